@@ -1,0 +1,40 @@
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: help venv demo test check format bench-import clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+venv: $(STAMP) ## make .venv, with everything the other targets need
+
+# The stamp is written last, so an install that broke off is taken up again by the next make.
+$(STAMP): pyproject.toml setup.cfg constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[all,dev]"
+	touch $@
+
+demo: $(STAMP) ## run examples/quickstart.py
+	$(BIN)/python examples/quickstart.py
+
+test: $(STAMP) ## run the tests
+	$(BIN)/python -m pytest
+
+check: $(STAMP) ## lint, formatting, types, layers; changes nothing
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP) ## format the code and mend what the linter can mend
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench-import: $(STAMP) ## measure what the plugin adds to `import mlflow`
+	$(BIN)/python -m benchmarks.import_time
+
+clean: ## remove what builds, checks and the demo leave; keep .venv
+	rm -rf build dist *.egg-info flavors/*.egg-info demo
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -1,0 +1,120 @@
+"""What a framework must tell the store about its models: the adapter contract.
+
+An adapter takes a model apart into named arrays and puts it together again. It knows its framework and nothing of
+stores, chunks or MLflow, so a new framework is one module and one line of packaging metadata (the entry-point group
+``tensorcas.flavors``; see ``docs/design/flavors.md``).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+SKELETON = "__skeleton__"
+"""Name under which `extract` returns the skeleton: what is left of a model without its tensors, as 1-d uint8."""
+
+
+@runtime_checkable
+class ModelAdapter(Protocol):
+    """The least a `TensorCasStore` asks of an adapter."""
+
+    def extract(self, model: Any) -> dict[str, Array]:
+        """Take a model apart into named arrays; see `Adapter.extract`."""
+        ...
+
+    def reconstruct(self, tensors: Mapping[str, Array], original: Any = None) -> Any:
+        """Put a model together again; see `Adapter.reconstruct`."""
+        ...
+
+
+class Adapter(ABC):
+    """A framework's side of a save and a load. Stateless: one instance serves any number of models and threads."""
+
+    name: ClassVar[str]
+    """Short name of the framework (``pytorch``, ``sklearn``, …). It is written into manifests: never rename it."""
+
+    @classmethod
+    @abstractmethod
+    def accepts(cls, model: object) -> bool:
+        """Tell whether this adapter takes a model, without importing the framework.
+
+        It is asked about objects of every framework, so it looks at the names of the model's classes and their
+        modules and imports nothing that the model's own process has not imported.
+        """
+
+    @abstractmethod
+    def extract(self, model: Any) -> dict[str, Array]:
+        """Take a model apart into named arrays, copying as little as the framework allows.
+
+        Args:
+            model: A model `accepts` is true for. It is not changed.
+
+        Returns:
+            Arrays by name, in a stable order. Names are non-empty and hold neither NUL nor newline. Arrays may be
+            read-only, non-contiguous, 0-d, empty, or views of the live model: the caller is done with them before the
+            model is trained on. What is not an array goes, encoded, into one 1-d ``uint8`` array named `SKELETON`.
+            Equal parts of two models give equal arrays under equal names: that is what deduplicates.
+
+        Raises:
+            AdapterError: The model holds something that cannot be stored exactly.
+        """
+
+    @abstractmethod
+    def reconstruct(self, tensors: Mapping[str, Array], original: Any = None) -> Any:
+        """Put a model together again, bit for bit.
+
+        Args:
+            tensors: What `extract` returned, read back: C-contiguous, writable, owned by the callee.
+            original: A live model of the same structure to fill in place. With it no pickle is read, ever, so what
+                only a pickle can say stays as it is in ``original``.
+
+        Returns:
+            ``original``, filled, or a new model.
+
+        Raises:
+            AdapterError: The arrays are not those of such a model, or do not fit ``original``.
+        """
+
+    def cuts(self, tensors: Mapping[str, Array]) -> dict[str, Sequence[int]]:
+        """Say where chunks of a tensor should end, for families that grow at the end (trees of an ensemble).
+
+        Args:
+            tensors: What `extract` returned.
+
+        Returns:
+            For some tensor names, ascending row numbers of axis 0 at which a chunk ends, the last one the number of
+            rows. A tensor that is not named is cut at the store's fixed chunk size. A piece longer than the store's
+            chunk size is cut further.
+        """
+        return {}
+
+    def weights(self, tensors: Mapping[str, Array]) -> dict[str, Any]:
+        """Give a model's tensors by name, in the framework's own type where it has one; no pickle is read.
+
+        Args:
+            tensors: What `extract` returned, read back.
+        """
+        return {name: array for name, array in tensors.items() if name != SKELETON}
+
+    @abstractmethod
+    def unpickles(self, tensors: Mapping[str, Array]) -> bool:
+        """Tell whether `reconstruct` without ``original`` would read a pickle, looking only at the skeleton."""
+
+    @abstractmethod
+    def predict(self, model: Any, data: Any, params: Mapping[str, Any] | None = None) -> Any:
+        """Answer a `mlflow.pyfunc` request with the native model's own predictions.
+
+        Args:
+            model: What `reconstruct` returned.
+            data: A pandas DataFrame, numpy array, or what else MLflow's own flavor of this framework takes.
+            params: Inference parameters of the request.
+        """
+
+    @abstractmethod
+    def requirements(self) -> list[str]:
+        """Name the pip requirements of a model, pinned to the installed versions; found without loading a model."""

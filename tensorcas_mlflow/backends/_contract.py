@@ -1,0 +1,160 @@
+"""The contract of a backend, written for object stores as much as for files."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+Buffer = Any
+"""Anything with contiguous bytes: bytes, memoryview, a 1-d uint8 array."""
+
+Token = str
+"""Tells the blob at a key from any other, as an ETag does. Opaque; compared only by the backend that gave it. Where a
+key is removed and taken again the token may come again too, so keys that tokens are used with are random."""
+
+_SEGMENT = re.compile(r"[A-Za-z0-9._=@%~-]{1,200}")
+
+
+def check_key(key: str) -> str:
+    """Refuse what is not a key: ``/``-separated segments as ``docs/format.md`` gives them.
+
+    Raises:
+        ValueError: It is not a key.
+    """
+    for segment in key.split("/"):
+        if segment in (".", "..") or not _SEGMENT.fullmatch(segment):
+            raise ValueError(f"not a key: {key[:200]!r}")
+    return key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlobInfo:
+    """What a listing says of one blob."""
+
+    key: str
+    size: int
+    """Bytes."""
+    modified_s: float
+    """When it was written, in seconds of Unix time by the storage's own clock. Good for liveness, never for safety."""
+    token: Token
+
+
+Children = tuple[list[BlobInfo], list[str]]
+"""The blobs directly below a prefix, and the names of the next segments; both sorted."""
+
+
+class Backend(ABC):
+    """Blobs by key under one root.
+
+    A blob appears whole or not at all, and is never seen half written. Once a call has returned, every later call of
+    any process sees its effect (read-after-write, list-after-write). Any number of processes and threads may use one
+    root at once. Keys are as `check_key` has them; every method raises ValueError for anything else, and
+    `BackendError` if the storage fails. A caller never makes a blob below the key of another one: a place is a blob or
+    holds blobs.
+    """
+
+    uri: str
+    """The root, in the form `open_backend` reads."""
+
+    @abstractmethod
+    def put_new(self, key: str, pieces: Iterable[Buffer], *, durable: bool = True) -> Token:
+        """Create a blob from pieces, drawn one by one, unless the key is taken.
+
+        Args:
+            key: Where.
+            pieces: The content; only one piece at a time need be held.
+            durable: Whether the blob must survive a crash of the machine once this has returned. Without it a
+                crash may lose the blob whole, but not leave a part of it.
+
+        Raises:
+            BlobExistsError: The key is taken; the blob there is untouched.
+            Exception: Whatever ``pieces`` raises; nothing is created then.
+        """
+
+    @abstractmethod
+    def promote(self, source: str, dest: str, data: Buffer, *, token: Token, replace: bool) -> None:
+        """Turn the blob at ``source``, if it is still there unchanged, into a durable blob ``dest`` holding ``data``.
+
+        This is the compare-and-swap of the protocol. After a `withdraw` of ``source`` has returned True no `promote` of
+        it returns. When this has returned, ``source`` is gone and ``dest`` is durable. If the process dies inside,
+        either ``dest`` is there with ``data``, or ``source`` is there, unchanged or holding a beginning of ``data``.
+
+        Args:
+            source: An existing blob.
+            dest: Another key.
+            data: What ``dest`` is to hold, at most a few KiB.
+            token: The state of ``source`` this call relies on.
+            replace: Whether a blob at ``dest`` may be replaced, in one step.
+
+        Raises:
+            BlobNotFoundError: ``source`` is gone or is no longer what ``token`` names. Nothing is changed.
+            BlobExistsError: ``dest`` is taken and ``replace`` is False. ``source`` is still there.
+        """
+
+    @abstractmethod
+    def withdraw(self, key: str, token: Token) -> bool:
+        """Remove a blob in a way that excludes a later `promote` of it.
+
+        Returns:
+            Whether this call removed it; False if it was gone or changed before.
+        """
+
+    @abstractmethod
+    def stat(self, key: str) -> BlobInfo | None:
+        """Describe one blob, or return None if there is none."""
+
+    @abstractmethod
+    def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
+        """Read a whole blob.
+
+        Args:
+            key: Which.
+            max_bytes: What it may have at most; a longer one is an error before it is read.
+
+        Raises:
+            BlobNotFoundError: There is none.
+            CorruptError: It is longer than ``max_bytes``.
+        """
+
+    @abstractmethod
+    def read_into(self, key: str, start: int, out: memoryview) -> None:
+        """Fill a buffer with a blob's bytes from ``start`` on.
+
+        Raises:
+            BlobNotFoundError: There is none.
+            CorruptError: It ends before the buffer is full.
+        """
+
+    @abstractmethod
+    def list(self, prefix: str) -> Iterator[BlobInfo]:
+        """List the blobs below a key prefix of whole segments, in no order; an absent prefix is empty.
+
+        A blob there when the listing begins and not removed meanwhile is listed, exactly once. A blob created or
+        removed meanwhile may or may not be.
+        """
+
+    @abstractmethod
+    def list_dir(self, prefix: str) -> Children:
+        """List the direct children of a prefix.
+
+        Returns:
+            The blobs, and the names of the next segments that hold blobs (or held blobs), both sorted.
+        """
+
+    @abstractmethod
+    def delete(self, key: str) -> None:
+        """Remove a blob; none at the key is no error."""
+
+    def sweep(self, older_than_s: float) -> int:
+        """Remove what crashed calls left behind outside of any key, such as temporary files.
+
+        Args:
+            older_than_s: Only what has not been written for so long.
+
+        Returns:
+            Bytes freed.
+        """
+        return 0

@@ -1,0 +1,277 @@
+"""Blobs as files below a folder, on a local or network file system with POSIX names."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Buffer, Children, Token, check_key
+from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CorruptError
+
+_STAGING = "+staging-"
+"""Begins the names of files under way. ``+`` is in no key, so such a file is never taken for a blob."""
+
+_O_BINARY = getattr(os, "O_BINARY", 0)
+_READ_BYTES = 1 << 30
+"""Linux reads at most 2 GiB in one call."""
+
+
+class LocalBackend(Backend):
+    """Blobs as files: a key is a path below the root."""
+
+    def __init__(self, root: Path, *, uri: str | None = None) -> None:
+        self.root = root
+        self.uri = uri or root.as_uri()
+
+    def put_new(self, key: str, pieces: Iterable[Buffer], *, durable: bool = True) -> Token:
+        path = self._path(key)
+        with _translated("write", key):
+            descriptor, staging = _create_staging(path.parent)
+        try:
+            try:
+                # An OSError of the pieces is not this storage's, so only the writing is translated.
+                for piece in pieces:
+                    with _translated("write", key):
+                        _write_all(descriptor, piece)
+                with _translated("write", key):
+                    if durable:
+                        os.fsync(descriptor)
+                    token = _token(os.fstat(descriptor))
+            finally:
+                os.close(descriptor)
+            with _translated("write", key):
+                try:
+                    # link() refuses a name that exists, so the first writer wins; rename() would replace it.
+                    os.link(staging, path)
+                except FileExistsError:
+                    raise BlobExistsError(key) from None
+        finally:
+            # What stays behind is for `sweep`; it must not hide what happened.
+            with contextlib.suppress(OSError):
+                os.unlink(staging)
+        if durable:
+            with _translated("write", key):
+                _fsync_folder(path.parent)
+        return token
+
+    def promote(self, source: str, dest: str, data: Buffer, *, token: Token, replace: bool) -> None:
+        source_path, dest_path = self._path(source), self._path(dest)
+        with _translated("commit", dest):
+            try:
+                descriptor = os.open(source_path, os.O_RDWR | _O_BINARY | getattr(os, "O_NOFOLLOW", 0))
+            except FileNotFoundError:
+                raise BlobNotFoundError(source) from None
+            try:
+                if _token(os.fstat(descriptor)) != token:
+                    raise BlobNotFoundError(source)
+                if not replace and dest_path.exists():
+                    raise BlobExistsError(dest)
+                # The file is made into the new blob in place, so that the one rename below decides everything. If
+                # the source was withdrawn meanwhile, this writes into a file without a name.
+                _write_all(descriptor, data)
+                os.ftruncate(descriptor, memoryview(data).nbytes)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            dest_path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                if replace:
+                    os.rename(source_path, dest_path)
+                else:
+                    os.link(source_path, dest_path)
+            except FileNotFoundError:
+                raise BlobNotFoundError(source) from None
+            except FileExistsError:
+                raise BlobExistsError(dest) from None
+            if not replace:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(source_path)
+            self._fsync_up_to_root(dest_path.parent)
+
+    def withdraw(self, key: str, token: Token) -> bool:
+        path = self._path(key)
+        with _translated("withdraw", key):
+            try:
+                descriptor = os.open(path, os.O_RDONLY | _O_BINARY | getattr(os, "O_NOFOLLOW", 0))
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+            try:
+                if _token(os.fstat(descriptor)) != token:
+                    return False
+                os.unlink(path)
+                # A promote that does not replace links the file before it unlinks the source, and may be between the
+                # two. If the file has a name left, that promote was first; without one nobody can link it any more.
+                return os.fstat(descriptor).st_nlink == 0
+            except FileNotFoundError:
+                return False
+            finally:
+                os.close(descriptor)
+
+    def stat(self, key: str) -> BlobInfo | None:
+        with _translated("look at", key):
+            try:
+                found = os.lstat(self._path(key))
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+        return _info(key, found) if stat.S_ISREG(found.st_mode) else None
+
+    def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
+        with _translated("read", key):
+            descriptor = self._open(key)
+            try:
+                size = os.fstat(descriptor).st_size
+                if max_bytes is not None and size > max_bytes:
+                    raise CorruptError(key, f"it has {size} bytes, more than the {max_bytes} it may have")
+                with os.fdopen(descriptor, "rb", closefd=False) as file:
+                    return file.read()
+            finally:
+                os.close(descriptor)
+
+    def read_into(self, key: str, start: int, out: memoryview) -> None:
+        with _translated("read", key):
+            descriptor = self._open(key)
+            try:
+                at = 0
+                while at < len(out):
+                    n_read = os.preadv(descriptor, [out[at : at + _READ_BYTES]], start + at)
+                    if n_read == 0:
+                        raise CorruptError(key, f"it ends before byte {start + len(out)}")
+                    at += n_read
+            finally:
+                os.close(descriptor)
+
+    def list(self, prefix: str) -> Iterator[BlobInfo]:
+        folders = [check_key(prefix)]
+        while folders:
+            folder = folders.pop()
+            blobs, names = self.list_dir(folder)
+            yield from blobs
+            folders.extend(f"{folder}/{name}" for name in names)
+
+    def list_dir(self, prefix: str) -> Children:
+        blobs: list[BlobInfo] = []
+        names: list[str] = []
+        with _translated("list", prefix):
+            try:
+                entries = list(os.scandir(self._path(prefix)))
+            except (FileNotFoundError, NotADirectoryError):
+                return [], []
+            for entry in entries:
+                key = f"{prefix}/{entry.name}"
+                try:
+                    check_key(key)
+                except ValueError:
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    names.append(entry.name)
+                elif entry.is_file(follow_symlinks=False):
+                    with contextlib.suppress(FileNotFoundError):
+                        blobs.append(_info(key, entry.stat(follow_symlinks=False)))
+        return sorted(blobs, key=lambda info: info.key), sorted(names)
+
+    def delete(self, key: str) -> None:
+        with _translated("delete", key), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            os.unlink(self._path(key))
+
+    def sweep(self, older_than_s: float) -> int:
+        freed = 0
+        before = time.time() - older_than_s
+        with _translated("sweep", "."):
+            for folder, _, files in os.walk(self.root):
+                for name in files:
+                    if not name.startswith(_STAGING):
+                        continue
+                    path = os.path.join(folder, name)
+                    with contextlib.suppress(FileNotFoundError):
+                        found = os.lstat(path)
+                        if found.st_mtime <= before or _writer_is_dead(name):
+                            os.unlink(path)
+                            freed += found.st_size
+        return freed
+
+    def _path(self, key: str) -> Path:
+        return self.root / check_key(key)
+
+    def _open(self, key: str) -> int:
+        try:
+            return os.open(self._path(key), os.O_RDONLY | _O_BINARY | getattr(os, "O_NOFOLLOW", 0))
+        except (FileNotFoundError, NotADirectoryError):
+            raise BlobNotFoundError(key) from None
+
+    def _fsync_up_to_root(self, folder: Path) -> None:
+        # A new file is durable only when every folder on the way to it is.
+        while True:
+            _fsync_folder(folder)
+            if folder == self.root:
+                return
+            folder = folder.parent
+
+
+def _create_staging(folder: Path) -> tuple[int, Path]:
+    name = f"{_STAGING}{os.getpid()}-{_HOST}-{uuid.uuid4().hex}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _O_BINARY
+    try:
+        return os.open(folder / name, flags, 0o666), folder / name
+    except FileNotFoundError:
+        folder.mkdir(parents=True, exist_ok=True)
+        _fsync_folder(folder.parent)
+        return os.open(folder / name, flags, 0o666), folder / name
+
+
+_HOST = "".join(c for c in os.uname().nodename if c.isalnum())[:40] if hasattr(os, "uname") else "host"
+
+
+def _writer_is_dead(staging: str) -> bool:
+    pid, _, rest = staging.removeprefix(_STAGING).partition("-")
+    host = rest.partition("-")[0]
+    if host != _HOST or not pid.isdigit():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError):
+        return False
+    return False
+
+
+def _write_all(descriptor: int, piece: Buffer) -> None:
+    view = memoryview(piece).cast("B")
+    while len(view):
+        view = view[os.write(descriptor, view[:_READ_BYTES]) :]
+
+
+def _fsync_folder(folder: Path) -> None:
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot sync a folder, and need not.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _token(found: os.stat_result) -> Token:
+    return f"{found.st_dev:x}-{found.st_ino:x}"
+
+
+def _info(key: str, found: os.stat_result) -> BlobInfo:
+    return BlobInfo(key=key, size=found.st_size, modified_s=found.st_mtime, token=_token(found))
+
+
+@contextlib.contextmanager
+def _translated(action: str, key: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise BackendError(action, key, f"{type(error).__name__}: {error}") from error

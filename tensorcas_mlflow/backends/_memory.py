@@ -1,0 +1,89 @@
+"""Blobs in memory, for tests of everything above: the contract in its plainest form."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterable, Iterator
+
+from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Buffer, Children, Token, check_key
+from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError, CorruptError
+
+
+class MemoryBackend(Backend):
+    """Blobs in a dict. Lives as long as the object; shared by whoever holds it."""
+
+    def __init__(self) -> None:
+        self.uri = "tensorcas-memory:///"
+        self._lock = threading.Lock()
+        self._blobs: dict[str, tuple[bytes, float, Token]] = {}
+        self._versions = itertools.count()
+
+    def put_new(self, key: str, pieces: Iterable[Buffer], *, durable: bool = True) -> Token:
+        data = b"".join(bytes(piece) for piece in pieces)
+        with self._lock:
+            if check_key(key) in self._blobs:
+                raise BlobExistsError(key)
+            return self._set(key, data)
+
+    def promote(self, source: str, dest: str, data: Buffer, *, token: Token, replace: bool) -> None:
+        with self._lock:
+            found = self._blobs.get(check_key(source))
+            if found is None or found[2] != token:
+                raise BlobNotFoundError(source)
+            if check_key(dest) in self._blobs and not replace:
+                raise BlobExistsError(dest)
+            del self._blobs[source]
+            self._set(dest, bytes(data))
+
+    def withdraw(self, key: str, token: Token) -> bool:
+        with self._lock:
+            found = self._blobs.get(check_key(key))
+            if found is None or found[2] != token:
+                return False
+            del self._blobs[key]
+            return True
+
+    def stat(self, key: str) -> BlobInfo | None:
+        with self._lock:
+            found = self._blobs.get(check_key(key))
+        return None if found is None else BlobInfo(key=key, size=len(found[0]), modified_s=found[1], token=found[2])
+
+    def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
+        with self._lock:
+            found = self._blobs.get(check_key(key))
+        if found is None:
+            raise BlobNotFoundError(key)
+        if max_bytes is not None and len(found[0]) > max_bytes:
+            raise CorruptError(key, f"it has {len(found[0])} bytes, more than the {max_bytes} it may have")
+        return found[0]
+
+    def read_into(self, key: str, start: int, out: memoryview) -> None:
+        data = self.get(key)[start : start + len(out)]
+        if len(data) != len(out):
+            raise CorruptError(key, f"it ends before byte {start + len(out)}")
+        out[:] = data
+
+    def list(self, prefix: str) -> Iterator[BlobInfo]:
+        below = check_key(prefix) + "/"
+        with self._lock:
+            found = [(key, blob) for key, blob in self._blobs.items() if key.startswith(below)]
+        for key, (data, modified_s, token) in found:
+            yield BlobInfo(key=key, size=len(data), modified_s=modified_s, token=token)
+
+    def list_dir(self, prefix: str) -> Children:
+        depth = prefix.count("/") + 1
+        found = list(self.list(prefix))
+        blobs = sorted((info for info in found if info.key.count("/") == depth), key=lambda info: info.key)
+        names = {info.key.split("/")[depth] for info in found if info.key.count("/") > depth}
+        return blobs, sorted(names)
+
+    def delete(self, key: str) -> None:
+        with self._lock:
+            self._blobs.pop(check_key(key), None)
+
+    def _set(self, key: str, data: bytes) -> Token:
+        token = str(next(self._versions))
+        self._blobs[key] = (data, time.time(), token)
+        return token

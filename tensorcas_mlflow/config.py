@@ -1,0 +1,35 @@
+"""What the environment says. Nothing else in this package reads it."""
+
+from __future__ import annotations
+
+import os
+
+
+def store_uri() -> str | None:
+    """Root of the store that logging and loading use, whatever the artifact location; None where none is named."""
+    return os.environ.get("TENSORCAS_STORE") or None
+
+
+def server_roots() -> tuple[str, ...]:
+    """Artifact roots of the MLflow server this process serves, as it was started with; empty outside of one."""
+    names = ("_MLFLOW_SERVER_ARTIFACT_DESTINATION", "_MLFLOW_SERVER_ARTIFACT_ROOT")
+    return tuple(root for name in names if (root := os.environ.get(name)))
+
+
+def in_mlflow_server() -> bool:
+    """Tell whether this process is a worker of an MLflow server, which must not make stores at a client's word."""
+    return bool(server_roots())
+
+
+def n_threads() -> int:
+    """Threads for hashing, encoding and reading: TENSORCAS_THREADS, else one a core, at most 8.
+
+    Raises:
+        ValueError: TENSORCAS_THREADS is not a positive whole number.
+    """
+    value = os.environ.get("TENSORCAS_THREADS")
+    if value is None:
+        return min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    if not value.isdigit() or int(value) < 1:
+        raise ValueError(f"TENSORCAS_THREADS must be a positive whole number, not {value!r}")
+    return int(value)

@@ -1,0 +1,209 @@
+"""The errors, sorted by what the reader can do about them.
+
+* `BackendError`: the storage did not answer or refused; a retry may help.
+* `NotFoundError`: a name is wrong, or what it named is gone; check the name.
+* `FormatError`: bytes are not what the format says; the store needs a look (``docs/format.md``).
+* `ConflictError`: somebody else was first; decide, then call again.
+* `AdapterError`: a model cannot be taken apart, or not put together from what was stored.
+* `ValueError`: the call is wrong; fix the call.
+
+The arguments are the facts, so that a handler can use them and an error survives pickling; ``str`` is the sentence.
+"""
+
+from __future__ import annotations
+
+
+class TensorCasError(Exception):
+    """Base of all errors of this package but `ValueError`."""
+
+
+class BackendError(TensorCasError):
+    """The storage under a store failed to do what it was asked."""
+
+    def __init__(self, action: str, key: str, reason: str) -> None:
+        super().__init__(action, key, reason)
+        self.action = action
+        self.key = key
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"could not {self.action} {self.key!r}: {self.reason}"
+
+
+class NotFoundError(TensorCasError):
+    """Something that was asked for by name is not there."""
+
+
+class BlobNotFoundError(NotFoundError):
+    """A backend holds no blob at a key."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self.key = key
+
+    def __str__(self) -> str:
+        return f"there is no blob at {self.key!r}"
+
+
+class StoreNotFoundError(NotFoundError):
+    """A place holds no store."""
+
+    def __init__(self, uri: str) -> None:
+        super().__init__(uri)
+        self.uri = uri
+
+    def __str__(self) -> str:
+        return (
+            f"there is no store at {self.uri!r} or above it: make one with `tensorcas init {self.uri}`, "
+            "or name the right one in TENSORCAS_STORE"
+        )
+
+
+class CheckpointNotFoundError(NotFoundError):
+    """A store holds no checkpoint of that name."""
+
+    def __init__(self, name: str, known: str = "") -> None:
+        super().__init__(name, known)
+        self.name = name
+        self.known = known
+
+    def __str__(self) -> str:
+        hint = f"; there are {self.known}" if self.known else ""
+        return f"there is no checkpoint {self.name}{hint}"
+
+
+class TensorNotFoundError(NotFoundError):
+    """A checkpoint holds no tensor of that name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+    def __str__(self) -> str:
+        return f"the checkpoint has no tensor named {self.name!r}"
+
+
+class ChunkNotFoundError(NotFoundError):
+    """No pack of a store holds a chunk that a checkpoint needs."""
+
+    def __init__(self, digest: str, n_missing: int) -> None:
+        super().__init__(digest, n_missing)
+        self.digest = digest
+        self.n_missing = n_missing
+
+    def __str__(self) -> str:
+        more = f" and {self.n_missing - 1} more" if self.n_missing > 1 else ""
+        return f"no pack of this store holds chunk {self.digest}{more}: is it the store the checkpoint was written to?"
+
+
+class FormatError(TensorCasError):
+    """Bytes are not what the format says they are."""
+
+
+class CorruptError(FormatError):
+    """A blob of a store is damaged."""
+
+    def __init__(self, key: str, reason: str) -> None:
+        super().__init__(key, reason)
+        self.key = key
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"the blob at {self.key!r} is damaged: {self.reason}"
+
+
+class CorruptChunkError(FormatError):
+    """A chunk's bytes do not hash to its digest."""
+
+    def __init__(self, digest: str, key: str, reason: str) -> None:
+        super().__init__(digest, key, reason)
+        self.digest = digest
+        self.key = key
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"chunk {self.digest} is damaged in {self.key!r}: {self.reason}"
+
+
+class NewerFormatError(FormatError):
+    """A store or blob was written by a later version of this package."""
+
+    def __init__(self, what: str, version: int, supported: int) -> None:
+        super().__init__(what, version, supported)
+        self.what = what
+        self.version = version
+        self.supported = supported
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} has format version {self.version}, and this release reads up to {self.supported}: "
+            "upgrade tensorcas-mlflow"
+        )
+
+
+class WrongStoreError(FormatError):
+    """A checkpoint belongs to another store than the one that was found."""
+
+    def __init__(self, wanted: str, found: str, uri: str) -> None:
+        super().__init__(wanted, found, uri)
+        self.wanted = wanted
+        self.found = found
+        self.uri = uri
+
+    def __str__(self) -> str:
+        return (
+            f"this checkpoint was written to store {self.wanted}, but {self.uri!r} is store {self.found}: "
+            "name the right one in TENSORCAS_STORE"
+        )
+
+
+class ConflictError(TensorCasError):
+    """Another writer, or a collector, was first."""
+
+
+class BlobExistsError(ConflictError):
+    """A blob was to be created and is already there."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self.key = key
+
+    def __str__(self) -> str:
+        return f"there is already a blob at {self.key!r}"
+
+
+class CheckpointExistsError(ConflictError):
+    """A step of a run is saved already; the saved one is untouched."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+    def __str__(self) -> str:
+        return f"there is already a checkpoint {self.name}; delete it first, or save under another step"
+
+
+class FencedError(ConflictError):
+    """A collector gave a save up for dead, too often in a row."""
+
+    def __init__(self, attempts: int) -> None:
+        super().__init__(attempts)
+        self.attempts = attempts
+
+    def __str__(self) -> str:
+        return (
+            f"the save was given up for dead by a collector {self.attempts} times and nothing was committed: "
+            "run gc with a longer grace, then save again"
+        )
+
+
+class AdapterError(TensorCasError):
+    """A model cannot be taken apart, or not put together from what was stored."""
+
+    def __init__(self, adapter: str, reason: str) -> None:
+        super().__init__(adapter, reason)
+        self.adapter = adapter
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.adapter}: {self.reason}"

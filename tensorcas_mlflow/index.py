@@ -1,0 +1,220 @@
+"""The index: from digests to where chunks lie, by whole arrays at a time (``docs/format.md``, The index)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tensorcas_mlflow.digest import DIGEST_BYTES, Digests
+from tensorcas_mlflow.errors import CorruptError, NewerFormatError
+from tensorcas_mlflow.pack import ENTRY, STORED_DIGEST_BYTES, Entries
+
+VERSION = 1
+_SCHEMA_KEY = b"tensorcas"
+MAX_SEGMENT_BYTES = 4 << 30
+MAX_OFFSET = 1 << 56
+_PACK_NAME = re.compile(r"[0-9a-f]{32}")
+
+Positions = np.ndarray[Any, np.dtype[np.int64]]
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Where many chunks lie: one row a copy of a chunk, sorted by digest. Two rows may have one digest."""
+
+    packs: tuple[str, ...]
+    """Names of packs."""
+    pack: Any
+    """For each row a position in ``packs``."""
+    entries: Entries
+    """For each row its entry in that pack."""
+    prefix: Any
+    """For each row the first eight bytes of its digest as a big-endian number, ascending."""
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def key_of(self, row: int) -> str:
+        """Name the pack blob of a row."""
+        return pack_key(self.packs[int(self.pack[row])])
+
+    def find(self, digests: Digests, usable: Mask | None = None) -> Positions:
+        """Look up many digests at once.
+
+        Args:
+            digests: What to look for, shape ``(n, 32)``.
+            usable: For each pack whether its copies count; None where all do.
+
+        Returns:
+            For each digest the row of one copy, or -1.
+        """
+        found = np.full(len(digests), -1, dtype=np.int64)
+        if len(self.entries) == 0 or len(digests) == 0:
+            return found
+        wanted = prefixes(digests)
+        row = np.searchsorted(self.prefix, wanted)
+        stored = self.entries["digest"]
+        open_ = np.arange(len(digests))
+        # Equal prefixes are nearly always equal digests; the loop runs again only for further copies or a collision.
+        while len(open_):
+            at = row[open_]
+            inside = at < len(self.prefix)
+            open_, at = open_[inside], at[inside]
+            same = self.prefix[at] == wanted[open_]
+            open_, at = open_[same], at[same]
+            hit = (stored[at] == digests[open_]).all(axis=1)
+            if usable is not None:
+                hit &= usable[self.pack[at]]
+            found[open_[hit]] = at[hit]
+            open_ = open_[~hit]
+            row[open_] += 1
+        return found
+
+
+EMPTY = Table(
+    packs=(),
+    pack=np.empty(0, np.uint32),
+    entries=np.empty(0, ENTRY),
+    prefix=np.empty(0, np.dtype(">u8").newbyteorder("=")),
+)
+
+
+def pack_key(name: str) -> str:
+    """The key of the pack of a name."""
+    return f"packs/{name}.pack"
+
+
+def prefixes(digests: Digests) -> Any:
+    """Read the first eight bytes of many digests as big-endian numbers."""
+    return np.ascontiguousarray(digests[:, :8]).view(">u8").ravel().astype(np.uint64)
+
+
+def make_table(parts: Mapping[str, Entries]) -> Table:
+    """Sort the tables of some packs into one."""
+    if not parts:
+        return EMPTY
+    entries = np.concatenate(list(parts.values()))
+    pack = np.repeat(np.arange(len(parts), dtype=np.uint32), [len(part) for part in parts.values()])
+    return _sorted(tuple(parts), pack, entries)
+
+
+def merge_tables(tables: Sequence[Table]) -> Table:
+    """Sort some tables of different packs into one."""
+    packs: list[str] = []
+    columns = []
+    for table in tables:
+        columns.append(table.pack + np.uint32(len(packs)))
+        packs.extend(table.packs)
+    if not columns:
+        return EMPTY
+    return _sorted(tuple(packs), np.concatenate(columns), np.concatenate([table.entries for table in tables]))
+
+
+def only_packs(table: Table, packs: Set[str]) -> Table:
+    """Leave out of a table all packs but some."""
+    keep = np.array([name in packs for name in table.packs], dtype=bool)
+    if keep.all():
+        return table
+    names = tuple(name for name in table.packs if name in packs)
+    number = np.cumsum(keep) - 1
+    rows = keep[table.pack]
+    return Table(
+        packs=names,
+        pack=number[table.pack[rows]].astype(np.uint32),
+        entries=table.entries[rows],
+        prefix=table.prefix[rows],
+    )
+
+
+def _sorted(packs: tuple[str, ...], pack: Any, entries: Entries) -> Table:
+    order = np.argsort(entries["digest"].view(f"V{DIGEST_BYTES}").ravel() if len(entries) else pack, kind="stable")
+    entries = entries[order]
+    return Table(packs=packs, pack=pack[order], entries=entries, prefix=prefixes(entries["digest"]))
+
+
+_FIELDS: list[tuple[str, pa.DataType]] = [
+    ("digest", pa.binary(DIGEST_BYTES)),
+    ("stored_digest", pa.binary(STORED_DIGEST_BYTES)),
+    ("pack", pa.uint32()),
+    ("offset", pa.uint64()),
+    ("stored_bytes", pa.uint32()),
+    ("raw_bytes", pa.uint32()),
+    ("codec", pa.uint8()),
+    ("typesize", pa.uint8()),
+]
+_SCHEMA = pa.schema(_FIELDS)
+_COLUMNS = ("offset", "stored_bytes", "raw_bytes", "codec", "typesize")
+
+
+def segment_bytes(table: Table) -> bytes:
+    """Write a table as an index segment: an Arrow IPC file."""
+    digests = np.ascontiguousarray(table.entries["digest"])
+    columns: dict[str, Any] = {
+        "digest": pa.FixedSizeBinaryArray.from_buffers(
+            pa.binary(DIGEST_BYTES), len(table), [None, pa.py_buffer(digests.data)]
+        ),
+        "stored_digest": pa.FixedSizeBinaryArray.from_buffers(
+            pa.binary(STORED_DIGEST_BYTES),
+            len(table),
+            [None, pa.py_buffer(np.ascontiguousarray(table.entries["stored_digest"]).data)],
+        ),
+        "pack": pa.array(table.pack),
+    }
+    columns.update({name: pa.array(np.ascontiguousarray(table.entries[name])) for name in _COLUMNS})
+    batch = pa.record_batch(columns).replace_schema_metadata(
+        {_SCHEMA_KEY: json.dumps({"format": VERSION, "packs": table.packs})}
+    )
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()
+
+
+def read_segment(key: str, data: bytes) -> Table:
+    """Read an index segment.
+
+    Raises:
+        CorruptError: It is not one, or is damaged where that can be seen. An index is never evidence: what it says
+            is checked against the pack when a chunk is read.
+        NewerFormatError: A later release wrote it.
+    """
+    try:
+        reader = pa.ipc.open_file(pa.py_buffer(data))
+        if reader.num_record_batches != 1:
+            raise CorruptError(key, "an index segment has one record batch")
+        batch = reader.get_batch(0)
+        batch.validate(full=True)
+        head = json.loads((batch.schema.metadata or {})[_SCHEMA_KEY])
+        version, packs = head["format"], tuple(head["packs"])
+        if type(version) is not int:
+            raise CorruptError(key, "an index segment says no version")
+        if version > VERSION:
+            raise NewerFormatError(f"index segment {key!r}", version, VERSION)
+        if not batch.schema.equals(_SCHEMA, check_metadata=False):
+            raise CorruptError(key, "an index segment has other columns than it should")
+        entries = np.zeros(batch.num_rows, dtype=ENTRY)
+        for name in ("digest", "stored_digest"):
+            column: Any = batch.column(name)
+            width = column.type.byte_width
+            buffer = np.frombuffer(column.buffers()[1], np.uint8) if len(column) else np.empty(0, np.uint8)
+            begin = column.offset * width
+            entries[name] = buffer[begin : begin + len(column) * width].reshape(-1, width)
+        for name in _COLUMNS:
+            entries[name] = batch.column(name).to_numpy(zero_copy_only=True)
+        pack = batch.column("pack").to_numpy(zero_copy_only=True)
+    except (pa.ArrowException, KeyError, TypeError, ValueError, AttributeError, OSError, RecursionError) as error:
+        raise CorruptError(key, f"not an index segment: {error}") from error
+    if len(pack) and int(pack.max()) >= len(packs):
+        raise CorruptError(key, "an index segment names a pack it does not list")
+    if not all(isinstance(name, str) and _PACK_NAME.fullmatch(name) for name in packs):
+        raise CorruptError(key, "an index segment lists something that is no pack's name")
+    if len(entries) and int(entries["offset"].max()) > MAX_OFFSET:
+        raise CorruptError(key, "an index segment points where no pack can reach")
+    return _sorted(packs, pack, entries)

@@ -1,0 +1,328 @@
+"""Manifests: the Arrow table of one checkpoint or file (``docs/format.md``, Manifests)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import zstandard
+
+from tensorcas_mlflow.chunking import MAX_CHUNK_BYTES, chunk_ends, n_chunks
+from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest
+from tensorcas_mlflow.errors import FormatError, NewerFormatError, TensorNotFoundError
+from tensorcas_mlflow.tensor import Spec
+
+VERSION = 1
+MAX_BYTES = 1 << 30
+"""A manifest longer than this is refused; 10 million tensors need less."""
+MAX_TEXT = 200
+_SCHEMA_KEY = b"tensorcas"
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_COMPRESSED_BELOW = 64 * 1024
+"""Longer ones are kept as they are, so that they can be mapped."""
+
+_SCHEMA = pa.schema(
+    [
+        pa.field("name", pa.utf8()),
+        pa.field("dtype", pa.utf8()),
+        pa.field("shape", pa.list_(pa.int64())),
+        pa.field("chunks", pa.list_(pa.binary(DIGEST_BYTES))),
+        pa.field("cuts", pa.list_(pa.int64())),
+    ]
+)
+
+# What pyarrow, json and a constructor raise for bytes that are not a manifest.
+_UNREADABLE = (
+    pa.ArrowException,
+    KeyError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    OSError,
+    RecursionError,
+    struct.error,
+)
+
+Kind = Literal["checkpoint", "file"]
+T = TypeVar("T")
+
+
+class _Lazy(Generic[T]):
+    """An attribute that is computed when it is first asked for.
+
+    Before Python 3.12 `functools.cached_property` holds one lock for all instances while it computes: threads wait for
+    each other, and a child that is forked meanwhile waits for ever.
+    """
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self._compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> T:
+        value = instance.__dict__[self._name] = self._compute(instance)
+        return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One row of a manifest: what it is, and which chunks it consists of."""
+
+    spec: Spec
+    cuts: Any
+    """Byte offsets at which chunks end, an int64 array, or None."""
+    digests: Digests
+
+    def ends(self, chunk_bytes: int) -> Any:
+        """Where the chunks of this row end, in bytes."""
+        return chunk_ends(self.spec.n_bytes, chunk_bytes, self.cuts)
+
+    @property
+    def identity(self) -> str:
+        """Digest of the row's content: equal wherever the same tensor is stored."""
+        shape = np.array(self.spec.shape, dtype="<i8").tobytes()
+        return digest((self.spec.dtype or "").encode() + b"\0" + shape + self.digests.tobytes()).hex()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """The rows of one checkpoint or file, in order."""
+
+    kind: Kind
+    chunk_bytes: int
+    store_id: str | None
+    """Which store the chunks are in, or None for a self-contained payload."""
+    flavor: str | None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    rows: Sequence[Row]
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("checkpoint", "file"):
+            raise ValueError(f"a manifest's kind is not {self.kind!r}")
+        texts: tuple[Any, ...] = (self.store_id, self.flavor)
+        for text in texts:
+            if text is not None and not (isinstance(text, str) and 0 < len(text) <= MAX_TEXT):
+                raise ValueError(f"a manifest's store and flavor have 1 to {MAX_TEXT} characters, not {text!r:.100}")
+        if len(self.by_name) != len(self.rows):
+            raise ValueError("a manifest must not name two rows alike")
+
+    @_Lazy
+    def by_name(self) -> Mapping[str, Row]:
+        """The rows by name."""
+        return {row.spec.name: row for row in self.rows}
+
+    @_Lazy
+    def digests(self) -> Digests:
+        """The digests of all rows, one after the other."""
+        parts = [row.digests for row in self.rows]
+        return np.concatenate(parts) if parts else np.empty((0, DIGEST_BYTES), np.uint8)
+
+    @_Lazy
+    def n_bytes(self) -> int:
+        """Size of all rows together, equal ones counted each time."""
+        return sum(row.spec.n_bytes for row in self.rows)
+
+    @_Lazy
+    def stream(self) -> bytes:
+        """The manifest as an Arrow IPC stream."""
+        head = {
+            "format": VERSION,
+            "kind": self.kind,
+            "chunk_bytes": self.chunk_bytes,
+            "store": self.store_id,
+            "flavor": self.flavor,
+            "metadata": dict(self.metadata),
+        }
+        counts = np.array([0] + [len(row.digests) for row in self.rows], dtype=np.int64).cumsum()
+        if counts[-1] >= 1 << 31:
+            raise ValueError(f"a checkpoint of {counts[-1]} chunks is too large: make a store with larger chunks")
+        flat = pa.FixedSizeBinaryArray.from_buffers(
+            pa.binary(DIGEST_BYTES), int(counts[-1]), [None, pa.py_buffer(np.ascontiguousarray(self.digests).data)]
+        )
+        batch = pa.record_batch(
+            [
+                pa.array([row.spec.name for row in self.rows], pa.utf8()),
+                pa.array([row.spec.dtype for row in self.rows], pa.utf8()),
+                pa.array([row.spec.shape for row in self.rows], pa.list_(pa.int64())),
+                pa.ListArray.from_arrays(pa.array(counts, pa.int32()), flat),
+                pa.array([row.cuts for row in self.rows], pa.list_(pa.int64())),
+            ],
+            schema=_SCHEMA.with_metadata({_SCHEMA_KEY: json.dumps(head, sort_keys=True, separators=(",", ":"))}),
+        )
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        return sink.getvalue().to_pybytes()
+
+    def to_bytes(self) -> bytes:
+        """The manifest as an artifact: an Arrow IPC stream."""
+        return self.stream
+
+    def to_blob(self) -> bytes:
+        """The manifest as a store keeps it: the stream, compressed if it is small."""
+        if len(self.stream) >= _COMPRESSED_BELOW:
+            return self.stream
+        return zstandard.ZstdCompressor(level=12).compress(self.stream)
+
+    @_Lazy
+    def digest(self) -> str:
+        """The digest of the stream, in hex: the manifest's name."""
+        return digest(self.stream).hex()
+
+    def names(self) -> list[str]:
+        """The rows' names, in order."""
+        return [row.spec.name for row in self.rows]
+
+    def row(self, name: str) -> Row:
+        """Find a row.
+
+        Raises:
+            TensorNotFoundError: There is none of that name.
+        """
+        try:
+            return self.by_name[name]
+        except KeyError:
+            raise TensorNotFoundError(name) from None
+
+    @staticmethod
+    def looks_like(head: bytes) -> bool:
+        """Tell from a file's first KiB whether it may be a manifest; `from_bytes` decides."""
+        return head[:4] == b"\xff\xff\xff\xff" and _SCHEMA_KEY in head[:4096]
+
+    @classmethod
+    def from_blob(cls, blob: bytes, name: str | None = None) -> Manifest:
+        """Read a manifest as a store keeps it; raises as `from_bytes` does.
+
+        Args:
+            blob: What the store has.
+            name: The manifest's name, where it must hash to it. This is looked at first: damage must not be taken for a
+                later release's writing.
+        """
+        if blob[:4] == _ZSTD_MAGIC:
+            try:
+                if not 0 < zstandard.frame_content_size(blob) < _COMPRESSED_BELOW:
+                    raise FormatError("a compressed manifest has an impossible size")
+                blob = zstandard.ZstdDecompressor().decompress(blob, max_output_size=_COMPRESSED_BELOW)
+            except zstandard.ZstdError as error:
+                raise FormatError(f"a compressed manifest cannot be read: {error}") from error
+        if name is not None and digest(blob).hex() != name[: 2 * DIGEST_BYTES]:
+            raise FormatError(f"it hashes to {digest(blob).hex()}")
+        return cls.from_bytes(blob)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Manifest:
+        """Read a manifest from an Arrow IPC stream, checking all that later code relies on.
+
+        Raises:
+            FormatError: It is not a manifest, or contradicts itself.
+            NewerFormatError: A later release wrote it.
+        """
+        if len(data) > MAX_BYTES:
+            raise FormatError(f"a manifest of {len(data)} bytes is too long")
+        try:
+            reader = pa.ipc.open_stream(pa.py_buffer(data))
+            head = json.loads((reader.schema.metadata or {})[_SCHEMA_KEY])
+            version = head["format"]
+            if type(version) is not int:
+                raise FormatError("a manifest says no version")
+            if version > VERSION:
+                raise NewerFormatError("the manifest", version, VERSION)
+            if type(head["metadata"]) is not dict:
+                raise FormatError("a manifest's metadata are not a JSON object")
+            if not reader.schema.equals(_SCHEMA, check_metadata=False):
+                raise FormatError("a manifest has other columns than it should")
+            _check_messages(data)
+            batch = reader.read_next_batch()
+            batch.validate(full=True)
+            manifest = cls(
+                kind=head["kind"],
+                chunk_bytes=head["chunk_bytes"],
+                store_id=head["store"],
+                flavor=head["flavor"],
+                metadata=head["metadata"],
+                rows=_read_rows(batch, head["chunk_bytes"]),
+            )
+        except StopIteration as error:
+            raise FormatError("a manifest holds no table") from error
+        except _UNREADABLE as error:
+            raise FormatError(f"not a manifest: {error}") from error
+        manifest.__dict__["stream"] = data
+        return manifest
+
+
+def _check_messages(data: bytes) -> None:
+    """Refuse any stream but one schema and one batch without Arrow's own compression.
+
+    Compressed, a small manifest could unpack to any size before a byte of it is checked.
+    """
+    kinds: list[str] = []
+    messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(data))
+    with contextlib.suppress(StopIteration):
+        while True:
+            message = messages.read_next_message()
+            kinds.append(message.type)
+            if kinds == ["schema"]:
+                continue
+            # A Message is a flatbuffer: its third field is the header, and of a record batch the fourth compression.
+            head = memoryview(message.metadata)
+            header = _field(head, struct.unpack_from("<I", head, 0)[0], 2)
+            table = header + struct.unpack_from("<I", head, header)[0]
+            if kinds != ["schema", "record batch"] or _field(head, table, 3):
+                raise FormatError("a manifest holds one plain record batch")
+
+
+def _field(flatbuffer: memoryview, table: int, number: int) -> int:
+    """Find a field of a flatbuffer's table: its position, or 0 if it is left out."""
+    vtable = table - struct.unpack_from("<i", flatbuffer, table)[0]
+    at = 4 + 2 * number
+    if at >= struct.unpack_from("<H", flatbuffer, vtable)[0]:
+        return 0
+    offset = struct.unpack_from("<H", flatbuffer, vtable + at)[0]
+    return table + offset if offset else 0
+
+
+def _read_rows(batch: pa.RecordBatch, chunk_bytes: object) -> list[Row]:
+    if type(chunk_bytes) is not int or not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
+        raise FormatError("a manifest has an impossible chunk size")
+    columns: list[Any] = [batch.column(name) for name in _SCHEMA.names]
+    names, dtypes, shapes, chunks, cuts = columns
+    if any(column.null_count for column in (names, shapes, chunks)) or any(
+        column.values.null_count for column in (shapes, chunks, cuts)
+    ):
+        raise FormatError("a manifest leaves out what it must say")
+    flat = _digests_of(chunks.values)
+    chunk_at = chunks.offsets.to_numpy()
+    cut_at = cuts.offsets.to_numpy()
+    cut_values = cuts.values.to_numpy()
+    cut_given = cuts.is_valid().to_numpy(zero_copy_only=False)
+    rows: list[Row] = []
+    for at, (name, dtype, shape) in enumerate(
+        zip(names.to_pylist(), dtypes.to_pylist(), shapes.to_pylist(), strict=True)
+    ):
+        spec = Spec(name=name, dtype=dtype, shape=tuple(shape))
+        row_cuts = cut_values[cut_at[at] : cut_at[at + 1]] if cut_given[at] else None
+        row = Row(spec=spec, cuts=row_cuts, digests=flat[chunk_at[at] : chunk_at[at + 1]])
+        # Counted before offsets are made for it: a hostile shape must not cost memory.
+        fewest = n_chunks(spec.n_bytes, chunk_bytes)
+        if len(row.digests) < fewest or len(row.digests) > fewest + (0 if row_cuts is None else len(row_cuts)):
+            raise FormatError(f"row {name!r} of a manifest has {len(row.digests)} chunks, which do not make its size")
+        if row_cuts is not None and len(row.ends(chunk_bytes)) != len(row.digests):
+            raise FormatError(f"row {name!r} of a manifest has cuts that do not match its chunks")
+        rows.append(row)
+    return rows
+
+
+def _digests_of(values: Any) -> Digests:
+    if len(values) == 0:
+        return np.empty((0, DIGEST_BYTES), np.uint8)
+    begin = values.offset * DIGEST_BYTES
+    flat: Digests = np.frombuffer(values.buffers()[1], np.uint8)[begin : begin + len(values) * DIGEST_BYTES]
+    return flat.reshape(-1, DIGEST_BYTES)

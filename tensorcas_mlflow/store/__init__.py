@@ -1,0 +1,23 @@
+"""Checkpoints and files in a content-addressed store: writing, reading, and what keeps them alive."""
+
+from tensorcas_mlflow.store._payload import MANIFEST_FILE, PAYLOAD_FILE, read_payload, write_payload
+from tensorcas_mlflow.store._pending import abandon_pending, hold_pending, take_pending
+from tensorcas_mlflow.store._records import Ref, RefTarget
+from tensorcas_mlflow.store._runs import TensorCasStore
+from tensorcas_mlflow.store._save import PendingSave
+from tensorcas_mlflow.store._store import Store
+
+__all__ = [
+    "MANIFEST_FILE",
+    "PAYLOAD_FILE",
+    "PendingSave",
+    "Ref",
+    "RefTarget",
+    "Store",
+    "TensorCasStore",
+    "abandon_pending",
+    "hold_pending",
+    "read_payload",
+    "take_pending",
+    "write_payload",
+]

@@ -1,0 +1,326 @@
+"""Refs, intents and condemned lists: the small JSON blobs of the save/collect protocol (``docs/format.md``)."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any, Literal, TypeGuard
+
+import numpy as np
+
+from tensorcas_mlflow.backends import Backend, BlobInfo
+from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest
+from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError, NewerFormatError
+
+VERSION = 1
+MAX_REF_BYTES = 64 * 1024
+MAX_LIST_BYTES = 1 << 30
+
+Kind = Literal["checkpoint", "file"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefTarget:
+    """Where a ref stands and what it says of the run it belongs to.
+
+    The ref of an artifact below the store's root is known by ``path``; else that of a step by ``run_id`` and ``step``
+    where there is no ``uri``; else that of an artifact elsewhere by its ``uri``.
+    """
+
+    path: str | None = None
+    """Artifact path relative to the artifact root."""
+    uri: str | None = None
+    """The artifact URI as MLflow knows it."""
+    run_id: str | None = None
+    step: int | None = None
+    model_id: str | None = None
+
+    @property
+    def key(self) -> str:
+        """The key of this ref.
+
+        Raises:
+            ValueError: It says too little to be found again.
+        """
+        if self.path is not None:
+            return artifact_key(self.path)
+        if self.uri is not None:
+            return f"refs/elsewhere/@{digest(self.uri.encode()).hex()}"
+        if self.run_id is not None and self.step is not None:
+            return f"refs/runs/{quote_segment(self.run_id)}/@{self.step}"
+        raise ValueError("a ref needs an artifact path, an artifact URI, or a run and a step")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ref(RefTarget):
+    """What keeps one manifest, and all it names, alive."""
+
+    key_: str
+    kind: Kind
+    manifest: str
+    """Name of the manifest below ``manifests/``."""
+    n_bytes: int
+    """Size of what the artifact path shows."""
+    flavor: str | None
+    created: str
+    """ISO 8601, UTC."""
+    write: str
+    """Random, to tell this commit from any other."""
+
+    @property
+    def key(self) -> str:
+        return self.key_
+
+    @property
+    def name(self) -> str:
+        """The ref in words, for messages."""
+        return self.path or self.uri or f"run {self.run_id} step {self.step}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intent:
+    """A save under way, as a collector sees it."""
+
+    info: BlobInfo
+    manifest: str
+    digests: Digests | None
+    """What the save relies on; None once its manifest, which says it, is on disk."""
+    writer_is_dead: bool
+    """Whether the process is known to be gone. False where that cannot be known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condemned:
+    """What some collector is about to delete."""
+
+    key: str
+    packs: frozenset[str]
+    manifests: frozenset[str]
+
+
+_PLAIN = re.compile(r"[A-Za-z0-9._=~-]")
+_MAX_SEGMENT = 180
+
+
+def quote_segment(text: str) -> str:
+    """Write any text as a segment of a key, reversibly unless it is long."""
+    quoted = "".join(chr(c) if _PLAIN.match(chr(c)) else f"%{c:02X}" for c in text.encode("utf-8", "surrogateescape"))
+    if len(quoted) <= _MAX_SEGMENT and quoted not in ("", ".", "..") and not quoted.startswith("~"):
+        return quoted
+    return "~" + digest(text.encode("utf-8", "surrogateescape")).hex()[:32]
+
+
+def artifact_prefix(directory: str) -> str:
+    """The key prefix of the refs below an artifact directory."""
+    return "/".join(["refs/artifacts", *map(quote_segment, _segments(directory))])
+
+
+def artifact_key(path: str) -> str:
+    """The key of the ref of an artifact path."""
+    *folders, leaf = _segments(path)
+    return "/".join(["refs/artifacts", *map(quote_segment, folders), "@" + quote_segment(leaf)])
+
+
+def _segments(path: str) -> list[str]:
+    if path == "":
+        return []
+    segments = path.split("/")
+    if any(segment in ("", ".", "..") or "\0" in segment for segment in segments):
+        raise ValueError(f"not an artifact path: {path[:200]!r}")
+    return segments
+
+
+def now() -> str:
+    """The time, as refs write it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def ref_bytes(target: RefTarget, *, kind: Kind, manifest: str, n_bytes: int, flavor: str | None) -> bytes:
+    """Write a ref.
+
+    Raises:
+        ValueError: What it says is too long to be read again.
+    """
+    said = {"path": target.path, "uri": target.uri, "run_id": target.run_id, "step": target.step}
+    said |= {"model_id": target.model_id, "flavor": flavor}
+    record: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    record |= {"format": VERSION, "kind": kind, "manifest": manifest, "n_bytes": n_bytes}
+    record |= {"created": now(), "write": uuid.uuid4().hex}
+    data = json.dumps(record, sort_keys=True).encode()
+    if len(data) > MAX_REF_BYTES:
+        raise ValueError(f"a ref of {len(data)} bytes is too long: artifact paths, URIs and run ids must be shorter")
+    return data
+
+
+def parse_ref(key: str, data: bytes) -> Ref:
+    """Read a ref.
+
+    Raises:
+        CorruptError: It is none.
+        NewerFormatError: A later release wrote it.
+    """
+    record = _load(key, data)
+    texts = [record.get(name) for name in ("path", "uri", "run_id", "model_id", "flavor")]
+    step, n_bytes = record.get("step"), record.get("n_bytes")
+    manifest, kind, created = record.get("manifest"), record.get("kind"), record.get("created")
+    if (
+        any(text is not None and not isinstance(text, str) for text in texts)
+        or not (step is None or type(step) is int)
+        or type(n_bytes) is not int
+        or n_bytes < 0
+        or kind not in ("checkpoint", "file")
+        or not isinstance(created, str)
+        or not _is_manifest_name(manifest)
+    ):
+        raise CorruptError(key, "it is not a ref")
+    path, uri, run_id, model_id, flavor = texts
+    return Ref(
+        key_=key,
+        path=path,
+        uri=uri,
+        run_id=run_id,
+        step=step,
+        model_id=model_id,
+        kind=kind,
+        manifest=str(manifest),
+        n_bytes=n_bytes,
+        flavor=flavor,
+        created=created,
+        write=str(record.get("write", "")),
+    )
+
+
+def read_ref(backend: Backend, key: str) -> Ref | None:
+    """Read the ref at a key, or return None if there is none."""
+    try:
+        data = backend.get(key, max_bytes=MAX_REF_BYTES)
+    except BlobNotFoundError:
+        return None
+    return parse_ref(key, data)
+
+
+def intent_bytes(manifest: str, digests: Digests) -> bytes:
+    """Write an intent for a save by this process."""
+    boot, started = _this_process(os.getpid())
+    record = {
+        "format": VERSION,
+        "manifest": manifest,
+        "n_digests": len(digests),
+        "created": now(),
+        "host": platform.node(),
+        "boot": boot,
+        "pid": os.getpid(),
+        "pid_started": started,
+    }
+    return json.dumps(record, sort_keys=True).encode() + b"\n" + digests.tobytes()
+
+
+def parse_intent(info: BlobInfo, data: bytes) -> Intent:
+    """Read an intent, also one that its commit has half turned into a ref.
+
+    Raises:
+        CorruptError: It cannot be read.
+        NewerFormatError: A later release wrote it.
+    """
+    head, newline, tail = data.partition(b"\n")
+    try:
+        record = _load(info.key, head)
+    except CorruptError:
+        # The commit writes the ref over the intent, shorter: what follows it in the first line is the old end.
+        text = head.decode("utf-8", "replace")
+        try:
+            _, end = json.JSONDecoder().raw_decode(text)
+        except ValueError as error:
+            raise CorruptError(info.key, f"it is not an intent: {error}") from error
+        record = _load(info.key, text[:end].encode())
+        newline = b""
+    manifest = record.get("manifest")
+    if not _is_manifest_name(manifest):
+        raise CorruptError(info.key, "it is not an intent")
+    n_digests = record.get("n_digests")
+    digests: Digests | None = None
+    if newline and type(n_digests) is int and len(tail) == n_digests * DIGEST_BYTES:
+        digests = np.frombuffer(tail, np.uint8).reshape(-1, DIGEST_BYTES)
+    return Intent(info=info, manifest=str(manifest), digests=digests, writer_is_dead=_is_dead(record))
+
+
+def condemned_bytes(packs: frozenset[str], manifests: frozenset[str]) -> bytes:
+    """Write a condemned list."""
+    record = {"format": VERSION, "created": now(), "packs": sorted(packs), "manifests": sorted(manifests)}
+    return json.dumps(record, sort_keys=True).encode()
+
+
+def read_condemned(backend: Backend) -> list[Condemned]:
+    """Read every condemned list there is.
+
+    Raises:
+        CorruptError: One cannot be read; nothing may be reused or deleted until it is looked at.
+    """
+    lists: list[Condemned] = []
+    for info in backend.list("condemned"):
+        try:
+            record = _load(info.key, backend.get(info.key, max_bytes=MAX_LIST_BYTES))
+        except BlobNotFoundError:
+            continue
+        packs, manifests = record.get("packs"), record.get("manifests")
+        if not _is_names(packs) or not _is_names(manifests):
+            raise CorruptError(info.key, "it is not a condemned list")
+        lists.append(Condemned(key=info.key, packs=frozenset(packs), manifests=frozenset(manifests)))
+    return lists
+
+
+def _load(key: str, data: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise CorruptError(key, f"it is not JSON: {error}") from error
+    if not isinstance(record, dict) or type(record.get("format")) is not int:
+        raise CorruptError(key, "it is not a record of a store")
+    if record["format"] > VERSION:
+        raise NewerFormatError(f"{key!r}", record["format"], VERSION)
+    return record
+
+
+_MANIFEST_NAME = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{8})?")
+
+
+def _is_manifest_name(name: object) -> bool:
+    return isinstance(name, str) and _MANIFEST_NAME.fullmatch(name) is not None
+
+
+def _is_names(value: object) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(name, str) and 0 < len(name) < 200 for name in value)
+
+
+@cache
+def _this_process(pid: int) -> tuple[str, int]:
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot = file.read().strip()
+        return boot, _started(pid) or 0
+    except OSError:
+        return "", 0
+
+
+def _started(pid: int) -> int | None:
+    """When a process of this machine began, in clock ticks since boot; None if there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name, in parentheses, may hold anything; the 20th field after it is the start time.
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _is_dead(record: dict[str, Any]) -> bool:
+    pid, boot = record.get("pid"), record.get("boot")
+    here, _ = _this_process(os.getpid())
+    if not here or boot != here or record.get("host") != platform.node() or type(pid) is not int:
+        return False
+    return _started(pid) != record.get("pid_started")

@@ -1,0 +1,190 @@
+"""The writer's side of the save/collect protocol.
+
+In order: intent, condemned lists, index, packs, manifest, ref. The intent tells every collector what this save
+relies on before the save looks at anything; what is condemned when it looks is not relied on; and the commit fails if a
+collector has given the intent up meanwhile. ``docs/design/protocol.md`` gives the argument.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+from types import TracebackType
+
+import numpy as np
+
+from tensorcas_mlflow.backends import Backend, Token
+from tensorcas_mlflow.digest import unique_rows
+from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError, CheckpointExistsError, FencedError
+from tensorcas_mlflow.index import Mask, pack_key
+from tensorcas_mlflow.manifest import Manifest
+from tensorcas_mlflow.pack import TARGET_BYTES, PackWriter, Payload
+from tensorcas_mlflow.store._catalog import Catalog, mark_loose
+from tensorcas_mlflow.store._encode import encode_chunks
+from tensorcas_mlflow.store._records import (
+    Ref,
+    RefTarget,
+    intent_bytes,
+    parse_ref,
+    read_condemned,
+    ref_bytes,
+)
+from tensorcas_mlflow.store._sources import Source
+
+_MAX_ATTEMPTS = 4
+
+
+class PendingSave:
+    """A checkpoint or file that is stored but not yet committed: its intent keeps it from being collected.
+
+    A context manager: a save that is left uncommitted is abandoned, and the next collection removes what it wrote.
+    """
+
+    def __init__(self, backend: Backend, catalog: Catalog, manifest: Manifest, source: Source) -> None:
+        """Store what is new; see `Store.write_checkpoint`."""
+        self.manifest = manifest
+        self.n_new_bytes = 0
+        """Bytes this save has added to packs."""
+        self._backend = backend
+        self._catalog = catalog
+        self._source = source
+        self._unique, self._first, _ = unique_rows(manifest.digests)
+        self._manifest_name = ""
+        self._intent: tuple[str, Token] | None = None
+        self._lock = threading.Lock()
+        try:
+            self._store()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def __enter__(self) -> PendingSave:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abandon()
+
+    def commit(self, target: RefTarget, *, replace: bool = True) -> Ref:
+        """Make the save visible and permanent, in one step.
+
+        Args:
+            target: Where the ref stands.
+            replace: Whether it may take the place of an earlier one.
+
+        Raises:
+            CheckpointExistsError: There is one and ``replace`` is False; it is untouched.
+            FencedError: Collectors gave this save up again and again; nothing is committed.
+            BackendError: The storage failed; if it was at the very end the commit may have happened.
+        """
+        key = target.key
+        with self._lock:
+            for _ in range(_MAX_ATTEMPTS):
+                if self._intent is None:
+                    raise ValueError("this save is committed or abandoned already")
+                data = ref_bytes(
+                    target,
+                    kind=self.manifest.kind,
+                    manifest=self._manifest_name,
+                    n_bytes=self._shown_bytes(),
+                    flavor=self.manifest.flavor,
+                )
+                source, token = self._intent
+                try:
+                    self._backend.promote(source, key, data, token=token, replace=replace)
+                except BlobNotFoundError:
+                    self._store()
+                except BlobExistsError:
+                    raise CheckpointExistsError(parse_ref(key, data).name) from None
+                else:
+                    self._intent = None
+                    self._catalog.fold()
+                    return parse_ref(key, data)
+            raise FencedError(_MAX_ATTEMPTS)
+
+    def abandon(self) -> None:
+        """Give the save up. Does nothing if it is committed or abandoned already."""
+        intent, self._intent = self._intent, None
+        if intent is not None:
+            self._backend.withdraw(*intent)
+
+    def _shown_bytes(self) -> int:
+        return self.manifest.n_bytes if self.manifest.kind == "file" else len(self.manifest.stream)
+
+    def _store(self) -> None:
+        """Steps 1 to 3 of the protocol: what the save relies on is there, and stays as long as the intent does."""
+        condemned, has_manifest = self._declare(self._catalog.known_manifest(self.manifest.digest))
+        missing = self._missing(condemned)
+        if missing.any():
+            self._write_packs(missing)
+        if not has_manifest:
+            self._backend.put_new(f"manifests/{self._manifest_name}", [self.manifest.to_blob()])
+            self._catalog.know_manifest(self.manifest.digest, self._manifest_name)
+
+    def _declare(self, known: str | None) -> tuple[frozenset[str], bool]:
+        """Create the intent, and only then read what is condemned.
+
+        Args:
+            known: Name of a manifest that says the same and may be relied on like a pack, if it is still there.
+
+        Returns:
+            Packs not to be relied on, and whether the manifest named by the intent is there.
+        """
+        # A collector that was taken for dead may still be about to delete what it has condemned. So a manifest that
+        # has to be written gets a name that never was.
+        self._manifest_name = known or f"{self.manifest.digest}.{uuid.uuid4().hex[:8]}"
+        key = f"intents/{uuid.uuid4().hex}"
+        token = self._backend.put_new(key, [intent_bytes(self._manifest_name, self._unique)], durable=False)
+        self._intent = (key, token)
+        lists = read_condemned(self._backend)
+        if known is not None:
+            condemned = any(known in each.manifests for each in lists)
+            if condemned or self._backend.stat(f"manifests/{known}") is None:
+                self._backend.withdraw(key, token)
+                return self._declare(None)
+        return frozenset[str]().union(*(each.packs for each in lists)), known is not None
+
+    def _missing(self, condemned: frozenset[str]) -> Mask:
+        """Probe the index, then see that every pack that would be relied on is there."""
+        self._catalog.refresh()
+        excluded = set(condemned)
+        while True:
+            places = self._catalog.find(self._unique, excluded)
+            used = {places.packs[number] for number in np.unique(places.pack[places.found])}
+            gone = {name for name in used if self._backend.stat(pack_key(name)) is None}
+            if not gone:
+                return ~places.found
+            self._catalog.forget(gone)
+
+    def _write_packs(self, missing: Mask) -> None:
+        payloads = _Lookahead(encode_chunks(self._source, np.sort(self._first[missing])))
+        while payloads.has_more():
+            name = uuid.uuid4().hex
+            writer = PackWriter()
+            self._backend.put_new(pack_key(name), writer.pieces(payloads.until(TARGET_BYTES)))
+            mark_loose(self._backend, name)
+            self._catalog.add(name, writer.entries())
+            self.n_new_bytes += writer.n_bytes
+
+
+class _Lookahead:
+    """An iterator of payloads that can be asked whether there is more, and cut into packs."""
+
+    def __init__(self, payloads: Iterator[Payload]) -> None:
+        self._payloads = payloads
+        self._next: Payload | None = None
+
+    def has_more(self) -> bool:
+        if self._next is None:
+            self._next = next(self._payloads, None)
+        return self._next is not None
+
+    def until(self, n_bytes: int) -> Iterator[Payload]:
+        taken = 0
+        while taken < n_bytes and self.has_more():
+            assert self._next is not None
+            payload, self._next = self._next, None
+            taken += memoryview(payload.data).nbytes
+            yield payload

@@ -1,0 +1,145 @@
+"""Where the bytes of a save come from. They are asked for twice: to hash them and, if new, to store them."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tensorcas_mlflow.adapter import Array
+from tensorcas_mlflow.chunking import chunk_ends
+from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest_all
+from tensorcas_mlflow.errors import ChunkNotFoundError
+from tensorcas_mlflow.manifest import Row
+from tensorcas_mlflow.tensor import Spec, bytes_of, pieces_of
+
+
+class Source(ABC):
+    """The rows of one checkpoint or file, and their bytes."""
+
+    rows: Sequence[Row]
+
+    @abstractmethod
+    def chunks(self, row: int, wanted: Sequence[int]) -> Iterator[Any]:
+        """Yield some chunks of a row again, by their ascending numbers in it; one at a time need be held."""
+
+    @abstractmethod
+    def describe(self, row: int) -> str:
+        """Name a row's origin, for messages."""
+
+
+class TensorSource(Source):
+    """Arrays in memory. They are viewed, not copied, where they lie in C order."""
+
+    def __init__(self, tensors: Mapping[str, Array], cuts: Mapping[str, Sequence[int]], chunk_bytes: int) -> None:
+        """Hash all arrays.
+
+        Args:
+            tensors: The arrays by name.
+            cuts: For some of them, row numbers of axis 0 at which a chunk ends (see `Adapter.cuts`).
+            chunk_bytes: The store's chunk size.
+
+        Raises:
+            ValueError: A name or dtype cannot be stored, or cuts are not such row numbers.
+        """
+        unknown = cuts.keys() - tensors.keys()
+        if unknown:
+            raise ValueError(f"there are cuts for tensors that are not there: {sorted(unknown)}")
+        self._arrays = [np.asarray(array) for array in tensors.values()]
+        self._chunk_bytes = chunk_bytes
+        specs = [Spec.of(name, array) for name, array in zip(tensors, self._arrays, strict=True)]
+        all_cuts = [_byte_cuts(spec, cuts.get(spec.name)) for spec in specs]
+        ends = [chunk_ends(spec.n_bytes, chunk_bytes, cut) for spec, cut in zip(specs, all_cuts, strict=True)]
+        digests = self._hash(ends)
+        self.rows = [
+            Row(spec=spec, cuts=cut, digests=part) for spec, cut, part in zip(specs, all_cuts, digests, strict=True)
+        ]
+
+    def _hash(self, ends: Sequence[Any]) -> list[Digests]:
+        # Arrays in C order are hashed together, so that many small ones cost one call. Others are copied, so they
+        # are hashed one by one and the copy is dropped.
+        out: list[Digests] = [np.empty((0, DIGEST_BYTES), np.uint8)] * len(ends)
+        together: list[int] = []
+        pieces: list[memoryview] = []
+        for at, array in enumerate(self._arrays):
+            if array.flags.c_contiguous:
+                together.append(at)
+                pieces.extend(pieces_of(bytes_of(array), ends[at]))
+            else:
+                out[at] = digest_all(pieces_of(bytes_of(array), ends[at]))
+        flat = digest_all(pieces)
+        begin = 0
+        for at in together:
+            out[at] = flat[begin : begin + len(ends[at])]
+            begin += len(ends[at])
+        return out
+
+    def chunks(self, row: int, wanted: Sequence[int]) -> Iterator[Any]:
+        pieces = pieces_of(bytes_of(self._arrays[row]), self.rows[row].ends(self._chunk_bytes))
+        for number in wanted:
+            yield pieces[number]
+
+    def describe(self, row: int) -> str:
+        return f"tensor {self.rows[row].spec.name!r}"
+
+
+class FileSource(Source):
+    """A file on disk as one row of plain bytes, read a few chunks at a time."""
+
+    _BATCH_BYTES = 16 << 20
+
+    def __init__(self, path: Path, chunk_bytes: int) -> None:
+        self._path = path
+        self._chunk_bytes = chunk_bytes
+        n_chunks = max(1, self._BATCH_BYTES // chunk_bytes)
+        parts: list[Digests] = []
+        size = 0
+        with open(path, "rb") as file:
+            while block := file.read(n_chunks * chunk_bytes):
+                ends = chunk_ends(len(block), chunk_bytes)
+                parts.append(digest_all(pieces_of(memoryview(block), ends)))
+                size += len(block)
+        digests = np.concatenate(parts) if parts else np.empty((0, DIGEST_BYTES), np.uint8)
+        spec = Spec(name="file", dtype=None, shape=(size,))
+        self.rows = [Row(spec=spec, cuts=None, digests=digests)]
+
+    def chunks(self, row: int, wanted: Sequence[int]) -> Iterator[Any]:
+        ends = [0, *self.rows[row].ends(self._chunk_bytes).tolist()]
+        spans = list(pairwise(ends))
+        with open(self._path, "rb") as file:
+            for number in wanted:
+                start, stop = spans[number]
+                file.seek(start)
+                yield file.read(stop - start)
+
+    def describe(self, row: int) -> str:
+        return repr(os.fspath(self._path))
+
+
+class NoSource(Source):
+    """A manifest whose chunks are all stored already, and whose bytes are nowhere else."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.rows = rows
+
+    def chunks(self, row: int, wanted: Sequence[int]) -> Iterator[Any]:
+        raise ChunkNotFoundError(self.rows[row].digests[wanted[0]].tobytes().hex(), len(wanted))
+
+    def describe(self, row: int) -> str:
+        return "a manifest from elsewhere"
+
+
+def _byte_cuts(spec: Spec, cuts: Sequence[int] | None) -> Any:
+    """Turn row numbers of axis 0 into byte offsets; None, or a single cut at the end, is the fixed grid."""
+    if cuts is None or spec.n_bytes == 0 or len(cuts) == 0:
+        return None
+    n_rows = spec.shape[0] if spec.shape else 0
+    at = np.asarray(cuts, dtype=np.int64)
+    if at.ndim != 1 or at[0] <= 0 or (np.diff(at) <= 0).any() or at[-1] != n_rows:
+        raise ValueError(f"cuts of {spec.name!r} must be ascending row numbers, the last one its {n_rows} rows")
+    return None if len(at) == 1 else at * (spec.n_bytes // n_rows)

@@ -1,0 +1,375 @@
+"""The store: everything a program does with one root."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from tensorcas_mlflow.adapter import Array
+from tensorcas_mlflow.backends import STORE_FOLDER, Backend, local_path, open_backend, root_uri
+from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
+from tensorcas_mlflow.errors import (
+    BlobExistsError,
+    BlobNotFoundError,
+    ConflictError,
+    CorruptError,
+    FormatError,
+    NewerFormatError,
+    StoreNotFoundError,
+    WrongStoreError,
+)
+from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
+from tensorcas_mlflow.store._catalog import Catalog
+from tensorcas_mlflow.store._read import read_chunks, read_rows
+from tensorcas_mlflow.store._records import (
+    MAX_REF_BYTES,
+    Ref,
+    artifact_key,
+    artifact_prefix,
+    read_ref,
+)
+from tensorcas_mlflow.store._save import PendingSave
+from tensorcas_mlflow.store._sources import FileSource, NoSource, TensorSource
+from tensorcas_mlflow.tensor import pieces_of
+from tensorcas_mlflow.threads import Lock
+
+VERSION = 1
+_FORMAT = "format"
+_FILE_BATCH_BYTES = 16 << 20
+
+Root = str | os.PathLike[str]
+
+_open_stores: dict[str, Store] = {}
+_open_stores_lock = Lock()
+
+
+class Store:
+    """One content-addressed store. Cheap to open, safe to share between threads and processes.
+
+    Open one with `Store.open`, `Store.init` or `Store.find`. A root is a path, a ``file:`` URI or a
+    ``tensorcas:///absolute/path`` URI of the artifact root; the store is its folder ``.tensorcas``.
+    """
+
+    def __init__(self, backend: Backend, *, store_id: str, chunk_bytes: int) -> None:
+        self.backend = backend
+        self.catalog = Catalog(backend)
+        self.uri = backend.uri
+        """The root as one URI."""
+        self.id = store_id
+        """32 hex digits, drawn when the store was made; manifests carry it."""
+        self.chunk_bytes = chunk_bytes
+
+    def __repr__(self) -> str:
+        return f"Store({self.uri!r})"
+
+    # --- opening
+
+    @classmethod
+    def init(cls, root: Root, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> Store:
+        """Make a store.
+
+        Args:
+            root: Where; the folder is made if it is not there.
+            chunk_bytes: Size of its chunks, fixed for its life: a power of two from 4 KiB to 64 MiB.
+
+        Raises:
+            ConflictError: There is a store here, above, or below already.
+            ValueError: The root is of a kind no store can be kept at, or the chunk size is not such a number.
+        """
+        if not MIN_CHUNK_BYTES <= chunk_bytes <= MAX_CHUNK_BYTES or chunk_bytes & (chunk_bytes - 1):
+            raise ValueError(
+                f"a chunk size is a power of two from {MIN_CHUNK_BYTES} to {MAX_CHUNK_BYTES} bytes, not {chunk_bytes}"
+            )
+        place = local_path(root)
+        for above in place.parents:
+            if (above / STORE_FOLDER / _FORMAT).is_file():
+                raise ConflictError(f"{root_uri(place)!r} lies inside the store at {root_uri(above)!r}: use that one")
+        for folder, folders, _ in os.walk(place):
+            if STORE_FOLDER in folders and Path(folder) != place:
+                raise ConflictError(
+                    f"{root_uri(place)!r} lies above the store at {root_uri(folder)!r}: use that one, or another root"
+                )
+            folders[:] = [name for name in folders if name != STORE_FOLDER]
+        return cls.init_backend(open_backend(place), chunk_bytes=chunk_bytes)
+
+    @classmethod
+    def init_backend(cls, backend: Backend, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> Store:
+        """Make a store in a backend, whatever lies around it; see `init`."""
+        settings = {"format": VERSION, "id": uuid.uuid4().hex, "chunk_bytes": chunk_bytes, "digest": "blake3-256"}
+        try:
+            backend.put_new(_FORMAT, [json.dumps(settings, sort_keys=True).encode() + b"\n"])
+        except BlobExistsError:
+            raise ConflictError(f"there is already a store at {backend.uri!r}") from None
+        return cls.open_backend(backend)
+
+    @classmethod
+    def open(cls, root: Root, *, create: bool = False, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> Store:
+        """Open the store at a root.
+
+        Args:
+            root: Where, exactly; see `find` for a place below.
+            create: Whether to make one if there is none.
+            chunk_bytes: Chunk size of one that is made; see `init`.
+
+        Raises:
+            StoreNotFoundError: There is none.
+            NewerFormatError: A later release made it.
+            FormatError: Its ``format`` blob is damaged.
+            ValueError: The root is of a kind no store can be kept at.
+        """
+        backend = open_backend(root)
+        try:
+            return cls.open_backend(backend)
+        except StoreNotFoundError:
+            if not create:
+                raise
+        try:
+            return cls.init(root, chunk_bytes=chunk_bytes)
+        except ConflictError:
+            # Another process may have made it just now; a conflict with a store elsewhere shows here again.
+            if backend.stat(_FORMAT) is None:
+                raise
+            return cls.open_backend(backend)
+
+    @classmethod
+    def open_backend(cls, backend: Backend) -> Store:
+        """Open the store in a backend; see `open`."""
+        try:
+            blob = backend.get(_FORMAT, max_bytes=MAX_REF_BYTES)
+        except BlobNotFoundError:
+            raise StoreNotFoundError(backend.uri) from None
+        store_id, chunk_bytes = _parse_format(blob)
+        return cls(backend, store_id=store_id, chunk_bytes=chunk_bytes)
+
+    @classmethod
+    def find(cls, uri: Root) -> tuple[Store, str]:
+        """Find the store a place belongs to: the nearest one at it or above.
+
+        Stores stay open for the life of the process, so finding one again is cheap.
+
+        Returns:
+            The store, and the place relative to its root, ``""`` for the root itself.
+
+        Raises:
+            StoreNotFoundError: There is none.
+            ValueError: The place is of a kind no store can be kept at.
+        """
+        place = local_path(uri)
+        for root in (place, *place.parents):
+            # One look at the file tells most folders from a root; the walk is done for every artifact path.
+            if not (root / STORE_FOLDER / _FORMAT).is_file():
+                continue
+            backend = open_backend(root)
+            store_id, chunk_bytes = _parse_format(backend.get(_FORMAT, max_bytes=MAX_REF_BYTES))
+            with _open_stores_lock:
+                store = _open_stores.get(backend.uri)
+                if store is None or store.id != store_id:
+                    store = _open_stores[backend.uri] = cls(backend, store_id=store_id, chunk_bytes=chunk_bytes)
+            relative = place.relative_to(root).as_posix()
+            return store, "" if relative == "." else relative
+        raise StoreNotFoundError(root_uri(place))
+
+    # --- writing
+
+    def write_checkpoint(
+        self,
+        tensors: Mapping[str, Array],
+        *,
+        flavor: str | None = None,
+        cuts: Mapping[str, Sequence[int]] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> PendingSave:
+        """Store arrays, writing only chunks the store does not hold.
+
+        Args:
+            tensors: Arrays by name; one named `adapter.SKELETON` is plain bytes.
+            flavor: Name of the adapter they come from.
+            cuts: For some of them, rows of axis 0 at which a chunk ends; see `Adapter.cuts`.
+            metadata: Plain JSON values to keep in the manifest. What tells one save from another (a time, a step) is
+                for the ref: in here it would keep equal checkpoints from sharing one manifest.
+
+        Raises:
+            ValueError: A name, dtype or cut cannot be stored.
+            BackendError: The storage failed; what was written is garbage and nothing is lost.
+        """
+        source = TensorSource(tensors, cuts or {}, self.chunk_bytes)
+        manifest = Manifest(
+            kind="checkpoint",
+            chunk_bytes=self.chunk_bytes,
+            store_id=self.id,
+            flavor=flavor,
+            metadata=metadata or {},
+            rows=source.rows,
+        )
+        return PendingSave(self.backend, self.catalog, manifest, source)
+
+    def write_file(self, path: Path) -> PendingSave:
+        """Store a file of any kind as chunks; raises as `write_checkpoint`, and OSError if the file cannot be read."""
+        source = FileSource(path, self.chunk_bytes)
+        manifest = Manifest(kind="file", chunk_bytes=self.chunk_bytes, store_id=self.id, flavor=None, rows=source.rows)
+        return PendingSave(self.backend, self.catalog, manifest, source)
+
+    def adopt(self, manifest: Manifest) -> PendingSave:
+        """Pin a manifest that came from elsewhere, if this store holds all its chunks.
+
+        Raises:
+            WrongStoreError: It belongs to another store.
+            ChunkNotFoundError: A chunk is not here.
+        """
+        self._check_id(manifest)
+        return PendingSave(self.backend, self.catalog, manifest, NoSource(manifest.rows))
+
+    # --- refs
+
+    def ref(self, key: str) -> Ref | None:
+        """Read the ref at a key, or return None."""
+        return read_ref(self.backend, key)
+
+    def artifact(self, path: str) -> Ref | None:
+        """Say what an artifact path, relative to the root, shows; None where no ref stands."""
+        return None if path == "" else read_ref(self.backend, artifact_key(path))
+
+    def artifacts(self, directory: str = "") -> tuple[list[Ref], list[str]]:
+        """List an artifact directory.
+
+        Returns:
+            The refs directly in it, and the names of directories in it that hold refs further down.
+        """
+        blobs, segments = self.backend.list_dir(artifact_prefix(directory))
+        refs = [ref for info in blobs if (ref := read_ref(self.backend, info.key)) is not None and ref.path is not None]
+        prefix = f"{directory}/" if directory else ""
+        names: set[str] = set()
+        for segment in segments:
+            # The segment is an encoding of the name; the refs below say the name itself.
+            for info in self.backend.list(f"{artifact_prefix(directory)}/{segment}"):
+                ref = read_ref(self.backend, info.key)
+                if ref is not None and ref.path is not None:
+                    names.add(ref.path.removeprefix(prefix).split("/")[0])
+                    break
+        return refs, sorted(names)
+
+    def walk_artifacts(self, directory: str = "") -> list[Ref]:
+        """List all refs below an artifact directory, by path."""
+        refs = (read_ref(self.backend, info.key) for info in self.backend.list(artifact_prefix(directory)))
+        return sorted((ref for ref in refs if ref is not None), key=lambda ref: ref.path or "")
+
+    def drop_artifacts(self, path: str) -> int:
+        """Drop the ref of an artifact path and all refs below it; ``""`` means all artifacts.
+
+        What they kept alive is removed by the next collection.
+
+        Returns:
+            How many were dropped; dropping none is no error.
+        """
+        keys = [info.key for info in self.backend.list(artifact_prefix(path))]
+        if path and self.backend.stat(artifact_key(path)) is not None:
+            keys.append(artifact_key(path))
+        for key in keys:
+            self.backend.delete(key)
+        return len(keys)
+
+    def drop(self, ref: Ref) -> None:
+        """Drop one ref; none there is no error."""
+        self.backend.delete(ref.key)
+
+    def checkpoints(self) -> list[Ref]:
+        """List every ref of the store, in the order of their creation."""
+        refs = (read_ref(self.backend, info.key) for info in self.backend.list("refs"))
+        return sorted((ref for ref in refs if ref is not None), key=lambda ref: (ref.created, ref.key))
+
+    # --- reading
+
+    def manifest(self, ref: Ref) -> Manifest:
+        """Read the manifest a ref names.
+
+        Raises:
+            CorruptError: It is damaged or gone.
+            NewerFormatError: A later release wrote it.
+        """
+        key = f"manifests/{ref.manifest}"
+        try:
+            return Manifest.from_blob(self.backend.get(key, max_bytes=MAX_BYTES), ref.manifest)
+        except BlobNotFoundError:
+            raise CorruptError(key, f"it is gone, and {ref.name} needs it") from None
+        except NewerFormatError:
+            raise
+        except FormatError as error:
+            raise CorruptError(key, str(error)) from error
+
+    def read_tensors(
+        self, manifest: Manifest, names: Iterable[str] | None = None, *, verify: bool = True
+    ) -> dict[str, Array]:
+        """Read tensors of a checkpoint.
+
+        Args:
+            manifest: Of this store.
+            names: Which, in any order; all if not given.
+            verify: Whether to check every chunk's bytes against its digest.
+
+        Returns:
+            New arrays by name: C-contiguous, writable; plain bytes as 1-d uint8.
+
+        Raises:
+            TensorNotFoundError: There is none of some name.
+            WrongStoreError: The manifest belongs to another store.
+            ChunkNotFoundError: A chunk is not in this store.
+            CorruptChunkError: A chunk is damaged.
+        """
+        self._check_id(manifest)
+        wanted = manifest.names() if names is None else list(names)
+        rows = [manifest.row(name) for name in wanted]
+        arrays = read_rows(self.backend, self.catalog, rows, manifest.chunk_bytes, verify=verify)
+        return dict(zip(wanted, arrays, strict=True))
+
+    def iter_file(self, ref: Ref, *, verify: bool = True) -> Iterator[bytes | memoryview]:
+        """Yield, piece by piece, the bytes an artifact path shows: a file, or a checkpoint's manifest.
+
+        Raises as `read_tensors`. Holds about 16 MiB at a time.
+        """
+        manifest = self.manifest(ref)
+        if ref.kind == "checkpoint":
+            yield manifest.stream
+            return
+        for row in manifest.rows:
+            ends = row.ends(manifest.chunk_bytes)
+            begin = 0
+            while begin < len(ends):
+                base = int(ends[begin - 1]) if begin else 0
+                end = max(begin + 1, int(np.searchsorted(ends, base + _FILE_BATCH_BYTES, side="right")))
+                block = memoryview(bytearray(int(ends[end - 1]) - base))
+                outs = pieces_of(block, ends[begin:end] - base)
+                read_chunks(self.backend, self.catalog, row.digests[begin:end], outs, verify=verify)
+                yield block
+                begin = end
+
+    def copy_file(self, ref: Ref, out: BinaryIO, *, verify: bool = True) -> None:
+        """Write the bytes an artifact path shows into a file; see `iter_file`."""
+        for piece in self.iter_file(ref, verify=verify):
+            out.write(piece)
+
+    def _check_id(self, manifest: Manifest) -> None:
+        if manifest.store_id != self.id:
+            raise WrongStoreError(manifest.store_id or "(none: a self-contained model)", self.id, self.uri)
+
+
+def _parse_format(blob: bytes) -> tuple[str, int]:
+    try:
+        settings = json.loads(blob)
+        version, store_id, chunk_bytes = settings["format"], settings["id"], settings["chunk_bytes"]
+        if type(version) is not int:
+            raise CorruptError(_FORMAT, "it says no version")
+        if version > VERSION:
+            raise NewerFormatError("the store", version, VERSION)
+        if settings["digest"] != "blake3-256" or not (isinstance(store_id, str) and len(store_id) == 32):
+            raise CorruptError(_FORMAT, "it says impossible settings")
+        if type(chunk_bytes) is not int or not MIN_CHUNK_BYTES <= chunk_bytes <= MAX_CHUNK_BYTES:
+            raise CorruptError(_FORMAT, "it says impossible settings")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CorruptError(_FORMAT, f"it does not hold a store's settings: {error!r}") from error
+    return store_id, chunk_bytes

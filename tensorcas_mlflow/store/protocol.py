@@ -1,0 +1,83 @@
+"""What the two sides of the save/collect protocol share: records, lists and tables as they lie in a backend.
+
+For `tensorcas_mlflow.gc` and other maintenance; programs use `Store`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Set
+
+from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError
+from tensorcas_mlflow.index import MAX_SEGMENT_BYTES, Table, only_packs, read_segment, segment_bytes
+from tensorcas_mlflow.store._catalog import list_packs, mark_loose, read_pack_table
+from tensorcas_mlflow.store._records import (
+    Condemned,
+    Intent,
+    Ref,
+    condemned_bytes,
+    parse_intent,
+    read_condemned,
+    read_ref,
+)
+
+__all__ = [
+    "Condemned",
+    "Intent",
+    "condemned_bytes",
+    "list_packs",
+    "mark_loose",
+    "parse_intent",
+    "read_condemned",
+    "read_pack_table",
+    "read_ref",
+    "read_refs",
+    "tidy_index",
+]
+
+
+def read_refs(backend: Backend) -> list[Ref]:
+    """Read every ref of a store.
+
+    Raises:
+        CorruptError: One cannot be read.
+    """
+    refs = (read_ref(backend, info.key) for info in backend.list("refs"))
+    return [ref for ref in refs if ref is not None]
+
+
+def tidy_index(backend: Backend, packs: Set[str]) -> None:
+    """Take out of the index what names packs that are gone, and what cannot be read; put in the packs it misses.
+
+    Args:
+        backend: Which.
+        packs: Packs that were there before.
+    """
+    loose: set[str] = set()
+    segments: dict[str, Table] = {}
+    for info in list(backend.list("index")):
+        name, _, ending = info.key.removeprefix("index/").partition(".")
+        if ending == "loose":
+            loose.add(name)
+        elif ending == "arrow":
+            try:
+                segments[info.key] = read_segment(info.key, backend.get(info.key, max_bytes=MAX_SEGMENT_BYTES))
+            except BlobNotFoundError:
+                continue
+            except CorruptError:
+                backend.delete(info.key)
+    # Listed after the index: what the index names was there before, so what is not there now is gone for good.
+    there = {name for name, _ in list_packs(backend)}
+    for name in sorted(loose - there):
+        backend.delete(f"index/{name}.loose")
+    named = set(loose)
+    for key, table in segments.items():
+        keep = there.intersection(table.packs)
+        named |= keep
+        if len(keep) < len(table.packs):
+            if keep:
+                backend.put_new(f"index/{uuid.uuid4().hex}.arrow", [segment_bytes(only_packs(table, keep))])
+            backend.delete(key)
+    for name in sorted((packs & there) - named):
+        mark_loose(backend, name)

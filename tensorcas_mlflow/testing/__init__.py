@@ -1,0 +1,6 @@
+"""Suites that an implementation of one of our contracts must pass. They need pytest."""
+
+from tensorcas_mlflow.testing._backends import BackendConformance
+from tensorcas_mlflow.testing._faulty import FaultyBackend, SimulatedCrash
+
+__all__ = ["BackendConformance", "FaultyBackend", "SimulatedCrash"]

@@ -1,0 +1,294 @@
+"""The promises of `tensorcas_mlflow.backends.Backend`, each as a test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError, CorruptError
+from tensorcas_mlflow.testing._concurrency import ConcurrencyConformance
+
+NOT_KEYS = (
+    "",
+    "/",
+    "/a",
+    "a/",
+    "a//b",
+    ".",
+    "..",
+    "a/../b",
+    "../a",
+    "a b",
+    "a\\b",
+    "a\0b",
+    "a\n",
+    "é",
+    "a+b",
+    "a*",
+    "x" * 201,
+)
+KEYS = ("a", "a/b/c", "refs/@1", "A-Z_a.z=0~9%2F@x", "...", ".hidden", "x" * 200, "/".join(["d"] * 12))
+
+
+class BackendConformance(ConcurrencyConformance):
+    """What every backend promises. Subclass it and give it a fixture ``backend`` that makes an empty one.
+
+    ```python
+    class TestLocalBackend(BackendConformance):
+        @pytest.fixture
+        def backend(self, tmp_path: Path) -> LocalBackend:
+            return LocalBackend(tmp_path)
+    ```
+    """
+
+    @pytest.fixture
+    def backend(self) -> Backend:
+        raise NotImplementedError("a subclass gives the backend that is tested")
+
+    # --- put_new, get, stat
+
+    @pytest.mark.parametrize("key", KEYS)
+    def test_a_blob_is_read_back_as_it_was_put(self, backend: Backend, key: str) -> None:
+        token = backend.put_new(key, [b"con", b"", b"tent"])
+        info = backend.stat(key)
+
+        assert backend.get(key) == b"content"
+        assert info is not None
+        assert (info.key, info.size, info.token) == (key, 7, token)
+        assert info.modified_s > 1_600_000_000
+
+    def test_a_blob_may_be_empty(self, backend: Backend) -> None:
+        backend.put_new("none", [])
+        backend.put_new("nothing", [b""], durable=False)
+
+        assert backend.get("none") == backend.get("nothing") == b""
+
+    def test_pieces_may_be_any_buffers(self, backend: Backend) -> None:
+        words = memoryview(b"12345678").cast("I")
+        backend.put_new("k", [bytearray(b"a"), memoryview(b"xbx")[1:2], words])
+
+        assert backend.get("k") == b"ab12345678"
+
+    def test_a_blob_is_not_there_before_its_last_byte(self, backend: Backend) -> None:
+        class NoMoreError(Exception):
+            pass
+
+        def pieces() -> Iterator[Any]:
+            yield b"x"
+            assert backend.stat("k") is None
+            yield b"y"
+            raise NoMoreError
+
+        with pytest.raises(NoMoreError):
+            backend.put_new("k", pieces())
+        assert backend.stat("k") is None
+
+    def test_what_the_pieces_raise_comes_out_and_nothing_is_created(self, backend: Backend) -> None:
+        for error in (ValueError("mine"), OSError("mine"), KeyboardInterrupt("mine"), BlobNotFoundError("mine")):
+
+            def pieces(error: BaseException = error) -> Iterator[bytes]:
+                yield b"a beginning"
+                raise error
+
+            with pytest.raises(type(error)) as caught:
+                backend.put_new("folder/k", pieces())
+            assert caught.value is error
+
+        assert backend.stat("folder/k") is None
+        assert list(backend.list("folder")) == []
+
+    def test_the_first_blob_at_a_key_stays(self, backend: Backend) -> None:
+        token = backend.put_new("k", [b"first"])
+        with pytest.raises(BlobExistsError) as caught:
+            backend.put_new("k", [b"second"])
+        info = backend.stat("k")
+
+        assert caught.value.key == "k"
+        assert backend.get("k") == b"first"
+        assert info is not None
+        assert info.token == token
+
+    def test_a_key_can_be_taken_again_once_it_is_deleted(self, backend: Backend) -> None:
+        backend.put_new("k", [b"first"])
+        backend.delete("k")
+        backend.put_new("k", [b"second"])
+
+        assert backend.get("k") == b"second"
+
+    def test_what_is_not_there_is_not_found(self, backend: Backend) -> None:
+        backend.put_new("a/b", [b"x"])
+
+        for key in ("b", "a/c", "a/b/c", "c/d"):
+            assert backend.stat(key) is None
+            with pytest.raises(BlobNotFoundError):
+                backend.get(key)
+            with pytest.raises(BlobNotFoundError):
+                backend.read_into(key, 0, memoryview(bytearray(1)))
+
+    def test_a_blob_longer_than_it_may_be_is_corrupt(self, backend: Backend) -> None:
+        backend.put_new("k", [b"12345"])
+
+        assert backend.get("k", max_bytes=5) == b"12345"
+        with pytest.raises(CorruptError):
+            backend.get("k", max_bytes=4)
+
+    # --- read_into
+
+    def test_any_range_of_a_blob_can_be_read(self, backend: Backend) -> None:
+        content = bytes(range(256)) * 40
+        backend.put_new("k", [content])
+
+        for start, stop in ((0, 0), (0, 1), (0, len(content)), (17, 4_000), (len(content) - 1, len(content))):
+            out = bytearray(stop - start)
+            backend.read_into("k", start, memoryview(out))
+            assert bytes(out) == content[start:stop]
+
+    def test_a_range_beyond_the_end_is_corrupt(self, backend: Backend) -> None:
+        backend.put_new("k", [b"12345"])
+
+        for start, size in ((0, 6), (5, 1), (4, 2), (100, 1)):
+            with pytest.raises(CorruptError):
+                backend.read_into("k", start, memoryview(bytearray(size)))
+
+    # --- promote and withdraw
+
+    def test_promote_turns_the_source_into_the_destination(self, backend: Backend) -> None:
+        for n, data in enumerate((b"short", b"", b"longer than the source was, by far")):
+            token = backend.put_new(f"intents/{n}", [b"an intent of some bytes"], durable=False)
+            backend.promote(f"intents/{n}", f"refs/deep/{n}/@ref", data, token=token, replace=False)
+
+            assert backend.get(f"refs/deep/{n}/@ref") == data
+            assert backend.stat(f"intents/{n}") is None
+        assert list(backend.list("intents")) == []
+
+    def test_promote_replaces_only_if_told_to(self, backend: Backend) -> None:
+        backend.put_new("ref", [b"first"])
+        token = backend.put_new("intent", [b"x"])
+        with pytest.raises(BlobExistsError):
+            backend.promote("intent", "ref", b"second", token=token, replace=False)
+
+        assert backend.get("ref") == b"first"
+        assert backend.stat("intent") is not None
+
+        backend.promote("intent", "ref", b"second", token=token, replace=True)
+
+        assert backend.get("ref") == b"second"
+        assert backend.stat("intent") is None
+
+    def test_a_promoted_blob_is_a_blob_like_any_other(self, backend: Backend) -> None:
+        token = backend.put_new("intent", [b"x"])
+        backend.promote("intent", "ref", b"data", token=token, replace=True)
+        info = backend.stat("ref")
+
+        assert info is not None
+        assert info.size == 4
+        with pytest.raises(BlobExistsError):
+            backend.put_new("ref", [b"y"])
+        assert backend.withdraw("ref", info.token)
+        assert backend.stat("ref") is None
+
+    @pytest.mark.parametrize("replace", [True, False])
+    def test_promote_of_what_is_gone_changes_nothing(self, backend: Backend, replace: bool) -> None:
+        token = backend.put_new("intent", [b"x"])
+        assert backend.withdraw("intent", token)
+
+        with pytest.raises(BlobNotFoundError):
+            backend.promote("intent", "ref", b"data", token=token, replace=replace)
+        assert backend.stat("ref") is None
+        assert backend.stat("intent") is None
+
+    def test_promote_relies_on_the_token(self, backend: Backend) -> None:
+        other = backend.put_new("other", [b"x"])
+        backend.put_new("intent", [b"x"])
+        backend.put_new("ref", [b"first"])
+
+        with pytest.raises(BlobNotFoundError):
+            backend.promote("intent", "ref", b"data", token=other, replace=True)
+        assert backend.get("intent") == b"x"
+        assert backend.get("ref") == b"first"
+
+    def test_withdraw_relies_on_the_token_and_happens_once(self, backend: Backend) -> None:
+        other = backend.put_new("other", [b"x"])
+        token = backend.put_new("intent", [b"x"])
+
+        assert not backend.withdraw("intent", other)
+        assert not backend.withdraw("absent", token)
+        assert not backend.withdraw("absent/folder", token)
+        assert backend.stat("intent") is not None
+        assert backend.withdraw("intent", token)
+        assert not backend.withdraw("intent", token)
+        assert backend.stat("intent") is None
+
+    def test_the_token_of_a_listing_is_the_token_of_the_blob(self, backend: Backend) -> None:
+        token = backend.put_new("intents/a", [b"x"])
+        (listed,) = backend.list("intents")
+        (child,), _ = backend.list_dir("intents")
+
+        assert listed.token == child.token == token
+
+    # --- listing
+
+    def test_list_finds_all_below_a_prefix_of_whole_segments(self, backend: Backend) -> None:
+        for key in ("a/x", "a/b/y", "a/b/c/z", "ab/x", "c"):
+            backend.put_new(key, [key.encode()])
+
+        assert sorted(info.key for info in backend.list("a")) == ["a/b/c/z", "a/b/y", "a/x"]
+        assert sorted(info.key for info in backend.list("a/b")) == ["a/b/c/z", "a/b/y"]
+        assert [(info.key, info.size) for info in backend.list("ab")] == [("ab/x", 4)]
+        assert list(backend.list("absent")) == []
+
+    def test_list_dir_gives_children_sorted(self, backend: Backend) -> None:
+        for key in ("a/z", "a/c/y", "a/b/y", "a/b/x/w", "a/@k", "b/q"):
+            backend.put_new(key, [b"1"])
+        blobs, names = backend.list_dir("a")
+
+        assert [info.key for info in blobs] == ["a/@k", "a/z"]
+        assert names == ["b", "c"]
+        assert backend.list_dir("absent") == ([], [])
+
+    def test_what_is_removed_is_no_longer_listed(self, backend: Backend) -> None:
+        backend.put_new("a/x", [b""])
+        backend.put_new("a/y", [b""])
+        backend.delete("a/x")
+
+        assert [info.key for info in backend.list("a")] == ["a/y"]
+
+    def test_delete_of_nothing_is_no_error(self, backend: Backend) -> None:
+        backend.put_new("a", [b""])
+        backend.delete("a")
+        backend.delete("a")
+        backend.delete("b/c")
+
+        assert backend.stat("a") is None
+
+    def test_sweep_touches_no_blob(self, backend: Backend) -> None:
+        backend.put_new("a/x", [b"1"])
+
+        assert backend.sweep(0.0) == 0
+        assert backend.get("a/x") == b"1"
+
+    # --- keys
+
+    @pytest.mark.parametrize("key", NOT_KEYS, ids=repr)
+    def test_what_is_not_a_key_is_refused_by_every_method(self, backend: Backend, key: str) -> None:
+        token = backend.put_new("ok", [b"x"])
+        calls: list[Callable[[], object]] = [
+            lambda: backend.put_new(key, [b"x"]),
+            lambda: backend.promote(key, "other", b"", token=token, replace=True),
+            lambda: backend.promote("ok", key, b"", token=token, replace=True),
+            lambda: backend.withdraw(key, token),
+            lambda: backend.stat(key),
+            lambda: backend.get(key),
+            lambda: backend.read_into(key, 0, memoryview(bytearray(1))),
+            lambda: list(backend.list(key)),
+            lambda: backend.list_dir(key),
+            lambda: backend.delete(key),
+        ]
+
+        for call in calls:
+            with pytest.raises(ValueError, match="not a key"):
+                call()
+        assert backend.get("ok") == b"x"

@@ -1,0 +1,94 @@
+"""A backend that fails or dies on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Literal, TypeVar
+
+from tensorcas_mlflow.backends import Backend, BlobInfo, Buffer, Children, Token
+from tensorcas_mlflow.errors import BackendError
+
+T = TypeVar("T")
+When = Literal["before", "after"]
+
+
+class SimulatedCrash(BaseException):
+    """The process is thought to have died. No handler of ordinary errors sees it."""
+
+
+class FaultyBackend(Backend):
+    """Another backend, whose calls are counted and one of which can be made to fail or to be the last one."""
+
+    def __init__(self, inner: Backend) -> None:
+        self.inner = inner
+        self.uri = inner.uri
+        self.calls: list[str] = []
+        """The operations called so far, by name."""
+        self._fault: tuple[int, frozenset[str] | None, When, bool] | None = None
+        self._is_dead = False
+
+    def fail(self, nth: int, *, operations: Iterable[str] | None = None, when: When = "before") -> None:
+        """Let one call raise BackendError, as a full or broken disk does.
+
+        Args:
+            nth: Which call from now on, counted from 0.
+            operations: Names of the operations that count; all if not given.
+            when: Whether the call fails before or after it took effect.
+        """
+        self._arm(nth, operations, when, crash=False)
+
+    def crash(self, nth: int, *, operations: Iterable[str] | None = None, when: When = "before") -> None:
+        """Let one call raise `SimulatedCrash`, and every later one too: the dead do nothing. See `fail`."""
+        self._arm(nth, operations, when, crash=True)
+
+    def _arm(self, nth: int, operations: Iterable[str] | None, when: When, *, crash: bool) -> None:
+        names = None if operations is None else frozenset(operations)
+        self._fault = (nth, names, when, crash)
+
+    def _call(self, operation: str, key: str, act: Callable[[], T]) -> T:
+        if self._is_dead:
+            raise SimulatedCrash
+        self.calls.append(operation)
+        if self._fault is None or (self._fault[1] is not None and operation not in self._fault[1]):
+            return act()
+        nth, names, when, crash = self._fault
+        if nth > 0:
+            self._fault = (nth - 1, names, when, crash)
+            return act()
+        self._fault = None
+        self._is_dead = crash
+        if when == "after":
+            act()
+        if crash:
+            raise SimulatedCrash
+        raise BackendError(operation, key, "it was told to fail")
+
+    def put_new(self, key: str, pieces: Iterable[Buffer], *, durable: bool = True) -> Token:
+        return self._call("put_new", key, lambda: self.inner.put_new(key, pieces, durable=durable))
+
+    def promote(self, source: str, dest: str, data: Buffer, *, token: Token, replace: bool) -> None:
+        self._call("promote", dest, lambda: self.inner.promote(source, dest, data, token=token, replace=replace))
+
+    def withdraw(self, key: str, token: Token) -> bool:
+        return self._call("withdraw", key, lambda: self.inner.withdraw(key, token))
+
+    def stat(self, key: str) -> BlobInfo | None:
+        return self._call("stat", key, lambda: self.inner.stat(key))
+
+    def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
+        return self._call("get", key, lambda: self.inner.get(key, max_bytes=max_bytes))
+
+    def read_into(self, key: str, start: int, out: memoryview) -> None:
+        self._call("read_into", key, lambda: self.inner.read_into(key, start, out))
+
+    def list_dir(self, prefix: str) -> Children:
+        return self._call("list_dir", prefix, lambda: self.inner.list_dir(prefix))
+
+    def delete(self, key: str) -> None:
+        self._call("delete", key, lambda: self.inner.delete(key))
+
+    def sweep(self, older_than_s: float) -> int:
+        return self._call("sweep", ".", lambda: self.inner.sweep(older_than_s))
+
+    def list(self, prefix: str) -> Iterator[BlobInfo]:
+        yield from self._call("list", prefix, lambda: tuple(self.inner.list(prefix)))

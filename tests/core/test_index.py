@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensorcas_mlflow.digest import digest
+from tensorcas_mlflow.errors import CorruptError, FormatError, NewerFormatError
+from tensorcas_mlflow.index import EMPTY, Table, make_table, merge_tables, read_segment, segment_bytes
+from tensorcas_mlflow.pack import ENTRY, Entries
+
+
+def name(n: int) -> str:
+    return f"{n:032x}"
+
+
+def digests(numbers: list[int]) -> np.ndarray:
+    flat = np.frombuffer(b"".join(digest(str(n).encode()) for n in numbers), np.uint8)
+    return flat.reshape(-1, 32)
+
+
+def entries(numbers: list[int]) -> Entries:
+    out = np.zeros(len(numbers), dtype=ENTRY)
+    if numbers:
+        out["digest"] = digests(numbers)
+    out["offset"] = numbers
+    out["stored_bytes"] = 5
+    out["raw_bytes"] = 5
+    return out
+
+
+def places(table: Table, numbers: list[int]) -> list[tuple[str, int] | None]:
+    rows = table.find(digests(numbers))
+    return [None if row < 0 else (table.key_of(row), int(table.entries["offset"][row])) for row in rows.tolist()]
+
+
+TABLE = make_table({name(0): entries([1, 2, 3]), name(1): entries([3, 4]), name(2): entries([])})
+
+
+def test_chunks_are_found_where_they_lie_and_others_are_not() -> None:
+    assert places(TABLE, [4, 1, 9, 2]) == [
+        (f"packs/{name(1)}.pack", 4),
+        (f"packs/{name(0)}.pack", 1),
+        None,
+        (f"packs/{name(0)}.pack", 2),
+    ]
+
+
+def test_an_empty_table_finds_nothing() -> None:
+    assert places(EMPTY, [1]) == [None]
+    assert make_table({}).find(np.empty((0, 32), np.uint8)).tolist() == []
+
+
+def test_a_copy_in_a_pack_that_does_not_count_is_passed_over() -> None:
+    wanted = digests([3])
+    first = TABLE.find(wanted, np.array([True, False, True]))
+    second = TABLE.find(wanted, np.array([False, True, True]))
+    none = TABLE.find(wanted, np.array([False, False, True]))
+
+    assert TABLE.key_of(first[0]) == f"packs/{name(0)}.pack"
+    assert TABLE.key_of(second[0]) == f"packs/{name(1)}.pack"
+    assert none.tolist() == [-1]
+
+
+def test_digests_with_one_prefix_are_told_apart() -> None:
+    rows = entries([1, 2, 3])
+    rows["digest"][:, :8] = 255
+    table = make_table({name(0): rows})
+
+    found = table.find(np.ascontiguousarray(rows["digest"]))
+
+    assert table.entries["offset"][found].tolist() == [1, 2, 3]
+    other = rows["digest"][:1].copy()
+    other[0, 31] ^= 1
+    assert table.find(other).tolist() == [-1]
+
+
+@given(st.lists(st.lists(st.integers(0, 50), max_size=20, unique=True), max_size=6))
+def test_merged_tables_find_what_each_finds(parts: list[list[int]]) -> None:
+    tables = [make_table({name(n): entries(part)}) for n, part in enumerate(parts)]
+
+    merged = merge_tables(tables)
+
+    whole = {n for part in parts for n in part}
+    for n, place in zip(range(51), places(merged, list(range(51))), strict=True):
+        assert (place is not None) == (n in whole)
+        if place is not None:
+            assert n in parts[int(place[0][6:38], 16)]
+
+
+def test_a_segment_is_read_back_as_the_table_it_was_written_from() -> None:
+    table = read_segment("index/x.arrow", segment_bytes(TABLE))
+
+    assert table.packs == TABLE.packs
+    assert (table.pack == TABLE.pack).all()
+    assert (table.entries == TABLE.entries).all()
+    assert (table.prefix == TABLE.prefix).all()
+
+
+def test_an_empty_table_can_be_a_segment() -> None:
+    assert len(read_segment("index/x.arrow", segment_bytes(EMPTY))) == 0
+
+
+def segment_with(head: object, **columns: object) -> bytes:
+    batch = pa.ipc.open_file(segment_bytes(TABLE)).get_batch(0)
+    arrays = {field: columns.get(field, batch.column(field)) for field in batch.schema.names}
+    metadata = {b"tensorcas": head if isinstance(head, bytes) else json.dumps(head).encode()}
+    changed = pa.record_batch({key: value for key, value in arrays.items() if value is not None})
+    changed = changed.replace_schema_metadata(metadata)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, changed.schema) as writer:
+        writer.write_batch(changed)
+    return sink.getvalue().to_pybytes()
+
+
+PACKS = [name(0), name(1), name(2)]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        [],
+        "x",
+        {},
+        {"format": 1},
+        {"format": "1", "packs": PACKS},
+        {"format": True, "packs": PACKS},
+        {"format": float("inf"), "packs": PACKS},
+        {"format": 1, "packs": None},
+        {"format": 1, "packs": PACKS[:1]},
+        {"format": 1, "packs": [1, 2, 3]},
+        {"format": 1, "packs": ["../../../../etc/passwd", *PACKS]},
+        {"format": 1, "packs": ["é" * 32, *PACKS]},
+        {"format": 1, "packs": "x" * 32},
+        b"not json",
+        b"[" * 100_000,
+        b"\xff\xfe",
+    ],
+    ids=repr,
+)
+def test_a_segment_with_a_hostile_head_is_corrupt(head: object) -> None:
+    with pytest.raises(CorruptError):
+        read_segment("index/x.arrow", segment_with(head))
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"pack": None},
+        {"digest": pa.array([b"x"] * 5)},
+        {"digest": pa.array([b"x" * 31] * 5, pa.binary(31))},
+        {"offset": pa.array([1.5] * 5)},
+        {"offset": pa.array([None] * 5, pa.uint64())},
+        {"offset": pa.array([2**64 - 1] * 5, pa.uint64())},
+        {"offset": pa.array([-1] * 5, pa.int64())},
+        {"pack": pa.array([3] * 5, pa.uint32())},
+        {"pack": pa.array([-1] * 5, pa.int64())},
+        {"codec": pa.array(["x"] * 5)},
+    ],
+    ids=lambda columns: next(iter(columns)),
+)
+def test_a_segment_with_hostile_columns_is_corrupt(columns: dict[str, object]) -> None:
+    with pytest.raises(CorruptError):
+        read_segment("index/x.arrow", segment_with({"format": 1, "packs": PACKS}, **columns))
+
+
+def test_a_segment_of_a_later_release_says_so() -> None:
+    with pytest.raises(NewerFormatError, match="version 2"):
+        read_segment("index/x.arrow", segment_with({"format": 2, "packs": PACKS}))
+
+
+SEGMENT = segment_bytes(TABLE)
+
+
+@settings(max_examples=500)
+@given(st.data())
+def test_a_damaged_segment_is_a_table_or_a_format_error(data: st.DataObject) -> None:
+    damaged = bytearray(SEGMENT)
+    for _ in range(data.draw(st.integers(1, 5))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        table = read_segment("index/x.arrow", bytes(damaged[: data.draw(st.sampled_from([len(damaged), 300, 9, 0]))]))
+    except FormatError:
+        return
+
+    for row in range(len(table)):
+        table.key_of(row)
+    assert len(table.find(digests([1, 2, 3]))) == 3

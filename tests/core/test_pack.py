@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensorcas_mlflow.codecs import RAW, ZSTD, Codec
+from tensorcas_mlflow.digest import digest
+from tensorcas_mlflow.errors import CorruptError
+from tensorcas_mlflow.pack import ENTRY, FOOTER_BYTES, MAGIC, Entries, PackWriter, Payload, read_table
+
+
+def payload(raw: bytes, codec: Codec = RAW, *, begins_row: bool = True) -> Payload:
+    data = codec.encode(raw, 1)
+    return Payload(digest=digest(raw), raw_bytes=len(raw), codec=codec, typesize=1, data=data, begins_row=begins_row)
+
+
+def write(payloads: list[Payload]) -> bytes:
+    return b"".join(bytes(piece) for piece in PackWriter().pieces(payloads))
+
+
+def table_of(blob: bytes) -> Entries:
+    return read_table("packs/x.pack", len(blob), lambda start, stop: blob[start:stop])
+
+
+def with_table(blob: bytes, entries: Entries) -> bytes:
+    """Give a pack another table, with footer and digest as a hostile author would."""
+    (offset,) = struct.unpack_from("<Q", blob, len(blob) - FOOTER_BYTES + 16)
+    table = entries.tobytes()
+    head = struct.pack("<8sIIQQ", b"TCPTBL\r\x01", ENTRY.itemsize, len(entries), offset, 0)
+    return blob[:offset] + table + head + digest(table + head)
+
+
+PACK = write([payload(b"a" * 100), payload(b"b" * 70), payload(b"c" * 5_000, ZSTD), payload(b"d", begins_row=False)])
+
+
+def test_a_pack_is_read_back_by_its_table() -> None:
+    entries = table_of(PACK)
+
+    assert [entry["raw_bytes"] for entry in entries] == [100, 70, 5_000, 1]
+    for entry, raw in zip(entries, [b"a" * 100, b"b" * 70, b"c" * 5_000, b"d"], strict=True):
+        begin = int(entry["offset"])
+        stored = PACK[begin : begin + int(entry["stored_bytes"])]
+        assert entry["digest"].tobytes() == digest(raw)
+        assert entry["stored_digest"].tobytes() == digest(stored)[:16]
+        if entry["codec"] == RAW.number:
+            assert stored == raw
+
+
+def test_a_raw_tensor_begins_at_a_multiple_of_64_and_its_chunks_lie_adjacent() -> None:
+    blob = write([payload(b"x" * 10), payload(b"y" * 10, begins_row=False), payload(b"z" * 10)])
+
+    assert table_of(blob)["offset"].tolist() == [64, 74, 128]
+    assert blob[:8] == MAGIC
+    assert blob[8:64] == bytes(56)
+
+
+def test_a_writer_knows_its_size_and_entries_when_all_is_drawn() -> None:
+    writer = PackWriter()
+    blob = b"".join(bytes(piece) for piece in writer.pieces([payload(b"abc")]))
+
+    assert writer.n_bytes == len(blob)
+    assert (writer.entries() == table_of(blob)).all()
+
+
+def test_an_empty_pack_has_an_empty_table() -> None:
+    assert len(table_of(write([]))) == 0
+
+
+def test_a_reader_takes_the_first_68_bytes_of_a_longer_entry() -> None:
+    entries = table_of(PACK)
+    (offset,) = struct.unpack_from("<Q", PACK, len(PACK) - FOOTER_BYTES + 16)
+    table = b"".join(entry.tobytes() + b"later" for entry in entries)
+    head = struct.pack("<8sIIQQ", b"TCPTBL\r\x01", ENTRY.itemsize + 5, len(entries), offset, 0)
+    blob = PACK[:offset] + table + head + digest(table + head)
+
+    assert (table_of(blob) == entries).all()
+
+
+def test_a_pack_cut_short_anywhere_is_corrupt() -> None:
+    for size in range(len(PACK)):
+        with pytest.raises(CorruptError):
+            table_of(PACK[:size])
+
+
+def test_any_flipped_bit_of_table_or_footer_is_seen() -> None:
+    (offset,) = struct.unpack_from("<Q", PACK, len(PACK) - FOOTER_BYTES + 16)
+    for at in range(offset, len(PACK)):
+        for bit in (1, 128):
+            damaged = bytearray(PACK)
+            damaged[at] ^= bit
+
+            with pytest.raises(CorruptError):
+                table_of(bytes(damaged))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("offset", 0), ("offset", 7), ("offset", 2**64 - 1), ("offset", 2**63), ("stored_bytes", 2**32 - 1)],
+)
+def test_a_hostile_table_that_points_outside_of_its_pack_is_corrupt(field: str, value: int) -> None:
+    entries = table_of(PACK).copy()
+    entries[field][1] = value
+
+    with pytest.raises(CorruptError, match="outside"):
+        table_of(with_table(PACK, entries))
+
+
+@pytest.mark.parametrize(
+    ("entry_bytes", "n_entries", "offset"),
+    [(67, 1, 8), (0, 0, 8), (68, 2**32 - 1, 8), (2**32 - 1, 2**24, 8), (68, 0, 2**64 - 1), (68, 1, 2**63)],
+)
+def test_a_hostile_footer_costs_no_memory(entry_bytes: int, n_entries: int, offset: int) -> None:
+    head = struct.pack("<8sIIQQ", b"TCPTBL\r\x01", entry_bytes, n_entries, offset, 0)
+    reads: list[int] = []
+
+    def read(start: int, stop: int) -> bytes:
+        reads.append(stop - start)
+        return (PACK + head + digest(head))[start:stop]
+
+    with pytest.raises(CorruptError):
+        read_table("packs/x.pack", len(PACK) + FOOTER_BYTES, read)
+    assert max(reads) <= len(PACK)
+
+
+@settings(max_examples=200)
+@given(st.binary(max_size=200))
+def test_junk_is_corrupt(junk: bytes) -> None:
+    with pytest.raises(CorruptError):
+        table_of(junk)
+
+
+@given(st.lists(st.tuples(st.binary(min_size=1, max_size=200), st.booleans(), st.booleans()), max_size=20))
+def test_whatever_is_packed_is_found(chunks: list[tuple[bytes, bool, bool]]) -> None:
+    blob = write([payload(raw, ZSTD if small else RAW, begins_row=begins) for raw, small, begins in chunks])
+
+    entries = table_of(blob)
+
+    assert entries["raw_bytes"].tolist() == [len(raw) for raw, _, _ in chunks]
+    assert np.all(np.diff(entries["offset"].astype(np.int64)) > 0)

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import pytest
+
+from tensorcas_mlflow import config, threads
+
+
+@pytest.fixture(params=["1", "3"])
+def n_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setenv("TENSORCAS_THREADS", request.param)
+    return int(request.param)
+
+
+def test_results_come_in_the_order_of_the_items(n_threads: int) -> None:
+    def slow_for_small(n: int) -> int:
+        time.sleep(0.001 * (5 - n % 5))
+        return n * n
+
+    assert list(threads.ordered_map(slow_for_small, range(40))) == [n * n for n in range(40)]
+
+
+def test_items_are_drawn_only_as_results_are_taken(n_threads: int) -> None:
+    drawn: list[int] = []
+
+    def items():  # type: ignore[no-untyped-def]
+        for n in range(1_000):
+            drawn.append(n)
+            yield n
+
+    results = threads.ordered_map(str, items(), window=4)
+    next(results)
+
+    assert len(drawn) <= 5
+
+
+def test_the_first_error_comes_at_its_place(n_threads: int) -> None:
+    def fail_at_3(n: int) -> int:
+        if n >= 3:
+            raise KeyError(n)
+        return n
+
+    results = threads.ordered_map(fail_at_3, range(100))
+
+    assert [next(results) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(KeyError, match="3"):
+        next(results)
+
+
+def test_nothing_is_under_way_once_an_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSORCAS_THREADS", "4")
+    under_way = [0]
+    lock = threading.Lock()
+
+    def work(n: int) -> None:
+        with lock:
+            under_way[0] += 1
+        try:
+            if n == 0:
+                raise OSError(n)
+            time.sleep(0.05)
+        finally:
+            with lock:
+                under_way[0] -= 1
+
+    with pytest.raises(OSError, match="0"):
+        threads.run_all(work, range(8))
+
+    assert under_way == [0]
+
+
+def test_an_abandoned_map_leaves_the_pool_usable(n_threads: int) -> None:
+    results = threads.ordered_map(str, range(1_000))
+    next(results)
+    del results
+
+    assert list(threads.ordered_map(str, range(3))) == ["0", "1", "2"]
+
+
+def test_a_forked_child_gets_a_pool_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSORCAS_THREADS", "3")
+    assert list(threads.ordered_map(str, range(9)))[-1] == "8"
+
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if list(threads.ordered_map(str, range(9)))[-1] == "8" else 1)
+
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            break
+        time.sleep(0.01)
+    else:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+        pytest.fail("the child waits for threads that are not there")
+    assert status == 0
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "x", "1.5", "²"])
+def test_a_number_of_threads_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("TENSORCAS_THREADS", value)
+
+    with pytest.raises(ValueError, match=r"²|TENSORCAS_THREADS"):
+        config.n_threads()

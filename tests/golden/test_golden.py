@@ -1,0 +1,97 @@
+"""What an earlier release wrote is read by every later one."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tensorcas_mlflow.gc import plan_gc
+from tensorcas_mlflow.manifest import Manifest
+from tensorcas_mlflow.store import MANIFEST_FILE, Ref, RefTarget, Store, read_payload
+
+HERE = Path(__file__).parent
+
+spec = importlib.util.spec_from_file_location("golden_v1", HERE / "golden_v1.py")
+assert spec is not None
+assert spec.loader is not None
+golden_v1 = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(golden_v1)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    shutil.copytree(HERE / "v1" / "root", tmp_path / "root")
+    return Store.open(tmp_path / "root")
+
+
+def assert_holds(store: Store, ref: Ref | None, wanted: dict[str, np.ndarray]) -> None:
+    assert ref is not None
+    loaded = store.read_tensors(store.manifest(ref))
+    assert list(loaded) == list(wanted)
+    for name, array in wanted.items():
+        assert (loaded[name].dtype, loaded[name].shape) == (array.dtype, array.shape), name
+        assert loaded[name].tobytes() == array.tobytes(), name
+
+
+def assert_whole(store: Store) -> None:
+    for step in (1, 2, 3, 4):
+        assert_holds(store, store.ref(RefTarget(run_id="run one", step=step).key), golden_v1.tensors(step))
+    assert_holds(store, store.artifact("models/m-1/artifacts/data/checkpoint.arrow"), golden_v1.tensors(2))
+    elsewhere = RefTarget(uri="s3://bucket/elsewhere/checkpoint.arrow")
+    assert_holds(store, store.ref(elsewhere.key), golden_v1.tensors(5))
+    ref = store.artifact("plots/ä b%.bin")
+    assert ref is not None
+    out = io.BytesIO()
+    store.copy_file(ref, out)
+    assert out.getvalue() == golden_v1.FILE
+
+
+def test_every_checkpoint_and_file_of_format_1_is_read(store: Store) -> None:
+    assert store.chunk_bytes == 4096
+    assert len(store.checkpoints()) == 7
+    assert_whole(store)
+
+
+def test_what_refs_and_manifests_of_format_1_say_is_read(store: Store) -> None:
+    ref = store.ref(RefTarget(run_id="run one", step=3).key)
+    assert ref is not None
+    manifest = store.manifest(ref)
+
+    assert (ref.run_id, ref.step, ref.model_id, ref.flavor, ref.kind) == ("run one", 3, "m-1", "pytorch", "checkpoint")
+    assert (manifest.flavor, manifest.store_id, manifest.metadata) == ("pytorch", store.id, golden_v1.METADATA)
+    assert manifest.row("trees").cuts.tolist() == [1_200, 4_200, 12_000]
+
+
+def test_a_store_of_format_1_holds_a_segment_and_loose_packs(store: Store) -> None:
+    endings = [info.key.rpartition(".")[2] for info in store.backend.list("index")]
+
+    assert "arrow" in endings
+    assert "loose" in endings
+
+
+def test_a_store_of_format_1_is_written_to_as_to_any(store: Store) -> None:
+    with store.write_checkpoint(golden_v1.tensors(3), flavor="pytorch", cuts=golden_v1.CUTS) as save:
+        ref = save.commit(RefTarget(run_id="new", step=1))
+
+    assert save.n_new_bytes == 0
+    assert_holds(store, ref, golden_v1.tensors(3))
+
+
+def test_a_collection_keeps_a_store_of_format_1_whole(store: Store) -> None:
+    plan_gc(store, grace_s=0, max_waste=0).execute()
+
+    assert_whole(Store.open(store.uri))
+
+
+def test_a_payload_of_format_1_is_read() -> None:
+    loaded = read_payload(HERE / "v1" / "payload")
+    manifest = Manifest.from_bytes((HERE / "v1" / "payload" / MANIFEST_FILE).read_bytes())
+
+    assert (manifest.flavor, manifest.metadata, manifest.store_id) == ("sklearn", golden_v1.METADATA, None)
+    for name, array in golden_v1.payload_tensors().items():
+        assert loaded[name].tobytes() == array.tobytes()

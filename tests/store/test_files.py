@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tensorcas_mlflow.backends import LocalBackend
+from tensorcas_mlflow.errors import ConflictError, FormatError
+from tensorcas_mlflow.store import Ref, RefTarget, Store
+
+CHUNK = 4096
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.init(tmp_path / "root", chunk_bytes=CHUNK)
+
+
+def write(store: Store, path: Path, name: str = "dir/file.bin") -> Ref:
+    with store.write_file(path) as save:
+        return save.commit(RefTarget(path=name))
+
+
+def read(store: Store, ref: Ref, **options: bool) -> bytes:
+    out = io.BytesIO()
+    store.copy_file(ref, out, **options)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 10 * CHUNK, 777_777, (16 << 20) + 5])
+def test_a_file_is_read_back_bit_for_bit(store: Store, tmp_path: Path, size: int) -> None:
+    content = np.random.default_rng(size).bytes(size)
+    (tmp_path / "file").write_bytes(content)
+    ref = write(store, tmp_path / "file")
+
+    assert (ref.kind, ref.n_bytes, ref.path) == ("file", size, "dir/file.bin")
+    assert read(store, ref) == content
+    assert read(Store.open(store.uri), ref, verify=False) == content
+
+
+def test_a_file_longer_than_a_batch_comes_in_pieces(store: Store, tmp_path: Path) -> None:
+    with (tmp_path / "file").open("wb") as file:
+        file.truncate(40 << 20)
+    ref = write(store, tmp_path / "file")
+    sizes = [len(piece) for piece in store.iter_file(ref)]
+
+    assert sum(sizes) == 40 << 20
+    assert max(sizes) <= 16 << 20
+
+
+def test_what_two_files_share_is_stored_once(store: Store, tmp_path: Path) -> None:
+    shared = np.random.default_rng(0).bytes(50 * CHUNK)
+    (tmp_path / "one").write_bytes(shared)
+    (tmp_path / "two").write_bytes(shared + b"and more")
+    write(store, tmp_path / "one", "one")
+    with store.write_file(tmp_path / "two") as save:
+        save.commit(RefTarget(path="two"))
+
+    assert save.n_new_bytes < 1_000
+
+
+def test_a_file_and_a_tensor_share_chunks(store: Store, tmp_path: Path) -> None:
+    array = np.random.default_rng(0).normal(size=10_000)
+    (tmp_path / "raw").write_bytes(array.tobytes())
+    with store.write_checkpoint({"a": array}) as save:
+        save.commit(RefTarget(run_id="r", step=1))
+    with store.write_file(tmp_path / "raw") as save:
+        ref = save.commit(RefTarget(path="raw"))
+
+    assert save.n_new_bytes == 0
+    assert read(store, ref) == array.tobytes()
+
+
+@pytest.mark.parametrize("change", ["content", "longer", "shorter", "gone"])
+def test_a_file_that_changes_while_it_is_logged_is_refused_or_stored_as_it_was_hashed(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    path = tmp_path / "file"
+    content = np.random.default_rng(0).bytes(10 * CHUNK)
+    path.write_bytes(content)
+    refresh = store.catalog.refresh
+
+    def change_it() -> None:
+        if change == "content":
+            path.write_bytes(bytes(10 * CHUNK))
+        elif change == "longer":
+            path.write_bytes(content + b"more")
+        elif change == "shorter":
+            path.write_bytes(content[:-1])
+        else:
+            path.unlink()
+        refresh()
+
+    monkeypatch.setattr(store.catalog, "refresh", change_it)
+
+    if change == "longer":
+        assert read(store, write(store, path)) == content
+        return
+    with pytest.raises(FileNotFoundError if change == "gone" else ConflictError, match="file"):
+        write(store, path)
+    assert store.walk_artifacts() == []
+    assert list(store.backend.list("intents")) == []
+    assert list(store.backend.list("packs")) == []
+
+
+def test_a_file_that_cannot_be_read_is_an_oserror(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        store.write_file(tmp_path / "absent")
+    with pytest.raises(IsADirectoryError):
+        store.write_file(tmp_path)
+
+
+def test_the_path_of_a_checkpoint_shows_its_manifest(store: Store) -> None:
+    with store.write_checkpoint({"a": np.arange(5)}) as save:
+        ref = save.commit(RefTarget(path="model/checkpoint.arrow"))
+    shown = read(store, ref)
+
+    assert len(shown) == ref.n_bytes
+    assert shown == store.manifest(ref).to_bytes()
+
+
+def test_damage_in_a_file_is_seen(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(np.random.default_rng(0).bytes(3 * CHUNK))
+    ref = write(store, tmp_path / "file")
+    assert isinstance(store.backend, LocalBackend)
+    (pack,) = (store.backend.root / "packs").iterdir()
+    data = bytearray(pack.read_bytes())
+    data[5_000] ^= 1
+    pack.write_bytes(data)
+
+    with pytest.raises(FormatError):
+        read(store, ref)
