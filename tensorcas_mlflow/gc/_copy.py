@@ -1,0 +1,106 @@
+"""Copying what is needed out of packs that are to go."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.codecs import codec_numbered
+from tensorcas_mlflow.digest import digest, unique_rows
+from tensorcas_mlflow.errors import BlobNotFoundError, CorruptChunkError, CorruptError, FormatError
+from tensorcas_mlflow.gc._survey import Survey
+from tensorcas_mlflow.index import Table, pack_key
+from tensorcas_mlflow.pack import STORED_DIGEST_BYTES, TARGET_BYTES, PackWriter, Payload
+from tensorcas_mlflow.store import Store
+from tensorcas_mlflow.store import protocol as p
+
+_log = logging.getLogger(__name__)
+
+
+def copy_out(store: Store, state: Survey, *, doomed: frozenset[str], sources: frozenset[str]) -> int:
+    """Copy what is needed, and would have no copy left, out of some packs into new ones.
+
+    A pack that is damaged or that another collector deletes meanwhile is left alone: what was not copied is found to be
+    needed later, and so spares its pack.
+
+    Args:
+        store: Which.
+        state: Of the store, before anything is condemned.
+        doomed: Packs whose copies will not count.
+        sources: Those of them to copy from.
+
+    Returns:
+        Bytes of the new packs.
+    """
+    keys = state.keys()
+    live = state.live_rows()
+    has_copy = np.isin(keys, keys[live & ~state.rows_in(state.condemned_packs() | doomed)])
+    written_bytes = 0
+    while True:
+        rows = _next_rows(state, live & ~has_copy & state.rows_in(sources))
+        if len(rows) == 0:
+            return written_bytes
+        name = uuid.uuid4().hex
+        writer = PackWriter()
+        try:
+            store.backend.put_new(pack_key(name), writer.pieces(_payloads(store.backend, state.table, rows)))
+        except _UnreadableError as error:
+            if not isinstance(error.__cause__, BlobNotFoundError):
+                _log.warning("pack %s is not rewritten: %s", error.pack, error.__cause__)
+            sources -= {error.pack}
+            continue
+        p.mark_loose(store.backend, name)
+        store.catalog.add(name, writer.entries())
+        written_bytes += writer.n_bytes
+        has_copy |= np.isin(keys, keys[rows])
+
+
+class _UnreadableError(Exception):
+    """Ends the writing of a pack; the cause says why."""
+
+    def __init__(self, pack: str) -> None:
+        super().__init__(pack)
+        self.pack = pack
+
+
+def _next_rows(state: Survey, wanted: Any) -> Any:
+    """Rows for one pack: each chunk once, in the order they lie in."""
+    table = state.table
+    rows = np.flatnonzero(wanted)
+    _, first, _ = unique_rows(np.ascontiguousarray(table.entries["digest"][rows]))
+    rows = rows[first]
+    rows = rows[np.lexsort((table.entries["offset"][rows], table.pack[rows]))]
+    total = np.cumsum(table.entries["stored_bytes"][rows].astype(np.int64))
+    return rows[: max(1, int(np.searchsorted(total, TARGET_BYTES)))]
+
+
+def _payloads(backend: Backend, table: Table, rows: Any) -> Iterator[Payload]:
+    end = (-1, -1)
+    for row in rows.tolist():
+        entry = table.entries[row]
+        begin = (int(table.pack[row]), int(entry["offset"]))
+        # What lay without a gap stays so: the chunks of one raw tensor can still be mapped as one.
+        begins_row, end = begin != end, (begin[0], begin[1] + int(entry["stored_bytes"]))
+        key = table.key_of(row)
+        data = bytearray(int(entry["stored_bytes"]))
+        wanted = entry["digest"].tobytes()
+        try:
+            backend.read_into(key, int(entry["offset"]), memoryview(data))
+            if digest(data)[:STORED_DIGEST_BYTES] != entry["stored_digest"].tobytes():
+                raise CorruptChunkError(wanted.hex(), key, "its stored bytes do not hash to what the pack's table says")
+            codec = codec_numbered(int(entry["codec"]))
+        except (BlobNotFoundError, CorruptError, FormatError) as error:
+            raise _UnreadableError(table.packs[int(table.pack[row])]) from error
+        yield Payload(
+            digest=wanted,
+            raw_bytes=int(entry["raw_bytes"]),
+            codec=codec,
+            typesize=int(entry["typesize"]),
+            data=data,
+            begins_row=begins_row,
+        )

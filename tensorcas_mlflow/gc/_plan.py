@@ -1,0 +1,208 @@
+"""Plan, then execute."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.errors import FormatError
+from tensorcas_mlflow.gc._choose import choose, still_needed
+from tensorcas_mlflow.gc._copy import copy_out
+from tensorcas_mlflow.gc._survey import survey
+from tensorcas_mlflow.index import pack_key
+from tensorcas_mlflow.store import Ref, Store
+from tensorcas_mlflow.store import protocol as p
+
+DEFAULT_GRACE_S = 24 * 3600.0
+DEFAULT_MAX_WASTE = 0.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GcPlan:
+    """What a collection would do, as things stand. Printing it says so in words."""
+
+    store: Store = field(repr=False)
+    grace_s: float
+    orphans: tuple[Ref, ...]
+    """Refs to drop first: of models that are gone."""
+    stale_intents: tuple[str, ...]
+    """Keys of intents of saves that are dead, or have been silent for longer than the grace."""
+    packs: Mapping[str, int]
+    """Packs nothing needs: name and size in bytes."""
+    rewrites: Mapping[str, tuple[int, int]]
+    """Packs that are needed in part: name, payload bytes needed, size in bytes."""
+    manifests: tuple[str, ...]
+    """Manifests no ref names."""
+    dead_lists: tuple[str, ...]
+    """Keys of condemned lists of collectors that died before they were done."""
+    n_refs: int
+    n_live_chunks: int
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        tasks = (self.orphans, self.packs, self.rewrites, self.manifests, self.stale_intents, self.dead_lists)
+        return not any(tasks)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.n_refs} checkpoints and files keep {self.n_live_chunks} chunks",
+            f"{len(self.packs)} packs to delete ({_size(sum(self.packs.values()))})",
+        ]
+        if self.rewrites:
+            live = sum(needed for needed, _ in self.rewrites.values())
+            whole = sum(size for _, size in self.rewrites.values())
+            lines.append(f"{len(self.rewrites)} packs to rewrite ({_size(live)} of {_size(whole)} needed)")
+        lines.append(f"{len(self.manifests)} manifests to delete")
+        if self.orphans:
+            lines.append(f"{len(self.orphans)} refs of models that are gone to drop")
+        if self.stale_intents:
+            lines.append(f"{len(self.stale_intents)} dead saves to abort")
+        if self.dead_lists:
+            lines.append(f"{len(self.dead_lists)} dead collections to finish")
+        return ", ".join(lines)
+
+    def execute(self) -> GcReport:
+        """Carry the plan out.
+
+        What has come to be needed since the plan was made is spared; nothing outside of the plan is deleted.
+
+        Raises:
+            CorruptError: Something cannot be read that says what is needed; nothing was deleted.
+            BackendError: The storage failed; a later collection finishes this one.
+        """
+        return _execute(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GcReport:
+    """What a collection did."""
+
+    n_packs: int
+    """Packs deleted, rewritten ones included."""
+    n_manifests: int
+    n_aborted: int
+    """Saves aborted."""
+    n_spared: int
+    """Packs of the plan that had come to be needed."""
+    freed_bytes: int
+    """Bytes of packs deleted, less those of the packs that rewriting has made."""
+
+    def __str__(self) -> str:
+        spared = f", {self.n_spared} packs spared" if self.n_spared else ""
+        return (
+            f"deleted {self.n_packs} packs and {self.n_manifests} manifests, aborted {self.n_aborted} saves{spared}, "
+            f"freed {_size(self.freed_bytes)}"
+        )
+
+
+def plan_gc(
+    store: Store,
+    *,
+    grace_s: float = DEFAULT_GRACE_S,
+    max_waste: float = DEFAULT_MAX_WASTE,
+    orphans: Sequence[Ref] = (),
+) -> GcPlan:
+    """Find out what nothing needs any more.
+
+    Args:
+        store: Which.
+        grace_s: After how many seconds of silence a save or collection whose process cannot be asked is taken for dead.
+            A save that is given up by mistake is not lost: it notices, and starts again.
+        max_waste: Which part of a pack may be unneeded before the rest is copied out of it: 0 to 1.
+        orphans: Refs to drop, unless something is saved in their place meanwhile; see `tensorcas_mlflow.orphans`.
+
+    Raises:
+        CorruptError: A ref, manifest, intent or pack cannot be read, so what is needed cannot be known: verify the
+            store, or drop the ref the error names.
+    """
+    if grace_s < 0 or not 0 <= max_waste <= 1:
+        raise ValueError(f"grace_s must not be negative and max_waste must be from 0 to 1: {grace_s}, {max_waste}")
+    state = survey(store.backend, grace_s, count_stale=False, without=orphans)
+    doomed, rewrites = choose(state, max_waste)
+    return GcPlan(
+        store=store,
+        grace_s=grace_s,
+        orphans=tuple(orphans),
+        stale_intents=tuple(state.stale),
+        packs={name: state.sizes[name] for name in doomed},
+        rewrites={name: (needed, state.sizes[name]) for name, needed in rewrites.items()},
+        manifests=tuple(sorted(state.manifests - state.live_manifests)),
+        dead_lists=tuple(condemned.key for condemned in state.dead_lists),
+        n_refs=state.n_refs,
+        n_live_chunks=len(state.live),
+    )
+
+
+def _execute(plan: GcPlan) -> GcReport:
+    backend = plan.store.backend
+    for ref in plan.orphans:
+        _drop(plan.store, ref)
+    n_aborted = sum(_abort(backend, key) for key in plan.stale_intents)
+    state = survey(backend, plan.grace_s, count_stale=True)
+    # A dead collector's list is finished, never just dropped: its owner may only be slow. What is on it goes on a list
+    # of our own too, since the owner may yet remove it.
+    finishing = [condemned for condemned in state.dead_lists if condemned.key in plan.dead_lists]
+    inherited = frozenset[str]().union(*(condemned.packs for condemned in finishing)) & state.sizes.keys()
+    own = (frozenset((*plan.packs, *plan.rewrites)) & state.sizes.keys()) - state.condemned_packs()
+    doomed = own | inherited
+    manifests = frozenset(plan.manifests).union(*(condemned.manifests for condemned in finishing)) & state.manifests
+    manifests -= state.live_manifests
+    sources = (own & plan.rewrites.keys()) | inherited
+    written_bytes = copy_out(plan.store, state, doomed=doomed, sources=sources)
+    spared = dead_packs = frozenset[str]()
+    if doomed or manifests or finishing:
+        key = f"condemned/{uuid.uuid4().hex}"
+        backend.put_new(key, [p.condemned_bytes(doomed, manifests)])
+        # From here on no save comes to rely on what is listed. Those that did before are seen now.
+        try:
+            state = survey(backend, plan.grace_s, count_stale=True)
+        except FormatError:
+            backend.delete(key)
+            raise
+        spared = still_needed(state, doomed)
+        dead_packs = doomed - spared
+        manifests -= state.live_manifests
+        for name in sorted(manifests):
+            backend.delete(f"manifests/{name}")
+        for name in sorted(dead_packs):
+            backend.delete(pack_key(name))
+        plan.store.catalog.forget(dead_packs)
+        backend.delete(key)
+        for condemned in finishing:
+            # What is spared may still be deleted by the list's owner, so the list has to stay.
+            if not condemned.packs & spared and not condemned.manifests & (state.manifests - manifests):
+                backend.delete(condemned.key)
+    p.tidy_index(backend, state.sizes.keys() - dead_packs)
+    freed_bytes = sum(state.sizes.get(name, 0) for name in dead_packs) - written_bytes
+    # A save that is given up by mistake starts again, but a write whose temporary file goes fails.
+    freed_bytes += backend.sweep(max(plan.grace_s, DEFAULT_GRACE_S))
+    return GcReport(
+        n_packs=len(dead_packs),
+        n_manifests=len(manifests),
+        n_aborted=n_aborted,
+        n_spared=len(spared),
+        freed_bytes=freed_bytes,
+    )
+
+
+def _drop(store: Store, orphan: Ref) -> None:
+    # The token is taken before the ref is read, so one that is replaced meanwhile is not dropped in its place.
+    info = store.backend.stat(orphan.key)
+    if info is not None and store.ref(orphan.key) == orphan:
+        store.backend.withdraw(orphan.key, info.token)
+
+
+def _abort(backend: Backend, key: str) -> bool:
+    info = backend.stat(key)
+    return info is not None and backend.withdraw(key, info.token)
+
+
+def _size(n_bytes: float) -> str:
+    for unit in ("B", "KB", "MB", "GB"):
+        if abs(n_bytes) < 1000:
+            return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.1f} {unit}"
+        n_bytes /= 1000
+    return f"{n_bytes:.1f} TB"
