@@ -1,0 +1,255 @@
+"""What is taken out of a scikit-learn model's pickle, and put back: arrays, families of arrays, trees, seeds, strings.
+
+References in the pickle are tuples that start with a word. Members of families, trees and seeds are referred to as
+"the next one": the records of two hundred trees are then the same bytes, and cost next to nothing compressed.
+Strings are referred to by number: they are most of a skeleton and, unlike the rest of it, the same at every step.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from tensorcas_flavors._forest import TreeShape, build_trees, check_histogram_trees, is_tree, read_trees, tree_shape
+from tensorcas_flavors._sklearn_walk import Graph, is_fortran, is_storable, packed, unused
+from tensorcas_mlflow.adapter import SKELETON, Array
+from tensorcas_mlflow.errors import AdapterError
+
+TREES = "trees"
+SEEDS = "random_states"
+STRINGS = "__strings__"
+RESERVED = (SKELETON, TREES, SEEDS, STRINGS)
+UNNAMED = "__array__/"
+RANDOM = "__random__/"
+ROWS = "#rows"
+
+_MIN_UNNAMED_BYTES = 256
+
+Reference = tuple[Any, ...] | int
+
+
+class TakenParts:
+    """The parts that one pickling takes out, in order of appearance."""
+
+    def __init__(self, graph: Graph, odd_trees: set[int]) -> None:
+        """Take parts of the model of a graph, but not the trees with these ids."""
+        self.arrays: dict[str, Array] = {}
+        self.families: dict[str, list[Array]] = {}
+        self.trees: dict[str, tuple[TreeShape, list[Any]]] = {}
+        self.seeds: list[int] = []
+        self._strings: dict[str, int] = {}
+        self._graph = graph
+        self._odd_trees = odd_trees
+        self._names = set(graph.taken)
+        self._tables: dict[TreeShape, str] = {}
+        self._refs: dict[Reference, Reference] = {}
+        self._again: dict[int, Reference] = {}
+        self._n_again = 0
+        self._unnamed: dict[tuple[Any, ...], str] = {}
+        self._copies: list[Array] = []
+
+    def take_out(self, part: object) -> Reference | None:
+        """Claim a part of the model; see `dump_skeleton`."""
+        if type(part) is str:
+            return self._strings.setdefault(part, len(self._strings))
+        if id(part) in self._again:
+            return self._again[id(part)]
+        if type(part) is np.ndarray:
+            return self._take_array(part) if is_storable(part.dtype) else None
+        if is_tree(part):
+            return self._take_tree(part) if id(part) not in self._odd_trees else None
+        if id(part) in self._graph.seeds and type(part) is int and part.bit_length() < 64:
+            self.seeds.append(part)
+            return self._ref("seed")
+        return None
+
+    def tensors(self) -> dict[str, Array]:
+        """Return what was taken as named arrays."""
+        tensors = {name: _pack(array) for name, array in self.arrays.items()}
+        for name, members in self.families.items():
+            if len({member.shape for member in members}) == 1:
+                tensors[name] = _pack(np.stack(members))
+            else:
+                tensors[name] = _pack(np.concatenate(members))
+                tensors[name + ROWS] = np.array([len(member) for member in members], dtype=np.int64)
+        tensors.update({name: read_trees(trees) for name, (_, trees) in self.trees.items()})
+        if self.seeds:
+            tensors[SEEDS] = np.array(self.seeds, dtype=np.int64)
+        tensors[STRINGS] = np.frombuffer(json.dumps(list(self._strings)).encode(), dtype=np.uint8)
+        return tensors
+
+    def _take_array(self, array: Array) -> Reference | None:
+        family = self._graph.families.get(id(array))
+        if family is not None:
+            self.families.setdefault(family, []).append(array)
+            return self._next(array, "member", family, *_dtype_if_padded(array))
+        name = self._graph.names.get(id(array))
+        if name is None:
+            return self._take_unnamed(array)
+        return self._take_whole(array, name)
+
+    def _take_unnamed(self, array: Array) -> Reference | None:
+        """Take an array that only pickling brings to light, as the state of a random number generator."""
+        if array.nbytes < _MIN_UNNAMED_BYTES:
+            return None
+        # numpy pickles the state of a RandomState twice, and each load needs an array of its own.
+        content = (array.dtype, array.shape, blake2b(array.tobytes()).digest())
+        if content in self._unnamed:
+            self._copies.append(array)
+            return self._next(array, "copy", self._unnamed[content], *_layout(array))
+        is_random = array.dtype == np.uint32 and array.shape == (624,)
+        prefix = RANDOM if is_random else UNNAMED
+        n_before = sum(name.startswith(prefix) for name in self._unnamed.values())
+        name = self._unnamed[content] = unused(f"{prefix}{n_before}", self._names)
+        return self._take_whole(array, name)
+
+    def _take_whole(self, array: Array, name: str) -> Reference:
+        self.arrays[name] = array
+        ref = self._ref("array", name, *_layout(array))
+        self._again[id(array)] = ref
+        return ref
+
+    def _take_tree(self, tree: Any) -> Reference:
+        shape = tree_shape(tree)
+        if shape not in self._tables:
+            self._tables[shape] = TREES if not self._tables else unused(TREES, self._names)
+        name = self._tables[shape]
+        self.trees.setdefault(name, (shape, []))[1].append(tree)
+        return self._next(tree, "tree", name, shape.n_features, *shape.n_classes)
+
+    def _next(self, part: object, *ref: Any) -> Reference:
+        """Return the reference to the next part of its kind, and remember it in case it comes again."""
+        self._again[id(part)] = ("again", self._n_again)
+        self._n_again += 1
+        return self._ref(*ref)
+
+    def _ref(self, *ref: Any) -> Reference:
+        # One object for equal references: the pickle then spells each out once.
+        return self._refs.setdefault(ref, ref)
+
+
+class PartsToPutBack:
+    """The parts of a model, from its arrays, in the order in which its pickle asks for them."""
+
+    def __init__(self, adapter: str, tensors: Mapping[str, Array]) -> None:
+        self._adapter = adapter
+        self._tensors = tensors
+        self._whole: dict[str, Array] = {}
+        self._queues: dict[str, Iterator[Any]] = {}
+        self._again: list[Any] = []
+        self._strings: list[str] | None = None
+
+    def put_back(self, ref: Any) -> object:
+        """Return the part that a reference stands for; see `load_skeleton`."""
+        if type(ref) is int:
+            return self._string(ref)
+        word, *facts = ref
+        if word == "array":
+            return self._whole_array(*facts)
+        if word == "seed":
+            return self._next(SEEDS, lambda: iter(self.tensor(SEEDS).tolist()))
+        if word == "again":
+            return self._again[facts[0]]
+        part: object
+        if word == "member":
+            name, *dtype = facts
+            member = self._next(name, lambda: split_family(self._adapter, self._tensors, name))
+            check_histogram_trees(self._adapter, member)
+            part = _unpack(member, "C", *dtype).copy()
+        elif word == "copy":
+            part = _unpack(self.tensor(facts[0]), *facts[1:]).copy(order=facts[1])
+        elif word == "tree":
+            name, n_features, *n_classes = facts
+            shape = TreeShape(n_features, tuple(n_classes))
+            part = self._next(name, lambda: iter(build_trees(self._adapter, self.tensor(name), shape)))
+        else:
+            raise AdapterError(self._adapter, f"the skeleton asks for an unknown kind of part, {word!r}")
+        self._again.append(part)
+        return part
+
+    def tensor(self, name: str) -> Array:
+        """Return a stored array.
+
+        Raises:
+            AdapterError: There is none of that name.
+        """
+        if name not in self._tensors:
+            raise AdapterError(self._adapter, f"the model's tensor {name!r} is missing")
+        return self._tensors[name]
+
+    def check_all_used(self) -> None:
+        """Refuse what is left over.
+
+        Raises:
+            AdapterError: A family, a table or the seeds hold more than the pickle asked for.
+        """
+        for name, queue in self._queues.items():
+            if next(queue, None) is not None:
+                raise AdapterError(self._adapter, f"the tensor {name!r} holds more parts than the model has")
+
+    def _string(self, number: int) -> str:
+        if self._strings is None:
+            try:
+                self._strings = [str(string) for string in json.loads(self.tensor(STRINGS).tobytes())]
+            except ValueError as error:
+                raise AdapterError(self._adapter, f"the strings cannot be read: {error}") from error
+        return self._strings[number]
+
+    def _whole_array(self, name: str, order: str, *dtype: Any) -> Array:
+        if name not in self._whole:
+            check_histogram_trees(self._adapter, self.tensor(name))
+            self._whole[name] = _unpack(self.tensor(name), order, *dtype)
+        return self._whole[name]
+
+    def _next(self, name: str, start: Any) -> Any:
+        if name not in self._queues:
+            self._queues[name] = start()
+        part = next(self._queues[name], None)
+        if part is None:
+            raise AdapterError(self._adapter, f"the tensor {name!r} holds fewer parts than the model has")
+        return part
+
+
+def split_family(adapter: str, tensors: Mapping[str, Array], name: str) -> Iterator[Array]:
+    """Yield the members of a family, as views.
+
+    Raises:
+        AdapterError: The family is missing, or its row counts do not add up.
+    """
+    if name not in tensors:
+        raise AdapterError(adapter, f"the model's tensor {name!r} is missing")
+    family = np.atleast_1d(tensors[name])
+    rows = tensors.get(name + ROWS)
+    if rows is None:
+        return iter(family)
+    counts = rows.tolist() if rows.ndim == 1 and rows.dtype.kind in "iu" else [-1]
+    if min(counts, default=0) < 0 or sum(counts) != len(family):
+        raise AdapterError(adapter, f"the row counts of {name!r} do not add up")
+    return iter(np.split(family, np.cumsum(counts)[:-1].tolist()))
+
+
+def _dtype_if_padded(array: Array) -> tuple[np.dtype[Any], ...]:
+    return () if packed(array.dtype) == array.dtype else (array.dtype,)
+
+
+def _layout(array: Array) -> tuple[Any, ...]:
+    return ("F" if is_fortran(array) else "C", *_dtype_if_padded(array))
+
+
+def _pack(array: Array) -> Array:
+    # Padding between fields holds whatever was in memory.
+    return array.astype(packed(array.dtype)) if _dtype_if_padded(array) else array
+
+
+def _unpack(array: Array, order: str, dtype: np.dtype[Any] | None = None) -> Array:
+    if dtype is not None:
+        padded = np.zeros(array.shape, dtype=dtype)
+        padded[...] = array
+        array = padded
+    if order == "F":
+        array = np.asfortranarray(array)
+    return array if array.flags.writeable else array.copy(order="K")

@@ -1,0 +1,233 @@
+"""UBJSON as XGBoost writes it: bytes to a tree of Python values, and back to the same bytes.
+
+The format is Universal Binary JSON, draft 12 (https://ubjson.org), in the dialect of XGBoost's ``UBJReader`` and
+``UBJWriter`` (``src/common/json.cc``), which its manual names as the model format "ubj". In that dialect
+
+* all numbers are big-endian, and all lengths are int64 (marker ``L``);
+* an object is ``{``, keys (a length, then bytes) each followed by its value, ``}``;
+* an array is ``[#L``, a count and that many values, or, if typed, ``[$``, a type, ``#L``, a count and packed numbers;
+  neither has an end marker;
+* an integer takes the first of the types ``i``, ``I``, ``l``, ``L`` whose range holds it *strictly* (127 is an ``I``).
+
+`parse` takes this dialect and nothing else, so `write` gives back exactly the bytes that `parse` took:
+
+========================  ============================================================================================
+UBJSON                    Python
+========================  ============================================================================================
+``Z``, ``T``, ``F``       None, True, False
+``S``                     str; bytes that are not UTF-8 become surrogates (``surrogateescape``)
+``i I l L``               int; a numpy integer of that width if XGBoost would have chosen another
+``U``                     numpy.uint8
+``d``, ``D``              numpy.float32, numpy.float64
+typed array               1-d ndarray, read-only, big-endian, a view of the bytes
+array, object             list, dict in the order of the keys
+========================  ============================================================================================
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+
+Value = Any
+"""None, bool, int, numpy number, str, 1-d ndarray, list or dict with str keys."""
+
+MAX_DEPTH = 32
+"""Deepest nesting of arrays and objects. XGBoost's models need 8."""
+
+_DTYPES = {
+    marker: np.dtype(code)
+    for marker, code in {
+        "i": ">i1",
+        "U": ">u1",
+        "I": ">i2",
+        "l": ">i4",
+        "L": ">i8",
+        "d": ">f4",
+        "D": ">f8",
+    }.items()
+}
+_MARKERS = {dtype: marker for marker, dtype in _DTYPES.items()}
+_CONSTANTS = {"Z": None, "T": True, "F": False}
+_LENGTH = struct.Struct(">q")
+
+
+def parse(data: bytes) -> Value:
+    """Read one document.
+
+    Memory stays within a small multiple of ``len(data)``, whatever the bytes claim.
+
+    Args:
+        data: The whole document. Arrays of the result are views of it.
+
+    Raises:
+        ValueError: These bytes are not a document of the dialect above, or nest deeper than `MAX_DEPTH`.
+    """
+    reader = _Reader(data)
+    value = reader.value(0)
+    if reader.position != len(data):
+        raise ValueError(f"{len(data) - reader.position} bytes follow the document")
+    return value
+
+
+def write(value: Value) -> bytes:
+    """Encode one document as XGBoost would.
+
+    Args:
+        value: What `parse` returns; arrays may have any byte order.
+
+    Raises:
+        ValueError: Some part has no place in the format, or nests deeper than `MAX_DEPTH`.
+    """
+    pieces: list[bytes] = []
+    _write(value, pieces, 0)
+    return b"".join(pieces)
+
+
+def narrowest(value: int) -> str:
+    """Tell the marker of the type in which XGBoost writes an integer.
+
+    Raises:
+        ValueError: It does not fit 64 bits.
+    """
+    for marker, bits in (("i", 8), ("I", 16), ("l", 32)):
+        limit = 2 ** (bits - 1)
+        if -limit < value < limit - 1:
+            return marker
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(f"{value} does not fit 64 bits")
+    return "L"
+
+
+class _Reader:
+    """A cursor over bytes that never looks past their end."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.position = 0
+
+    def skip(self, n_bytes: int) -> int:
+        """Step over the next bytes and return where they start."""
+        if n_bytes > len(self.data) - self.position:
+            raise ValueError(f"{n_bytes} bytes are claimed at {self.position} of {len(self.data)}")
+        start = self.position
+        self.position += n_bytes
+        return start
+
+    def take(self, n_bytes: int) -> bytes:
+        start = self.skip(n_bytes)
+        return self.data[start : self.position]
+
+    def marker(self) -> str:
+        return self.take(1).decode("latin-1")
+
+    def expect(self, marker: str) -> None:
+        found = self.marker()
+        if found != marker:
+            raise ValueError(f"{marker!r} is missing before byte {self.position}, which is {found!r}")
+
+    def length(self) -> int:
+        """Return a length or count that the rest of the bytes can hold: nothing counted takes less than a byte."""
+        self.expect("L")
+        (length,) = _LENGTH.unpack(self.take(8))
+        if not 0 <= length <= len(self.data) - self.position:
+            raise ValueError(f"a length of {length} is claimed at {self.position} of {len(self.data)}")
+        return int(length)
+
+    def text(self) -> str:
+        return self.take(self.length()).decode("utf-8", "surrogateescape")
+
+    def value(self, depth: int) -> Value:
+        marker = self.marker()
+        if marker in _CONSTANTS:
+            return _CONSTANTS[marker]
+        if marker == "S":
+            return self.text()
+        if marker in _DTYPES:
+            return self.number(marker)
+        if depth == MAX_DEPTH:
+            raise ValueError(f"the document is deeper than {MAX_DEPTH} levels")
+        if marker == "{":
+            return self.object(depth)
+        if marker == "[":
+            return self.array(depth)
+        raise ValueError(f"unknown marker {marker!r} at {self.position - 1}")
+
+    def number(self, marker: str) -> Value:
+        dtype = _DTYPES[marker]
+        number = np.frombuffer(self.take(dtype.itemsize), dtype)[0]
+        if dtype.kind == "i" and narrowest(int(number)) == marker:
+            return int(number)
+        return number
+
+    def object(self, depth: int) -> dict[str, Value]:
+        members: dict[str, Value] = {}
+        while self.data[self.position : self.position + 1] != b"}":
+            key = self.text()
+            if key in members:
+                raise ValueError(f"key {key!r} occurs twice in one object")
+            members[key] = self.value(depth + 1)
+        self.position += 1
+        return members
+
+    def array(self, depth: int) -> Value:
+        kind = self.marker()
+        if kind == "#":
+            return [self.value(depth + 1) for _ in range(self.length())]
+        marker = self.marker()
+        if kind != "$" or marker not in _DTYPES:
+            raise ValueError(f"an array without a count, or of an unknown type, ends at {self.position}")
+        self.expect("#")
+        dtype = _DTYPES[marker]
+        count = self.length()
+        return np.frombuffer(self.data, dtype, count, self.skip(count * dtype.itemsize))
+
+
+def _length(n: int) -> bytes:
+    return b"L" + _LENGTH.pack(n)
+
+
+def _text(text: str) -> bytes:
+    encoded = text.encode("utf-8", "surrogateescape")
+    return _length(len(encoded)) + encoded
+
+
+def _typed(array: np.ndarray[Any, Any] | np.generic) -> tuple[bytes, bytes]:
+    """Return the marker and the packed big-endian bytes of an array or number."""
+    dtype = array.dtype.newbyteorder(">")
+    if dtype not in _MARKERS:
+        raise ValueError(f"UBJSON has no type for {array.dtype}")
+    return _MARKERS[dtype].encode(), np.asarray(array).astype(dtype).tobytes()
+
+
+def _write(value: Value, pieces: list[bytes], depth: int) -> None:
+    if depth == MAX_DEPTH and isinstance(value, dict | list | np.ndarray):
+        raise ValueError(f"the document is deeper than {MAX_DEPTH} levels")
+    if value is None:
+        pieces.append(b"Z")
+    elif isinstance(value, bool):
+        pieces.append(b"T" if value else b"F")
+    elif isinstance(value, str):
+        pieces.append(b"S" + _text(value))
+    elif isinstance(value, int):
+        marker = narrowest(value)
+        pieces.append(marker.encode() + value.to_bytes(_DTYPES[marker].itemsize, "big", signed=True))
+    elif isinstance(value, np.generic):
+        pieces.extend(_typed(value))
+    elif isinstance(value, np.ndarray) and value.ndim == 1:
+        marker_bytes, packed = _typed(value)
+        pieces += (b"[$", marker_bytes, b"#", _length(len(value)), packed)
+    elif isinstance(value, dict):
+        pieces.append(b"{")
+        for key, member in value.items():
+            pieces.append(_text(key))
+            _write(member, pieces, depth + 1)
+        pieces.append(b"}")
+    elif isinstance(value, list):
+        pieces += (b"[#", _length(len(value)))
+        for item in value:
+            _write(item, pieces, depth + 1)
+    else:
+        raise ValueError(f"UBJSON has no type for a {type(value).__name__}")

@@ -1,0 +1,360 @@
+"""XGBoost: boosters, and their scikit-learn wrappers, as columns of tree nodes.
+
+What is stored of a booster is its model document, as ``Booster.save_raw("ubj")`` gives it, with the trees as columns
+(`_xgboost_trees`). `XGBoostAdapter.extract` puts the document together again and compares; a document that does not
+come back to the byte (of a later XGBoost, say) is stored whole, as one tensor ``booster``. So what `reconstruct` gives
+to XGBoost's own reader is in every case the very bytes of ``save_raw``, and is as trustworthy as a ``.ubj`` file from
+the same place. Links between nodes of the table are checked here, because XGBoost follows them unchecked.
+
+The skeleton is UBJSON as well, an object of
+
+* ``format``: 1;
+* ``document`` and ``layout``: the document without its trees, and how to put them back (absent if stored whole);
+* ``config`` and ``version``: ``Booster.save_config()``, the parameters of training, which ``save_raw`` lacks and a
+  pickle has, without its copies of what the document says. It is loaded into the same version of XGBoost only: upstream
+  promises stability for models, not for this. Predictions do not need it, ``Booster.update`` does;
+* ``class``: the name of a class of XGBoost, or "" for one that is derived from a wrapper elsewhere;
+* ``state``: the attributes of the Python object that are plain values; ``others``: the names of those that are not
+  (callbacks, a callable objective);
+* ``pickle``, only if it cannot be avoided: the others, or, for a derived class, the whole object without its booster.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+import json
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from tensorcas_flavors._pickling import dump_skeleton, load_skeleton
+from tensorcas_flavors._ubjson import Value, narrowest, parse, write
+from tensorcas_flavors._xgboost_trees import put_trees, take_trees, tree_cuts
+from tensorcas_mlflow.adapter import SKELETON, Adapter, Array
+from tensorcas_mlflow.errors import AdapterError
+
+if TYPE_CHECKING:
+    from xgboost import Booster
+
+_logger = logging.getLogger(__name__)
+
+_FORMAT = 1
+_RAW = "booster"
+_BOOSTER = "xgboost.core.Booster"
+_WRAPPER = "xgboost.sklearn.XGBModel"
+_CLASSES = {_BOOSTER: "Booster"} | {
+    f"xgboost.sklearn.{name}": name
+    for name in ("XGBModel", "XGBClassifier", "XGBRegressor", "XGBRanker", "XGBRFClassifier", "XGBRFRegressor")
+}
+_REPEATED = ("learner_model_param", "gbtree_model_param")
+
+
+class XGBoostAdapter(Adapter):
+    """Takes `xgboost.Booster`, `xgboost.XGBModel` and what derives from the latter."""
+
+    name: ClassVar[str] = "xgboost"
+
+    @classmethod
+    def accepts(cls, model: object) -> bool:
+        return not {_BOOSTER, _WRAPPER}.isdisjoint(_class_names(model))
+
+    def extract(self, model: Any) -> dict[str, Array]:
+        booster, attributes = self._split(model)
+        skeleton: dict[str, Value] = {"format": _FORMAT}
+        tensors: dict[str, Array] = {}
+        if booster is not None:
+            tensors = self._take_apart(booster, skeleton)
+        state: dict[str, Value] = {}
+        others: dict[str, Any] = {}
+        for key, value in attributes.items():
+            try:
+                state[key] = _encode(value)
+            except ValueError:
+                others[key] = value
+        known = _CLASSES.get(_class_names(model)[0], "")
+        skeleton |= {"class": known, "state": state, "others": list(others)}
+        if others or not known:
+            skeleton["pickle"] = dump_skeleton(
+                self.name, others if known else model, lambda part: _RAW if part is booster is not None else None
+            )
+        try:
+            tensors[SKELETON] = np.frombuffer(write(skeleton), dtype=np.uint8)
+        except ValueError as error:
+            raise AdapterError(self.name, f"an attribute of the model cannot be stored: {error}") from error
+        return tensors
+
+    def reconstruct(self, tensors: Mapping[str, Array], original: Any = None) -> Any:
+        """Put a model together again; see `Adapter.reconstruct`.
+
+        With ``original``, attributes that could only be pickled are left as they are there.
+        """
+        skeleton = self._skeleton(tensors)
+        raw = self._raw(skeleton, tensors)
+        try:
+            state = {key: _decode(value) for key, value in skeleton["state"].items()}
+        except ValueError as error:
+            raise AdapterError(self.name, f"an attribute cannot be read: {error}") from error
+        if original is not None:
+            return self._fill(original, skeleton, state, raw)
+        return self._make(skeleton, state, raw)
+
+    def cuts(self, tensors: Mapping[str, Array]) -> dict[str, Sequence[int]]:
+        skeleton = self._skeleton(tensors)
+        try:
+            return {**tree_cuts(skeleton.get("layout"), tensors)}
+        except ValueError as error:
+            raise AdapterError(self.name, f"the trees do not fit together: {error}") from error
+
+    def unpickles(self, tensors: Mapping[str, Array]) -> bool:
+        return "pickle" in self._skeleton(tensors)
+
+    def predict(self, model: Any, data: Any, params: Mapping[str, Any] | None = None) -> Any:
+        """Predict as MLflow's xgboost flavor does: parameters that ``predict`` does not know are left out."""
+        import xgboost
+
+        known = {"validate_features": True, **_known_params(model.predict, params or {})}
+        if isinstance(model, xgboost.Booster):
+            return model.predict(xgboost.DMatrix(data), **known)
+        return model.predict(data, **known)
+
+    def requirements(self) -> list[str]:
+        """Name XGBoost, and scikit-learn if it is here, without which a wrapper cannot be made."""
+        found = []
+        for name in ("xgboost", "xgboost-cpu", "scikit-learn"):
+            try:
+                found.append(f"{name}=={importlib.metadata.version(name)}")
+            except importlib.metadata.PackageNotFoundError:
+                continue
+        return found
+
+    def _split(self, model: Any) -> tuple[Booster | None, dict[str, Any]]:
+        """Return the booster of a model, None if it is not fitted, and the other attributes."""
+        attributes = dict(vars(model))
+        if _WRAPPER in _class_names(model):
+            booster = attributes.pop("_Booster", None)
+        else:
+            booster = model
+            attributes.pop("handle", None)
+        if booster is not None and _class_names(booster)[0] != _BOOSTER:
+            # Its class would be lost: there is no way to make such an object without running its own code.
+            raise AdapterError(self.name, f"a {type(booster).__qualname__} is not exactly an xgboost.Booster")
+        return booster, attributes
+
+    def _take_apart(self, booster: Booster, skeleton: dict[str, Value]) -> dict[str, Array]:
+        """Return the tensors of a booster and add what goes with them to the skeleton."""
+        import xgboost
+
+        try:
+            raw = bytes(booster.save_raw("ubj"))
+            config = booster.save_config()
+        except xgboost.core.XGBoostError as error:
+            raise AdapterError(self.name, f"is the booster trained? {_first_line(error)}") from error
+        skeleton |= {"config": _without_repeats(config), "version": xgboost.__version__}
+        try:
+            document = parse(raw)
+            columns, layout = take_trees(document)
+            part = {"document": document, "layout": layout}
+            if _rebuild(parse(write(part)), columns) == raw:
+                skeleton |= part
+                return columns
+        except ValueError as error:
+            _logger.debug("a booster is stored whole: %s", error)
+        return {_RAW: np.frombuffer(raw, dtype=np.uint8)}
+
+    def _skeleton(self, tensors: Mapping[str, Array]) -> dict[str, Value]:
+        """Read a skeleton, whose members have the types that the head of this module says."""
+        data = tensors.get(SKELETON)
+        if data is None:
+            raise AdapterError(self.name, "the skeleton is missing")
+        try:
+            skeleton = parse(data.tobytes())
+        except ValueError as error:
+            raise AdapterError(self.name, f"the skeleton cannot be read: {error}") from error
+        if not isinstance(skeleton, dict) or skeleton.get("format") != _FORMAT:
+            raise AdapterError(self.name, "the skeleton is of another kind, or of a later release")
+        kinds = {"config": str, "version": str, "class": str, "state": dict, "others": list, "pickle": np.ndarray}
+        absent_ok = {"config", "version", "pickle"}
+        for key, kind in kinds.items():
+            if not isinstance(skeleton.get(key), kind) and not (key in absent_ok and key not in skeleton):
+                raise AdapterError(self.name, f"the skeleton has no sound {key!r}")
+        if not all(isinstance(name, str) for name in skeleton["others"]):
+            raise AdapterError(self.name, "the skeleton has no sound 'others'")
+        if not {"handle", "_Booster"}.isdisjoint(skeleton["state"]):  # XGBoost follows a handle as a pointer
+            raise AdapterError(self.name, "the skeleton has no sound 'state'")
+        return skeleton
+
+    def _raw(self, skeleton: dict[str, Value], tensors: Mapping[str, Array]) -> bytes | None:
+        """Return the bytes that ``save_raw`` gave, or None for a wrapper that was not fitted."""
+        if _RAW in tensors:
+            return tensors[_RAW].tobytes()
+        if "document" not in skeleton:
+            return None
+        try:
+            return _rebuild(skeleton, tensors)
+        except ValueError as error:
+            raise AdapterError(self.name, f"the trees do not fit together: {error}") from error
+
+    def _load(self, booster: Booster, skeleton: dict[str, Value], raw: bytes) -> Booster:
+        import xgboost
+
+        try:
+            booster.load_model(bytearray(raw))
+            if skeleton.get("version") == xgboost.__version__:
+                booster.load_config(skeleton.get("config", ""))
+            else:
+                _logger.warning(
+                    "The model was saved with xgboost %s: its training parameters are not restored by xgboost %s.",
+                    skeleton.get("version"),
+                    xgboost.__version__,
+                )
+        except xgboost.core.XGBoostError as error:
+            raise AdapterError(self.name, f"xgboost cannot read the model: {_first_line(error)}") from error
+        return booster
+
+    def _make(self, skeleton: dict[str, Value], state: dict[str, Any], raw: bytes | None) -> Any:
+        import xgboost
+
+        booster = None if raw is None else self._load(xgboost.Booster(), skeleton, raw)
+        pickled = {}
+        if "pickle" in skeleton:
+            pickled = load_skeleton(self.name, skeleton["pickle"], lambda reference: booster)
+        known = skeleton["class"]
+        if not known:
+            return pickled
+        if known not in _CLASSES.values() or (known == "Booster" and booster is None):
+            raise AdapterError(self.name, f"no {known!r} can be made of this")
+        model = _bare(known, booster)
+        vars(model).update(state, **pickled)
+        return model
+
+    def _fill(self, original: Any, skeleton: dict[str, Value], state: dict[str, Any], raw: bytes | None) -> Any:
+        import xgboost
+
+        known = skeleton["class"]
+        wanted = getattr(xgboost, known) if known in _CLASSES.values() else xgboost.XGBModel
+        if not isinstance(original, wanted):
+            raise AdapterError(self.name, f"a {known or 'wrapper'} cannot be put into a {type(original).__name__}")
+        if isinstance(original, xgboost.Booster):
+            if raw is None:
+                raise AdapterError(self.name, "there is no booster")
+            self._load(original, skeleton, raw)
+            kept = {"handle"}
+        elif raw is None:
+            kept = set()
+        else:
+            original._Booster = self._load(vars(original).get("_Booster") or xgboost.Booster(), skeleton, raw)
+            kept = {"_Booster"}
+        attributes: dict[str, Any] = original.__dict__
+        for key in attributes.keys() - state.keys() - kept - set(skeleton["others"]):
+            del attributes[key]
+        attributes.update(state)
+        return original
+
+
+def _class_names(model: object) -> list[str]:
+    """Return the qualified names of a model's classes, its own first."""
+    return [f"{cls.__module__}.{cls.__qualname__}" for cls in type(model).__mro__]
+
+
+def _bare(known: str, booster: Booster | None) -> Any:
+    """Return an object of a class of XGBoost that holds a booster and no other attributes."""
+    import xgboost
+
+    if known == "Booster":
+        return booster
+    cls = getattr(xgboost, known)
+    wrapper = cls.__new__(cls)
+    if booster is not None:
+        wrapper._Booster = booster
+    return wrapper
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).split("\n", 1)[0]
+
+
+def _rebuild(skeleton: Value, columns: Mapping[str, Array]) -> bytes:
+    """Put the trees back into the document of a skeleton, which is changed, and encode it."""
+    put_trees(skeleton["document"], skeleton.get("layout"), columns)
+    return write(skeleton["document"])
+
+
+def _without_repeats(config: str) -> str:
+    """Return a configuration without what the model says as well: it changes with every tree, and is not read."""
+
+    def prune(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: prune(member) for key, member in value.items() if key not in _REPEATED}
+        return value
+
+    return json.dumps(prune(json.loads(config)), separators=(",", ":"))
+
+
+def _known_params(predict: Callable[..., Any], params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters that a function takes by name."""
+    taken = inspect.signature(predict).parameters
+    if any(parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) for parameter in taken.values()):
+        return dict(params)
+    unknown = sorted(params.keys() - taken.keys())
+    if unknown:
+        _logger.warning("Params %s are not accepted by the xgboost model and are ignored.", unknown)
+    return {key: value for key, value in params.items() if key in taken}
+
+
+def _encode(value: Any, depth: int = 10) -> Value:
+    """Turn a plain Python value into one that UBJSON has; `_decode` turns it back exactly.
+
+    Text, whole numbers, booleans, None and lists stand for themselves and a float is a float64. All else is an object
+    with one or two members, the first of which names the type.
+
+    Raises:
+        ValueError: The value is not plain, or nests deeper than ``depth``, in particular if it contains itself.
+    """
+    kind = type(value)
+    if value is None or kind in (bool, str):
+        return value
+    if kind is int:
+        narrowest(value)  # raises if it does not fit
+        return value
+    if kind is float:
+        return np.float64(value)
+    if kind is np.ndarray or isinstance(value, np.generic):
+        items = np.asarray(value).reshape(-1)
+        if items.dtype.isnative and write(items):  # raises if UBJSON has no such type
+            return {"array": items, "shape": list(value.shape)} if kind is np.ndarray else {"number": items}
+    if depth > 0 and kind is list:
+        return [_encode(item, depth - 1) for item in value]
+    if depth > 0 and kind is tuple:
+        return {"tuple": [_encode(item, depth - 1) for item in value]}
+    if depth > 0 and kind in (dict, OrderedDict) and all(type(key) is str for key in value):
+        return {kind.__name__: {key: _encode(member, depth - 1) for key, member in value.items()}}
+    raise ValueError(f"a {kind.__name__} is not plain")
+
+
+def _decode(value: Value) -> Any:
+    """Turn what `_encode` returned into the value it was given, or raise ValueError."""
+    match value:
+        case np.float64():
+            return float(value)
+        case np.generic():
+            raise ValueError(f"a {type(value).__name__} stands for nothing")
+        case list():
+            return [_decode(item) for item in value]
+        case {"tuple": list(items)}:
+            return tuple(_decode(item) for item in items)
+        case {"dict": dict(members)}:
+            return {key: _decode(member) for key, member in members.items()}
+        case {"OrderedDict": dict(members)}:
+            return OrderedDict((key, _decode(member)) for key, member in members.items())
+        case {"number": np.ndarray() as items} if len(items) == 1:
+            return items.astype(items.dtype.newbyteorder("="))[0]
+        case {"array": np.ndarray() as items, "shape": [*shape]} if all(type(n) is int for n in shape):
+            return items.astype(items.dtype.newbyteorder("=")).reshape(shape)
+        case dict() | np.ndarray():
+            raise ValueError("an object stands for nothing")
+        case _:
+            return value
