@@ -1,0 +1,145 @@
+"""Measure what an installed tensorcas-mlflow adds to `import mlflow`: ``python -m benchmarks.import_time``.
+
+MLflow loads every artifact-repository plugin at the end of its own import, so each of its users pays for ours. The
+target is at most 20 ms.
+
+Both sides run in fresh processes of this interpreter over a folder of links: one link for each entry of the
+site-packages that MLflow lies in, but this distribution, and, on the side *with*, links to the two packages and a
+``dist-info`` with their entry points. That is what a user has after ``pip install``: the difference holds the search
+for the entry point, the file look-ups and the imports. (An editable install, as developers have it, would add its path
+hook to every import; patching MLflow's look-up away would leave out the search.) ``-S`` keeps the real site-packages
+out, and the time is taken inside the process, around the import alone.
+
+The two sides take turns, with and without swapping places each round, so that whatever else slows the machine meets
+both. The first round warms the file cache and compiles bytecode; it is not counted. What the plugin adds is the median
+over the rounds of *with* minus *without*, beside the spread, without which it says nothing. On a busy machine the whole
+import swings by more than the plugin costs, so the part that is ours alone, loading the entry point, is timed as well,
+inside the same processes; it leaves out the search for the entry point.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+DISTRIBUTION = "tensorcas-mlflow"
+CHECKOUT = Path(__file__).resolve().parents[1]
+PACKAGES = (CHECKOUT / "tensorcas_mlflow", CHECKOUT / "flavors" / "tensorcas_flavors")
+TARGET_MS = 20.0
+
+CHILD = """
+import importlib.metadata, sys, time
+
+load_ms = 0.0
+load = importlib.metadata.EntryPoint.load
+
+def timed_load(entry_point):
+    global load_ms
+    start = time.perf_counter()
+    try:
+        return load(entry_point)
+    finally:
+        if entry_point.value.startswith("tensorcas_mlflow"):
+            load_ms += (time.perf_counter() - start) * 1000
+
+importlib.metadata.EntryPoint.load = timed_load
+sys.path.append(sys.argv[1])
+start = time.perf_counter()
+import mlflow
+import_ms = (time.perf_counter() - start) * 1000
+assert ("tensorcas_mlflow.plugin" in sys.modules) == (sys.argv[2] == "with"), "the wrong side was measured"
+print(import_ms, load_ms)
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """What one import of MLflow took."""
+
+    import_ms: float
+    load_ms: float
+    """Of that, loading our entry point; 0 without the plugin."""
+
+
+def link_site(folder: Path, *, with_plugin: bool) -> None:
+    """Fill a folder with links to what is installed, with or without this distribution."""
+    site = Path(str(metadata.distribution("mlflow").locate_file("")))
+    folder.mkdir()
+    for entry in site.iterdir():
+        # tensorcas_mlflow, tensorcas_mlflow-0.1.0.dist-info, __editable___tensorcas_mlflow_0_1_0_finder.py, …
+        if "tensorcas" not in entry.name and entry.name != "__pycache__":
+            (folder / entry.name).symlink_to(entry)
+    if with_plugin:
+        for package in PACKAGES:
+            (folder / package.name).symlink_to(package)
+        distribution = metadata.distribution(DISTRIBUTION)
+        info = folder / f"tensorcas_mlflow-{distribution.version}.dist-info"
+        info.mkdir()
+        for name in ("METADATA", "entry_points.txt"):
+            (info / name).write_text(distribution.read_text(name) or "")
+
+
+def time_import(site: Path, side: str, cwd: Path) -> Timing:
+    """Import MLflow in a fresh process."""
+    env = {
+        name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "TENSORCAS_", "PYTHON"))
+    }
+    command = [sys.executable, "-S", "-c", CHILD, str(site), side]
+    done = subprocess.run(command, cwd=cwd, env=env, stdout=subprocess.PIPE, text=True, check=True)
+    import_ms, load_ms = map(float, done.stdout.split())
+    return Timing(import_ms=import_ms, load_ms=load_ms)
+
+
+def measure(n_runs: int) -> tuple[list[Timing], list[Timing]]:
+    """Import MLflow ``n_runs`` times on either side: without and with the plugin, round by round."""
+    times: dict[str, list[Timing]] = {"without": [], "with": []}
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        for side in times:
+            link_site(root / side, with_plugin=side == "with")
+        for n_done in range(n_runs + 1):
+            for side in sorted(times, reverse=n_done % 2 == 0):
+                timing = time_import(root / side, side, root)
+                if n_done > 0:
+                    times[side].append(timing)
+    return times["without"], times["with"]
+
+
+def describe(label: str, values_ms: list[float]) -> str:
+    """One line: median, middle half, and range."""
+    low, median, high = statistics.quantiles(values_ms, n=4, method="inclusive")
+    return (
+        f"{label:<17} median {median:8.2f} ms, middle half {low:.2f} to {high:.2f}, "
+        f"all {min(values_ms):.2f} to {max(values_ms):.2f}"
+    )
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="Measure what the plugin adds to `import mlflow`.")
+    parser.add_argument("--runs", type=int, default=20, metavar="N", help="runs of each side, at least 2 (default 20)")
+    n_runs = parser.parse_args().runs
+    if n_runs < 2:
+        parser.error("a spread needs at least 2 runs")
+
+    without, with_plugin = measure(n_runs)
+
+    print(f"import mlflow {metadata.version('mlflow')}, Python {platform.python_version()}, {n_runs} runs of each side")
+    print(describe("without", [timing.import_ms for timing in without]))
+    print(describe("with", [timing.import_ms for timing in with_plugin]))
+    pairs = zip(without, with_plugin, strict=True)
+    print(describe("added, by round", [more.import_ms - less.import_ms for less, more in pairs]))
+    print(describe("entry point alone", [timing.load_ms for timing in with_plugin]))
+    print(f"target: at most {TARGET_MS:.0f} ms added")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Our errors, told to MLflow: translated once, where MLflow or its user calls us."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import (
+    BAD_REQUEST,
+    INVALID_PARAMETER_VALUE,
+    RESOURCE_ALREADY_EXISTS,
+    RESOURCE_CONFLICT,
+    RESOURCE_DOES_NOT_EXIST,
+    TEMPORARILY_UNAVAILABLE,
+)
+
+from tensorcas_mlflow.errors import (
+    AdapterError,
+    BackendError,
+    BlobExistsError,
+    CheckpointExistsError,
+    ConflictError,
+    FormatError,
+    NewerFormatError,
+    NotFoundError,
+    TensorCasError,
+    WrongStoreError,
+)
+
+# The first that fits counts. A client of an MLflow server repeats a call for minutes when the code maps to HTTP 429 or
+# 5xx, so only what a repetition may mend has such a code: damage is BAD_REQUEST, for DATA_LOSS is a 500.
+_CODES: tuple[tuple[type[Exception], int], ...] = (
+    (NotFoundError, RESOURCE_DOES_NOT_EXIST),
+    (WrongStoreError, INVALID_PARAMETER_VALUE),
+    (NewerFormatError, INVALID_PARAMETER_VALUE),
+    (FormatError, BAD_REQUEST),
+    (CheckpointExistsError, RESOURCE_ALREADY_EXISTS),
+    (BlobExistsError, RESOURCE_ALREADY_EXISTS),
+    (ConflictError, RESOURCE_CONFLICT),
+    (AdapterError, INVALID_PARAMETER_VALUE),
+    (BackendError, TEMPORARILY_UNAVAILABLE),
+    (ValueError, INVALID_PARAMETER_VALUE),
+)
+
+
+def to_mlflow(error: TensorCasError | ValueError) -> MlflowException:
+    """Make the exception MLflow knows, saying the same sentence; raise it ``from`` the error it stands for."""
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return MlflowException(str(error), error_code=code)
+    return MlflowException(str(error))
+
+
+@contextmanager
+def translate_errors() -> Iterator[None]:
+    """Turn our errors into `MlflowException`: around a block, or on a function as ``@translate_errors()``.
+
+    A `ValueError` is a wrong call and is translated too. All else, MLflow's own exceptions included, passes through.
+    A generator function must hold a ``with`` block: the decorator would be over before its first piece is made.
+    """
+    try:
+        yield
+    except (TensorCasError, ValueError) as error:
+        raise to_mlflow(error) from error

@@ -1,0 +1,65 @@
+"""What an artifact URI says by itself: its folder, where its store is made, its run or model. Nothing is opened."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote
+
+from tensorcas_mlflow.backends import SCHEME, local_path
+
+__all__ = ["SCHEME", "Owner", "folder_of", "owner_of", "store_root_for"]
+
+# How MLflow names the roots it makes below an experiment's artifact location: one for each run, logged model and trace.
+# The first match from the left counts: an outer store holds whatever lies deeper, an inner one would bar the outer.
+# The scheme is matched possessively, lest it be taken for the experiment's folder.
+_BELOW_EXPERIMENT = re.compile(
+    r"(?P<experiment>(?:[A-Za-z][A-Za-z0-9.-]*:(?://[^/]*)?)?+/?[^/].*?)"
+    r"/(?:(?P<run_id>[0-9a-f]{32})|models/(?P<model_id>m-[0-9a-f]{32})|traces/(?:tr-)?[0-9a-f]{32})"
+    r"/artifacts(?:/.*)?"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """Whose artifact a URI names, as far as the URI tells."""
+
+    run_id: str | None = None
+    model_id: str | None = None
+
+
+def store_root_for(artifact_uri: str) -> str:
+    """Name the place where a store for an artifact URI is made, if there is none at or above it yet.
+
+    Args:
+        artifact_uri: URI or path of a run's, model's or trace's artifact root, of something below one, or of any
+            other folder.
+
+    Returns:
+        The experiment's artifact location where MLflow's folder names show it, so that all its runs share one store;
+        else the URI itself, without a slash at its end.
+    """
+    match = _BELOW_EXPERIMENT.fullmatch(artifact_uri)
+    return match["experiment"] if match else artifact_uri.rstrip("/")
+
+
+def owner_of(artifact_uri: str) -> Owner:
+    """Name the run or the logged model whose artifact root a URI lies in; of other URIs nothing is known."""
+    match = _BELOW_EXPERIMENT.fullmatch(artifact_uri)
+    return Owner(run_id=match["run_id"], model_id=match["model_id"]) if match else Owner()
+
+
+def folder_of(artifact_uri: str) -> Path:
+    """Give the local folder that a ``tensorcas:`` URI names, absolute, with percent escapes decoded.
+
+    Raises:
+        ValueError: The URI is of another scheme, names a host, no folder or a relative one, or has a query.
+    """
+    if not artifact_uri.startswith(f"{SCHEME}:"):
+        raise ValueError(f"{artifact_uri!r} is no {SCHEME}: URI")
+    folder = local_path(artifact_uri)
+    if folder.parent == folder or ".." in unquote(artifact_uri).split("/"):
+        raise ValueError(f"{artifact_uri!r} must name a folder plainly, as {SCHEME}:///data/mlflow does")
+    # POSIX gives a path with two slashes in front a meaning of its own, and nobody wants it.
+    return Path("/", *folder.parts[1:])

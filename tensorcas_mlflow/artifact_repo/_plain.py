@@ -1,0 +1,164 @@
+"""The plain files and folders below a repository's root: what anybody sees there without this package."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mlflow.entities.file_info import FileInfo
+from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
+
+from tensorcas_mlflow.artifact_repo._names import is_store, is_visible, is_visible_path
+from tensorcas_mlflow.backends import STORE_FOLDER
+
+_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+
+
+class PlainTree:
+    """Plain artifacts by their path below one root.
+
+    No folder is entered through a symbolic link, whoever made it. A link to a file is read as that file if the file
+    lies below the root too. All other links are as if they were not there, but a deletion removes them.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._writer = LocalArtifactRepository(root.as_uri())
+
+    def find(self, path: str) -> Path | None:
+        """Give the real path of the plain file or folder that an artifact path shows, or None."""
+        if not is_visible_path(path):
+            return None
+        try:
+            real = Path(os.path.realpath(self._root / path, strict=True))
+        except OSError as error:
+            if error.errno not in _NOT_THERE:
+                raise
+            return None
+        if real == self._unlinked(path):
+            return real
+        root = self._unlinked("")
+        is_link_to_artifact = (
+            self._is_reached(path)
+            and real.is_file()
+            and real.is_relative_to(root)
+            and is_visible_path(real.relative_to(root).as_posix())
+        )
+        return real if is_link_to_artifact else None
+
+    def has_folder(self, path: str) -> bool:
+        """Tell whether an artifact path shows a plain folder."""
+        found = self.find(path)
+        return found is not None and found.is_dir()
+
+    def children(self, path: str) -> Iterator[FileInfo]:
+        """List what a plain folder shows, in no order; nothing if there is no such folder."""
+        folder = self.find(path)
+        if folder is None or not folder.is_dir():
+            return
+        prefix = f"{path}/" if path else ""
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                child = prefix + entry.name
+                with _ignoring(*_NOT_THERE):  # deleted since the folder was read
+                    if not is_visible(entry.name) or (entry.is_symlink() and self.find(child) is None):
+                        continue
+                    is_dir = entry.is_dir()
+                    yield FileInfo(child, is_dir, None if is_dir else entry.stat().st_size)
+
+    def walk(self, path: str) -> Iterator[FileInfo]:
+        """List all folders and files below a plain folder, each folder before what it holds."""
+        for info in self.children(path):
+            yield info
+            if info.is_dir:
+                yield from self.walk(info.path)
+
+    def is_empty(self) -> bool:
+        """Tell whether the root is an empty folder, or not there at all."""
+        try:
+            with os.scandir(self._root) as entries:
+                return next(entries, None) is None
+        except FileNotFoundError:
+            return True
+        except NotADirectoryError:
+            return False
+
+    def blocker(self, folder: str) -> str | None:
+        """Name the first part of a path that is there and is no real folder, so that nothing can be written below."""
+        place = self._root
+        for name in folder.split("/") if folder else ():
+            place /= name
+            if place.is_symlink() or (place.exists() and not place.is_dir()):
+                return place.relative_to(self._root).as_posix()
+        return None
+
+    def is_folder(self, path: str) -> bool:
+        """Tell whether a folder, and not a link to one, lies at a path that is to be written."""
+        place = self._root / path
+        return place.is_dir() and not place.is_symlink()
+
+    def make_folder(self, path: str) -> None:
+        """Make a plain folder and those above it, where they are missing."""
+        (self._root / path).mkdir(parents=True, exist_ok=True)
+
+    def write(self, source: Path, folder: str) -> None:
+        """Copy a file into a folder, under its own name, replacing the plain file there."""
+        self._writer.log_artifact(str(source), folder or None)
+
+    def drop_file(self, path: str) -> None:
+        """Remove the plain file or link at a path, if there is one."""
+        (self._root / path).unlink(missing_ok=True)
+
+    def stores_below(self, path: str) -> list[Path]:
+        """Find the folders at or below a path that are roots of stores."""
+        found = []
+        for folder, names, _ in os.walk(self._root / path):
+            if STORE_FOLDER in names and Path(folder, STORE_FOLDER, "format").is_file():
+                found.append(Path(folder))
+                names.clear()  # no store lies in another
+        return found
+
+    def remove(self, path: str) -> None:
+        """Remove what lies at a path, with all below it but stores and the folders they lie in; idempotent."""
+        if not is_visible_path(path) or not self._is_reached(path):
+            return
+        place = self._root / path
+        with _ignoring(*_NOT_THERE):
+            if place.is_dir() and (not path or not place.is_symlink()):
+                _remove_folder(place)
+            else:
+                place.unlink()
+
+    def _unlinked(self, path: str) -> Path:
+        # Where a path leads if no link lies on the way; the root itself may well be reached through links.
+        return Path(os.path.realpath(self._root), path)
+
+    def _is_reached(self, path: str) -> bool:
+        # Whether no link lies on the way to a path, itself left out.
+        return not path or Path(os.path.realpath((self._root / path).parent)) == self._unlinked(path).parent
+
+
+def _remove_folder(folder: Path) -> None:
+    with os.scandir(folder) as entries:
+        children = [entry for entry in entries if not is_store(entry.name)]
+    for child in children:
+        with _ignoring(errno.ENOENT):
+            if child.is_dir(follow_symlinks=False):
+                _remove_folder(Path(child.path))
+            else:
+                Path(child.path).unlink()
+    # A folder stays that holds a store, or was written to since it was read; and so does a root that is a link.
+    with _ignoring(errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+        folder.rmdir()
+
+
+@contextmanager
+def _ignoring(*codes: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in codes:
+            raise

@@ -1,0 +1,12 @@
+"""The MLflow flavor: models as deduplicated tensors. Users know it as ``mlflow.tensorcas``.
+
+The name of this package and of `_load_pyfunc` stand in every MLmodel as ``loader_module``: they are never renamed.
+"""
+
+from __future__ import annotations
+
+from tensorcas_mlflow.flavor._load import _load_pyfunc, load_model
+from tensorcas_mlflow.flavor._log import log_model
+from tensorcas_mlflow.flavor._save import save_model
+
+__all__ = ["_load_pyfunc", "load_model", "log_model", "save_model"]

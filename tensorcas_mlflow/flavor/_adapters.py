@@ -1,0 +1,67 @@
+"""Which adapter takes a model: found by entry point, so that others can add frameworks."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+
+from tensorcas_mlflow.adapter import Adapter
+from tensorcas_mlflow.errors import AdapterError
+
+GROUP = "tensorcas.flavors"
+
+
+def adapter_for(model: object) -> Adapter:
+    """Find the adapter that takes a model.
+
+    Raises:
+        AdapterError: None does; the message names the model's type and the adapters there are.
+    """
+    broken: list[str] = []
+    for point in _entry_points():
+        try:
+            adapter = _load(point)
+        except AdapterError as error:
+            broken.append(str(error))
+            continue
+        if adapter.accepts(model):
+            return adapter
+    kind = f"{type(model).__module__}.{type(model).__qualname__}"
+    reason = f"no adapter takes a {kind}; there are {_known()}"
+    raise AdapterError("tensorcas", "; ".join([reason, *broken]))
+
+
+def adapter_named(name: str) -> Adapter:
+    """Find the adapter that a model was stored with.
+
+    Raises:
+        AdapterError: There is none of that name, or it cannot be imported here.
+    """
+    for point in _entry_points():
+        if point.name == name:
+            return _load(point)
+    raise AdapterError("tensorcas", f"the model was stored by the adapter {name!r}, and there are only {_known()}")
+
+
+@cache
+def _entry_points() -> tuple[EntryPoint, ...]:
+    """List the adapters; other people's first, since theirs may be for a class derived from one that ours takes."""
+    found = entry_points(group=GROUP)
+    return tuple(sorted(found, key=lambda point: (point.value.startswith("tensorcas_flavors."), point.name)))
+
+
+@cache
+def _load(point: EntryPoint) -> Adapter:
+    try:
+        adapter = point.load()()
+    except Exception as error:
+        # Whatever other people's module raises when it is imported: their adapter is broken, ours still work.
+        raise AdapterError(point.name, f"the adapter {point.value} cannot be imported: {error}") from error
+    if not isinstance(adapter, Adapter):
+        raise AdapterError(point.name, f"{point.value} is not an Adapter of tensorcas_mlflow.adapter")
+    return adapter
+
+
+def _known() -> str:
+    names = sorted(point.name for point in _entry_points())
+    return ", ".join(names) or f"none (is tensorcas-mlflow installed? They are the entry points {GROUP!r})"

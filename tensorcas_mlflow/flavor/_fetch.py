@@ -1,0 +1,121 @@
+"""The files of a model folder, wherever it is: only those that are asked for are fetched."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
+from mlflow.store.artifact.artifact_repo import ArtifactRepository
+from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
+from mlflow.store.artifact.runs_artifact_repo import RunsArtifactRepository
+from mlflow.tracking.artifact_utils import _get_root_uri_and_artifact_path
+from mlflow.utils.file_utils import get_local_path_or_none
+
+
+class ModelFolder(ABC):
+    """A model folder, as MLflow's flavors lay it out."""
+
+    uri: str
+    """Where it is; a path or an artifact URI."""
+
+    @abstractmethod
+    def file(self, path: str) -> Path:
+        """Give a local copy of a file, or the file itself; it is there as long as the folder is open.
+
+        Raises:
+            MlflowException: There is no such file.
+        """
+
+    @abstractmethod
+    def has(self, path: str) -> bool:
+        """Tell whether there is such a file, without fetching it."""
+
+    @abstractmethod
+    def code(self, path: str) -> Path:
+        """Give a local copy of a folder of code, or the folder itself; it stays when this folder is closed."""
+
+
+class LocalFolder(ModelFolder):
+    """A model folder in the file system; read in place."""
+
+    def __init__(self, root: Path) -> None:
+        self.uri = os.fspath(root)
+        self._root = root
+
+    def file(self, path: str) -> Path:
+        if not self.has(path):
+            raise MlflowException(f"there is no {path!r} in {self.uri!r}: is it a model?", RESOURCE_DOES_NOT_EXIST)
+        return self._root / path
+
+    def has(self, path: str) -> bool:
+        return (self._root / path).is_file()
+
+    def code(self, path: str) -> Path:
+        return self._root / path
+
+
+class _RemoteFolder(ModelFolder):
+    """A model folder behind an artifact repository."""
+
+    def __init__(self, repository: ArtifactRepository, path: str, scratch: str) -> None:
+        self.uri = posixpath.join(repository.artifact_uri, path) if path else repository.artifact_uri
+        self._repository = repository
+        self._path = path
+        self._scratch = scratch
+
+    def file(self, path: str) -> Path:
+        return Path(self._repository.download_artifacts(posixpath.join(self._path, path), self._scratch))
+
+    def has(self, path: str) -> bool:
+        path = posixpath.join(self._path, path)
+        return any(info.path == path for info in self._repository.list_artifacts(posixpath.dirname(path)))
+
+    def code(self, path: str) -> Path:
+        # Modules in it may be imported much later, so MLflow's own temporary folder is the place.
+        return Path(self._repository.download_artifacts(posixpath.join(self._path, path)))
+
+
+@contextmanager
+def open_folder(model_uri: str) -> Iterator[ModelFolder]:
+    """Find the folder of a model by any URI that MLflow has for one, or by a local path.
+
+    Raises:
+        MlflowException: There is none.
+    """
+    local = get_local_path_or_none(model_uri)
+    if local is not None:
+        if not Path(local).is_dir():
+            hint = f"; did you mean 'models:/{model_uri}'?" if model_uri.startswith("m-") else ""
+            raise MlflowException(f"there is no folder {model_uri!r}{hint}", RESOURCE_DOES_NOT_EXIST)
+        yield LocalFolder(Path(local).absolute())
+        return
+    repository, path = _resolve(model_uri)
+    if isinstance(repository, LocalArtifactRepository):
+        yield LocalFolder(Path(repository.artifact_dir, path))
+        return
+    with TemporaryDirectory(prefix="tensorcas-") as scratch:
+        yield _RemoteFolder(repository, path, scratch)
+
+
+def _resolve(model_uri: str) -> tuple[ArtifactRepository, str]:
+    """Resolve a URI once, so that all files come from one model though a later one takes over the alias or name."""
+    root, path = _get_root_uri_and_artifact_path(model_uri)
+    repository = get_artifact_repository(root)
+    if isinstance(repository, RunsArtifactRepository):
+        run_id, full_path = RunsArtifactRepository.parse_runs_uri(model_uri)
+        name, _, rest = (full_path or "").partition("/")
+        # As MLflow has it: a logged model of the run goes before an artifact folder of the same name.
+        logged = repository._get_logged_model_artifact_repo(run_id=run_id, name=name) if name else None
+        if logged is not None:
+            repository, path = logged, rest
+    while hasattr(repository, "repo"):
+        repository = repository.repo
+    return repository, path

@@ -1,0 +1,87 @@
+"""Loading a model: natively, into a live one, as weights alone, or for ``mlflow.pyfunc``."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mlflow.environment_variables import MLFLOW_ALLOW_PICKLE_DESERIALIZATION
+from mlflow.exceptions import MlflowException
+from mlflow.utils.model_utils import _add_code_to_system_path, _get_overridden_pyfunc_model_config
+
+from tensorcas_mlflow._mlflow_errors import translate_errors
+from tensorcas_mlflow.adapter import SKELETON, Adapter
+from tensorcas_mlflow.flavor._adapters import adapter_named
+from tensorcas_mlflow.flavor._fetch import LocalFolder, open_folder
+from tensorcas_mlflow.flavor._pyfunc import PyFuncWrapper
+from tensorcas_mlflow.flavor._saved import SavedModel
+from tensorcas_mlflow.flavor._stores import Reader, reader_for
+
+_logger = logging.getLogger(__name__)
+
+
+@translate_errors()
+def load_model(
+    model_uri: str | os.PathLike[str], *, into: Any = None, weights_only: bool = False, verify: bool = True
+) -> Any:
+    """Load a model that `log_model` or `save_model` stored, bit for bit.
+
+    The store is where TENSORCAS_STORE says, else where the model was logged to, else found from the model's folder.
+
+    Args:
+        model_uri: ``models:/…``, ``runs:/…``, an artifact URI or a local path.
+        into: A live model of the same structure, which is filled in place; nothing is unpickled.
+        weights_only: Return the tensors by name, as PyTorch tensors for a PyTorch model and else as arrays; nothing is
+            unpickled.
+        verify: Check each chunk against its digest.
+
+    Returns:
+        The model; ``into``, filled; or the tensors.
+
+    Raises:
+        mlflow.exceptions.MlflowException: There is no such model, its store is gone or another one, bytes are damaged,
+            ``into`` does not fit, or the model needs pickle where MLFLOW_ALLOW_PICKLE_DESERIALIZATION forbids it.
+    """
+    if into is not None and weights_only:
+        raise ValueError("into fills a model and weights_only makes none: give one of the two")
+    with open_folder(os.fspath(model_uri)) as folder:
+        saved = SavedModel(folder)
+        # MLflow reads MLFLOW_PYFUNC_INFERENCE_CONFIG for pyfunc only; a moved store has moved for native loads too.
+        config = _get_overridden_pyfunc_model_config(dict(saved.config), {}, _logger) if saved.config else None
+        read = reader_for(saved, saved.named_store(config))
+        adapter = adapter_named(saved.adapter)
+        if weights_only:
+            return adapter.weights(read(verify=verify))
+        if saved.code is not None:
+            _add_code_to_system_path(os.fspath(folder.code(saved.code)))
+        if into is not None:
+            return adapter.reconstruct(read(verify=verify), original=into)
+        return _rebuild(saved, adapter, read, verify)
+
+
+@translate_errors()
+def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> PyFuncWrapper:
+    """Load a model for ``mlflow.pyfunc``, which has put the model's code on the path already.
+
+    Args:
+        path: The data folder inside a local model folder.
+        model_config: The declared configuration with what the user has overridden.
+    """
+    saved = SavedModel(LocalFolder(Path(path).absolute().parent))
+    adapter = adapter_named(saved.adapter)
+    read = reader_for(saved, saved.named_store(model_config))
+    return PyFuncWrapper(_rebuild(saved, adapter, read, verify=True), adapter)
+
+
+def _rebuild(saved: SavedModel, adapter: Adapter, read: Reader, verify: bool) -> Any:
+    if not MLFLOW_ALLOW_PICKLE_DESERIALIZATION.get():
+        names = [SKELETON] if SKELETON in saved.manifest.names() else []
+        if adapter.unpickles(read(names, verify=verify)):
+            raise MlflowException.invalid_parameter_value(
+                "this model holds a pickle, and MLFLOW_ALLOW_PICKLE_DESERIALIZATION is false: fill a live model with "
+                "mlflow.tensorcas.load_model(…, into=model), or take its tensors with weights_only=True"
+            )
+    return adapter.reconstruct(read(verify=verify))

@@ -1,0 +1,176 @@
+"""Logging a model: its tensors go straight to the store, everything else where MLflow puts artifacts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from mlflow.models import Model, ModelSignature
+from mlflow.models.model import ModelInfo
+from mlflow.tracking._model_registry import DEFAULT_AWAIT_MAX_SLEEP_SECONDS
+
+from tensorcas_mlflow._mlflow_errors import translate_errors
+from tensorcas_mlflow.adapter import Adapter, Array
+from tensorcas_mlflow.errors import TensorCasError
+from tensorcas_mlflow.flavor._adapters import adapter_for
+from tensorcas_mlflow.flavor._folder import Extras, Stored, write_folder
+from tensorcas_mlflow.flavor._places import Place, place_for, withdraw
+from tensorcas_mlflow.store import MANIFEST_FILE, PendingSave, Ref, abandon_pending, hold_pending
+
+
+@translate_errors()
+def log_model(
+    model: Any,
+    name: str | None = None,
+    *,
+    step: int | None = None,
+    registered_model_name: str | None = None,
+    await_registration_for: int | None = DEFAULT_AWAIT_MAX_SLEEP_SECONDS,
+    params: Mapping[str, Any] | None = None,
+    tags: Mapping[str, Any] | None = None,
+    model_type: str | None = None,
+    model_id: str | None = None,
+    signature: ModelSignature | bool | None = None,
+    input_example: Any = None,
+    pip_requirements: Sequence[str] | str | None = None,
+    extra_pip_requirements: Sequence[str] | str | None = None,
+    conda_env: Mapping[str, Any] | str | None = None,
+    code_paths: Sequence[str] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> ModelInfo:
+    """Log a model as deduplicated tensors, to the active run if there is one.
+
+    The store is the one that TENSORCAS_STORE names, else the one that the experiment's artifact location lies in; if
+    there is none yet, it is made there.
+
+    Args:
+        model: A model of a framework that has an adapter. It may be trained on once this returns.
+        name: Name of the logged model; MLflow makes one up if there is none.
+        step: Training step the model is logged at.
+        registered_model_name: Register the model as a new version of this name.
+        await_registration_for: Seconds to wait until the version is ready; 0 or None does not wait.
+        params: Parameters of the logged model, besides those of the run.
+        tags: Tags of the logged model.
+        model_type: What kind of model it is, in words of your own.
+        model_id: Log into this existing logged model instead of a new one.
+        signature: Inferred from ``input_example`` if None; False for none.
+        input_example: An input the model predicts from; it is saved with the model.
+        pip_requirements: All requirements of the model, or a requirements file. By default the framework and this
+            package, in the versions installed; nothing is inferred.
+        extra_pip_requirements: Requirements besides the default ones.
+        conda_env: A conda environment, or a file with one, instead of requirements.
+        code_paths: Files and folders of code that the model needs; they go along.
+        metadata: Put into MLmodel as it is.
+
+    Returns:
+        What MLflow says of the model; ``model_uri`` loads it.
+
+    Raises:
+        mlflow.exceptions.MlflowException: No adapter takes the model, MLflow refuses its name, or there is no place
+            for a store.
+    """
+    adapter = adapter_for(model)
+    extras = Extras(
+        step=step,
+        signature=signature,
+        input_example=input_example,
+        pip_requirements=pip_requirements,
+        extra_pip_requirements=extra_pip_requirements,
+        conda_env=conda_env,
+        code_paths=code_paths,
+        metadata=metadata,
+    )
+    # Before MLflow makes a logged model, so that a model that is refused leaves none behind.
+    flavor = _StoringFlavor(model, adapter, adapter.extract(model), extras)
+    try:
+        info: ModelInfo = Model.log(
+            artifact_path=None,
+            name=name,
+            flavor=flavor,
+            registered_model_name=registered_model_name,
+            await_registration_for=await_registration_for,
+            params=params,
+            tags=tags,
+            model_type=model_type,
+            model_id=model_id,
+            step=extras.step or 0,
+            # It would load the model again, at every step. The example went through the live model already.
+            validate_serving_input=False,
+        )
+    except BaseException:
+        flavor.withdraw()
+        raise
+    finally:
+        flavor.let_go()
+    return info
+
+
+class _StoringFlavor:
+    """What `Model.log` takes for a flavor's module; it serves one call.
+
+    Only its `save_model` is told where the model is going, so the store is found there.
+    """
+
+    __name__ = "mlflow.tensorcas"
+
+    def __init__(self, model: Any, adapter: Adapter, tensors: dict[str, Array], extras: Extras) -> None:
+        self._model = model
+        self._adapter = adapter
+        self._tensors = tensors
+        self._extras = extras
+        self._held: PendingSave | None = None
+        self._committed: tuple[Place, Ref] | None = None
+
+    def save_model(self, path: str | os.PathLike[str], mlflow_model: Model, **_: Any) -> None:
+        """Store the tensors, and write the rest to the folder that MLflow uploads next."""
+
+        def write_tensors(data: Path) -> Stored:
+            return self._store(data, mlflow_model)
+
+        write_folder(
+            self._model,
+            path,
+            adapter=self._adapter,
+            mlflow_model=mlflow_model,
+            extras=self._extras,
+            write_tensors=write_tensors,
+        )
+
+    def withdraw(self) -> None:
+        """Take back what was committed for an upload that failed."""
+        if self._committed is not None:
+            # The ref that stays if this fails costs space; the reader wants to know why the upload failed.
+            with suppress(TensorCasError):
+                withdraw(*self._committed)
+
+    def let_go(self) -> None:
+        """Abandon what no artifact repository has taken over."""
+        if self._held is not None:
+            abandon_pending(self._held)
+
+    def _store(self, data: Path, mlflow_model: Model) -> Stored:
+        place = place_for(
+            mlflow_model.artifact_path,
+            run_id=mlflow_model.run_id,
+            model_id=mlflow_model.model_id,
+            step=self._extras.step,
+        )
+        save = place.store.write_checkpoint(
+            self._tensors,
+            flavor=self._adapter.name,
+            cuts=self._adapter.cuts(self._tensors),
+        )
+        try:
+            (data / MANIFEST_FILE).write_bytes(save.manifest.to_bytes())
+            if place.is_committed_on_arrival:
+                hold_pending(place.store, save, place.target)
+                self._held = save
+            else:
+                self._committed = place, save.commit(place.target)
+        except BaseException:
+            save.abandon()
+            raise
+        return Stored(manifest=save.manifest, store=place.store)

@@ -1,0 +1,69 @@
+"""Saving a model to a folder that needs nothing else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlflow.models import Model, ModelSignature
+
+from tensorcas_mlflow._mlflow_errors import translate_errors
+from tensorcas_mlflow.flavor._adapters import adapter_for
+from tensorcas_mlflow.flavor._folder import Extras, Stored, write_folder
+from tensorcas_mlflow.store import write_payload
+
+
+@translate_errors()
+def save_model(
+    model: Any,
+    path: str | os.PathLike[str],
+    *,
+    mlflow_model: Model | None = None,
+    step: int | None = None,
+    signature: ModelSignature | bool | None = None,
+    input_example: Any = None,
+    pip_requirements: Sequence[str] | str | None = None,
+    extra_pip_requirements: Sequence[str] | str | None = None,
+    conda_env: Mapping[str, Any] | str | None = None,
+    code_paths: Sequence[str] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> None:
+    """Save a model to a self-contained folder, which can be moved and loaded without any store.
+
+    Args:
+        model: A model of a framework that has an adapter.
+        path: A folder that does not exist yet, or is empty.
+        mlflow_model: The `mlflow.models.Model` this flavor is added to.
+        step: Training step to record with the model.
+        signature: Inferred from ``input_example`` if None; False for none.
+        input_example: An input the model predicts from; it is saved with the model.
+        pip_requirements: All requirements of the model, or a requirements file. By default the framework and this
+            package, in the versions installed; nothing is inferred.
+        extra_pip_requirements: Requirements besides the default ones.
+        conda_env: A conda environment, or a file with one, instead of requirements.
+        code_paths: Files and folders of code that the model needs; they go along.
+        metadata: Put into MLmodel as it is.
+
+    Raises:
+        mlflow.exceptions.MlflowException: No adapter takes the model, or it cannot be stored exactly.
+    """
+    adapter = adapter_for(model)
+    extras = Extras(
+        step=step,
+        signature=signature,
+        input_example=input_example,
+        pip_requirements=pip_requirements,
+        extra_pip_requirements=extra_pip_requirements,
+        conda_env=conda_env,
+        code_paths=code_paths,
+        metadata=metadata,
+    )
+    tensors = adapter.extract(model)
+
+    def write_tensors(data: Path) -> Stored:
+        manifest = write_payload(data, tensors, flavor=adapter.name, cuts=adapter.cuts(tensors))
+        return Stored(manifest=manifest, store=None)
+
+    write_folder(model, path, adapter=adapter, mlflow_model=mlflow_model, extras=extras, write_tensors=write_tensors)

@@ -1,0 +1,78 @@
+"""What a model folder says of its model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from mlflow import pyfunc
+from mlflow.exceptions import MlflowException
+from mlflow.models import Model
+from mlflow.models.model import MLMODEL_FILE_NAME
+from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
+
+from tensorcas_mlflow.flavor._fetch import LocalFolder, ModelFolder
+from tensorcas_mlflow.flavor._folder import FLAVOR, STORE_KEY
+from tensorcas_mlflow.manifest import Manifest
+from tensorcas_mlflow.store import MANIFEST_FILE, PAYLOAD_FILE
+
+
+class SavedModel:
+    """A model folder's MLmodel, read, and its manifest, read when it is needed."""
+
+    def __init__(self, folder: ModelFolder) -> None:
+        """Read the MLmodel.
+
+        Raises:
+            MlflowException: The folder holds no model, or one of another flavor.
+        """
+        self.folder = folder
+        model = Model.load(folder.file(MLMODEL_FILE_NAME))
+        flavors: Mapping[str, Any] = model.flavors
+        if FLAVOR not in flavors:
+            raise MlflowException(
+                f"the model at {folder.uri!r} was not saved by mlflow.tensorcas, but by {', '.join(flavors)}",
+                RESOURCE_DOES_NOT_EXIST,
+            )
+        section: Mapping[str, Any] = flavors[FLAVOR]
+        self.adapter: str = section["adapter"]
+        self.data: str = section["data"]
+        self.code: str | None = section.get("code")
+        self.store_uri: str | None = section.get("store")
+        self.config: dict[str, Any] = dict(flavors.get(pyfunc.FLAVOR_NAME, {}).get(pyfunc.MODEL_CONFIG) or {})
+        """The model configuration as declared, which a load may override."""
+        self._artifact_path: str | None = model.artifact_path
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the folder is read in place."""
+        return isinstance(self.folder, LocalFolder)
+
+    @property
+    def places(self) -> Iterator[str]:
+        """Where the folder lies, and where it lay when the model was logged."""
+        yield self.folder.uri
+        if self._artifact_path is not None:
+            yield self._artifact_path
+
+    @cached_property
+    def manifest_file(self) -> Path:
+        """A local copy of the manifest, or the manifest itself."""
+        return self.folder.file(f"{self.data}/{MANIFEST_FILE}")
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """The manifest of the model's tensors."""
+        return Manifest.from_bytes(self.manifest_file.read_bytes())
+
+    @cached_property
+    def has_payload(self) -> bool:
+        """Whether the folder brings its tensors along."""
+        return self.folder.has(f"{self.data}/{PAYLOAD_FILE}")
+
+    def named_store(self, config: Mapping[str, Any] | None) -> str | None:
+        """Name the store that a model configuration puts in place of the declared one, if it does."""
+        store = (config or {}).get(STORE_KEY)
+        return None if store is None or store == self.config.get(STORE_KEY) else str(store)

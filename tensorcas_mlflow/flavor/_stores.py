@@ -1,0 +1,92 @@
+"""Where the tensors of a logged model are read from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
+
+from tensorcas_mlflow import config
+from tensorcas_mlflow.adapter import Array
+from tensorcas_mlflow.errors import StoreNotFoundError, WrongStoreError
+from tensorcas_mlflow.flavor._roots import as_lookup, open_root
+from tensorcas_mlflow.flavor._saved import SavedModel
+from tensorcas_mlflow.store import PAYLOAD_FILE, Store, read_payload
+
+Reader = Callable[..., dict[str, Array]]
+"""Reads tensors: called with ``names`` (None for all) and ``verify``."""
+
+
+def reader_for(saved: SavedModel, named_store: str | None) -> Reader:
+    """Find the tensors of a model.
+
+    What somebody named counts alone: the model configuration, else TENSORCAS_STORE. Else the places are tried in turn:
+    a payload beside the manifest, the store the model was logged to, the store its folder lies in, the one its artifact
+    root lay in when it was logged. The id in the manifest decides which store is the right one.
+
+    Args:
+        named_store: The store that the model configuration names in place of the one in MLmodel.
+
+    Raises:
+        WrongStoreError: There is a store, but another one.
+        StoreNotFoundError: The place that was named holds no store.
+        MlflowException: No store was named, and none was found.
+    """
+    manifest = saved.manifest
+    if manifest.store_id is None:
+        return _payload_reader(saved)
+    named = named_store or config.store_uri()
+    if named is not None:
+        return partial(_open(named, manifest.store_id).read_tensors, manifest)
+    if saved.is_local and saved.has_payload:
+        return _payload_reader(saved)
+    wrong: WrongStoreError | None = None
+    for look in _looks(saved, manifest.store_id):
+        try:
+            return partial(look().read_tensors, manifest)
+        except StoreNotFoundError:
+            continue
+        except WrongStoreError as error:
+            wrong = wrong or error
+    if saved.has_payload:  # a remote one: the last resort, as all of it must be fetched
+        return _payload_reader(saved)
+    if wrong is not None:
+        raise wrong
+    raise MlflowException(
+        f"the tensors of this model are in store {manifest.store_id}, which is not at {saved.store_uri!r} any more: "
+        "name its new place in TENSORCAS_STORE, or to mlflow.pyfunc.load_model as model_config={'store': …}",
+        RESOURCE_DOES_NOT_EXIST,
+    )
+
+
+def _looks(saved: SavedModel, store_id: str) -> Iterator[Callable[[], Store]]:
+    if saved.store_uri is not None:
+        yield partial(_open, saved.store_uri, store_id)
+    for uri in saved.places:
+        lookup = as_lookup(uri)
+        if lookup is not None:
+            yield partial(_find, lookup, store_id)
+
+
+def _open(uri: str, store_id: str) -> Store:
+    return _checked(open_root(uri), store_id)
+
+
+def _find(uri: str, store_id: str) -> Store:
+    return _checked(Store.find(uri)[0], store_id)
+
+
+def _checked(store: Store, store_id: str) -> Store:
+    if store.id != store_id:
+        raise WrongStoreError(store_id, store.id, store.uri)
+    return store
+
+
+def _payload_reader(saved: SavedModel) -> Reader:
+    def read(names: Iterable[str] | None = None, *, verify: bool = True) -> dict[str, Array]:
+        saved.folder.file(f"{saved.data}/{PAYLOAD_FILE}")
+        return read_payload(saved.manifest_file.parent, names=names, verify=verify)
+
+    return read

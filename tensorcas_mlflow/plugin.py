@@ -1,0 +1,90 @@
+"""What MLflow finds by entry point at the end of its own import: the artifact repository, and ``mlflow.tensorcas``.
+
+Every user of MLflow pays for this module, and what it lets escape breaks their ``import mlflow``; so it imports next to
+nothing, and raises nothing but `ImportError`.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from importlib.machinery import ModuleSpec
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mlflow.store.artifact.artifact_repo import ArtifactRepository
+
+FACADE = "mlflow.tensorcas"
+
+_PUBLIC = ("load_model", "log_model", "save_model")
+
+_DOC = """Models as deduplicated tensors in a content-addressed store.
+
+    info = mlflow.tensorcas.log_model(model, name="model", step=epoch)
+    model = mlflow.tensorcas.load_model(info.model_uri)
+
+A tensor that any earlier step, run or experiment of the same store holds is not stored again.
+"""
+
+
+def _make_facade() -> types.ModuleType:
+    """Make ``mlflow.tensorcas``: the public functions of `tensorcas_mlflow.flavor`, imported when the first is used.
+
+    It is a plain module, which pickles by name, and not that package under a second name, whose submodules would be
+    imported twice.
+    """
+    facade = types.ModuleType(FACADE, _DOC)
+
+    def look_up(name: str) -> Any:
+        if name not in _PUBLIC:
+            raise AttributeError(f"module {FACADE!r} has no attribute {name!r}")
+        try:
+            from tensorcas_mlflow import flavor
+        except ImportError:
+            raise
+        except Exception as error:
+            raise ImportError(f"{FACADE} cannot be used: {error}") from error
+        value = getattr(flavor, name)
+        setattr(facade, name, value)
+        return value
+
+    def list_names() -> list[str]:
+        return sorted({*vars(facade), *_PUBLIC})
+
+    vars(facade).update(
+        __spec__=ModuleSpec(FACADE, None),
+        __package__="mlflow",
+        __all__=list(_PUBLIC),
+        __getattr__=look_up,
+        __dir__=list_names,
+    )
+    return facade
+
+
+def _artifact_repository(
+    artifact_uri: str, tracking_uri: str | None = None, registry_uri: str | None = None
+) -> ArtifactRepository:
+    """Make the repository of a ``tensorcas:`` URI, as MLflow's registry asks for it."""
+    try:
+        from tensorcas_mlflow.artifact_repo import TensorCasArtifactRepository
+    except ImportError:
+        raise
+    except Exception as error:
+        raise ImportError(f"tensorcas: artifacts cannot be used: {error}") from error
+    return TensorCasArtifactRepository(artifact_uri, tracking_uri, registry_uri)
+
+
+def _install_facade() -> None:
+    """Put ``mlflow.tensorcas`` where imports and attribute look-ups find it, if there is an ``mlflow``."""
+    mlflow = sys.modules.get("mlflow")
+    if mlflow is not None:
+        vars(mlflow)["tensorcas"] = sys.modules.setdefault(FACADE, _make_facade())
+
+
+def __getattr__(name: str) -> Any:
+    # The facade comes with MLflow's look-up of the entry point and not with the body of this module, which may run
+    # before there is an mlflow to put it into.
+    if name != "artifact_repository":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _install_facade()
+    return _artifact_repository

@@ -1,0 +1,112 @@
+"""The command line on real stores."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import mlflow
+import numpy as np
+import pytest
+from sklearn.linear_model import LinearRegression
+
+from tensorcas_mlflow.cli import main
+from tensorcas_mlflow.store import RefTarget, Store
+
+
+def save(store: Store, step: int) -> None:
+    with store.write_checkpoint({"w": np.full(10_000, step)}, flavor="test") as pending:
+        pending.commit(RefTarget(run_id="run", step=step))
+
+
+def pack_bytes(store: Store) -> int:
+    return sum(info.size for info in store.backend.list("packs"))
+
+
+def test_init_makes_a_store_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", str(tmp_path / "store"), "--chunk-bytes", "65536"]) == 0
+    assert main(["init", str(tmp_path / "store")]) == 1
+
+    assert Store.open(tmp_path / "store").chunk_bytes == 65536
+    assert "already a store" in capsys.readouterr().err
+
+
+def test_list_names_what_a_store_keeps_from_anywhere_below_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store.init(tmp_path)
+    save(store, 3)
+    (tmp_path / "below").mkdir()
+
+    assert main(["list", str(tmp_path / "below")]) == 0
+
+    assert "run run step 3" in capsys.readouterr().out
+
+
+def test_a_place_without_a_store_is_an_error_that_says_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["list", str(tmp_path)]) == 1
+
+    assert "tensorcas init" in capsys.readouterr().err
+
+
+def test_gc_asks_before_it_deletes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store.init(tmp_path)
+    save(store, 1)
+    store.drop(store.checkpoints()[0])
+    before = pack_bytes(store)
+    monkeypatch.setattr("builtins.input", lambda _: "n")
+
+    assert main(["gc", str(tmp_path)]) == 0
+    assert main(["gc", str(tmp_path), "--dry-run"]) == 0
+
+    assert "nothing was deleted" in capsys.readouterr().out
+    assert pack_bytes(store) == before > 0
+
+
+def test_gc_deletes_what_nothing_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store.init(tmp_path)
+    save(store, 1)
+    save(store, 2)
+    store.drop(store.checkpoints()[0])
+
+    assert main(["gc", str(tmp_path), "--yes"]) == 0
+
+    assert "deleted 1 packs and 1 manifests" in capsys.readouterr().out
+    assert [ref.step for ref in store.checkpoints()] == [2]
+
+
+def test_gc_drops_models_that_are_gone_from_a_folder_of_mlflows_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    location = tmp_path / "artifacts"
+    mlflow.create_experiment("plain", artifact_location=location.as_uri())
+    mlflow.set_experiment("plain")
+    data = np.random.default_rng(0).normal(size=(50, 3))
+    model = LinearRegression().fit(data, data[:, 0])
+    gone = mlflow.tensorcas.log_model(model, name="gone")
+    kept = mlflow.tensorcas.log_model(model.fit(data, data[:, 1]), name="kept")
+    shutil.rmtree(location / "models" / gone.model_id)
+
+    assert main(["gc", str(location), "--yes", "--grace", "1"]) == 0
+    assert len(Store.open(location).checkpoints()) == 2
+    assert main(["gc", str(location), "--yes", "--grace", "0"]) == 0
+
+    assert [ref.model_id for ref in Store.open(location).checkpoints()] == [kept.model_id]
+    assert f"gone: models/{gone.model_id}" in capsys.readouterr().out
+    assert mlflow.tensorcas.load_model(kept.model_uri).coef_.tobytes() == model.coef_.tobytes()
+
+
+def test_gc_keeps_all_refs_where_the_whole_experiment_folder_is_out_of_sight(tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "store")
+    with store.write_checkpoint({"w": np.arange(10)}) as pending:
+        uri = f"file://{tmp_path}/not-mounted/models/m-{'0' * 32}/artifacts/data/checkpoint.arrow"
+        pending.commit(RefTarget(uri=uri))
+
+    assert main(["gc", str(tmp_path / "store"), "--yes", "--grace", "0"]) == 0
+
+    assert len(store.checkpoints()) == 1

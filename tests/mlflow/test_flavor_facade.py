@@ -1,0 +1,66 @@
+"""``mlflow.tensorcas`` looks and behaves like a module of MLflow's own; import orders are in test_import_cost."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import pickle
+import pydoc
+import sys
+
+import cloudpickle
+import mlflow
+import mlflow.tensorcas
+import pytest
+
+import tensorcas_mlflow
+from tensorcas_mlflow import flavor, plugin
+
+
+def test_it_has_three_public_functions() -> None:
+    assert mlflow.tensorcas.__all__ == ["load_model", "log_model", "save_model"]
+    assert set(mlflow.tensorcas.__all__) <= set(dir(mlflow.tensorcas))
+    assert mlflow.tensorcas.log_model is flavor.log_model
+
+
+def test_it_is_one_plain_module_under_one_name() -> None:
+    assert sys.modules["mlflow.tensorcas"] is mlflow.tensorcas
+    assert inspect.ismodule(mlflow.tensorcas)
+    assert repr(mlflow.tensorcas) == "<module 'mlflow.tensorcas'>"
+    assert importlib.util.find_spec("mlflow.tensorcas") is not None
+
+
+def test_its_functions_are_pickled_by_reference() -> None:
+    assert pickle.loads(pickle.dumps(mlflow.tensorcas.log_model)) is flavor.log_model
+    assert cloudpickle.loads(cloudpickle.dumps(mlflow.tensorcas)) is mlflow.tensorcas
+
+
+def test_help_shows_the_functions() -> None:
+    text = pydoc.plain(pydoc.render_doc(mlflow.tensorcas))
+
+    assert "weights_only" in text
+    assert "registered_model_name" in text
+
+
+def test_what_it_has_not_is_an_attribute_error() -> None:
+    assert not hasattr(mlflow.tensorcas, "autolog")
+    assert not hasattr(plugin, "nothing")
+    assert not hasattr(tensorcas_mlflow, "nothing")
+
+
+def test_a_second_look_up_finds_the_same_facade() -> None:
+    before = mlflow.tensorcas
+    assert callable(plugin.artifact_repository)
+
+    assert mlflow.tensorcas is before
+
+
+def test_a_broken_dependency_is_an_import_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorcas_mlflow.artifact_repo", None)
+
+    with pytest.raises(ImportError):
+        plugin.artifact_repository("tensorcas:///tmp/x")
+
+
+def test_the_version_is_known() -> None:
+    assert tensorcas_mlflow.__version__[0].isdigit()

@@ -1,0 +1,78 @@
+"""`import mlflow` pays for every plugin that is installed: ours adds next to nothing, and no import order breaks it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LIGHT = {"mlflow.tensorcas", "tensorcas_mlflow", "tensorcas_mlflow._facade", "tensorcas_mlflow.plugin"}
+"""All that `import mlflow` may load because of us."""
+
+# MLflow asks importlib.metadata for plugins by this function, at the end of its own import.
+HIDE_THE_PLUGIN = """
+import importlib.metadata as metadata
+
+ask = metadata.entry_points
+
+def entry_points(**params):
+    found = ask(**params)
+    if params.get("group") != "mlflow.artifact_repository":
+        return found
+    return metadata.EntryPoints(point for point in found if not point.value.startswith("tensorcas_mlflow"))
+
+metadata.entry_points = entry_points
+"""
+
+LIST_MODULES = """
+import json, sys
+import mlflow
+print(json.dumps(sorted(sys.modules)))
+"""
+
+REPORT = """
+import sys
+from mlflow.store.artifact import artifact_repository_registry as registry
+
+print(sys.modules["mlflow.tensorcas"].__name__)
+print("tensorcas" in registry._artifact_repository_registry.get_registered_artifact_repositories())
+"""
+
+
+def run_fresh(script: str, cwd: Path) -> str:
+    """Run a script away from the checkout, where the packages could be imported without being installed."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "TENSORCAS_"))}
+    done = subprocess.run([sys.executable, "-c", script], cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_import_mlflow_loads_only_the_facade_because_of_us(tmp_path: Path) -> None:
+    with_plugin = set(json.loads(run_fresh(LIST_MODULES, tmp_path)))
+    without_plugin = set(json.loads(run_fresh(HIDE_THE_PLUGIN + LIST_MODULES, tmp_path)))
+
+    added = with_plugin - without_plugin
+    assert "tensorcas_mlflow.plugin" in added
+    assert added <= LIGHT
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "import mlflow; mlflow.tensorcas.log_model",
+        "import mlflow.tensorcas; mlflow.tensorcas.log_model",
+        "from mlflow import tensorcas; tensorcas.log_model",
+        "from mlflow.tensorcas import log_model",
+        "import tensorcas_mlflow; import mlflow; mlflow.tensorcas.log_model",
+        "import tensorcas_mlflow.plugin; import mlflow; mlflow.tensorcas.log_model",
+    ],
+)
+def test_every_import_order_gives_the_flavor_and_the_scheme(script: str, tmp_path: Path) -> None:
+    name, is_registered = run_fresh(script + REPORT, tmp_path).split()
+
+    assert name == "mlflow.tensorcas"
+    assert is_registered == "True"
