@@ -6,83 +6,18 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from collecting import CHUNK_BYTES, everything, keys, loads, overwrite, plan_now, save, save_apart, target, tensors
 
-from tensorcas_mlflow.backends import Backend, LocalBackend, MemoryBackend
+from tensorcas_mlflow.backends import LocalBackend, MemoryBackend
 from tensorcas_mlflow.errors import CorruptError
-from tensorcas_mlflow.gc import GcPlan, plan_gc
+from tensorcas_mlflow.gc import plan_gc
 from tensorcas_mlflow.index import segment_bytes
-from tensorcas_mlflow.store import Ref, RefTarget, Store
-from tensorcas_mlflow.store.protocol import condemned_bytes, list_packs, read_pack_table
-
-CHUNK_BYTES = 4096
-
-
-@pytest.fixture
-def store() -> Store:
-    return Store.init_backend(MemoryBackend(), chunk_bytes=CHUNK_BYTES)
-
-
-@pytest.fixture
-def local_store(tmp_path: Path) -> Store:
-    return Store.init(tmp_path / "root", chunk_bytes=CHUNK_BYTES)
-
-
-def tensors(letters: str) -> dict[str, Any]:
-    """One incompressible chunk a letter."""
-    return {
-        letter: np.random.default_rng(ord(letter)).integers(0, 256, CHUNK_BYTES, dtype=np.uint8) for letter in letters
-    }
-
-
-def target(step: int) -> RefTarget:
-    return RefTarget(run_id="run", step=step)
-
-
-def save(store: Store, letters: str, step: int) -> Ref:
-    with store.write_checkpoint(tensors(letters)) as pending:
-        return pending.commit(target(step))
-
-
-def save_apart(store: Store, letters: str, step: int) -> Ref:
-    """Save without sharing a chunk with what is there, as a writer does that finds all of it condemned."""
-    everything = frozenset(name for name, _ in list_packs(store.backend))
-    store.backend.put_new("condemned/" + "a" * 32, [condemned_bytes(everything, frozenset())])
-    ref = save(store, letters, step)
-    store.backend.delete("condemned/" + "a" * 32)
-    return ref
-
-
-def loads(store: Store, letters: str, step: int) -> bool:
-    fresh = Store.open_backend(store.backend)
-    ref = fresh.ref(target(step).key)
-    assert ref is not None
-    found = fresh.read_tensors(fresh.manifest(ref))
-    expected = tensors(letters)
-    return found.keys() == expected.keys() and all(np.array_equal(found[name], expected[name]) for name in expected)
-
-
-def keys(store: Store, prefix: str) -> list[str]:
-    return sorted(info.key for info in store.backend.list(prefix))
-
-
-def everything(store: Store) -> dict[str, bytes]:
-    prefixes = ("refs", "manifests", "packs", "index", "intents", "condemned")
-    return {key: store.backend.get(key) for prefix in prefixes for key in keys(store, prefix)}
-
-
-def plan_now(store: Store, **options: Any) -> GcPlan:
-    return plan_gc(store, **{"grace_s": 0, **options})
-
-
-def overwrite(backend: Backend, key: str, data: bytes) -> None:
-    backend.delete(key)
-    backend.put_new(key, [data])
-
+from tensorcas_mlflow.store import Store
+from tensorcas_mlflow.store.protocol import list_packs, read_pack_table
 
 # --- the plan
 
@@ -274,102 +209,6 @@ def test_a_pack_with_a_damaged_chunk_is_spared_and_others_are_rewritten(store: S
     assert store.backend.get(f"packs/{damaged}.pack") == data
     assert keys(store, "condemned") == []
     assert loads(store, "c", 3)
-
-
-# --- what cannot be read
-
-
-@pytest.mark.parametrize("prefix", ["refs", "manifests", "packs", "condemned"])
-def test_what_says_what_is_needed_and_cannot_be_read_stops_a_collection(store: Store, prefix: str) -> None:
-    save(store, "ab", 0)
-    store.drop(save(store, "cd", 1))
-    store.backend.put_new("condemned/" + "c" * 32, [condemned_bytes(frozenset(), frozenset())])
-    plan = plan_now(store)
-    needed = {"refs": target(0).key, "manifests": f"manifests/{store.checkpoints()[0].manifest}"}
-    overwrite(store.backend, needed.get(prefix, keys(store, prefix)[0]), b"not what it was")
-    before = everything(store)
-
-    with pytest.raises(CorruptError):
-        plan_now(store)
-    with pytest.raises(CorruptError):
-        plan.execute()
-    assert everything(store) == before
-
-
-def test_a_manifest_that_is_gone_stops_a_collection_and_the_error_names_who_needs_it(store: Store) -> None:
-    ref = save(store, "ab", 0)
-    store.backend.delete(f"manifests/{ref.manifest}")
-
-    with pytest.raises(CorruptError, match="run run step 0 needs it"):
-        plan_now(store)
-
-
-def test_an_unreadable_intent_stops_a_collection_until_it_has_been_silent_for_the_grace(store: Store) -> None:
-    store.drop(save(store, "ab", 0))
-    store.backend.put_new("intents/" + "1" * 32, [b"half an int"])
-    before = everything(store)
-
-    with pytest.raises(CorruptError):
-        plan_gc(store, grace_s=3600)
-    assert everything(store) == before
-    assert plan_now(store).execute().n_aborted == 1
-    assert everything(store) == {}
-
-
-def test_what_becomes_unreadable_while_a_collection_runs_leaves_no_list_behind(store: Store) -> None:
-    class Spoiling(MemoryBackend):
-        def put_new(self, key: str, pieces: Any, *, durable: bool = True) -> str:
-            token = super().put_new(key, pieces, durable=durable)
-            if key.startswith("condemned/"):
-                super().put_new("intents/" + "1" * 32, [b"?"])
-            return token
-
-    store = Store.init_backend(Spoiling(), chunk_bytes=CHUNK_BYTES)
-    store.drop(save(store, "ab", 0))
-
-    with pytest.raises(CorruptError):
-        plan_now(store).execute()
-    assert keys(store, "condemned") == []
-    assert len(keys(store, "packs")) == 1
-
-
-# --- collectors that died
-
-
-def test_the_list_of_a_dead_collector_is_finished(store: Store) -> None:
-    store.drop(save(store, "abcd", 0))
-    packs = frozenset(name for name, _ in list_packs(store.backend))
-    manifests = frozenset(key.removeprefix("manifests/") for key in keys(store, "manifests"))
-    store.backend.put_new("condemned/" + "d" * 32, [condemned_bytes(packs, manifests)])
-
-    assert plan_gc(store, grace_s=3600).dead_lists == ()
-    plan = plan_now(store)
-    assert "1 dead collections to finish" in str(plan)
-    plan.execute()
-    assert everything(store) == {}
-
-
-def test_what_lives_is_copied_out_of_the_packs_of_a_dead_collector(store: Store) -> None:
-    save(store, "ab", 0)
-    packs = frozenset(name for name, _ in list_packs(store.backend))
-    store.backend.put_new("condemned/" + "d" * 32, [condemned_bytes(packs, frozenset())])
-    plan_now(store).execute()
-
-    assert packs.isdisjoint(name for name, _ in list_packs(store.backend))
-    assert keys(store, "condemned") == []
-    assert loads(store, "ab", 0)
-
-
-def test_the_list_of_a_dead_collector_stays_while_a_manifest_on_it_is_needed(store: Store) -> None:
-    ref = save(store, "ab", 0)
-    store.backend.put_new("condemned/" + "d" * 32, [condemned_bytes(frozenset(), frozenset([ref.manifest]))])
-    plan_now(store).execute()
-
-    assert len(keys(store, "condemned")) == 1
-    assert plan_now(store).is_empty
-    store.drop(ref)
-    plan_now(store).execute()
-    assert everything(store) == {}
 
 
 # --- the index

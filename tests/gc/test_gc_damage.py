@@ -1,0 +1,109 @@
+"""Collection where something cannot be read, and after a collector that died."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from collecting import CHUNK_BYTES, everything, keys, loads, overwrite, plan_now, save, target
+
+from tensorcas_mlflow.backends import MemoryBackend
+from tensorcas_mlflow.errors import CorruptError
+from tensorcas_mlflow.gc import plan_gc
+from tensorcas_mlflow.store import Store
+from tensorcas_mlflow.store.protocol import condemned_bytes, list_packs
+
+# --- what cannot be read
+
+
+@pytest.mark.parametrize("prefix", ["refs", "manifests", "packs", "condemned"])
+def test_what_says_what_is_needed_and_cannot_be_read_stops_a_collection(store: Store, prefix: str) -> None:
+    save(store, "ab", 0)
+    store.drop(save(store, "cd", 1))
+    store.backend.put_new("condemned/" + "c" * 32, [condemned_bytes(frozenset(), frozenset())])
+    plan = plan_now(store)
+    needed = {"refs": target(0).key, "manifests": f"manifests/{store.checkpoints()[0].manifest}"}
+    overwrite(store.backend, needed.get(prefix, keys(store, prefix)[0]), b"not what it was")
+    before = everything(store)
+
+    with pytest.raises(CorruptError):
+        plan_now(store)
+    with pytest.raises(CorruptError):
+        plan.execute()
+    assert everything(store) == before
+
+
+def test_a_manifest_that_is_gone_stops_a_collection_and_the_error_names_who_needs_it(store: Store) -> None:
+    ref = save(store, "ab", 0)
+    store.backend.delete(f"manifests/{ref.manifest}")
+
+    with pytest.raises(CorruptError, match="run run step 0 needs it"):
+        plan_now(store)
+
+
+def test_an_unreadable_intent_stops_a_collection_until_it_has_been_silent_for_the_grace(store: Store) -> None:
+    store.drop(save(store, "ab", 0))
+    store.backend.put_new("intents/" + "1" * 32, [b"half an int"])
+    before = everything(store)
+
+    with pytest.raises(CorruptError):
+        plan_gc(store, grace_s=3600)
+    assert everything(store) == before
+    assert plan_now(store).execute().n_aborted == 1
+    assert everything(store) == {}
+
+
+def test_what_becomes_unreadable_while_a_collection_runs_leaves_no_list_behind(store: Store) -> None:
+    class Spoiling(MemoryBackend):
+        def put_new(self, key: str, pieces: Any, *, durable: bool = True) -> str:
+            token = super().put_new(key, pieces, durable=durable)
+            if key.startswith("condemned/"):
+                super().put_new("intents/" + "1" * 32, [b"?"])
+            return token
+
+    store = Store.init_backend(Spoiling(), chunk_bytes=CHUNK_BYTES)
+    store.drop(save(store, "ab", 0))
+
+    with pytest.raises(CorruptError):
+        plan_now(store).execute()
+    assert keys(store, "condemned") == []
+    assert len(keys(store, "packs")) == 1
+
+
+# --- collectors that died
+
+
+def test_the_list_of_a_dead_collector_is_finished(store: Store) -> None:
+    store.drop(save(store, "abcd", 0))
+    packs = frozenset(name for name, _ in list_packs(store.backend))
+    manifests = frozenset(key.removeprefix("manifests/") for key in keys(store, "manifests"))
+    store.backend.put_new("condemned/" + "d" * 32, [condemned_bytes(packs, manifests)])
+
+    assert plan_gc(store, grace_s=3600).dead_lists == ()
+    plan = plan_now(store)
+    assert "1 dead collections to finish" in str(plan)
+    plan.execute()
+    assert everything(store) == {}
+
+
+def test_what_lives_is_copied_out_of_the_packs_of_a_dead_collector(store: Store) -> None:
+    save(store, "ab", 0)
+    packs = frozenset(name for name, _ in list_packs(store.backend))
+    store.backend.put_new("condemned/" + "d" * 32, [condemned_bytes(packs, frozenset())])
+    plan_now(store).execute()
+
+    assert packs.isdisjoint(name for name, _ in list_packs(store.backend))
+    assert keys(store, "condemned") == []
+    assert loads(store, "ab", 0)
+
+
+def test_the_list_of_a_dead_collector_stays_while_a_manifest_on_it_is_needed(store: Store) -> None:
+    ref = save(store, "ab", 0)
+    store.backend.put_new("condemned/" + "d" * 32, [condemned_bytes(frozenset(), frozenset([ref.manifest]))])
+    plan_now(store).execute()
+
+    assert len(keys(store, "condemned")) == 1
+    assert plan_now(store).is_empty
+    store.drop(ref)
+    plan_now(store).execute()
+    assert everything(store) == {}

@@ -1,0 +1,220 @@
+"""The actors, what they are given at the start, and what must be true in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from interleave import Blobs, Program, Run, blobs_of, memory_of
+
+from tensorcas_mlflow.adapter import Array
+from tensorcas_mlflow.backends import Backend, MemoryBackend
+from tensorcas_mlflow.errors import ConflictError
+from tensorcas_mlflow.gc import plan_gc
+from tensorcas_mlflow.index import read_segment
+from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.store.protocol import list_packs, read_condemned, read_pack_table, read_refs
+
+CHUNK_BYTES = 4096
+RUN_ID = "run"
+
+
+def chunk(letter: str) -> Array:
+    """A tensor of one incompressible chunk, the same for the same letter."""
+    return np.random.default_rng(ord(letter)).integers(0, 256, CHUNK_BYTES, dtype=np.uint8)
+
+
+def tensors_of(letters: str) -> dict[str, Array]:
+    """A checkpoint of one chunk a letter."""
+    return {letter: chunk(letter) for letter in letters}
+
+
+def key_of(step: int) -> str:
+    return RefTarget(run_id=RUN_ID, step=step).key
+
+
+def open_store(backend: Backend) -> Store:
+    """A store with a catalog of its own, without asking the backend anything."""
+    return Store(backend, store_id="5" * 32, chunk_bytes=CHUNK_BYTES)
+
+
+def save(store: Store, letters: str, step: int) -> None:
+    with store.write_checkpoint(tensors_of(letters)) as pending:
+        pending.commit(RefTarget(run_id=RUN_ID, step=step))
+
+
+def collect(store: Store, *, grace_s: float = 0, max_waste: float = 0.3) -> None:
+    plan_gc(store, grace_s=grace_s, max_waste=max_waste).execute()
+
+
+@dataclass
+class Cast:
+    """A play: what there is at the start, and who acts."""
+
+    before: Mapping[int, str] = field(default_factory=dict)
+    """Steps saved at the start, each in a pack of its own, and their chunks."""
+    actors: dict[str, Program] = field(default_factory=dict)
+    may_hold: dict[int, set[str]] = field(default_factory=dict)
+    """What a step may hold in the end."""
+    dropped: set[int] = field(default_factory=set)
+    saved_by: dict[str, int] = field(default_factory=dict)
+    """The step of each writer: it must be there once the writer is done."""
+    prepare: Callable[[Store], None] | None = None
+    """What else is to be done before the start."""
+    start: Blobs | None = None
+    """What there is at the start, if it is known already."""
+
+    def blobs(self) -> Blobs:
+        """What the backend holds at the start; the same at every call."""
+        if self.start is not None:
+            return self.start
+        memory = MemoryBackend()
+        for step, letters in self.before.items():
+            apart = MemoryBackend()
+            save(open_store(apart), letters, step)
+            for key, data in blobs_of(apart).items():
+                if memory.stat(key) is None:
+                    memory.put_new(key, [data])
+            self.may_hold.setdefault(step, set()).add(letters)
+        if self.prepare is not None:
+            self.prepare(open_store(memory))
+        self.start = blobs_of(memory)
+        return self.start
+
+    def drop(self, *steps: int) -> Cast:
+        """Drop the refs of some steps before the start."""
+        gone = {key_of(step) for step in steps}
+        self.start = {key: data for key, data in self.blobs().items() if key not in gone}
+        self.dropped.update(steps)
+        return self
+
+    def writer(self, name: str, letters: str, step: int, *, warm_from: Blobs | None = None) -> Cast:
+        """Add a writer; with ``warm_from`` it has read the index of an earlier time."""
+
+        def program(backend: Backend) -> None:
+            store = open_store(backend)
+            if warm_from is not None:
+                early = open_store(memory_of(warm_from))
+                early.catalog.refresh()
+                early.catalog._backend = backend
+                store.catalog = early.catalog
+            save(store, letters, step)
+
+        self.actors[name] = program
+        self.may_hold.setdefault(step, set()).add(letters)
+        self.saved_by[name] = step
+        return self
+
+    def collector(self, name: str, *, grace_s: float = 0, max_waste: float = 0.3, rounds: int = 1) -> Cast:
+        def program(backend: Backend) -> None:
+            store = open_store(backend)
+            for _ in range(rounds):
+                collect(store, grace_s=grace_s, max_waste=max_waste)
+
+        self.actors[name] = program
+        return self
+
+    def executor(self, name: str, planned_on: Blobs, *, grace_s: float = 0, max_waste: float = 0.3) -> Cast:
+        """Add a collector that made its plan at an earlier time."""
+        plan = plan_gc(open_store(memory_of(planned_on)), grace_s=grace_s, max_waste=max_waste)
+
+        def program(backend: Backend) -> None:
+            replace(plan, store=open_store(backend)).execute()
+
+        self.actors[name] = program
+        return self
+
+    def deletion(self, name: str, *steps: int) -> Cast:
+        def program(backend: Backend) -> None:
+            for step in steps:
+                backend.delete(key_of(step))
+
+        self.actors[name] = program
+        self.dropped.update(steps)
+        return self
+
+    def reader(self, name: str, step: int) -> Cast:
+        """Add a reader of a step, which must find it whole unless it is dropped or replaced meanwhile."""
+
+        def program(backend: Backend) -> None:
+            store = open_store(backend)
+            ref = store.ref(key_of(step))
+            if ref is None:
+                return
+            try:
+                found = store.read_tensors(store.manifest(ref))
+            except Exception:
+                if store.ref(key_of(step)) == ref:
+                    raise
+                return
+            self.check_tensors(step, found)
+
+        self.actors[name] = program
+        return self
+
+    def check_tensors(self, step: int, found: Mapping[str, Array]) -> None:
+        letters = "".join(sorted(found))
+        assert letters in {"".join(sorted(each)) for each in self.may_hold[step]}, f"step {step} holds {letters}"
+        for letter, array in found.items():
+            assert np.array_equal(array, chunk(letter)), f"step {step} is not what was saved"
+
+    def check(self, run: Run) -> str | None:
+        """Say what is wrong after a run."""
+        try:
+            for name, error in run.errors().items():
+                if not isinstance(error, ConflictError):
+                    raise AssertionError(f"{name} raised {error!r}") from error
+            self._check_loads(run, "after the run")
+            _check_cleans_up(run.memory)
+            self._check_loads(run, "after the last collection")
+        except AssertionError as error:
+            return str(error)
+        return None
+
+    def _check_loads(self, run: Run, when: str) -> None:
+        store = open_store(memory_of(blobs_of(run.memory)))
+        steps = set()
+        for ref in store.checkpoints():
+            assert ref.step is not None
+            steps.add(ref.step)
+            try:
+                found = store.read_tensors(store.manifest(ref), verify=True)
+            except Exception as error:
+                raise AssertionError(f"LOSS {when}: step {ref.step} does not load: {error}") from error
+            self.check_tensors(ref.step, found)
+        for actor in run.actors:
+            step = self.saved_by.get(actor.name)
+            if step is not None and actor.done and not actor.killed and actor.error is None:
+                assert step in steps or step in self.dropped, f"LOSS {when}: step {step} was committed and is gone"
+        for step in self.before:
+            assert step in steps or step in self.dropped, f"LOSS {when}: step {step} is gone"
+
+
+def _check_cleans_up(memory: MemoryBackend) -> None:
+    """Collect twice, after which nothing may be left that no ref needs."""
+    store = open_store(memory)
+    try:
+        for _ in range(2):
+            collect(store, max_waste=0)
+    except Exception as error:
+        raise AssertionError(f"the last collection raised {error!r}") from error
+    refs = read_refs(memory)
+    live = {row.tobytes() for ref in refs for row in store.manifest(ref).digests}
+    packs = {name for name, _ in list_packs(memory)}
+    for name in packs:
+        held = {entry["digest"].tobytes() for entry in read_pack_table(memory, name)}
+        assert held <= live, f"LEAK: pack {name} holds chunks nobody needs"
+    held_manifests = {info.key for info in memory.list("manifests")}
+    leaks = [info.key for info in memory.list("intents")]
+    # The list of a dead collector stays as long as a manifest on it is needed; see `Survey.dead_lists`.
+    needed = {ref.manifest for ref in refs}
+    leaks += [each.key for each in read_condemned(memory) if each.packs & packs or not each.manifests & needed]
+    leaks += sorted(held_manifests - {f"manifests/{ref.manifest}" for ref in refs})
+    for info in memory.list("index"):
+        if info.key.endswith(".loose"):
+            named = {info.key.removeprefix("index/").removesuffix(".loose")}
+        else:
+            named = set(read_segment(info.key, memory.get(info.key)).packs)
+        leaks += [f"{info.key} (names {name})" for name in named - packs]
+    assert not leaks, f"LEAK: {leaks}"

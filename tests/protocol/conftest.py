@@ -1,0 +1,20 @@
+"""Makes a run of several actors a function of its schedule."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from interleave import actors_uuid4
+
+
+@pytest.fixture(autouse=True)
+def _repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSORCAS_THREADS", "1")
+    monkeypatch.setattr(uuid, "uuid4", actors_uuid4)
+    monkeypatch.setattr("tensorcas_mlflow.store._records.now", lambda: "2026-01-31T12:00:00.000+00:00")

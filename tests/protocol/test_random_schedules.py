@@ -1,0 +1,73 @@
+"""The real code of writers, collectors, deletions and readers, under random schedules."""
+
+from __future__ import annotations
+
+import os
+import random
+from functools import cache
+
+import pytest
+from casts import Cast, key_of
+from interleave import Blobs, Run
+from schedules import RandomWalk
+
+from tensorcas_mlflow.store import Store
+from tensorcas_mlflow.store.protocol import condemned_bytes, list_packs
+
+N_RANDOM = int(os.environ.get("TENSORCAS_SCHEDULES", "700"))
+"""How many; `make stress` asks for more."""
+N_PARTS = 4
+STEPS = {0: "ab", 1: "acd", 5: "e"}
+
+
+def with_a_dead_collector(store: Store) -> None:
+    """Leave the list of a collector that died before its first deletion; all packs are on it."""
+    store.backend.delete(key_of(0))
+    packs = frozenset(name for name, _ in list_packs(store.backend))
+    store.backend.put_new("condemned/" + "d" * 32, [condemned_bytes(packs, frozenset())])
+
+
+@cache
+def start(is_after_a_death: bool) -> Blobs:
+    return Cast(before=STEPS, prepare=with_a_dead_collector if is_after_a_death else None).blobs()
+
+
+def everybody(draw: random.Random) -> Cast:
+    """A crowd of two writers, two collectors, a deletion and two readers."""
+    cast = Cast(before=STEPS, may_hold={step: {letters} for step, letters in STEPS.items()})
+    is_after_a_death = draw.random() < 0.5
+    cast.start = start(is_after_a_death)
+    if is_after_a_death:
+        cast.dropped.add(0)
+    waste = draw.choice([0.0, 0.0, 0.5])
+    grace_s = draw.choice([0.0, 0.0, 0.0, 3600.0])
+    cast.writer("w1", draw.choice(["ab", "af", "cdf"]), 2)
+    cast.writer("w2", draw.choice(["ab", "bg", "acd"]), draw.choice([1, 2, 3]))
+    cast.collector("c1", max_waste=waste, rounds=draw.choice([1, 2]))
+    cast.collector("c2", max_waste=waste, grace_s=grace_s, rounds=draw.choice([1, 2]))
+    cast.deletion("deletion", *draw.sample([0, 1], draw.choice([1, 2])))
+    cast.reader("r1", draw.choice([1, 2]))
+    cast.reader("r5", 5)
+    return cast
+
+
+@pytest.mark.parametrize("part", range(N_PARTS))
+def test_random_schedules_of_a_crowd_lose_nothing(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensorcas_mlflow.store._catalog._FOLD_AT", 2)
+    for seed in range(part, N_RANDOM, N_PARTS):
+        draw = random.Random(seed)
+        cast = everybody(draw)
+        walk = RandomWalk(seed, deaths=[name for name in cast.actors if name[0] in "wc"])
+        run = Run(cast.blobs(), cast.actors, walk, weak_lists=draw if draw.random() < 0.5 else None)
+
+        problem = cast.check(run)
+
+        assert problem is None, "\n".join([f"seed {seed}: {problem}", *run.trace])
+
+
+def test_a_schedule_can_be_repeated() -> None:
+    cast = everybody(random.Random(7))
+    runs = [Run(cast.blobs(), cast.actors, RandomWalk(7)) for _ in range(2)]
+
+    assert runs[0].trace == runs[1].trace
+    assert runs[0].content == runs[1].content

@@ -1,0 +1,198 @@
+"""The real code of writers, collectors and deletions, under every schedule with few preemptions, and with deaths."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from casts import Cast, save
+from interleave import Run
+from schedules import Script, explore
+
+from tensorcas_mlflow.store import Store
+from tensorcas_mlflow.store.protocol import list_packs
+
+MORE_PREEMPTIONS = int(os.environ.get("TENSORCAS_PREEMPTIONS", "0"))
+"""Added to the bounds of all explorations; `make stress` sets it."""
+
+
+def old_pack() -> Cast:
+    """A pack with two chunks that nothing needs any more."""
+    return Cast(before={0: "ab"}).drop(0)
+
+
+def save_against_collection(**collector: Any) -> Cast:
+    """A save that shares a chunk with an old pack whose only ref is dropped meanwhile."""
+    return Cast(before={0: "ab"}).writer("writer", "ac", 1).collector("collector", **collector).deletion("deletion", 0)
+
+
+# --- every schedule within a bound
+
+
+def test_no_schedule_of_a_save_a_collection_and_a_deletion_loses_or_leaks() -> None:
+    cast = save_against_collection()
+
+    found = explore(cast.blobs(), cast.actors, cast.check, max_preemptions=2 + MORE_PREEMPTIONS)
+
+    print(found)
+    assert found.failure is None, str(found)
+    assert found.is_exhausted
+
+
+def test_nor_does_one_in_which_somebody_dies() -> None:
+    cast = save_against_collection()
+
+    found = explore(
+        cast.blobs(), cast.actors, cast.check, max_preemptions=1 + MORE_PREEMPTIONS, deaths=["writer", "collector"]
+    )
+
+    print(found)
+    assert found.failure is None, str(found)
+    assert found.is_exhausted
+
+
+def test_nor_one_in_which_packs_are_rewritten() -> None:
+    cast = save_against_collection(max_waste=0).writer("other", "b", 2)
+
+    found = explore(cast.blobs(), cast.actors, cast.check, max_preemptions=1 + MORE_PREEMPTIONS)
+
+    print(found)
+    assert found.failure is None, str(found)
+    assert found.is_exhausted
+
+
+def test_nor_one_of_two_collectors() -> None:
+    cast = old_pack().writer("writer", "ab", 1).collector("first").collector("second")
+
+    found = explore(
+        cast.blobs(), cast.actors, cast.check, max_preemptions=1 + MORE_PREEMPTIONS, deaths=["first", "second"]
+    )
+
+    print(found)
+    assert found.failure is None, str(found)
+    assert found.is_exhausted
+
+
+def test_nor_one_of_two_collectors_that_choose_different_copies() -> None:
+    cast = two_copies()
+
+    found = explore(cast.blobs(), cast.actors, cast.check, max_preemptions=2 + MORE_PREEMPTIONS)
+
+    print(found)
+    assert found.failure is None, str(found)
+    assert found.is_exhausted
+
+
+def two_copies() -> Cast:
+    """Two copies of a chunk, and two collectors that each keep another one: between their plans a ref was dropped."""
+    cast = Cast(before={0: "ab", 1: "acd"})
+    earlier = cast.blobs()
+    later = cast.drop(1).blobs()
+    return cast.executor("first", earlier, max_waste=0).executor("second", later, max_waste=0)
+
+
+def test_a_save_under_way_is_left_alone_within_the_grace() -> None:
+    cast = save_against_collection(grace_s=3600)
+
+    def check(run: Run) -> str | None:
+        if sum(call.startswith("writer: put intents/") for call in run.trace) != 1:
+            return "the save had to start again"
+        return cast.check(run)
+
+    found = explore(cast.blobs(), cast.actors, check, max_preemptions=1 + MORE_PREEMPTIONS)
+
+    print(found)
+    assert found.failure is None, str(found)
+
+
+# --- schedules that once lost something
+
+
+def play(cast: Cast, *steps: tuple[str, str]) -> str | None:
+    return cast.check(Run(cast.blobs(), cast.actors, Script(*steps)))
+
+
+def test_a_slow_collector_does_not_delete_a_manifest_that_was_written_after_its_list_was_finished() -> None:
+    cast = old_pack().writer("writer", "ab", 1).collector("slow").collector("other")
+
+    assert play(cast, ("slow", "delete manifests/"), ("other", ""), ("writer", ""), ("slow", "")) is None
+
+
+def test_who_finishes_a_list_does_not_delete_a_pack_that_its_owner_has_spared_and_unlisted() -> None:
+    cast = old_pack().writer("writer", "ac", 1).collector("owner").collector("other")
+
+    problem = play(
+        cast,
+        ("owner", "put condemned/"),
+        ("writer", "promote"),
+        ("owner", "delete condemned/"),
+        ("other", "delete packs/"),
+        ("owner", ""),
+        ("writer", ""),
+        ("other", ""),
+    )
+
+    assert problem is None
+
+
+def test_a_list_stays_while_its_slow_owner_may_delete_what_was_spared_on_it() -> None:
+    assert play(*spared_by_another()) is None
+
+
+def spared_by_another() -> tuple[Cast, *tuple[tuple[str, str], ...]]:
+    """A collector that has decided to delete a pack is overtaken by another one, which finds it needed."""
+    cast = old_pack().writer("early", "ac", 1).writer("late", "ad", 2)
+    cast.collector("owner").collector("other")
+    return (
+        cast,
+        ("owner", "delete packs/"),
+        ("other", "put condemned/"),
+        ("early", "put packs/"),
+        ("other", ""),
+        ("late", ""),
+        ("owner", ""),
+    )
+
+
+def test_a_ref_that_is_dropped_while_a_collector_looks_is_no_damage() -> None:
+    cast = Cast(before={0: "ab"}).deletion("deletion", 0).collector("other").collector("collector")
+
+    assert play(cast, ("collector", "get manifests/"), ("deletion", ""), ("other", ""), ("collector", "")) is None
+
+
+def test_a_pack_that_was_deleted_before_its_writer_marked_it_does_not_stay_in_the_index() -> None:
+    cast = old_pack().writer("writer", "ac", 1).collector("collector")
+
+    assert play(cast, ("writer", "put index/"), ("collector", ""), ("writer", "")) is None
+
+
+# --- the checks themselves
+
+
+def test_the_check_sees_a_loss() -> None:
+    cast = Cast(before={0: "ab"})
+
+    def destroy(store: Store) -> None:
+        for name, _ in list_packs(store.backend):
+            store.backend.delete(f"packs/{name}.pack")
+
+    cast.prepare = destroy
+    problem = cast.check(Run(cast.blobs(), {"nobody": lambda backend: None}, Script()))
+
+    assert problem is not None
+    assert problem.startswith("LOSS")
+
+
+def test_saves_one_after_the_other_share_what_is_equal() -> None:
+    cast = Cast(before={0: "ab"})
+
+    def twice(store: Store) -> None:
+        save(store, "ab", 1)
+        save(store, "ab", 2)
+
+    cast.prepare = twice
+    cast.may_hold = {1: {"ab"}, 2: {"ab"}}
+    blobs = cast.blobs()
+
+    assert sum(key.startswith("packs/") for key in blobs) == 1
+    assert sum(key.startswith("manifests/") for key in blobs) == 2
