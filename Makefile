@@ -2,7 +2,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help venv demo test check format bench-import clean
+.PHONY: help venv demo test stress check format bench-import clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -20,6 +20,9 @@ demo: $(STAMP) ## run examples/quickstart.py
 
 test: $(STAMP) ## run the tests
 	$(BIN)/python -m pytest
+
+stress: $(STAMP) ## explore the save/collect protocol further than the tests do; minutes
+	TENSORCAS_SCHEDULES=10000 TENSORCAS_PREEMPTIONS=1 $(BIN)/python -m pytest tests/protocol
 
 check: $(STAMP) ## lint, formatting, types, layers; changes nothing
 	$(BIN)/ruff check

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -56,7 +56,7 @@ def place_for(destination: str, *, run_id: str | None, model_id: str | None, ste
             "TENSORCAS_STORE (a folder or a tensorcas: URI), or use an experiment whose artifact location is a "
             "tensorcas: URI or a local folder"
         )
-    path = _path_in(store, lookup)
+    path = _path_in(store, lookup) if is_ours(destination) else None
     return Place(
         store=store,
         destination=destination,
@@ -67,22 +67,17 @@ def place_for(destination: str, *, run_id: str | None, model_id: str | None, ste
             step=step,
             model_id=model_id,
         ),
-        is_committed_on_arrival=path is not None and is_ours(destination),
+        is_committed_on_arrival=path is not None,
     )
 
 
 def withdraw(place: Place, ref: Ref) -> None:
     """Drop the ref of a model whose upload failed, unless the manifest got there all the same.
 
-    What failed may have come after the upload, such as registering a version; and the model may have been logged over
-    an earlier one, whose manifest is still in its place.
+    What failed may have come after the upload, such as registering a version.
     """
     shown = _shown_at(place.destination)
-    if place.store.ref(ref.key) != ref or (shown is not None and shown.digest == place.store.manifest(ref).digest):
-        return
-    if shown is not None and shown.store_id == place.store.id:
-        place.store.adopt(shown).commit(replace(place.target, step=None))
-    else:
+    if shown is None or shown.digest != place.store.manifest(ref).digest:
         place.store.drop(ref)
 
 

@@ -112,7 +112,7 @@ def plan_gc(
         grace_s: After how many seconds of silence a save or collection whose process cannot be asked is taken for dead.
             A save that is given up by mistake is not lost: it notices, and starts again.
         max_waste: Which part of a pack may be unneeded before the rest is copied out of it: 0 to 1.
-        orphans: Refs to drop, unless something is saved in their place meanwhile; see `tensorcas_mlflow.orphans`.
+        orphans: Refs to drop, of keys that no save replaces; see `tensorcas_mlflow.orphans`.
 
     Raises:
         CorruptError: A ref, manifest, intent or pack cannot be read, so what is needed cannot be known: verify the
@@ -139,7 +139,7 @@ def plan_gc(
 def _execute(plan: GcPlan) -> GcReport:
     backend = plan.store.backend
     for ref in plan.orphans:
-        _drop(plan.store, ref)
+        plan.store.drop(ref)
     n_aborted = sum(_abort(backend, key) for key in plan.stale_intents)
     state = survey(backend, plan.grace_s, count_stale=True)
     # A dead collector's list is finished, never just dropped: its owner may only be slow. What is on it goes on a list
@@ -186,13 +186,6 @@ def _execute(plan: GcPlan) -> GcReport:
         n_spared=len(spared),
         freed_bytes=freed_bytes,
     )
-
-
-def _drop(store: Store, orphan: Ref) -> None:
-    # The token is taken before the ref is read, so one that is replaced meanwhile is not dropped in its place.
-    info = store.backend.stat(orphan.key)
-    if info is not None and store.ref(orphan.key) == orphan:
-        store.backend.withdraw(orphan.key, info.token)
 
 
 def _abort(backend: Backend, key: str) -> bool:

@@ -29,8 +29,9 @@ Kind = Literal["checkpoint", "file"]
 class RefTarget:
     """Where a ref stands and what it says of the run it belongs to.
 
-    The ref of an artifact below the store's root is known by ``path``; else that of a step by ``run_id`` and ``step``
-    where there is no ``uri``; else that of an artifact elsewhere by its ``uri``.
+    The ref of an artifact that our repository shows is known by ``path``; that of a step by ``run_id`` and ``step``.
+    The ref of an artifact somewhere else, which has only a ``uri``, is never replaced: each save adds one, and those
+    whose manifest is not shown there any more are orphans.
     """
 
     path: str | None = None
@@ -43,7 +44,7 @@ class RefTarget:
 
     @property
     def key(self) -> str:
-        """The key of this ref.
+        """The key for this ref; another one each time for an artifact somewhere else.
 
         Raises:
             ValueError: It says too little to be found again.
@@ -51,7 +52,7 @@ class RefTarget:
         if self.path is not None:
             return artifact_key(self.path)
         if self.uri is not None:
-            return f"refs/elsewhere/@{digest(self.uri.encode()).hex()}"
+            return f"refs/elsewhere/{digest(self.uri.encode()).hex()}/@{uuid.uuid4().hex}"
         if self.run_id is not None and self.step is not None:
             return f"refs/runs/{quote_segment(self.run_id)}/@{self.step}"
         raise ValueError("a ref needs an artifact path, an artifact URI, or a run and a step")
