@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES
 from tensorcas_mlflow.errors import TensorCasError
 from tensorcas_mlflow.gc import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE, plan_gc
-from tensorcas_mlflow.orphans import orphaned_refs
+from tensorcas_mlflow.orphans import drop_orphans, orphaned_refs
 from tensorcas_mlflow.store import Store
 
 
@@ -57,6 +57,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PART",
         help="rewrite packs of which more than this part is unneeded (default %(default)g)",
     )
+    gc.add_argument(
+        "--orphans",
+        action="store_true",
+        help="first drop the refs of models that are gone from MLflow's own artifact folders for longer than the grace",
+    )
     gc.add_argument("--dry-run", action="store_true", help="print the plan and stop")
     gc.add_argument("-y", "--yes", action="store_true", help="do not ask before deleting")
     gc.set_defaults(run=_gc)
@@ -78,14 +83,19 @@ def _list(options: argparse.Namespace) -> None:
 def _gc(options: argparse.Namespace) -> None:
     store, _ = Store.find(options.root)
     grace_s = options.grace * 3600
-    orphans = orphaned_refs(store, grace_s=grace_s)
-    plan = plan_gc(store, grace_s=grace_s, max_waste=options.max_waste, orphans=orphans)
+    orphans = orphaned_refs(store, grace_s=grace_s) if options.orphans else []
     for ref in orphans:
         print(f"gone: {ref.name}")
-    print(plan)
+    plan = plan_gc(store, grace_s=grace_s, max_waste=options.max_waste)
+    print(f"{plan}{f', and what only the {len(orphans)} models that are gone need' if orphans else ''}")
     if options.dry_run:
         return
-    if not (plan.is_empty or options.yes) and input("Delete? [y/N] ").strip().lower() not in ("y", "yes"):
+    if not (options.yes or (plan.is_empty and not orphans)) and input("Delete? [y/N] ").strip().lower() not in (
+        "y",
+        "yes",
+    ):
         print("nothing was deleted")
         return
+    if drop_orphans(store, orphans):
+        plan = plan_gc(store, grace_s=grace_s, max_waste=options.max_waste)
     print(plan.execute())

@@ -93,7 +93,10 @@ class ChunkNotFoundError(NotFoundError):
 
     def __str__(self) -> str:
         more = f" and {self.n_missing - 1} more" if self.n_missing > 1 else ""
-        return f"no pack of this store holds chunk {self.digest}{more}: is it the store the checkpoint was written to?"
+        return (
+            f"no pack of this store holds chunk {self.digest}{more}: the checkpoint was deleted and collected, "
+            "or a pack is lost or damaged"
+        )
 
 
 class FormatError(TensorCasError):

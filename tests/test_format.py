@@ -160,7 +160,7 @@ def test_a_condemned_list_has_the_fields_that_are_printed() -> None:
 def test_refs_stand_where_the_page_says() -> None:
     assert artifact_key("a b/c") == "refs/artifacts/a%20b/@c"
     assert RefTarget(run_id="r", step=3).key == "refs/runs/r/@3"
-    elsewhere = re.compile(f"refs/elsewhere/{digest(b's3://x').hex()}/@[0-9a-f]{{32}}")
+    elsewhere = re.compile(f"refs/copies/{digest(b's3://x').hex()}/@[0-9a-f]{{32}}")
     assert elsewhere.fullmatch(RefTarget(uri="s3://x").key)
     assert RefTarget(uri="s3://x").key != RefTarget(uri="s3://x").key
     assert quote_segment("ä") == "%C3%A4"

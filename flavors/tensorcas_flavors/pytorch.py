@@ -324,6 +324,11 @@ def _fill_module(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], l
         target = expected.get(name, beside.get(name))
         if target is None or not isinstance(target, torch.Tensor) or torch.nn.parameter.is_lazy(target):
             continue
+        if any(stride == 0 and side > 1 for stride, side in zip(target.stride(), target.shape, strict=True)):
+            raise pytorch_error(
+                f"tensor {name!r} of the model to fill is expanded: its elements share memory, so it cannot be filled. "
+                "Clone it there, or load a new model"
+            )
         if target.dtype != tensor.dtype or (name in beside and target.shape != tensor.shape):
             raise pytorch_error(
                 f"tensor {name!r} was stored as {dtype_name(tensor)} {tuple(tensor.shape)} and does not fit one of "

@@ -76,6 +76,8 @@ class Extras:
                 object.__setattr__(self, "step", operator.index(self.step))
             except TypeError as error:
                 raise ValueError(f"step must be a whole number, not {self.step!r}") from error
+            if not -(2**63) <= self.step < 2**63:
+                raise ValueError(f"step must fit MLflow's database, in 64 bits: {self.step}")
         _validate_env_arguments(self.conda_env, self.pip_requirements, self.extra_pip_requirements)
 
 

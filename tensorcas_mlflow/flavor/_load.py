@@ -33,9 +33,11 @@ def load_model(
 
     Args:
         model_uri: ``models:/…``, ``runs:/…``, an artifact URI or a local path.
-        into: A live model of the same structure, which is filled in place; nothing is unpickled.
+        into: A live model of the same structure, which is filled in place; nothing is unpickled. If it does not fit, it
+            may be left filled in part.
         weights_only: Return the tensors by name, as PyTorch tensors for a PyTorch model and else as arrays; nothing is
-            unpickled.
+            unpickled. Those of a module include non-persistent buffers: give them to ``load_state_dict`` with
+            ``strict=False``.
         verify: Check each chunk against its digest.
 
     Returns:

@@ -105,6 +105,7 @@ def log_model(
         raise
     finally:
         flavor.let_go()
+    flavor.confirm()
     return info
 
 
@@ -146,6 +147,16 @@ class _StoringFlavor:
             with suppress(TensorCasError):
                 withdraw(*self._committed)
 
+    def confirm(self) -> None:
+        """See that what was committed before the upload is still committed, now that its manifest is in its place.
+
+        Until then a collection told to drop the refs of models that are gone may have taken it for one of those.
+        """
+        if self._committed is not None:
+            place, ref = self._committed
+            if place.store.ref(ref.key) is None:
+                self._write(place).commit(place.target)
+
     def let_go(self) -> None:
         """Abandon what no artifact repository has taken over."""
         if self._held is not None:
@@ -158,11 +169,7 @@ class _StoringFlavor:
             model_id=mlflow_model.model_id,
             step=self._extras.step,
         )
-        save = place.store.write_checkpoint(
-            self._tensors,
-            flavor=self._adapter.name,
-            cuts=self._adapter.cuts(self._tensors),
-        )
+        save = self._write(place)
         try:
             (data / MANIFEST_FILE).write_bytes(save.manifest.to_bytes())
             if place.is_committed_on_arrival:
@@ -174,3 +181,7 @@ class _StoringFlavor:
             save.abandon()
             raise
         return Stored(manifest=save.manifest, store=place.store)
+
+    def _write(self, place: Place) -> PendingSave:
+        cuts = self._adapter.cuts(self._tensors)
+        return place.store.write_checkpoint(self._tensors, flavor=self._adapter.name, cuts=cuts)

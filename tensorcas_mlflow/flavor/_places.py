@@ -56,18 +56,20 @@ def place_for(destination: str, *, run_id: str | None, model_id: str | None, ste
             "TENSORCAS_STORE (a folder or a tensorcas: URI), or use an experiment whose artifact location is a "
             "tensorcas: URI or a local folder"
         )
-    path = _path_in(store, lookup) if is_ours(destination) else None
+    path = _path_in(store, lookup)
+    ours = path is not None and is_ours(destination)
     return Place(
         store=store,
         destination=destination,
         target=RefTarget(
-            path=path,
+            path=path if ours else None,
+            copy_path=None if ours else path,
             uri=posixpath.join(destination, DATA, MANIFEST_FILE),
             run_id=run_id,
             step=step,
             model_id=model_id,
         ),
-        is_committed_on_arrival=path is not None,
+        is_committed_on_arrival=ours,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tensorcas_mlflow.backends import Backend
@@ -12,7 +12,7 @@ from tensorcas_mlflow.gc._choose import choose, still_needed
 from tensorcas_mlflow.gc._copy import copy_out
 from tensorcas_mlflow.gc._survey import survey
 from tensorcas_mlflow.index import pack_key
-from tensorcas_mlflow.store import Ref, Store
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
 
 DEFAULT_GRACE_S = 24 * 3600.0
@@ -25,8 +25,6 @@ class GcPlan:
 
     store: Store = field(repr=False)
     grace_s: float
-    orphans: tuple[Ref, ...]
-    """Refs to drop first: of models that are gone."""
     stale_intents: tuple[str, ...]
     """Keys of intents of saves that are dead, or have been silent for longer than the grace."""
     packs: Mapping[str, int]
@@ -43,8 +41,7 @@ class GcPlan:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to do."""
-        tasks = (self.orphans, self.packs, self.rewrites, self.manifests, self.stale_intents, self.dead_lists)
-        return not any(tasks)
+        return not (self.packs or self.rewrites or self.manifests or self.stale_intents or self.dead_lists)
 
     def __str__(self) -> str:
         lines = [
@@ -56,8 +53,6 @@ class GcPlan:
             whole = sum(size for _, size in self.rewrites.values())
             lines.append(f"{len(self.rewrites)} packs to rewrite ({_size(live)} of {_size(whole)} needed)")
         lines.append(f"{len(self.manifests)} manifests to delete")
-        if self.orphans:
-            lines.append(f"{len(self.orphans)} refs of models that are gone to drop")
         if self.stale_intents:
             lines.append(f"{len(self.stale_intents)} dead saves to abort")
         if self.dead_lists:
@@ -98,13 +93,7 @@ class GcReport:
         )
 
 
-def plan_gc(
-    store: Store,
-    *,
-    grace_s: float = DEFAULT_GRACE_S,
-    max_waste: float = DEFAULT_MAX_WASTE,
-    orphans: Sequence[Ref] = (),
-) -> GcPlan:
+def plan_gc(store: Store, *, grace_s: float = DEFAULT_GRACE_S, max_waste: float = DEFAULT_MAX_WASTE) -> GcPlan:
     """Find out what nothing needs any more.
 
     Args:
@@ -112,7 +101,6 @@ def plan_gc(
         grace_s: After how many seconds of silence a save or collection whose process cannot be asked is taken for dead.
             A save that is given up by mistake is not lost: it notices, and starts again.
         max_waste: Which part of a pack may be unneeded before the rest is copied out of it: 0 to 1.
-        orphans: Refs to drop, of keys that no save replaces; see `tensorcas_mlflow.orphans`.
 
     Raises:
         CorruptError: A ref, manifest, intent or pack cannot be read, so what is needed cannot be known: verify the
@@ -120,12 +108,11 @@ def plan_gc(
     """
     if grace_s < 0 or not 0 <= max_waste <= 1:
         raise ValueError(f"grace_s must not be negative and max_waste must be from 0 to 1: {grace_s}, {max_waste}")
-    state = survey(store.backend, grace_s, count_stale=False, without=orphans)
+    state = survey(store.backend, grace_s, count_stale=False)
     doomed, rewrites = choose(state, max_waste)
     return GcPlan(
         store=store,
         grace_s=grace_s,
-        orphans=tuple(orphans),
         stale_intents=tuple(state.stale),
         packs={name: state.sizes[name] for name in doomed},
         rewrites={name: (needed, state.sizes[name]) for name, needed in rewrites.items()},
@@ -138,8 +125,6 @@ def plan_gc(
 
 def _execute(plan: GcPlan) -> GcReport:
     backend = plan.store.backend
-    for ref in plan.orphans:
-        plan.store.drop(ref)
     n_aborted = sum(_abort(backend, key) for key in plan.stale_intents)
     state = survey(backend, plan.grace_s, count_stale=True)
     # A dead collector's list is finished, never just dropped: its owner may only be slow. What is on it goes on a list

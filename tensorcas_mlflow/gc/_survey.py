@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +63,7 @@ class Survey:
         return np.ascontiguousarray(self.table.entries["digest"]).view(f"V{DIGEST_BYTES}").ravel()
 
 
-def survey(backend: Backend, grace_s: float, *, count_stale: bool, without: Collection[Ref] = ()) -> Survey:
+def survey(backend: Backend, grace_s: float, *, count_stale: bool) -> Survey:
     """Look at everything.
 
     Intents come before refs: a save that commits meanwhile is seen as the one or the other. Condemned lists come before
@@ -74,7 +74,6 @@ def survey(backend: Backend, grace_s: float, *, count_stale: bool, without: Coll
         grace_s: After how many seconds of silence somebody is taken for dead.
         count_stale: Whether intents that may be aborted keep their chunks alive. They must where something is deleted
             by this survey: only an intent that has been withdrawn cannot become a ref any more.
-        without: Refs that do not count, for a plan that is going to drop them.
 
     Raises:
         CorruptError: Something cannot be read that says what is needed.
@@ -104,7 +103,7 @@ def survey(backend: Backend, grace_s: float, *, count_stale: bool, without: Coll
             live.add(intent.digests)
         else:
             half_committed.append(intent)
-    refs = [ref for ref in p.read_refs(backend) if ref not in without]
+    refs = p.read_refs(backend)
     holders: dict[str, list[Ref]] = {}
     for ref in refs:
         holders.setdefault(ref.manifest, []).append(ref)

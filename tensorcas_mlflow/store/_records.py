@@ -30,12 +30,14 @@ class RefTarget:
     """Where a ref stands and what it says of the run it belongs to.
 
     The ref of an artifact that our repository shows is known by ``path``; that of a step by ``run_id`` and ``step``.
-    The ref of an artifact somewhere else, which has only a ``uri``, is never replaced: each save adds one, and those
-    whose manifest is not shown there any more are orphans.
+    The ref of a manifest that MLflow keeps a copy of, ``copy_path`` or ``uri`` saying where, is never replaced: each
+    save adds one, and those whose manifest is not there any more are orphans.
     """
 
     path: str | None = None
-    """Artifact path relative to the artifact root."""
+    """Artifact path, relative to the artifact root, that shows the checkpoint or file."""
+    copy_path: str | None = None
+    """Path, relative to the artifact root, where MLflow keeps a copy of the manifest; it moves with the root."""
     uri: str | None = None
     """The artifact URI as MLflow knows it."""
     run_id: str | None = None
@@ -44,15 +46,16 @@ class RefTarget:
 
     @property
     def key(self) -> str:
-        """The key for this ref; another one each time for an artifact somewhere else.
+        """The key for this ref; another one each time where MLflow keeps a copy.
 
         Raises:
             ValueError: It says too little to be found again.
         """
         if self.path is not None:
             return artifact_key(self.path)
-        if self.uri is not None:
-            return f"refs/elsewhere/{digest(self.uri.encode()).hex()}/@{uuid.uuid4().hex}"
+        copy = self.copy_path or self.uri
+        if copy is not None:
+            return f"refs/copies/{digest(copy.encode()).hex()}/@{uuid.uuid4().hex}"
         if self.run_id is not None and self.step is not None:
             return f"refs/runs/{quote_segment(self.run_id)}/@{self.step}"
         raise ValueError("a ref needs an artifact path, an artifact URI, or a run and a step")
@@ -81,7 +84,7 @@ class Ref(RefTarget):
     @property
     def name(self) -> str:
         """The ref in words, for messages."""
-        return self.path or self.uri or f"run {self.run_id} step {self.step}"
+        return self.path or self.copy_path or self.uri or f"run {self.run_id} step {self.step}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +151,13 @@ def ref_bytes(target: RefTarget, *, kind: Kind, manifest: str, n_bytes: int, fla
     Raises:
         ValueError: What it says is too long to be read again.
     """
-    said = {"path": target.path, "uri": target.uri, "run_id": target.run_id, "step": target.step}
+    said = {
+        "path": target.path,
+        "copy_path": target.copy_path,
+        "uri": target.uri,
+        "run_id": target.run_id,
+        "step": target.step,
+    }
     said |= {"model_id": target.model_id, "flavor": flavor}
     record: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
     record |= {"format": VERSION, "kind": kind, "manifest": manifest, "n_bytes": n_bytes}
@@ -167,7 +176,7 @@ def parse_ref(key: str, data: bytes) -> Ref:
         NewerFormatError: A later release wrote it.
     """
     record = _load(key, data)
-    texts = [record.get(name) for name in ("path", "uri", "run_id", "model_id", "flavor")]
+    texts = [record.get(name) for name in ("path", "copy_path", "uri", "run_id", "model_id", "flavor")]
     step, n_bytes = record.get("step"), record.get("n_bytes")
     manifest, kind, created = record.get("manifest"), record.get("kind"), record.get("created")
     if (
@@ -180,10 +189,16 @@ def parse_ref(key: str, data: bytes) -> Ref:
         or not _is_manifest_name(manifest)
     ):
         raise CorruptError(key, "it is not a ref")
-    path, uri, run_id, model_id, flavor = texts
+    path, copy_path, uri, run_id, model_id, flavor = texts
+    try:
+        for artifact in (path, copy_path):
+            _segments(artifact or "")
+    except ValueError as error:
+        raise CorruptError(key, str(error)) from error
     return Ref(
         key_=key,
         path=path,
+        copy_path=copy_path,
         uri=uri,
         run_id=run_id,
         step=step,

@@ -8,7 +8,7 @@ from typing import Any
 
 from tensorcas_mlflow.adapter import Array, ModelAdapter
 from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES
-from tensorcas_mlflow.errors import CheckpointExistsError, CheckpointNotFoundError
+from tensorcas_mlflow.errors import AdapterError, CheckpointExistsError, CheckpointNotFoundError
 from tensorcas_mlflow.store._records import Ref, RefTarget
 from tensorcas_mlflow.store._store import Store
 
@@ -92,15 +92,17 @@ class TensorCasStore:
             CorruptChunkError: What is stored is damaged.
             AdapterError: It does not fit ``original``, or needs code that is not here.
         """
-        return self.adapter.reconstruct(self.load_tensors(step), original)
+        manifest = self.store.manifest(self._ref(step))
+        name = getattr(self.adapter, "name", manifest.flavor)
+        if name != manifest.flavor:
+            raise AdapterError(
+                str(name), f"step {step} of run {self.run_id!r} was saved by the adapter {manifest.flavor}"
+            )
+        return self.adapter.reconstruct(self.store.read_tensors(manifest), original)
 
     def load_tensors(self, step: int) -> dict[str, Array]:
         """Load a step as arrays by name, the skeleton among them; raises as `load` does."""
-        ref = self.store.ref(self._target(step).key)
-        if ref is None:
-            known = ", ".join(map(str, self.list_checkpoints()[-10:]))
-            raise CheckpointNotFoundError(f"for step {step} of run {self.run_id!r}", known and f"steps {known}")
-        return self.store.read_tensors(self.store.manifest(ref))
+        return self.store.read_tensors(self.store.manifest(self._ref(step)))
 
     def list_checkpoints(self) -> list[int]:
         """List the steps of this run, ascending."""
@@ -111,6 +113,13 @@ class TensorCasStore:
     def delete_checkpoint(self, step: int) -> None:
         """Drop a step; none there is no error. The next collection removes what only it needed."""
         self.store.backend.delete(self._target(step).key)
+
+    def _ref(self, step: int) -> Ref:
+        ref = self.store.ref(self._target(step).key)
+        if ref is None:
+            known = ", ".join(map(str, self.list_checkpoints()[-10:]))
+            raise CheckpointNotFoundError(f"for step {step} of run {self.run_id!r}", known and f"steps {known}")
+        return ref
 
     def _target(self, step: int) -> RefTarget:
         if type(step) is not int and not hasattr(step, "__index__"):

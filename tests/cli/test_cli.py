@@ -8,10 +8,13 @@ from pathlib import Path
 import mlflow
 import numpy as np
 import pytest
+from mlflow.models.model import ModelInfo
+from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 from sklearn.linear_model import LinearRegression
 
 from tensorcas_mlflow.cli import main
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.orphans import drop_orphans, orphaned_refs
+from tensorcas_mlflow.store import Ref, RefTarget, Store
 
 
 def save(store: Store, step: int) -> None:
@@ -21,6 +24,17 @@ def save(store: Store, step: int) -> None:
 
 def pack_bytes(store: Store) -> int:
     return sum(info.size for info in store.backend.list("packs"))
+
+
+def log_plainly(tmp_path: Path) -> tuple[LinearRegression, ModelInfo, Path]:
+    """Log a model below a root of MLflow's own."""
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    location = tmp_path / "artifacts"
+    mlflow.create_experiment("plain", artifact_location=location.as_uri())
+    mlflow.set_experiment("plain")
+    data = np.random.default_rng(0).normal(size=(50, 3))
+    model = LinearRegression().fit(data, data[:, 0])
+    return model, mlflow.tensorcas.log_model(model, name="model", step=1), location
 
 
 def test_init_makes_a_store_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,19 +96,15 @@ def test_gc_deletes_what_nothing_needs(tmp_path: Path, capsys: pytest.CaptureFix
 def test_gc_drops_models_that_are_gone_from_a_folder_of_mlflows_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
-    location = tmp_path / "artifacts"
-    mlflow.create_experiment("plain", artifact_location=location.as_uri())
-    mlflow.set_experiment("plain")
-    data = np.random.default_rng(0).normal(size=(50, 3))
-    model = LinearRegression().fit(data, data[:, 0])
-    gone = mlflow.tensorcas.log_model(model, name="gone")
-    kept = mlflow.tensorcas.log_model(model.fit(data, data[:, 1]), name="kept")
+    _, gone, location = log_plainly(tmp_path)
+    data = np.random.default_rng(1).normal(size=(50, 3))
+    model = LinearRegression().fit(data, data[:, 1])
+    kept = mlflow.tensorcas.log_model(model, name="kept")
     shutil.rmtree(location / "models" / gone.model_id)
 
-    assert main(["gc", str(location), "--yes", "--grace", "1"]) == 0
+    assert main(["gc", str(location), "--orphans", "--yes", "--grace", "1"]) == 0
     assert len(Store.open(location).checkpoints()) == 2
-    assert main(["gc", str(location), "--yes", "--grace", "0"]) == 0
+    assert main(["gc", str(location), "--orphans", "--yes", "--grace", "0"]) == 0
 
     assert [ref.model_id for ref in Store.open(location).checkpoints()] == [kept.model_id]
     [told] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("gone: ")]
@@ -108,22 +118,83 @@ def test_gc_keeps_all_refs_where_the_whole_experiment_folder_is_out_of_sight(tmp
         uri = f"file://{tmp_path}/not-mounted/models/m-{'0' * 32}/artifacts/data/checkpoint.arrow"
         pending.commit(RefTarget(uri=uri))
 
-    assert main(["gc", str(tmp_path / "store"), "--yes", "--grace", "0"]) == 0
+    assert main(["gc", str(tmp_path / "store"), "--orphans", "--yes", "--grace", "0"]) == 0
 
     assert len(store.checkpoints()) == 1
 
 
+def test_gc_drops_no_ref_unless_it_is_told_to(tmp_path: Path) -> None:
+    _, info, location = log_plainly(tmp_path)
+    shutil.rmtree(location / "models" / info.model_id)
+
+    assert main(["gc", str(location), "--yes", "--grace", "0"]) == 0
+
+    assert len(Store.open(location).checkpoints()) == 1
+
+
+def test_gc_of_a_copied_store_looks_at_the_models_that_were_copied_with_it(tmp_path: Path) -> None:
+    model, info, location = log_plainly(tmp_path)
+    shutil.copytree(location, tmp_path / "backup")
+    shutil.copytree(location / ".tensorcas", tmp_path / "store alone" / ".tensorcas")
+    shutil.rmtree(location / "models" / info.model_id)
+
+    for root in ("backup", "store alone"):
+        assert main(["gc", str(tmp_path / root), "--orphans", "--yes", "--grace", "0"]) == 0
+        assert len(Store.open(tmp_path / root).checkpoints()) == 1
+    copy = mlflow.tensorcas.load_model(tmp_path / "backup/models" / info.model_id / "artifacts")
+    assert copy.coef_.tobytes() == model.coef_.tobytes()
+
+
+def test_a_model_outlives_a_collection_between_its_commit_and_the_end_of_its_upload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload = LocalArtifactRepository.log_artifacts
+    collected: list[int] = []
+
+    def collect_first(self: LocalArtifactRepository, *arguments: object) -> None:
+        (tmp_path / "artifacts/models").mkdir(exist_ok=True)
+        collected.append(main(["gc", str(tmp_path / "artifacts"), "--orphans", "--yes", "--grace", "0"]))
+        upload(self, *arguments)
+
+    monkeypatch.setattr(LocalArtifactRepository, "log_artifacts", collect_first)
+    model, info, location = log_plainly(tmp_path)
+
+    assert collected == [0]
+    assert main(["gc", str(location), "--orphans", "--yes", "--grace", "0"]) == 0
+    assert mlflow.tensorcas.load_model(info.model_uri).coef_.tobytes() == model.coef_.tobytes()
+
+
+def test_a_ref_is_made_again_if_its_manifest_turns_up_while_it_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, info, location = log_plainly(tmp_path)
+    store = Store.open(location)
+    [ref] = store.checkpoints()
+    place = location / str(ref.copy_path)
+    manifest = place.read_bytes()
+    place.unlink()
+    drop = store.drop
+
+    def finish_the_upload(ref: Ref) -> None:
+        drop(ref)
+        place.write_bytes(manifest)
+
+    monkeypatch.setattr(store, "drop", finish_the_upload)
+
+    assert drop_orphans(store, orphaned_refs(store, grace_s=0)) == 0
+    assert [(new.copy_path, new.step, new.model_id) for new in store.checkpoints()] == [
+        (ref.copy_path, ref.step, ref.model_id)
+    ]
+    assert mlflow.tensorcas.load_model(info.model_uri).coef_.tobytes() == model.coef_.tobytes()
+
+
 def test_gc_drops_the_checkpoint_of_a_model_that_was_logged_over(tmp_path: Path) -> None:
-    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
-    location = tmp_path / "artifacts"
-    mlflow.create_experiment("plain", artifact_location=location.as_uri())
-    mlflow.set_experiment("plain")
-    data = np.random.default_rng(0).normal(size=(50, 3))
-    first = mlflow.tensorcas.log_model(LinearRegression().fit(data, data[:, 0]), name="model", step=1)
+    _, first, location = log_plainly(tmp_path)
+    data = np.random.default_rng(1).normal(size=(50, 3))
     later = LinearRegression().fit(data, data[:, 1])
     mlflow.tensorcas.log_model(later, name="model", model_id=first.model_id, step=2)
 
-    assert main(["gc", str(location), "--yes", "--grace", "0"]) == 0
+    assert main(["gc", str(location), "--orphans", "--yes", "--grace", "0"]) == 0
 
     assert [ref.step for ref in Store.open(location).checkpoints()] == [2]
     assert mlflow.tensorcas.load_model(first.model_uri).coef_.tobytes() == later.coef_.tobytes()

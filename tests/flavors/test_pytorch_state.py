@@ -248,6 +248,19 @@ class TestFilling:
             ADAPTER.reconstruct(stored({"a": torch.ones(2), "b": torch.ones(2)}), state)
         assert state["a"].tolist() == [0.0, 0.0]
 
+    def test_an_expanded_buffer_of_a_module_is_refused_by_name_before_anything_is_filled(self) -> None:
+        def make() -> nn.Module:
+            module = nn.Linear(2, 2)
+            module.register_buffer("grid", torch.randn(1, 4).expand(5, 4))
+            return module
+
+        target = make()
+        before = target.weight.clone()
+
+        with pytest.raises(AdapterError, match="'grid' of the model to fill is expanded"):
+            ADAPTER.reconstruct(stored(make()), target)
+        assert torch.equal(target.weight, before)
+
     def test_an_expanded_target_is_refused_by_name(self) -> None:
         with pytest.raises(AdapterError, match="'w' cannot be filled"):
             ADAPTER.reconstruct(stored({"w": torch.ones(3)}), {"w": torch.zeros(1).expand(3)})

@@ -93,6 +93,11 @@ def test_a_numpy_integer_is_a_step(experiment: str) -> None:
     assert mlflow.models.get_model_info(info.model_uri).flavors["tensorcas"]["step"] == 4
 
 
+def test_a_step_that_the_database_cannot_hold_is_refused(experiment: str) -> None:
+    with pytest.raises(MlflowException, match="64 bits"):
+        mlflow.tensorcas.log_model(make_model(), name="model", step=2**70)
+
+
 def test_a_fraction_is_no_step(experiment: str) -> None:
     with pytest.raises(MlflowException, match="step must be a whole number"):
         mlflow.tensorcas.log_model(make_model(), name="model", step=0.5)

@@ -124,7 +124,7 @@ def test_a_ref_says_what_it_was_told(store: Store) -> None:
     assert found == ref
     assert (found.uri, found.run_id, found.step, found.model_id) == ("s3://bucket/a b", "r", 3, "m-1")
     assert (found.kind, found.flavor, found.name) == ("checkpoint", "sklearn", "s3://bucket/a b")
-    assert ref.key.startswith("refs/elsewhere/")
+    assert ref.key.startswith("refs/copies/")
     store.drop(ref)
     store.drop(ref)
     assert store.ref(ref.key) is None

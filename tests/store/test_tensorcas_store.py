@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.errors import CheckpointExistsError, CheckpointNotFoundError
+from tensorcas_mlflow.errors import AdapterError, CheckpointExistsError, CheckpointNotFoundError
 from tensorcas_mlflow.store import TensorCasStore
 
 
@@ -187,3 +187,16 @@ def test_an_existing_store_keeps_its_chunk_size(tmp_path: Path) -> None:
     open_store(tmp_path, chunk_size=4096)
 
     assert open_store(tmp_path, chunk_size=8192).store.chunk_bytes == 4096
+
+
+def test_a_step_is_not_given_to_another_adapter_than_it_was_saved_by(tmp_path: Path) -> None:
+    class Named(Arrays):
+        name = "named"
+
+    class Other(Arrays):
+        name = "other"
+
+    TensorCasStore(tmp_path, "run", Named()).save(model(1), step=1)
+
+    with pytest.raises(AdapterError, match="saved by the adapter named"):
+        TensorCasStore(tmp_path, "run", Other()).load(step=1)
