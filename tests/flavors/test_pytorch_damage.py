@@ -11,21 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from tensorcas_flavors.pytorch import PyTorchAdapter
 from tensorcas_mlflow.adapter import SKELETON, Array
 from tensorcas_mlflow.errors import AdapterError
-
-ADAPTER = PyTorchAdapter()
-
-
-def stored(model: Any) -> dict[str, Array]:
-    """What a store hands back: owned, writable arrays in C order."""
-    return {name: np.array(array, order="C", copy=True) for name, array in ADAPTER.extract(model).items()}
-
-
-def perceptron() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout(0.5), nn.Linear(4, 2))
+from tests.flavors.torch_models import ADAPTER, perceptron, stored
 
 
 def forge(rows: dict[str, Array], change: Callable[[dict[str, Any]], object]) -> dict[str, Array]:

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from tensorcas_flavors.pytorch import PyTorchAdapter
-from tensorcas_mlflow.adapter import SKELETON, Array
+from tensorcas_mlflow.adapter import SKELETON
 from tensorcas_mlflow.errors import AdapterError
-
-ADAPTER = PyTorchAdapter()
+from tests.flavors.torch_models import ADAPTER, Holder, Tied, round_trip, same, shares_storage, stored
 
 FLOATS = (torch.float16, torch.float32, torch.float64, torch.bfloat16)
 FLOAT8S = (
@@ -43,54 +38,6 @@ COMPLEXES = (torch.complex64, torch.complex128)
 SHAPES = [(), (0,), (3, 0, 2), (1,), (5,), (2, 3, 4)]
 
 
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.encode = nn.Embedding(7, 4)
-        self.decode = nn.Linear(4, 7, bias=False)
-        self.decode.weight = self.encode.weight
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.decode(self.encode(tokens))
-
-
-class Holder(nn.Module):
-    """Holds what a test gives it, as buffers, attributes or parameters."""
-
-    def __init__(self, **parts: Any) -> None:
-        super().__init__()
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def with_buffer(self, name: str, tensor: torch.Tensor, *, persistent: bool = True) -> Holder:
-        self.register_buffer(name, tensor, persistent=persistent)
-        return self
-
-
-def stored(model: Any) -> dict[str, Array]:
-    """What a store hands back: owned, writable arrays in C order."""
-    return {name: np.array(array, order="C", copy=True) for name, array in ADAPTER.extract(model).items()}
-
-
-def round_trip(model: Any) -> Any:
-    return ADAPTER.reconstruct(stored(model))
-
-
-def raw(tensor: torch.Tensor) -> bytes:
-    words = torch.uint8 if tensor.itemsize == 1 else torch.int16
-    flat = tensor.detach().contiguous().reshape(-1)
-    return flat.view(words).numpy().tobytes()
-
-
-def same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    facts = [(t.dtype, t.shape, t.stride(), t.requires_grad, type(t)) for t in (one, other)]
-    return facts[0] == facts[1] and raw(one) == raw(other)
-
-
-def shares_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.untyped_storage()._cdata == other.untyped_storage()._cdata
-
-
 def random_bits(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     """A tensor of every kind of value, NaN payloads and negative zeros among them."""
     n_bytes = math.prod(shape) * dtype.itemsize
@@ -98,13 +45,6 @@ def random_bits(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype)
     bits = np.random.default_rng(0).integers(0, 2 if dtype == torch.bool else 256, n_bytes, dtype=np.uint8)
     return torch.from_numpy(bits).view(dtype).reshape(shape)
-
-
-def run(script: str, *arguments: str) -> str:
-    """Run a script in a process of its own and return what it prints."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", script, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.strip()
 
 
 def freed() -> torch.Tensor:
