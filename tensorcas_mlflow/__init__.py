@@ -1,15 +1,26 @@
 """A content-addressed checkpoint store for MLflow: a tensor that was stored before is not stored again.
 
-Models are logged and loaded by ``mlflow.tensorcas``; `tensorcas_mlflow.store` is the store without MLflow. Importing
-this package imports nothing else: ``import mlflow`` does it for every user of a Python that has it installed.
+Models are logged and loaded by ``mlflow.tensorcas``; `TensorCasStore` is the store without MLflow. Importing this
+package imports nothing else: ``import mlflow`` does it for every user of a Python that has it installed.
 """
 
 from __future__ import annotations
 
-__all__ = ["__version__"]
+# Type checkers know the name; importing typing for its sake would be an import.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from tensorcas_mlflow.runs import TensorCasStore
+
+__all__ = ["TensorCasStore", "__version__"]
 
 
-def __getattr__(name: str) -> str:
+def __getattr__(name: str) -> Any:
+    if name == "TensorCasStore":
+        from tensorcas_mlflow.runs import TensorCasStore
+
+        return TensorCasStore
     if name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib.metadata import PackageNotFoundError, version

@@ -38,6 +38,10 @@ class Adapter(ABC):
     name: ClassVar[str]
     """Short name of the framework (``pytorch``, ``sklearn``, …). It is written into manifests: never rename it."""
 
+    options: ClassVar[frozenset[str]] = frozenset()
+    """Names of the keyword arguments that `reconstruct` and `weights` take besides (``device``, …). Callers refuse all
+    others, and leave out those that nobody gave."""
+
     @classmethod
     @abstractmethod
     def accepts(cls, model: object) -> bool:
@@ -65,13 +69,14 @@ class Adapter(ABC):
         """
 
     @abstractmethod
-    def reconstruct(self, tensors: Mapping[str, Array], original: Any = None) -> Any:
+    def reconstruct(self, tensors: Mapping[str, Array], original: Any = None, **options: Any) -> Any:
         """Put a model together again, bit for bit.
 
         Args:
             tensors: What `extract` returned, read back: C-contiguous, writable, owned by the callee.
             original: A live model of the same structure to fill in place. With it no pickle is read, ever, so what
                 only a pickle can say stays as it is in ``original``.
+            options: Some of `options`, in the framework's own meaning of each.
 
         Returns:
             ``original``, filled, or a new model.
@@ -93,11 +98,12 @@ class Adapter(ABC):
         """
         return {}
 
-    def weights(self, tensors: Mapping[str, Array]) -> dict[str, Any]:
+    def weights(self, tensors: Mapping[str, Array], **options: Any) -> dict[str, Any]:
         """Give a model's tensors by name, in the framework's own type where it has one; no pickle is read.
 
         Args:
             tensors: What `extract` returned, read back.
+            options: Some of `options`.
         """
         return {name: array for name, array in tensors.items() if name != SKELETON}
 
@@ -116,5 +122,9 @@ class Adapter(ABC):
         """
 
     @abstractmethod
-    def requirements(self) -> list[str]:
-        """Name the pip requirements of a model, pinned to the installed versions; found without loading a model."""
+    def requirements(self, tensors: Mapping[str, Array]) -> list[str]:
+        """Name the pip requirements of a model, pinned to the installed versions; no pickle is read, no model loaded.
+
+        Args:
+            tensors: What `extract` returned.
+        """

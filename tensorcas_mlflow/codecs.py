@@ -6,7 +6,9 @@ named by their decoded bytes, so packs may be rewritten with a better one.
 
 from __future__ import annotations
 
+import random
 import struct
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -15,6 +17,7 @@ from typing import Any, ClassVar
 import zstandard
 
 from tensorcas_mlflow.errors import FormatError
+from tensorcas_mlflow.threads import Lock
 
 Buffer = Any
 """Anything with contiguous bytes: bytes, memoryview, a 1-d uint8 array."""
@@ -134,6 +137,22 @@ class _ShuffleZstd(Codec):
             raise FormatError(f"not a Blosc2 chunk: {error}") from error
         if isinstance(decoded, int) and decoded != len(out):
             raise FormatError(f"a Blosc2 chunk holds {decoded} bytes, not {len(out)}")
+
+
+def load_codecs() -> None:
+    """Import what the codecs need, which takes a while; a program's random numbers stay what they were.
+
+    Packages that blosc2 imports draw from the global generator. A training that saved its state would go on otherwise
+    than one that loads it. Called before work is handed to threads, where it could not be undone safely.
+    """
+    with _loading:
+        if "blosc2" not in sys.modules:
+            state = random.getstate()
+            _blosc2()
+            random.setstate(state)
+
+
+_loading = Lock()
 
 
 def _blosc2() -> Any:

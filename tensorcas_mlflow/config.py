@@ -33,3 +33,28 @@ def n_threads() -> int:
     if not value.isdigit() or int(value) < 1:
         raise ValueError(f"TENSORCAS_THREADS must be a positive whole number, not {value!r}")
     return int(value)
+
+
+def logs_metrics() -> bool:
+    """Whether storage figures of checkpoints are logged as metrics: TENSORCAS_LOG_METRICS, by default yes.
+
+    Raises:
+        ValueError: It is neither true nor false.
+    """
+    return _flag("TENSORCAS_LOG_METRICS", default=True)
+
+
+def allows_pickle() -> bool:
+    """Whether a model may be unpickled: MLflow's own switch, MLFLOW_ALLOW_PICKLE_DESERIALIZATION, by default yes.
+
+    Raises:
+        ValueError: It is neither true nor false.
+    """
+    return _flag("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", default=True)
+
+
+def _flag(name: str, *, default: bool) -> bool:
+    value = os.environ.get(name, str(default)).lower()
+    if value not in ("true", "false", "1", "0"):
+        raise ValueError(f"{name} must be true or false, not {value!r}")
+    return value in ("true", "1")

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import blake3
 import numpy as np
 
-from tensorcas_mlflow import threads
+from tensorcas_mlflow import config, threads
 
 DIGEST_BYTES = 32
 
 Digests = np.ndarray[Any, np.dtype[np.uint8]]
 """Digests of many chunks: shape ``(n, 32)``, C order."""
 
-_BATCH_BYTES = 4 << 20
-"""Bytes one thread hashes before it asks for more: large enough that handing over work costs nothing."""
+_LEAST_BYTES = 3 << 19
+"""Fewer bytes than these are not worth handing to another thread."""
+_MOST_BYTES = 8 << 20
+"""Bytes one thread hashes before it asks for more."""
 
 
 def digest(data: Any) -> bytes:
@@ -31,16 +34,7 @@ def digest_all(pieces: Sequence[memoryview]) -> Digests:
         One row a buffer, in order.
     """
     out = np.empty((len(pieces), DIGEST_BYTES), dtype=np.uint8)
-    batches: list[tuple[int, int]] = []
-    start = 0
-    weight = 0
-    for at, piece in enumerate(pieces):
-        weight += piece.nbytes
-        if weight >= _BATCH_BYTES:
-            batches.append((start, at + 1))
-            start, weight = at + 1, 0
-    if start < len(pieces):
-        batches.append((start, len(pieces)))
+    batches = _batches(pieces)
 
     def hash_batch(batch: tuple[int, int]) -> None:
         begin, end = batch
@@ -53,6 +47,20 @@ def digest_all(pieces: Sequence[memoryview]) -> Digests:
     else:
         threads.run_all(hash_batch, batches)
     return out
+
+
+def _batches(pieces: Sequence[memoryview]) -> list[tuple[int, int]]:
+    """Split pieces into ranges of about equal size, as many for each thread: the last one is what is waited for."""
+    total = sum([piece.nbytes for piece in pieces])
+    n_threads = config.n_threads()
+    n_batches = n_threads * -(-total // (n_threads * _MOST_BYTES))
+    n_batches = max(1, min(n_batches, total // _LEAST_BYTES))
+    if n_batches == 1:
+        return [(0, len(pieces))] if pieces else []
+    sizes = np.fromiter((piece.nbytes for piece in pieces), dtype=np.int64, count=len(pieces))
+    borders = np.searchsorted(sizes.cumsum(), np.arange(1, n_batches) * (total / n_batches)) + 1
+    ends = [0, *borders.tolist(), len(pieces)]
+    return [(begin, end) for begin, end in pairwise(ends) if begin < end]
 
 
 def hex_of(row: Any) -> str:

@@ -183,7 +183,7 @@ class CheckpointExistsError(ConflictError):
         self.name = name
 
     def __str__(self) -> str:
-        return f"there is already a checkpoint {self.name}; delete it first, or save under another step"
+        return f"there is already a checkpoint {self.name}: delete it, save under another step, or say overwrite=True"
 
 
 class FencedError(ConflictError):
@@ -210,3 +210,17 @@ class AdapterError(TensorCasError):
 
     def __str__(self) -> str:
         return f"{self.adapter}: {self.reason}"
+
+
+class PickleForbiddenError(AdapterError):
+    """A model cannot be put together without a pickle, and pickles are forbidden here."""
+
+    def __init__(self, adapter: str) -> None:
+        super().__init__(adapter, "")
+        self.args = (adapter,)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.adapter}: this model holds a pickle, and MLFLOW_ALLOW_PICKLE_DESERIALIZATION is false: fill a live "
+            "model (into=model), or take its tensors alone (weights_only=True)"
+        )

@@ -25,7 +25,7 @@ Positions = np.ndarray[Any, np.dtype[np.int64]]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Table:
     """Where many chunks lie: one row a copy of a chunk, sorted by digest. Two rows may have one digest."""
 

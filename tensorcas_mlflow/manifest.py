@@ -49,6 +49,11 @@ _UNREADABLE = (
     struct.error,
 )
 
+_MAX_RECENT = 64
+_recent_streams: dict[bytes, bytes] = {}
+"""Small streams made lately, by all that they are made of: a state that has not changed has the one it had before, and
+making it again takes longer than hashing the state."""
+
 Kind = Literal["checkpoint", "file"]
 T = TypeVar("T")
 
@@ -141,6 +146,18 @@ class Manifest:
             "flavor": self.flavor,
             "metadata": dict(self.metadata),
         }
+        said = json.dumps(head, sort_keys=True, separators=(",", ":"))
+        key = _content_key(said, self.rows)
+        stream = _recent_streams.get(key)
+        if stream is None:
+            stream = self._make_stream(said)
+            if len(stream) < _COMPRESSED_BELOW:
+                if len(_recent_streams) >= _MAX_RECENT:
+                    _recent_streams.clear()
+                _recent_streams[key] = stream
+        return stream
+
+    def _make_stream(self, said: str) -> bytes:
         counts = np.array([0] + [len(row.digests) for row in self.rows], dtype=np.int64).cumsum()
         if counts[-1] >= 1 << 31:
             raise ValueError(f"a checkpoint of {counts[-1]} chunks is too large: make a store with larger chunks")
@@ -155,7 +172,7 @@ class Manifest:
                 pa.ListArray.from_arrays(pa.array(counts, pa.int32()), flat),
                 pa.array([row.cuts for row in self.rows], pa.list_(pa.int64())),
             ],
-            schema=_SCHEMA.with_metadata({_SCHEMA_KEY: json.dumps(head, sort_keys=True, separators=(",", ":"))}),
+            schema=_SCHEMA.with_metadata({_SCHEMA_KEY: said}),
         )
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema) as writer:
@@ -256,6 +273,16 @@ class Manifest:
             raise FormatError(f"not a manifest: {error}") from error
         manifest.__dict__["stream"] = data
         return manifest
+
+
+def _content_key(said: str, rows: Sequence[Row]) -> bytes:
+    """Hash all that a stream is made of: equal keys, equal streams."""
+    parts: list[bytes] = [said.encode()]
+    for row in rows:
+        cuts = b"" if row.cuts is None else np.ascontiguousarray(row.cuts, dtype=np.int64).tobytes()
+        about = repr((row.spec.name, row.spec.dtype, row.spec.shape, row.cuts is None, len(cuts), len(row.digests)))
+        parts += [about.encode(), cuts, row.digests.tobytes()]
+    return digest(b"\0".join(parts))
 
 
 def _check_messages(data: bytes) -> None:

@@ -6,6 +6,7 @@ nothing, and raises nothing but `ImportError`.
 
 from __future__ import annotations
 
+import importlib
 import sys
 import types
 from importlib.machinery import ModuleSpec
@@ -16,21 +17,38 @@ if TYPE_CHECKING:
 
 FACADE = "mlflow.tensorcas"
 
-_PUBLIC = ("load_model", "log_model", "save_model")
+_PUBLIC = {
+    "load_model": "flavor",
+    "log_model": "flavor",
+    "save_model": "flavor",
+    "CheckpointInfo": "checkpoints",
+    "CheckpointRecord": "checkpoints",
+    "Keep": "checkpoints",
+    "delete_checkpoint": "checkpoints",
+    "list_checkpoints": "checkpoints",
+    "load_checkpoint": "checkpoints",
+    "log_checkpoint": "checkpoints",
+    "wait": "checkpoints",
+    "autolog": "callbacks",
+}
+"""What users call, and the subpackage it is in."""
 
 _DOC = """Models as deduplicated tensors in a content-addressed store.
 
     info = mlflow.tensorcas.log_model(model, name="model", step=epoch)
     model = mlflow.tensorcas.load_model(info.model_uri)
 
+    mlflow.tensorcas.log_checkpoint({"model": model, "optimizer": optimizer}, step=step)
+    mlflow.tensorcas.load_checkpoint(into={"model": model, "optimizer": optimizer})
+
 A tensor that any earlier step, run or experiment of the same store holds is not stored again.
 """
 
 
 def _make_facade() -> types.ModuleType:
-    """Make ``mlflow.tensorcas``: the public functions of `tensorcas_mlflow.flavor`, imported when the first is used.
+    """Make ``mlflow.tensorcas``: public names of this package's parts, each imported when it is first used.
 
-    It is a plain module, which pickles by name, and not that package under a second name, whose submodules would be
+    It is a plain module, which pickles by name, and not a package under a second name, whose submodules would be
     imported twice.
     """
     facade = types.ModuleType(FACADE, _DOC)
@@ -39,12 +57,12 @@ def _make_facade() -> types.ModuleType:
         if name not in _PUBLIC:
             raise AttributeError(f"module {FACADE!r} has no attribute {name!r}")
         try:
-            from tensorcas_mlflow import flavor
+            package = importlib.import_module(f"tensorcas_mlflow.{_PUBLIC[name]}")
         except ImportError:
             raise
         except Exception as error:
             raise ImportError(f"{FACADE} cannot be used: {error}") from error
-        value = getattr(flavor, name)
+        value = getattr(package, name)
         setattr(facade, name, value)
         return value
 
@@ -54,7 +72,7 @@ def _make_facade() -> types.ModuleType:
     vars(facade).update(
         __spec__=ModuleSpec(FACADE, None),
         __package__="mlflow",
-        __all__=list(_PUBLIC),
+        __all__=sorted(_PUBLIC),
         __getattr__=look_up,
         __dir__=list_names,
     )

@@ -68,7 +68,7 @@ def _is_name(name: str) -> bool:
         n_bytes = len(name.encode())
     except UnicodeEncodeError:
         return False
-    return n_bytes <= MAX_NAME_BYTES and not any(mark in name for mark in "\0\n\r")
+    return n_bytes <= MAX_NAME_BYTES and "\0" not in name and "\n" not in name and "\r" not in name
 
 
 def bytes_of(array: Array) -> memoryview:

@@ -1,4 +1,4 @@
-"""The threads of this package: one pool a process, shared by hashing, encoding and reading."""
+"""The threads of this package: a pool for hashing, encoding and reading, and one for each kind of later work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from tensorcas_mlflow import config
 
@@ -88,7 +88,7 @@ def ordered_map(function: Callable[[T], R], items: Iterable[T], *, window: int |
     waiting: deque[Future[R]] = deque()
     try:
         for item in items:
-            waiting.append(pool.submit(function, item))
+            waiting.append(_submit(pool, function, item))
             if len(waiting) >= ahead:
                 yield waiting.popleft().result()
         while waiting:
@@ -104,7 +104,106 @@ def ordered_map(function: Callable[[T], R], items: Iterable[T], *, window: int |
         raise
 
 
+def _submit(pool: ThreadPoolExecutor, function: Callable[[T], R], item: T) -> Future[R]:
+    try:
+        return pool.submit(function, item)
+    except RuntimeError:
+        # An interpreter that is ending lets no pool take work, but waits for threads: a save on one of those goes on.
+        future: Future[R] = Future()
+        try:
+            future.set_result(function(item))
+        except Exception as error:  # noqa: BLE001 -- as a pool does
+            future.set_exception(error)
+        return future
+
+
 def run_all(function: Callable[[T], None], items: Iterable[T]) -> None:
     """Apply a function on the pool to every item and wait for all of it; raises as `ordered_map` does."""
     for _ in ordered_map(function, items):
         pass
+
+
+class Background:
+    """Does jobs one after the other, on a thread that lives as long as there are any.
+
+    The thread is no daemon: an interpreter that ends waits for it. A child made by fork has none of its parent's jobs.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._begin_anew()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._begin_anew)
+
+    def _begin_anew(self) -> None:
+        self._lock = threading.Lock()
+        self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._thread: threading.Thread | None = None
+        self._is_ending = False
+        self._open: list[Future[Any]] = []
+
+    def submit(self, job: Callable[[], T]) -> Future[T]:
+        """Do a job after those that were given before; here and now if no thread can be had for it."""
+        future: Future[T] = Future()
+        with self._lock:
+            self._jobs.append((job, future))
+            self._open.append(future)
+            if self._thread is not None and not self._is_ending:
+                return future
+            thread = threading.Thread(target=self._work, name=self._name, daemon=False)
+            self._thread = thread
+        try:
+            if not self._is_ending:
+                thread.start()
+                return future
+        except RuntimeError:
+            pass  # there are too many
+        self._work()
+        return future
+
+    def end(self) -> None:
+        """Do whatever comes from now on here and now: the interpreter is ending and waits for no more threads."""
+        self._is_ending = True
+
+    def result(self, future: Future[T]) -> T:
+        """Wait for one job; raises what it raised, which `wait` then does not raise again.
+
+        Raises:
+            RuntimeError: The job is another process's, of which this one is a child.
+        """
+        with self._lock:
+            if not future.done() and future not in self._open:
+                raise RuntimeError("this is done by the process that began it; wait for it there")
+        try:
+            return future.result()
+        finally:
+            if future.done():
+                self._forget(future)
+
+    def wait(self) -> None:
+        """Wait for all jobs given so far; raises what the first of them raised that nobody has seen yet."""
+        with self._lock:
+            waiting = list(self._open)
+        for future in waiting:
+            self.result(future)
+
+    def _forget(self, future: Future[Any]) -> None:
+        with self._lock:
+            if future in self._open:
+                self._open.remove(future)
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._jobs:
+                    self._thread = None
+                    return
+                job, future = self._jobs.popleft()
+            try:
+                result = job()
+            except BaseException as error:  # noqa: BLE001 -- it is raised where the job is waited for
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+                self._forget(future)
+            del job, future

@@ -18,8 +18,9 @@ from tensorcas_mlflow.index import make_table, segment_bytes
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.pack import ENTRY, FOOTER_BYTES, MAGIC, TABLE_MAGIC, PackWriter, Payload, read_table
 from tensorcas_mlflow.store import RefTarget, Store
-from tensorcas_mlflow.store._records import artifact_key, condemned_bytes, parse_intent, parse_ref, quote_segment
-from tensorcas_mlflow.store._store import _parse_format
+from tensorcas_mlflow.store._format import parse_format
+from tensorcas_mlflow.store._keys import artifact_key, quote_segment
+from tensorcas_mlflow.store._records import condemned_bytes, parse_intent, parse_ref
 
 PAGE = (Path(__file__).parent.parent / "docs" / "format.md").read_text()
 
@@ -109,7 +110,7 @@ def test_the_format_that_is_printed_is_read_and_written() -> None:
     Store.init_backend(backend)
     written = json.loads(backend.get("format"))
 
-    assert _parse_format(text.encode()) == ("9f1c0e5a7b3d4c2e8f6a1b0c9d8e7f60", 262144)
+    assert parse_format(text.encode()) == ("9f1c0e5a7b3d4c2e8f6a1b0c9d8e7f60", 262144)
     assert written == {**json.loads(text), "id": written["id"]}
     assert re.fullmatch("[0-9a-f]{32}", written["id"])
 

@@ -128,6 +128,7 @@ def test_the_wheel_names_its_entry_points_and_ships_the_modules_behind_them(whee
         "console_scripts": {"tensorcas": "tensorcas_mlflow.cli:main"},
         "mlflow.artifact_repository": {"tensorcas": "tensorcas_mlflow.plugin:artifact_repository"},
         "tensorcas.flavors": {
+            "generic": "tensorcas_flavors.generic:GenericAdapter",
             "pytorch": "tensorcas_flavors.pytorch:PyTorchAdapter",
             "sklearn": "tensorcas_flavors.sklearn:SklearnAdapter",
             "xgboost": "tensorcas_flavors.xgboost:XGBoostAdapter",

@@ -21,11 +21,12 @@ from tensorcas_mlflow.errors import AdapterError
 _NO_CHILD = -1
 _COUNT = "n_node_samples"
 _WEIGHT = "weighted_n_node_samples"
-_MIN_GROUP_BYTES = 4096
 
-# A chunk costs every later manifest its digest, and rewriting the last, ragged group costs about a third of half its
-# bytes. With n bytes stored, groups of sqrt(64 / 0.35 * n) bytes cost least; n grows, and so do the groups.
-_GROUP_GROWTH = 180
+# A chunk costs every later manifest its digest, and rewriting the last, ragged group costs half its bytes, compressed.
+# With n bytes stored, groups of sqrt(64 / ratio * n) bytes cost least; n grows, and so do the groups. Trees compress to
+# a third, and badly in small groups; random numbers do not at all.
+_MIN_GROUP_BYTES, _GROUP_GROWTH = 4096, 180
+_MIN_RANDOM_BYTES, _RANDOM_GROWTH = 256, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,25 +127,6 @@ def build_trees(adapter: str, table: Array, shape: TreeShape) -> list[Any]:
     return trees
 
 
-def check_histogram_trees(adapter: str, nodes: Array) -> None:
-    """Refuse nodes of a histogram gradient boosting tree that scikit-learn would follow out of their array.
-
-    Args:
-        adapter: The adapter's name, for errors.
-        nodes: Any stored array; one without such nodes passes.
-
-    Raises:
-        AdapterError: A child does not come after its parent, or lies outside the tree.
-    """
-    if nodes.ndim != 1 or not {"left", "right", "is_leaf"} <= set(nodes.dtype.names or ()):
-        return
-    inner = np.flatnonzero(nodes["is_leaf"] == 0)
-    for side in ("left", "right"):
-        child = nodes[side][inner].astype(np.int64)
-        if ((child <= inner) | (child >= len(nodes))).any():
-            raise AdapterError(adapter, "the stored nodes do not form trees")
-
-
 def is_table(array: Array) -> bool:
     """Tell whether an array is one that `read_trees` returns."""
     return array.ndim == 1 and {"left_child", "right_child", "value"} <= set(array.dtype.names or ())
@@ -159,21 +141,23 @@ def tree_ends(table: Array) -> Array:
     return ends
 
 
-def group_ends(part_ends: Sequence[int], row_bytes: int) -> list[int]:
+def group_ends(part_ends: Sequence[int], row_bytes: int, *, is_random: bool = False) -> list[int]:
     """Group consecutive parts of a growing tensor into chunks, from its start, so that growth moves no old boundary.
 
     Args:
         part_ends: One past the last row of each part, ascending.
         row_bytes: Bytes of a row.
+        is_random: Whether the rows hardly compress.
 
     Returns:
-        One past the last row of each group; groups are about 4 KiB at the start of a tensor and the square root of
-        its bytes further on, or one part if that is more.
+        One past the last row of each group; groups are about 4 KiB (256 bytes, if random) at the start of a tensor and
+        grow with the square root of its bytes further on, or one part if that is more.
     """
+    least, growth = (_MIN_RANDOM_BYTES, _RANDOM_GROWTH) if is_random else (_MIN_GROUP_BYTES, _GROUP_GROWTH)
     groups = []
     start = 0
     for end in part_ends:
-        if (end - start) * row_bytes >= max(_MIN_GROUP_BYTES, isqrt(_GROUP_GROWTH * start * row_bytes)):
+        if (end - start) * row_bytes >= max(least, isqrt(growth * start * row_bytes)):
             groups.append(end)
             start = end
     if part_ends and start != part_ends[-1]:

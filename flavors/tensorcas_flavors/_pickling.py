@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from types import FunctionType
 from typing import Any
 
 import cloudpickle
@@ -20,15 +22,21 @@ from tensorcas_mlflow.errors import AdapterError
 
 MAGIC = b"TCPK1\n"
 
+TakeOut = Callable[[object], object | None]
+TakeBuffer = Callable[[pickle.PickleBuffer], bool]
 
-def dump_skeleton(adapter: str, obj: object, take_out: Callable[[object], object | None]) -> Array:
-    """Pickle an object without the parts that ``take_out`` claims.
+
+def dump_skeleton(adapter: str, obj: object, take_out: TakeOut, *, take_buffer: TakeBuffer | None = None) -> Array:
+    """Pickle an object without the parts that ``take_out`` and ``take_buffer`` claim.
 
     Args:
         adapter: The adapter's name, for errors.
         obj: What to pickle.
         take_out: Called for every object before it is pickled; returns a small picklable reference to put in its
-            place (tuples of str and int), or None to pickle the object itself.
+            place (tuples of str and int), or None to pickle the object itself. What it claims it must keep alive
+            until this returns: it may be an object that pickling made, whose id the next one would get.
+        take_buffer: Called for every buffer that an object offers out of band, as pickle's protocol 5 has it; returns
+            whether it keeps the buffer. It must keep or copy the bytes, in order. Without it all stay in the pickle.
 
     Returns:
         The skeleton, 1-d uint8.
@@ -36,23 +44,10 @@ def dump_skeleton(adapter: str, obj: object, take_out: Callable[[object], object
     Raises:
         AdapterError: Something in the object cannot be pickled.
     """
-
-    class SkeletonPickler(cloudpickle.Pickler):  # type: ignore[misc]
-        def persistent_id(self, part: object) -> object | None:
-            return take_out(part)
-
-        def reducer_override(self, part: Any) -> Any:
-            reduced = super().reducer_override(part)
-            if isinstance(part, type) and isinstance(reduced, tuple) and len(reduced) > 2:
-                # A cache that pickling an instance leaves on its class: with it the second save of an unchanged model
-                # would differ from the first.
-                reduced[2][0].pop("__slotnames__", None)
-            return reduced
-
     buffer = io.BytesIO(MAGIC)
     buffer.seek(len(MAGIC))
     try:
-        SkeletonPickler(buffer, protocol=5).dump(obj)
+        _SkeletonPickler(buffer, take_out, take_buffer).dump(obj)
     except AdapterError:
         raise
     except Exception as error:  # pickling runs code of the model's classes, which may raise anything
@@ -65,13 +60,16 @@ def is_pickle(skeleton: Array) -> bool:
     return skeleton[: len(MAGIC)].tobytes() == MAGIC
 
 
-def load_skeleton(adapter: str, skeleton: Array, put_back: Callable[[Any], object]) -> Any:
+def load_skeleton(
+    adapter: str, skeleton: Array, put_back: Callable[[Any], object], *, buffers: Iterable[Any] = ()
+) -> Any:
     """Unpickle a skeleton. This runs code that the skeleton names: the one documented door for pickles.
 
     Args:
         adapter: The adapter's name, for errors.
         skeleton: What `dump_skeleton` returned.
         put_back: Called with each reference; returns the part that stood there.
+        buffers: What ``take_buffer`` kept, in the same order. The object may use their memory.
 
     Raises:
         AdapterError: These bytes are not a skeleton with a pickle, or a class it names is not installed here.
@@ -84,7 +82,7 @@ def load_skeleton(adapter: str, skeleton: Array, put_back: Callable[[Any], objec
             return put_back(reference)
 
     try:
-        return SkeletonUnpickler(io.BytesIO(skeleton[len(MAGIC) :].tobytes())).load()
+        return SkeletonUnpickler(io.BytesIO(skeleton[len(MAGIC) :].tobytes()), buffers=buffers).load()
     except AdapterError:
         raise
     except (ImportError, AttributeError) as error:
@@ -93,3 +91,35 @@ def load_skeleton(adapter: str, skeleton: Array, put_back: Callable[[Any], objec
         ) from error
     except Exception as error:  # damaged bytes may call anything with anything
         raise AdapterError(adapter, f"the skeleton cannot be read: {error}") from error
+
+
+class _SkeletonPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Cloudpickle's pickler, with less Python to run for every object: saves of small models are made of that."""
+
+    def __init__(self, file: io.BytesIO, take_out: TakeOut, take_buffer: TakeBuffer | None) -> None:
+        # The pickler looks in here once an object. Cloudpickle's table is a ChainMap, which is Python.
+        self.dispatch_table: dict[type, Any] = {}
+        for table in reversed(cloudpickle.Pickler.dispatch_table.maps):
+            self.dispatch_table.update(table)
+        self.dispatch_table[OrderedDict] = _reduce_ordered_dict
+        # pickle takes true for "stays in the pickle".
+        leave = None if take_buffer is None else lambda buffer: not take_buffer(buffer)
+        super().__init__(file, protocol=5, buffer_callback=leave)
+        # On the instance the pickler calls it itself; a method would be one more call an object.
+        self.persistent_id = take_out
+
+    def reducer_override(self, part: Any) -> Any:
+        kind = type(part)
+        if kind is not FunctionType and not issubclass(kind, type):
+            return NotImplemented  # as cloudpickle's own says of all but functions and classes
+        reduced = super().reducer_override(part)
+        if kind is not FunctionType and isinstance(reduced, tuple) and len(reduced) > 2:
+            # A cache that pickling an instance leaves on its class: with it the second save of an unchanged model
+            # would differ from the first.
+            reduced[2][0].pop("__slotnames__", None)
+        return reduced
+
+
+def _reduce_ordered_dict(part: OrderedDict[Any, Any]) -> tuple[Any, ...]:
+    # What its own method returns, which first looks for the slots of a class that has none. A module has eight of them.
+    return OrderedDict, (), vars(part) or None, None, iter(part.items())

@@ -2,19 +2,21 @@
 
 References in the pickle are tuples that start with a word. Members of families, trees and seeds are referred to as
 "the next one": the records of two hundred trees are then the same bytes, and cost next to nothing compressed.
+An estimator that differs from an earlier one in such parts alone is referred to as "like that one, with the next".
 Strings are referred to by number: they are most of a skeleton and, unlike the rest of it, the same at every step.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 
-from tensorcas_flavors._forest import TreeShape, build_trees, check_histogram_trees, is_tree, read_trees, tree_shape
+from tensorcas_flavors._forest import TreeShape, build_trees, is_tree, read_trees, tree_shape
+from tensorcas_flavors._sklearn_boosters import booster_rows, make_booster
 from tensorcas_flavors._sklearn_walk import Graph, is_fortran, is_storable, packed, unused
 from tensorcas_mlflow.adapter import SKELETON, Array
 from tensorcas_mlflow.errors import AdapterError
@@ -29,6 +31,12 @@ ROWS = "#rows"
 
 _MIN_UNNAMED_BYTES = 256
 
+# Their instances hold nothing but attributes, and an ensemble has many of them.
+_ALIKE = ("sklearn.tree._classes", "sklearn.ensemble._hist_gradient_boosting.predictor")
+_MAX_TEMPLATES = 4
+_EXACT = (bool, int, str, type(None))
+_FLOATS = (float, np.float64)
+
 Reference = tuple[Any, ...] | int
 
 
@@ -41,6 +49,7 @@ class TakenParts:
         self.families: dict[str, list[Array]] = {}
         self.trees: dict[str, tuple[TreeShape, list[Any]]] = {}
         self.seeds: list[int] = []
+        self.boosters: dict[str, tuple[Any, dict[str, Array]]] = {}
         self._strings: dict[str, int] = {}
         self._graph = graph
         self._odd_trees = odd_trees
@@ -51,21 +60,19 @@ class TakenParts:
         self._n_again = 0
         self._unnamed: dict[tuple[Any, ...], str] = {}
         self._copies: list[Array] = []
+        self._templates: dict[type, list[Any]] = {}
+        self._takers: dict[type, Callable[[Any], Reference | None] | None] = {}
 
     def take_out(self, part: object) -> Reference | None:
         """Claim a part of the model; see `dump_skeleton`."""
-        if type(part) is str:
-            return self._strings.setdefault(part, len(self._strings))
-        if id(part) in self._again:
-            return self._again[id(part)]
-        if type(part) is np.ndarray:
-            return self._take_array(part) if is_storable(part.dtype) else None
-        if is_tree(part):
-            return self._take_tree(part) if id(part) not in self._odd_trees else None
-        if id(part) in self._graph.seeds and type(part) is int and part.bit_length() < 64:
-            self.seeds.append(part)
-            return self._ref("seed")
-        return None
+        kind = type(part)
+        if kind is str:
+            return self._strings.setdefault(part, len(self._strings))  # type: ignore[arg-type]
+        try:
+            take = self._takers[kind]
+        except KeyError:
+            take = self._takers[kind] = self._taker(kind)
+        return None if take is None else take(part)
 
     def tensors(self) -> dict[str, Array]:
         """Return what was taken as named arrays."""
@@ -79,10 +86,73 @@ class TakenParts:
         tensors.update({name: read_trees(trees) for name, (_, trees) in self.trees.items()})
         if self.seeds:
             tensors[SEEDS] = np.array(self.seeds, dtype=np.int64)
+        for _, rows in self.boosters.values():
+            tensors.update(rows)
         tensors[STRINGS] = np.frombuffer(json.dumps(list(self._strings)).encode(), dtype=np.uint8)
         return tensors
 
+    def _taker(self, kind: type) -> Callable[[Any], Reference | None] | None:
+        if kind is np.ndarray:
+            return self._take_array
+        if kind is int:
+            return self._take_seed if self._graph.seeds else None
+        if kind.__name__ == "Tree" and kind.__module__ == "sklearn.tree._tree":
+            return self._take_tree
+        if kind.__qualname__ == "Booster" and kind.__module__ == "xgboost.core":
+            return self._take_booster
+        return self._take_alike if kind.__module__ in _ALIKE else None
+
+    def _take_seed(self, number: int) -> Reference | None:
+        if id(number) not in self._graph.seeds or number.bit_length() > 63:
+            return None
+        self.seeds.append(number)
+        return self._ref("seed")
+
+    def _take_alike(self, part: Any) -> Reference | None:
+        """Take an estimator or predictor that differs from an earlier one in its trees, seed and arrays alone."""
+        if id(part) in self._again:
+            return self._again[id(part)]
+        templates = self._templates.setdefault(type(part), [])
+        for template in reversed(templates):
+            if template is part:
+                return None
+            differing = self._differing(vars(template), vars(part))
+            if differing is not None:
+                parts = tuple((key, self.take_out(vars(part)[key])) for key in differing)
+                return self._next(part, "like", template, parts)
+        # The pickler writes it out, so that those that come later can refer to it.
+        templates.append(part)
+        del templates[:-_MAX_TEMPLATES]
+        return None
+
+    def _differing(self, template: Mapping[str, Any], attributes: Mapping[str, Any]) -> list[str] | None:
+        """Return the names of the attributes that differ from a template's; None if some cannot be taken alone."""
+        if list(template) != list(attributes):
+            return None
+        differing = []
+        for (key, value), model in zip(attributes.items(), template.values(), strict=True):
+            if value is model:
+                continue
+            kind = type(value)
+            is_same = kind is type(model) and (
+                (kind in _EXACT and value == model)
+                or (kind in _FLOATS and value.hex() == model.hex())
+                or (isinstance(value, np.integer) and value == model)
+            )
+            if kind is int and id(value) in self._graph.seeds and value.bit_length() < 64:
+                differing.append(key)
+            elif not is_same:
+                is_next = id(value) in self._graph.families or (is_tree(value) and id(value) not in self._odd_trees)
+                if not is_next or id(value) in self._again:
+                    return None
+                differing.append(key)
+        return differing
+
     def _take_array(self, array: Array) -> Reference | None:
+        if id(array) in self._again:
+            return self._again[id(array)]
+        if not is_storable(array.dtype):
+            return None
         family = self._graph.families.get(id(array))
         if family is not None:
             self.families.setdefault(family, []).append(array)
@@ -113,13 +183,25 @@ class TakenParts:
         self._again[id(array)] = ref
         return ref
 
-    def _take_tree(self, tree: Any) -> Reference:
+    def _take_tree(self, tree: Any) -> Reference | None:
+        if id(tree) in self._again:
+            return self._again[id(tree)]
+        if id(tree) in self._odd_trees:
+            return None
         shape = tree_shape(tree)
         if shape not in self._tables:
             self._tables[shape] = TREES if not self._tables else unused(TREES, self._names)
         name = self._tables[shape]
         self.trees.setdefault(name, (shape, []))[1].append(tree)
         return self._next(tree, "tree", name, shape.n_features, *shape.n_classes)
+
+    def _take_booster(self, booster: Any) -> Reference:
+        if id(booster) in self._again:
+            return self._again[id(booster)]
+        # One that no attribute leads to has no path.
+        path, _ = self._graph.boosters.get(id(booster)) or (unused("booster", self._names), booster)
+        self.boosters[path] = booster, booster_rows(path, booster)
+        return self._next(booster, "booster", path)
 
     def _next(self, part: object, *ref: Any) -> Reference:
         """Return the reference to the next part of its kind, and remember it in case it comes again."""
@@ -158,14 +240,19 @@ class PartsToPutBack:
         if word == "member":
             name, *dtype = facts
             member = self._next(name, lambda: split_family(self._adapter, self._tensors, name))
-            check_histogram_trees(self._adapter, member)
-            part = _unpack(member, "C", *dtype).copy()
+            part = unpack(member, "C", *dtype).copy()
         elif word == "copy":
-            part = _unpack(self.tensor(facts[0]), *facts[1:]).copy(order=facts[1])
+            part = unpack(self.tensor(facts[0]), *facts[1:]).copy(order=facts[1])
         elif word == "tree":
             name, n_features, *n_classes = facts
             shape = TreeShape(n_features, tuple(n_classes))
             part = self._next(name, lambda: iter(build_trees(self._adapter, self.tensor(name), shape)))
+        elif word == "booster":
+            prefix = f"{facts[0]}/"
+            rows = {name: self._tensors[name] for name in self._tensors if name.startswith(prefix)}
+            part = make_booster({name.removeprefix(prefix): row for name, row in rows.items()})
+        elif word == "like":
+            part = self._alike(*facts)
         else:
             raise AdapterError(self._adapter, f"the skeleton asks for an unknown kind of part, {word!r}")
         self._again.append(part)
@@ -191,6 +278,16 @@ class PartsToPutBack:
             if next(queue, None) is not None:
                 raise AdapterError(self._adapter, f"the tensor {name!r} holds more parts than the model has")
 
+    def _alike(self, template: Any, parts: tuple[tuple[str, Reference], ...]) -> Any:
+        part = object.__new__(type(template))
+        attributes = {**vars(template), **{key: self.put_back(ref) for key, ref in parts}}
+        if hasattr(part, "get_params"):
+            # What an estimator's __setstate__ does is to compare versions, and the template's has.
+            vars(part).update(attributes)
+        else:
+            part.__setstate__(attributes)
+        return part
+
     def _string(self, number: int) -> str:
         if self._strings is None:
             try:
@@ -201,8 +298,7 @@ class PartsToPutBack:
 
     def _whole_array(self, name: str, order: str, *dtype: Any) -> Array:
         if name not in self._whole:
-            check_histogram_trees(self._adapter, self.tensor(name))
-            self._whole[name] = _unpack(self.tensor(name), order, *dtype)
+            self._whole[name] = unpack(self.tensor(name), order, *dtype)
         return self._whole[name]
 
     def _next(self, name: str, start: Any) -> Any:
@@ -245,8 +341,9 @@ def _pack(array: Array) -> Array:
     return array.astype(packed(array.dtype)) if _dtype_if_padded(array) else array
 
 
-def _unpack(array: Array, order: str, dtype: np.dtype[Any] | None = None) -> Array:
-    if dtype is not None:
+def unpack(array: Array, order: str, dtype: np.dtype[Any] | None = None) -> Array:
+    """Return a stored array in the memory order and, where its fields have padding, the dtype that it had."""
+    if dtype is not None and dtype != array.dtype:
         padded = np.zeros(array.shape, dtype=dtype)
         padded[...] = array
         array = padded

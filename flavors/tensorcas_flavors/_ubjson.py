@@ -51,7 +51,32 @@ _DTYPES = {
 }
 _MARKERS = {dtype: marker for marker, dtype in _DTYPES.items()}
 _CONSTANTS = {"Z": None, "T": True, "F": False}
+_ARRAY_HEADS = {b"$" + marker.encode() + b"#": dtype for marker, dtype in _DTYPES.items()}
 _LENGTH = struct.Struct(">q")
+_MARKED_LENGTH = struct.Struct(">cq")
+
+
+class Encoded(bytes):
+    """Bytes of a value, which `write` takes as they are."""
+
+
+def array_head(dtype: np.dtype[Any]) -> bytes:
+    """Return what stands before the length and the packed numbers of a typed array.
+
+    Raises:
+        ValueError: UBJSON has no such type.
+    """
+    return b"[$" + _marker(dtype) + b"#L"
+
+
+def encoded_key(key: str) -> bytes:
+    """Return what stands before the value of a member of an object."""
+    return _text(key)
+
+
+def encoded_list_head(count: int) -> bytes:
+    """Return what stands before the values of an untyped array."""
+    return b"[#" + _length(count)
 
 
 def parse(data: bytes) -> Value:
@@ -76,7 +101,7 @@ def write(value: Value) -> bytes:
     """Encode one document as XGBoost would.
 
     Args:
-        value: What `parse` returns; arrays may have any byte order.
+        value: What `parse` returns; arrays may have any byte order, and any part may be `Encoded`.
 
     Raises:
         ValueError: Some part has no place in the format, or nests deeper than `MAX_DEPTH`.
@@ -108,43 +133,38 @@ class _Reader:
         self.data = data
         self.position = 0
 
-    def skip(self, n_bytes: int) -> int:
-        """Step over the next bytes and return where they start."""
-        if n_bytes > len(self.data) - self.position:
-            raise ValueError(f"{n_bytes} bytes are claimed at {self.position} of {len(self.data)}")
-        start = self.position
-        self.position += n_bytes
-        return start
-
-    def take(self, n_bytes: int) -> bytes:
-        start = self.skip(n_bytes)
-        return self.data[start : self.position]
-
     def marker(self) -> str:
-        return self.take(1).decode("latin-1")
-
-    def expect(self, marker: str) -> None:
-        found = self.marker()
-        if found != marker:
-            raise ValueError(f"{marker!r} is missing before byte {self.position}, which is {found!r}")
+        marker = self.data[self.position : self.position + 1]
+        if not marker:
+            raise ValueError(f"the document ends at {self.position}, too early")
+        self.position += 1
+        return marker.decode("latin-1")
 
     def length(self) -> int:
         """Return a length or count that the rest of the bytes can hold: nothing counted takes less than a byte."""
-        self.expect("L")
-        (length,) = _LENGTH.unpack(self.take(8))
-        if not 0 <= length <= len(self.data) - self.position:
+        end = self.position + _MARKED_LENGTH.size
+        if end > len(self.data):
+            raise ValueError(f"the document ends at {len(self.data)}, too early")
+        marker, length = _MARKED_LENGTH.unpack_from(self.data, self.position)
+        if marker != b"L":
+            raise ValueError(f"a length is missing at {self.position}")
+        if not 0 <= length <= len(self.data) - end:
             raise ValueError(f"a length of {length} is claimed at {self.position} of {len(self.data)}")
+        self.position = end
         return int(length)
 
     def text(self) -> str:
-        return self.take(self.length()).decode("utf-8", "surrogateescape")
+        length = self.length()
+        start = self.position
+        self.position = end = start + length
+        return self.data[start:end].decode("utf-8", "surrogateescape")
 
     def value(self, depth: int) -> Value:
         marker = self.marker()
-        if marker in _CONSTANTS:
-            return _CONSTANTS[marker]
         if marker == "S":
             return self.text()
+        if marker in _CONSTANTS:
+            return _CONSTANTS[marker]
         if marker in _DTYPES:
             return self.number(marker)
         if depth == MAX_DEPTH:
@@ -157,7 +177,10 @@ class _Reader:
 
     def number(self, marker: str) -> Value:
         dtype = _DTYPES[marker]
-        number = np.frombuffer(self.take(dtype.itemsize), dtype)[0]
+        if dtype.itemsize > len(self.data) - self.position:
+            raise ValueError(f"the document ends at {len(self.data)}, too early")
+        number = np.frombuffer(self.data, dtype, 1, self.position)[0]
+        self.position += dtype.itemsize
         if dtype.kind == "i" and narrowest(int(number)) == marker:
             return int(number)
         return number
@@ -173,16 +196,21 @@ class _Reader:
         return members
 
     def array(self, depth: int) -> Value:
-        kind = self.marker()
-        if kind == "#":
+        start = self.position
+        if self.data[start : start + 1] == b"#":
+            self.position += 1
             return [self.value(depth + 1) for _ in range(self.length())]
-        marker = self.marker()
-        if kind != "$" or marker not in _DTYPES:
-            raise ValueError(f"an array without a count, or of an unknown type, ends at {self.position}")
-        self.expect("#")
-        dtype = _DTYPES[marker]
+        head = self.data[start : start + 3]
+        dtype = _ARRAY_HEADS.get(head)
+        if dtype is None:
+            raise ValueError(f"an array without a count, or of an unknown type, begins at {start}")
+        self.position += len(head)
         count = self.length()
-        return np.frombuffer(self.data, dtype, count, self.skip(count * dtype.itemsize))
+        n_bytes = count * dtype.itemsize
+        if n_bytes > len(self.data) - self.position:
+            raise ValueError(f"{n_bytes} bytes are claimed at {self.position} of {len(self.data)}")
+        self.position += n_bytes
+        return np.frombuffer(self.data, dtype, count, self.position - n_bytes)
 
 
 def _length(n: int) -> bytes:
@@ -194,12 +222,15 @@ def _text(text: str) -> bytes:
     return _length(len(encoded)) + encoded
 
 
-def _typed(array: np.ndarray[Any, Any] | np.generic) -> tuple[bytes, bytes]:
-    """Return the marker and the packed big-endian bytes of an array or number."""
-    dtype = array.dtype.newbyteorder(">")
-    if dtype not in _MARKERS:
-        raise ValueError(f"UBJSON has no type for {array.dtype}")
-    return _MARKERS[dtype].encode(), np.asarray(array).astype(dtype).tobytes()
+def _marker(dtype: np.dtype[Any]) -> bytes:
+    marker = _MARKERS.get(dtype.newbyteorder(">"))
+    if marker is None:
+        raise ValueError(f"UBJSON has no type for {dtype}")
+    return marker.encode()
+
+
+def _packed(array: np.ndarray[Any, Any] | np.generic) -> bytes:
+    return np.asarray(array).astype(array.dtype.newbyteorder(">")).tobytes()
 
 
 def _write(value: Value, pieces: list[bytes], depth: int) -> None:
@@ -215,10 +246,9 @@ def _write(value: Value, pieces: list[bytes], depth: int) -> None:
         marker = narrowest(value)
         pieces.append(marker.encode() + value.to_bytes(_DTYPES[marker].itemsize, "big", signed=True))
     elif isinstance(value, np.generic):
-        pieces.extend(_typed(value))
+        pieces += (_marker(value.dtype), _packed(value))
     elif isinstance(value, np.ndarray) and value.ndim == 1:
-        marker_bytes, packed = _typed(value)
-        pieces += (b"[$", marker_bytes, b"#", _length(len(value)), packed)
+        pieces += (array_head(value.dtype), _LENGTH.pack(len(value)), _packed(value))
     elif isinstance(value, dict):
         pieces.append(b"{")
         for key, member in value.items():
@@ -226,8 +256,10 @@ def _write(value: Value, pieces: list[bytes], depth: int) -> None:
             _write(member, pieces, depth + 1)
         pieces.append(b"}")
     elif isinstance(value, list):
-        pieces += (b"[#", _length(len(value)))
+        pieces.append(encoded_list_head(len(value)))
         for item in value:
             _write(item, pieces, depth + 1)
+    elif isinstance(value, Encoded):
+        pieces.append(value)
     else:
         raise ValueError(f"UBJSON has no type for a {type(value).__name__}")

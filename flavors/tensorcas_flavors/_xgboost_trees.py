@@ -21,22 +21,32 @@ are assumed to be regular: whoever takes trees out compares what comes back.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, islice, repeat
 from math import isqrt
 from typing import Any
 
 import numpy as np
 
-from tensorcas_flavors._ubjson import Value, write
+from tensorcas_flavors._ubjson import Encoded, Value, array_head, encoded_key, encoded_list_head, parse, write
+from tensorcas_flavors._xgboost_checks import (
+    Frame,
+    TreeArrays,
+    booster_of,
+    check_frame,
+    check_trees,
+    member,
+    model_of,
+    number,
+)
 from tensorcas_mlflow.adapter import Array
 
 TREES = "trees"
 TABLE = "tree_table"
 GROUP_BYTES = 4096
 """A chunk of records ends at the first end of a tree at which it has this many bytes, or more further on."""
-
-_NO_PARENT = 2**31 - 1
-"""What XGBoost writes as the parent of a root."""
 
 _MAX_TREE_BYTES = 4096
 # A tree without its arrays takes 700 bytes. The bound keeps a forged layout from being multiplied by a million trees.
@@ -56,11 +66,11 @@ def take_trees(document: Value) -> tuple[dict[str, Array], dict[str, Value]]:
     """
     columns: dict[str, Array] = {}
     layout: dict[str, Value] = {}
-    model = _model(document)
-    if "trees" in model and _member(model, "trees", list):
+    model = model_of(document)
+    if "trees" in model and member(model, "trees", list):
         columns, layout = _columns(model["trees"])
         _take_rounds(model, columns, layout)
-        _member(model, "gbtree_model_param", dict)["num_trees"] = ""
+        member(model, "gbtree_model_param", dict)["num_trees"] = ""
         model["trees"] = []
     for owner, name in _weights(document):
         value = owner[name]
@@ -77,15 +87,18 @@ def put_trees(document: Value, layout: Value, columns: Mapping[str, Array]) -> N
     Raises:
         ValueError: The parts do not fit together.
     """
-    model = _model(document)
+    model = model_of(document)
     if layout:
         table = _checked_table(layout, columns)
-        model["trees"] = _trees(layout, table, columns)
+        model["trees"] = _encoded_trees(layout, table, columns)
         model["tree_info"], model["iteration_indptr"] = _rounds(layout, len(table), columns)
-        _member(model, "gbtree_model_param", dict)["num_trees"] = str(len(table))
+        member(model, "gbtree_model_param", dict)["num_trees"] = str(len(table))
     for owner, name in _weights(document):
         column = _column(columns, name, np.dtype("<f4"))
         owner[name] = column if isinstance(owner[name], np.ndarray) else list(column)
+    frame = check_frame(document, len(table) if layout else 0)
+    if layout:
+        _check(layout, table, columns, frame)
 
 
 def tree_cuts(layout: Value, columns: Mapping[str, Array]) -> dict[str, list[int]]:
@@ -119,30 +132,10 @@ def _group_ends(tree_ends: list[int], record_bytes: int) -> list[int]:
     return group_ends
 
 
-def _member(owner: Value, key: str, kind: type) -> Any:
-    """Return a member of an object, or raise ValueError if it is missing or of another kind."""
-    value = owner.get(key) if isinstance(owner, dict) else None
-    if not isinstance(value, kind):
-        raise ValueError(f"there is no {kind.__name__} at {key!r}")
-    return value
-
-
-def _booster(document: Value) -> dict[str, Value]:
-    booster: dict[str, Value] = _member(_member(document, "learner", dict), "gradient_booster", dict)
-    return booster
-
-
-def _model(document: Value) -> dict[str, Value]:
-    booster = _booster(document)
-    if "gbtree" in booster:  # dart is a gbtree and the weights of its trees
-        booster = _member(booster, "gbtree", dict)
-    model: dict[str, Value] = _member(booster, "model", dict)
-    return model
-
-
 def _weights(document: Value) -> Iterator[tuple[dict[str, Value], str]]:
     """Yield the objects that hold weights outside of trees, and under which name."""
-    for owner, name in ((_booster(document), "weight_drop"), (_model(document), "weights")):
+    booster, model = booster_of(document), model_of(document)
+    for owner, name in ((booster, "weight_drop"), (model, "weight_drop"), (model, "weights")):
         if isinstance(owner.get(name), list | np.ndarray):
             yield owner, name
 
@@ -161,7 +154,7 @@ def _record(tree: Value, fields: Mapping[str, int]) -> np.dtype[Any]:
     """Return the packed dtype of a node's record, or raise ValueError."""
     members: list[Any] = []
     for name, width in fields.items():
-        dtype = _little(_member(tree, name, np.ndarray).dtype)
+        dtype = _little(member(tree, name, np.ndarray).dtype)
         members.append((name, dtype) if width == 1 else (name, dtype, (width,)))
     if not members:
         raise ValueError("the trees have no arrays of an item per node")
@@ -174,8 +167,8 @@ def _columns(trees: list[Value]) -> tuple[dict[str, Array], dict[str, Value]]:
     names = list(first) if isinstance(first, dict) else []
     if any(not isinstance(tree, dict) or list(tree) != names for tree in trees):
         raise ValueError("the trees have different members")
-    tree_params = [_member(tree, "tree_param", dict) for tree in trees]
-    n_nodes = _int32([int(_member(param, "num_nodes", str)) for param in tree_params])
+    tree_params = [member(tree, "tree_param", dict) for tree in trees]
+    n_nodes = _int32([int(member(param, "num_nodes", str)) for param in tree_params])
     if n_nodes.min() < 1:
         raise ValueError("a tree has no nodes")
 
@@ -185,7 +178,7 @@ def _columns(trees: list[Value]) -> tuple[dict[str, Array], dict[str, Value]]:
     for name in names:
         if not isinstance(first[name], np.ndarray):
             continue
-        parts = [_member(tree, name, np.ndarray) for tree in trees]
+        parts = [member(tree, name, np.ndarray) for tree in trees]
         lengths = _int32([len(part) for part in parts])
         width = int(lengths[0] // n_nodes[0])
         if not lengths.any():
@@ -199,7 +192,7 @@ def _columns(trees: list[Value]) -> tuple[dict[str, Array], dict[str, Value]]:
     params = [
         key for key in tree_params[0] if key != "num_nodes" and len({param.get(key) for param in tree_params}) > 1
     ]
-    table += [_int32([int(_member(param, key, str)) for param in tree_params]) for key in params]
+    table += [_int32([int(member(param, key, str)) for param in tree_params]) for key in params]
 
     records = np.empty(int(n_nodes.sum(dtype=np.int64)), dtype=_record(first, fields))
     for name in fields:
@@ -221,15 +214,21 @@ def _column(columns: Mapping[str, Array], name: str, dtype: np.dtype[Any]) -> Ar
 
 def _checked_table(layout: Value, columns: Mapping[str, Array]) -> Array:
     """Return the table of the trees, as int64, after seeing that the layout and all columns fit it."""
-    tree = _member(layout, "tree", dict)
-    _member(tree, "tree_param", dict)
-    fields = _member(layout, "fields", dict)
-    ragged = _member(layout, "ragged", list)
-    params = _member(layout, "params", list)
+    tree = member(layout, "tree", dict)
+    member(tree, "tree_param", dict)
+    fields = member(layout, "fields", dict)
+    ragged = member(layout, "ragged", list)
+    params = member(layout, "params", list)
     if not all(isinstance(name, str) for name in (*ragged, *params)):
         raise ValueError("a name in the layout is not text")
+    if len({*fields, *ragged}) < len(fields) + len(ragged) or len({*params, "num_nodes"}) <= len(params):
+        raise ValueError("a name in the layout occurs twice")
+    if not tree["tree_param"].keys() >= {*params}:
+        raise ValueError("the parameters of the trees are not those of the layout")
     if not all(type(width) is int and 0 < width < 2**20 for width in fields.values()):
         raise ValueError("a field has no sensible number of items")
+    if any(isinstance(value, list | np.ndarray) and len(value) for value in tree.values()):
+        raise ValueError("the arrays of a tree are in the layout")
     if len(write(tree)) > _MAX_TREE_BYTES:
         raise ValueError("a tree without its arrays is too large")
     table = columns.get(TABLE)
@@ -239,58 +238,120 @@ def _checked_table(layout: Value, columns: Mapping[str, Array]) -> Array:
         raise ValueError("the table of the trees has another shape")
     wide = table.astype(np.int64)
     joined = [(TREES, _record(tree, fields))]
-    joined += [(f"{TREES}/{name}", _little(_member(tree, name, np.ndarray).dtype)) for name in ragged]
+    joined += [(f"{TREES}/{name}", _little(member(tree, name, np.ndarray).dtype)) for name in ragged]
     for position, (name, dtype) in enumerate(joined):
         lengths = wide[:, position]
         if lengths.min() < 0 or lengths.sum() != len(_column(columns, name, dtype)):
             raise ValueError(f"column {name!r} has another length than the table says")
-    _check_links(columns[TREES], wide[:, 0])
+    if wide[:, 0].min() < 1:
+        raise ValueError("a tree has no nodes")
     return wide
 
 
-def _check_links(records: Array, n_nodes: Array) -> None:
-    """Refuse nodes that point out of their tree: XGBoost follows them unchecked."""
-    size = np.repeat(n_nodes, n_nodes)
-    for name in {"left_children", "right_children", "parents"}.intersection(records.dtype.names or ()):
-        link = records[name].astype(np.int64)
-        inside = (link >= -1) & (link < size)
-        if name == "parents":
-            inside |= link == _NO_PARENT
-        if not inside.all():
-            raise ValueError(f"the column {name!r} points out of its tree")
+def _families(layout: Value, table: Array, columns: Mapping[str, Array]) -> dict[str, tuple[Array, Array]]:
+    """Return the items of each array of the trees, and how many each tree has."""
+    n_nodes, records = table[:, 0], columns[TREES]
+    families = {name: (records[name].reshape(-1), n_nodes * width) for name, width in layout["fields"].items()}
+    for position, name in enumerate(layout["ragged"], start=1):
+        families[name] = (columns[f"{TREES}/{name}"], table[:, position])
+    return families
 
 
-def _trees(layout: Value, table: Array, columns: Mapping[str, Array]) -> list[Value]:
-    """Cut the columns into trees."""
+def _check(layout: Value, table: Array, columns: Mapping[str, Array], frame: Frame) -> None:
+    """Refuse trees that XGBoost must not be given; see `check_trees`."""
+    n_nodes = table[:, 0]
+    params = layout["params"]
+    constant = {key: number(text) for key, text in layout["tree"]["tree_param"].items() if text != ""}
+    if (table[:, table.shape[1] - len(params) :] < 0).any():
+        raise ValueError("a parameter of a tree is below zero")
+    if "size_leaf_vector" in params:
+        leaf_sizes = table[:, params.index("size_leaf_vector") - len(params)]
+    else:
+        leaf_sizes = np.full(len(table), constant.get("size_leaf_vector", 1))
+    check_trees(TreeArrays(n_nodes=n_nodes, arrays=_families(layout, table, columns), leaf_sizes=leaf_sizes), frame)
+
+
+def check_whole(raw: bytes) -> None:
+    """Refuse a document that was stored whole if XGBoost must not be given it.
+
+    Raises:
+        ValueError: It is neither UBJSON nor JSON, or has other trees than are known, or trees that point anywhere.
+    """
+    document = _json(raw) if re.match(rb'\{\s*"', raw) else parse(raw)
+    trees = model_of(document).get("trees", [])
+    if not isinstance(trees, list):
+        raise ValueError("the trees are no list")
+    frame = check_frame(document, len(trees))
+    for tree in trees:
+        columns, layout = _columns([{**tree, **dict(_lists(tree))} if isinstance(tree, dict) else tree])
+        _check(layout, _checked_table(layout, columns), columns, frame)
+
+
+def _json(raw: bytes) -> Value:
+    """Read a document in JSON, as XGBoost wrote it before there was UBJSON, or raise ValueError."""
+
+    def once(members: list[tuple[str, Value]]) -> dict[str, Value]:
+        if len(dict(members)) < len(members):
+            raise ValueError("a key occurs twice in one object")
+        return dict(members)
+
+    try:
+        return json.loads(raw, object_pairs_hook=once)
+    except RecursionError as error:
+        raise ValueError("the document is nested too deep") from error
+
+
+def _lists(tree: dict[str, Value]) -> Iterator[tuple[str, Array]]:
+    """Yield the arrays of a tree that are lists, as they are in JSON."""
+    for name, value in tree.items():
+        if isinstance(value, list):
+            if not all(type(item) in (int, float, bool) or isinstance(item, np.number) for item in value):
+                raise ValueError(f"{name!r} holds something else than numbers")
+            yield name, np.array(value)
+
+
+def _encoded_trees(layout: Value, table: Array, columns: Mapping[str, Array]) -> Encoded:
+    """Cut the columns into trees, and encode them as the list that `write` would make of them."""
     template = layout["tree"]
-    rows = table.tolist()
-    tree_param = dict(template["tree_param"])
-    trees: list[Value] = [{**template, "id": number} for number in range(len(rows))]
-    for tree, row in zip(trees, rows, strict=True):
-        varying = row[len(row) - len(layout["params"]) :]
-        numbers = {"num_nodes": row[0], **dict(zip(layout["params"], varying, strict=True))}
-        tree["tree_param"] = {**tree_param, **{key: str(number) for key, number in numbers.items()}}
-    # (name of the array, its items in all trees, where each tree's items end)
-    families = [
-        (name, columns[TREES][name].reshape(-1), table[:, 0] * width) for name, width in layout["fields"].items()
-    ]
-    families += [
-        (name, columns[f"{TREES}/{name}"], table[:, position])
-        for position, name in enumerate(layout["ragged"], start=1)
-    ]
-    for name, items, lengths in families:
-        big_endian = items.astype(template[name].dtype)
-        start = 0
-        for tree, end in zip(trees, np.cumsum(lengths).tolist(), strict=True):
-            tree[name] = big_endian[start:end]
-            start = end
-    return trees
+    families = _families(layout, table, columns)
+    numbers = dict(zip(layout["params"], table.T[table.shape[1] - len(layout["params"]) :], strict=True))
+    numbers["num_nodes"] = table[:, 0]
+    # One entry for each piece that every tree has, with the bytes of it in tree after tree.
+    pieces: list[Iterable[bytes]] = [repeat(b"{")]
+    for name, value in template.items():
+        pieces.append(repeat(encoded_key(name)))
+        if name == "id":
+            pieces.append(map(write, range(len(table))))
+        elif name == "tree_param":
+            pieces.append(repeat(b"{"))
+            for key, text in value.items():
+                pieces += (repeat(encoded_key(key)), _texts(numbers[key]) if key in numbers else repeat(write(text)))
+            pieces.append(repeat(b"}"))
+        elif name in families:
+            items, lengths = families[name]
+            packed = items.astype(value.dtype.newbyteorder(">")).tobytes()
+            ends = (np.cumsum(lengths) * value.dtype.itemsize).tolist()
+            counts = lengths.astype(">i8").tobytes()
+            pieces.append(repeat(array_head(value.dtype)))
+            pieces.append([counts[start : start + 8] for start in range(0, len(counts), 8)])
+            pieces.append([packed[start:end] for start, end in zip([0, *ends], ends, strict=False)])
+        else:
+            pieces.append(repeat(write(value)))
+    pieces.append(repeat(b"}"))
+    trees = islice(zip(*pieces, strict=False), len(table))
+    return Encoded(encoded_list_head(len(table)) + b"".join(chain.from_iterable(trees)))
+
+
+def _texts(numbers: Array) -> list[bytes]:
+    """Encode numbers as text; most of them are the same few."""
+    encoded = {number: write(str(number)) for number in np.unique(numbers).tolist()}
+    return [encoded[number] for number in numbers.tolist()]
 
 
 def _take_rounds(model: dict[str, Value], columns: dict[str, Array], layout: dict[str, Value]) -> None:
     """Take out which tree belongs to which round and output, as the pattern of one round if all are alike."""
-    info = _member(model, "tree_info", list)
-    ends = _member(model, "iteration_indptr", list)
+    info = member(model, "tree_info", list)
+    ends = member(model, "iteration_indptr", list)
     columns["tree_info"], columns["iteration_indptr"] = _int32(info), _int32(ends)
     layout["round"] = info[: ends[1]] if len(ends) > 1 else []
     if layout["round"] and _rounds(layout, len(model["trees"]), {}) == (info, ends):
@@ -302,7 +363,7 @@ def _take_rounds(model: dict[str, Value], columns: dict[str, Array], layout: dic
 
 def _rounds(layout: Value, n_trees: int, columns: Mapping[str, Array]) -> tuple[list[int], list[int]]:
     """Return ``tree_info`` and ``iteration_indptr``."""
-    pattern = _member(layout, "round", list)
+    pattern = member(layout, "round", list)
     if pattern:
         return pattern * (n_trees // len(pattern)), list(range(0, n_trees + 1, len(pattern)))
     info, ends = (_column(columns, name, np.dtype("<i4")) for name in ("tree_info", "iteration_indptr"))

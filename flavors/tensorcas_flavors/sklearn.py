@@ -8,22 +8,24 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tensorcas_flavors._forest import build_trees, check_histogram_trees, group_ends, is_table, odd_trees, tree_ends
+from tensorcas_flavors._content_cuts import MIN_BYTES, content_cuts
+from tensorcas_flavors._forest import group_ends, is_table, odd_trees, tree_ends
+from tensorcas_flavors._named_code import named_modules, pinned_packages
 from tensorcas_flavors._pickling import dump_skeleton, is_pickle, load_skeleton
-from tensorcas_flavors._sklearn_parts import (
-    RANDOM,
-    RESERVED,
-    ROWS,
-    SEEDS,
-    STRINGS,
-    UNNAMED,
-    PartsToPutBack,
-    TakenParts,
-    split_family,
-)
-from tensorcas_flavors._sklearn_walk import Graph, packed, walk
+from tensorcas_flavors._sklearn_boosters import booster_cuts, booster_paths, split_off
+from tensorcas_flavors._sklearn_checks import check_objects
+from tensorcas_flavors._sklearn_facts import Facts, facts_of, read_facts, with_facts
+from tensorcas_flavors._sklearn_fill import Filling
+from tensorcas_flavors._sklearn_parts import RESERVED, ROWS, SEEDS, STRINGS, PartsToPutBack, TakenParts
+from tensorcas_flavors._sklearn_sizes import PER_STAGE, Resizing
+from tensorcas_flavors._sklearn_walk import Graph, walk
 from tensorcas_mlflow.adapter import SKELETON, Adapter, Array
 from tensorcas_mlflow.errors import AdapterError
+
+_GROWING = PER_STAGE | {SEEDS}
+"""Random numbers, one of each stage of an ensemble."""
+
+_BROUGHT_ALONG = frozenset({"sklearn", "cloudpickle", "numpy", "scipy", "joblib"})
 
 
 class SklearnAdapter(Adapter):
@@ -48,44 +50,68 @@ class SklearnAdapter(Adapter):
 
     def extract(self, model: Any) -> dict[str, Array]:
         """Take an estimator apart; see `Adapter.extract`."""
-        parts, skeleton = self._take_apart(model, walk(model, RESERVED))
-        return {**parts.tensors(), SKELETON: skeleton}
+        graph = walk(model, RESERVED)
+        parts, skeleton = self._take_apart(model, graph)
+        skeleton = with_facts(skeleton, facts_of(self.name, graph))
+        return {**parts.tensors(), **graph.number_rows(), SKELETON: skeleton}
 
-    def reconstruct(self, tensors: Mapping[str, Array], original: Any = None) -> Any:
+    def reconstruct(self, tensors: Mapping[str, Array], original: Any = None, **options: Any) -> Any:
         """Put an estimator together again, or fill one that is alive.
 
         Args:
             tensors: What `extract` returned, read back.
-            original: An estimator whose own `extract` gives the same names, dtypes and shapes. Its arrays get the
-                stored values, its trees are replaced by the stored ones. What is not an array (hyperparameters,
-                counters, strings, the state of random number generators) stays as it is in ``original``.
+            original: An estimator whose own `extract` gives the same names, dtypes and shapes; trees, support vectors
+                and what goes with them may be of another size, and ensembles of trees may have another number of
+                members, if ``original`` has one at least. Its arrays, trees, fitted floats, counts of what a fit saw
+                and boosters of XGBoost's are replaced by the stored ones. Hyperparameters, settings and the state of
+                random number generators stay as they are in ``original``. What else fitting made must be equal.
+            options: There are none.
 
         Raises:
             AdapterError: The arrays are not those of an estimator, or do not fit ``original``, which is then untouched.
         """
         if original is not None:
-            self._fill(original, tensors)
+            facts = read_facts(self.name, tensors.get(SKELETON))
+            n_rows = sum(len(array) for array in tensors.values() if array.ndim)
+            sizes = (facts or Facts()).sizes
+            resizing = Resizing(self.name, lambda: walk(original, RESERVED), sizes, n_rows)
+            try:
+                taken, _ = self._take_apart(original, resizing.graph)
+                filling = Filling(self.name, resizing.graph, taken, tensors, facts)
+            except BaseException:
+                resizing.undo()
+                raise
+            filling.apply()
             return original
         parts = PartsToPutBack(self.name, tensors)
         model = load_skeleton(self.name, parts.tensor(SKELETON), parts.put_back)
         parts.check_all_used()
+        check_objects(self.name, walk(model, RESERVED).objects)
         return model
 
     def cuts(self, tensors: Mapping[str, Array]) -> dict[str, Sequence[int]]:
         """Cut tables of trees and families of arrays at groups of whole members; see `group_ends`."""
-        ends: dict[str, Sequence[int]] = {}
+        cuts: dict[str, Sequence[int]] = {}
+        tensors, boosters = split_off(tensors)
+        for path, rows in boosters.items():
+            cuts.update(booster_cuts(path, rows))
         for name, array in tensors.items():
+            if not array.size:
+                continue
+            if name == STRINGS:
+                # A model of LightGBM's is a string, which grows in the middle.
+                if len(array) > MIN_BYTES:
+                    cuts[name] = content_cuts(array)
+                continue
+            row_bytes = array.nbytes // len(array) if array.ndim else 0
+            is_random = name.rpartition("/")[2] in _GROWING
             if is_table(array):
-                ends[name] = tree_ends(array).tolist()
+                cuts[name] = group_ends(tree_ends(array).tolist(), row_bytes)
             elif name + ROWS in tensors:
-                ends[name] = np.cumsum(tensors[name + ROWS]).tolist()
-            elif name == SEEDS or "*" in name:
-                ends[name] = range(1, len(array) + 1)
-        return {
-            name: group_ends(part_ends, tensors[name].nbytes // len(tensors[name]))
-            for name, part_ends in ends.items()
-            if len(tensors[name])
-        }
+                cuts[name] = group_ends(np.cumsum(tensors[name + ROWS]).tolist(), row_bytes)
+            elif array.ndim and (is_random or "*" in name):
+                cuts[name] = group_ends(range(1, len(array) + 1), row_bytes, is_random=is_random)
+        return cuts
 
     def unpickles(self, tensors: Mapping[str, Array]) -> bool:
         """Tell whether there is a skeleton with a pickle."""
@@ -106,9 +132,11 @@ class SklearnAdapter(Adapter):
             raise AdapterError(self.name, f"a {type(model).__name__} has no predict: load it and call it yourself")
         return model.predict(data)
 
-    def requirements(self) -> list[str]:
-        """Name what MLflow's scikit-learn flavor requires for a cloudpickled model."""
-        return [f"{package}=={version(package)}" for package in ("scikit-learn", "cloudpickle")]
+    def requirements(self, tensors: Mapping[str, Array]) -> list[str]:
+        """Name what MLflow's flavor requires for a cloudpickled model, and packages with other parts of the model."""
+        own = [f"{package}=={version(package)}" for package in ("scikit-learn", "cloudpickle")]
+        boosters = {"xgboost"} if booster_paths(tensors) else set()
+        return own + pinned_packages(named_modules(tensors[SKELETON]) | boosters, but=_BROUGHT_ALONG)
 
     def _take_apart(self, model: Any, graph: Graph) -> tuple[TakenParts, Array]:
         odd: set[int] = set()
@@ -119,50 +147,3 @@ class SklearnAdapter(Adapter):
             if not more_odd:
                 return parts, skeleton
             odd |= more_odd
-
-    def _fill(self, original: Any, tensors: Mapping[str, Array]) -> None:
-        graph = walk(original, RESERVED)
-        parts, _ = self._take_apart(original, graph)
-        self._check_names(parts, tensors)
-        copies: list[tuple[Array, Array]] = []
-        for name, live in parts.arrays.items():
-            if name.startswith(UNNAMED):
-                self._check_equal(name, live, tensors[name])
-            elif not name.startswith(RANDOM):
-                copies.append((live, tensors[name]))
-        for name, members in parts.families.items():
-            stored = list(split_family(self.name, tensors, name))
-            if len(stored) != len(members):
-                raise self._misfit(f"it has {len(members)} arrays {name!r} and {len(stored)} are stored")
-            copies.extend(zip(members, stored, strict=True))
-        grown: list[tuple[Any, Any]] = []
-        for name, (shape, trees) in parts.trees.items():
-            built = build_trees(self.name, tensors[name], shape)
-            if len(built) != len(trees) or any(id(tree) not in graph.trees for tree in trees):
-                raise self._misfit(f"it has {len(trees)} trees to fill and {len(built)} are stored")
-            grown.extend(zip(trees, built, strict=True))
-        for live, values in copies:
-            if live.shape != values.shape or packed(live.dtype) != values.dtype or not live.flags.writeable:
-                raise self._misfit(f"an array of shape {live.shape} cannot take one of shape {values.shape}")
-            check_histogram_trees(self.name, values)
-        for live, values in copies:
-            live[...] = values
-        for tree, new_tree in grown:
-            for attributes, key in graph.trees[id(tree)]:
-                attributes[key] = new_tree
-
-    def _check_names(self, parts: TakenParts, tensors: Mapping[str, Array]) -> None:
-        """Refuse tensors of another structure than the original's."""
-        filled = {*parts.arrays, *parts.families, *parts.trees}
-        stored = {name for name in tensors if name not in (SKELETON, SEEDS, STRINGS) and not name.endswith(ROWS)}
-        differing = [name for name in sorted(filled ^ stored) if not name.startswith(RANDOM)]
-        if differing:
-            raise self._misfit(f"only one of the two has {', '.join(map(repr, differing[:5]))}")
-
-    def _check_equal(self, name: str, live: Array, stored: Array) -> None:
-        """Refuse a difference that cannot be filled in, since no attribute holds the array."""
-        if live.dtype != stored.dtype or live.shape != stored.shape or live.tobytes() != stored.tobytes():
-            raise self._misfit(f"{name!r} differs and is held by no attribute")
-
-    def _misfit(self, reason: str) -> AdapterError:
-        return AdapterError(self.name, f"the stored model does not fit the original: {reason}")

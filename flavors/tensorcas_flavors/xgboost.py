@@ -3,8 +3,8 @@
 What is stored of a booster is its model document, as ``Booster.save_raw("ubj")`` gives it, with the trees as columns
 (`_xgboost_trees`). `XGBoostAdapter.extract` puts the document together again and compares; a document that does not
 come back to the byte (of a later XGBoost, say) is stored whole, as one tensor ``booster``. So what `reconstruct` gives
-to XGBoost's own reader is in every case the very bytes of ``save_raw``, and is as trustworthy as a ``.ubj`` file from
-the same place. Links between nodes of the table are checked here, because XGBoost follows them unchecked.
+to XGBoost's own reader is in every case the very bytes of ``save_raw``. What that reader follows unchecked is checked
+here first, at a save as at a load (`_xgboost_checks`).
 
 The skeleton is UBJSON as well, an object of
 
@@ -25,15 +25,15 @@ import importlib.metadata
 import inspect
 import json
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from tensorcas_flavors._pickling import dump_skeleton, load_skeleton
-from tensorcas_flavors._ubjson import Value, narrowest, parse, write
-from tensorcas_flavors._xgboost_trees import put_trees, take_trees, tree_cuts
+from tensorcas_flavors._ubjson import Value, parse, write
+from tensorcas_flavors._xgboost_state import decode, encode
+from tensorcas_flavors._xgboost_trees import check_whole, put_trees, take_trees, tree_cuts
 from tensorcas_mlflow.adapter import SKELETON, Adapter, Array
 from tensorcas_mlflow.errors import AdapterError
 
@@ -72,7 +72,7 @@ class XGBoostAdapter(Adapter):
         others: dict[str, Any] = {}
         for key, value in attributes.items():
             try:
-                state[key] = _encode(value)
+                state[key] = encode(value)
             except ValueError:
                 others[key] = value
         known = _CLASSES.get(_class_names(model)[0], "")
@@ -87,15 +87,27 @@ class XGBoostAdapter(Adapter):
             raise AdapterError(self.name, f"an attribute of the model cannot be stored: {error}") from error
         return tensors
 
-    def reconstruct(self, tensors: Mapping[str, Array], original: Any = None) -> Any:
+    def reconstruct(self, tensors: Mapping[str, Array], original: Any = None, **options: Any) -> Any:
         """Put a model together again; see `Adapter.reconstruct`.
 
-        With ``original``, attributes that could only be pickled are left as they are there.
+        Args:
+            tensors: What `extract` returned, read back.
+            original: A model of the same class, or of one derived from it, fitted or not. Attributes that could only
+                be pickled are left as they are there; all else, the booster included, is replaced once XGBoost has
+                read what is stored.
+            options: None are known.
+
+        Raises:
+            AdapterError: The arrays are not those of a model, or XGBoost cannot read them, or they do not fit
+                ``original``, which is then untouched.
+            ValueError: There are options.
         """
+        if options:
+            raise ValueError(f"the xgboost adapter has no option {', '.join(options)}")
         skeleton = self._skeleton(tensors)
         raw = self._raw(skeleton, tensors)
         try:
-            state = {key: _decode(value) for key, value in skeleton["state"].items()}
+            state = {key: decode(value) for key, value in skeleton["state"].items()}
         except ValueError as error:
             raise AdapterError(self.name, f"an attribute cannot be read: {error}") from error
         if original is not None:
@@ -121,7 +133,7 @@ class XGBoostAdapter(Adapter):
             return model.predict(xgboost.DMatrix(data), **known)
         return model.predict(data, **known)
 
-    def requirements(self) -> list[str]:
+    def requirements(self, tensors: Mapping[str, Array]) -> list[str]:
         """Name XGBoost, and scikit-learn if it is here, without which a wrapper cannot be made."""
         found = []
         for name in ("xgboost", "xgboost-cpu", "scikit-learn"):
@@ -163,7 +175,14 @@ class XGBoostAdapter(Adapter):
                 return columns
         except ValueError as error:
             _logger.debug("a booster is stored whole: %s", error)
+        self._check_whole(raw)
         return {_RAW: np.frombuffer(raw, dtype=np.uint8)}
+
+    def _check_whole(self, raw: bytes) -> None:
+        try:
+            check_whole(raw)
+        except ValueError as error:
+            raise AdapterError(self.name, f"the booster is damaged, or too new for this release: {error}") from error
 
     def _skeleton(self, tensors: Mapping[str, Array]) -> dict[str, Value]:
         """Read a skeleton, whose members have the types that the head of this module says."""
@@ -190,7 +209,9 @@ class XGBoostAdapter(Adapter):
     def _raw(self, skeleton: dict[str, Value], tensors: Mapping[str, Array]) -> bytes | None:
         """Return the bytes that ``save_raw`` gave, or None for a wrapper that was not fitted."""
         if _RAW in tensors:
-            return tensors[_RAW].tobytes()
+            raw = tensors[_RAW].tobytes()
+            self._check_whole(raw)
+            return raw
         if "document" not in skeleton:
             return None
         try:
@@ -198,32 +219,33 @@ class XGBoostAdapter(Adapter):
         except ValueError as error:
             raise AdapterError(self.name, f"the trees do not fit together: {error}") from error
 
-    def _load(self, booster: Booster, skeleton: dict[str, Value], raw: bytes) -> Booster:
+    def _load(self, skeleton: dict[str, Value], raw: bytes) -> Booster:
         import xgboost
 
+        booster = xgboost.Booster()
         try:
             booster.load_model(bytearray(raw))
             if skeleton.get("version") == xgboost.__version__:
-                booster.load_config(skeleton.get("config", ""))
+                booster.load_config(_without_repeats(skeleton.get("config", "")))
             else:
                 _logger.warning(
                     "The model was saved with xgboost %s: its training parameters are not restored by xgboost %s.",
                     skeleton.get("version"),
                     xgboost.__version__,
                 )
-        except xgboost.core.XGBoostError as error:
+        except (xgboost.core.XGBoostError, ValueError, RecursionError) as error:
             raise AdapterError(self.name, f"xgboost cannot read the model: {_first_line(error)}") from error
         return booster
 
     def _make(self, skeleton: dict[str, Value], state: dict[str, Any], raw: bytes | None) -> Any:
-        import xgboost
-
-        booster = None if raw is None else self._load(xgboost.Booster(), skeleton, raw)
+        booster = None if raw is None else self._load(skeleton, raw)
         pickled = {}
         if "pickle" in skeleton:
             pickled = load_skeleton(self.name, skeleton["pickle"], lambda reference: booster)
+            if skeleton["class"] and not isinstance(pickled, dict):
+                raise AdapterError(self.name, "the pickle holds no attributes")
         known = skeleton["class"]
-        if not known:
+        if not known and "pickle" in skeleton:
             return pickled
         if known not in _CLASSES.values() or (known == "Booster" and booster is None):
             raise AdapterError(self.name, f"no {known!r} can be made of this")
@@ -238,15 +260,20 @@ class XGBoostAdapter(Adapter):
         wanted = getattr(xgboost, known) if known in _CLASSES.values() else xgboost.XGBModel
         if not isinstance(original, wanted):
             raise AdapterError(self.name, f"a {known or 'wrapper'} cannot be put into a {type(original).__name__}")
+        booster = None if raw is None else self._load(skeleton, raw)
         if isinstance(original, xgboost.Booster):
-            if raw is None:
+            if booster is None:
                 raise AdapterError(self.name, "there is no booster")
-            self._load(original, skeleton, raw)
+            _swap(original, booster)
             kept = {"handle"}
-        elif raw is None:
+        elif booster is None:
             kept = set()
         else:
-            original._Booster = self._load(vars(original).get("_Booster") or xgboost.Booster(), skeleton, raw)
+            live = vars(original).get("_Booster")
+            if live is None:
+                original._Booster = booster
+            else:
+                _swap(live, booster)
             kept = {"_Booster"}
         attributes: dict[str, Any] = original.__dict__
         for key in attributes.keys() - state.keys() - kept - set(skeleton["others"]):
@@ -271,6 +298,11 @@ def _bare(known: str, booster: Booster | None) -> Any:
     if booster is not None:
         wrapper._Booster = booster
     return wrapper
+
+
+def _swap(live: Booster, loaded: Booster) -> None:
+    """Give a booster that others may hold what another has; neither can fail half-way, as loading into it can."""
+    live.handle, loaded.handle = loaded.handle, live.handle
 
 
 def _first_line(error: Exception) -> str:
@@ -303,58 +335,3 @@ def _known_params(predict: Callable[..., Any], params: Mapping[str, Any]) -> dic
     if unknown:
         _logger.warning("Params %s are not accepted by the xgboost model and are ignored.", unknown)
     return {key: value for key, value in params.items() if key in taken}
-
-
-def _encode(value: Any, depth: int = 10) -> Value:
-    """Turn a plain Python value into one that UBJSON has; `_decode` turns it back exactly.
-
-    Text, whole numbers, booleans, None and lists stand for themselves and a float is a float64. All else is an object
-    with one or two members, the first of which names the type.
-
-    Raises:
-        ValueError: The value is not plain, or nests deeper than ``depth``, in particular if it contains itself.
-    """
-    kind = type(value)
-    if value is None or kind in (bool, str):
-        return value
-    if kind is int:
-        narrowest(value)  # raises if it does not fit
-        return value
-    if kind is float:
-        return np.float64(value)
-    if kind is np.ndarray or isinstance(value, np.generic):
-        items = np.asarray(value).reshape(-1)
-        if items.dtype.isnative and write(items):  # raises if UBJSON has no such type
-            return {"array": items, "shape": list(value.shape)} if kind is np.ndarray else {"number": items}
-    if depth > 0 and kind is list:
-        return [_encode(item, depth - 1) for item in value]
-    if depth > 0 and kind is tuple:
-        return {"tuple": [_encode(item, depth - 1) for item in value]}
-    if depth > 0 and kind in (dict, OrderedDict) and all(type(key) is str for key in value):
-        return {kind.__name__: {key: _encode(member, depth - 1) for key, member in value.items()}}
-    raise ValueError(f"a {kind.__name__} is not plain")
-
-
-def _decode(value: Value) -> Any:
-    """Turn what `_encode` returned into the value it was given, or raise ValueError."""
-    match value:
-        case np.float64():
-            return float(value)
-        case np.generic():
-            raise ValueError(f"a {type(value).__name__} stands for nothing")
-        case list():
-            return [_decode(item) for item in value]
-        case {"tuple": list(items)}:
-            return tuple(_decode(item) for item in items)
-        case {"dict": dict(members)}:
-            return {key: _decode(member) for key, member in members.items()}
-        case {"OrderedDict": dict(members)}:
-            return OrderedDict((key, _decode(member)) for key, member in members.items())
-        case {"number": np.ndarray() as items} if len(items) == 1:
-            return items.astype(items.dtype.newbyteorder("="))[0]
-        case {"array": np.ndarray() as items, "shape": [*shape]} if all(type(n) is int for n in shape):
-            return items.astype(items.dtype.newbyteorder("=")).reshape(shape)
-        case dict() | np.ndarray():
-            raise ValueError("an object stands for nothing")
-        case _:
-            return value

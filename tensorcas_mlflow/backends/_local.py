@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import stat
 import time
@@ -11,6 +10,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from tensorcas_mlflow._durable import sync_folder
 from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Buffer, Children, Token, check_key
 from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CorruptError
 
@@ -28,11 +28,15 @@ class LocalBackend(Backend):
     def __init__(self, root: Path, *, uri: str | None = None) -> None:
         self.root = root
         self.uri = uri or root.as_uri()
+        self._top = os.fspath(root)
+        self._settled: set[str] = set()
+        """Folders whose own names, up to the root, are known to be durable."""
 
     def put_new(self, key: str, pieces: Iterable[Buffer], *, durable: bool = True) -> Token:
         path = self._path(key)
+        folder = os.path.dirname(path)
         with _translated("write", key):
-            descriptor, staging = _create_staging(path.parent)
+            descriptor, staging = self._create_staging(folder)
         try:
             try:
                 # An OSError of the pieces is not this storage's, so only the writing is translated.
@@ -57,7 +61,7 @@ class LocalBackend(Backend):
                 os.unlink(staging)
         if durable:
             with _translated("write", key):
-                _fsync_folder(path.parent)
+                self._settle(folder)
         return token
 
     def promote(self, source: str, dest: str, data: Buffer, *, token: Token, replace: bool) -> None:
@@ -70,7 +74,7 @@ class LocalBackend(Backend):
             try:
                 if _token(os.fstat(descriptor)) != token:
                     raise BlobNotFoundError(source)
-                if not replace and dest_path.exists():
+                if not replace and os.path.lexists(dest_path):
                     raise BlobExistsError(dest)
                 # The file is made into the new blob in place, so that the one rename below decides everything. If
                 # the source was withdrawn meanwhile, this writes into a file without a name.
@@ -79,7 +83,8 @@ class LocalBackend(Backend):
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-            dest_path.parent.mkdir(parents=True, exist_ok=True)
+            folder = os.path.dirname(dest_path)
+            self._make_folder(folder)
             try:
                 if replace:
                     os.rename(source_path, dest_path)
@@ -92,7 +97,7 @@ class LocalBackend(Backend):
             if not replace:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(source_path)
-            self._fsync_up_to_root(dest_path.parent)
+            self._settle(folder)
 
     def withdraw(self, key: str, token: Token) -> bool:
         path = self._path(key)
@@ -195,8 +200,8 @@ class LocalBackend(Backend):
                             freed += found.st_size
         return freed
 
-    def _path(self, key: str) -> Path:
-        return self.root / check_key(key)
+    def _path(self, key: str) -> str:
+        return f"{self._top}{os.sep}{check_key(key)}"
 
     def _open(self, key: str) -> int:
         try:
@@ -204,24 +209,39 @@ class LocalBackend(Backend):
         except (FileNotFoundError, NotADirectoryError):
             raise BlobNotFoundError(key) from None
 
-    def _fsync_up_to_root(self, folder: Path) -> None:
-        # A new file is durable only when every folder on the way to it is.
-        while True:
-            _fsync_folder(folder)
-            if folder == self.root:
-                return
-            folder = folder.parent
+    def _create_staging(self, folder: str) -> tuple[int, str]:
+        staging = f"{folder}{os.sep}{_STAGING}{os.getpid()}-{_HOST}-{uuid.uuid4().hex}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _O_BINARY
+        try:
+            return os.open(staging, flags, 0o666), staging
+        except FileNotFoundError:
+            self._make_folder(folder)
+            return os.open(staging, flags, 0o666), staging
 
+    def _make_folder(self, folder: str) -> None:
+        try:
+            os.mkdir(folder)
+        except FileExistsError:
+            return
+        except FileNotFoundError:
+            _make_folders(folder)
+        else:
+            if folder == self._top:
+                sync_folder(os.path.dirname(folder))
+        # Somebody may have removed what stood here before.
+        self._settled.discard(folder)
 
-def _create_staging(folder: Path) -> tuple[int, Path]:
-    name = f"{_STAGING}{os.getpid()}-{_HOST}-{uuid.uuid4().hex}"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _O_BINARY
-    try:
-        return os.open(folder / name, flags, 0o666), folder / name
-    except FileNotFoundError:
-        folder.mkdir(parents=True, exist_ok=True)
-        _fsync_folder(folder.parent)
-        return os.open(folder / name, flags, 0o666), folder / name
+    def _settle(self, folder: str) -> None:
+        """Make the names in a folder durable; the first time also its own name, and those above it up to the root.
+
+        Another process may have made the folder and died before its name was durable.
+        """
+        sync_folder(folder)
+        above = folder
+        while folder not in self._settled and above != self._top:
+            above = os.path.dirname(above)
+            sync_folder(above)
+        self._settled.add(folder)
 
 
 _HOST = "".join(c for c in os.uname().nodename if c.isalnum())[:40] if hasattr(os, "uname") else "host"
@@ -247,18 +267,14 @@ def _write_all(descriptor: int, piece: Buffer) -> None:
         view = view[os.write(descriptor, view[:_READ_BYTES]) :]
 
 
-def _fsync_folder(folder: Path) -> None:
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # Some network file systems cannot sync a folder, and need not.
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(descriptor)
+def _make_folders(folder: str) -> None:
+    """Make a folder and those it lies in; the names of all that were not there are durable afterwards."""
+    missing = [folder]
+    while not os.path.isdir(above := os.path.dirname(missing[-1])) and above != missing[-1]:
+        missing.append(above)
+    os.makedirs(folder, exist_ok=True)
+    for path in reversed(missing):
+        sync_folder(os.path.dirname(path))
 
 
 def _token(found: os.stat_result) -> Token:

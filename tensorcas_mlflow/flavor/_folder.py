@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,8 @@ from mlflow.utils.model_utils import _validate_and_copy_code_paths, _validate_an
 from mlflow.utils.yaml_utils import write_yaml
 
 import tensorcas_mlflow
-from tensorcas_mlflow.adapter import Adapter
+from tensorcas_mlflow._steps import as_step
+from tensorcas_mlflow.adapter import Adapter, Array
 from tensorcas_mlflow.flavor._pyfunc import PyFuncWrapper
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.store import Store
@@ -71,13 +71,7 @@ class Extras:
 
     def __post_init__(self) -> None:
         if self.step is not None:
-            try:
-                # A NumPy integer would be written into MLmodel as a Python object.
-                object.__setattr__(self, "step", operator.index(self.step))
-            except TypeError as error:
-                raise ValueError(f"step must be a whole number, not {self.step!r}") from error
-            if not -(2**63) <= self.step < 2**63:
-                raise ValueError(f"step must fit MLflow's database, in 64 bits: {self.step}")
+            object.__setattr__(self, "step", as_step(self.step))
         _validate_env_arguments(self.conda_env, self.pip_requirements, self.extra_pip_requirements)
 
 
@@ -86,6 +80,7 @@ def write_folder(
     path: str | os.PathLike[str],
     *,
     adapter: Adapter,
+    tensors: Mapping[str, Array],
     mlflow_model: Model | None,
     extras: Extras,
     write_tensors: Callable[[Path], Stored],
@@ -94,6 +89,7 @@ def write_folder(
 
     Args:
         path: A folder that does not exist, or is empty.
+        tensors: What the adapter has taken out of the model.
         mlflow_model: What is known of the model already; it is completed.
         write_tensors: Puts the tensors away, and the manifest into the data folder it is given, which exists.
     """
@@ -130,7 +126,7 @@ def write_folder(
     )
     mlflow_model.model_size_bytes = stored.manifest.n_bytes
     mlflow_model.save(os.fspath(folder / MLMODEL_FILE_NAME))
-    _write_environment(folder, adapter, extras)
+    _write_environment(folder, extras, _default_requirements(adapter, tensors))
 
 
 def _describe(mlflow_model: Model, model: Any, folder: Path, adapter: Adapter, extras: Extras) -> None:
@@ -145,9 +141,9 @@ def _describe(mlflow_model: Model, model: Any, folder: Path, adapter: Adapter, e
         mlflow_model.metadata = dict(extras.metadata)
 
 
-def _write_environment(folder: Path, adapter: Adapter, extras: Extras) -> None:
-    """Write the requirements: the user's, or what the adapter names. None are inferred, as that loads the model."""
-    conda_env, requirements, constraints = _environment(adapter, extras)
+def _write_environment(folder: Path, extras: Extras, default: tuple[str, ...]) -> None:
+    """Write the requirements: the user's, or the default ones. None are inferred, as that loads the model."""
+    conda_env, requirements, constraints = _environment(extras, default)
     write_yaml(os.fspath(folder), _CONDA_ENV_FILE_NAME, conda_env)
     if constraints:
         (folder / _CONSTRAINTS_FILE_NAME).write_text("\n".join(constraints))
@@ -155,22 +151,20 @@ def _write_environment(folder: Path, adapter: Adapter, extras: Extras) -> None:
     _python_env().to_yaml(os.fspath(folder / _PYTHON_ENV_FILE_NAME))
 
 
-def _environment(adapter: Adapter, extras: Extras) -> _Environment:
+def _environment(extras: Extras, default: tuple[str, ...]) -> _Environment:
     if extras.conda_env is not None:
         environment: _Environment = _process_conda_env(extras.conda_env)
         return environment
     if extras.pip_requirements is None and extras.extra_pip_requirements is None:
-        return _default_environment(adapter)
-    environment = _process_pip_requirements(
-        _default_requirements(adapter), extras.pip_requirements, extras.extra_pip_requirements
-    )
+        return _default_environment(default)
+    environment = _process_pip_requirements(list(default), extras.pip_requirements, extras.extra_pip_requirements)
     return environment
 
 
 # What is installed is asked once: it takes longer than to store a small model, and a run logs one at every step.
-@cache
-def _default_environment(adapter: Adapter) -> _Environment:
-    environment: _Environment = _process_pip_requirements(_default_requirements(adapter))
+@lru_cache(maxsize=64)
+def _default_environment(default: tuple[str, ...]) -> _Environment:
+    environment: _Environment = _process_pip_requirements(list(default))
     return environment
 
 
@@ -180,8 +174,9 @@ def _python_env() -> _PythonEnv:
     return current
 
 
-def _default_requirements(adapter: Adapter) -> list[str]:
-    return sorted({*adapter.requirements(), _own_requirement()})
+def _default_requirements(adapter: Adapter, tensors: Mapping[str, Array]) -> tuple[str, ...]:
+    """Name what a model needs, as its adapter has it, and this package."""
+    return tuple(sorted({*adapter.requirements(tensors), _own_requirement()}))
 
 
 def _own_requirement() -> str:

@@ -8,24 +8,29 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mlflow.environment_variables import MLFLOW_ALLOW_PICKLE_DESERIALIZATION
-from mlflow.exceptions import MlflowException
 from mlflow.utils.model_utils import _add_code_to_system_path, _get_overridden_pyfunc_model_config
 
 from tensorcas_mlflow._mlflow_errors import translate_errors
-from tensorcas_mlflow.adapter import SKELETON, Adapter
-from tensorcas_mlflow.flavor._adapters import adapter_named
+from tensorcas_mlflow._rebuild import check_call, given, rebuild
+from tensorcas_mlflow.adapters import adapter_named
 from tensorcas_mlflow.flavor._fetch import LocalFolder, open_folder
 from tensorcas_mlflow.flavor._pyfunc import PyFuncWrapper
 from tensorcas_mlflow.flavor._saved import SavedModel
-from tensorcas_mlflow.flavor._stores import Reader, reader_for
+from tensorcas_mlflow.flavor._stores import reader_for
 
 _logger = logging.getLogger(__name__)
 
 
 @translate_errors()
 def load_model(
-    model_uri: str | os.PathLike[str], *, into: Any = None, weights_only: bool = False, verify: bool = True
+    model_uri: str | os.PathLike[str],
+    *,
+    into: Any = None,
+    weights_only: bool = False,
+    verify: bool = True,
+    strict: bool | None = None,
+    device: Any = None,
+    dtype: Any = None,
 ) -> Any:
     """Load a model that `log_model` or `save_model` stored, bit for bit.
 
@@ -39,6 +44,9 @@ def load_model(
             unpickled. Those of a module include non-persistent buffers: give them to ``load_state_dict`` with
             ``strict=False``.
         verify: Check each chunk against its digest.
+        strict: For PyTorch with ``into``, as in ``load_state_dict``; True unless given.
+        device: For PyTorch, the device of a new model's tensors; the CPU unless given.
+        dtype: For PyTorch, what floating point tensors of a new model are converted to.
 
     Returns:
         The model; ``into``, filled; or the tensors.
@@ -47,21 +55,19 @@ def load_model(
         mlflow.exceptions.MlflowException: There is no such model, its store is gone or another one, bytes are damaged,
             ``into`` does not fit, or the model needs pickle where MLFLOW_ALLOW_PICKLE_DESERIALIZATION forbids it.
     """
-    if into is not None and weights_only:
-        raise ValueError("into fills a model and weights_only makes none: give one of the two")
+    check_call(into=into, weights_only=weights_only)
+    options = given(strict=strict, device=device, dtype=dtype)
     with open_folder(os.fspath(model_uri)) as folder:
         saved = SavedModel(folder)
         # MLflow reads MLFLOW_PYFUNC_INFERENCE_CONFIG for pyfunc only; a moved store has moved for native loads too.
         config = _get_overridden_pyfunc_model_config(dict(saved.config), {}, _logger) if saved.config else None
         read = reader_for(saved, saved.named_store(config))
         adapter = adapter_named(saved.adapter)
-        if weights_only:
-            return adapter.weights(read(verify=verify))
-        if saved.code is not None:
+        if saved.code is not None and not weights_only:
             _add_code_to_system_path(os.fspath(folder.code(saved.code)))
-        if into is not None:
-            return adapter.reconstruct(read(verify=verify), original=into)
-        return _rebuild(saved, adapter, read, verify)
+        return rebuild(
+            adapter, saved.manifest, read, into=into, weights_only=weights_only, verify=verify, options=options
+        )
 
 
 @translate_errors()
@@ -75,15 +81,4 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Py
     saved = SavedModel(LocalFolder(Path(path).absolute().parent))
     adapter = adapter_named(saved.adapter)
     read = reader_for(saved, saved.named_store(model_config))
-    return PyFuncWrapper(_rebuild(saved, adapter, read, verify=True), adapter)
-
-
-def _rebuild(saved: SavedModel, adapter: Adapter, read: Reader, verify: bool) -> Any:
-    if not MLFLOW_ALLOW_PICKLE_DESERIALIZATION.get():
-        names = [SKELETON] if SKELETON in saved.manifest.names() else []
-        if adapter.unpickles(read(names, verify=verify)):
-            raise MlflowException.invalid_parameter_value(
-                "this model holds a pickle, and MLFLOW_ALLOW_PICKLE_DESERIALIZATION is false: fill a live model with "
-                "mlflow.tensorcas.load_model(…, into=model), or take its tensors with weights_only=True"
-            )
-    return adapter.reconstruct(read(verify=verify))
+    return PyFuncWrapper(rebuild(adapter, saved.manifest, read), adapter)

@@ -14,8 +14,8 @@ from mlflow.tracking._model_registry import DEFAULT_AWAIT_MAX_SLEEP_SECONDS
 
 from tensorcas_mlflow._mlflow_errors import translate_errors
 from tensorcas_mlflow.adapter import Adapter, Array
+from tensorcas_mlflow.adapters import adapter_for
 from tensorcas_mlflow.errors import TensorCasError
-from tensorcas_mlflow.flavor._adapters import adapter_for
 from tensorcas_mlflow.flavor._folder import Extras, Stored, write_folder
 from tensorcas_mlflow.flavor._places import Place, place_for, withdraw
 from tensorcas_mlflow.store import MANIFEST_FILE, PendingSave, Ref, abandon_pending, hold_pending
@@ -135,6 +135,7 @@ class _StoringFlavor:
             self._model,
             path,
             adapter=self._adapter,
+            tensors=self._tensors,
             mlflow_model=mlflow_model,
             extras=self._extras,
             write_tensors=write_tensors,

@@ -10,7 +10,7 @@ from typing import Any
 from mlflow.models import Model, ModelSignature
 
 from tensorcas_mlflow._mlflow_errors import translate_errors
-from tensorcas_mlflow.flavor._adapters import adapter_for
+from tensorcas_mlflow.adapters import adapter_for
 from tensorcas_mlflow.flavor._folder import Extras, Stored, write_folder
 from tensorcas_mlflow.store import write_payload
 
@@ -66,4 +66,12 @@ def save_model(
         manifest = write_payload(data, tensors, flavor=adapter.name, cuts=adapter.cuts(tensors))
         return Stored(manifest=manifest, store=None)
 
-    write_folder(model, path, adapter=adapter, mlflow_model=mlflow_model, extras=extras, write_tensors=write_tensors)
+    write_folder(
+        model,
+        path,
+        adapter=adapter,
+        tensors=tensors,
+        mlflow_model=mlflow_model,
+        extras=extras,
+        write_tensors=write_tensors,
+    )

@@ -9,14 +9,12 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
 
 from tensorcas_mlflow import config
+from tensorcas_mlflow._home import as_lookup, open_root
+from tensorcas_mlflow._rebuild import Reader
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.errors import StoreNotFoundError, WrongStoreError
-from tensorcas_mlflow.flavor._roots import as_lookup, open_root
 from tensorcas_mlflow.flavor._saved import SavedModel
 from tensorcas_mlflow.store import PAYLOAD_FILE, Store, read_payload
-
-Reader = Callable[..., dict[str, Array]]
-"""Reads tensors: called with ``names`` (None for all) and ``verify``."""
 
 
 def reader_for(saved: SavedModel, named_store: str | None) -> Reader:

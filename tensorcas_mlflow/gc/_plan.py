@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tensorcas_mlflow._texts import size_text
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.gc._choose import choose, still_needed
@@ -46,12 +47,12 @@ class GcPlan:
     def __str__(self) -> str:
         lines = [
             f"{self.n_refs} checkpoints and files keep {self.n_live_chunks} chunks",
-            f"{len(self.packs)} packs to delete ({_size(sum(self.packs.values()))})",
+            f"{len(self.packs)} packs to delete ({size_text(sum(self.packs.values()))})",
         ]
         if self.rewrites:
             live = sum(needed for needed, _ in self.rewrites.values())
             whole = sum(size for _, size in self.rewrites.values())
-            lines.append(f"{len(self.rewrites)} packs to rewrite ({_size(live)} of {_size(whole)} needed)")
+            lines.append(f"{len(self.rewrites)} packs to rewrite ({size_text(live)} of {size_text(whole)} needed)")
         lines.append(f"{len(self.manifests)} manifests to delete")
         if self.stale_intents:
             lines.append(f"{len(self.stale_intents)} dead saves to abort")
@@ -89,7 +90,7 @@ class GcReport:
         spared = f", {self.n_spared} packs spared" if self.n_spared else ""
         return (
             f"deleted {self.n_packs} packs and {self.n_manifests} manifests, aborted {self.n_aborted} saves{spared}, "
-            f"freed {_size(self.freed_bytes)}"
+            f"freed {size_text(self.freed_bytes)}"
         )
 
 
@@ -138,6 +139,7 @@ def _execute(plan: GcPlan) -> GcReport:
     sources = (own & plan.rewrites.keys()) | inherited
     written_bytes = copy_out(plan.store, state, doomed=doomed, sources=sources)
     spared = dead_packs = frozenset[str]()
+    freed_bytes = 0
     if doomed or manifests or finishing:
         key = f"condemned/{uuid.uuid4().hex}"
         backend.put_new(key, [p.condemned_bytes(doomed, manifests)])
@@ -151,6 +153,8 @@ def _execute(plan: GcPlan) -> GcReport:
         dead_packs = doomed - spared
         manifests -= state.live_manifests
         for name in sorted(manifests):
+            info = backend.stat(f"manifests/{name}")
+            freed_bytes += info.size if info is not None else 0
             backend.delete(f"manifests/{name}")
         for name in sorted(dead_packs):
             backend.delete(pack_key(name))
@@ -161,7 +165,7 @@ def _execute(plan: GcPlan) -> GcReport:
             if not condemned.packs & spared and not condemned.manifests & (state.manifests - manifests):
                 backend.delete(condemned.key)
     p.tidy_index(backend, state.sizes.keys() - dead_packs)
-    freed_bytes = sum(state.sizes.get(name, 0) for name in dead_packs) - written_bytes
+    freed_bytes += sum(state.sizes.get(name, 0) for name in dead_packs) - written_bytes
     # A save that is given up by mistake starts again, but a write whose temporary file goes fails.
     freed_bytes += backend.sweep(max(plan.grace_s, DEFAULT_GRACE_S))
     return GcReport(
@@ -176,11 +180,3 @@ def _execute(plan: GcPlan) -> GcReport:
 def _abort(backend: Backend, key: str) -> bool:
     info = backend.stat(key)
     return info is not None and backend.withdraw(key, info.token)
-
-
-def _size(n_bytes: float) -> str:
-    for unit in ("B", "KB", "MB", "GB"):
-        if abs(n_bytes) < 1000:
-            return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.1f} {unit}"
-        n_bytes /= 1000
-    return f"{n_bytes:.1f} TB"

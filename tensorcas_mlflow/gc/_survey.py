@@ -191,14 +191,14 @@ def _digests_of_intent(backend: Backend, intent: p.Intent) -> Digests:
 def _digests_of_refs(backend: Backend, name: str, refs: Sequence[Ref]) -> Digests:
     """What some refs of one manifest keep alive; nothing if they have been dropped since they were read."""
     try:
-        return _read_manifest(backend, name, refs[0].name).digests
+        return _read_manifest(backend, name, refs[0].label).digests
     except BlobNotFoundError:
         for ref in refs:
             # A ref that has been replaced since needs no look at what it says now: that comes from an intent which was
             # there when intents were read, or which was made after and relies on nothing that is condemned.
             now = p.read_ref(backend, ref.key)
             if now is not None and now.manifest == name:
-                raise _gone(name, ref.name) from None
+                raise _gone(name, ref.label) from None
         return _none()
 
 

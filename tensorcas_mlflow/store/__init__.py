@@ -3,7 +3,6 @@
 from tensorcas_mlflow.store._payload import MANIFEST_FILE, PAYLOAD_FILE, read_payload, write_payload
 from tensorcas_mlflow.store._pending import abandon_pending, hold_pending, take_pending
 from tensorcas_mlflow.store._records import Ref, RefTarget
-from tensorcas_mlflow.store._runs import TensorCasStore
 from tensorcas_mlflow.store._save import PendingSave
 from tensorcas_mlflow.store._store import Store
 
@@ -14,7 +13,6 @@ __all__ = [
     "Ref",
     "RefTarget",
     "Store",
-    "TensorCasStore",
     "abandon_pending",
     "hold_pending",
     "read_payload",

@@ -34,6 +34,8 @@ _MAX_TABLES = 8
 _FOLD_AT = 64
 """Loose packs after which their tables are folded into one segment."""
 _TAIL_BYTES = 64 * 1024
+_MAX_REMEMBERED = 4096
+"""Digests of which the last look-up is remembered; comparing more would take time of its own."""
 _MAX_MANIFESTS = 4096
 """Names of manifests remembered; beyond it all are forgotten, which costs an equal save its own copy."""
 
@@ -62,6 +64,7 @@ class Catalog:
         self._loose: set[str] = set()
         self._gone: set[str] = set()
         self._manifests: dict[str, str] = {}
+        self._last: tuple[tuple[bytes, list[Table], set[str]], Places] | None = None
 
     def refresh(self) -> None:
         """Read what others have added to the index since the last time."""
@@ -116,25 +119,14 @@ class Catalog:
         with self._lock:
             tables = list(self._tables)
             without = self._gone | set(excluded)
-        packs: list[str] = []
-        found = np.zeros(len(digests), dtype=bool)
-        pack = np.zeros(len(digests), dtype=np.int64)
-        entries = np.zeros(len(digests), dtype=ENTRY)
-        for table in reversed(tables):
-            open_ = np.flatnonzero(~found)
-            if len(open_) == 0:
-                break
-            usable = None
-            if without:
-                usable = np.array([name not in without for name in table.packs], dtype=bool)
-            rows = table.find(digests[open_], usable)
-            hits = rows >= 0
-            at, rows = open_[hits], rows[hits]
-            found[at] = True
-            entries[at] = table.entries[rows]
-            pack[at] = table.pack[rows].astype(np.int64) + len(packs)
-            packs.extend(table.packs)
-        return Places(found=found, pack=pack, packs=packs, entries=entries)
+        if len(digests) > _MAX_REMEMBERED:
+            return _find(tables, without, digests)
+        # A state that has not changed is looked up again and again.
+        asked = (digests.tobytes(), tables, without)
+        last = self._last
+        if last is None or last[0] != asked:
+            self._last = last = (asked, _find(tables, without, digests))
+        return last[1]
 
     def fold(self) -> None:
         """Fold the tables of loose packs into one segment, once there are many.
@@ -193,6 +185,28 @@ class Catalog:
     def _merge(self) -> None:
         if len(self._tables) > _MAX_TABLES:
             self._tables = [merge_tables(self._tables)]
+
+
+def _find(tables: list[Table], without: set[str], digests: Digests) -> Places:
+    packs: list[str] = []
+    found = np.zeros(len(digests), dtype=bool)
+    pack = np.zeros(len(digests), dtype=np.int64)
+    entries = np.zeros(len(digests), dtype=ENTRY)
+    for table in reversed(tables):
+        open_ = np.flatnonzero(~found)
+        if len(open_) == 0:
+            break
+        usable = None
+        if without:
+            usable = np.array([name not in without for name in table.packs], dtype=bool)
+        rows = table.find(digests[open_], usable)
+        hits = rows >= 0
+        at, rows = open_[hits], rows[hits]
+        found[at] = True
+        entries[at] = table.entries[rows]
+        pack[at] = table.pack[rows].astype(np.int64) + len(packs)
+        packs.extend(table.packs)
+    return Places(found=found, pack=pack, packs=packs, entries=entries)
 
 
 def list_packs(backend: Backend) -> list[tuple[str, int]]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from tensorcas_mlflow import threads
-from tensorcas_mlflow.codecs import encode_best
+from tensorcas_mlflow.codecs import encode_best, load_codecs
 from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import ConflictError
 from tensorcas_mlflow.pack import Payload
@@ -28,18 +26,13 @@ def encode_chunks(source: Source, chunks: Any) -> Iterator[Payload]:
     Raises:
         ConflictError: The bytes are no longer those that were hashed.
     """
-    counts = np.array([len(row.digests) for row in source.rows], dtype=np.int64)
-    row_begin = counts.cumsum() - counts
-    row_of = np.repeat(np.arange(len(counts)), counts)[chunks]
-    borders = np.flatnonzero(np.diff(row_of, prepend=-1)).tolist()
+    load_codecs()
     itemsizes = [_itemsize(row.spec.dtype, row.spec.numpy_dtype.itemsize) for row in source.rows]
 
     def jobs() -> Iterator[tuple[int, int, bool, Any]]:
-        for begin, end in zip(borders, [*borders[1:], len(chunks)], strict=True):
-            row = int(row_of[begin])
-            wanted = (chunks[begin:end] - row_begin[row]).tolist()
-            pieces = source.chunks(row, wanted)
-            for nth, (number, piece) in enumerate(zip(wanted, pieces, strict=True)):
+        for row, wanted in source.by_row(chunks):
+            numbers = wanted.tolist()
+            for nth, (number, piece) in enumerate(zip(numbers, source.chunks(row, numbers), strict=True)):
                 yield row, number, nth == 0, piece
 
     def encode(job: tuple[int, int, bool, Any]) -> Payload:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,8 @@ _PACK_NAME = "0" * 32
 class _PayloadFolder(LocalBackend):
     """A folder whose one pack goes by `PAYLOAD_FILE`."""
 
-    def _path(self, key: str) -> Path:
-        return self.root / PAYLOAD_FILE if key == pack_key(_PACK_NAME) else super()._path(key)
+    def _path(self, key: str) -> str:
+        return os.fspath(self.root / PAYLOAD_FILE) if key == pack_key(_PACK_NAME) else super()._path(key)
 
     def list_dir(self, prefix: str) -> tuple[list[BlobInfo], list[str]]:
         pack = self.stat(pack_key(_PACK_NAME)) if prefix == "packs" else None

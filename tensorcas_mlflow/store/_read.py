@@ -11,15 +11,16 @@ import numpy as np
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.codecs import RAW, codec_numbered
+from tensorcas_mlflow.codecs import RAW, codec_numbered, load_codecs
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest
 from tensorcas_mlflow.errors import BlobNotFoundError, ChunkNotFoundError, CorruptChunkError, CorruptError, FormatError
 from tensorcas_mlflow.index import pack_key
 from tensorcas_mlflow.manifest import Row
 from tensorcas_mlflow.readplan import Extent, plan_reads
 from tensorcas_mlflow.store._catalog import Catalog, Places
-from tensorcas_mlflow.tensor import pieces_of
+from tensorcas_mlflow.tensor import Spec, pieces_of
 
+_ALIGNMENT = 64
 _MAX_ATTEMPTS = 8
 """How often a chunk may be moved under a reader. Each time a whole collection has to fall into one read."""
 
@@ -48,7 +49,7 @@ def read_rows(
     digests: list[Digests] = []
     outs: list[memoryview] = []
     for row in rows:
-        array = np.empty(row.spec.shape, dtype=row.spec.numpy_dtype)
+        array = _empty(row.spec)
         arrays.append(array)
         if array.size:
             flat = array.reshape(-1).view(np.uint8).data
@@ -57,6 +58,18 @@ def read_rows(
     joined = np.concatenate(digests) if digests else np.empty((0, DIGEST_BYTES), np.uint8)
     read_chunks(backend, catalog, joined, outs, verify=verify)
     return arrays
+
+
+def _empty(spec: Spec) -> Array:
+    """Allocate an array as the frameworks do, at a multiple of 64 bytes.
+
+    Their kernels go by the address: from another one, a model would predict other last digits.
+    """
+    if spec.n_bytes == 0:
+        return np.empty(spec.shape, dtype=spec.numpy_dtype)
+    block = np.empty(spec.n_bytes + _ALIGNMENT, dtype=np.uint8)
+    start = -block.ctypes.data % _ALIGNMENT
+    return block[start : start + spec.n_bytes].view(spec.numpy_dtype).reshape(spec.shape)
 
 
 def read_chunks(backend: Backend, catalog: Catalog, digests: Digests, outs: list[memoryview], *, verify: bool) -> None:
@@ -129,6 +142,8 @@ def _read_at(backend: Backend, places: Places, wanted: _Wanted, *, verify: bool)
                 raise CorruptChunkError(wanted.digests[at].tobytes().hex(), key, str(error)) from error
             _check(wanted, at, key, verify=verify)
 
+    if (entries["codec"] != RAW.number).any():
+        load_codecs()
     extents = list(plan_reads(places.pack, entries["offset"], entries["stored_bytes"]))
     if len(extents) == 1:
         read(extents[0])

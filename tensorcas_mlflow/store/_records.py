@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import re
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -17,6 +19,7 @@ import numpy as np
 from tensorcas_mlflow.backends import Backend, BlobInfo
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError, NewerFormatError
+from tensorcas_mlflow.store._keys import artifact_key, path_segments, run_prefix
 
 VERSION = 1
 MAX_REF_BYTES = 64 * 1024
@@ -29,9 +32,10 @@ Kind = Literal["checkpoint", "file"]
 class RefTarget:
     """Where a ref stands and what it says of the run it belongs to.
 
-    The ref of an artifact that our repository shows is known by ``path``; that of a step by ``run_id`` and ``step``.
-    The ref of a manifest that MLflow keeps a copy of, ``copy_path`` or ``uri`` saying where, is never replaced: each
-    save adds one, and those whose manifest is not there any more are orphans.
+    The ref of an artifact that our repository shows is known by ``path``; that of a step by ``run_id``, ``name`` if it
+    has one, and ``step``.
+    The ref of a model's manifest that MLflow keeps a copy of, ``copy_path`` or ``uri`` saying where, is never replaced:
+    each save adds one, and those whose manifest is not there any more are orphans.
     """
 
     path: str | None = None
@@ -42,11 +46,17 @@ class RefTarget:
     """The artifact URI as MLflow knows it."""
     run_id: str | None = None
     step: int | None = None
+    name: str | None = None
+    """What the checkpoint is called in its run, where a run has several of one step."""
+    parent_step: int | None = None
+    """The step that training went on from, where that was said; nothing depends on it."""
+    metrics: Mapping[str, float] | None = None
+    """Figures recorded with the step."""
     model_id: str | None = None
 
     @property
     def key(self) -> str:
-        """The key for this ref; another one each time where MLflow keeps a copy.
+        """The key for this ref; another one each time where MLflow keeps a copy of a model's manifest.
 
         Raises:
             ValueError: It says too little to be found again.
@@ -54,10 +64,10 @@ class RefTarget:
         if self.path is not None:
             return artifact_key(self.path)
         copy = self.copy_path or self.uri
-        if copy is not None:
+        if copy is not None and self.name is None:
             return f"refs/copies/{digest(copy.encode()).hex()}/@{uuid.uuid4().hex}"
         if self.run_id is not None and self.step is not None:
-            return f"refs/runs/{quote_segment(self.run_id)}/@{self.step}"
+            return f"{run_prefix(self.run_id, self.name)}/@{self.step}"
         raise ValueError("a ref needs an artifact path, an artifact URI, or a run and a step")
 
 
@@ -82,9 +92,10 @@ class Ref(RefTarget):
         return self.key_
 
     @property
-    def name(self) -> str:
+    def label(self) -> str:
         """The ref in words, for messages."""
-        return self.path or self.copy_path or self.uri or f"run {self.run_id} step {self.step}"
+        name = "" if self.name is None else f" {self.name}"
+        return self.path or self.copy_path or self.uri or f"run {self.run_id}{name} step {self.step}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,63 +119,61 @@ class Condemned:
     manifests: frozenset[str]
 
 
-_PLAIN = re.compile(r"[A-Za-z0-9._=~-]")
-_MAX_SEGMENT = 180
-
-
-def quote_segment(text: str) -> str:
-    """Write any text as a segment of a key, reversibly unless it is long."""
-    quoted = "".join(chr(c) if _PLAIN.match(chr(c)) else f"%{c:02X}" for c in text.encode("utf-8", "surrogateescape"))
-    if len(quoted) <= _MAX_SEGMENT and quoted not in ("", ".", "..") and not quoted.startswith("~"):
-        return quoted
-    return "~" + digest(text.encode("utf-8", "surrogateescape")).hex()[:32]
-
-
-def artifact_prefix(directory: str) -> str:
-    """The key prefix of the refs below an artifact directory."""
-    return "/".join(["refs/artifacts", *map(quote_segment, _segments(directory))])
-
-
-def artifact_key(path: str) -> str:
-    """The key of the ref of an artifact path."""
-    *folders, leaf = _segments(path)
-    return "/".join(["refs/artifacts", *map(quote_segment, folders), "@" + quote_segment(leaf)])
-
-
-def _segments(path: str) -> list[str]:
-    if path == "":
-        return []
-    segments = path.split("/")
-    if any(segment in ("", ".", "..") or "\0" in segment for segment in segments):
-        raise ValueError(f"not an artifact path: {path[:200]!r}")
-    return segments
-
-
 def now() -> str:
     """The time, as refs write it."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def ref_bytes(target: RefTarget, *, kind: Kind, manifest: str, n_bytes: int, flavor: str | None) -> bytes:
+def new_ref(target: RefTarget, *, key: str, kind: Kind, manifest: str, n_bytes: int, flavor: str | None) -> Ref:
+    """Make the ref of a commit."""
+    return Ref(
+        key_=key,
+        path=target.path,
+        copy_path=target.copy_path,
+        uri=target.uri,
+        run_id=target.run_id,
+        step=target.step,
+        name=target.name,
+        parent_step=target.parent_step,
+        metrics=target.metrics,
+        model_id=target.model_id,
+        kind=kind,
+        manifest=manifest,
+        n_bytes=n_bytes,
+        flavor=flavor,
+        created=now(),
+        write=uuid.uuid4().hex,
+    )
+
+
+def ref_bytes(ref: Ref) -> bytes:
     """Write a ref.
 
     Raises:
         ValueError: What it says is too long to be read again.
     """
-    said = {
-        "path": target.path,
-        "copy_path": target.copy_path,
-        "uri": target.uri,
-        "run_id": target.run_id,
-        "step": target.step,
+    said: dict[str, Any] = {
+        "path": ref.path,
+        "copy_path": ref.copy_path,
+        "uri": ref.uri,
+        "run_id": ref.run_id,
+        "step": ref.step,
+        "name": ref.name,
+        "parent_step": ref.parent_step,
+        "model_id": ref.model_id,
+        "flavor": ref.flavor,
     }
-    said |= {"model_id": target.model_id, "flavor": flavor}
+    if ref.metrics is not None:
+        # JSON has no NaN and no infinity.
+        said["metrics"] = {key: _write_float(value) for key, value in ref.metrics.items()}
     record: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
-    record |= {"format": VERSION, "kind": kind, "manifest": manifest, "n_bytes": n_bytes}
-    record |= {"created": now(), "write": uuid.uuid4().hex}
+    record |= {"format": VERSION, "kind": ref.kind, "manifest": ref.manifest, "n_bytes": ref.n_bytes}
+    record |= {"created": ref.created, "write": ref.write}
     data = json.dumps(record, sort_keys=True).encode()
     if len(data) > MAX_REF_BYTES:
-        raise ValueError(f"a ref of {len(data)} bytes is too long: artifact paths, URIs and run ids must be shorter")
+        raise ValueError(
+            f"a ref of {len(data)} bytes is too long: shorten its path, URI, run id or name, or give fewer metrics"
+        )
     return data
 
 
@@ -176,12 +185,14 @@ def parse_ref(key: str, data: bytes) -> Ref:
         NewerFormatError: A later release wrote it.
     """
     record = _load(key, data)
-    texts = [record.get(name) for name in ("path", "copy_path", "uri", "run_id", "model_id", "flavor")]
-    step, n_bytes = record.get("step"), record.get("n_bytes")
+    texts = [record.get(name) for name in ("path", "copy_path", "uri", "run_id", "name", "model_id", "flavor")]
+    steps = step, parent_step = record.get("step"), record.get("parent_step")
+    n_bytes, metrics = record.get("n_bytes"), record.get("metrics")
     manifest, kind, created = record.get("manifest"), record.get("kind"), record.get("created")
     if (
         any(text is not None and not isinstance(text, str) for text in texts)
-        or not (step is None or type(step) is int)
+        or not all(value is None or type(value) is int for value in steps)
+        or not (metrics is None or isinstance(metrics, dict))
         or type(n_bytes) is not int
         or n_bytes < 0
         or kind not in ("checkpoint", "file")
@@ -189,10 +200,11 @@ def parse_ref(key: str, data: bytes) -> Ref:
         or not _is_manifest_name(manifest)
     ):
         raise CorruptError(key, "it is not a ref")
-    path, copy_path, uri, run_id, model_id, flavor = texts
+    path, copy_path, uri, run_id, name, model_id, flavor = texts
     try:
         for artifact in (path, copy_path):
-            _segments(artifact or "")
+            path_segments(artifact or "")
+        figures = None if metrics is None else {key: _read_float(value) for key, value in metrics.items()}
     except ValueError as error:
         raise CorruptError(key, str(error)) from error
     return Ref(
@@ -202,6 +214,9 @@ def parse_ref(key: str, data: bytes) -> Ref:
         uri=uri,
         run_id=run_id,
         step=step,
+        name=name,
+        parent_step=parent_step,
+        metrics=figures,
         model_id=model_id,
         kind=kind,
         manifest=str(manifest),
@@ -210,6 +225,17 @@ def parse_ref(key: str, data: bytes) -> Ref:
         created=created,
         write=str(record.get("write", "")),
     )
+
+
+def _write_float(value: float) -> float | str:
+    number = float(value)
+    return number if math.isfinite(number) else str(number)
+
+
+def _read_float(value: object) -> float:
+    if type(value) in (int, float) or value in ("nan", "inf", "-inf"):
+        return float(value)  # type: ignore[arg-type]
+    raise ValueError("it has a metric that is no number")
 
 
 def read_ref(backend: Backend, key: str) -> Ref | None:

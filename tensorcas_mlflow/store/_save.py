@@ -11,10 +11,12 @@ import threading
 import uuid
 from collections.abc import Iterator
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend, Token
+from tensorcas_mlflow.codecs import load_codecs
 from tensorcas_mlflow.digest import unique_rows
 from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError, CheckpointExistsError, FencedError
 from tensorcas_mlflow.index import Mask, pack_key
@@ -26,26 +28,28 @@ from tensorcas_mlflow.store._records import (
     Ref,
     RefTarget,
     intent_bytes,
-    parse_ref,
+    new_ref,
     read_condemned,
     ref_bytes,
 )
-from tensorcas_mlflow.store._sources import Source
+from tensorcas_mlflow.store._sources import NoSource, Source
 
 _MAX_ATTEMPTS = 4
+_NOTHING = NoSource((), 1)
 
 
 class PendingSave:
-    """A checkpoint or file that is stored but not yet committed: its intent keeps it from being collected.
+    """A checkpoint or file that is being stored and not yet committed: its intent keeps it from being collected.
 
-    A context manager: a save that is left uncommitted is abandoned, and the next collection removes what it wrote.
+    `detach` and `write` may be called before `commit`, which does itself what was left out. A context manager: a save
+    that is left uncommitted is abandoned, and the next collection removes what it wrote.
     """
 
     def __init__(self, backend: Backend, catalog: Catalog, manifest: Manifest, source: Source) -> None:
-        """Store what is new; see `Store.write_checkpoint`."""
+        """Find out what is new; see `Store.begin_checkpoint`."""
         self.manifest = manifest
-        self.n_new_bytes = 0
-        """Bytes this save has added to packs."""
+        self.n_stored_bytes = 0
+        """Bytes this save has added to the store."""
         self._backend = backend
         self._catalog = catalog
         self._source = source
@@ -53,11 +57,16 @@ class PendingSave:
         self._manifest_name = ""
         self._intent: tuple[str, Token] | None = None
         self._lock = threading.Lock()
+        self._missing: Mask | None = None
+        """Which of the different chunks have to be written; None once all are there."""
+        self._has_manifest = False
         try:
-            self._store()
+            self._begin()
         except BaseException:
             self.abandon()
             raise
+        self.n_new_bytes = int(self._source.sizes[self._new_chunks()].sum())
+        """Size of the chunks that the store did not hold."""
 
     def __enter__(self) -> PendingSave:
         return self
@@ -66,6 +75,26 @@ class PendingSave:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.abandon()
+
+    def detach(self) -> None:
+        """Copy what is still to be written, so that the caller may change the arrays.
+
+        A save that collectors give up for dead afterwards cannot be begun again, and its commit raises `FencedError`.
+        """
+        with self._lock:
+            self._check_open()
+            self._source = self._source.detached(self._new_chunks())
+
+    def write(self) -> None:
+        """Write the chunks that are new, and the manifest.
+
+        Raises:
+            BackendError: The storage failed; what was written is garbage and nothing is lost.
+            ConflictError: An array was changed after it was hashed.
+        """
+        with self._lock:
+            self._check_open()
+            self._write()
 
     def commit(self, target: RefTarget, *, replace: bool = True) -> Ref:
         """Make the save visible and permanent, in one step.
@@ -82,46 +111,70 @@ class PendingSave:
         key = target.key
         with self._lock:
             for _ in range(_MAX_ATTEMPTS):
-                if self._intent is None:
-                    raise ValueError("this save is committed or abandoned already")
-                data = ref_bytes(
+                intent = self._check_open()
+                self._write()
+                ref = new_ref(
                     target,
+                    key=key,
                     kind=self.manifest.kind,
                     manifest=self._manifest_name,
                     n_bytes=self._shown_bytes(),
                     flavor=self.manifest.flavor,
                 )
-                source, token = self._intent
+                data = ref_bytes(ref)
+                source, token = intent
                 try:
                     self._backend.promote(source, key, data, token=token, replace=replace)
                 except BlobNotFoundError:
-                    self._store()
+                    self._begin()
                 except BlobExistsError:
-                    raise CheckpointExistsError(parse_ref(key, data).name) from None
+                    raise CheckpointExistsError(ref.label) from None
                 else:
                     self._intent = None
+                    self.n_stored_bytes += len(data)
                     self._catalog.fold()
-                    return parse_ref(key, data)
+                    return ref
             raise FencedError(_MAX_ATTEMPTS)
 
     def abandon(self) -> None:
         """Give the save up. Does nothing if it is committed or abandoned already."""
         intent, self._intent = self._intent, None
+        self._source = _NOTHING  # an error that somebody keeps would keep the bytes too
         if intent is not None:
             self._backend.withdraw(*intent)
+
+    def _check_open(self) -> tuple[str, Token]:
+        if self._intent is None:
+            raise ValueError("this save is committed or abandoned already")
+        return self._intent
 
     def _shown_bytes(self) -> int:
         return self.manifest.n_bytes if self.manifest.kind == "file" else len(self.manifest.stream)
 
-    def _store(self) -> None:
-        """Steps 1 to 3 of the protocol: what the save relies on is there, and stays as long as the intent does."""
-        condemned, has_manifest = self._declare(self._catalog.known_manifest(self.manifest.digest))
-        missing = self._missing(condemned)
-        if missing.any():
-            self._write_packs(missing)
-        if not has_manifest:
-            self._backend.put_new(f"manifests/{self._manifest_name}", [self.manifest.to_blob()])
+    def _begin(self) -> None:
+        """Steps 1 and 2 of the protocol: say what the save relies on, and then look what of it is there."""
+        condemned, self._has_manifest = self._declare(self._catalog.known_manifest(self.manifest.digest))
+        self._missing = self._probe(condemned)
+        if self._missing.any():
+            load_codecs()
+
+    def _write(self) -> None:
+        """Step 3: after it all that the save relies on is there, and stays as long as the intent does."""
+        if self._missing is not None:
+            if self._missing.any():
+                self._write_packs(self._new_chunks())
+            self._missing = None
+        if not self._has_manifest:
+            blob = self.manifest.to_blob()
+            self._backend.put_new(f"manifests/{self._manifest_name}", [blob])
             self._catalog.know_manifest(self.manifest.digest, self._manifest_name)
+            self._has_manifest = True
+            self.n_stored_bytes += len(blob)
+
+    def _new_chunks(self) -> Any:
+        """The chunks to be written: for each the first place it stands in, counted over all rows; ascending."""
+        none = np.empty(0, dtype=np.intp)
+        return none if self._missing is None else np.sort(self._first[self._missing])
 
     def _declare(self, known: str | None) -> tuple[frozenset[str], bool]:
         """Create the intent, and only then read what is condemned.
@@ -146,7 +199,7 @@ class PendingSave:
                 return self._declare(None)
         return frozenset[str]().union(*(each.packs for each in lists)), known is not None
 
-    def _missing(self, condemned: frozenset[str]) -> Mask:
+    def _probe(self, condemned: frozenset[str]) -> Mask:
         """Probe the index, then see that every pack that would be relied on is there."""
         self._catalog.refresh()
         excluded = set(condemned)
@@ -158,15 +211,15 @@ class PendingSave:
                 return ~places.found
             self._catalog.forget(gone)
 
-    def _write_packs(self, missing: Mask) -> None:
-        payloads = _Lookahead(encode_chunks(self._source, np.sort(self._first[missing])))
+    def _write_packs(self, chunks: Any) -> None:
+        payloads = _Lookahead(encode_chunks(self._source, chunks))
         while payloads.has_more():
             name = uuid.uuid4().hex
             writer = PackWriter()
             self._backend.put_new(pack_key(name), writer.pieces(payloads.until(TARGET_BYTES)))
             mark_loose(self._backend, name)
             self._catalog.add(name, writer.entries())
-            self.n_new_bytes += writer.n_bytes
+            self.n_stored_bytes += writer.n_bytes
 
 
 class _Lookahead:

@@ -14,7 +14,7 @@ import numpy as np
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.chunking import chunk_ends
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest_all
-from tensorcas_mlflow.errors import ChunkNotFoundError
+from tensorcas_mlflow.errors import ChunkNotFoundError, FencedError
 from tensorcas_mlflow.manifest import Row
 from tensorcas_mlflow.tensor import Spec, bytes_of, pieces_of
 
@@ -23,6 +23,8 @@ class Source(ABC):
     """The rows of one checkpoint or file, and their bytes."""
 
     rows: Sequence[Row]
+    sizes: Any
+    """Sizes of the chunks of all rows, one after the other: an int64 array."""
 
     @abstractmethod
     def chunks(self, row: int, wanted: Sequence[int]) -> Iterator[Any]:
@@ -31,6 +33,44 @@ class Source(ABC):
     @abstractmethod
     def describe(self, row: int) -> str:
         """Name a row's origin, for messages."""
+
+    def by_row(self, chunks: Any) -> Iterator[tuple[int, Any]]:
+        """Split chunks, given by ascending numbers over all rows, into rows and the chunks' numbers in each."""
+        counts = np.array([len(row.digests) for row in self.rows], dtype=np.int64)
+        row_begin = counts.cumsum() - counts
+        row_of = np.repeat(np.arange(len(counts)), counts)[chunks]
+        borders = [*np.flatnonzero(np.diff(row_of, prepend=-1)).tolist(), len(chunks)]
+        for begin, end in pairwise(borders):
+            row = int(row_of[begin])
+            yield row, chunks[begin:end] - row_begin[row]
+
+    def detached(self, chunks: Any) -> Source:
+        """Copy some chunks, given by ascending numbers over all rows, so that this source's own bytes may change."""
+        return _CopiedSource(self, chunks)
+
+
+class _CopiedSource(Source):
+    """Some chunks of another source, copied."""
+
+    def __init__(self, source: Source, chunks: Any) -> None:
+        self.rows = source.rows
+        self.sizes = source.sizes
+        self._origin = [source.describe(row) for row in range(len(self.rows))]
+        self._copies = {
+            (row, number): bytes(piece)
+            for row, wanted in source.by_row(chunks)
+            for number, piece in zip(wanted.tolist(), source.chunks(row, wanted.tolist()), strict=True)
+        }
+
+    def chunks(self, row: int, wanted: Sequence[int]) -> Iterator[Any]:
+        for number in wanted:
+            if (row, number) not in self._copies:
+                # A chunk that was there when the save began: a collector gave the save up and deleted it.
+                raise FencedError(1)
+            yield self._copies[row, number]
+
+    def describe(self, row: int) -> str:
+        return self._origin[row]
 
 
 class TensorSource(Source):
@@ -56,6 +96,7 @@ class TensorSource(Source):
         all_cuts = [_byte_cuts(spec, cuts.get(spec.name)) for spec in specs]
         ends = [chunk_ends(spec.n_bytes, chunk_bytes, cut) for spec, cut in zip(specs, all_cuts, strict=True)]
         digests = self._hash(ends)
+        self.sizes = _sizes(ends)
         self.rows = [
             Row(spec=spec, cuts=cut, digests=part) for spec, cut, part in zip(specs, all_cuts, digests, strict=True)
         ]
@@ -107,6 +148,7 @@ class FileSource(Source):
         digests = np.concatenate(parts) if parts else np.empty((0, DIGEST_BYTES), np.uint8)
         spec = Spec(name="file", dtype=None, shape=(size,))
         self.rows = [Row(spec=spec, cuts=None, digests=digests)]
+        self.sizes = _sizes([self.rows[0].ends(chunk_bytes)])
 
     def chunks(self, row: int, wanted: Sequence[int]) -> Iterator[Any]:
         ends = [0, *self.rows[row].ends(self._chunk_bytes).tolist()]
@@ -124,14 +166,26 @@ class FileSource(Source):
 class NoSource(Source):
     """A manifest whose chunks are all stored already, and whose bytes are nowhere else."""
 
-    def __init__(self, rows: Sequence[Row]) -> None:
+    def __init__(self, rows: Sequence[Row], chunk_bytes: int) -> None:
         self.rows = rows
+        self.sizes = _sizes([row.ends(chunk_bytes) for row in rows])
 
     def chunks(self, row: int, wanted: Sequence[int]) -> Iterator[Any]:
         raise ChunkNotFoundError(self.rows[row].digests[wanted[0]].tobytes().hex(), len(wanted))
 
     def describe(self, row: int) -> str:
         return "a manifest from elsewhere"
+
+
+def _sizes(ends: Sequence[Any]) -> Any:
+    """Give the sizes of chunks, from where they end in each row."""
+    if not ends:
+        return np.empty(0, dtype=np.int64)
+    flat = np.concatenate(ends)
+    starts = np.concatenate([[0], flat[:-1]]) if len(flat) else flat
+    first = np.cumsum([0, *map(len, ends[:-1])])
+    starts[first[first < len(flat)]] = 0
+    return flat - starts
 
 
 def _byte_cuts(spec: Spec, cuts: Sequence[int] | None) -> Any:

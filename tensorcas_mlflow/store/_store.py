@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,12 +24,12 @@ from tensorcas_mlflow.errors import (
 )
 from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
 from tensorcas_mlflow.store._catalog import Catalog
+from tensorcas_mlflow.store._format import FORMAT, Stamp, new_format, parse_format, stamp_of
+from tensorcas_mlflow.store._keys import artifact_key, artifact_prefix
 from tensorcas_mlflow.store._read import read_chunks, read_rows
 from tensorcas_mlflow.store._records import (
     MAX_REF_BYTES,
     Ref,
-    artifact_key,
-    artifact_prefix,
     read_ref,
 )
 from tensorcas_mlflow.store._save import PendingSave
@@ -39,13 +37,11 @@ from tensorcas_mlflow.store._sources import FileSource, NoSource, TensorSource
 from tensorcas_mlflow.tensor import pieces_of
 from tensorcas_mlflow.threads import Lock
 
-VERSION = 1
-_FORMAT = "format"
 _FILE_BATCH_BYTES = 16 << 20
 
 Root = str | os.PathLike[str]
 
-_open_stores: dict[str, Store] = {}
+_open_stores: dict[str, tuple[Stamp, Store]] = {}
 _open_stores_lock = Lock()
 
 
@@ -88,7 +84,7 @@ class Store:
             )
         place = local_path(root)
         for above in place.parents:
-            if (above / STORE_FOLDER / _FORMAT).is_file():
+            if (above / STORE_FOLDER / FORMAT).is_file():
                 raise ConflictError(f"{root_uri(place)!r} lies inside the store at {root_uri(above)!r}: use that one")
         for folder, folders, _ in os.walk(place):
             if STORE_FOLDER in folders and Path(folder) != place:
@@ -101,9 +97,8 @@ class Store:
     @classmethod
     def init_backend(cls, backend: Backend, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> Store:
         """Make a store in a backend, whatever lies around it; see `init`."""
-        settings = {"format": VERSION, "id": uuid.uuid4().hex, "chunk_bytes": chunk_bytes, "digest": "blake3-256"}
         try:
-            backend.put_new(_FORMAT, [json.dumps(settings, sort_keys=True).encode() + b"\n"])
+            backend.put_new(FORMAT, [new_format(chunk_bytes)])
         except BlobExistsError:
             raise ConflictError(f"there is already a store at {backend.uri!r}") from None
         return cls.open_backend(backend)
@@ -133,7 +128,7 @@ class Store:
             return cls.init(root, chunk_bytes=chunk_bytes)
         except ConflictError:
             # Another process may have made it just now; a conflict with a store elsewhere shows here again.
-            if backend.stat(_FORMAT) is None:
+            if backend.stat(FORMAT) is None:
                 raise
             return cls.open_backend(backend)
 
@@ -141,10 +136,10 @@ class Store:
     def open_backend(cls, backend: Backend) -> Store:
         """Open the store in a backend; see `open`."""
         try:
-            blob = backend.get(_FORMAT, max_bytes=MAX_REF_BYTES)
+            blob = backend.get(FORMAT, max_bytes=MAX_REF_BYTES)
         except BlobNotFoundError:
             raise StoreNotFoundError(backend.uri) from None
-        store_id, chunk_bytes = _parse_format(blob)
+        store_id, chunk_bytes = parse_format(blob)
         return cls(backend, store_id=store_id, chunk_bytes=chunk_bytes)
 
     @classmethod
@@ -160,20 +155,18 @@ class Store:
             StoreNotFoundError: There is none.
             ValueError: The place is of a kind no store can be kept at.
         """
-        place = local_path(uri)
-        for root in (place, *place.parents):
-            # One look at the file tells most folders from a root; the walk is done for every artifact path.
-            if not (root / STORE_FOLDER / _FORMAT).is_file():
-                continue
-            backend = open_backend(root)
-            store_id, chunk_bytes = _parse_format(backend.get(_FORMAT, max_bytes=MAX_REF_BYTES))
-            with _open_stores_lock:
-                store = _open_stores.get(backend.uri)
-                if store is None or store.id != store_id:
-                    store = _open_stores[backend.uri] = cls(backend, store_id=store_id, chunk_bytes=chunk_bytes)
-            relative = place.relative_to(root).as_posix()
-            return store, "" if relative == "." else relative
-        raise StoreNotFoundError(root_uri(place))
+        place = root = os.fspath(local_path(uri))
+        # Text and one look at a file a folder: the walk is done for every artifact path and every checkpoint.
+        while (stamp := stamp_of(root)) is None:
+            root, below = os.path.dirname(root), root
+            if root == below:
+                raise StoreNotFoundError(root_uri(place))
+        with _open_stores_lock:
+            known, store = _open_stores.get(root, (None, None))
+            if store is None or known != stamp:
+                store = cls.open_backend(open_backend(root))
+                _open_stores[root] = stamp, store
+        return store, place[len(root) :].lstrip(os.sep).replace(os.sep, "/")
 
     # --- writing
 
@@ -198,6 +191,17 @@ class Store:
             ValueError: A name, dtype or cut cannot be stored.
             BackendError: The storage failed; what was written is garbage and nothing is lost.
         """
+        return _written(self.begin_checkpoint(tensors, flavor=flavor, cuts=cuts, metadata=metadata))
+
+    def begin_checkpoint(
+        self,
+        tensors: Mapping[str, Array],
+        *,
+        flavor: str | None = None,
+        cuts: Mapping[str, Sequence[int]] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> PendingSave:
+        """Hash arrays and look which chunks the store holds, but write none yet; else as `write_checkpoint`."""
         source = TensorSource(tensors, cuts or {}, self.chunk_bytes)
         manifest = Manifest(
             kind="checkpoint",
@@ -213,7 +217,7 @@ class Store:
         """Store a file of any kind as chunks; raises as `write_checkpoint`, and OSError if the file cannot be read."""
         source = FileSource(path, self.chunk_bytes)
         manifest = Manifest(kind="file", chunk_bytes=self.chunk_bytes, store_id=self.id, flavor=None, rows=source.rows)
-        return PendingSave(self.backend, self.catalog, manifest, source)
+        return _written(PendingSave(self.backend, self.catalog, manifest, source))
 
     def adopt(self, manifest: Manifest) -> PendingSave:
         """Pin a manifest that came from elsewhere, if this store holds all its chunks.
@@ -223,7 +227,8 @@ class Store:
             ChunkNotFoundError: A chunk is not here.
         """
         self._check_id(manifest)
-        return PendingSave(self.backend, self.catalog, manifest, NoSource(manifest.rows))
+        source = NoSource(manifest.rows, manifest.chunk_bytes)
+        return _written(PendingSave(self.backend, self.catalog, manifest, source))
 
     # --- refs
 
@@ -296,7 +301,7 @@ class Store:
         try:
             return Manifest.from_blob(self.backend.get(key, max_bytes=MAX_BYTES), ref.manifest)
         except BlobNotFoundError:
-            raise CorruptError(key, f"it is gone, and {ref.name} needs it") from None
+            raise CorruptError(key, f"it is gone, and {ref.label} needs it") from None
         except NewerFormatError:
             raise
         except FormatError as error:
@@ -358,18 +363,10 @@ class Store:
             raise WrongStoreError(manifest.store_id or "(none: a self-contained model)", self.id, self.uri)
 
 
-def _parse_format(blob: bytes) -> tuple[str, int]:
+def _written(save: PendingSave) -> PendingSave:
     try:
-        settings = json.loads(blob)
-        version, store_id, chunk_bytes = settings["format"], settings["id"], settings["chunk_bytes"]
-        if type(version) is not int:
-            raise CorruptError(_FORMAT, "it says no version")
-        if version > VERSION:
-            raise NewerFormatError("the store", version, VERSION)
-        if settings["digest"] != "blake3-256" or not (isinstance(store_id, str) and len(store_id) == 32):
-            raise CorruptError(_FORMAT, "it says impossible settings")
-        if type(chunk_bytes) is not int or not MIN_CHUNK_BYTES <= chunk_bytes <= MAX_CHUNK_BYTES:
-            raise CorruptError(_FORMAT, "it says impossible settings")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CorruptError(_FORMAT, f"it does not hold a store's settings: {error!r}") from error
-    return store_id, chunk_bytes
+        save.write()
+    except BaseException:
+        save.abandon()
+        raise
+    return save

@@ -102,17 +102,19 @@ class TestDamage:
     @pytest.mark.parametrize(
         "change",
         [
-            {"layout": 2},
-            {"entries": None},
-            {"entries": ["w"]},
-            {"entries": {"w": None}},
-            {"entries": {"w": "float32"}},
-            {"entries": {"w": ["float32", 4]}},
-            {"entries": {"other": ["float32", [4]]}},
-            {"plain": None},
-            {"metadata": 3},
+            {"layout": 3},
+            {"layout": True},
+            {"layout": "2"},
             {"storages": None},
             {"storages": 7},
+            {"kinds": None},
+            {"kinds": {"w": 3}},
+            {"kinds": {"w": "no_dtype"}},
+            {"kinds": {"w": "float64"}},
+            {"kinds": {"w": "array"}},
+            {"values": None},
+            {"values": [1]},
+            {"values": {"a": 1}},
         ],
         ids=str,
     )
@@ -121,6 +123,134 @@ class TestDamage:
 
         with pytest.raises(AdapterError):
             ADAPTER.reconstruct(rows)
+
+    @pytest.mark.parametrize(
+        "tree",
+        [
+            0,
+            1.5,
+            {},
+            {"what": 1},
+            {"tuple": None},
+            {"tuple": 5},
+            {"size": ["a"]},
+            {"size": [{"opaque": "x"}]},
+            {"set": [[]]},
+            {"set": [{"tuple": [{"dict": []}]}]},
+            {"dict": {"a": 1}},
+            {"dict": [["a"]]},
+            {"dict": [["a", None], ["a", None]]},
+            {"dict": [[[], None]]},
+            {"dict": [[{"tuple": [{"what": 1}]}, None]]},
+            {"OrderedDict": [], "metadata": 3},
+            {"OrderedDict": [], "attributes": None},
+            {"dict": [], "attributes": {"dict": []}},
+            {"defaultdict": []},
+            {"defaultdict": [], "factory": "eval"},
+            {"defaultdict": [], "factory": []},
+            {"text": "zz"},
+            {"text": "ff"},
+            {"bytes": 3},
+            {"bytes": "0"},
+            {"dtype": "Tensor"},
+            {"dtype": "nn"},
+            {"dtype": 3},
+            {"device": "nowhere"},
+            {"device": 0},
+            {"tensor": None},
+            {"tensor": ["w"]},
+            {"tensor": ["other", "float32", [4]]},
+            {"tensor": [["w"], "float32", [4]]},
+            {"tensor": ["w", "float64", [4]]},
+            {"tensor": ["w", "manual_seed", [4]]},
+            {"tensor": ["w", "float32", 4]},
+            {"tensor": ["w", "float32", [5]]},
+            {"tensor": ["w", "float32", [4]], "is": 0},
+            {"tensor": ["w", "float32", [4]], "is": -1},
+            {"tensor": ["__skeleton__", "uint8", [4]]},
+            {"array": ["w", "float32", [4]]},
+            {"array": ["w"]},
+            {"ints": "w"},
+            {"floats": None},
+            {"ref": 0},
+            {"ref": -1},
+            {"ref": "0"},
+            [{"ref": 1}],
+            {"object": "x"},
+            {"object": 3, "state": None},
+            {"object": "x", "state": None},
+            {"object": "x", "state": None, "beside": {"a": 1}},
+            {"opaque": "x"},
+            {"opaque": 3},
+            [{"tuple": [{"object": "x", "state": {"ref": 1}}]}],
+        ],
+        ids=str,
+    )
+    def test_a_tree_that_says_nonsense_is_refused(self, tree: object) -> None:
+        rows = forge(stored({"w": torch.ones(4)}), lambda layout: layout.update(tree=tree))
+
+        with pytest.raises(AdapterError):
+            ADAPTER.reconstruct(rows)
+        for original in ({"w": torch.zeros(4)}, [torch.zeros(4)], nn.Linear(2, 2), torch.optim.SGD([torch.ones(1)])):
+            with pytest.raises(AdapterError):
+                ADAPTER.reconstruct(rows, original)
+
+    @pytest.mark.parametrize(
+        "value",
+        [None, True, [], "", "x", "i", "ixyz", "f", "f00", "c00", "s", "s:", "sfloat64:00", "snone:00", "sV8:00"],
+    )
+    def test_a_value_that_is_no_number_is_refused(self, value: object) -> None:
+        rows = forge(stored({"w": torch.ones(4), "n": 1}), lambda layout: layout.update(values=[value]))
+
+        with pytest.raises(AdapterError):
+            ADAPTER.reconstruct(rows)
+
+    def test_too_few_numbers_are_noticed(self) -> None:
+        rows = forge(stored({"w": torch.ones(4), "n": 1}), lambda layout: layout.update(values=[]))
+
+        with pytest.raises(AdapterError, match="StopIteration"):
+            ADAPTER.reconstruct(rows)
+
+    def test_a_tree_nested_too_deep_is_refused(self) -> None:
+        text = b'{"layout":2,"storages":[],"kinds":{},"values":[],"tree":%b%b}' % (b"[" * 900, b"]" * 900)
+
+        for original in (None, [torch.zeros(4)]):
+            with pytest.raises(AdapterError):
+                ADAPTER.reconstruct({SKELETON: np.frombuffer(text, dtype=np.uint8)}, original)
+
+    def test_aliases_of_aliases_cost_no_more_than_they_say(self) -> None:
+        # Each list holds the one before twice: as a tree it would have 2 ** 200 leaves.
+        tree: list[Any] = [[]]
+        for n in range(1, 200):
+            tree.append([{"ref": n}, {"ref": n}])
+        rows = forge(stored({"w": torch.ones(4)}), lambda layout: layout.update(tree=tree))
+
+        back = ADAPTER.reconstruct(rows)
+
+        assert back[199][0] is back[198]
+        assert ADAPTER.reconstruct(rows, [None] * 200)[199][0] is not None
+        with pytest.raises(AdapterError):
+            ADAPTER.reconstruct(rows, [torch.ones(1)])
+
+    def test_a_tree_that_holds_itself_fills_what_does_not(self) -> None:
+        rows = forge(stored({"w": torch.ones(4)}), lambda layout: layout["tree"]["dict"].append(["me", {"ref": 0}]))
+        target: dict[str, Any] = {"w": torch.zeros(4), "me": {"w": torch.zeros(4), "me": None}}
+
+        ADAPTER.reconstruct(rows, target)
+
+        assert target["w"].sum() == target["me"]["w"].sum() == 4
+
+    def test_a_state_dict_of_an_optimizer_that_says_nonsense_is_refused(self) -> None:
+        model = nn.Linear(2, 2)
+        optimizer = torch.optim.Adam(model.parameters())
+        for bad in (
+            {},
+            {"param_groups": None},
+            {"param_groups": [1]},
+            {"param_groups": [{"params": [0]}], "state": {}},
+        ):
+            with pytest.raises(AdapterError):
+                ADAPTER.reconstruct(stored({"o": bad, "w": torch.ones(1)}), {"o": optimizer, "w": torch.ones(1)})
 
     def test_code_that_is_not_importable_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         rows = stored(nn.Bilinear(2, 2, 2))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -197,14 +198,66 @@ def test_non_empty_categories_are_columns_of_their_own() -> None:
     assert ADAPTER.cuts(tensors)["trees/categories"][-1] == len(tensors["trees/categories"])
 
 
+def save_as(monkeypatch: pytest.MonkeyPatch, booster: Booster, saved: bytes) -> dict[str, Array]:
+    """Extract a booster whose XGBoost saves it as these bytes."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Booster, "save_raw", lambda self, raw_format: bytearray(saved))
+        return ADAPTER.extract(booster)
+
+
+def of_old(document: Any) -> Any:
+    """Rewrite a document as XGBoost 1.5 had it: one base score, no rounds of boosting, no names of categories."""
+    parts = document["learner"]["learner_model_param"]
+    parts["base_score"] = parts["base_score"].strip("[]").split(",")[0]
+    model = document["learner"]["gradient_booster"]["model"]
+    del model["iteration_indptr"], model["cats"]
+    document["version"] = [1, 5, 2]
+    return document
+
+
+def as_lists(value: Any) -> Any:
+    """Turn arrays of a document into lists, as JSON has them."""
+    if isinstance(value, dict):
+        return {key: as_lists(member) for key, member in value.items()}
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return [as_lists(item) for item in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("kind", ["binary", "multiclass", "categorical"])
+@pytest.mark.parametrize("form", ["ubj", "json"])
+def test_a_document_of_an_old_release_is_stored_whole(kind: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    booster = BOOSTERS[kind]()
+    document = of_old(parse(raw(booster)))
+    old = write(document) if form == "ubj" else json.dumps(as_lists(document)).encode()
+    tensors = save_as(monkeypatch, booster, old)
+    again, original = ADAPTER.reconstruct(read_back(tensors)), train()
+    ADAPTER.reconstruct(read_back(tensors), original)
+
+    assert tensors["booster"].tobytes() == old
+    assert raw(again) == raw(original) == raw(Booster(model_file=bytearray(old)))
+
+
+@pytest.mark.parametrize("kind", ["binary", "categorical"])
+def test_a_booster_read_from_a_file_of_an_old_release_is_saved_as_the_new_one_has_it(kind: str) -> None:
+    booster = Booster(model_file=bytearray(write(of_old(parse(raw(BOOSTERS[kind]()))))))
+    tensors = ADAPTER.extract(booster)
+
+    assert "booster" not in tensors
+    assert raw(ADAPTER.reconstruct(read_back(tensors))) == raw(booster)
+
+
+def test_a_document_in_no_known_form_is_refused_while_the_model_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AdapterError, match="too new for this release"):
+        save_as(monkeypatch, train(), b"{Unheard of}")
+
+
 def test_a_document_that_cannot_be_taken_apart_is_stored_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     booster = train()
     document = parse(raw(booster))
     document["learner"]["gradient_booster"]["model"]["trees"][1]["id"] = np.int32(1)
     irregular = write(document)
-    monkeypatch.setattr(Booster, "save_raw", lambda self, raw_format: bytearray(irregular))
-    tensors = ADAPTER.extract(booster)
-    monkeypatch.undo()
+    tensors = save_as(monkeypatch, booster, irregular)
 
     assert set(tensors) == {"booster", SKELETON}
     assert tensors["booster"].tobytes() == irregular
@@ -444,7 +497,7 @@ def test_predict_sees_that_features_are_missing() -> None:
 def test_requirements_begin_with_those_of_mlflow() -> None:
     from mlflow.xgboost import get_default_pip_requirements
 
-    requirements = ADAPTER.requirements()
+    requirements = ADAPTER.requirements({})
 
     assert requirements[:1] == get_default_pip_requirements()
     assert requirements[1].startswith("scikit-learn==")
@@ -497,16 +550,25 @@ def test_a_node_that_points_out_of_its_tree_is_refused(link: str) -> None:
     records = tensors["trees"].copy()
     records[link][0] = 10_000
 
-    with pytest.raises(AdapterError, match="points out of its tree"):
+    with pytest.raises(AdapterError, match=r"points out of its tree|another than its parent"):
         ADAPTER.reconstruct(damage(tensors, "trees", records))
 
 
-def test_bytes_that_xgboost_refuses_are_an_adapter_error() -> None:
+def test_bytes_that_are_no_document_are_an_adapter_error() -> None:
     tensors = ADAPTER.extract(train())
     whole = {"booster": np.frombuffer(b"no model", np.uint8), SKELETON: tensors[SKELETON]}
 
-    with pytest.raises(AdapterError, match="xgboost cannot read"):
+    with pytest.raises(AdapterError, match="damaged, or too new"):
         ADAPTER.reconstruct(whole)
+
+
+def test_a_document_that_xgboost_refuses_is_an_adapter_error() -> None:
+    tensors = ADAPTER.extract(train())
+    skeleton = parse(tensors[SKELETON].tobytes())
+    skeleton["document"]["learner"]["objective"]["name"] = "of:another:world"
+
+    with pytest.raises(AdapterError, match="xgboost cannot read"):
+        ADAPTER.reconstruct(damage(tensors, SKELETON, np.frombuffer(write(skeleton), np.uint8)))
 
 
 DAMAGED = ADAPTER.extract(BOOSTERS["categorical"]())

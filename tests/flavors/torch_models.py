@@ -65,9 +65,8 @@ def round_trip(model: Any) -> Any:
 
 
 def raw(tensor: torch.Tensor) -> bytes:
-    words = torch.uint8 if tensor.itemsize == 1 else torch.int16
-    flat = tensor.detach().contiguous().reshape(-1)
-    return flat.view(words).numpy().tobytes()
+    words = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}[tensor.itemsize]
+    return tensor.detach().reshape(-1).view(words).numpy().tobytes()
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -2,76 +2,31 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import mlflow
 import pytest
-from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-from mlflow.tracking import fluent
 
-STRAY_SETTINGS = (
-    "MLFLOW_EXPERIMENT_ID",
-    "MLFLOW_EXPERIMENT_NAME",
-    "MLFLOW_REGISTRY_URI",
-    "MLFLOW_RUN_ID",
-    "MLFLOW_TRACKING_URI",
-    "TENSORCAS_STORE",
-    "_MLFLOW_SERVER_ARTIFACT_DESTINATION",
-    "_MLFLOW_SERVER_ARTIFACT_ROOT",
-)
+from tests.tracking import active_experiment, empty_database, no_stray_settings, tracking_uri
 
-
-@pytest.fixture(autouse=True)
-def _no_stray_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in STRAY_SETTINGS:
-        # Set and then deleted, so that what MLflow sets in between is taken back even where nothing was set before.
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
-
-
-@pytest.fixture(scope="session")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tracking database with nothing in it; making one takes longer than most tests."""
-    file = tmp_path_factory.mktemp("database") / "mlflow.db"
-    SqlAlchemyStore(f"sqlite:///{file}", str(file.parent / "mlruns"))
-    return file
-
-
-@pytest.fixture
-def tracking_uri(empty_database: Path, tmp_path: Path, _no_stray_settings: None) -> Iterator[str]:
-    """A fresh tracking database, which the whole process uses during the test."""
-    shutil.copy(empty_database, tmp_path / "mlflow.db")
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-    before = mlflow.get_tracking_uri()
-    mlflow.set_tracking_uri(uri)
-    yield uri
-    while mlflow.active_run() is not None:
-        mlflow.end_run()
-    mlflow.set_tracking_uri(before)
+__all__ = ["empty_database", "no_stray_settings", "tracking_uri"]
 
 
 @pytest.fixture
 def cas_experiment(tracking_uri: str, tmp_path: Path) -> Iterator[str]:
     """Id of the active experiment; our repository keeps its artifacts, below ``tmp_path / "artifacts"``."""
-    yield from _activate("ours", f"tensorcas://{tmp_path}/artifacts")
+    with active_experiment("ours", f"tensorcas://{tmp_path}/artifacts") as experiment_id:
+        yield experiment_id
 
 
 @pytest.fixture
 def plain_experiment(tracking_uri: str, tmp_path: Path) -> Iterator[str]:
     """Id of the active experiment; MLflow keeps its artifacts in a plain folder, ``tmp_path / "artifacts"``."""
-    yield from _activate("plain", f"{tmp_path}/artifacts")
+    with active_experiment("plain", f"{tmp_path}/artifacts") as experiment_id:
+        yield experiment_id
 
 
 @pytest.fixture(params=["cas_experiment", "plain_experiment"])
 def experiment(request: pytest.FixtureRequest) -> str:
     """Id of the active experiment, once of each kind."""
     return str(request.getfixturevalue(request.param))
-
-
-def _activate(name: str, artifact_location: str) -> Iterator[str]:
-    experiment_id = mlflow.create_experiment(name, artifact_location=artifact_location)
-    mlflow.set_experiment(experiment_id=experiment_id)
-    yield experiment_id
-    fluent._active_experiment_id = None

@@ -17,8 +17,22 @@ import tensorcas_mlflow
 from tensorcas_mlflow import flavor, plugin
 
 
-def test_it_has_three_public_functions() -> None:
-    assert mlflow.tensorcas.__all__ == ["load_model", "log_model", "save_model"]
+def test_it_has_these_public_names() -> None:
+    assert mlflow.tensorcas.__all__ == [
+        "CheckpointInfo",
+        "CheckpointRecord",
+        "Keep",
+        "autolog",
+        "delete_checkpoint",
+        "list_checkpoints",
+        "load_checkpoint",
+        "load_model",
+        "log_checkpoint",
+        "log_model",
+        "save_model",
+        "wait",
+    ]
+    assert all(callable(getattr(mlflow.tensorcas, name)) for name in mlflow.tensorcas.__all__)
     assert set(mlflow.tensorcas.__all__) <= set(dir(mlflow.tensorcas))
     assert mlflow.tensorcas.log_model is flavor.log_model
 
@@ -43,7 +57,7 @@ def test_help_shows_the_functions() -> None:
 
 
 def test_what_it_has_not_is_an_attribute_error() -> None:
-    assert not hasattr(mlflow.tensorcas, "autolog")
+    assert not hasattr(mlflow.tensorcas, "nothing")
     assert not hasattr(plugin, "nothing")
     assert not hasattr(tensorcas_mlflow, "nothing")
 

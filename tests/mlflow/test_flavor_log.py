@@ -83,7 +83,7 @@ def test_the_ref_of_a_model_says_its_run_step_and_logged_model(experiment: str) 
     [ref] = Store.open(location(experiment)).checkpoints()
     assert (ref.run_id, ref.step, ref.model_id) == (run.info.run_id, 7, info.model_id)
     assert (ref.kind, ref.flavor) == ("checkpoint", "sklearn")
-    assert ref.name.endswith(f"models/{info.model_id}/artifacts/data/{MANIFEST_FILE}")
+    assert ref.label.endswith(f"models/{info.model_id}/artifacts/data/{MANIFEST_FILE}")
 
 
 def test_a_numpy_integer_is_a_step(experiment: str) -> None:

@@ -60,13 +60,13 @@ def probe_before_reading_the_lists(patch: pytest.MonkeyPatch) -> None:
         self._backend = ProbesOnceDeclared()  # type: ignore[assignment]
         return declare(self, known)
 
-    def missing(self: PendingSave, condemned: frozenset[str]) -> Any:
+    def probe(self: PendingSave, condemned: frozenset[str]) -> Any:
         places, there = self.probed  # type: ignore[attr-defined]
         names = [places.packs[number] if found else "" for number, found in zip(places.pack, places.found, strict=True)]
         return np.array([not there.get(name, False) or name in condemned for name in names])
 
     patch.setattr(PendingSave, "_declare", probe_then_declare)
-    patch.setattr(PendingSave, "_missing", missing)
+    patch.setattr(PendingSave, "_probe", probe)
 
 
 def rely_on_condemned_packs(patch: pytest.MonkeyPatch) -> None:
@@ -74,11 +74,11 @@ def rely_on_condemned_packs(patch: pytest.MonkeyPatch) -> None:
 
 
 def take_the_index_for_evidence(patch: pytest.MonkeyPatch) -> None:
-    def missing(self: PendingSave, condemned: frozenset[str]) -> Any:
+    def probe(self: PendingSave, condemned: frozenset[str]) -> Any:
         self._catalog.refresh()
         return ~self._catalog.find(self._unique, condemned).found
 
-    patch.setattr(PendingSave, "_missing", missing)
+    patch.setattr(PendingSave, "_probe", probe)
 
 
 def name_no_digests_in_the_intent(patch: pytest.MonkeyPatch) -> None:

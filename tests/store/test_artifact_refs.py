@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tensorcas_mlflow.backends import LocalBackend, MemoryBackend, check_key
 from tensorcas_mlflow.store import Ref, RefTarget, Store
-from tensorcas_mlflow.store._records import artifact_key, quote_segment
+from tensorcas_mlflow.store._keys import artifact_key, quote_segment
 
 PATHS = [
     "file",
@@ -113,7 +113,7 @@ def test_dropping_all_artifacts_drops_no_step_of_a_run(store: Store) -> None:
         save.commit(RefTarget(run_id="r", step=1))
     store.drop_artifacts("")
 
-    assert [ref.name for ref in store.checkpoints()] == ["run r step 1"]
+    assert [ref.label for ref in store.checkpoints()] == ["run r step 1"]
 
 
 def test_a_ref_says_what_it_was_told(store: Store) -> None:
@@ -123,7 +123,7 @@ def test_a_ref_says_what_it_was_told(store: Store) -> None:
 
     assert found == ref
     assert (found.uri, found.run_id, found.step, found.model_id) == ("s3://bucket/a b", "r", 3, "m-1")
-    assert (found.kind, found.flavor, found.name) == ("checkpoint", "sklearn", "s3://bucket/a b")
+    assert (found.kind, found.flavor, found.label) == ("checkpoint", "sklearn", "s3://bucket/a b")
     assert ref.key.startswith("refs/copies/")
     store.drop(ref)
     store.drop(ref)

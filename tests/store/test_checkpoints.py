@@ -172,13 +172,13 @@ def test_equal_tensors_are_stored_once_whatever_their_names_runs_and_steps(store
     shared = weights(1, 50_000)
     with store.write_checkpoint({"a": shared, "b": shared, "c": np.concatenate([shared, shared])}) as pending:
         pending.commit(target(1, "one"))
-        first = pending.n_new_bytes
+        first = pending.n_stored_bytes
     with again(store).write_checkpoint({"other": shared, "new": weights(2, 10)}) as pending:
         pending.commit(target(500, "two"))
-        second = pending.n_new_bytes
+        second = pending.n_stored_bytes
 
-    assert first < 1.8 * shared.nbytes
-    assert second < 500
+    assert first < 1.9 * shared.nbytes
+    assert second < 5_000
 
 
 def test_only_changed_chunks_of_a_tensor_are_written(store: Store) -> None:
@@ -188,7 +188,7 @@ def test_only_changed_chunks_of_a_tensor_are_written(store: Store) -> None:
     with store.write_checkpoint({"a": array}) as pending:
         pending.commit(target(2))
 
-    assert CHUNK < pending.n_new_bytes < 2 * CHUNK
+    assert pending.n_new_bytes == CHUNK
 
 
 def test_cuts_let_a_family_that_grows_share_what_was_there(store: Store) -> None:
@@ -197,7 +197,7 @@ def test_cuts_let_a_family_that_grows_share_what_was_there(store: Store) -> None
     with store.write_checkpoint({"trees": trees}, cuts={"trees": [300, 500, 1000]}) as pending:
         ref = pending.commit(target(2))
 
-    assert pending.n_new_bytes < 500 * 30 + 1_000
+    assert pending.n_stored_bytes < 500 * 30 + 2_000
     assert same(load(again(store), ref)["trees"], trees)
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 from tensorcas_mlflow.adapter import Adapter
 from tensorcas_mlflow.errors import AdapterError
 
+_logger = logging.getLogger(__name__)
+
 GROUP = "tensorcas.flavors"
+GENERIC = "generic"
+"""The adapter of whatever no other one takes."""
 
 
 def adapter_for(model: object) -> Adapter:
@@ -25,6 +30,8 @@ def adapter_for(model: object) -> Adapter:
             broken.append(str(error))
             continue
         if adapter.accepts(model):
+            if broken and point.name == GENERIC:
+                _logger.warning("a model goes to the adapter of whatever no other one takes; %s", "; ".join(broken))
             return adapter
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
     reason = f"no adapter takes a {kind}; there are {_known()}"
@@ -45,9 +52,16 @@ def adapter_named(name: str) -> Adapter:
 
 @cache
 def _entry_points() -> tuple[EntryPoint, ...]:
-    """List the adapters; other people's first, since theirs may be for a class derived from one that ours takes."""
+    """List the adapters: other people's first, since theirs may be for a class derived from one that ours takes.
+
+    The one that takes everything comes last.
+    """
     found = entry_points(group=GROUP)
-    return tuple(sorted(found, key=lambda point: (point.value.startswith("tensorcas_flavors."), point.name)))
+    return tuple(sorted(found, key=lambda point: (point.name == GENERIC, _is_ours(point), point.name)))
+
+
+def _is_ours(point: EntryPoint) -> bool:
+    return point.value.startswith("tensorcas_flavors.")
 
 
 @cache

@@ -1,0 +1,179 @@
+"""Give a live scikit-learn model the arrays, trees and fitted numbers of a stored one, without its pickle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tensorcas_flavors._forest import build_trees
+from tensorcas_flavors._sklearn_boosters import fill_booster, split_off
+from tensorcas_flavors._sklearn_checks import check_objects, resizable
+from tensorcas_flavors._sklearn_facts import Facts, counters_to_set, facts_of, misfit
+from tensorcas_flavors._sklearn_parts import RANDOM, ROWS, SEEDS, STRINGS, UNNAMED, TakenParts, split_family, unpack
+from tensorcas_flavors._sklearn_walk import Graph, Place, is_fortran, packed
+from tensorcas_mlflow.adapter import SKELETON, Array
+from tensorcas_mlflow.errors import AdapterError
+
+
+class Filling:
+    """What of a live model is replaced by what; nothing is changed before all of it is known to fit."""
+
+    def __init__(
+        self, adapter: str, graph: Graph, parts: TakenParts, tensors: Mapping[str, Array], facts: Facts | None
+    ) -> None:
+        """Find a stored value for all that a model holds.
+
+        Args:
+            adapter: The adapter's name, for errors.
+            graph: Of the live model.
+            parts: Taken from the live model.
+            tensors: The stored model, read back; the callee's.
+            facts: Of the stored model, if they are known.
+
+        Raises:
+            AdapterError: The stored model has another structure, or arrays that no fit can have made.
+        """
+        self._adapter = adapter
+        self._graph = graph
+        self._tensors, self._boosters = split_off(tensors)
+        self._live_boosters = {path: booster for path, (booster, _) in parts.boosters.items()}
+        self._arrays: dict[int, tuple[Array, Array]] = {}
+        self._trees: list[tuple[Any, Any]] = []
+        self._numbers: list[tuple[Place, Any]] = []
+        self._counters: list[tuple[dict[str, Any], str, Any]] = []
+        self._check_names(parts)
+        self._find_arrays(parts)
+        self._find_trees(parts)
+        self._find_numbers()
+        self._find_seeds()
+        self._find_facts(facts)
+        self._try_boosters()
+        check_objects(adapter, graph.objects, lambda live: self._arrays.get(id(live), (live, live))[1])
+
+    def apply(self) -> None:
+        """Give the model the stored values.
+
+        Arrays are replaced, not written to: the live one may be the data that somebody fitted the model to.
+        """
+        for live, values in self._arrays.values():
+            places = self._graph.places[id(live)]
+            if None in places:
+                live[...] = values
+                continue
+            for place in places:
+                if place is not None:
+                    _set(place, values)
+        for tree, new_tree in self._trees:
+            for attributes, key in self._graph.trees[id(tree)]:
+                attributes[key] = new_tree
+        for place, number in self._numbers:
+            _set(place, number)
+        for held, key, count in self._counters:
+            held[key] = count
+        for path, booster in self._live_boosters.items():
+            fill_booster(self._boosters[path], booster)
+        for part in self._graph.objects:
+            _renew_what_follows(part)
+
+    def _check_names(self, parts: TakenParts) -> None:
+        live = {*parts.arrays, *parts.families, *parts.trees, *self._graph.numbers, *self._live_boosters}
+        stored = {name for name in self._tensors if name not in (SKELETON, SEEDS, STRINGS) and not name.endswith(ROWS)}
+        stored |= self._boosters.keys()
+        differing = [name for name in sorted(live ^ stored) if not name.startswith(RANDOM)]
+        if differing:
+            raise self._misfit(f"only one of the two has {', '.join(map(repr, differing[:5]))}")
+
+    def _find_arrays(self, parts: TakenParts) -> None:
+        found: list[tuple[Array, Array]] = []
+        for name, live in parts.arrays.items():
+            if name.startswith(UNNAMED):
+                self._check_equal(name, live)
+            elif not name.startswith(RANDOM):
+                found.append((live, self._tensors[name]))
+        for name, members in parts.families.items():
+            stored = list(split_family(self._adapter, self._tensors, name))
+            if len(stored) != len(members):
+                raise self._misfit(f"it has {len(members)} arrays {name!r} and {len(stored)} are stored")
+            # Each gets memory of its own, as it had.
+            found.extend((live, values.copy()) for live, values in zip(members, stored, strict=True))
+        resizables = resizable(self._graph.objects)
+        for live, values in found:
+            may_differ = id(live) in resizables and None not in self._graph.places[id(live)]
+            fits = live.ndim == values.ndim if may_differ else live.shape == values.shape
+            if not fits or packed(live.dtype) != values.dtype:
+                ours, theirs = (f"{array.dtype} of shape {array.shape}" for array in (live, values))
+                raise self._misfit(f"an array of {ours} cannot take one of {theirs}")
+            self._arrays[id(live)] = live, unpack(values, "F" if is_fortran(live) else "C", live.dtype)
+
+    def _find_trees(self, parts: TakenParts) -> None:
+        for name, (shape, trees) in parts.trees.items():
+            built = build_trees(self._adapter, self._tensors[name], shape)
+            if len(built) != len(trees) or any(id(tree) not in self._graph.trees for tree in trees):
+                raise self._misfit(f"it has {len(trees)} trees to fill and {len(built)} are stored")
+            self._trees.extend(zip(trees, built, strict=True))
+
+    def _find_numbers(self) -> None:
+        for name, numbers in self._graph.numbers.items():
+            stored = self._tensors[name]
+            if stored.size != len(numbers) or stored.dtype != np.dtype(type(numbers[0][1])):
+                raise self._misfit(f"it has {len(numbers)} numbers {name!r} and {stored.size} are stored")
+            values = stored.reshape(-1).tolist()
+            self._numbers.extend(
+                (place, type(live)(value)) for (place, live), value in zip(numbers, values, strict=True)
+            )
+
+    def _find_seeds(self) -> None:
+        """Find the seeds of single trees: what was drawn for a tree is known by them afterwards."""
+        seeds = self._tensors.get(SEEDS)
+        if seeds is not None and seeds.dtype.kind == "i" and seeds.shape == (len(self._graph.seeded),):
+            self._counters.extend(
+                (held, "random_state", seed) for held, seed in zip(self._graph.seeded, seeds.tolist(), strict=True)
+            )
+
+    def _find_facts(self, facts: Facts | None) -> None:
+        """Refuse what only the pickle could change, and find the counters that are stored otherwise."""
+        if facts is None and not self._graph.foreign:
+            return
+        live = facts_of(self._adapter, self._graph)
+        reason = misfit(live, facts or Facts())
+        if reason:
+            raise self._misfit(reason)
+        try:
+            self._counters.extend(counters_to_set(self._graph, facts or Facts()))
+        except OverflowError as error:
+            raise self._misfit(f"a count is out of range: {error}") from error
+
+    def _try_boosters(self) -> None:
+        """Let XGBoost read each stored booster into one of its own: nothing can fail afterwards."""
+        for rows in self._boosters.values():
+            from xgboost import Booster
+
+            fill_booster(rows, Booster())
+
+    def _check_equal(self, name: str, live: Array) -> None:
+        """Refuse a difference that cannot be filled in, since no attribute holds the array."""
+        stored = self._tensors[name]
+        if live.dtype != stored.dtype or live.shape != stored.shape or live.tobytes() != stored.tobytes():
+            raise self._misfit(f"{name!r} differs and is held by no attribute")
+
+    def _misfit(self, reason: str) -> AdapterError:
+        return AdapterError(self._adapter, f"the stored model does not fit the original: {reason}")
+
+
+def _set(place: Place, value: Any) -> None:
+    if place.item is None:
+        place.container[place.key] = value
+    else:
+        items = list(place.container[place.key])
+        items[place.item] = value
+        place.container[place.key] = tuple(items)
+
+
+def _renew_what_follows(part: Any) -> None:
+    """Make an estimator of scikit-learn compute anew what it does not pickle, since it follows from the rest."""
+    if type(part).__module__.startswith("sklearn.") and hasattr(part, "__setstate__"):
+        state = part.__getstate__()
+        if isinstance(state, dict) and vars(part).keys() - state.keys():
+            part.__setstate__(state)

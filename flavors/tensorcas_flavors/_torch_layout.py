@@ -1,0 +1,174 @@
+"""The layout: what the rows of a model do not say, as far as JSON can say it.
+
+A skeleton is a layout, or a pickle, then a layout, then the layout's length as 8 bytes, little-endian. Version 2 is an
+object with
+
+* ``layout``: 2;
+* ``storages``: the storages that are not simply the bytes of one row, each a list of ``[row, offset, strides]``;
+* ``kinds``: for rows that are no tensor of the row's own dtype, what they are;
+* ``tree``: what was stored (see `tensorcas_flavors._torch_tree`);
+* ``values``: the numbers of the tree in the order in which it is read. They come last and by themselves, so that what
+  changes at every step lies behind what does not.
+
+Version 1, of state dicts and modules only, had ``plain``, ``entries``, ``ordered`` and ``metadata`` for the tree.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tensorcas_flavors._pickling import is_pickle
+from tensorcas_flavors._torch_rows import ARRAY, NUMBERS
+from tensorcas_flavors._torch_storages import Place, share
+from tensorcas_flavors._torch_tensors import as_tensor, pytorch_error, torch_dtype
+from tensorcas_mlflow.adapter import SKELETON, Array
+
+if TYPE_CHECKING:
+    import torch
+
+_VERSION = 2
+_ENCODE = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
+_VALUES = b',"values":['
+_CUT_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What the rows of a model do not say, as far as no pickle is needed to say it."""
+
+    storages: tuple[tuple[Place, ...], ...] = ()
+    """The storages that are not simply the bytes of one row."""
+    kinds: dict[str, str] = field(default_factory=dict)
+    """What a row is if not a tensor of the row's own dtype."""
+    tree: Any = None
+    """What was stored, as `tensorcas_flavors._torch_tree` writes it; in version 1, the object that stood for it."""
+    values: list[Any] = field(default_factory=list)
+    """The numbers of the tree."""
+    version: int = _VERSION
+    """Which format the tree is in; 0 if there is no skeleton."""
+
+    def encode(self) -> bytes:
+        """Return the layout as JSON in ASCII."""
+        storages = [[[place.name, place.offset, place.stride] for place in places] for places in self.storages]
+        facts = {"layout": _VERSION, "storages": storages, "kinds": self.kinds, "tree": self.tree}
+        return _ENCODE(facts | {"values": self.values}).encode("ascii")
+
+    @classmethod
+    def decode(cls, text: bytes) -> Layout:
+        """Read what `encode` wrote, or what somebody claims it wrote.
+
+        Raises:
+            AdapterError: The text is not a layout.
+        """
+        try:
+            facts = json.loads(text)
+            version = facts["layout"]
+            if type(version) is not int or version not in (1, 2):
+                raise ValueError(f"its version is {version!r}, and this release reads up to {_VERSION}")
+            storages = tuple(
+                tuple(Place(name=name, offset=offset, stride=tuple(stride)) for name, offset, stride in places)
+                for places in facts["storages"]
+            )
+            if version == 1:
+                return cls(storages=storages, tree=_version_1(facts), version=1)
+            kinds, values = facts["kinds"], facts["values"]
+            if not isinstance(values, list) or not isinstance(kinds, dict):
+                raise ValueError("'values' is no list, or 'kinds' no mapping")
+            if not all(type(kind) is str for kind in kinds.values()):
+                raise ValueError("a kind of row is no name")
+            return cls(storages=storages, kinds=kinds, tree=facts["tree"], values=values)
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise pytorch_error(f"the layout in the skeleton cannot be read: {error!r}") from error
+
+
+def read_layout(rows: Mapping[str, Array]) -> Layout:
+    """Read the layout of a skeleton without its pickle; an empty one of version 0 if there is no skeleton.
+
+    Raises:
+        AdapterError: The skeleton holds no layout.
+    """
+    if SKELETON not in rows:
+        return Layout(version=0)
+    text = rows[SKELETON].tobytes()
+    start, stop = _span(text, is_pickle(rows[SKELETON]))
+    return Layout.decode(text[start:stop])
+
+
+def skeleton_cuts(skeleton: Array) -> list[int]:
+    """Say where chunks of a skeleton should end: what changes at every step is stored again, the rest is not."""
+    text = skeleton.tobytes()
+    start, stop = _span(text, is_pickle(skeleton))
+    # Text in JSON cannot hold these bytes: its quotes are escaped.
+    values = text.rfind(_VALUES, start, stop) + len(_VALUES)
+    if len(text) < _CUT_BYTES or values >= stop - 2:
+        return []
+    return sorted({*range(_CUT_BYTES, start, _CUT_BYTES), start, values, len(text)} - {0})
+
+
+def as_tensors(rows: Mapping[str, Array], layout: Layout) -> dict[str, torch.Tensor]:
+    """Return the rows that are tensors as such, using the rows' memory where the layout allows it.
+
+    Args:
+        rows: Rows of a model by name, or some of them; what is missing is left out of its storage.
+        layout: Where they lie.
+
+    Raises:
+        AdapterError: An array has no tensor type, or the layout does not fit the rows.
+    """
+    dtypes: dict[str, torch.dtype] = {}
+    for name, row in rows.items():
+        kind = layout.kinds.get(name)
+        if name == SKELETON or kind in (ARRAY, NUMBERS):
+            continue
+        try:
+            dtypes[name] = torch_dtype(row, kind)
+        except ValueError as error:
+            raise pytorch_error(f"row {name!r} {error}") from error
+    shared: dict[str, torch.Tensor] = {}
+    for places in layout.storages:
+        present = [place for place in places if place.name in rows]
+        names = ", ".join(repr(place.name) for place in present)
+        try:
+            if any(place.name not in dtypes for place in present):
+                raise ValueError("one of them is no tensor")
+            shared |= share(rows, present, dtypes)
+        except (ValueError, TypeError, OverflowError, MemoryError, RuntimeError) as error:
+            raise pytorch_error(f"the layout in the skeleton does not fit the rows {names}: {error}") from error
+    return {name: shared[name] if name in shared else as_tensor(rows[name], dtypes[name]) for name in dtypes}
+
+
+def check_row(rows: Mapping[str, Array], name: str, dtype: str, shape: Sequence[int]) -> None:
+    """See that a row is there and is what was stored.
+
+    Args:
+        rows: The rows by name.
+        name: The row's name.
+        dtype: The dtype of the array.
+        shape: Its shape.
+
+    Raises:
+        AdapterError: It is not.
+    """
+    row = rows.get(name)
+    if row is None:
+        raise pytorch_error(f"tensor {name!r} is missing: read all tensors of the checkpoint")
+    if row.dtype.name != dtype or row.shape != tuple(shape):
+        raise pytorch_error(f"tensor {name!r} was stored as {dtype} {tuple(shape)}, not {row.dtype} {row.shape}")
+
+
+def _version_1(facts: dict[str, Any]) -> dict[str, Any]:
+    for key, optional in (("plain", False), ("metadata", True), ("entries", True)):
+        if not isinstance(facts[key], dict) and not (optional and facts[key] is None):
+            raise ValueError(f"{key!r} is no mapping")
+    return {key: facts.get(key) for key in ("plain", "metadata", "entries", "ordered")}
+
+
+def _span(text: bytes, after_pickle: bool) -> tuple[int, int]:
+    """Return where the layout starts and stops in a skeleton."""
+    if not after_pickle:
+        return 0, len(text)
+    stop = len(text) - 8
+    return max(0, stop - int.from_bytes(text[-8:], "little")), max(0, stop)

@@ -1,0 +1,169 @@
+"""Any Python object that can be pickled: its arrays, long texts and buffers are rows, the rest is a pickle."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import PurePath
+from types import ModuleType
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tensorcas_flavors._content_cuts import MIN_BYTES, content_cuts
+from tensorcas_flavors._generic_parts import PartsToPutBack, TakenParts
+from tensorcas_flavors._named_code import named_modules, pinned_packages
+from tensorcas_flavors._pickling import dump_skeleton, is_pickle, load_skeleton
+from tensorcas_mlflow.adapter import SKELETON, Adapter, Array
+from tensorcas_mlflow.errors import AdapterError
+
+_NUMBERS = (int, float, complex, np.generic)
+_TEXTS = (str, bytes, bytearray, memoryview, PurePath)
+_NO_MODELS = (type(None), type, ModuleType, set, frozenset, *_NUMBERS, *_TEXTS)
+
+
+class GenericAdapter(Adapter):
+    """Takes what no other adapter takes: objects of users' own classes, dicts of arrays, models of other frameworks.
+
+    * An array of numbers, strings or times of 256 bytes or more is a row, as are strings and bytes of 4096 bytes or
+      more, and buffers that an object offers to pickle out of band. Rows of bytes are cut by content (`content_cuts`),
+      so that a text which grows in the middle is mostly what it was.
+    * Everything comes back as pickle would bring it back: one object that is met twice is one object again, and two
+      views of one array are two arrays. Memory order and the read-only flag of arrays are kept.
+    * Models that hold no array, and models of which only a pickle's bytes change, are stored too; they cost more.
+    """
+
+    name: ClassVar[str] = "generic"
+
+    @classmethod
+    def accepts(cls, model: object) -> bool:
+        """Take everything but what is a mistake: None, a number, a string, bytes, a path, a set, a class, a module."""
+        return not isinstance(model, _NO_MODELS)
+
+    def extract(self, model: Any) -> dict[str, Array]:
+        """Take an object apart; see `Adapter.extract`.
+
+        Returns:
+            Rows by the path of attributes, keys and positions to what they hold (``layers.0.W``), or by a number if
+            there is no such path (``__array__/0``, ``__bytes__/0``, ``__buffer__/0``); then the skeleton.
+
+        Raises:
+            AdapterError: Something in the object cannot be pickled.
+        """
+        parts, skeleton = self._take_apart(model)
+        return {**parts.rows, SKELETON: skeleton}
+
+    def reconstruct(self, tensors: Mapping[str, Array], original: Any = None, **options: Any) -> Any:
+        """Unpickle an object, or fill one that is alive.
+
+        Args:
+            tensors: What `extract` returned, read back.
+            original: An object whose own `extract` gives the same names, dtypes and shapes. Its arrays get the
+                stored values. What is not an array stays as it is in ``original``.
+            options: There are none.
+
+        Raises:
+            AdapterError: The rows are not those of such an object, code it needs is not importable, or they do not fit
+                ``original``, which is then untouched. A row fits if it is equal, or if ``original`` holds a writable
+                array or bytearray there: strings, and what pickling first makes a copy of, cannot be filled.
+        """
+        if original is not None:
+            self._fill(original, tensors)
+            return original
+        parts = PartsToPutBack(self.name, tensors)
+        return load_skeleton(self.name, parts.row(SKELETON), parts.put_back, buffers=parts.buffers())
+
+    def cuts(self, tensors: Mapping[str, Array]) -> dict[str, Sequence[int]]:
+        """Cut rows of bytes, and the skeleton, by content."""
+        return {
+            name: content_cuts(row)
+            for name, row in tensors.items()
+            if row.dtype == np.uint8 and row.ndim == 1 and len(row) > MIN_BYTES
+        }
+
+    def unpickles(self, tensors: Mapping[str, Array]) -> bool:
+        """Tell whether there is a skeleton; all are pickles."""
+        return SKELETON in tensors and is_pickle(tensors[SKELETON])
+
+    def predict(self, model: Any, data: Any, params: Mapping[str, Any] | None = None) -> Any:
+        """Return what the model's ``predict`` says, or the model itself if it has none and can be called.
+
+        Args:
+            model: Any object.
+            data: Passed on as it is, as the first argument.
+            params: Keyword arguments; those that the method does not take are left out.
+
+        Raises:
+            AdapterError: There is nothing to call.
+        """
+        method = getattr(model, "predict", model)
+        if not callable(method):
+            raise AdapterError(
+                self.name, f"a {type(model).__name__} has no predict and cannot be called: load it and use it yourself"
+            )
+        return method(data, **_known(method, params or {}))
+
+    def requirements(self, tensors: Mapping[str, Array]) -> list[str]:
+        """Name cloudpickle, numpy, and the packages whose classes and functions the model refers to.
+
+        What those import besides is theirs to require; what the model's own code imports when it runs is not seen.
+        """
+        return pinned_packages({"cloudpickle", "numpy"} | named_modules(tensors[SKELETON]))
+
+    def _take_apart(self, model: Any) -> tuple[TakenParts, Array]:
+        parts = TakenParts(model)
+        return parts, dump_skeleton(self.name, model, parts.take_out, take_buffer=parts.take_buffer)
+
+    def _fill(self, original: Any, tensors: Mapping[str, Array]) -> None:
+        parts, _ = self._take_apart(original)
+        stored = tensors.keys() - {SKELETON}
+        if stored != parts.rows.keys():
+            differing = sorted(stored ^ parts.rows.keys())
+            raise self._misfit(f"only one of the two has {', '.join(map(repr, differing[:5]))}")
+        changed: list[tuple[Array, Array]] = []
+        for name, live in parts.rows.items():
+            row = tensors[name]
+            if live.dtype != row.dtype or live.shape != row.shape:
+                raise self._misfit(f"{name!r} is {live.dtype}{live.shape} in it, and {row.dtype}{row.shape} is stored")
+            if _is_same(live, row):
+                continue
+            if name not in parts.held or not live.flags.writeable:
+                raise self._misfit(f"{name!r} differs, and cannot be changed in place")
+            changed.append((live, row))
+        overlap = _may_overlap(parts.rows.values())
+        before = [live.copy() for live, _ in changed] if overlap else []
+        for live, row in changed:
+            live[...] = row
+        if overlap and not all(_is_same(live, tensors[name]) for name, live in parts.rows.items()):
+            for (live, _), values in zip(changed, before, strict=True):
+                live[...] = values
+            raise self._misfit("arrays that share memory in it are stored with different values")
+
+    def _misfit(self, reason: str) -> AdapterError:
+        return AdapterError(self.name, f"the stored model does not fit the original: {reason}")
+
+
+def _is_same(one: Array, other: Array) -> bool:
+    """Tell whether two arrays of one dtype and shape are equal to the bit."""
+    return one.tobytes() == other.tobytes()
+
+
+def _may_overlap(arrays: Iterable[Array]) -> bool:
+    """Tell whether some of these arrays may share memory with each other."""
+    extents = sorted(np.lib.array_utils.byte_bounds(array) for array in arrays)
+    return any(stop > start for (_, stop), (start, _) in pairwise(extents))
+
+
+def _known(method: Any, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out the parameters that a method does not take, as far as it tells."""
+    if not params:
+        return {}
+    try:
+        takes = inspect.signature(method).parameters.values()
+    except (TypeError, ValueError):  # some of those written in C
+        return dict(params)
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes):
+        return dict(params)
+    named = {each.name for each in takes if each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD)}
+    return {name: value for name, value in params.items() if name in named}

@@ -1,0 +1,112 @@
+"""Which store the artifacts of an MLflow root belong to: found, or made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from mlflow.exceptions import MlflowException
+from mlflow.utils.file_utils import local_file_uri_to_path
+from mlflow.utils.uri import is_local_uri
+
+from tensorcas_mlflow import config
+from tensorcas_mlflow._store_root import SCHEME, store_root_for
+from tensorcas_mlflow.errors import StoreNotFoundError
+from tensorcas_mlflow.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """The store for the artifacts of one root."""
+
+    store: Store
+    path: str | None
+    """The root relative to the store's, or None if it lies elsewhere."""
+    is_ours: bool
+    """Whether our artifact repository serves the root from this very store."""
+
+
+def home_of(artifact_uri: str, *, create: bool) -> Home:
+    """Find the store for the artifacts of a root.
+
+    The store that TENSORCAS_STORE names is taken wherever the root is. Otherwise it is the one that the root lies in,
+    or a new one at the experiment's artifact location.
+
+    Args:
+        artifact_uri: Artifact root of a run or model, as MLflow gave it.
+        create: Whether to make a store if there is none.
+
+    Raises:
+        MlflowException: MLflow keeps these artifacts where no store can be.
+        StoreNotFoundError: There is none and ``create`` is False, or this is a server, which makes none at a client's
+            word.
+    """
+    lookup = as_lookup(artifact_uri)
+    named = config.store_uri()
+    create = create and not config.in_mlflow_server()
+    if named is not None:
+        store = open_root(named, create=create)
+        path = _path_in(store, lookup)
+    elif lookup is not None:
+        store, path = _find_or_make(lookup, create=create)
+    else:
+        raise MlflowException.invalid_parameter_value(
+            f"tensors cannot be put beside the artifacts of this experiment, at {artifact_uri!r}: name a store in "
+            "TENSORCAS_STORE (a folder or a tensorcas: URI), or use an experiment whose artifact location is a "
+            "tensorcas: URI or a local folder"
+        )
+    return Home(store=store, path=path, is_ours=path is not None and is_ours(artifact_uri))
+
+
+def as_lookup(uri: str) -> str | None:
+    """Give a local path or ``tensorcas:`` URI in the form in which a store is looked up; None for other URIs."""
+    if is_ours(uri):
+        return uri
+    if is_local_uri(uri, is_tracking_or_registry_uri=False):
+        return str(Path(local_file_uri_to_path(uri)).absolute())
+    return None
+
+
+def is_ours(uri: str) -> bool:
+    """Tell whether our artifact repository serves a URI."""
+    return urlsplit(uri).scheme == SCHEME
+
+
+def open_root(uri: str, *, create: bool = False) -> Store:
+    """Open the store at exactly this root, or the one this process has open.
+
+    Raises:
+        StoreNotFoundError: There is none, and ``create`` is False.
+    """
+    try:
+        store, below = Store.find(uri)
+        if below == "":
+            return store
+    except StoreNotFoundError:
+        pass
+    # A store that stays open has its index at hand, so the one just made is found again.
+    return Store.find(Store.open(uri, create=create).uri)[0]
+
+
+def _find_or_make(lookup: str, *, create: bool) -> tuple[Store, str]:
+    try:
+        return Store.find(lookup)
+    except StoreNotFoundError:
+        if not create:
+            raise
+    # All runs of an experiment share one store, and so do all steps, each of which has an artifact root of its own.
+    open_root(store_root_for(lookup), create=True)
+    return Store.find(lookup)
+
+
+def _path_in(store: Store, lookup: str | None) -> str | None:
+    """Give a place relative to a store's root, or None if it does not lie in it."""
+    if lookup is None:
+        return None
+    try:
+        found, path = Store.find(lookup)
+    except StoreNotFoundError:
+        return None
+    # Not by the id: a copy of a store has the same.
+    return path if found.uri == store.uri else None

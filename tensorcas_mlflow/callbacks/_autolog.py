@@ -1,0 +1,225 @@
+"""`autolog`: checkpoints of trainings that know nothing of this package.
+
+MLflow's `safe_patch` cannot be used: a second patch of a function takes the first one's place, so ours and MLflow's own
+autologging would switch each other off. Here the functions are wrapped once, below MLflow's patches, and the wrappers
+do nothing while `autolog` is off.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import mlflow
+from mlflow.utils import gorilla
+from mlflow.utils.autologging_utils import (
+    AUTOLOGGING_CONF_KEY_IS_GLOBALLY_CONFIGURED,
+    AUTOLOGGING_INTEGRATIONS,
+    get_autolog_function,
+)
+from mlflow.utils.autologging_utils.safety import revert_patches
+from mlflow.utils.import_hooks import register_post_import_hook
+from mlflow.utils.mlflow_tags import MLFLOW_AUTOLOGGING
+
+from tensorcas_mlflow.callbacks._common import QuietRecorder, logger, positive
+from tensorcas_mlflow.callbacks._trainings import WRAPPED, Call, Prepare
+from tensorcas_mlflow.checkpoints import Keep
+from tensorcas_mlflow.flavor import log_model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Settings:
+    every_n_steps: int | None
+    name: str
+    keep: Keep | None
+    blocking: bool
+    log_models: bool
+    log_metrics: bool | None
+    exclusive: bool
+    silent: bool
+
+
+_settings: _Settings | None = None  # None is off; replaced as a whole
+
+
+def autolog(
+    *,
+    every_n_steps: int | None = None,
+    name: str = "checkpoint",
+    keep: Keep | None = None,
+    blocking: bool = False,
+    log_models: bool = True,
+    log_metrics: bool | None = None,
+    disable: bool = False,
+    exclusive: bool = False,
+    silent: bool = False,
+) -> None:
+    """Log checkpoints of every training from here on, with no other change to the program.
+
+    * ``Trainer.fit`` of ``lightning`` and ``pytorch_lightning``: what ``Trainer.save_checkpoint`` would write, at the
+      end of every epoch, and of the training.
+    * ``train`` of a ``transformers.Trainer``: the state dicts of model, optimizer and scheduler, the states of the
+      random number generators and the Trainer's own state, whenever the Trainer saves, and when training ends.
+    * ``xgboost.train``, and ``fit`` of XGBoost's scikit-learn classes: the booster, every 10 rounds, and when training
+      ends. Not those for Dask and Spark.
+
+    Frameworks are wrapped when they are imported, and none is imported for it. ``from xgboost import train`` before
+    this call keeps the function as it was. A training that has a callback of this package already is left alone.
+
+    Checkpoints go to the run of the framework's own MLflow logger, else to the active run; if there is none, one is
+    started for the time of the training. A second training in a run logs under ``<name>-2``, unless it goes on from the
+    first one: by its own count of steps it begins where the checkpoints of the first one end, and those of no other do.
+    MLflow's own autologging may be on too, whichever came first.
+
+    Nothing that fails here fails a training: it is logged as a warning, and after three failures in a row that training
+    is not tried again.
+
+    Args:
+        every_n_steps: Log when the number of steps (rounds) is a multiple of this, instead of as above.
+        name: Name of the checkpoints.
+        keep: Which steps stay; the others are deleted as training goes on. None keeps all.
+        blocking: True to wait for each checkpoint to be written. Otherwise what changed is copied, and written while
+            training goes on; all is written when the training returns.
+        log_models: When a training ends well, log the model too, under the name ``model``, for
+            ``mlflow.tensorcas.load_model``. For XGBoost's scikit-learn classes that is the fitted estimator, but none
+            is logged for a fit within the fit of another estimator (a pipeline, a search, an ensemble) or run by joblib
+            (``cross_val_score``). If MLflow's own autologging logs models as well, there are two of them.
+        log_metrics: Log storage figures as metrics of the run; None for the default of `log_checkpoint`.
+        disable: Turn all of this off. A training under way is logged to its end.
+        exclusive: Leave a training alone if it is in a run that the program has started itself.
+        silent: No warnings and no other messages.
+
+    Raises:
+        ValueError: ``every_n_steps`` is less than 1.
+    """
+    global _settings
+    positive(every_n_steps, "every_n_steps")
+    if disable:
+        _settings = None
+        return
+    _settings = _Settings(
+        every_n_steps=every_n_steps,
+        name=name,
+        keep=keep,
+        blocking=blocking,
+        log_models=log_models,
+        log_metrics=log_metrics,
+        exclusive=exclusive,
+        silent=silent,
+    )
+    for module_name in WRAPPED:
+        register_post_import_hook(_wrap_tensorcas_autolog, module_name)
+
+
+_wrapped: set[str] = set()
+
+
+def _wrap_tensorcas_autolog(module: Any) -> None:
+    if module.__name__ in _wrapped:
+        return
+    _wrapped.add(module.__name__)
+    wrapped = WRAPPED[module.__name__]
+    try:
+        functions = wrapped.functions(module)
+        is_patched = any(gorilla.get_original_attribute(at, name) is not getattr(at, name) for at, name, _ in functions)
+        with _without_mlflow_patches(wrapped.flavor) if is_patched else nullcontext():
+            for owner, attribute, prepare in functions:
+                _wrap(wrapped.flavor, owner, attribute, prepare)
+    except Exception as error:  # noqa: BLE001 - what escapes from here fails the user's import
+        if _settings is not None and not _settings.silent:
+            logger.warning("Trainings of %s will not be autologged: %s", module.__name__, error)
+
+
+def _wrap(flavor: str, owner: Any, attribute: str, prepare: Prepare) -> None:
+    original = getattr(owner, attribute)
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        settings = _settings
+        if settings is None or (settings.exclusive and _is_in_run_of_program()):
+            return original(*args, **kwargs)
+        recorder = QuietRecorder(
+            framework=flavor,
+            silent=settings.silent,
+            name=settings.name,
+            keep=settings.keep,
+            blocking=settings.blocking,
+            log_metrics=settings.log_metrics,
+        )
+        call: Call | None = None
+        with recorder.guard():
+            call = prepare(recorder, settings.every_n_steps, original, args, kwargs)
+        if call is None:
+            return original(*args, **kwargs)
+        return _train(settings, recorder, original, call)
+
+    setattr(owner, attribute, wrapper)
+
+
+@contextmanager
+def _without_mlflow_patches(flavor: str) -> Iterator[None]:
+    """Take MLflow's own autologging of a framework off, and put it on again as it was, over what is set in between."""
+    config = dict(AUTOLOGGING_INTEGRATIONS[flavor])
+    is_global = config.pop(AUTOLOGGING_CONF_KEY_IS_GLOBALLY_CONFIGURED, None)
+    revert_patches(flavor)
+    try:
+        yield
+    finally:
+        switch_on = get_autolog_function(flavor)
+        if switch_on is not None:
+            switch_on(**config)
+        if is_global is not None:
+            AUTOLOGGING_INTEGRATIONS[flavor][AUTOLOGGING_CONF_KEY_IS_GLOBALLY_CONFIGURED] = is_global
+
+
+def _is_in_run_of_program() -> bool:
+    active = mlflow.active_run()
+    return active is not None and MLFLOW_AUTOLOGGING not in active.data.tags
+
+
+def _train(settings: _Settings, recorder: QuietRecorder, original: Callable[..., Any], call: Call) -> Any:
+    own_run: str | None = None
+    status = "FAILED"
+    try:
+        if call.is_main and not call.has_run and mlflow.active_run() is None:
+            own_run = _start_run(settings, recorder)
+        result = original(*call.args, **call.kwargs)
+        with recorder.guard():
+            if settings.log_models and call.is_main and call.trained is not None:
+                _log_model(call.trained(result), recorder)
+        status = "FINISHED"
+        return result
+    finally:
+        call.undo()
+        # What is still being written belongs to the run, so the run ends after it.
+        with recorder.guard():
+            recorder.finish()
+        with recorder.guard():
+            active = mlflow.active_run()
+            if own_run is not None and active is not None and active.info.run_id == own_run:
+                mlflow.end_run(status)
+
+
+def _start_run(settings: _Settings, recorder: QuietRecorder) -> str | None:
+    with recorder.guard():
+        run_id = str(mlflow.start_run(tags={MLFLOW_AUTOLOGGING: "tensorcas"}).info.run_id)
+        if not settings.silent:
+            logger.info("Checkpoints of this training go to the new run %s", run_id)
+        return run_id
+    recorder.give_up()
+    return None
+
+
+def _log_model(model: Any, recorder: QuietRecorder) -> None:
+    active, run_id = mlflow.active_run(), recorder.run_id
+    if run_id is None:
+        return
+    if active is not None and active.info.run_id == run_id:
+        log_model(model, name="model", step=recorder.last_step)
+    else:
+        # The framework's logger has ended its run by now, or keeps it from being the active one.
+        with mlflow.start_run(run_id, nested=active is not None):
+            log_model(model, name="model", step=recorder.last_step)

@@ -1,0 +1,196 @@
+"""What all callbacks share: logging the checkpoints of one training after another, under one name."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import mlflow
+from mlflow.tracking import MlflowClient
+
+from tensorcas_mlflow.checkpoints import CheckpointInfo, Keep, list_checkpoints, log_checkpoint
+
+logger = logging.getLogger("mlflow.tensorcas")  # shown the way MLflow's own messages are
+
+MAX_FAILURES = 3
+
+
+def positive(value: int | None, what: str) -> int | None:
+    """Give an interval back if there can be one.
+
+    Raises:
+        ValueError: It is less than 1.
+    """
+    if value is not None and value < 1:
+        raise ValueError(f"{what} must be at least 1, not {value!r}")
+    return value
+
+
+class Recorder:
+    """Logs the checkpoints of a training; what a callback holds. It can be copied and pickled between trainings.
+
+    Args:
+        name: Name of the checkpoints.
+        run_id: Run they are logged to. None is the run that is active when a training begins, else the one that the
+            first checkpoint starts; either stays that training's run, even after somebody else has ended it.
+        keep: Which steps stay.
+        blocking: Whether a save is done when it returns.
+        overwrite: Whether a step that was logged before is replaced, instead of refused.
+        log_metrics: Whether storage figures are logged; None leaves that to `log_checkpoint`.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str = "checkpoint",
+        run_id: str | None = None,
+        keep: Keep | None = None,
+        blocking: bool = True,
+        overwrite: bool = False,
+        log_metrics: bool | None = None,
+    ) -> None:
+        self.name = name
+        self.run_id = run_id
+        self.start_step = 0
+        """Steps taken before this training began, by its own count; the callback sets it. 0 is from scratch."""
+        self.last_step: int | None = None
+        self._given_run_id = run_id
+        self._keep = keep
+        self._blocking = blocking
+        self._overwrite = overwrite
+        self._log_metrics = log_metrics
+        self._pending: CheckpointInfo | None = None
+        self._rated_step: int | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_pending": None}
+
+    def begin(self, run_id: str | None = None) -> None:
+        """Forget the last training, and settle the run of this one.
+
+        Args:
+            run_id: The run that the framework's own logger uses, if there is one.
+        """
+        active = mlflow.active_run()
+        self.run_id = self._given_run_id or run_id or (active.info.run_id if active is not None else None)
+        self.start_step = 0
+        self.last_step = None
+        self._rated_step = None
+
+    def save(self, state: Any, step: int, metrics: Mapping[str, Any]) -> None:
+        """Log a checkpoint; what `log_checkpoint` raises is raised.
+
+        Args:
+            state: What to log.
+            step: Its step.
+            metrics: What the framework knows of the step, for `rate`.
+        """
+        if self.run_id is None:
+            self.run_id = str((mlflow.active_run() or mlflow.start_run()).info.run_id)
+        try:
+            # First, so that `keep` knows it of this step too.
+            if self._overwrite or not self._is_logged(step):
+                self.rate(step, metrics)
+        finally:
+            # A metric that cannot be logged stops the training, and what it has come to is not lost.
+            info = log_checkpoint(
+                state,
+                step=step,
+                name=self.name,
+                run_id=self.run_id,
+                blocking=self._blocking,
+                overwrite=self._overwrite,
+                keep=self._keep,
+                log_metrics=self._log_metrics,
+            )
+            self.last_step = step
+            self._pending = None if self._blocking else info
+
+    def rate(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Log the metric that ``keep`` goes by at a step, once.
+
+        Loggers do not: they count steps in their own ways, and there may be none.
+
+        Args:
+            step: The last that was saved, if it was saved before its metrics were known.
+            metrics: What the framework knows of it, now or never.
+        """
+        best = self._keep.best if self._keep is not None else None
+        if best is None or best not in metrics or step == self._rated_step:
+            return
+        assert self.run_id is not None
+        MlflowClient().log_metric(self.run_id, best, float(metrics[best]), step=step)
+        self._rated_step = step
+
+    def _is_logged(self, step: int) -> bool:
+        # The metric of a step that is there must not become that of a state which is refused.
+        if self._keep is None or self._keep.best is None:
+            return False
+        return any(record.step == step for record in list_checkpoints(self.run_id, self.name))
+
+    def finish(self) -> None:
+        """Wait for the last save; the error of a save in the background is raised here at the latest."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.wait()
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Where a callback does anything that may fail because of us: here the error goes on to the training."""
+        yield
+
+
+class QuietRecorder(Recorder):
+    """A recorder for a training that nobody asked to be recorded: it warns instead of raising.
+
+    It also never mixes trainings: one that does not begin at the very step where the checkpoints of an earlier one of
+    the run end goes under ``<name>``, ``<name>-2``, ``<name>-3`` and so on, whichever is the first that has none.
+    """
+
+    def __init__(self, *, framework: str, silent: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        self._framework = framework
+        self._silent = silent
+        self._base_name = self.name
+        self._n_failures = 0
+
+    def give_up(self) -> None:
+        """Log no checkpoint from here on."""
+        self._n_failures = MAX_FAILURES
+
+    def save(self, state: Any, step: int, metrics: Mapping[str, Any]) -> None:
+        # A tracking server that is gone costs minutes of retries at every step.
+        if self._n_failures >= MAX_FAILURES:
+            return
+        if self.last_step is None and self.run_id is not None:
+            self.name = _name_for(self.run_id, self._base_name, self.start_step, step)
+        super().save(state, step, metrics)
+        self._n_failures = 0
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - the user's training goes on, whatever it is
+            self._n_failures += 1
+            if not self._silent and self._n_failures <= MAX_FAILURES:
+                more = "; it logs no more checkpoints" if self._n_failures == MAX_FAILURES else ""
+                logger.warning("Autologging of a %s training failed: %s%s", self._framework, error, more)
+
+
+def _name_for(run_id: str, base: str, start_step: int, step: int) -> str:
+    highest: dict[str, int] = {}
+    for record in list_checkpoints(run_id):
+        highest[record.name] = max(record.step, highest.get(record.name, record.step))
+    name, n = base, 1
+    ending_here: list[str] = []
+    while name in highest:
+        if 0 < start_step == highest[name] < step:
+            ending_here.append(name)
+        n += 1
+        name = f"{base}-{n}"
+    # The last step of a training is always logged, so a series that ends earlier is of another one, or of one that was
+    # interrupted: a series too many is better than a mixed one. So it is where several end here.
+    return ending_here[0] if len(ending_here) == 1 else name

@@ -1,0 +1,169 @@
+"""The Lightning callback, for whichever of the two packages named Lightning it is mixed into.
+
+Nothing here imports either. A checkpoint is taken as `Trainer.save_checkpoint` makes it, by standing in for the
+strategy's checkpoint IO while it runs, so that hooks, precision plugins and strategies do what they do for a file.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import mlflow
+import torch
+
+from tensorcas_mlflow.callbacks._common import Recorder, positive
+from tensorcas_mlflow.checkpoints import Keep, load_checkpoint
+
+
+class CheckpointHooks:
+    """Logs the Trainer's checkpoint as training goes on; mixed into the framework's own ``Checkpoint`` class.
+
+    What is logged is what ``Trainer.save_checkpoint`` would write: weights, optimizers, schedulers, loops, callbacks
+    and hyper-parameters, as plain values. The step is ``trainer.global_step``. The last step of a training is always
+    logged. A Trainer with this callback makes no checkpoint files of its own, unless it has a ``ModelCheckpoint`` too.
+
+    The run is ``run_id``, else that of the Trainer's ``MLFlowLogger``, else the active one, else one is started. Under
+    a distributed strategy the process of rank 0 logs. Errors are raised; with ``blocking=False`` those of a save in
+    the background at the next one, or when training ends.
+
+    Args:
+        every_n_train_steps: Log when ``trainer.global_step`` is a multiple of this.
+        every_n_epochs: Log at the end of every n-th epoch, after its validation. With neither: every epoch.
+        save_weights_only: Leave out what only resuming needs.
+        name: Name of the checkpoints.
+        run_id: Run to log to.
+        keep: Which steps stay; the others are deleted as training goes on. None keeps all. If it goes by a metric, any
+            that a ``ModelCheckpoint`` could monitor will do; it is logged at the step.
+        blocking: False to train on while what changed is written.
+        overwrite: Replace a step that was logged before, as when training resumes from an earlier one; otherwise it
+            is refused.
+        log_metrics: Log storage figures as metrics of the run; None for the default of `log_checkpoint`.
+
+    Raises:
+        ValueError: An interval is less than 1.
+    """
+
+    best_model_path = ""
+    """Always empty: ``ckpt_path="best"`` needs a ``ModelCheckpoint``, and Lightning says so if it finds this."""
+
+    def __init__(
+        self,
+        *,
+        every_n_train_steps: int | None = None,
+        every_n_epochs: int | None = None,
+        save_weights_only: bool = False,
+        name: str = "checkpoint",
+        run_id: str | None = None,
+        keep: Keep | None = None,
+        blocking: bool = True,
+        overwrite: bool = False,
+        log_metrics: bool | None = None,
+    ) -> None:
+        super().__init__()
+        if every_n_train_steps is None and every_n_epochs is None:
+            every_n_epochs = 1
+        self.every_n_train_steps = positive(every_n_train_steps, "every_n_train_steps")
+        self.every_n_epochs = positive(every_n_epochs, "every_n_epochs")
+        self.save_weights_only = save_weights_only
+        self.recorder = Recorder(
+            name=name, run_id=run_id, keep=keep, blocking=blocking, overwrite=overwrite, log_metrics=log_metrics
+        )
+        self._last_step = 0  # no step was taken, nothing to log
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        with self.recorder.guard():
+            if trainer.is_global_zero:
+                self.recorder.begin(logger_run(trainer))
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        # Later than on_fit_start: only now does a resumed Trainer say at which step it goes on.
+        self._last_step = self.recorder.start_step = trainer.global_step
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self.every_n_train_steps is not None and trainer.global_step % self.every_n_train_steps == 0:
+            self._save(trainer)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        if self.every_n_epochs is not None and (trainer.current_epoch + 1) % self.every_n_epochs == 0:
+            self._save(trainer)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._save(trainer)
+        with self.recorder.guard():
+            self.recorder.finish()
+
+    def _save(self, trainer: Any) -> None:
+        if trainer.global_step == self._last_step or trainer.fast_dev_run:
+            return
+        self._last_step = trainer.global_step
+        with self.recorder.guard():
+            # In every process, and always: a sharded strategy gathers here.
+            state = _take(trainer, self.save_weights_only)
+            if trainer.is_global_zero:
+                self.recorder.save(state, trainer.global_step, trainer.callback_metrics)
+
+
+def export_checkpoint(
+    path: str | os.PathLike[str], run_id: str | None = None, *, step: int | None = None, name: str = "checkpoint"
+) -> str:
+    """Write a logged checkpoint as the file Lightning would have made.
+
+    ``trainer.fit(module, ckpt_path=export_checkpoint("last.ckpt", run_id))`` resumes, and
+    ``Module.load_from_checkpoint`` takes it too.
+
+    Args:
+        path: File to write; one that is there is replaced.
+        run_id: Run it was logged to; the active one by default.
+        step: Step it was logged at; the latest by default.
+        name: Name it was logged under.
+
+    Returns:
+        ``path``.
+    """
+    torch.save(load_checkpoint(run_id, step=step, name=name), path)
+    return os.fspath(path)
+
+
+def logger_run(trainer: Any) -> str | None:
+    """Give the id of the run that the Trainer's ``MLFlowLogger`` logs to, if it has one.
+
+    Raises:
+        ValueError: The logger has a tracking server of its own.
+    """
+    for logger in trainer.loggers:
+        if any(cls.__name__ == "MLFlowLogger" for cls in type(logger).__mro__):
+            theirs, ours = logger.experiment.tracking_uri, mlflow.get_tracking_uri()
+            if theirs != ours:
+                raise ValueError(
+                    f"the Trainer's MLFlowLogger logs to {theirs!r}, and checkpoints would go to {ours!r}: "
+                    "call mlflow.set_tracking_uri with the former, or name a run of the latter in run_id"
+                )
+            return str(logger.run_id)
+    return None
+
+
+def _take(trainer: Any, weights_only: bool) -> dict[str, Any]:
+    taken = _TakenCheckpoint()
+    strategy = trainer.strategy
+    file_io, strategy.checkpoint_io = strategy.checkpoint_io, taken
+    try:
+        trainer.save_checkpoint("checkpoint", weights_only)
+    finally:
+        strategy.checkpoint_io = file_io
+    if not taken.state and trainer.is_global_zero:
+        raise ValueError(
+            f"{type(strategy).__name__} writes its checkpoints itself, so there is none to log: "
+            "use a strategy that saves one full checkpoint, such as ddp"
+        )
+    return taken.state
+
+
+class _TakenCheckpoint:
+    """Stands in for a ``CheckpointIO`` that would write a file."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] = {}
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        self.state = checkpoint

@@ -1,0 +1,211 @@
+"""Checkpoints of a Hugging Face Trainer in the store.
+
+trainer = Trainer(model, args, callbacks=[TensorCasCallback(every_n_steps=100)], ...)
+trainer.train()
+trainer.train(resume_from_checkpoint=export_checkpoint("resume", run_id))  # later, in another process
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from tensorcas_mlflow.callbacks._common import Recorder, positive
+from tensorcas_mlflow.checkpoints import Keep, load_checkpoint
+
+__all__ = ["TensorCasCallback", "export_checkpoint"]
+
+
+class TensorCasCallback(transformers.TrainerCallback):
+    """Logs the training state every few steps, or whenever the Trainer saves.
+
+    Logged are the state dicts of the model (``model``), the optimizer (``optimizer``) and the scheduler
+    (``scheduler``), the states of the random number generators (``rng``), and the Trainer's own state as JSON
+    (``trainer_state``). The step is ``state.global_step``. The last step of a training is always logged, unless
+    ``load_best_model_at_end`` has put other weights in its place by then.
+
+    With ``every_n_steps`` a step is logged once all that belongs to it is done, its evaluation too: just before the
+    next step begins, or when training ends. Without, it is logged after each of the Trainer's own saves; use that if
+    files are wanted as well. What resumes from either goes on as if nothing had happened.
+
+    The run is ``run_id``, else the one that is active when training begins (``MLflowCallback`` starts one), else one is
+    started. In a distributed training the main process logs. Errors are raised; with ``blocking=False`` those of a save
+    in the background at the next one, or when training ends.
+
+    The scaler of fp16 training and the states of other callbacks between the Trainer's own saves are not logged.
+
+    Args:
+        every_n_steps: Log when ``state.global_step`` is a multiple of this; None to log when the Trainer saves.
+        name: Name of the checkpoints.
+        run_id: Run to log to.
+        keep: Which steps stay; the others are deleted as training goes on. None keeps all. If it goes by a metric, any
+            that the Trainer logs will do, such as ``eval_loss``; it is logged at the step.
+        blocking: False to train on while what changed is written.
+        overwrite: Replace a step that was logged before, as when training resumes from an earlier one; otherwise it
+            is refused.
+        log_metrics: Log storage figures as metrics of the run; None for the default of `log_checkpoint`.
+
+    Raises:
+        ValueError: An interval is less than 1.
+    """
+
+    def __init__(
+        self,
+        *,
+        every_n_steps: int | None = None,
+        name: str = "checkpoint",
+        run_id: str | None = None,
+        keep: Keep | None = None,
+        blocking: bool = True,
+        overwrite: bool = False,
+        log_metrics: bool | None = None,
+    ) -> None:
+        super().__init__()
+        self.every_n_steps = positive(every_n_steps, "every_n_steps")
+        self.recorder = Recorder(
+            name=name, run_id=run_id, keep=keep, blocking=blocking, overwrite=overwrite, log_metrics=log_metrics
+        )
+        self._last_step = 0  # no step was taken, nothing to log
+        self._is_due = False
+        self._is_whole = True
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        self._last_step = state.global_step
+        self._is_due = False
+        self._is_whole = not (args.deepspeed or args.fsdp)
+        with self.recorder.guard():
+            if not self._is_whole:
+                raise ValueError(
+                    "the parts of a DeepSpeed or FSDP training lie in many processes, and this callback logs one "
+                    "process: train without either, or log checkpoints yourself"
+                )
+            if state.is_world_process_zero:
+                self.recorder.begin()
+                self.recorder.start_step = state.global_step
+
+    def on_save(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        if self.every_n_steps is None:
+            self._save(state, parts)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        if self.every_n_steps is None:
+            return
+        if state.global_step % self.every_n_steps == 0 or state.global_step >= state.max_steps:
+            self._is_due = True
+
+    # An evaluation after the step moves the random number generators, and a resumed training does not repeat it. When
+    # the next step or epoch begins they are where the Trainer sets them when it resumes.
+    def on_step_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        if self._is_due:
+            self._save(state, parts)
+
+    on_epoch_begin = on_step_begin
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        # There is no next step, and before training ends the best model's weights take the place of these. An
+        # evaluation of the epoch is still to come; `on_train_end` logs what it has found.
+        is_over = control.should_training_stop or state.global_step >= state.max_steps
+        if self._is_due and is_over and args.load_best_model_at_end:
+            self._save(state, parts)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        if not args.load_best_model_at_end:
+            self._save(state, parts)
+        with self.recorder.guard():
+            if self.recorder.last_step == state.global_step:
+                self.recorder.rate(state.global_step, _known(state))
+        with self.recorder.guard():
+            self.recorder.finish()
+
+    def _save(self, state: Any, parts: dict[str, Any]) -> None:
+        self._is_due = False
+        if state.global_step == self._last_step or not state.is_world_process_zero or not self._is_whole:
+            return
+        self._last_step = state.global_step
+        with self.recorder.guard():
+            self.recorder.save(_training_state(state, parts), state.global_step, _known(state))
+
+
+def export_checkpoint(
+    folder: str | os.PathLike[str], run_id: str | None = None, *, step: int | None = None, name: str = "checkpoint"
+) -> str:
+    """Write a logged checkpoint as the folder that ``trainer.train(resume_from_checkpoint=…)`` takes.
+
+    Args:
+        folder: Folder to make ``checkpoint-<step>`` in; files that are there are replaced.
+        run_id: Run it was logged to; the active one by default.
+        step: Step it was logged at; the latest by default.
+        name: Name it was logged under.
+
+    Returns:
+        Path of the folder ``checkpoint-<step>``.
+    """
+    state = load_checkpoint(run_id, step=step, name=name)
+    target = Path(folder) / f"checkpoint-{json.loads(state['trainer_state'])['global_step']}"
+    target.mkdir(parents=True, exist_ok=True)
+    # The Trainer would read a newer format first.
+    (target / "model.safetensors").unlink(missing_ok=True)
+    torch.save(state["model"], target / "pytorch_model.bin")
+    torch.save(state["optimizer"], target / "optimizer.pt")
+    torch.save(state["scheduler"], target / "scheduler.pt")
+    torch.save(_as_trainer_has_it(state["rng"]), target / "rng_state.pth")
+    (target / "trainer_state.json").write_text(state["trainer_state"], encoding="utf-8")
+    return str(target)
+
+
+def _known(state: Any) -> dict[str, Any]:
+    """What the Trainer has logged of the step it is at."""
+    return {name: value for log in state.log_history if log["step"] == state.global_step for name, value in log.items()}
+
+
+def _training_state(state: Any, parts: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "model": parts["model"].state_dict(),
+        "optimizer": parts["optimizer"].state_dict(),
+        "scheduler": parts["lr_scheduler"].state_dict(),
+        "rng": _rng_state(),
+        "trainer_state": json.dumps(asdict(state), sort_keys=True),
+    }
+
+
+def _rng_state() -> dict[str, Any]:
+    version, words, gauss_next = random.getstate()
+    algorithm, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002 - the Trainer's own
+    state = {
+        # As tensors, which are stored once as long as nobody draws from these generators.
+        "python": {"version": version, "words": torch.tensor(words), "gauss_next": gauss_next},
+        "numpy": {
+            "algorithm": algorithm,
+            "keys": torch.from_numpy(np.asarray(keys).astype(np.int64)),
+            "position": position,
+            "has_gauss": has_gauss,
+            "cached": cached,
+        },
+        "cpu": torch.random.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def _as_trainer_has_it(rng: dict[str, Any]) -> dict[str, Any]:
+    python, numpy = rng["python"], rng["numpy"]
+    return {
+        **rng,
+        "python": (python["version"], tuple(python["words"].tolist()), python["gauss_next"]),
+        "numpy": (
+            numpy["algorithm"],
+            numpy["keys"].numpy().astype(np.uint32),
+            numpy["position"],
+            numpy["has_gauss"],
+            numpy["cached"],
+        ),
+    }

@@ -1,0 +1,116 @@
+"""Checkpoints of an XGBoost training in the store.
+
+xgboost.train(params, data, 500, callbacks=[TensorCasCallback(every_n_rounds=10)])
+booster = mlflow.tensorcas.load_checkpoint(run_id)
+xgboost.train(params, data, 100, xgb_model=booster)  # goes on from there
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import xgboost
+
+from tensorcas_mlflow.callbacks._common import Recorder, positive
+from tensorcas_mlflow.checkpoints import Keep
+
+__all__ = ["TensorCasCallback"]
+
+
+class TensorCasCallback(xgboost.callback.TrainingCallback):
+    """Logs the booster every few rounds, and when training ends.
+
+    The step is the booster's number of rounds, so a training that goes on from a booster goes on counting. A round is
+    logged once the callbacks after this one have seen it, just before the next round begins. What is logged last is
+    what ``xgboost.train`` returns, unless its number of rounds was logged before.
+
+    The run is ``run_id``, else the active one, else one is started. In a distributed training rank 0 logs. Errors are
+    raised; with ``blocking=False`` those of a save in the background at the next one, or when training ends.
+
+    Args:
+        every_n_rounds: Log when the number of rounds is a multiple of this; None for the end only.
+        name: Name of the checkpoints.
+        run_id: Run to log to.
+        keep: Which steps stay; the others are deleted as training goes on. None keeps all. If it goes by a metric, give
+            it as MLflow names evaluations, such as ``validation-rmse``; it is logged at the step.
+        blocking: False to train on while what changed is written.
+        overwrite: Replace a step that was logged before, as when the same training is run again; otherwise it is
+            refused.
+        log_metrics: Log storage figures as metrics of the run; None for the default of `log_checkpoint`.
+
+    Raises:
+        ValueError: An interval is less than 1.
+    """
+
+    def __init__(
+        self,
+        *,
+        every_n_rounds: int | None = 10,
+        name: str = "checkpoint",
+        run_id: str | None = None,
+        keep: Keep | None = None,
+        blocking: bool = True,
+        overwrite: bool = False,
+        log_metrics: bool | None = None,
+    ) -> None:
+        super().__init__()
+        self.every_n_rounds = positive(every_n_rounds, "every_n_rounds")
+        self.recorder = Recorder(
+            name=name, run_id=run_id, keep=keep, blocking=blocking, overwrite=overwrite, log_metrics=log_metrics
+        )
+        self._logged: set[int] = set()
+        self._has_begun = False
+        self._n_rounds_before = 0
+        self._evals_log: Any = {}
+
+    def before_training(self, model: Any) -> Any:
+        with self.recorder.guard():
+            if not isinstance(model, xgboost.Booster):
+                raise ValueError("xgboost.cv trains a booster for each fold: log checkpoints of xgboost.train")
+            if _is_main_process():
+                self.recorder.begin()
+        self._logged = set()
+        self._has_begun = False
+        return model
+
+    # Not after_iteration: early stopping, which xgboost.train puts last, writes its state into the booster there, and a
+    # callback that stops the training keeps those after it from being called.
+    def before_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+        if self._has_begun and self.every_n_rounds and model.num_boosted_rounds() % self.every_n_rounds == 0:
+            self._save(model, evals_log)
+        if not self._has_begun:
+            self._n_rounds_before = self.recorder.start_step = model.num_boosted_rounds()
+        self._has_begun = True
+        self._evals_log = evals_log  # the evaluation of the round that now begins is written into it
+        return False
+
+    def after_training(self, model: Any) -> Any:
+        if self._has_begun:
+            self._save(model, self._evals_log)
+        self._evals_log = {}
+        with self.recorder.guard():
+            self.recorder.finish()
+        return model
+
+    def _save(self, model: Any, evals_log: Any) -> None:
+        n_rounds = model.num_boosted_rounds()
+        if n_rounds in self._logged or not _is_main_process():
+            return
+        self._logged.add(n_rounds)
+        with self.recorder.guard():
+            # Not the newest evaluation: early stopping may have cut off the rounds after the best one.
+            self.recorder.save(model, n_rounds, _evaluation(evals_log, n_rounds - self._n_rounds_before - 1))
+
+
+def _evaluation(evals_log: Any, position: int) -> dict[str, float]:
+    # "@" is no part of a metric's name in MLflow, which replaces it like this.
+    return {
+        f"{data}-{metric}".replace("@", "_at_"): history[position]
+        for data, metrics in evals_log.items()
+        for metric, history in metrics.items()
+        if 0 <= position < len(history)
+    }
+
+
+def _is_main_process() -> bool:
+    return bool(xgboost.collective.get_rank() == 0)

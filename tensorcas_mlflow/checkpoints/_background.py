@@ -1,0 +1,42 @@
+"""What goes on after `log_checkpoint` has returned: saves, whose errors somebody must see, and reports."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+
+from tensorcas_mlflow._mlflow_errors import translate_errors
+from tensorcas_mlflow.threads import Background
+
+_logger = logging.getLogger(__name__)
+
+saves = Background("tensorcas-save")
+reports = Background("tensorcas-report")
+
+
+@translate_errors()
+def wait() -> None:
+    """Wait until every checkpoint this process has logged is saved and its figures are with MLflow.
+
+    Raises:
+        mlflow.exceptions.MlflowException: A save in the background failed, and nobody was told yet.
+    """
+    saves.wait()
+    reports.wait()
+
+
+def _finish_at_exit() -> None:
+    # Threads are over by now, unless another function that runs at exit has logged a checkpoint.
+    while True:
+        try:
+            saves.wait()
+            break
+        except Exception as error:  # noqa: BLE001 -- there is nobody left to raise it to
+            _logger.error("a checkpoint was not saved in the background: %s", error)
+    reports.wait()
+    # Of functions that run at exit, those registered first come last.
+    saves.end()
+    reports.end()
+
+
+atexit.register(_finish_at_exit)

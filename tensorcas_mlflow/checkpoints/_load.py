@@ -1,0 +1,76 @@
+"""Loading a checkpoint of a run."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Any
+
+from tensorcas_mlflow._mlflow_errors import translate_errors
+from tensorcas_mlflow._rebuild import check_call, given, rebuild
+from tensorcas_mlflow.adapters import adapter_named
+from tensorcas_mlflow.checkpoints._background import saves
+from tensorcas_mlflow.checkpoints._runs import run_to_read
+from tensorcas_mlflow.checkpoints._series import DEFAULT_NAME, FOLDER, series_of
+from tensorcas_mlflow.errors import CorruptError
+
+_URI = re.compile(rf"runs:/+(?P<run_id>[^/]+)/{FOLDER}/(?P<name>[^/]+)/step-(?P<step>-?\d+)\.arrow")
+
+
+@translate_errors()
+def load_checkpoint(
+    run_id: str | None = None,
+    *,
+    step: int | None = None,
+    name: str = DEFAULT_NAME,
+    into: Any = None,
+    weights_only: bool = False,
+    verify: bool = True,
+    strict: bool | None = None,
+    device: Any = None,
+    dtype: Any = None,
+) -> Any:
+    """Load what `log_checkpoint` stored, bit for bit.
+
+    Args:
+        run_id: The run, or the URI of one checkpoint; the active run unless given, or else the last one that was active
+            in this process.
+        step: The latest step unless given.
+        name: Of the series.
+        into: A live state of the same structure to fill in place; nothing is unpickled. In ``{"model": model,
+            "optimizer": optimizer, "epoch": 0}`` the model and the optimizer are filled and the epoch is replaced.
+        weights_only: Return the tensors by name; nothing is unpickled.
+        verify: Check each chunk against its digest.
+        strict: For PyTorch with ``into``, as in ``load_state_dict``; True unless given.
+        device: For PyTorch, the device of new tensors; the CPU unless given.
+        dtype: For PyTorch, what floating point tensors are converted to.
+
+    Returns:
+        The state; ``into``, filled; or the tensors.
+
+    Raises:
+        mlflow.exceptions.MlflowException: There is no such checkpoint, bytes are damaged, ``into`` does not fit, a save
+            in the background has failed, or the state needs pickle where MLFLOW_ALLOW_PICKLE_DESERIALIZATION forbids
+            it.
+    """
+    check_call(into=into, weights_only=weights_only)
+    saves.wait()
+    uri = _URI.fullmatch(run_id) if run_id is not None else None
+    if uri is not None:
+        if step is not None and step != int(uri["step"]):
+            raise ValueError(f"{run_id!r} is step {int(uri['step'])}, and step={step} is asked for")
+        run_id, name, step = uri["run_id"], uri["name"], int(uri["step"])
+    series = series_of(run_to_read(run_id), name)
+    ref = series.ref(step)
+    manifest = series.store.manifest(ref)
+    if manifest.flavor is None:
+        raise CorruptError(f"manifests/{ref.manifest}", "it does not say which adapter it is of")
+    return rebuild(
+        adapter_named(manifest.flavor),
+        manifest,
+        partial(series.store.read_tensors, manifest),
+        into=into,
+        weights_only=weights_only,
+        verify=verify,
+        options=given(strict=strict, device=device, dtype=dtype),
+    )

@@ -1,0 +1,183 @@
+"""Logging a checkpoint: take the state apart, store what is new, commit one ref."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlflow
+
+from tensorcas_mlflow import config
+from tensorcas_mlflow._mlflow_errors import translate_errors
+from tensorcas_mlflow._steps import as_step
+from tensorcas_mlflow.adapter import SKELETON
+from tensorcas_mlflow.adapters import adapter_for
+from tensorcas_mlflow.checkpoints._background import saves
+from tensorcas_mlflow.checkpoints._keep import Keep, prune
+from tensorcas_mlflow.checkpoints._runs import run_to_write
+from tensorcas_mlflow.checkpoints._series import DEFAULT_NAME, Series, series_of
+from tensorcas_mlflow.checkpoints._show import log_figures, prepare, show
+from tensorcas_mlflow.errors import CheckpointExistsError
+from tensorcas_mlflow.store import PendingSave, RefTarget
+
+_NO_METRIC = re.compile(r"[^A-Za-z0-9_. -]")
+"""What MLflow does not take in a metric's name, and what would part it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointInfo:
+    """What one call of `log_checkpoint` has done."""
+
+    uri: str
+    """``runs:/<run>/checkpoints/<name>/step-….arrow``; `load_checkpoint` takes it."""
+    run_id: str
+    name: str
+    step: int
+    n_tensors: int
+    bytes_total: int
+    """Size of the whole state."""
+    bytes_new: int
+    """Size of those chunks of it that the store did not hold."""
+    bytes_stored: int | None
+    """What the store has grown by, encoded, with manifest and ref. None while a save is under way in the background."""
+    seconds: float
+    """How long the call has kept the caller."""
+    _saved: Future[CheckpointInfo] | None = field(default=None, repr=False, compare=False)
+
+    def wait(self) -> CheckpointInfo:
+        """Wait until the checkpoint is saved, and return the finished account of it.
+
+        Raises:
+            mlflow.exceptions.MlflowException: It could not be saved.
+        """
+        return self if self._saved is None else saves.result(self._saved)
+
+
+@translate_errors()
+def log_checkpoint(
+    state: Any,
+    *,
+    step: int,
+    name: str = DEFAULT_NAME,
+    run_id: str | None = None,
+    blocking: bool = True,
+    overwrite: bool = False,
+    keep: Keep | None = None,
+    log_metrics: bool | None = None,
+) -> CheckpointInfo:
+    """Log a state as a step of a run, storing only what no earlier checkpoint or model of the store holds.
+
+    It is light enough for every step: no environment is looked at, no model is made in MLflow's database.
+
+    Args:
+        state: A module, an estimator, a booster, a state dict, a training state such as ``{"model": model, "optimizer":
+            optimizer, "epoch": 3}``, or any other object that can be pickled, but no lone number or text. It is not
+            changed.
+        step: Any whole number.
+        name: What this series of checkpoints is called in the run.
+        run_id: The run; the active one unless given, and if there is none a new one, as with `mlflow.log_metric`.
+        blocking: Whether to return only when the checkpoint is on disk. Otherwise what has changed is copied, and a
+            thread goes on; the next call, `CheckpointInfo.wait`, `wait` and the end of the interpreter wait for it, and
+            the first three raise what went wrong.
+        overwrite: Whether a checkpoint of this step may be replaced, in one step. Otherwise it is refused.
+        keep: A rule for which earlier checkpoints of the series stay. What it drops is deleted by the next collection.
+        log_metrics: Whether to log ``tensorcas/bytes_total``, ``tensorcas/bytes_new`` and ``tensorcas/saved_ratio`` as
+            metrics of the step, in the background; those of a series of another name as ``tensorcas/<name>/…``. Unless
+            given, as TENSORCAS_LOG_METRICS says, by default yes.
+
+    Raises:
+        mlflow.exceptions.MlflowException: The step is there already, an earlier save in the background has failed, the
+            state cannot be taken apart exactly, the storage failed, or there is no place for a store.
+    """
+    began = time.perf_counter()
+    saves.wait()
+    step = as_step(step)
+    series = series_of(run_to_write(run_id), name, create=True)
+    target = series.target(step)
+    # It is looked at again by the commit; here it spares taking apart what is refused.
+    if not overwrite and series.store.backend.stat(target.key) is not None:
+        raise CheckpointExistsError(f"{name!r} of run {series.run.run_id} at step {step}")
+    if log_metrics is None:
+        log_metrics = config.logs_metrics()
+    tracking_uri = mlflow.get_tracking_uri()
+    adapter = adapter_for(state)
+    tensors = adapter.extract(state)
+    save = series.store.begin_checkpoint(tensors, flavor=adapter.name, cuts=adapter.cuts(tensors))
+    finish = _Finish(
+        series=series,
+        save=save,
+        overwrite=overwrite,
+        keep=keep,
+        log_metrics=log_metrics,
+        tracking_uri=tracking_uri,
+        info=CheckpointInfo(
+            uri=series.uri(step),
+            run_id=series.run.run_id,
+            name=name,
+            step=step,
+            n_tensors=len(tensors) - (SKELETON in tensors),
+            bytes_total=save.manifest.n_bytes,
+            bytes_new=save.n_new_bytes,
+            bytes_stored=None,
+            seconds=0.0,
+        ),
+    )
+    if blocking:
+        info = finish()
+        return dataclasses.replace(info, seconds=time.perf_counter() - began)
+    try:
+        save.detach()
+    except BaseException:
+        save.abandon()
+        raise
+    finish.info = dataclasses.replace(finish.info, seconds=time.perf_counter() - began)
+    return dataclasses.replace(finish.info, _saved=saves.submit(finish))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Finish:
+    """The part of a save that may be done in the background."""
+
+    series: Series
+    save: PendingSave
+    overwrite: bool
+    keep: Keep | None
+    log_metrics: bool
+    tracking_uri: str
+    info: CheckpointInfo
+
+    @translate_errors()
+    def __call__(self) -> CheckpointInfo:
+        info = self.info
+        with self.save as save:
+            save.write()
+            prepare(self.series)
+            target = self.series.target(info.step)
+            save.commit(target, replace=self.overwrite)
+        self._confirm(target)
+        show(self.series, info.step, save.manifest)
+        if self.log_metrics:
+            prefix = "tensorcas" if info.name == DEFAULT_NAME else f"tensorcas/{_NO_METRIC.sub('_', info.name)}"
+            figures = {
+                f"{prefix}/bytes_total": float(info.bytes_total),
+                f"{prefix}/bytes_new": float(info.bytes_new),
+                f"{prefix}/saved_ratio": 1 - info.bytes_new / info.bytes_total if info.bytes_total else 1.0,
+            }
+            log_figures(info.run_id, info.step, figures, self.tracking_uri)
+        if self.keep is not None:
+            prune(self.series, self.keep, newest=info.step, tracking_uri=self.tracking_uri)
+        return dataclasses.replace(info, bytes_stored=save.n_stored_bytes)
+
+    def _confirm(self, target: RefTarget) -> None:
+        """See that a ref that has replaced another is there.
+
+        A collection that drops the other, because it takes the run for deleted, may have met this one.
+        """
+        store = self.series.store
+        if self.overwrite and not self.series.home.is_ours and store.ref(target.key) is None:
+            with store.adopt(self.save.manifest) as pin:
+                pin.commit(target)

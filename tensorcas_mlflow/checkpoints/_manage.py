@@ -1,0 +1,84 @@
+"""Listing and deleting checkpoints of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tensorcas_mlflow._home import home_of
+from tensorcas_mlflow._mlflow_errors import translate_errors
+from tensorcas_mlflow._steps import as_step
+from tensorcas_mlflow.checkpoints._background import saves
+from tensorcas_mlflow.checkpoints._runs import run_to_read
+from tensorcas_mlflow.checkpoints._series import DEFAULT_NAME, names_of, series_of
+from tensorcas_mlflow.checkpoints._show import hide
+from tensorcas_mlflow.errors import StoreNotFoundError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRecord:
+    """What is known of a checkpoint without reading it."""
+
+    run_id: str
+    name: str
+    step: int
+    uri: str
+    """``runs:/<run>/checkpoints/<name>/step-….arrow``; `load_checkpoint` takes it."""
+    created: str
+    """ISO 8601, UTC."""
+    flavor: str | None
+    """The adapter that took it apart."""
+
+
+@translate_errors()
+def list_checkpoints(run_id: str | None = None, name: str | None = None) -> list[CheckpointRecord]:
+    """List the checkpoints of a run, by name and step. Nothing of them is read.
+
+    Args:
+        run_id: The run; the active one unless given, or else the last one that was active in this process.
+        name: Of the series; all unless given.
+
+    Raises:
+        mlflow.exceptions.MlflowException: There is no such run, or a save in the background has failed.
+    """
+    saves.wait()
+    run = run_to_read(run_id)
+    try:
+        home = home_of(run.artifact_uri, create=False)
+    except StoreNotFoundError:
+        return []
+    records: list[CheckpointRecord] = []
+    for each in names_of(run, home) if name is None else [name]:
+        series = series_of(run, each)
+        for step in series.steps():
+            ref = series.find(step)
+            if ref is not None:
+                records.append(
+                    CheckpointRecord(
+                        run_id=run.run_id,
+                        name=each,
+                        step=step,
+                        uri=series.uri(step),
+                        created=ref.created,
+                        flavor=ref.flavor,
+                    )
+                )
+    return records
+
+
+@translate_errors()
+def delete_checkpoint(run_id: str | None = None, *, step: int, name: str = DEFAULT_NAME) -> None:
+    """Delete a checkpoint of a run. The bytes that only it needed go with the next collection (``tensorcas gc``).
+
+    Args:
+        run_id: The run; the active one unless given, or else the last one that was active in this process.
+        step: Which.
+        name: Of the series.
+
+    Raises:
+        mlflow.exceptions.MlflowException: There is no such checkpoint, or a save in the background has failed.
+    """
+    saves.wait()
+    series = series_of(run_to_read(run_id), name)
+    ref = series.ref(step)
+    series.store.drop(ref)
+    hide(series, as_step(step))

@@ -1,0 +1,58 @@
+"""Which run is meant, and where its artifacts are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlflow
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
+from mlflow.tracking import MlflowClient
+
+_MAX_KNOWN = 1024
+
+_known: dict[tuple[str, str], RunRoot] = {}
+"""Runs that were asked for by id. A run's artifact root never changes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRoot:
+    """A run and its artifact root."""
+
+    run_id: str
+    artifact_uri: str
+
+
+def run_to_write(run_id: str | None) -> RunRoot:
+    """Find a run to log to: the one named, else the active one, else, as everywhere in MLflow, a new active one."""
+    if run_id is not None:
+        return _named(run_id)
+    run = mlflow.active_run() or mlflow.start_run()
+    return RunRoot(run_id=run.info.run_id, artifact_uri=run.info.artifact_uri)
+
+
+def run_to_read(run_id: str | None) -> RunRoot:
+    """Find a run to read from: the one named, else the active one, else the last that was active in this process.
+
+    Raises:
+        MlflowException: There is none.
+    """
+    if run_id is not None:
+        return _named(run_id)
+    run = mlflow.active_run() or mlflow.last_active_run()
+    if run is None:
+        raise MlflowException("no run is active: say which one is meant, with run_id=", RESOURCE_DOES_NOT_EXIST)
+    return RunRoot(run_id=run.info.run_id, artifact_uri=run.info.artifact_uri)
+
+
+def _named(run_id: str) -> RunRoot:
+    active = mlflow.active_run()
+    if active is not None and active.info.run_id == run_id:
+        return RunRoot(run_id=run_id, artifact_uri=active.info.artifact_uri)
+    key = (mlflow.get_tracking_uri(), run_id)
+    if key not in _known:
+        info = MlflowClient().get_run(run_id).info
+        if len(_known) >= _MAX_KNOWN:
+            _known.clear()
+        _known[key] = RunRoot(run_id=info.run_id, artifact_uri=info.artifact_uri)
+    return _known[key]

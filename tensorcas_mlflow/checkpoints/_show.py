@@ -1,0 +1,152 @@
+"""What MLflow shows of a checkpoint: a copy of its manifest among the run's artifacts, and figures as metrics.
+
+Where our repository serves the artifacts the ref is what is shown, and there is nothing to copy. A copy keeps nothing
+alive, so losing one loses nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import posixpath
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from mlflow.entities import Metric
+from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+from mlflow.tracking import MlflowClient
+
+from tensorcas_mlflow._durable import sync_folder
+from tensorcas_mlflow.checkpoints._background import reports
+from tensorcas_mlflow.checkpoints._series import Series, plain_folder
+from tensorcas_mlflow.errors import BackendError
+from tensorcas_mlflow.manifest import Manifest
+from tensorcas_mlflow.threads import Lock
+
+_logger = logging.getLogger(__name__)
+
+
+_MAX_FAILURES = 3
+_failures: dict[str, int] = {}
+"""Uploads in a row that have failed, by artifact root: one that does not answer costs minutes each time."""
+
+_figures: dict[tuple[str, str], list[Metric]] = {}
+"""Metrics not yet logged, by tracking store and run."""
+_lock = Lock()
+
+
+def prepare(series: Series) -> None:
+    """Make the folder in which MLflow keeps the run's artifacts, before a checkpoint is committed.
+
+    That it is gone again is how a collection knows that MLflow has deleted the run.
+
+    Raises:
+        BackendError: It cannot be made.
+    """
+    folder = plain_folder(series)
+    if folder is None or (folder in _prepared and os.path.isdir(folder)):
+        return
+    try:
+        os.makedirs(folder, exist_ok=True)
+        # The name of the run's folder lies four folders up, in the experiment's.
+        for above in (Path(folder), *Path(folder).parents[:4]):
+            sync_folder(above)
+    except OSError as error:
+        raise BackendError("make", folder, f"{type(error).__name__}: {error}") from error
+    if len(_prepared) >= _MAX_PREPARED:
+        _prepared.clear()
+    _prepared.add(folder)
+
+
+_MAX_PREPARED = 1024
+_prepared: set[str] = set()
+"""Folders whose names are durable, up to that of the run."""
+
+
+def show(series: Series, step: int, manifest: Manifest) -> None:
+    """Give MLflow a copy of a manifest to show."""
+    if series.home.is_ours:
+        return
+    folder = plain_folder(series)
+    if folder is None:
+        reports.submit(lambda: _upload(series, step, manifest))
+        return
+    # MLflow passes over names like this in its listings.
+    staging = os.path.join(folder, f".artifact.uploading.{uuid.uuid4().hex}")
+    with _as_warning("a copy of a checkpoint's manifest cannot be shown"):
+        with open(staging, "wb", buffering=0) as file:
+            file.write(manifest.stream)
+        os.replace(staging, os.path.join(folder, posixpath.basename(series.artifact(step))))
+
+
+def hide(series: Series, step: int) -> None:
+    """Take back the copy that MLflow shows of a step; none there is no error."""
+    if series.home.is_ours:
+        return
+    folder = plain_folder(series)
+    if folder is None:
+        # After the upload, which may be waiting still.
+        reports.submit(lambda: _delete(series, step))
+        return
+    with _as_warning("a copy of a deleted checkpoint's manifest stays"):
+        Path(folder, posixpath.basename(series.artifact(step))).unlink(missing_ok=True)
+
+
+def log_figures(run_id: str, step: int, figures: Mapping[str, float], tracking_uri: str) -> None:
+    """Log metrics of a step, later; those of several steps together, if the tracking store is slower than the steps."""
+    metrics = [Metric(key, value, int(time.time() * 1000), step) for key, value in figures.items()]
+    key = (tracking_uri, run_id)
+    with _lock:
+        waiting = _figures.setdefault(key, [])
+        waiting += metrics
+        is_first = len(waiting) == len(metrics)
+    if is_first:
+        reports.submit(lambda: _log_waiting(key))
+
+
+def _log_waiting(key: tuple[str, str]) -> None:
+    tracking_uri, run_id = key
+    with _lock:
+        metrics = _figures.pop(key, [])
+    with _as_warning("figures of checkpoints cannot be logged"):
+        client = MlflowClient(tracking_uri)
+        for begin in range(0, len(metrics), _MAX_METRICS):
+            client.log_batch(run_id, metrics=metrics[begin : begin + _MAX_METRICS])
+
+
+_MAX_METRICS = 1000
+"""What MLflow takes in one call."""
+
+
+def _upload(series: Series, step: int, manifest: Manifest) -> None:
+    root = series.run.artifact_uri
+    if _failures.get(root, 0) >= _MAX_FAILURES:
+        return
+    _failures[root] = _failures.get(root, 0) + 1
+    artifact = series.artifact(step)
+    more = ", and no more are tried" if _failures[root] == _MAX_FAILURES else ""
+    with (
+        _as_warning(f"a copy of a checkpoint's manifest cannot be shown{more}"),
+        tempfile.TemporaryDirectory() as scratch,
+    ):
+        file = Path(scratch, posixpath.basename(artifact))
+        file.write_bytes(manifest.stream)
+        get_artifact_repository(root).log_artifact(str(file), posixpath.dirname(artifact))
+        _failures[root] = 0
+
+
+def _delete(series: Series, step: int) -> None:
+    with _as_warning("a copy of a deleted checkpoint's manifest stays"):
+        get_artifact_repository(series.run.artifact_uri).delete_artifacts(series.artifact(step))
+
+
+@contextlib.contextmanager
+def _as_warning(what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 -- MLflow's stores fail in their own ways, and nothing of ours is lost
+        _logger.warning("%s: %s", what, error)

@@ -1,0 +1,181 @@
+"""The words of the command line, and their help."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+
+from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES
+from tensorcas_mlflow.cli import _change, _look
+from tensorcas_mlflow.gc import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE
+
+_Command = Callable[[str, str, str], argparse.ArgumentParser]
+
+_EXAMPLES = """\
+examples:
+  tensorcas list --root /data/mlflow            what is kept, run by run
+  tensorcas stats --root /data/mlflow           how much of it is the same, and bytes on disk
+  tensorcas show --run 8f3c --step 20           the tensors of one checkpoint
+  tensorcas diff --run 8f3c --steps 10 20       what changed between two
+  tensorcas verify --full                       read every chunk and compare it with its digest
+  tensorcas delete --run 8f3c --step 3          drop one checkpoint
+  tensorcas gc                                  delete what nothing needs any more
+
+exit status: 0 done, 1 error, 2 wrong usage, 3 verify found problems, 130 interrupted
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Make the parser of the program; its results have an ``act`` to call with themselves."""
+    # Left out rather than None, so that what stands before the command is not lost to a default after it.
+    common = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    common.add_argument(
+        "--root",
+        metavar="PATH-OR-URI",
+        help="the store's root or any place below it, a path or tensorcas:///absolute/path "
+        "(default: the environment variable TENSORCAS_STORE, else the working directory)",
+    )
+    common.add_argument(
+        "--format", choices=("text", "json"), help="how to answer: text for people (default), or one JSON document"
+    )
+    program = argparse.ArgumentParser(
+        prog="tensorcas",
+        description="Work on a store of deduplicated checkpoints.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[common],
+    )
+    commands = program.add_subparsers(required=True, metavar="COMMAND", title="commands")
+
+    def command(name: str, what: str, examples: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(
+            name,
+            help=what,
+            description=f"{what[0].upper()}{what[1:]}.",
+            epilog="examples:\n" + "".join(f"  tensorcas {line}\n" for line in examples.split("\n")),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            parents=[common],
+        )
+        made.set_defaults(parser=made)
+        return made
+
+    _add_looks(command)
+    _add_changes(command)
+    return program
+
+
+def _add_looks(command: _Command) -> None:
+    listing = command("list", "list the checkpoints, models and files a store keeps", "list\nlist --run 8f3c")
+    listing.add_argument("--run", metavar="ID", help="only what belongs to this run")
+    listing.set_defaults(act=_look.list_all)
+
+    stats = command(
+        "stats", "count what a store or a run keeps, and its bytes on disk", "stats\nstats --run 8f3c --format json"
+    )
+    stats.add_argument("--run", metavar="ID", help="only what belongs to this run")
+    stats.set_defaults(act=_look.count)
+
+    show = command(
+        "show", "show the tensors of one checkpoint, reading none of them", "show --run 8f3c\nshow --run 8f3c --step 20"
+    )
+    _add_checkpoint(show, step_help="its step (default: the last one)", is_step_required=False)
+    show.set_defaults(act=_look.show)
+
+    diff = command(
+        "diff",
+        "tell which tensors of two checkpoints differ, reading none of them",
+        "diff --run 8f3c --steps 10 20\n"
+        "diff --run 8f3c --step 20 --run 90ab --step 20\n"
+        "diff --run 8f3c --step 20 --name raw --name ema",
+    )
+    diff.add_argument("--run", metavar="ID", required=True, action="append", help="the run; or twice, one for each")
+    diff.add_argument("--steps", metavar=("A", "B"), type=int, nargs=2, help="the two steps")
+    diff.add_argument("--step", metavar="N", type=int, action="append", help="the step of both; or twice, one for each")
+    diff.add_argument("--name", action="append", help="the name of both, as for show; or twice, one for each")
+    diff.set_defaults(act=_look.compare)
+
+    verify = command(
+        "verify",
+        "look whether all is there that a store says it keeps",
+        "verify\nverify --full --format json",
+    )
+    verify.add_argument("--full", action="store_true", help="read every chunk and compare it with its digest")
+    verify.set_defaults(act=_look.check)
+
+
+def _add_changes(command: _Command) -> None:
+    init = command("init", "make a store", "init /data/mlflow\ninit tensorcas:///data/mlflow")
+    init.add_argument("place", nargs="?", metavar="ROOT", help="where, if it is not said by --root")
+    init.add_argument(
+        "--chunk-bytes", type=int, default=DEFAULT_CHUNK_BYTES, metavar="N", help="chunk size, fixed for its life"
+    )
+    init.set_defaults(act=_change.make)
+
+    delete = command(
+        "delete",
+        "drop one checkpoint; gc then removes what only it needed",
+        "delete --run 8f3c --step 3\ndelete --run 8f3c --step 3 --name ema --yes",
+    )
+    _add_checkpoint(delete, step_help="its step", is_step_required=True)
+    _add_yes(delete)
+    delete.set_defaults(act=_change.delete)
+
+    gc = command(
+        "gc", "delete what no checkpoint or file needs any more", "gc --dry-run\ngc --yes --max-waste 0\ngc --orphans"
+    )
+    gc.add_argument(
+        "--grace",
+        type=_hours,
+        default=DEFAULT_GRACE_S / 3600,
+        metavar="HOURS",
+        help="take a save that has been silent for so long for dead (default %(default)g)",
+    )
+    gc.add_argument(
+        "--max-waste",
+        type=_part,
+        default=DEFAULT_MAX_WASTE,
+        metavar="PART",
+        help="rewrite packs of which more than this part is unneeded, 0 to 1 (default %(default)g)",
+    )
+    gc.add_argument(
+        "--orphans",
+        action="store_true",
+        help="first drop the refs of models and runs that are gone from MLflow's own artifact folders for longer than "
+        "the grace",
+    )
+    gc.add_argument("--dry-run", action="store_true", help="print the plan and stop")
+    _add_yes(gc)
+    gc.set_defaults(act=_change.collect)
+
+
+def _add_checkpoint(made: argparse.ArgumentParser, *, step_help: str, is_step_required: bool) -> None:
+    made.add_argument("--run", metavar="ID", required=True, help="the run it belongs to")
+    made.add_argument("--step", metavar="N", type=int, required=is_step_required, help=step_help)
+    made.add_argument(
+        "--name",
+        help="where a run has several of one step: the name it was logged under ('' for none), its model's id, its "
+        "artifact path, or its key in the store",
+    )
+
+
+def _add_yes(made: argparse.ArgumentParser) -> None:
+    made.add_argument("-y", "--yes", action="store_true", help="do not ask before deleting")
+
+
+def _hours(text: str) -> float:
+    return _number(text, most=math.inf, what="a number of hours")
+
+
+def _part(text: str) -> float:
+    return _number(text, most=1.0, what="a number from 0 to 1")
+
+
+def _number(text: str, *, most: float, what: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number <= most or math.isinf(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+    return number

@@ -1,0 +1,97 @@
+"""From the words of a command to a store, and to what is kept in it."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tensorcas_mlflow import config
+from tensorcas_mlflow.cli._output import steps_text
+from tensorcas_mlflow.errors import CheckpointNotFoundError
+from tensorcas_mlflow.store import Ref, Store
+
+_N_LISTED = 10
+
+
+def root_of(options: Namespace) -> str:
+    """Say which place a command is about."""
+    return getattr(options, "root", None) or config.store_uri() or "."
+
+
+def store_of(options: Namespace) -> Store:
+    """Open the store that a command is about: the one at its place or the nearest above.
+
+    Raises:
+        StoreNotFoundError: There is none.
+    """
+    store, _ = Store.find(root_of(options))
+    return store
+
+
+def is_json(options: Namespace) -> bool:
+    """Tell whether a command is to answer in JSON."""
+    return getattr(options, "format", "text") == "json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which checkpoint a command means."""
+
+    run_id: str
+    step: int | None
+    """None is the last one."""
+    name: str | None
+    """None is any; the empty text is one without a name."""
+
+    def __str__(self) -> str:
+        step = "the last step" if self.step is None else f"step {self.step}"
+        name = f" named {self.name!r}" if self.name else " without a name" if self.name == "" else ""
+        return f"{step} of run {self.run_id!r}{name}"
+
+    def is_named(self, ref: Ref) -> bool:
+        """Tell whether a checkpoint goes by the name: its own, its model's id, its artifact path, or its key."""
+        if self.name == "":
+            return ref.name is None and ref.model_id is None
+        return self.name is None or self.name in (ref.name, ref.model_id, ref.path, ref.copy_path, ref.key)
+
+
+def of_run(refs: Sequence[Ref], run_id: str) -> list[Ref]:
+    """Give what belongs to a run.
+
+    Raises:
+        CheckpointNotFoundError: Nothing does.
+    """
+    found = [ref for ref in refs if ref.run_id == run_id]
+    if not found:
+        runs = list(dict.fromkeys(ref.run_id for ref in reversed(refs) if ref.run_id is not None))
+        more = f" and {len(runs) - _N_LISTED} more" if len(runs) > _N_LISTED else ""
+        known = f"runs {', '.join(map(repr, runs[:_N_LISTED]))}{more}" if runs else ""
+        raise CheckpointNotFoundError(f"of run {run_id!r}", known)
+    return found
+
+
+def the_one(refs: Sequence[Ref], wanted: Wanted) -> Ref:
+    """Find the checkpoint that a command means.
+
+    Raises:
+        CheckpointNotFoundError: There is none.
+        ValueError: There are several; the message lists them.
+    """
+    of_its_run = [ref for ref in of_run(refs, wanted.run_id) if ref.kind == "checkpoint"]
+    found = [ref for ref in of_its_run if wanted.is_named(ref)]
+    step = wanted.step
+    if step is None:
+        step = max((ref.step for ref in found if ref.step is not None), default=None)
+    found = [ref for ref in found if ref.step == step]
+    if not found:
+        steps = sorted({ref.step for ref in of_its_run if ref.step is not None})
+        raise CheckpointNotFoundError(f"for {wanted}", f"steps {steps_text(steps)}" if steps else "")
+    if len(found) > 1:
+        names = [ref.name if ref.name is not None else ref.model_id or "" for ref in found]
+        if len(set(names)) < len(names):
+            names = [ref.key for ref in found]
+        more = f" and {len(names) - _N_LISTED} more" if len(names) > _N_LISTED else ""
+        listed = ", ".join(map(repr, names[:_N_LISTED]))
+        raise ValueError(f"{wanted} is {len(found)} checkpoints, give --name as well, one of {listed}{more}")
+    return found[0]

@@ -1,0 +1,70 @@
+"""The ``format`` blob: a store's id and settings (``docs/format.md``, ``format``)."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+import uuid
+
+from tensorcas_mlflow.backends import STORE_FOLDER
+from tensorcas_mlflow.chunking import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
+from tensorcas_mlflow.errors import BackendError, CorruptError, NewerFormatError
+
+FORMAT = "format"
+"""Its key."""
+VERSION = 1
+
+Stamp = tuple[int, int, int]
+"""Tells one ``format`` file from another that has taken its place."""
+
+
+def new_format(chunk_bytes: int) -> bytes:
+    """Write the blob of a new store."""
+    settings = {"format": VERSION, "id": uuid.uuid4().hex, "chunk_bytes": chunk_bytes, "digest": "blake3-256"}
+    return json.dumps(settings, sort_keys=True).encode() + b"\n"
+
+
+def stamp_of(root: str) -> Stamp | None:
+    """Describe the ``format`` file of the store at a root; None if there is no such file.
+
+    Raises:
+        BackendError: It cannot be known.
+    """
+    path = os.path.join(root, STORE_FOLDER, FORMAT)
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG):
+            return None
+        raise BackendError("look at", path, f"{type(error).__name__}: {error}") from error
+    except ValueError:  # a NUL
+        return None
+    return (found.st_ino, found.st_mtime_ns, found.st_size) if stat.S_ISREG(found.st_mode) else None
+
+
+def parse_format(blob: bytes) -> tuple[str, int]:
+    """Read the blob.
+
+    Returns:
+        The store's id and its chunk size.
+
+    Raises:
+        NewerFormatError: A later release made the store.
+        CorruptError: It is damaged.
+    """
+    try:
+        settings = json.loads(blob)
+        version, store_id, chunk_bytes = settings["format"], settings["id"], settings["chunk_bytes"]
+        if type(version) is not int:
+            raise CorruptError(FORMAT, "it says no version")
+        if version > VERSION:
+            raise NewerFormatError("the store", version, VERSION)
+        if settings["digest"] != "blake3-256" or not (isinstance(store_id, str) and len(store_id) == 32):
+            raise CorruptError(FORMAT, "it says impossible settings")
+        if type(chunk_bytes) is not int or not MIN_CHUNK_BYTES <= chunk_bytes <= MAX_CHUNK_BYTES:
+            raise CorruptError(FORMAT, "it says impossible settings")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CorruptError(FORMAT, f"it does not hold a store's settings: {error!r}") from error
+    return store_id, chunk_bytes

@@ -1,0 +1,51 @@
+"""The keys of refs (``docs/format.md``, Refs and intents)."""
+
+from __future__ import annotations
+
+import re
+
+from tensorcas_mlflow.digest import digest
+
+_PLAIN = re.compile(r"[A-Za-z0-9._=~-]*")
+_MAX_SEGMENT = 180
+
+
+def quote_segment(text: str) -> str:
+    """Write any text as a segment of a key, reversibly unless it is long."""
+    quoted = text
+    if not _PLAIN.fullmatch(text):
+        encoded = text.encode("utf-8", "surrogateescape")
+        quoted = "".join(chr(c) if _PLAIN.fullmatch(chr(c)) else f"%{c:02X}" for c in encoded)
+    if len(quoted) <= _MAX_SEGMENT and quoted not in ("", ".", "..") and not quoted.startswith("~"):
+        return quoted
+    return "~" + digest(text.encode("utf-8", "surrogateescape")).hex()[:32]
+
+
+def run_prefix(run_id: str, name: str | None = None) -> str:
+    """The key prefix of the refs of a run's steps, or of those of one name."""
+    return "/".join(["refs/runs", quote_segment(run_id), *([] if name is None else [quote_segment(name)])])
+
+
+def artifact_prefix(directory: str) -> str:
+    """The key prefix of the refs below an artifact directory."""
+    return "/".join(["refs/artifacts", *map(quote_segment, path_segments(directory))])
+
+
+def artifact_key(path: str) -> str:
+    """The key of the ref of an artifact path."""
+    *folders, leaf = path_segments(path)
+    return "/".join(["refs/artifacts", *map(quote_segment, folders), "@" + quote_segment(leaf)])
+
+
+def path_segments(path: str) -> list[str]:
+    """Split an artifact path.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if path == "":
+        return []
+    segments = path.split("/")
+    if any(segment in ("", ".", "..") or "\0" in segment for segment in segments):
+        raise ValueError(f"not an artifact path: {path[:200]!r}")
+    return segments

@@ -1,0 +1,230 @@
+"""The Trainer callback, with the real Trainer and a tiny model that nobody downloads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pytest
+import torch
+import transformers
+
+from tensorcas_mlflow.callbacks.transformers import TensorCasCallback, export_checkpoint
+from tensorcas_mlflow.checkpoints import Keep, load_checkpoint
+from tests.callbacks.loops import only_run, same, steps_of
+from tests.callbacks.tokens import make_trainer
+
+
+def train(folder: Path, *callbacks: Any, resume: str | None = None, **options: Any) -> Any:
+    trainer = make_trainer(folder, *callbacks, **options)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def logged_steps(run_id: str, metric: str) -> list[int]:
+    return sorted(point.step for point in mlflow.MlflowClient().get_metric_history(run_id, metric))
+
+
+@pytest.mark.parametrize("eval_strategy", ["no", "steps", "epoch"])
+@pytest.mark.parametrize("step", [3, 4])
+def test_a_resumed_training_ends_as_an_uninterrupted_one(tmp_path: Path, step: int, eval_strategy: str) -> None:
+    evaluation = {"eval_strategy": eval_strategy, "eval_steps": 1}
+    with mlflow.start_run() as run:
+        whole = train(tmp_path, TensorCasCallback(every_n_steps=step), **evaluation)
+        folder = export_checkpoint(tmp_path / "resume", run.info.run_id, step=step)
+    resumed = train(tmp_path, resume=folder, **evaluation)
+
+    assert same(dict(resumed.model.state_dict()), dict(whole.model.state_dict()))
+    assert same(resumed.optimizer.state_dict(), whole.optimizer.state_dict())
+    assert same(resumed.lr_scheduler.state_dict(), whole.lr_scheduler.state_dict())
+    assert [log["loss"] for log in resumed.state.log_history if "loss" in log] == [
+        log["loss"] for log in whole.state.log_history if "loss" in log
+    ]
+
+
+def test_what_the_trainer_saves_is_logged(tmp_path: Path) -> None:
+    with mlflow.start_run() as run:
+        train(tmp_path, TensorCasCallback(), save_strategy="steps", save_steps=3)
+        folder = export_checkpoint(tmp_path / "resume", run.info.run_id, step=6)
+    theirs = tmp_path / "out" / "checkpoint-6"
+
+    assert steps_of(run.info.run_id) == [3, 6, 8]
+    for file in ("optimizer.pt", "scheduler.pt"):
+        assert same(torch.load(f"{folder}/{file}"), torch.load(theirs / file))
+    assert json.loads(Path(folder, "trainer_state.json").read_text()) == json.loads(
+        (theirs / "trainer_state.json").read_text()
+    )
+
+
+def test_every_n_steps_and_the_last_are_logged(tmp_path: Path) -> None:
+    with mlflow.start_run() as run:
+        train(tmp_path, TensorCasCallback(every_n_steps=3))
+
+    assert steps_of(run.info.run_id) == [3, 6, 8]
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").glob("checkpoint-*"))
+
+
+def test_tied_weights_are_tied_again(tmp_path: Path) -> None:
+    with mlflow.start_run() as run:
+        train(tmp_path, TensorCasCallback(every_n_steps=8))
+    state = load_checkpoint(run.info.run_id)["model"]
+
+    assert state["lm_head.weight"].data_ptr() == state["transformer.wte.weight"].data_ptr()
+
+
+def test_no_pickle_is_needed_to_load_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with mlflow.start_run() as run:
+        train(tmp_path, TensorCasCallback(every_n_steps=8))
+    monkeypatch.setenv("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
+
+    assert load_checkpoint(run.info.run_id).keys() == {"model", "optimizer", "scheduler", "rng", "trainer_state"}
+
+
+def test_it_follows_the_run_of_mlflows_own_callback(tmp_path: Path) -> None:
+    train(tmp_path, TensorCasCallback(every_n_steps=4), report_to=["mlflow"])
+    run = only_run()
+
+    assert steps_of(run.info.run_id) == [4, 8]
+    assert run.info.status == "FINISHED"
+    assert "loss" in run.data.metrics
+
+
+def test_the_given_run_comes_before_the_active_one(tmp_path: Path) -> None:
+    with mlflow.start_run() as given:
+        pass
+    with mlflow.start_run() as active:
+        train(tmp_path, TensorCasCallback(every_n_steps=8, run_id=given.info.run_id))
+
+    assert steps_of(given.info.run_id) == [8]
+    assert steps_of(active.info.run_id) == []
+
+
+def test_keep_goes_by_a_metric_that_the_trainer_logs(tmp_path: Path) -> None:
+    with mlflow.start_run() as run:
+        train(
+            tmp_path,
+            TensorCasCallback(every_n_steps=1, keep=Keep(best="eval_loss", mode="max")),
+            eval_strategy="steps",
+            eval_steps=1,
+            learning_rate=0.1,
+        )
+    losses = {each.step: each.value for each in mlflow.MlflowClient().get_metric_history(run.info.run_id, "eval_loss")}
+
+    assert len(losses) == 8
+    assert steps_of(run.info.run_id) == sorted({max(losses, key=lambda step: losses[step]), 8})
+
+
+@pytest.mark.parametrize("eval_strategy", ["steps", "epoch"])
+def test_the_best_step_may_be_the_last_one(tmp_path: Path, eval_strategy: str) -> None:
+    with mlflow.start_run() as run:
+        train(
+            tmp_path,
+            TensorCasCallback(every_n_steps=4, keep=Keep(best="eval_loss")),
+            eval_strategy=eval_strategy,
+            eval_steps=4,
+            learning_rate=0.01,
+        )
+
+    assert steps_of(run.info.run_id) == [8]
+    assert logged_steps(run.info.run_id, "eval_loss") == [4, 8]
+
+
+@pytest.mark.parametrize("strategy", ["steps", "epoch"])
+def test_the_last_step_is_rated_though_the_best_model_is_loaded_after_it(tmp_path: Path, strategy: str) -> None:
+    with mlflow.start_run() as run:
+        train(
+            tmp_path,
+            TensorCasCallback(every_n_steps=4, keep=Keep(best="eval_loss")),
+            eval_strategy=strategy,
+            eval_steps=4,
+            save_strategy=strategy,
+            save_steps=4,
+            load_best_model_at_end=True,
+            learning_rate=0.01,
+        )
+
+    assert 8 in steps_of(run.info.run_id)
+    assert logged_steps(run.info.run_id, "eval_loss") == [4, 8]
+
+
+def test_saves_in_the_background_are_done_when_training_ends(tmp_path: Path) -> None:
+    with mlflow.start_run() as run:
+        trainer = train(tmp_path, TensorCasCallback(every_n_steps=1, blocking=False))
+
+    assert steps_of(run.info.run_id) == list(range(1, 9))
+    assert same(dict(load_checkpoint(run.info.run_id)["model"]), dict(trainer.model.state_dict()))
+
+
+def test_the_best_model_does_not_pass_for_the_last_step(tmp_path: Path) -> None:
+    class Diverging(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+            if state.global_step > 2:
+                torch.nn.init.constant_(model.transformer.wpe.weight, 1e3 * state.global_step)
+
+    with mlflow.start_run() as run:
+        train(
+            tmp_path,
+            Diverging(),
+            TensorCasCallback(every_n_steps=5),
+            save_strategy="steps",
+            save_steps=1,
+            eval_strategy="steps",
+            eval_steps=1,
+            load_best_model_at_end=True,
+        )
+    weight = load_checkpoint(run.info.run_id, step=8)["model"]["transformer.wpe.weight"]
+
+    assert steps_of(run.info.run_id) == [5, 8]
+    assert torch.equal(weight, torch.full_like(weight, 8e3))
+
+
+def test_the_step_that_early_stopping_ends_at_is_logged(tmp_path: Path) -> None:
+    with mlflow.start_run() as run:
+        train(
+            tmp_path,
+            TensorCasCallback(every_n_steps=1),
+            transformers.EarlyStoppingCallback(early_stopping_patience=1),
+            save_strategy="steps",
+            save_steps=1,
+            eval_strategy="steps",
+            eval_steps=1,
+            load_best_model_at_end=True,
+            learning_rate=0.0,
+        )
+
+    assert steps_of(run.info.run_id) == [1, 2]
+
+
+def test_a_step_that_is_there_already_stops_the_training(tmp_path: Path) -> None:
+    with mlflow.start_run():
+        train(tmp_path, TensorCasCallback(every_n_steps=8))
+
+        with pytest.raises(Exception, match="checkpoint"):
+            train(tmp_path, TensorCasCallback(every_n_steps=8))
+
+
+def test_a_failed_training_keeps_what_was_logged(tmp_path: Path) -> None:
+    class Failing(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 6:
+                raise KeyboardInterrupt
+
+    with mlflow.start_run() as run, pytest.raises(KeyboardInterrupt):
+        train(tmp_path, TensorCasCallback(every_n_steps=2, blocking=False), Failing())
+
+    assert steps_of(run.info.run_id) == [2, 4]
+
+
+def test_a_sharded_training_is_refused(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    trainer.args.fsdp = True
+
+    with pytest.raises(ValueError, match="DeepSpeed or FSDP"):
+        TensorCasCallback().on_train_begin(trainer.args, trainer.state, trainer.control)
+
+
+def test_an_interval_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="every_n_steps must be at least 1"):
+        TensorCasCallback(every_n_steps=0)

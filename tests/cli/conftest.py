@@ -1,0 +1,77 @@
+"""A way to give commands, and a store to give them about."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorcas_mlflow.cli import main
+from tensorcas_mlflow.store import RefTarget, Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """What a command has answered."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+class Answers(io.StringIO):
+    """What somebody types at a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+Tensorcas = Callable[..., Done]
+
+
+@pytest.fixture
+def tensorcas(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Tensorcas:
+    """Give a command; ``typed`` is what is typed at a terminal, ``piped`` what a program gives it."""
+    monkeypatch.delenv("TENSORCAS_STORE", raising=False)
+
+    def give(*words: str | Path, typed: str | None = None, piped: str = "") -> Done:
+        monkeypatch.setattr("sys.stdin", io.StringIO(piped) if typed is None else Answers(typed))
+        capsys.readouterr()
+        try:
+            status = main([str(word) for word in words])
+        except SystemExit as end:
+            status = int(end.code or 0)
+        told = capsys.readouterr()
+        return Done(status=status, out=told.out, err=told.err)
+
+    return give
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """A run of three steps that share a tensor, a second run of one, a model and a file."""
+    store = Store.init(tmp_path / "store")
+    fixed = np.random.default_rng(0).normal(size=1000)
+    for step in range(1, 4):
+        save(store, {"fixed": fixed, "w": np.full((10, 3), step, "f4")}, run_id="train", step=step)
+    save(store, {"w": np.ones(3)}, run_id="other", step=1, name="ema", parent_step=0, metrics={"loss": float("nan")})
+    save(store, {"w": np.ones(3)}, run_id="train", step=3, model_id="m-1", copy_path="models/m-1/checkpoint.arrow")
+    (tmp_path / "file").write_bytes(b"text" * 1000)
+    with store.write_file(tmp_path / "file") as pending:
+        pending.commit(RefTarget(path="notes/a.txt"))
+    return store
+
+
+def save(store: Store, tensors: dict[str, Any], **target: Any) -> None:
+    with store.write_checkpoint(tensors, flavor="test") as pending:
+        pending.commit(RefTarget(**target))

@@ -1,0 +1,232 @@
+"""``init``, ``delete`` and ``gc`` on a real store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorcas_mlflow.store import RefTarget, Store
+
+Tensorcas = Callable[..., Any]
+
+
+def save(store: Store, step: int, name: str | None = None) -> None:
+    with store.write_checkpoint({"w": np.random.default_rng(step).normal(size=1000)}) as pending:
+        pending.commit(RefTarget(run_id="run", step=step, name=name))
+
+
+def pack_bytes(store: Store) -> int:
+    return sum(info.size for info in store.backend.list("packs"))
+
+
+def keys(store: Store) -> list[str]:
+    return [ref.key for ref in store.checkpoints()]
+
+
+def steps(store: Store) -> list[Any]:
+    return [ref.step for ref in store.checkpoints()]
+
+
+@pytest.fixture
+def garbage(tmp_path: Path) -> Store:
+    """A store of two steps, one of them dropped."""
+    store = Store.init(tmp_path / "garbage")
+    save(store, 1)
+    save(store, 2)
+    store.drop(store.checkpoints()[0])
+    return store
+
+
+# --- init
+
+
+@pytest.mark.parametrize("words", [["init", "ROOT"], ["init", "--root", "ROOT"], ["--root", "ROOT", "init"]])
+def test_init_makes_a_store_once(tensorcas: Tensorcas, tmp_path: Path, words: list[str]) -> None:
+    words = [word.replace("ROOT", str(tmp_path / "new")) for word in words]
+    first, second = tensorcas(*words, "--chunk-bytes", "65536"), tensorcas(*words)
+
+    assert (first.status, second.status) == (0, 1)
+    assert Store.open(tmp_path / "new").chunk_bytes == 65536
+    assert "already a store" in second.err
+
+
+def test_init_without_a_place_makes_a_store_where_one_is_looked_for(
+    tensorcas: Tensorcas, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = tensorcas("init", "--format", "json").json
+
+    assert made == {"store": Store.open(tmp_path).uri, "id": Store.open(tmp_path).id, "chunk_bytes": 262144}
+
+
+def test_init_wants_one_place(tensorcas: Tensorcas, tmp_path: Path) -> None:
+    done = tensorcas("init", tmp_path / "a", "--root", tmp_path / "b")
+
+    assert done.status == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- delete
+
+
+def test_delete_drops_one_step_after_a_yes(tensorcas: Tensorcas, store: Store) -> None:
+    done = tensorcas("delete", "--run", "train", "--step", "1", "--root", store.uri, typed="y\n")
+
+    assert done.status == 0
+    assert done.err == "Delete run train step 1? [y/N] "
+    assert "deleted run train step 1" in done.out
+    assert [ref.step for ref in store.checkpoints() if ref.run_id == "train"] == [2, 3, 3]
+
+
+@pytest.mark.parametrize("answer", ["n\n", "\n", "", "yep\n"])
+def test_delete_without_a_yes_deletes_nothing(tensorcas: Tensorcas, store: Store, answer: str) -> None:
+    before = keys(store)
+    for told in ({"typed": answer}, {"piped": answer}):
+        done = tensorcas("delete", "--run", "train", "--step", "1", "--root", store.uri, **told)
+
+        assert (done.status, done.out) == (0, "nothing was deleted\n")
+    assert keys(store) == before
+
+
+def test_delete_does_not_ask_where_yes_is_said(tensorcas: Tensorcas, store: Store) -> None:
+    words = ["delete", "--run", "other", "--step", "1", "--name", "ema", "--yes", "--root", store.uri]
+    done = tensorcas(*words, "--format", "json")
+
+    assert (done.status, done.err) == (0, "")
+    assert (done.json["deleted"], done.json["checkpoint"]["name"]) == (True, "ema")
+    assert tensorcas(*words).status == 1
+
+
+def test_delete_of_a_step_that_several_have_deletes_none_of_them(tensorcas: Tensorcas, store: Store) -> None:
+    before = keys(store)
+    done = tensorcas("delete", "--run", "train", "--step", "3", "--yes", "--root", store.uri)
+
+    assert done.status == 1
+    assert "give --name as well" in done.err
+    assert keys(store) == before
+
+
+def test_delete_of_a_logged_model_says_what_becomes_of_it(tensorcas: Tensorcas, store: Store) -> None:
+    words = ["delete", "--run", "train", "--step", "3", "--name", "m-1", "--root", store.uri]
+    done = tensorcas(*words, typed="n\n")
+
+    assert "the logged model m-1: MLflow will still list it and not load it" in done.err
+
+
+def test_delete_does_not_drop_what_was_saved_while_it_asked(
+    tensorcas: Tensorcas, garbage: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow:
+        def isatty(self) -> bool:
+            return True
+
+        def readline(self) -> str:
+            garbage.drop(garbage.checkpoints()[0])
+            save(garbage, 2)
+            return "y\n"
+
+    monkeypatch.setattr("io.StringIO", lambda *_: Slow())
+    done = tensorcas("delete", "--run", "run", "--step", "2", "--root", garbage.uri)
+
+    assert done.status == 1
+    assert "saved again meanwhile" in done.err
+    assert steps(garbage) == [2]
+
+
+# --- gc
+
+
+def test_gc_prints_its_plan_asks_and_reports(tensorcas: Tensorcas, garbage: Store) -> None:
+    done = tensorcas("gc", "--root", garbage.uri, typed="yes\n")
+
+    assert done.status == 0
+    plan, report = done.out.splitlines()
+    assert "1 packs to delete" in plan
+    assert "deleted 1 packs and 1 manifests" in report
+    assert done.err == "Delete? [y/N] "
+    assert steps(garbage) == [2]
+
+
+@pytest.mark.parametrize("told", [{"typed": "n\n"}, {"typed": ""}, {"piped": ""}])
+def test_gc_without_a_yes_deletes_nothing(tensorcas: Tensorcas, garbage: Store, told: dict[str, str]) -> None:
+    before = pack_bytes(garbage)
+    done = tensorcas("gc", "--root", garbage.uri, **told)
+
+    assert done.status == 0
+    assert done.out.splitlines()[-1] == "nothing was deleted"
+    assert pack_bytes(garbage) == before > 0
+
+
+def test_gc_does_not_ask_where_there_is_nothing_to_delete(tensorcas: Tensorcas, store: Store) -> None:
+    done = tensorcas("gc", "--root", store.uri)
+
+    assert (done.status, done.err) == (0, "")
+    assert done.out.splitlines()[-1].startswith("deleted 0 packs and 0 manifests")
+
+
+def test_a_dry_run_prints_the_plan_and_stops(tensorcas: Tensorcas, garbage: Store) -> None:
+    before = pack_bytes(garbage)
+    done = tensorcas("gc", "--dry-run", "--yes", "--root", garbage.uri)
+    found = tensorcas("gc", "--dry-run", "--root", garbage.uri, "--format", "json").json
+
+    assert len(done.out.splitlines()) == 1
+    assert (found["plan"]["n_packs"], found["plan"]["n_manifests"], found["report"]) == (1, 1, None)
+    assert pack_bytes(garbage) == before
+
+
+def test_gc_in_json_is_one_document(tensorcas: Tensorcas, garbage: Store) -> None:
+    done = tensorcas("gc", "--yes", "--root", garbage.uri, "--format", "json")
+
+    assert (done.json["report"]["n_packs"], done.json["report"]["n_manifests"]) == (1, 1)
+    assert 0 < done.json["plan"]["packs_bytes"] < done.json["report"]["freed_bytes"]
+
+
+def test_gc_keeps_what_a_save_relies_on_that_has_been_silent_for_less_than_the_grace(
+    tensorcas: Tensorcas, garbage: Store
+) -> None:
+    with garbage.write_checkpoint({"w": np.random.default_rng(1).normal(size=1000)}) as pending:
+        kept = tensorcas("gc", "--yes", "--root", garbage.uri, "--format", "json").json
+        tensorcas("gc", "--yes", "--grace", "0", "--root", garbage.uri)
+        pending.commit(RefTarget(run_id="run", step=3))
+
+    assert (kept["report"]["n_packs"], kept["report"]["n_aborted"]) == (0, 0)
+    assert tensorcas("verify", "--full", "--root", garbage.uri).status == 0
+
+
+def test_gc_rewrites_packs_that_waste_more_than_is_allowed(tensorcas: Tensorcas, tmp_path: Path) -> None:
+    store = Store.init(tmp_path)
+    rng = np.random.default_rng(0)
+    big, small = rng.normal(size=10_000), rng.normal(size=1_000)
+    with store.write_checkpoint({"big": big, "small": small}) as pending:
+        first = pending.commit(RefTarget(run_id="run", step=1))
+    with store.write_checkpoint({"big": big}) as pending:
+        pending.commit(RefTarget(run_id="run", step=2))
+    store.drop(first)
+
+    kept = tensorcas("gc", "--yes", "--root", tmp_path, "--format", "json").json["report"]
+    assert kept["n_packs"] == 0
+    rewritten = tensorcas("gc", "--yes", "--max-waste", "0", "--root", tmp_path, "--format", "json").json
+    assert (rewritten["plan"]["n_rewrites"], rewritten["report"]["n_packs"]) == (1, 1)
+
+
+@pytest.mark.parametrize("command", [["gc"], ["delete", "--run", "run", "--step", "2"]])
+def test_a_program_that_says_no_yes_is_refused_and_not_kept_waiting(
+    tensorcas: Tensorcas, garbage: Store, command: list[str]
+) -> None:
+    before = pack_bytes(garbage)
+    done = tensorcas(*command, "--root", garbage.uri, "--format", "json", piped="y\n")
+
+    assert (done.status, done.out) == (1, "")
+    assert "--yes" in done.err
+    assert (pack_bytes(garbage), steps(garbage)) == (before, [2])
+
+
+def test_somebody_at_a_terminal_is_asked_also_where_the_answer_is_json(tensorcas: Tensorcas, garbage: Store) -> None:
+    done = tensorcas("gc", "--root", garbage.uri, "--format", "json", typed="y\n")
+
+    assert done.json["report"]["n_packs"] == 1
+    assert done.err == "Delete? [y/N] "

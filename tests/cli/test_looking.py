@@ -1,0 +1,287 @@
+"""``list``, ``stats``, ``show``, ``diff`` and ``verify`` on a real store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorcas_mlflow.store import RefTarget, Store
+
+Tensorcas = Callable[..., Any]
+
+
+def root(store: Store) -> str:
+    return store.uri
+
+
+def save(store: Store, tensors: dict[str, Any], **target: Any) -> None:
+    with store.write_checkpoint(tensors, flavor="test") as pending:
+        pending.commit(RefTarget(**target))
+
+
+def damage(store: Store) -> None:
+    """Delete the pack of the first step."""
+    first = min(store.backend.list("packs"), key=lambda info: (info.modified_s, info.key))
+    store.backend.delete(first.key)
+
+
+# --- list
+
+
+def test_list_tells_run_by_run_what_is_kept(tensorcas: Tensorcas, store: Store) -> None:
+    done = tensorcas("list", "--root", root(store))
+
+    assert done.status == 0
+    assert done.out.splitlines() == [
+        f"store {store.uri}",
+        "run train",
+        "  steps 1, 2, 3  test",
+        "  model m-1 step 3  test  models/m-1/checkpoint.arrow",
+        "run other",
+        "  ema steps 1  test",
+        "no run",
+        "  file notes/a.txt  4.0 KB",
+    ]
+
+
+def test_list_of_one_run_leaves_out_the_others(tensorcas: Tensorcas, store: Store) -> None:
+    done = tensorcas("list", "--run", "other", "--root", root(store))
+
+    assert done.out.splitlines()[1:] == ["run other", "  ema steps 1  test"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        (range(1, 11), "steps 1, 2, 3, 4, 5, 6, 7, 8, 9, 10"),
+        (range(1, 21), "steps 1..20 (20 checkpoints)"),
+        (range(-100, 1100, 100), "steps -100..1000 by 100 (12 checkpoints)"),
+        ([*range(11), 99], "steps 0..99 (12 checkpoints)"),
+    ],
+)
+def test_more_than_ten_steps_are_told_as_a_range(
+    tensorcas: Tensorcas, tmp_path: Path, steps: list[int], said: str
+) -> None:
+    store = Store.init(tmp_path)
+    for step in steps:
+        save(store, {}, run_id="long", step=step)
+
+    assert f"  {said}  test" in tensorcas("list", "--root", tmp_path).out.splitlines()
+    listed = tensorcas("list", "--root", tmp_path, "--format", "json").json
+    assert [entry["step"] for entry in listed["runs"][0]["checkpoints"]] == list(steps)
+
+
+def test_list_in_json_tells_all_that_is_known(tensorcas: Tensorcas, store: Store) -> None:
+    listed = tensorcas("list", "--root", root(store), "--format", "json").json
+    [train, other, none] = listed["runs"]
+
+    assert (listed["store"], train["run_id"], none["run_id"]) == (store.uri, "train", None)
+    assert [entry["step"] for entry in train["checkpoints"]] == [1, 2, 3]
+    assert (train["models"][0]["model_id"], train["models"][0]["path"]) == ("m-1", "models/m-1/checkpoint.arrow")
+    assert (none["files"][0]["path"], none["files"][0]["bytes"]) == ("notes/a.txt", 4000)
+    [ema] = other["checkpoints"]
+    assert (ema["name"], ema["parent_step"], ema["metrics"], ema["flavor"]) == ("ema", 0, {"loss": "nan"}, "test")
+    assert store.ref(ema["key"]) is not None
+
+
+def test_a_run_that_is_not_there_is_named_with_those_that_are(tensorcas: Tensorcas, store: Store) -> None:
+    for command in ("list", "stats", "show"):
+        done = tensorcas(command, "--run", "nobody", "--root", root(store))
+
+        assert done.status == 1
+        assert done.err == "tensorcas: error: there is no checkpoint of run 'nobody'; there are runs 'train', 'other'\n"
+
+
+# --- stats
+
+
+def test_stats_count_every_byte_on_disk(tensorcas: Tensorcas, store: Store, tmp_path: Path) -> None:
+    below = tmp_path / "store"
+    on_disk = sum((Path(at) / name).stat().st_size for at, _, names in os.walk(below) for name in names)
+    found = tensorcas("stats", "--root", root(store), "--format", "json").json
+
+    assert found["disk_bytes"] == found["disk"]["total"] == on_disk
+    assert (found["runs"], found["checkpoints"], found["files"]) == (2, 5, 1)
+    assert found["total_bytes"] == 3 * 8120 + 2 * 24 + 4000
+    assert f"{on_disk:,} bytes on disk" in tensorcas("stats", "--root", root(store)).out
+
+
+def test_stats_of_a_run_are_its_own(tensorcas: Tensorcas, store: Store) -> None:
+    found = tensorcas("stats", "--run", "train", "--root", root(store), "--format", "json").json
+
+    assert (found["run_id"], found["checkpoints"], found["steps"]) == ("train", 4, [1, 2, 3])
+    assert (found["total_chunks"], found["unique_chunks"], found["dedup_ratio"]) == (7, 5, 0.7143)
+    assert "run train, 4 checkpoints" in tensorcas("stats", "--run", "train", "--root", root(store)).out
+
+
+# --- show
+
+
+def test_show_tells_the_tensors_of_a_checkpoint(tensorcas: Tensorcas, store: Store) -> None:
+    done = tensorcas("show", "--run", "train", "--step", "2", "--root", root(store))
+    lines = done.out.splitlines()
+
+    assert lines[0] == "run train step 2"
+    assert "  flavor: test" in lines
+    assert lines[-4:] == [
+        "tensor  dtype    shape  bytes  chunks",
+        "fixed   float64  1000    8000       1",
+        "w       float32  10x3     120       1",
+        "2 tensors, 8,120 bytes, 2 chunks, 2 of them different",
+    ]
+
+
+def test_show_in_json_tells_metrics_and_tensors(tensorcas: Tensorcas, store: Store) -> None:
+    found = tensorcas("show", "--run", "other", "--root", root(store), "--format", "json").json
+
+    assert (found["checkpoint"]["step"], found["checkpoint"]["metrics"]) == (1, {"loss": "nan"})
+    assert found["tensors"] == [{"name": "w", "dtype": "float64", "shape": [3], "n_bytes": 24, "n_chunks": 1}]
+    assert (found["n_tensors"], found["n_bytes"], found["n_chunks"], found["n_unique_chunks"]) == (1, 24, 1, 1)
+
+
+def test_show_and_diff_read_no_data(tensorcas: Tensorcas, store: Store) -> None:
+    for info in list(store.backend.list("packs")):
+        store.backend.delete(info.key)
+
+    assert tensorcas("show", "--run", "train", "--step", "1", "--root", root(store)).status == 0
+    assert tensorcas("diff", "--run", "train", "--steps", "1", "2", "--root", root(store)).status == 0
+
+
+def test_show_without_a_step_means_the_last_one(tensorcas: Tensorcas, store: Store) -> None:
+    save(store, {}, run_id="train", step=12)
+
+    assert tensorcas("show", "--run", "train", "--root", root(store)).out.startswith("run train step 12\n")
+
+
+def test_a_step_that_several_have_must_be_named(tensorcas: Tensorcas, store: Store) -> None:
+    words = ["show", "--run", "train", "--step", "3", "--root", root(store), "--format", "json"]
+    done = tensorcas(*words)
+
+    assert done.status == 1
+    assert done.err == (
+        "tensorcas: error: step 3 of run 'train' is 2 checkpoints, give --name as well, one of '', 'm-1'\n"
+    )
+    assert tensorcas(*words, "--name", "m-1").json["n_tensors"] == 1
+    assert tensorcas(*words, "--name", "").json["n_tensors"] == 2
+    assert tensorcas(*words, "--name", "refs/runs/train/@3").json["n_tensors"] == 2
+
+
+def test_checkpoints_that_share_their_name_too_are_told_apart_by_their_keys(tensorcas: Tensorcas, store: Store) -> None:
+    save(store, {}, run_id="train", step=3, model_id="m-1", copy_path="models/m-1/checkpoint.arrow")
+    done = tensorcas("show", "--run", "train", "--name", "m-1", "--root", root(store))
+    keys = [key for key in done.err.split("'") if key.startswith("refs/copies/")]
+
+    assert len(keys) == 2
+    for key in keys:
+        assert tensorcas("show", "--run", "train", "--name", key, "--root", root(store)).status == 0
+
+
+def test_a_step_or_name_that_is_not_there_is_named_with_the_steps_that_are(tensorcas: Tensorcas, store: Store) -> None:
+    for words in (["--step", "9"], ["--step", "1", "--name", "ema"]):
+        done = tensorcas("show", "--run", "train", *words, "--root", root(store))
+
+        assert done.status == 1
+        assert "there are steps 1, 2, 3" in done.err
+
+
+# --- diff
+
+
+def test_diff_tells_what_changed_between_two_steps(tensorcas: Tensorcas, store: Store) -> None:
+    done = tensorcas("diff", "--run", "train", "--steps", "1", "2", "--root", root(store))
+
+    assert done.out.splitlines() == [
+        "from run train step 1",
+        "to   run train step 2",
+        "~ w  float32 10x3",
+        "0 added (0 B), 0 removed (0 B), 1 changed (120 B), 1 equal (8.0 KB)",
+    ]
+
+
+def test_diff_of_two_runs_names_each(tensorcas: Tensorcas, store: Store) -> None:
+    words = ["diff", "--run", "train", "--step", "1", "--run", "other", "--root", root(store)]
+    found = tensorcas(*words, "--format", "json").json
+
+    assert (found["before"]["run_id"], found["after"]["run_id"]) == ("train", "other")
+    assert (found["added"], found["removed"], found["changed"], found["equal"]) == ([], ["fixed"], ["w"], [])
+    assert "~ w  float32 10x3 -> float64 3" in tensorcas(*words).out
+
+
+def test_diff_of_two_names_of_one_step(tensorcas: Tensorcas, store: Store) -> None:
+    words = ["--run", "train", "--step", "3", "--name", "", "--name", "m-1", "--root", root(store)]
+    found = tensorcas("diff", *words, "--format", "json").json
+
+    assert (found["before"]["model_id"], found["after"]["model_id"]) == (None, "m-1")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["--step", "1"],
+        ["--steps", "1", "2", "--step", "3"],
+        ["--step", "1", "--step", "2", "--step", "3"],
+        ["--run", "other"],
+        ["--run", "a", "--run", "b", "--steps", "1", "2"],
+    ],
+    ids=" ".join,
+)
+def test_diff_wants_exactly_two_checkpoints(tensorcas: Tensorcas, store: Store, words: list[str]) -> None:
+    done = tensorcas("diff", "--run", "train", *words, "--root", root(store))
+
+    assert (done.status, done.out) == (2, "")
+
+
+# --- verify
+
+
+def test_verify_of_a_sound_store_is_done(tensorcas: Tensorcas, store: Store) -> None:
+    done = tensorcas("verify", "--full", "--root", root(store))
+
+    assert (done.status, done.err) == (0, "")
+    assert done.out == "6 checkpoints and files, 5 packs, 6 chunks, every one read: no problem found\n"
+
+
+def test_verify_ends_with_3_where_it_finds_problems(tensorcas: Tensorcas, store: Store) -> None:
+    damage(store)
+    done = tensorcas("verify", "--root", root(store))
+
+    assert done.status == 3
+    assert "run train step 1, tensors 'fixed', 'w', packs/" in done.out
+    assert done.out.splitlines()[-1].endswith("none of them read: 3 problems")
+
+
+def test_verify_in_json_tells_each_problem(tensorcas: Tensorcas, store: Store) -> None:
+    damage(store)
+    done = tensorcas("verify", "--root", root(store), "--format", "json")
+    found = done.json
+
+    assert (done.status, found["full"], found["n_refs"]) == (3, False, 6)
+    assert {problem["checkpoint"] for problem in found["problems"]} == {f"run train step {n}" for n in (1, 2, 3)}
+    assert all(problem["key"].startswith("packs/") and problem["tensors"] for problem in found["problems"])
+
+
+def test_other_commands_point_to_verify_where_something_cannot_be_read(tensorcas: Tensorcas, store: Store) -> None:
+    store.backend.put_new("refs/runs/train/@9", [b"{"])
+    done = tensorcas("list", "--root", root(store))
+
+    assert done.status == 1
+    assert "refs/runs/train/@9" in done.err
+    assert "`tensorcas verify` lists all that is damaged" in done.err
+    assert tensorcas("verify", "--root", root(store)).status == 3
+
+
+def test_scalars_and_empty_tensors_are_shown(tensorcas: Tensorcas, tmp_path: Path) -> None:
+    store = Store.init(tmp_path)
+    save(store, {"s": np.float32(1), "e": np.empty((0, 2))}, run_id="run", step=1)
+    done = tensorcas("show", "--run", "run", "--root", tmp_path)
+
+    assert [line.split() for line in done.out.splitlines()[-3:-1]] == [
+        ["s", "float32", "scalar", "4", "1"],
+        ["e", "float64", "0x2", "0", "0"],
+    ]

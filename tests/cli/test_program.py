@@ -1,0 +1,308 @@
+"""What all commands share: where they look, how they end, and what reaches the terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorcas_mlflow.store import RefTarget, Store
+
+Tensorcas = Callable[..., Any]
+
+PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
+PROGRAM = [sys.executable, "-c", "import sys; from tensorcas_mlflow.cli import main; sys.exit(main())"]
+COMMANDS = ["list", "stats", "show", "diff", "verify", "init", "delete", "gc"]
+
+HOSTILE = "red\x1b[31m\r\n\x07\u202eback\udc80"
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Store:
+    """A store in which every name that can be chosen is hostile to a terminal."""
+    store = Store.init(tmp_path / "hostile")
+    name = HOSTILE.replace("\r\n", "").replace("\udc80", "")
+    for step in (1, 2):
+        with store.write_checkpoint({name: np.full(3, step)}, flavor=name) as pending:
+            pending.commit(
+                RefTarget(run_id=HOSTILE, step=step, name=HOSTILE, metrics={HOSTILE: 1.0}, model_id=HOSTILE, uri="x")
+            )
+    with store.write_checkpoint({name: np.full(3, 3)}, flavor=name) as pending:
+        pending.commit(RefTarget(run_id=HOSTILE, step=3, path=HOSTILE, uri=HOSTILE))
+    return store
+
+
+def run(*words: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "TENSORCAS_STORE"}
+    return subprocess.run(
+        [*PROGRAM, *map(str, words)],
+        env=environment | options.pop("env", {}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        **options,
+    )
+
+
+# --- the place
+
+
+def test_the_place_is_said_before_or_after_the_command(tensorcas: Tensorcas, store: Store) -> None:
+    after = tensorcas("list", "--root", store.uri, "--format", "json")
+    before = tensorcas("--format", "json", "--root", store.uri, "list")
+
+    assert before.status == after.status == 0
+    assert before.json == after.json
+
+
+def test_what_is_said_after_the_command_counts(tensorcas: Tensorcas, store: Store) -> None:
+    assert tensorcas("--root", "/nowhere", "--format", "json", "list", "--root", store.uri, "--format", "text").out
+
+
+def test_the_place_is_said_by_the_environment_where_no_word_does(
+    tensorcas: Tensorcas, store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TENSORCAS_STORE", store.uri)
+    Store.init(tmp_path / "empty")
+
+    assert "run train" in tensorcas("list").out
+    assert "run train" not in tensorcas("list", "--root", tmp_path / "empty").out
+
+
+def test_the_place_is_the_working_directory_where_nothing_says_it(
+    tensorcas: Tensorcas, store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    below = tmp_path / "store" / "below"
+    below.mkdir()
+    monkeypatch.chdir(below)
+
+    assert tensorcas("list").out.startswith(f"store {store.uri}\n")
+
+
+def test_a_place_without_a_store_is_an_error_that_says_what_to_do(tensorcas: Tensorcas, tmp_path: Path) -> None:
+    for command in (["list"], ["stats"], ["verify"], ["gc"], ["show", "--run", "x"]):
+        done = tensorcas(*command, "--root", tmp_path)
+
+        assert (done.status, done.out) == (1, "")
+        assert done.err.startswith("tensorcas: error: there is no store at")
+        assert "tensorcas init" in done.err
+
+
+def test_a_place_of_another_kind_is_an_error(tensorcas: Tensorcas) -> None:
+    done = tensorcas("list", "--root", "s3://bucket/x")
+
+    assert done.status == 1
+    assert len(done.err.splitlines()) == 1
+
+
+# --- how it ends
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["nothing"],
+        ["list", "--format", "xml"],
+        ["show", "--step", "1"],
+        ["show", "--run", "x", "--step", "one"],
+        ["delete", "--run", "x"],
+        ["gc", "--grace", "-1"],
+        ["gc", "--grace", "nan"],
+        ["gc", "--grace", "soon"],
+        ["gc", "--max-waste", "1.5"],
+        ["list", "somewhere"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_ends_with_2_and_tells_the_usage(tensorcas: Tensorcas, words: list[str]) -> None:
+    done = tensorcas(*words)
+
+    assert (done.status, done.out) == (2, "")
+    assert done.err.startswith("usage: tensorcas")
+
+
+def test_an_interrupt_ends_with_130_and_no_traceback(store: Store) -> None:
+    # A prompt waits for an answer that does not come.
+    words = ["delete", "--run", "train", "--step", "1", "--root", store.uri]
+    with subprocess.Popen(
+        [*PROGRAM, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        told = ""
+        while "[y/N]" not in told:
+            told += process.stderr.read(1)
+        time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, rest = process.communicate(timeout=60)
+
+    assert process.returncode == 130
+    assert rest.strip() == "tensorcas: interrupted"
+    assert len(store.checkpoints()) == 6
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    store = Store.init(tmp_path)
+    with store.write_checkpoint({f"layer.{n}.weight": np.float32(n) for n in range(5000)}) as pending:
+        pending.commit(RefTarget(run_id="run", step=1))
+    with subprocess.Popen(
+        [*PROGRAM, "show", "--run", "run", "--root", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        told = process.stderr.read()
+
+    assert (process.returncode, told) == (141, b"")
+
+
+def test_no_standard_input_is_no_answer(store: Store) -> None:
+    done = run("delete", "--run", "train", "--step", "1", "--root", store.uri, stdin=subprocess.DEVNULL)
+
+    assert (done.returncode, done.stdout) == (0, "nothing was deleted\n")
+
+
+# --- what reaches the terminal
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["list"],
+        ["stats"],
+        ["stats", "--run", HOSTILE],
+        ["show", "--run", HOSTILE, "--step", "1"],
+        ["diff", "--run", HOSTILE, "--steps", "1", "2"],
+        ["delete", "--run", HOSTILE, "--step", "1"],
+        ["delete", "--run", HOSTILE, "--step", "3"],
+        ["gc", "--orphans", "--grace", "0"],
+        ["show", "--run", "nobody"],
+        ["show", "--run", HOSTILE, "--step", "9"],
+        ["list", "--root", HOSTILE],
+    ],
+    ids=repr,
+)
+def test_a_name_from_a_store_reaches_the_terminal_as_plain_text(
+    tensorcas: Tensorcas, hostile: Store, words: list[str]
+) -> None:
+    done = tensorcas("--root", hostile.uri, *words)
+    written = (done.out + done.err).replace("\n", "")
+
+    assert written.isprintable()
+    assert len(done.err.splitlines()) <= 1
+
+
+def test_verify_shows_names_as_plain_text(tensorcas: Tensorcas, hostile: Store) -> None:
+    for info in list(hostile.backend.list("packs")):
+        hostile.backend.delete(info.key)
+    done = tensorcas("verify", "--root", hostile.uri)
+
+    assert done.status == 3
+    assert done.out.replace("\n", "").isprintable()
+
+
+def test_json_holds_names_as_they_are_and_is_plain_text_itself(tensorcas: Tensorcas, hostile: Store) -> None:
+    words = ["--root", hostile.uri, "--format", "json"]
+    listed = tensorcas("list", *words)
+    shown = tensorcas("show", "--run", HOSTILE, "--step", "1", *words)
+
+    for done in (listed, shown):
+        assert done.out.replace("\n", "").isprintable()
+        assert done.out.isascii()
+    assert listed.json["runs"][0]["run_id"] == HOSTILE
+    assert shown.json["checkpoint"]["metrics"] == {HOSTILE: 1.0}
+
+
+def test_a_terminal_that_knows_ascii_only_is_no_error(tmp_path: Path) -> None:
+    store = Store.init(tmp_path)
+    with store.write_checkpoint({"größe": np.ones(1)}, flavor="ü") as pending:
+        pending.commit(RefTarget(run_id="模型", step=1))
+    done = run("list", "--root", tmp_path, env={"PYTHONIOENCODING": "ascii"})
+
+    assert done.returncode == 0
+    assert "run \\u6a21\\u578b" in done.stdout
+
+
+# --- help and the page
+
+
+@pytest.mark.parametrize("words", [[], *([command] for command in COMMANDS)], ids=" ".join)
+def test_help_gives_examples_that_are_commands(tensorcas: Tensorcas, words: list[str]) -> None:
+    from tensorcas_mlflow.cli._parser import parser
+
+    done = tensorcas(*words, "--help")
+    examples = re.findall(r"^  tensorcas (.*?)(?:  .*)?$", done.out.partition("examples:")[2], re.MULTILINE)
+
+    assert done.status == 0
+    assert examples
+    for example in examples:
+        assert callable(parser().parse_args(example.split()).act)
+
+
+def json_on_the_page() -> dict[str, Any]:
+    """The examples of answers, by command."""
+    found = re.findall(r"^## `tensorcas (\w+).*?^```json\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    return {command: json.loads(text) for command, text in found}
+
+
+def keys_of(value: Any) -> Any:
+    """The keys of a document, and of the first element of each list in it."""
+    if isinstance(value, dict):
+        return {name: keys_of(inner) for name, inner in value.items() if name != "metrics" and name != "metadata"}
+    return [keys_of(value[0])] if isinstance(value, list) and value else None
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("init", ["--root", "NEW"]),
+        ("list", []),
+        ("stats", []),
+        ("show", ["--run", "train", "--step", "1"]),
+        ("diff", ["--run", "train", "--steps", "1", "2"]),
+        ("verify", []),
+        ("delete", ["--run", "train", "--step", "1", "--yes"]),
+        ("gc", ["--yes"]),
+    ],
+)
+def test_the_page_shows_the_keys_that_a_command_answers_with(
+    tensorcas: Tensorcas, store: Store, tmp_path: Path, command: str, words: list[str]
+) -> None:
+    words = [word.replace("NEW", str(tmp_path / "new")) for word in words]
+    if command == "verify":
+        store.backend.delete(next(iter(store.backend.list("packs"))).key)
+    answered = tensorcas("--root", store.uri, "--format", "json", command, *words).json
+
+    shown = json_on_the_page()[command]
+    if command == "list":
+        first = answered["runs"][0]
+        first["files"] = answered["runs"][-1]["files"]
+    assert keys_of(answered) == keys_of(shown)
+
+
+def test_the_page_names_every_command_and_option() -> None:
+    from tensorcas_mlflow.cli._parser import parser
+
+    page = PAGE.read_text()
+    subparsers = parser()._subparsers
+    assert subparsers is not None
+    [commands] = [action for action in subparsers._actions if isinstance(getattr(action, "choices", None), dict)]
+
+    for name, command in dict(commands.choices or {}).items():
+        section = page.partition(f"## `tensorcas {name}")[2].partition("\n## ")[0]
+        assert section, name
+        for action in command._actions:
+            option = action.option_strings[-1] if action.option_strings else ""
+            assert option in ("", "--help", "--root", "--format") or f"`{option}" in section, (name, option)

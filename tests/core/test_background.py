@@ -1,0 +1,61 @@
+"""Work that goes on after a call has returned."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from tensorcas_mlflow.threads import Background
+
+
+def test_jobs_are_done_in_order_by_one_thread() -> None:
+    background = Background("test")
+    done: list[tuple[int, int]] = []
+
+    def job(number: int) -> None:
+        time.sleep(0.001 * (number % 3))
+        done.append((number, threading.get_ident()))
+
+    for number in range(20):
+        background.submit(lambda number=number: job(number))
+    background.wait()
+
+    assert [number for number, _ in done] == list(range(20))
+
+
+def test_a_job_may_be_given_while_another_ends() -> None:
+    background = Background("test")
+    futures = [background.submit(lambda number=number: number) for number in range(2_000)]
+
+    assert [background.result(future) for future in futures] == list(range(2_000))
+    background.wait()
+
+
+def test_each_error_is_raised_once() -> None:
+    background = Background("test")
+
+    def fail(text: str) -> None:
+        raise ValueError(text)
+
+    background.submit(lambda: fail("one"))
+    background.submit(lambda: fail("two"))
+
+    for text in ("one", "two"):
+        with pytest.raises(ValueError, match=text):
+            background.wait()
+    background.wait()
+
+
+def test_a_job_is_done_here_and_now_if_no_thread_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    background = Background("test")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        future = background.submit(threading.get_ident)
+        assert future.result(0) == threading.get_ident()
+
+    assert background.result(background.submit(threading.get_ident)) != threading.get_ident()

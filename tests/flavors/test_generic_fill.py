@@ -1,0 +1,135 @@
+"""A live object is filled in place without its pickle, or left as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorcas_flavors.generic import GenericAdapter
+from tensorcas_mlflow.adapter import SKELETON, Array
+from tensorcas_mlflow.errors import AdapterError
+
+ADAPTER = GenericAdapter()
+HOSTILE = np.frombuffer(b"TCPK1\ncos\n_exit\n(I9\ntR.", dtype=np.uint8)
+
+
+def make(seed: int = 0, text: str = "x" * 5000) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    return {
+        "layers": [{"W": rng.normal(size=(20, 20))}, {"W": np.asfortranarray(rng.normal(size=(20, 30)))}],
+        "strided": rng.normal(size=(20, 20))[:, ::2],
+        "backing": bytearray(rng.bytes(5000)),
+        "times": rng.integers(0, 99, 99).astype("M8[s]"),
+        "odd": rng.integers(0, 99, 99).astype(">m8[s]"),
+        "text": text,
+        "seed": seed,
+    }
+
+
+def stored(model: Any) -> dict[str, Array]:
+    """The rows of a model as a store gives them back, with a skeleton that nobody may unpickle."""
+    rows = {name: np.array(row, order="C") for name, row in ADAPTER.extract(model).items()}
+    return rows | {SKELETON: HOSTILE}
+
+
+def arrays(model: dict[str, Any]) -> list[bytes]:
+    parts = [*(layer["W"] for layer in model["layers"]), model["strided"], model["times"], model["odd"]]
+    return [part.tobytes() for part in parts] + [bytes(model["backing"])]
+
+
+def test_arrays_are_filled_in_place_and_nothing_is_unpickled() -> None:
+    live = make(0)
+    weights = live["layers"][0]["W"]
+
+    filled = ADAPTER.reconstruct(stored(make(1)), live)
+
+    assert filled is live
+    assert live["layers"][0]["W"] is weights
+    assert arrays(live) == arrays(make(1))
+
+
+def test_what_is_not_an_array_stays_as_it_is() -> None:
+    live = make(0)
+    ADAPTER.reconstruct(stored(make(1)), live)
+
+    assert live["seed"] == 0
+
+
+def drop_a_layer(model: dict[str, Any]) -> None:
+    model["layers"].pop()
+
+
+def widen(model: dict[str, Any]) -> None:
+    model["layers"][1]["W"] = np.zeros((20, 31))
+
+
+def narrow(model: dict[str, Any]) -> None:
+    model["layers"][1]["W"] = np.zeros((20, 30), dtype=np.float32)
+
+
+def freeze(model: dict[str, Any]) -> None:
+    model["layers"][1]["W"].flags.writeable = False
+
+
+def scatter(model: dict[str, Any]) -> None:
+    model["odd"] = np.repeat(model["odd"], 2)[::2]  # its row is a copy of its bytes
+
+
+@pytest.mark.parametrize("change", [drop_a_layer, widen, narrow, freeze, scatter])
+def test_another_structure_is_refused_and_left_as_it_was(change: Callable[[dict[str, Any]], None]) -> None:
+    live = make(0)
+    change(live)
+    before = {name: row.tobytes() for name, row in ADAPTER.extract(live).items()}
+
+    with pytest.raises(AdapterError, match="does not fit the original"):
+        ADAPTER.reconstruct(stored(make(1)), live)
+
+    assert {name: row.tobytes() for name, row in ADAPTER.extract(live).items()} == before
+
+
+def test_a_text_that_differs_is_refused_because_it_cannot_be_filled() -> None:
+    live = make(0)
+
+    with pytest.raises(AdapterError, match="'text' differs, and cannot be changed in place"):
+        ADAPTER.reconstruct(stored(make(1, text="y" * 5000)), live)
+
+    assert arrays(live) == arrays(make(0))
+
+
+def test_an_array_that_pickling_makes_is_refused_if_it_differs() -> None:
+    class Copying:
+        def __init__(self, value: float) -> None:
+            self.w = np.full(99, value)
+
+        def __getstate__(self) -> dict[str, Any]:
+            return {"w": self.w.copy()}
+
+    same = Copying(1)
+
+    assert ADAPTER.reconstruct(stored(Copying(1)), same) is same
+    with pytest.raises(AdapterError, match="cannot be changed in place"):
+        ADAPTER.reconstruct(stored(Copying(2)), same)
+
+
+def test_views_of_one_array_are_filled_if_the_stored_ones_agree() -> None:
+    base, other = np.zeros(200), np.arange(200.0)
+    live = {"base": base, "half": base[:100]}
+
+    ADAPTER.reconstruct(stored({"base": other, "half": other[:100]}), live)
+
+    assert np.array_equal(live["half"], other[:100])
+    assert np.shares_memory(live["half"], base)
+
+
+@pytest.mark.parametrize("half", [np.ones(100), np.zeros(100)])
+def test_views_of_one_array_are_left_as_they_were_if_the_stored_ones_disagree(half: Array) -> None:
+    base = np.zeros(200)
+    live = {"base": base, "half": base[:100]}
+
+    with pytest.raises(AdapterError, match="share memory"):
+        ADAPTER.reconstruct(stored({"base": np.arange(200.0), "half": half}), live)
+
+    assert not base.any()

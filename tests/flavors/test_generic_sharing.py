@@ -1,0 +1,70 @@
+"""Whatever shares what with what inside an object, it comes back as pickle alone would bring it back."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensorcas_flavors.generic import GenericAdapter
+
+ADAPTER = GenericAdapter()
+MUTABLE = (np.ndarray, list, dict, bytearray)
+
+LEAVES: tuple[Callable[[], Any], ...] = (
+    lambda: 3,
+    lambda: np.arange(31.0),
+    lambda: np.arange(32.0),
+    lambda: np.asfortranarray(np.arange(200.0).reshape(10, 20))[:, ::2],
+    lambda: np.arange(200.0).reshape(10, 20).T,
+    lambda: "x" * 4095,
+    lambda: "é" * 4096,
+    lambda: b"x" * 4096,
+    lambda: bytearray(5000),
+)
+
+
+@st.composite
+def objects(draw: st.DrawFn) -> Any:
+    """Nested lists, tuples and dicts whose parts may stand in several places, and hold themselves."""
+    parts: list[Any] = [make() for make in LEAVES]
+    parts += [parts[2][:], parts[2][::2], parts[3][:5]]
+    for kind in draw(st.lists(st.sampled_from([list, tuple, dict]), min_size=1, max_size=8)):
+        made: Any = kind()
+        chosen = [*parts, *([made] if kind is not tuple else [])]
+        items = [chosen[i] for i in draw(st.lists(st.integers(0, len(chosen) - 1), max_size=6))]
+        if kind is dict:
+            made.update(enumerate(items))
+        else:
+            made += kind(items)
+        parts.append(made)
+    return parts[-1]
+
+
+def drawn(part: Any, met: dict[int, int]) -> Any:
+    """Say all of an object, numbering what can be told from its copies."""
+    if isinstance(part, MUTABLE):
+        if id(part) in met:
+            return met[id(part)]
+        met[id(part)] = len(met)
+    if isinstance(part, np.ndarray):
+        return part.dtype, part.shape, part.strides, part.flags.writeable, part.tobytes()
+    if isinstance(part, dict):
+        return dict, [(key, drawn(value, met)) for key, value in part.items()]
+    if isinstance(part, list | tuple):
+        return type(part), [drawn(value, met) for value in part]
+    return type(part), part
+
+
+@settings(deadline=None)
+@given(objects())
+def test_objects_come_back_with_what_they_share(model: Any) -> None:
+    rows = {name: np.array(row, order="C") for name, row in ADAPTER.extract(model).items()}
+
+    again = ADAPTER.reconstruct(rows)
+
+    assert drawn(again, {}) == drawn(pickle.loads(pickle.dumps(model, protocol=5)), {})

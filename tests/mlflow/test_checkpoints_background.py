@@ -1,0 +1,277 @@
+"""Saves that go on after `log_checkpoint` has returned."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import numpy as np
+import pytest
+from mlflow.exceptions import MlflowException
+
+from tensorcas_mlflow.backends import LocalBackend
+from tensorcas_mlflow.checkpoints import CheckpointInfo
+from tensorcas_mlflow.errors import BackendError
+from tensorcas_mlflow.store import Store
+
+
+def log(weights: np.ndarray[Any, Any], step: int, **options: Any) -> CheckpointInfo:
+    info: CheckpointInfo = mlflow.tensorcas.log_checkpoint({"w": weights}, step=step, blocking=False, **options)
+    return info
+
+
+def weights_of(step: int) -> np.ndarray[Any, Any]:
+    return np.array(mlflow.tensorcas.load_checkpoint(step=step)["w"])
+
+
+@pytest.fixture
+def weights() -> np.ndarray[Any, Any]:
+    return np.random.default_rng(0).normal(size=300_000)
+
+
+@pytest.fixture
+def slow_packs(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Packs are written only once this is set, by saves in the background."""
+    go_on = threading.Event()
+    put_new = LocalBackend.put_new
+
+    def wait_first(self: LocalBackend, key: str, *arguments: Any, **options: Any) -> str:
+        if key.startswith("packs/"):
+            assert go_on.wait(30)
+        return put_new(self, key, *arguments, **options)
+
+    monkeypatch.setattr(LocalBackend, "put_new", wait_first)
+    return go_on
+
+
+@pytest.fixture
+def failing_packs(monkeypatch: pytest.MonkeyPatch) -> None:
+    put_new = LocalBackend.put_new
+
+    def fail(self: LocalBackend, key: str, *arguments: Any, **options: Any) -> str:
+        if key.startswith("packs/"):
+            raise BackendError("write", key, "the disk is full")
+        return put_new(self, key, *arguments, **options)
+
+    monkeypatch.setattr(LocalBackend, "put_new", fail)
+
+
+def test_what_is_changed_after_the_call_is_not_what_was_logged(
+    experiment: str, weights: np.ndarray[Any, Any], slow_packs: threading.Event
+) -> None:
+    expected = weights.copy()
+    with mlflow.start_run():
+        info = log(weights, 0)
+        weights += 1
+        assert info.bytes_stored is None
+        slow_packs.set()
+        finished = info.wait()
+
+    assert finished.bytes_stored is not None
+    assert finished.bytes_stored > expected.nbytes // 2
+    assert np.array_equal(weights_of(0), expected)
+
+
+def test_the_next_save_waits_for_the_one_before(
+    experiment: str, weights: np.ndarray[Any, Any], slow_packs: threading.Event
+) -> None:
+    with mlflow.start_run():
+        log(weights, 0)
+        threading.Timer(0.2, slow_packs.set).start()
+        log(weights, 1)
+        mlflow.tensorcas.wait()
+
+    assert [record.step for record in mlflow.tensorcas.list_checkpoints()] == [0, 1]
+    assert np.array_equal(weights_of(1), weights)
+
+
+def test_an_unchanged_state_copies_nothing(experiment: str, weights: np.ndarray[Any, Any]) -> None:
+    with mlflow.start_run():
+        log(weights, 0).wait()
+        info = log(weights, 1)
+
+    assert info.bytes_new == 0
+    assert np.array_equal(weights_of(1), weights)
+
+
+@pytest.mark.usefixtures("failing_packs")
+def test_an_error_is_raised_where_the_checkpoint_is_waited_for_and_only_there(
+    experiment: str, weights: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with mlflow.start_run():
+        info = log(weights, 0)
+        with pytest.raises(MlflowException, match="the disk is full"):
+            info.wait()
+        mlflow.tensorcas.wait()
+        monkeypatch.undo()
+        log(weights, 1).wait()
+
+
+@pytest.mark.usefixtures("failing_packs")
+@pytest.mark.parametrize("join", ["wait", "log", "list", "load"])
+def test_an_error_is_raised_by_whatever_comes_next(experiment: str, weights: np.ndarray[Any, Any], join: str) -> None:
+    calls = {
+        "wait": mlflow.tensorcas.wait,
+        "log": lambda: log(weights, 1),
+        "list": mlflow.tensorcas.list_checkpoints,
+        "load": mlflow.tensorcas.load_checkpoint,
+    }
+    with mlflow.start_run():
+        log(weights, 0)
+        with pytest.raises(MlflowException, match="the disk is full"):
+            calls[join]()
+
+    assert mlflow.tensorcas.list_checkpoints() == []
+
+
+def test_a_save_that_fails_leaves_the_earlier_steps_and_no_intent(
+    experiment: str, weights: np.ndarray[Any, Any], request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    with mlflow.start_run():
+        log(weights, 0).wait()
+        request.getfixturevalue("failing_packs")
+        with pytest.raises(MlflowException, match="the disk is full"):
+            log(weights + 1, 1).wait()
+    store = Store.find(tmp_path / "artifacts")[0]
+
+    assert list(store.backend.list("intents")) == []
+    assert np.array_equal(weights_of(0), weights)
+
+
+def run_program(body: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    program = "import sys, mlflow, numpy as np\nmlflow.set_tracking_uri(sys.argv[1])\n" + body
+    return subprocess.run([sys.executable, "-c", program, *arguments], check=True, capture_output=True, text=True)
+
+
+def test_an_interpreter_that_ends_saves_first(experiment: str, tracking_uri: str) -> None:
+    run = mlflow.MlflowClient().create_run(experiment)
+    body = (
+        "w = np.random.default_rng(0).normal(size=(3_000_000,))\n"
+        "mlflow.tensorcas.log_checkpoint({'w': w}, step=1, run_id=sys.argv[2], blocking=False)\n"
+        "w += 1\n"
+    )
+    run_program(body, tracking_uri, run.info.run_id)
+
+    (record,) = mlflow.tensorcas.list_checkpoints(run.info.run_id)
+    state = mlflow.tensorcas.load_checkpoint(record.uri)
+    assert np.array_equal(state["w"], np.random.default_rng(0).normal(size=(3_000_000,)))
+
+
+def test_an_interpreter_that_ends_tells_of_a_save_that_failed(experiment: str, tracking_uri: str) -> None:
+    run = mlflow.MlflowClient().create_run(experiment)
+    body = (
+        "from tensorcas_mlflow.backends import LocalBackend\n"
+        "put_new = LocalBackend.put_new\n"
+        "def fail(self, key, *arguments, **options):\n"
+        "    if key.startswith('packs/'): raise OSError('the disk is full')\n"
+        "    return put_new(self, key, *arguments, **options)\n"
+        "LocalBackend.put_new = fail\n"
+        "mlflow.tensorcas.log_checkpoint({'w': np.arange(9e5)}, step=1, run_id=sys.argv[2], blocking=False)\n"
+    )
+
+    assert (
+        "was not saved in the background: the disk is full" in run_program(body, tracking_uri, run.info.run_id).stderr
+    )
+
+
+def test_a_forked_child_has_none_of_its_parents_saves(
+    experiment: str, weights: np.ndarray[Any, Any], slow_packs: threading.Event
+) -> None:
+    with mlflow.start_run():
+        log(weights, 0)
+        child = os.fork()
+        if child == 0:
+            slow_packs.set()
+            mlflow.tensorcas.wait()
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        slow_packs.set()
+        mlflow.tensorcas.wait()
+
+    assert status == 0
+    assert np.array_equal(weights_of(0), weights)
+
+
+def test_a_save_given_up_for_dead_fails_and_loses_nothing(
+    experiment: str, weights: np.ndarray[Any, Any], slow_packs: threading.Event, tmp_path: Path
+) -> None:
+    with mlflow.start_run():
+        slow_packs.set()
+        log(weights, 0).wait()
+        slow_packs.clear()
+        weights[0] += 1
+        info = log(weights, 1)
+        weights[0] += 1
+        store = Store.find(tmp_path / "artifacts")[0]
+        for intent in list(store.backend.list("intents")):
+            assert store.backend.withdraw(intent.key, intent.token)
+        slow_packs.set()
+        finished = info.wait()
+
+    # Nothing it relied on was deleted meanwhile, so it could begin again with what it had copied.
+    assert finished.bytes_new > 0
+    assert weights_of(1)[0] == weights[0] - 1
+
+
+def test_a_child_cannot_wait_for_a_save_of_its_parent(
+    experiment: str, weights: np.ndarray[Any, Any], slow_packs: threading.Event
+) -> None:
+    with mlflow.start_run():
+        info = log(weights, 0)
+        child = os.fork()
+        if child == 0:
+            try:
+                info.wait()
+            except RuntimeError:
+                os._exit(7)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        slow_packs.set()
+        info.wait()
+
+    assert os.waitstatus_to_exitcode(status) == 7
+
+
+def test_a_function_that_runs_at_exit_may_log(experiment: str, tracking_uri: str) -> None:
+    run = mlflow.MlflowClient().create_run(experiment)
+    body = (
+        "import atexit\n"
+        "def log(step):\n"
+        "    state = {'w': np.full(300_000, step)}\n"
+        "    mlflow.tensorcas.log_checkpoint(state, step=step, run_id=sys.argv[2], blocking=False)\n"
+        "atexit.register(log, 1)\n"
+        "log(2)\n"
+        "atexit.register(log, 3)\n"
+    )
+    run_program(body, tracking_uri, run.info.run_id)
+
+    assert [record.step for record in mlflow.tensorcas.list_checkpoints(run.info.run_id)] == [1, 2, 3]
+
+
+def test_metrics_of_many_steps_wait_together_for_a_slow_tracking_store(
+    experiment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches: list[int] = []
+    log_batch = mlflow.MlflowClient.log_batch
+
+    def slow(self: mlflow.MlflowClient, run_id: str, metrics: Any, **options: Any) -> Any:
+        time.sleep(0.3)
+        batches.append(len(metrics))
+        return log_batch(self, run_id, metrics=metrics, **options)
+
+    monkeypatch.setattr(mlflow.MlflowClient, "log_batch", slow)
+    with mlflow.start_run() as run:
+        for step in range(20):
+            mlflow.tensorcas.log_checkpoint({"w": np.arange(1000)}, step=step)
+        mlflow.tensorcas.wait()
+
+    assert sum(batches) == 60
+    assert len(batches) < 10
+    history = mlflow.MlflowClient().get_metric_history(run.info.run_id, "tensorcas/bytes_new")
+    assert [metric.step for metric in history] == list(range(20))

@@ -1,0 +1,97 @@
+"""Which checkpoints of a run stay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlflow
+import pytest
+
+from tensorcas_mlflow.checkpoints import Keep
+from tests.mlflow.checkpoints import load, log, make_state, steps
+
+
+@pytest.mark.parametrize(
+    ("keep", "kept"),
+    [
+        (Keep(last=2), {6, 7}),
+        (Keep(every=3), {0, 3, 6, 7}),
+        (Keep(last=1, every=4), {0, 4, 7}),
+        (Keep(best="loss"), {2, 7}),
+        (Keep(best="loss", n_best=2), {2, 5, 7}),
+        (Keep(best="loss", mode="max"), {1, 7}),
+        (Keep(last=2, best="loss"), {2, 6, 7}),
+        (Keep(last=100), set(range(8))),
+    ],
+)
+def test_a_rule_keeps_what_one_of_its_parts_wants(keep: Keep, kept: set[int]) -> None:
+    loss = {0: 3.0, 1: 9.0, 2: 0.5, 3: float("nan"), 5: 0.5, 6: 4.0}
+
+    assert keep.choose(range(8), loss) == kept
+
+
+@pytest.mark.parametrize("rule", [{}, {"last": 0}, {"every": -1}, {"last": 1.5}, {"best": "x", "mode": "low"}])
+def test_a_rule_that_makes_no_sense_is_refused(rule: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="keep rule"):
+        Keep(**rule)
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_run_keeps_what_the_rule_says(experiment: str, blocking: bool) -> None:
+    with mlflow.start_run() as run:
+        for step, loss in enumerate([5.0, 1.0, 3.0, 2.0, 4.0]):
+            mlflow.log_metric("loss", loss, step=step)
+            log(make_state(step), step, keep=Keep(last=2, best="loss"), blocking=blocking)
+
+    assert steps() == [1, 3, 4]
+    assert [load(step=step)["epoch"] for step in steps()] == [1, 3, 4]
+    mlflow.tensorcas.wait()
+    assert len(mlflow.artifacts.list_artifacts(run_id=run.info.run_id, artifact_path="checkpoints/checkpoint")) == 3
+
+
+def test_the_step_just_saved_stays_though_there_are_higher_ones(experiment: str) -> None:
+    with mlflow.start_run():
+        for step in (10, 20, 5):
+            log(make_state(step), step, keep=Keep(last=1))
+
+    assert steps() == [5, 20]
+
+
+def test_what_the_best_step_was_is_learnt_without_reading_all_of_the_history_each_time(
+    experiment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    whole_history = mlflow.MlflowClient.get_metric_history
+
+    def count(client: mlflow.MlflowClient, run_id: str, key: str) -> Any:
+        asked.append(key)
+        return whole_history(client, run_id, key)
+
+    monkeypatch.setattr(mlflow.MlflowClient, "get_metric_history", count)
+    with mlflow.start_run():
+        for step, loss in enumerate([5.0, 1.0, 3.0, 2.0, 4.0, 6.0]):
+            mlflow.log_metric("loss", loss, step=step)
+            log(make_state(step, n_rows=10), step, keep=Keep(best="loss"))
+
+    assert steps() == [1, 5]
+    assert asked == []
+
+
+def test_metrics_logged_after_the_checkpoint_count_at_the_next_one(experiment: str) -> None:
+    with mlflow.start_run():
+        for step, loss in enumerate([5.0, 1.0, 3.0, 2.0]):
+            log(make_state(step, n_rows=10), step, keep=Keep(best="loss"))
+            mlflow.log_metric("loss", loss, step=step)
+
+    assert steps() == [1, 3]
+
+
+def test_metrics_that_came_between_two_looks_count(experiment: str) -> None:
+    with mlflow.start_run():
+        for step in range(4):
+            log(make_state(step, n_rows=10), step)
+        for step, loss in enumerate([5.0, 1.0, 3.0, 2.0, 9.0]):
+            mlflow.log_metric("loss", loss, step=step)
+        log(make_state(4, n_rows=10), 4, keep=Keep(best="loss"))
+
+    assert steps() == [1, 4]

@@ -1,0 +1,147 @@
+"""A save in its phases: what is new is known first, copied if the caller wants to go on, and written later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tensorcas_mlflow.backends import MemoryBackend
+from tensorcas_mlflow.errors import BackendError, ConflictError, FencedError
+from tensorcas_mlflow.gc import plan_gc
+from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.testing import FaultyBackend
+
+rng = np.random.default_rng(0)
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store.init_backend(MemoryBackend(), chunk_bytes=4096)
+
+
+def target(step: int) -> RefTarget:
+    return RefTarget(run_id="run", step=step)
+
+
+def read(store: Store, step: int) -> np.ndarray:
+    ref = store.ref(target(step).key)
+    assert ref is not None
+    return store.read_tensors(store.manifest(ref))["w"]
+
+
+def packs(store: Store) -> set[str]:
+    return {info.key for info in store.backend.list("packs")}
+
+
+def give_up(store: Store) -> None:
+    for intent in list(store.backend.list("intents")):
+        assert store.backend.withdraw(intent.key, intent.token)
+
+
+def test_beginning_a_save_writes_no_chunk_and_knows_what_is_new(store: Store) -> None:
+    weights = rng.normal(size=5_000)
+    with store.begin_checkpoint({"w": weights, "again": weights}) as save:
+        assert packs(store) == set()
+        assert save.n_new_bytes == weights.nbytes
+        save.commit(target(1))
+
+    assert np.array_equal(read(store, 1), weights)
+
+
+def test_what_is_stored_already_is_not_new(store: Store) -> None:
+    weights = rng.normal(size=5_000)
+    with store.begin_checkpoint({"w": weights}) as save:
+        save.commit(target(1))
+    weights[0] = 0
+    with store.begin_checkpoint({"w": weights}) as save:
+        assert save.n_new_bytes == 4096
+    with store.begin_checkpoint({"w": weights[:0]}) as save:
+        assert save.n_new_bytes == 0
+
+
+def test_arrays_may_change_once_the_save_is_detached(store: Store) -> None:
+    weights = rng.normal(size=5_000)
+    expected = weights.copy()
+    with store.begin_checkpoint({"w": weights}) as save:
+        save.detach()
+        weights += 1
+        save.commit(target(1))
+
+    assert np.array_equal(read(store, 1), expected)
+
+
+def test_an_unchanged_state_is_detached_and_committed(store: Store) -> None:
+    weights = rng.normal(size=5_000)
+    for step in (1, 2):
+        with store.begin_checkpoint({"w": weights}) as save:
+            save.detach()
+            save.commit(target(step))
+
+    assert np.array_equal(read(store, 2), weights)
+    assert len(packs(store)) == 1
+
+
+def test_arrays_that_change_before_they_are_written_are_refused(store: Store) -> None:
+    weights = rng.normal(size=5_000)
+    with store.begin_checkpoint({"w": weights}) as save:
+        weights += 1
+        with pytest.raises(ConflictError, match="was changed while it was saved"):
+            save.commit(target(1))
+
+    assert store.checkpoints() == []
+
+
+def test_a_detached_save_that_was_given_up_begins_again_with_what_it_copied(store: Store) -> None:
+    weights = rng.normal(size=5_000)
+    expected = weights.copy()
+    with store.begin_checkpoint({"w": weights}) as save:
+        save.detach()
+        weights += 1
+        give_up(store)
+        save.commit(target(1))
+
+    assert np.array_equal(read(store, 1), expected)
+
+
+def test_a_detached_save_fails_rather_than_store_what_it_did_not_copy(store: Store) -> None:
+    weights = rng.normal(size=5_000)
+    with store.begin_checkpoint({"w": weights}) as save:
+        save.commit(target(1))
+    weights[0] = 7
+    with store.begin_checkpoint({"w": weights}) as save:
+        save.detach()
+        give_up(store)
+        store.backend.delete(target(1).key)
+        plan_gc(store, grace_s=0).execute()
+        with pytest.raises(FencedError):
+            save.commit(target(2))
+
+    assert store.checkpoints() == []
+    assert list(store.backend.list("intents")) == []
+
+
+def test_bytes_stored_are_all_that_the_store_has_grown_by(tmp_path: Path) -> None:
+    store = Store.init(tmp_path)
+    before = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+    with store.begin_checkpoint({"w": rng.normal(size=5_000)}) as save:
+        save.commit(target(1))
+    after = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+
+    assert save.n_stored_bytes == after - before
+
+
+@pytest.mark.parametrize("nth", [0, 1, 2], ids=["pack", "index", "manifest"])
+def test_a_detached_save_whose_storage_fails_can_be_committed_later(nth: int) -> None:
+    backend = FaultyBackend(MemoryBackend())
+    store = Store.init_backend(backend, chunk_bytes=4096)
+    weights = rng.normal(size=5_000)
+    with store.begin_checkpoint({"w": weights}) as save:
+        save.detach()
+        backend.fail(nth, operations=["put_new"])
+        with pytest.raises(BackendError):
+            save.write()
+        save.commit(target(1))
+
+    assert np.array_equal(read(store, 1), weights)

@@ -1,0 +1,40 @@
+"""Saving and loading leave the program's random numbers alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import random, sys
+import numpy as np
+from tensorcas_mlflow import TensorCasStore
+
+store = TensorCasStore(sys.argv[1], "run")
+weights = {"w": np.random.default_rng(0).normal(size=100_000)}
+random.seed(0)
+before = random.getstate()
+assert "blosc2" not in sys.modules
+if sys.argv[2] == "save":
+    store.save(weights, 1)
+elif sys.argv[2] == "detach":
+    with store.store.begin_checkpoint(weights) as save:
+        save.detach()
+        assert "blosc2" in sys.modules  # so that no thread imports it while the program draws
+else:
+    store.load_tensors(1)
+assert "blosc2" in sys.modules
+sys.exit(0 if random.getstate() == before else 7)
+"""
+
+
+@pytest.mark.parametrize("what", ["save", "detach", "load"])
+def test_the_state_of_the_global_generator_stays(tmp_path: Path, what: str) -> None:
+    program = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+    if what == "load":
+        subprocess.run([*program, "save"], check=True)
+
+    assert subprocess.run([*program, what], check=False).returncode == 0

@@ -1,0 +1,291 @@
+"""Nothing but loading a model reads its pickle: neither its weights, nor listings, summaries, checks or downloads.
+
+Models with a pickle that leaves a marker when it is read are stored by one process, and another does with them all that
+there is to be done. This file is the program of both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+X = np.random.default_rng(0).normal(size=(40, 3))
+Y = X @ np.ones(3)
+
+
+class Hostile:
+    """Unpickling it makes a file."""
+
+    def __init__(self, marker: Path) -> None:
+        self._marker = str(marker)
+
+    def __reduce__(self) -> Any:
+        return open, (self._marker, "w")
+
+    def __call__(self, truth: Any, answers: Any) -> Any:
+        """Stand for an objective of XGBoost: squared error."""
+        return answers - truth, np.ones_like(answers)
+
+
+def make_pytorch(note: Any) -> Any:
+    import torch
+
+    module = torch.nn.Linear(3, 2)
+    module.note = note
+    return module
+
+
+def make_sklearn(note: Any) -> Any:
+    from sklearn.linear_model import LinearRegression
+
+    model = LinearRegression().fit(X, Y)
+    model.note = note
+    return model
+
+
+def make_xgboost(note: Any) -> Any:
+    from xgboost import XGBRegressor
+
+    return XGBRegressor(n_estimators=2, n_jobs=1, objective=note or Hostile(Path())).fit(X, Y)
+
+
+def make_generic(note: Any) -> Any:
+    return {"w": np.arange(99.0), "note": note}
+
+
+MAKERS: dict[str, Callable[[Any], Any]] = {
+    "pytorch": make_pytorch,
+    "sklearn": make_sklearn,
+    "xgboost": make_xgboost,
+    "generic": make_generic,
+}
+
+
+@dataclass
+class Case:
+    """One hostile model, and where it is stored."""
+
+    adapter: str
+    folder: Path
+    model_uri: str = ""
+    run_id: str = ""
+
+    @property
+    def marker(self) -> Path:
+        return self.folder / f"{self.adapter}.was-unpickled"
+
+    @property
+    def root(self) -> Path:
+        """Of a store without MLflow, where each case is steps 1 and 2 of a run of its name."""
+        return self.folder / "store"
+
+    def store(self) -> Any:
+        from tensorcas_mlflow.adapters import adapter_named
+        from tensorcas_mlflow.runs import TensorCasStore
+
+        return TensorCasStore(self.root, self.adapter, adapter_named(self.adapter))
+
+    def live(self) -> Any:
+        """A model of the same structure, to be filled."""
+        return MAKERS[self.adapter](None)
+
+    def load(self, **options: Any) -> Any:
+        import mlflow
+
+        return mlflow.tensorcas.load_model(self.model_uri, **options)
+
+    def pyfunc(self) -> Any:
+        import mlflow
+
+        return mlflow.pyfunc.load_model(self.model_uri)
+
+    def list_artifacts(self) -> Any:
+        import mlflow
+
+        model_id = self.model_uri.removeprefix("models:/")
+        return [mlflow.MlflowClient().list_logged_model_artifacts(model_id, path) for path in (None, "data")]
+
+    def download(self) -> Any:
+        import mlflow
+
+        return mlflow.artifacts.download_artifacts(artifact_uri=self.model_uri, dst_path=str(self.folder / "downloads"))
+
+    def identities(self) -> Any:
+        store = self.store().store
+        return [row.identity for ref in store.checkpoints() for row in store.manifest(ref).rows]
+
+    def read_tensors(self) -> Any:
+        store = self.store().store
+        return [store.read_tensors(store.manifest(ref)) for ref in store.checkpoints()]
+
+    def load_checkpoint(self, **options: Any) -> Any:
+        import mlflow
+
+        return mlflow.tensorcas.load_checkpoint(self.run_id, name=self.adapter, **options)
+
+    def list_checkpoints(self) -> Any:
+        import mlflow
+
+        return mlflow.tensorcas.list_checkpoints(self.run_id)
+
+
+SAFE: dict[str, Callable[[Case], Any]] = {
+    "load_model(weights_only=True)": lambda case: case.load(weights_only=True),
+    "load_model(into=…)": lambda case: case.load(into=case.live()),
+    "load_checkpoint(weights_only=True)": lambda case: case.load_checkpoint(weights_only=True),
+    "load_checkpoint(into=…)": lambda case: case.load_checkpoint(into=case.live()),
+    "list_checkpoints": Case.list_checkpoints,
+    "list artifacts": Case.list_artifacts,
+    "download artifacts": Case.download,
+    "manifests and identities": Case.identities,
+    "Store.read_tensors": Case.read_tensors,
+    "TensorCasStore.load_tensors": lambda case: case.store().load_tensors(1),
+    "TensorCasStore.load(original=…)": lambda case: case.store().load(1, case.live()),
+    "TensorCasStore.stats": lambda case: case.store().stats(),
+}
+COMMANDS = (
+    "list",
+    "list --run {run}",
+    "stats",
+    "stats --run {run}",
+    "show --run {run} --step 1",
+    "diff --run {run} --steps 1 2",
+    "verify",
+    "verify --full",
+    "gc --dry-run",
+    "delete --run {run} --step 2 --yes",
+    "gc --yes --grace 0",
+)
+FORBIDDEN: dict[str, Callable[[Case], Any]] = {
+    "load_model": Case.load,
+    "load_checkpoint": Case.load_checkpoint,
+    "mlflow.pyfunc.load_model": Case.pyfunc,
+}
+"""These read the pickle, unless MLFLOW_ALLOW_PICKLE_DESERIALIZATION is false."""
+
+
+# --- the two programs
+
+
+def write(folder: Path) -> None:
+    """Store a hostile model of each kind in every way there is."""
+    import mlflow
+
+    mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
+    experiment = mlflow.create_experiment("hostile", artifact_location=f"tensorcas://{folder}/artifacts")
+    places = {}
+    with mlflow.start_run(experiment_id=experiment) as run:
+        for adapter, make in MAKERS.items():
+            case = Case(adapter, folder)
+            model = make(Hostile(case.marker))
+            info = mlflow.tensorcas.log_model(model, name=adapter)
+            assert info.flavors["tensorcas"]["adapter"] == adapter
+            mlflow.tensorcas.log_checkpoint(model, step=1, name=adapter)
+            for step in (1, 2):
+                case.store().save(model, step=step)
+            places[adapter] = {"model_uri": info.model_uri, "run_id": run.info.run_id}
+    (folder / "places.json").write_text(json.dumps(places))
+
+
+def read(folder: Path) -> None:
+    """Do everything to each case, and write down what was unpickled."""
+    import mlflow
+
+    from tensorcas_mlflow.cli import main
+
+    mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
+    found: list[str] = []
+    sys.addaudithook(lambda event, facts: found.append(".".join(facts)) if event == "pickle.find_class" else None)
+    told: dict[str, Any] = {}
+
+    def watch(case: Case, name: str, act: Callable[[], Any]) -> None:
+        case.marker.unlink(missing_ok=True)
+        found.clear()
+        error = ""
+        with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(printed):
+            try:
+                status = act()
+            except Exception as raised:  # noqa: BLE001 -- whatever it is, a test tells it
+                status, error = None, f"{type(raised).__name__}: {raised}"
+        if isinstance(status, int) and status:
+            error = printed.getvalue()
+        told[f"{case.adapter} {name}"] = {"error": error, "ran": case.marker.exists(), "unpickled": list(found)}
+
+    for adapter, place in json.loads((folder / "places.json").read_text()).items():
+        case = Case(adapter, folder, **place)
+        for name, safe in SAFE.items():
+            watch(case, name, partial(safe, case))
+        for name, forbidden in FORBIDDEN.items():
+            os.environ["MLFLOW_ALLOW_PICKLE_DESERIALIZATION"] = "false"
+            watch(case, f"{name} while forbidden", partial(forbidden, case))
+            del os.environ["MLFLOW_ALLOW_PICKLE_DESERIALIZATION"]
+            watch(case, name, partial(forbidden, case))
+        for command in COMMANDS:
+            for form in ("text", "json"):
+                words = ["--root", str(case.root), "--format", form, *command.format(run=adapter).split()]
+                if form == "json" and words[4] in ("delete", "gc"):
+                    continue
+                watch(case, f"{command} {form}", partial(main, words))
+    print(json.dumps(told))
+
+
+# --- the tests
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("hostile")
+    outputs = []
+    for program in ("write", "read"):
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "TENSORCAS_"))}
+        command = [sys.executable, __file__, program, str(folder)]
+        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        outputs.append(done.stdout)
+    answers: dict[str, Any] = json.loads(outputs[-1])
+    return answers
+
+
+def command_names() -> Iterator[str]:
+    for command in COMMANDS:
+        yield f"{command} text"
+        if not command.startswith(("delete", "gc")):
+            yield f"{command} json"
+
+
+@pytest.mark.parametrize("name", [*SAFE, *command_names()])
+@pytest.mark.parametrize("adapter", MAKERS)
+def test_a_pickle_is_not_read_by(adapter: str, name: str, told: dict[str, Any]) -> None:
+    assert told[f"{adapter} {name}"] == {"error": "", "ran": False, "unpickled": []}
+
+
+@pytest.mark.parametrize("name", FORBIDDEN)
+@pytest.mark.parametrize("adapter", MAKERS)
+def test_a_pickle_is_not_read_where_mlflow_forbids_it_by(adapter: str, name: str, told: dict[str, Any]) -> None:
+    answer = told[f"{adapter} {name} while forbidden"]
+
+    assert "MLFLOW_ALLOW_PICKLE_DESERIALIZATION is false" in answer["error"]
+    assert not answer["ran"]
+    assert answer["unpickled"] == []
+
+
+@pytest.mark.parametrize("name", FORBIDDEN)
+@pytest.mark.parametrize("adapter", MAKERS)
+def test_the_pickle_is_read_by(adapter: str, name: str, told: dict[str, Any]) -> None:
+    assert told[f"{adapter} {name}"]["ran"]
+
+
+if __name__ == "__main__":
+    {"write": write, "read": read}[sys.argv[1]](Path(sys.argv[2]))
