@@ -2,7 +2,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help venv demo test stress check format bench-import clean
+.PHONY: help venv demo test stress check format bench-import bench-checkpoint bench-histories clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -36,6 +36,12 @@ format: $(STAMP) ## format the code and mend what the linter can mend
 
 bench-import: $(STAMP) ## measure what the plugin adds to `import mlflow`
 	$(BIN)/python -m benchmarks.import_time
+
+bench-checkpoint: $(STAMP) ## measure log_checkpoint of an unchanged state against hashing it and one durable write
+	$(BIN)/python -m benchmarks.checkpoint_time
+
+bench-histories: $(STAMP) ## measure what histories of growing models take, every byte counted
+	$(BIN)/python -m benchmarks.histories
 
 clean: ## remove what builds, checks and the demo leave; keep .venv
 	rm -rf build dist *.egg-info flavors/*.egg-info demo
