@@ -21,8 +21,9 @@ from tensorcas_mlflow.store._catalog import Catalog, Places
 from tensorcas_mlflow.tensor import Spec, pieces_of
 
 _ALIGNMENT = 64
-_MAX_ATTEMPTS = 8
-"""How often a chunk may be moved under a reader. Each time a whole collection has to fall into one read."""
+_MAX_ATTEMPTS = 100
+"""How often a chunk may be moved under a reader. Each time a whole collection has to fall into one read, which happens
+many times in a row only where collectors that rewrite everything run without a pause and the reader hardly does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
