@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -107,3 +108,54 @@ def test_a_number_of_threads_that_is_none_is_refused(monkeypatch: pytest.MonkeyP
 
     with pytest.raises(ValueError, match=r"²|TENSORCAS_THREADS"):
         config.n_threads()
+
+
+def test_every_item_is_done_once_when_all_are_run(n_threads: int) -> None:
+    done: list[int] = []
+    threads.run_all(done.append, range(500))
+
+    assert sorted(done) == list(range(500))
+
+
+def test_the_caller_takes_part_when_all_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSORCAS_THREADS", "2")
+    done_by: set[int] = set()
+    meet = threading.Barrier(2)
+
+    def note(item: int) -> None:
+        meet.wait(10)
+        done_by.add(threading.get_ident())
+
+    threads.run_all(note, range(2))
+
+    assert len(done_by) == 2
+    assert threading.get_ident() in done_by
+
+
+def test_the_error_of_the_first_item_is_raised_when_all_are_run(n_threads: int) -> None:
+    under_way = 0
+    lock = threading.Lock()
+
+    def fail_late(item: int) -> None:
+        nonlocal under_way
+        with lock:
+            under_way += 1
+        time.sleep(0.01 if item == 3 else 0.001)
+        with lock:
+            under_way -= 1
+        if item in (3, 4):
+            raise ValueError(f"item {item}")
+
+    with pytest.raises(ValueError, match="item 3"):
+        threads.run_all(fail_late, range(100))
+    assert under_way == 0
+    threads.run_all(lambda item: None, range(10))
+
+
+def test_an_error_of_the_items_themselves_is_raised_when_all_are_run(n_threads: int) -> None:
+    def items() -> Iterator[int]:
+        yield 1
+        raise OSError("no more")
+
+    with pytest.raises(OSError, match="no more"):
+        threads.run_all(lambda item: None, items())
