@@ -120,8 +120,7 @@ def _submit(pool: ThreadPoolExecutor, function: Callable[[T], R], item: T) -> Fu
 def run_all(function: Callable[[T], None], items: Iterable[T]) -> None:
     """Apply a function to every item, on the pool and in the calling thread, and return when all is done.
 
-    The caller takes part: a thread that is woken runs on another core only if this one is busy, and waiting for two
-    that share a core takes longer than doing all the work here.
+    The caller takes part, which measures faster than waiting for the pool alone (``docs/design/decisions.md``).
 
     Args:
         function: Must not itself use this pool.
