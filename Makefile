@@ -2,7 +2,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help venv demo test stress check format bench-import bench-checkpoint bench-histories clean
+.PHONY: help venv postgresql demo test test-deploy stress check format clean
+.PHONY: bench-import bench-checkpoint bench-histories bench-server
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -15,11 +16,17 @@ $(STAMP): pyproject.toml setup.cfg constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[all,dev]"
 	touch $@
 
+postgresql: ## make sure that PostgreSQL is installed, which tests of servers need; installs Debian's package
+	.ci/postgresql
+
 demo: $(STAMP) ## run examples/quickstart.py
 	$(BIN)/python examples/quickstart.py
 
-test: $(STAMP) ## run the tests
+test: $(STAMP) postgresql ## run the tests
 	$(BIN)/python -m pytest
+
+test-deploy: $(STAMP) postgresql ## run the tests of real servers and clients, with thousands of files
+	TENSORCAS_SMALL_FILES=2000 $(BIN)/python -m pytest tests/deploy
 
 stress: $(STAMP) ## explore the save/collect protocol further than the tests do; minutes
 	TENSORCAS_SCHEDULES=10000 TENSORCAS_PREEMPTIONS=1 $(BIN)/python -m pytest tests/protocol
@@ -42,6 +49,9 @@ bench-checkpoint: $(STAMP) ## measure log_checkpoint of an unchanged state again
 
 bench-histories: $(STAMP) ## measure what histories of growing models take, every byte counted
 	$(BIN)/python -m benchmarks.histories
+
+bench-server: $(STAMP) ## measure uploads to a server whose destination is a store against those to a plain one
+	$(BIN)/python -m benchmarks.server_upload
 
 clean: ## remove what builds, checks and the demo leave; keep .venv
 	rm -rf build dist *.egg-info flavors/*.egg-info demo

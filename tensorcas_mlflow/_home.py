@@ -12,6 +12,7 @@ from mlflow.utils.uri import is_local_uri
 
 from tensorcas_mlflow import config
 from tensorcas_mlflow._store_root import SCHEME, store_root_for
+from tensorcas_mlflow.carrier import find_carrier, is_carrier_uri, is_served_by_us, open_carrier
 from tensorcas_mlflow.errors import StoreNotFoundError
 from tensorcas_mlflow.store import Store
 
@@ -31,7 +32,8 @@ def home_of(artifact_uri: str, *, create: bool) -> Home:
     """Find the store for the artifacts of a root.
 
     The store that TENSORCAS_STORE names is taken wherever the root is. Otherwise it is the one that the root lies in,
-    or a new one at the experiment's artifact location.
+    or a new one at the experiment's artifact location. Behind an MLflow server it is carried in the artifact root; but
+    ask `sends_files` first, since a server may keep a store of its own.
 
     Args:
         artifact_uri: Artifact root of a run or model, as MLflow gave it.
@@ -42,21 +44,46 @@ def home_of(artifact_uri: str, *, create: bool) -> Home:
         StoreNotFoundError: There is none and ``create`` is False, or this is a server, which makes none at a client's
             word.
     """
-    lookup = as_lookup(artifact_uri)
     named = config.store_uri()
     create = create and not config.in_mlflow_server()
     if named is not None:
         store = open_root(named, create=create)
-        path = _path_in(store, lookup)
-    elif lookup is not None:
+        path = _path_in(store, artifact_uri)
+    elif is_carrier_uri(artifact_uri):
+        store, path = find_carrier(artifact_uri, create=create)
+    elif (lookup := as_lookup(artifact_uri)) is not None:
         store, path = _find_or_make(lookup, create=create)
     else:
         raise MlflowException.invalid_parameter_value(
             f"tensors cannot be put beside the artifacts of this experiment, at {artifact_uri!r}: name a store in "
             "TENSORCAS_STORE (a folder or a tensorcas: URI), or use an experiment whose artifact location is a "
-            "tensorcas: URI or a local folder"
+            "tensorcas: URI, a local folder, or behind an MLflow server (mlflow-artifacts:)"
         )
     return Home(store=store, path=path, is_ours=path is not None and is_ours(artifact_uri))
+
+
+def sends_files(artifact_uri: str) -> bool:
+    """Tell whether the artifacts of a root go as files to a server that keeps them in a store of its own.
+
+    Raises:
+        BackendError: The server cannot be asked.
+    """
+    return config.store_uri() is None and is_carrier_uri(artifact_uri) and is_served_by_us(artifact_uri)
+
+
+def find_store(uri: str) -> tuple[Store, str] | None:
+    """Find the store that an artifact URI or path lies in.
+
+    Returns:
+        The store and the place relative to its root; None where no store of ours can be.
+
+    Raises:
+        StoreNotFoundError: There is none.
+    """
+    if is_carrier_uri(uri):
+        return find_carrier(uri)
+    lookup = as_lookup(uri)
+    return None if lookup is None else Store.find(lookup)
 
 
 def as_lookup(uri: str) -> str | None:
@@ -79,6 +106,8 @@ def open_root(uri: str, *, create: bool = False) -> Store:
     Raises:
         StoreNotFoundError: There is none, and ``create`` is False.
     """
+    if is_carrier_uri(uri):
+        return open_carrier(uri, create=create)
     try:
         store, below = Store.find(uri)
         if below == "":
@@ -100,13 +129,13 @@ def _find_or_make(lookup: str, *, create: bool) -> tuple[Store, str]:
     return Store.find(lookup)
 
 
-def _path_in(store: Store, lookup: str | None) -> str | None:
+def _path_in(store: Store, uri: str) -> str | None:
     """Give a place relative to a store's root, or None if it does not lie in it."""
-    if lookup is None:
+    if is_carrier_uri(uri) and not is_carrier_uri(store.uri):
         return None
     try:
-        found, path = Store.find(lookup)
+        found = find_store(uri)
     except StoreNotFoundError:
         return None
     # Not by the id: a copy of a store has the same.
-    return path if found.uri == store.uri else None
+    return found[1] if found is not None and found[0].uri == store.uri else None

@@ -53,6 +53,11 @@ class StoreNotFoundError(NotFoundError):
         self.uri = uri
 
     def __str__(self) -> str:
+        if self.uri.startswith("mlflow-artifacts:"):
+            return (
+                f"there is no store at {self.uri!r}: the first model or checkpoint that is logged there makes one, or "
+                "name the right one in TENSORCAS_STORE"
+            )
         return (
             f"there is no store at {self.uri!r} or above it: make one with `tensorcas init {self.uri}`, "
             "or name the right one in TENSORCAS_STORE"
@@ -197,6 +202,38 @@ class FencedError(ConflictError):
         return (
             f"the save was given up for dead by a collector {self.attempts} times and nothing was committed: "
             "run gc with a longer grace, then save again"
+        )
+
+
+class PendingSavesError(ConflictError):
+    """Saves through an MLflow server are under way, which a collection cannot fence."""
+
+    def __init__(self, uri: str, saves: tuple[tuple[str, str], ...]) -> None:
+        super().__init__(uri, saves)
+        self.uri = uri
+        self.saves = saves
+        """Of each its id, and who made it when, in words."""
+
+    def __str__(self) -> str:
+        listed = "; ".join(f"{name} ({who})" for name, who in self.saves)
+        return (
+            f"saves through an MLflow server into {self.uri!r} are under way, and nothing can stop them: {listed}. "
+            "Wait until they are done. One that is dead for certain is given up by `tensorcas gc --abandon ID`"
+        )
+
+
+class DirectAccessError(TensorCasError):
+    """Something was asked of a store through an MLflow server that only direct access to its folder can do."""
+
+    def __init__(self, action: str, uri: str) -> None:
+        super().__init__(action, uri)
+        self.action = action
+        self.uri = uri
+
+    def __str__(self) -> str:
+        return (
+            f"{self.action} cannot be done through the MLflow server that keeps {self.uri!r}: do it where the server's "
+            "artifact folder is, as in `tensorcas gc --root <the server's artifact folder>/<experiment id>`"
         )
 
 

@@ -116,7 +116,9 @@ class Manifest:
         for text in texts:
             if text is not None and not (isinstance(text, str) and 0 < len(text) <= MAX_TEXT):
                 raise ValueError(f"a manifest's store and flavor have 1 to {MAX_TEXT} characters, not {text!r:.100}")
-        if len(self.by_name) != len(self.rows):
+        # Stretches of a file need no name.
+        n_nameless = sum(not row.spec.name for row in self.rows) if self.kind == "file" else 0
+        if len(self.by_name) - min(n_nameless, 1) != len(self.rows) - n_nameless:
             raise ValueError("a manifest must not name two rows alike")
 
     @_Lazy
@@ -223,6 +225,11 @@ class Manifest:
             name: The manifest's name, where it must hash to it. This is looked at first: damage must not be taken for a
                 later release's writing.
         """
+        return cls.from_bytes(cls.stream_in(blob, name))
+
+    @staticmethod
+    def stream_in(blob: bytes, name: str | None = None) -> bytes:
+        """Take the Arrow stream out of what a store keeps; see `from_blob`."""
         if blob[:4] == _ZSTD_MAGIC:
             try:
                 if not 0 < zstandard.frame_content_size(blob) < _COMPRESSED_BELOW:
@@ -232,7 +239,7 @@ class Manifest:
                 raise FormatError(f"a compressed manifest cannot be read: {error}") from error
         if name is not None and digest(blob).hex() != name[: 2 * DIGEST_BYTES]:
             raise FormatError(f"it hashes to {digest(blob).hex()}")
-        return cls.from_bytes(blob)
+        return blob
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:

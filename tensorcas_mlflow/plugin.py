@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 FACADE = "mlflow.tensorcas"
 
 _PUBLIC = {
+    "export_model": "flavor",
     "load_model": "flavor",
     "log_model": "flavor",
     "save_model": "flavor",

@@ -166,6 +166,23 @@ def run_all(function: Callable[[T], None], items: Iterable[T]) -> None:
         raise min(errors, key=lambda each: each[0])[1]
 
 
+def start(job: Callable[[], T], name: str) -> Future[T]:
+    """Do a job on a thread of its own, at once.
+
+    The thread is a daemon: what waits for a client that is gone keeps no interpreter from ending.
+    """
+    future: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(job())
+        except BaseException as error:  # noqa: BLE001 -- it is raised where the job is waited for
+            future.set_exception(error)
+
+    threading.Thread(target=work, name=name, daemon=True).start()
+    return future
+
+
 def _call(job: Callable[[], None]) -> None:
     job()
 

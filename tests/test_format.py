@@ -17,10 +17,12 @@ from tensorcas_mlflow.dtypes import parse_dtype
 from tensorcas_mlflow.index import make_table, segment_bytes
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.pack import ENTRY, FOOTER_BYTES, MAGIC, TABLE_MAGIC, PackWriter, Payload, read_table
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.store import MANIFEST_FILE, PAYLOAD_FILE, RefTarget, Store, write_payload
 from tensorcas_mlflow.store._format import parse_format
 from tensorcas_mlflow.store._keys import artifact_key, quote_segment
 from tensorcas_mlflow.store._records import condemned_bytes, parse_intent, parse_ref
+from tensorcas_mlflow.tensors_file import HEADER_BYTES, Header
+from tensorcas_mlflow.tensors_file import MAGIC as TENSORS_MAGIC
 
 PAGE = (Path(__file__).parent.parent / "docs" / "format.md").read_text()
 
@@ -81,6 +83,31 @@ def test_the_table_of_the_footer_gives_its_fields_where_they_lie() -> None:
     assert at == FOOTER_BYTES == 64
     assert MAGIC.hex(" ") in section("Packs")
     assert TABLE_MAGIC.hex(" ") in section("Packs")
+
+
+def test_the_header_of_a_self_contained_file_that_is_printed_is_read() -> None:
+    (text,) = examples("Self-contained files", "hex")
+    header = Header.parse(bytes.fromhex(text))
+
+    assert len(bytes.fromhex(text)) == HEADER_BYTES
+    assert (header.manifest_bytes, header.manifest_digest) == (5, digest(b"hello"))
+    assert TENSORS_MAGIC.hex(" ") in section("Self-contained files")
+
+
+def test_a_self_contained_file_is_laid_out_as_printed(tmp_path: Path) -> None:
+    arrays = {"a": np.arange(50.0), "none": np.zeros((0, 3)), "b": np.arange(7, dtype=np.int8)}
+    manifest = write_payload(tmp_path, arrays)
+    data = (tmp_path / PAYLOAD_FILE).read_bytes()
+    fields = {name: data[int(at) : int(at) + int(n_bytes)] for at, n_bytes, name, _ in rows("Self-contained files")}
+    manifest_end = 64 + int.from_bytes(fields["manifest_bytes"], "little")
+    first = -(-manifest_end // 64) * 64
+
+    assert fields["magic"] == TENSORS_MAGIC
+    assert fields["manifest_digest"] == digest(data[64:manifest_end])
+    assert data[64:manifest_end] == manifest.to_bytes() == (tmp_path / MANIFEST_FILE).read_bytes()
+    assert data[first : first + 400] == arrays["a"].tobytes()
+    assert data[first + 448 :] == arrays["b"].tobytes()
+    assert not any(data[48:64] + data[manifest_end:first] + data[first + 400 : first + 448])
 
 
 def test_the_codecs_are_those_of_the_table() -> None:

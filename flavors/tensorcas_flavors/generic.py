@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tensorcas_flavors._content_cuts import MIN_BYTES, content_cuts
 from tensorcas_flavors._generic_parts import PartsToPutBack, TakenParts
 from tensorcas_flavors._named_code import named_modules, pinned_packages
 from tensorcas_flavors._pickling import dump_skeleton, is_pickle, load_skeleton
 from tensorcas_mlflow.adapter import SKELETON, Adapter, Array
+from tensorcas_mlflow.content_cuts import MIN_BYTES, content_cuts
 from tensorcas_mlflow.errors import AdapterError
 
 _NUMBERS = (int, float, complex, np.generic)

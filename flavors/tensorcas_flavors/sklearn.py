@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tensorcas_flavors._content_cuts import MIN_BYTES, content_cuts
 from tensorcas_flavors._forest import group_ends, is_table, odd_trees, tree_ends
 from tensorcas_flavors._named_code import named_modules, pinned_packages
 from tensorcas_flavors._pickling import dump_skeleton, is_pickle, load_skeleton
@@ -20,6 +19,7 @@ from tensorcas_flavors._sklearn_parts import RESERVED, ROWS, SEEDS, STRINGS, Par
 from tensorcas_flavors._sklearn_sizes import PER_STAGE, Resizing
 from tensorcas_flavors._sklearn_walk import Graph, walk
 from tensorcas_mlflow.adapter import SKELETON, Adapter, Array
+from tensorcas_mlflow.content_cuts import MIN_BYTES, content_cuts
 from tensorcas_mlflow.errors import AdapterError
 
 _GROWING = PER_STAGE | {SEEDS}

@@ -8,8 +8,9 @@ from mlflow.utils.validation import bad_path_message, path_not_unique
 
 from tensorcas_mlflow.backends import STORE_FOLDER
 
-# MLflow's LocalArtifactRepository writes to a name like this first, and takes no artifact of such a name.
-_UPLOADING = ".artifact.uploading."
+UPLOADING = ".artifact.uploading."
+"""How the name begins under which a plain file is written at first; MLflow's LocalArtifactRepository does the same, and
+takes no artifact of such a name."""
 
 
 def is_store(name: str) -> bool:
@@ -23,7 +24,7 @@ def is_visible(name: str) -> bool:
         name.encode()
     except UnicodeEncodeError:  # a name that is no text cannot be told to a client, nor asked for by one
         return False
-    return not is_store(name) and not name.startswith(_UPLOADING)
+    return not is_store(name) and not name.startswith(UPLOADING)
 
 
 def is_visible_path(path: str) -> bool:
@@ -69,7 +70,7 @@ def path_to_write(name: str, folder: str | None) -> str:
         raise ValueError(f"Invalid artifact path: {path!r}")
     if not is_visible_path(path):
         raise ValueError(
-            f"Invalid artifact path: {path!r}. Names like {STORE_FOLDER!r} and {_UPLOADING + '…'!r} are reserved, "
+            f"Invalid artifact path: {path!r}. Names like {STORE_FOLDER!r} and {UPLOADING + '…'!r} are reserved, "
             "and a name must be valid Unicode."
         )
     return path

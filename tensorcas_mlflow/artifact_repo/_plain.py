@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mlflow.entities.file_info import FileInfo
-from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 
-from tensorcas_mlflow.artifact_repo._names import is_store, is_visible, is_visible_path
+from tensorcas_mlflow.artifact_repo._names import UPLOADING, is_store, is_visible, is_visible_path
 from tensorcas_mlflow.backends import STORE_FOLDER
 
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+_MAX_ATTEMPTS = 100
 
 
 class PlainTree:
@@ -26,7 +27,6 @@ class PlainTree:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._writer = LocalArtifactRepository(root.as_uri())
 
     def find(self, path: str) -> Path | None:
         """Give the real path of the plain file or folder that an artifact path shows, or None."""
@@ -102,11 +102,24 @@ class PlainTree:
 
     def make_folder(self, path: str) -> None:
         """Make a plain folder and those above it, where they are missing."""
-        (self._root / path).mkdir(parents=True, exist_ok=True)
+        place = self._root / path
+        _against_removals(lambda: place.mkdir(parents=True, exist_ok=True))
 
-    def write(self, source: Path, folder: str) -> None:
-        """Copy a file into a folder, under its own name, replacing the plain file there."""
-        self._writer.log_artifact(str(source), folder or None)
+    def write(self, path: str, data: bytes) -> None:
+        """Write a plain file whole, in place of the one there; its folder is made if it is missing."""
+        place = self._root / path
+
+        def write() -> None:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            staging = place.with_name(f"{UPLOADING}{uuid.uuid4().hex}")
+            try:
+                staging.write_bytes(data)
+                staging.replace(place)
+            except BaseException:
+                staging.unlink(missing_ok=True)
+                raise
+
+        _against_removals(write)
 
     def drop_file(self, path: str) -> None:
         """Remove the plain file or link at a path, if there is one."""
@@ -126,7 +139,8 @@ class PlainTree:
         if not is_visible_path(path) or not self._is_reached(path):
             return
         place = self._root / path
-        with _ignoring(*_NOT_THERE):
+        # What is a folder only when it is to be unlinked as a file was made in between: a later deletion's to remove.
+        with _ignoring(*_NOT_THERE, errno.EISDIR):
             if place.is_dir() and (not path or not place.is_symlink()):
                 _remove_folder(place)
             else:
@@ -145,7 +159,7 @@ def _remove_folder(folder: Path) -> None:
     with os.scandir(folder) as entries:
         children = [entry for entry in entries if not is_store(entry.name)]
     for child in children:
-        with _ignoring(errno.ENOENT):
+        with _ignoring(errno.ENOENT, errno.EISDIR):
             if child.is_dir(follow_symlinks=False):
                 _remove_folder(Path(child.path))
             else:
@@ -153,6 +167,15 @@ def _remove_folder(folder: Path) -> None:
     # A folder stays that holds a store, or was written to since it was read; and so does a root that is a link.
     with _ignoring(errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
         folder.rmdir()
+
+
+def _against_removals(act: Callable[[], None]) -> None:
+    """Do what somebody who removes folders at the same time may spoil, again and again."""
+    for _ in range(_MAX_ATTEMPTS - 1):
+        # The second is what mkdir says of a folder that is there, and is gone when it looks whether it is one.
+        with suppress(FileNotFoundError, FileExistsError):
+            return act()
+    return act()
 
 
 @contextmanager

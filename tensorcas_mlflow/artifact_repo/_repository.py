@@ -6,7 +6,6 @@ import asyncio
 import os
 import posixpath
 import shutil
-import tempfile
 from collections.abc import AsyncIterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,27 +15,35 @@ from typing import BinaryIO
 from mlflow.entities.file_info import FileInfo
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import PERMISSION_DENIED, RESOURCE_DOES_NOT_EXIST
-from mlflow.store.artifact.artifact_repo import ARTIFACT_STREAM_CHUNK_SIZE, ArtifactRepository, StreamUploadMixin
+from mlflow.store.artifact.artifact_repo import ArtifactRepository, StreamUploadMixin
 
 from tensorcas_mlflow import config
 from tensorcas_mlflow._store_root import SCHEME, folder_of, owner_of, store_root_for
 from tensorcas_mlflow.artifact_repo._errors import for_mlflow
 from tensorcas_mlflow.artifact_repo._names import is_visible, is_visible_path, path_to_read, path_to_write
 from tensorcas_mlflow.artifact_repo._plain import PlainTree
+from tensorcas_mlflow.artifact_repo._streams import Inflow, Reading, Rejoined, n_announced, read_head
+from tensorcas_mlflow.artifact_repo._virtual import beside, folders_without_tensors, in_folder, virtual_at, write_pieces
+from tensorcas_mlflow.carrier import announcement
+from tensorcas_mlflow.containers import Readable
 from tensorcas_mlflow.errors import (
     ChunkNotFoundError,
+    FencedError,
     FormatError,
     StoreNotFoundError,
     WrongStoreError,
 )
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.store import PendingSave, RefTarget, Store, take_pending
+from tensorcas_mlflow.threads import start
 
 PLAIN_BYTES = 64 * 1024
 """Text of at most this size stays a plain file: MLmodel, requirements, parameters, notes."""
 
 MANIFEST_BYTES = 256 * 1024 * 1024
 """A longer file is not looked at as a manifest, for that is done in memory."""
+
+_MAX_ATTEMPTS = 3
 
 
 class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
@@ -81,32 +88,35 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
     def log_artifact_from_stream(
         self, stream: BinaryIO, artifact_file_name: str, artifact_path: str | None = None
     ) -> None:
-        with for_mlflow(), tempfile.TemporaryDirectory() as scratch:
+        with for_mlflow():
             path = path_to_write(posixpath.basename(artifact_file_name), artifact_path)
-            self._prepare(path)
-            source = Path(scratch, posixpath.basename(path))
-            with source.open("wb") as out:
-                shutil.copyfileobj(stream, out, ARTIFACT_STREAM_CHUNK_SIZE)
-            self._write_file(source, path)
+            self._write(Reading(stream, n_announced=n_announced(stream)), path)
 
     async def log_artifact_from_async_stream(
         self, chunks: AsyncIterable[bytes], artifact_file_name: str, artifact_path: str | None = None
     ) -> None:
-        # A server awaits this on its event loop, so what takes its time on the disk is done in a thread.
-        with for_mlflow(), tempfile.TemporaryDirectory() as scratch:
+        with for_mlflow():
             path = path_to_write(posixpath.basename(artifact_file_name), artifact_path)
-            await asyncio.to_thread(self._prepare, path)
-            source = Path(scratch, posixpath.basename(path))
-            with source.open("wb") as out:
-                async for chunk in chunks:
-                    await asyncio.to_thread(out.write, chunk)
-            await asyncio.to_thread(self._write_file, source, path)
+            inflow = Inflow()
+
+            def write() -> None:
+                try:
+                    self._write(inflow, path)
+                finally:
+                    inflow.close()
+
+            # A server awaits this on its event loop, so what takes its time is done in a thread: one for each upload,
+            # as a pool might be full of uploads that wait for slow clients.
+            done = start(write, "tensorcas-upload")
+            await inflow.feed(chunks)
+            await asyncio.wrap_future(done)
 
     def list_artifacts(self, path: str | None = None) -> list[FileInfo]:
         with for_mlflow():
             folder = path_to_read(path)
             if not is_visible_path(folder):
-                return []
+                entry = announcement(folder)
+                return [entry] if entry is not None and self._servers_folder() is not None else []
             store, in_store = self._find_store(folder)
             if _has_ref(store, in_store):
                 return []
@@ -118,6 +128,10 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
                 for ref in refs:
                     child = posixpath.join(folder, posixpath.basename(ref.path or ""))
                     found[child] = FileInfo(child, False, ref.n_bytes)
+                for file in (file for ref in refs for file in beside(store, ref)):
+                    child = posixpath.join(folder, posixpath.basename(file.path))
+                    if child not in found:  # what is real goes first
+                        found[child] = FileInfo(child, False, file.n_bytes)
             return [found[child] for child in sorted(found)]
 
     def _is_directory(self, artifact_path: str | None) -> bool:
@@ -129,17 +143,26 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
             return self._plain.has_folder(path) or (store is not None and any(store.artifacts(in_store)))
 
     def download_artifacts(self, artifact_path: str | None, dst_path: str | None = None) -> str:
-        with for_mlflow():
+        """Download a file or folder.
+
+        A folder comes without pages. With a ``dst_path`` it is complete: a model's tensors are in it too, so that it
+        can be taken anywhere. Without one it is for this process, which reaches the store: no tensor is written.
+        """
+        is_for_this_process = not dst_path and not config.in_mlflow_server()
+        with for_mlflow(), folders_without_tensors(is_for_this_process):
             return str(super().download_artifacts(artifact_path, dst_path))  # type: ignore[no-untyped-call]
 
     def _iter_artifacts_recursive(self, path: str | None) -> Iterator[FileInfo]:
         with for_mlflow():
             top = path_to_read(path)
             found = {info.path: info for info in self._plain.walk(top)}
+            made: dict[str, FileInfo] = {}
             for held in self._held(top):
                 for ref in held.store.walk_artifacts(held.in_store):
-                    child = posixpath.join(held.path, (ref.path or "").removeprefix(held.in_store).removeprefix("/"))
-                    found[child] = FileInfo(child, False, ref.n_bytes)
+                    found[held.child(ref.path or "")] = FileInfo(held.child(ref.path or ""), False, ref.n_bytes)
+                    for file in in_folder(held.store, ref):
+                        made[held.child(file.path)] = FileInfo(held.child(file.path), False, file.n_bytes)
+            found = made | found  # what is real goes first
         full = {parent for child in found for parent in _parents(child)}
         if top and not found:
             yield FileInfo(top, True, None)
@@ -179,40 +202,52 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
     def _write_file(self, source: Path, path: str) -> None:
         if not source.is_file():
             raise ValueError(f"there is no file {str(source)!r} to log")
+        for attempt in range(_MAX_ATTEMPTS):
+            try:
+                with source.open("rb", buffering=0) as file:
+                    self._write(file, path)
+                return
+            except FencedError:  # unlike a stream, a file can be read again
+                if attempt == _MAX_ATTEMPTS - 1:
+                    raise
+
+    def _write(self, stream: Readable, path: str) -> None:
         store, in_store = self._prepare(path)
-        folder = posixpath.dirname(path)
-        self._plain.make_folder(folder)
-        with source.open("rb") as file:
-            head = file.read(PLAIN_BYTES + 1)
+        head = read_head(stream, PLAIN_BYTES + 1)
+        self._plain.make_folder(posixpath.dirname(path))
         # Whatever the path showed before, it shows at any moment: the old copy goes when the new one is there.
         if _is_small_text(head):
-            self._plain.write(source, folder)
+            self._plain.write(path, head)
             store.drop_artifacts(in_store)
-        else:
-            save, target = self._save(store, source, head, path, in_store)
-            with save:
-                save.commit(target)
-            self._plain.drop_file(path)
+            return
+        save, target = self._save(store, head, stream, path, in_store)
+        with save:
+            save.commit(target)
+        self._plain.drop_file(path)
 
     def _write_folder(self, path: str) -> None:
         self._prepare(path, as_folder=True)
         self._plain.make_folder(path)
 
-    def _save(self, store: Store, source: Path, head: bytes, path: str, in_store: str) -> tuple[PendingSave, RefTarget]:
+    def _save(
+        self, store: Store, head: bytes, rest: Readable, path: str, in_store: str
+    ) -> tuple[PendingSave, RefTarget]:
         """Store a file. A manifest of this store is not stored, but pins what it names: it came with a save."""
         uri = posixpath.join(self.artifact_uri, path)
         owner = owner_of(uri)
         target = RefTarget(path=in_store, uri=uri, run_id=owner.run_id, model_id=owner.model_id)
-        manifest = _manifest_in(source, head)
-        if manifest is not None and manifest.store_id == store.id and manifest.kind == "checkpoint":
-            held = take_pending(store, manifest.digest, in_store)
-            if held is not None:
-                return held
-            # In a server, knowing digests must not open other people's weights.
-            if not config.in_mlflow_server():
-                with suppress(ChunkNotFoundError, WrongStoreError):
-                    return store.adopt(manifest), target
-        return store.write_file(source), target
+        if Manifest.looks_like(head):
+            head += read_head(rest, MANIFEST_BYTES)
+            manifest = _manifest_in(head)
+            if manifest is not None and manifest.store_id == store.id and manifest.kind == "checkpoint":
+                held = take_pending(store, manifest.digest, in_store)
+                if held is not None:
+                    return held
+                # In a server, knowing digests must not open other people's weights.
+                if not config.in_mlflow_server():
+                    with suppress(ChunkNotFoundError, WrongStoreError):
+                        return store.adopt(manifest), target
+        return store.write_stream(Rejoined(head, rest)), target
 
     def _fetch(self, path: str, out: Path) -> bool:
         """Write an artifact to a local file; False if there is no such artifact."""
@@ -220,21 +255,20 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
             return False
         store, in_store = self._find_store(path)
         ref = store.artifact(in_store) if store is not None and in_store else None
-        if store is None or ref is None:
-            plain = self._plain.find(path)
-            if plain is None or not plain.is_file():
-                return False
+        plain = self._plain.find(path)
+        if store is not None and ref is not None:
+            write_pieces(store.iter_file(ref), out)
+            return True
+        if store is not None and plain is None:
+            virtual = virtual_at(store, in_store)
+            if virtual is not None:
+                write_pieces(virtual.pieces(), out)
+            return virtual is not None
+        if plain is not None and plain.is_file():
             with suppress(FileNotFoundError):
                 shutil.copy2(plain, out)
                 return True
-            return False
-        try:
-            with out.open("wb") as file:
-                store.copy_file(ref, file)
-        except BaseException:
-            out.unlink(missing_ok=True)
-            raise
-        return True
+        return False
 
     def _find_store(self, path: str) -> tuple[Store | None, str]:
         """Find the store that holds a path, and the path relative to that store's root; None if there is none.
@@ -322,6 +356,10 @@ class _Held:
     path: str
     """The folder, relative to the repository's root."""
 
+    def child(self, path: str) -> str:
+        """Give a path below the folder, relative to the store's root, relative to the repository's."""
+        return posixpath.join(self.path, path.removeprefix(self.in_store).removeprefix("/"))
+
 
 def _is_small_text(head: bytes) -> bool:
     if len(head) > PLAIN_BYTES or b"\0" in head:
@@ -333,11 +371,10 @@ def _is_small_text(head: bytes) -> bool:
     return True
 
 
-def _manifest_in(source: Path, head: bytes) -> Manifest | None:
-    if not Manifest.looks_like(head) or source.stat().st_size > MANIFEST_BYTES:
-        return None
-    with suppress(FormatError):
-        return Manifest.from_bytes(source.read_bytes())
+def _manifest_in(data: bytes) -> Manifest | None:
+    if len(data) <= MANIFEST_BYTES:
+        with suppress(FormatError):
+            return Manifest.from_bytes(data)
     return None
 
 

@@ -58,6 +58,9 @@ class Backend(ABC):
 
     uri: str
     """The root, in the form `open_backend` reads."""
+    is_carrier: bool = False
+    """Whether it keeps less than is promised here: no `promote` that `withdraw` excludes, and no part of a blob without
+    the whole. Only the carrier says so (`tensorcas_mlflow.carrier`); whoever relies on one of the two asks."""
 
     @abstractmethod
     def put_new(self, key: str, pieces: Iterable[Buffer], *, durable: bool = True) -> Token:
@@ -105,6 +108,10 @@ class Backend(ABC):
     @abstractmethod
     def stat(self, key: str) -> BlobInfo | None:
         """Describe one blob, or return None if there is none."""
+
+    def missing(self, keys: Iterable[str]) -> set[str]:
+        """Tell which of some blobs are not there. Each is looked at after the call has begun."""
+        return {key for key in keys if self.stat(key) is None}
 
     @abstractmethod
     def get(self, key: str, *, max_bytes: int | None = None) -> bytes:

@@ -17,6 +17,9 @@ from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundE
 _STAGING = "+staging-"
 """Begins the names of files under way. ``+`` is in no key, so such a file is never taken for a blob."""
 
+_MLFLOW_STAGING = ".artifact.uploading."
+"""Begins the names of an MLflow server's files under way, where clients reach the store through one (a carrier)."""
+
 _O_BINARY = getattr(os, "O_BINARY", 0)
 _READ_BYTES = 1 << 30
 """Linux reads at most 2 GiB in one call."""
@@ -175,7 +178,7 @@ class LocalBackend(Backend):
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     names.append(entry.name)
-                elif entry.is_file(follow_symlinks=False):
+                elif entry.is_file(follow_symlinks=False) and not entry.name.startswith(_MLFLOW_STAGING):
                     with contextlib.suppress(FileNotFoundError):
                         blobs.append(_info(key, entry.stat(follow_symlinks=False)))
         return sorted(blobs, key=lambda info: info.key), sorted(names)
@@ -190,7 +193,7 @@ class LocalBackend(Backend):
         with _translated("sweep", "."):
             for folder, _, files in os.walk(self.root):
                 for name in files:
-                    if not name.startswith(_STAGING):
+                    if not name.startswith((_STAGING, _MLFLOW_STAGING)):
                         continue
                     path = os.path.join(folder, name)
                     with contextlib.suppress(FileNotFoundError):

@@ -11,7 +11,6 @@ from typing import Literal
 from mlflow.tracking import MlflowClient
 
 from tensorcas_mlflow.checkpoints._series import Series
-from tensorcas_mlflow.checkpoints._show import hide
 from tensorcas_mlflow.errors import TensorCasError
 
 _logger = logging.getLogger(__name__)
@@ -88,10 +87,9 @@ def prune(series: Series, keep: Keep, *, newest: int, tracking_uri: str) -> None
     for step in steps:
         if step not in kept:
             try:
-                ref = series.find(step)
-                if ref is not None:
-                    series.store.drop(ref)
-                    hide(series, step)
+                checkpoint = series.find(step)
+                if checkpoint is not None:
+                    checkpoint.drop()
             except TensorCasError as error:
                 _warn(series, error)
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from typing import Any
 
 from tensorcas_mlflow._mlflow_errors import translate_errors
 from tensorcas_mlflow._rebuild import check_call, given, rebuild
 from tensorcas_mlflow.adapters import adapter_named
 from tensorcas_mlflow.checkpoints._background import saves
+from tensorcas_mlflow.checkpoints._find import series_of
 from tensorcas_mlflow.checkpoints._runs import run_to_read
-from tensorcas_mlflow.checkpoints._series import DEFAULT_NAME, FOLDER, series_of
+from tensorcas_mlflow.checkpoints._series import DEFAULT_NAME, FOLDER
 from tensorcas_mlflow.errors import CorruptError
 
-_URI = re.compile(rf"runs:/+(?P<run_id>[^/]+)/{FOLDER}/(?P<name>[^/]+)/step-(?P<step>-?\d+)\.arrow")
+_URI = re.compile(rf"runs:/+(?P<run_id>[^/]+)/{FOLDER}/(?P<name>[^/]+)/step-(?P<step>-?\d+)\.(?:arrow|tensors)")
 
 
 @translate_errors()
@@ -60,17 +60,16 @@ def load_checkpoint(
         if step is not None and step != int(uri["step"]):
             raise ValueError(f"{run_id!r} is step {int(uri['step'])}, and step={step} is asked for")
         run_id, name, step = uri["run_id"], uri["name"], int(uri["step"])
-    series = series_of(run_to_read(run_id), name)
-    ref = series.ref(step)
-    manifest = series.store.manifest(ref)
-    if manifest.flavor is None:
-        raise CorruptError(f"manifests/{ref.manifest}", "it does not say which adapter it is of")
-    return rebuild(
-        adapter_named(manifest.flavor),
-        manifest,
-        partial(series.store.read_tensors, manifest),
-        into=into,
-        weights_only=weights_only,
-        verify=verify,
-        options=given(strict=strict, device=device, dtype=dtype),
-    )
+    checkpoint = series_of(run_to_read(run_id), name).get(step)
+    with checkpoint.opened() as (manifest, read):
+        if manifest.flavor is None:
+            raise CorruptError(f"step {checkpoint.step} of {name!r}", "it does not say which adapter it is of")
+        return rebuild(
+            adapter_named(manifest.flavor),
+            manifest,
+            read,
+            into=into,
+            weights_only=weights_only,
+            verify=verify,
+            options=given(strict=strict, device=device, dtype=dtype),
+        )

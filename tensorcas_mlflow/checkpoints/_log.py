@@ -17,12 +17,12 @@ from tensorcas_mlflow._steps import as_step
 from tensorcas_mlflow.adapter import SKELETON
 from tensorcas_mlflow.adapters import adapter_for
 from tensorcas_mlflow.checkpoints._background import saves
+from tensorcas_mlflow.checkpoints._find import series_of
 from tensorcas_mlflow.checkpoints._keep import Keep, prune
 from tensorcas_mlflow.checkpoints._runs import run_to_write
-from tensorcas_mlflow.checkpoints._series import DEFAULT_NAME, Series, series_of
-from tensorcas_mlflow.checkpoints._show import log_figures, prepare, show
+from tensorcas_mlflow.checkpoints._series import DEFAULT_NAME, Saving, Series
+from tensorcas_mlflow.checkpoints._show import log_figures
 from tensorcas_mlflow.errors import CheckpointExistsError
-from tensorcas_mlflow.store import PendingSave, RefTarget
 
 _NO_METRIC = re.compile(r"[^A-Za-z0-9_. -]")
 """What MLflow does not take in a metric's name, and what would part it."""
@@ -33,17 +33,19 @@ class CheckpointInfo:
     """What one call of `log_checkpoint` has done."""
 
     uri: str
-    """``runs:/<run>/checkpoints/<name>/step-….arrow``; `load_checkpoint` takes it."""
+    """``runs:/<run>/checkpoints/<name>/step-…``; `load_checkpoint` takes it."""
     run_id: str
     name: str
     step: int
     n_tensors: int
     bytes_total: int
     """Size of the whole state."""
-    bytes_new: int
-    """Size of those chunks of it that the store did not hold."""
+    bytes_new: int | None
+    """Size of those chunks of it that the store did not hold. None where it is all sent to a server, which has a store
+    of its own and finds that out."""
     bytes_stored: int | None
-    """What the store has grown by, encoded, with manifest and ref. None while a save is under way in the background."""
+    """What the store has grown by, encoded, with manifest and ref. None while a save is under way in the background,
+    and where a server has the store."""
     seconds: float
     """How long the call has kept the caller."""
     _saved: Future[CheckpointInfo] | None = field(default=None, repr=False, compare=False)
@@ -85,9 +87,9 @@ def log_checkpoint(
             the first three raise what went wrong.
         overwrite: Whether a checkpoint of this step may be replaced, in one step. Otherwise it is refused.
         keep: A rule for which earlier checkpoints of the series stay. What it drops is deleted by the next collection.
-        log_metrics: Whether to log ``tensorcas/bytes_total``, ``tensorcas/bytes_new`` and ``tensorcas/saved_ratio`` as
-            metrics of the step, in the background; those of a series of another name as ``tensorcas/<name>/…``. Unless
-            given, as TENSORCAS_LOG_METRICS says, by default yes.
+        log_metrics: Whether to log ``tensorcas/bytes_total``, ``tensorcas/bytes_new`` and ``tensorcas/saved_ratio``, as
+            far as they are known, as metrics of the step, in the background; those of a series of another name as
+            ``tensorcas/<name>/…``. Unless given, as TENSORCAS_LOG_METRICS says, by default yes.
 
     Raises:
         mlflow.exceptions.MlflowException: The step is there already, an earlier save in the background has failed, the
@@ -97,20 +99,18 @@ def log_checkpoint(
     saves.wait()
     step = as_step(step)
     series = series_of(run_to_write(run_id), name, create=True)
-    target = series.target(step)
     # It is looked at again by the commit; here it spares taking apart what is refused.
-    if not overwrite and series.store.backend.stat(target.key) is not None:
+    if not overwrite and series.has(step):
         raise CheckpointExistsError(f"{name!r} of run {series.run.run_id} at step {step}")
     if log_metrics is None:
         log_metrics = config.logs_metrics()
     tracking_uri = mlflow.get_tracking_uri()
     adapter = adapter_for(state)
     tensors = adapter.extract(state)
-    save = series.store.begin_checkpoint(tensors, flavor=adapter.name, cuts=adapter.cuts(tensors))
+    saving = series.begin(step, tensors, flavor=adapter.name, cuts=adapter.cuts(tensors), overwrite=overwrite)
     finish = _Finish(
         series=series,
-        save=save,
-        overwrite=overwrite,
+        saving=saving,
         keep=keep,
         log_metrics=log_metrics,
         tracking_uri=tracking_uri,
@@ -120,8 +120,8 @@ def log_checkpoint(
             name=name,
             step=step,
             n_tensors=len(tensors) - (SKELETON in tensors),
-            bytes_total=save.manifest.n_bytes,
-            bytes_new=save.n_new_bytes,
+            bytes_total=saving.manifest.n_bytes,
+            bytes_new=saving.n_new_bytes,
             bytes_stored=None,
             seconds=0.0,
         ),
@@ -130,9 +130,9 @@ def log_checkpoint(
         info = finish()
         return dataclasses.replace(info, seconds=time.perf_counter() - began)
     try:
-        save.detach()
+        saving.detach()
     except BaseException:
-        save.abandon()
+        saving.abandon()
         raise
     finish.info = dataclasses.replace(finish.info, seconds=time.perf_counter() - began)
     return dataclasses.replace(finish.info, _saved=saves.submit(finish))
@@ -143,8 +143,7 @@ class _Finish:
     """The part of a save that may be done in the background."""
 
     series: Series
-    save: PendingSave
-    overwrite: bool
+    saving: Saving
     keep: Keep | None
     log_metrics: bool
     tracking_uri: str
@@ -153,31 +152,21 @@ class _Finish:
     @translate_errors()
     def __call__(self) -> CheckpointInfo:
         info = self.info
-        with self.save as save:
-            save.write()
-            prepare(self.series)
-            target = self.series.target(info.step)
-            save.commit(target, replace=self.overwrite)
-        self._confirm(target)
-        show(self.series, info.step, save.manifest)
+        try:
+            n_stored_bytes = self.saving.finish()
+        finally:
+            self.saving.abandon()
         if self.log_metrics:
             prefix = "tensorcas" if info.name == DEFAULT_NAME else f"tensorcas/{_NO_METRIC.sub('_', info.name)}"
-            figures = {
-                f"{prefix}/bytes_total": float(info.bytes_total),
-                f"{prefix}/bytes_new": float(info.bytes_new),
-                f"{prefix}/saved_ratio": 1 - info.bytes_new / info.bytes_total if info.bytes_total else 1.0,
-            }
-            log_figures(info.run_id, info.step, figures, self.tracking_uri)
+            log_figures(info.run_id, info.step, _figures(info, prefix), self.tracking_uri)
         if self.keep is not None:
             prune(self.series, self.keep, newest=info.step, tracking_uri=self.tracking_uri)
-        return dataclasses.replace(info, bytes_stored=save.n_stored_bytes)
+        return dataclasses.replace(info, bytes_stored=n_stored_bytes)
 
-    def _confirm(self, target: RefTarget) -> None:
-        """See that a ref that has replaced another is there.
 
-        A collection that drops the other, because it takes the run for deleted, may have met this one.
-        """
-        store = self.series.store
-        if self.overwrite and not self.series.home.is_ours and store.ref(target.key) is None:
-            with store.adopt(self.save.manifest) as pin:
-                pin.commit(target)
+def _figures(info: CheckpointInfo, prefix: str) -> dict[str, float]:
+    figures = {f"{prefix}/bytes_total": float(info.bytes_total)}
+    if info.bytes_new is not None:
+        figures[f"{prefix}/bytes_new"] = float(info.bytes_new)
+        figures[f"{prefix}/saved_ratio"] = 1 - info.bytes_new / info.bytes_total if info.bytes_total else 1.0
+    return figures

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tensorcas_mlflow._home import home_of
 from tensorcas_mlflow._mlflow_errors import translate_errors
 from tensorcas_mlflow._steps import as_step
 from tensorcas_mlflow.checkpoints._background import saves
+from tensorcas_mlflow.checkpoints._find import all_series_of, series_of
 from tensorcas_mlflow.checkpoints._runs import run_to_read
-from tensorcas_mlflow.checkpoints._series import DEFAULT_NAME, names_of, series_of
-from tensorcas_mlflow.checkpoints._show import hide
+from tensorcas_mlflow.checkpoints._series import DEFAULT_NAME
 from tensorcas_mlflow.errors import StoreNotFoundError
 
 
@@ -22,11 +21,11 @@ class CheckpointRecord:
     name: str
     step: int
     uri: str
-    """``runs:/<run>/checkpoints/<name>/step-….arrow``; `load_checkpoint` takes it."""
-    created: str
-    """ISO 8601, UTC."""
+    """``runs:/<run>/checkpoints/<name>/step-…``; `load_checkpoint` takes it."""
+    created: str | None
+    """ISO 8601, UTC. None where a server keeps it as a file."""
     flavor: str | None
-    """The adapter that took it apart."""
+    """The adapter that took it apart. None where a server keeps it as a file."""
 
 
 @translate_errors()
@@ -43,26 +42,21 @@ def list_checkpoints(run_id: str | None = None, name: str | None = None) -> list
     saves.wait()
     run = run_to_read(run_id)
     try:
-        home = home_of(run.artifact_uri, create=False)
+        every_series = all_series_of(run) if name is None else [series_of(run, name)]
     except StoreNotFoundError:
         return []
-    records: list[CheckpointRecord] = []
-    for each in names_of(run, home) if name is None else [name]:
-        series = series_of(run, each)
-        for step in series.steps():
-            ref = series.find(step)
-            if ref is not None:
-                records.append(
-                    CheckpointRecord(
-                        run_id=run.run_id,
-                        name=each,
-                        step=step,
-                        uri=series.uri(step),
-                        created=ref.created,
-                        flavor=ref.flavor,
-                    )
-                )
-    return records
+    return [
+        CheckpointRecord(
+            run_id=run.run_id,
+            name=series.name,
+            step=checkpoint.step,
+            uri=series.uri(checkpoint.step),
+            created=checkpoint.created,
+            flavor=checkpoint.flavor,
+        )
+        for series in every_series
+        for checkpoint in series.checkpoints()
+    ]
 
 
 @translate_errors()
@@ -78,7 +72,4 @@ def delete_checkpoint(run_id: str | None = None, *, step: int, name: str = DEFAU
         mlflow.exceptions.MlflowException: There is no such checkpoint, or a save in the background has failed.
     """
     saves.wait()
-    series = series_of(run_to_read(run_id), name)
-    ref = series.ref(step)
-    series.store.drop(ref)
-    hide(series, as_step(step))
+    series_of(run_to_read(run_id), name).get(as_step(step)).drop()

@@ -1,17 +1,19 @@
-"""Where the checkpoints of a run stand: one series a name, one ref a step."""
+"""What a run's checkpoints are, wherever they are kept: one series a name, one checkpoint a step."""
 
 from __future__ import annotations
 
-import os
-import posixpath
 import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from tensorcas_mlflow._home import Home, as_lookup, home_of
+from tensorcas_mlflow._rebuild import Reader
 from tensorcas_mlflow._steps import as_step
+from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.checkpoints._runs import RunRoot
 from tensorcas_mlflow.errors import CheckpointNotFoundError
-from tensorcas_mlflow.store import Ref, RefTarget, Store
+from tensorcas_mlflow.manifest import Manifest
 
 DEFAULT_NAME = "checkpoint"
 """What a series is called that nobody has given a name."""
@@ -19,60 +21,107 @@ DEFAULT_NAME = "checkpoint"
 FOLDER = "checkpoints"
 """Artifact folder of a run in which its checkpoints are shown."""
 
-_FILE = re.compile(r"(?:step-)?(?P<step>-?\d+)(?:\.arrow)?")
 _MAX_NAME_BYTES = 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
-    """The checkpoints of one name in one run.
+class Saving(ABC):
+    """One checkpoint on its way. `abandon` ends one that is not to be finished, and does nothing to one that is."""
 
-    Where our artifact repository serves the run's artifacts, a checkpoint is the ref of an artifact, so that it is
-    listed, downloaded and deleted with the others. Elsewhere it is a ref of the run, and MLflow is given a copy of the
-    manifest to show.
-    """
+    manifest: Manifest
+    n_new_bytes: int | None
+    """Size of the chunks that the store did not hold; None where that is found out elsewhere."""
+
+    @abstractmethod
+    def detach(self) -> None:
+        """Copy what is still to be written, so that the caller may change the arrays."""
+
+    @abstractmethod
+    def finish(self) -> int | None:
+        """Write what is new, make the checkpoint permanent, and show it.
+
+        Returns:
+            Bytes the store has grown by, or None where that is not known.
+
+        Raises:
+            CheckpointExistsError: There is one of this step, which was not to be replaced.
+            TensorCasError: It could not be saved; what was there before is untouched.
+        """
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Give it up if it is not finished."""
+
+
+class Checkpoint(ABC):
+    """One checkpoint that is there."""
+
+    step: int
+    created: str | None
+    """ISO 8601, UTC; None where that is not known."""
+    flavor: str | None
+    """The adapter that took it apart; None where it would have to be read to tell."""
+
+    @abstractmethod
+    def opened(self) -> AbstractContextManager[tuple[Manifest, Reader]]:
+        """Give its manifest and what reads its tensors, for as long as the block lasts."""
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Delete it; if it is gone already that is no error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series(ABC):
+    """The checkpoints of one name in one run."""
 
     run: RunRoot
     name: str
-    home: Home
 
-    @property
-    def store(self) -> Store:
-        """The store that keeps them."""
-        return self.home.store
+    suffix = ""
+    """What artifacts that show a step end in."""
 
-    def target(self, step: int) -> RefTarget:
-        """What the ref of a step says, and by that where it stands."""
-        path = None if self.home.path is None else posixpath.join(self.home.path, self.artifact(step))
-        return RefTarget(
-            path=path if self.home.is_ours else None,
-            copy_path=None if self.home.is_ours else path,
-            uri=posixpath.join(self.run.artifact_uri, self.artifact(step)) if path is None else None,
-            run_id=self.run.run_id,
-            step=step,
-            name=self.name,
-        )
+    @abstractmethod
+    def steps(self) -> list[int]:
+        """List the steps there are, ascending, going by names alone: `find` tells which are checkpoints."""
+
+    @abstractmethod
+    def find(self, step: int) -> Checkpoint | None:
+        """Find a step, or return None. A plain file that a user has logged under such a name is none."""
+
+    @abstractmethod
+    def has(self, step: int) -> bool:
+        """Tell whether the place of a step is taken."""
+
+    @abstractmethod
+    def begin(
+        self,
+        step: int,
+        tensors: Mapping[str, Array],
+        *,
+        flavor: str,
+        cuts: Mapping[str, Sequence[int]] | None,
+        overwrite: bool,
+    ) -> Saving:
+        """Begin to save a step; see `Store.begin_checkpoint`.
+
+        Args:
+            overwrite: Whether it may take the place of one that is there.
+        """
 
     def artifact(self, step: int) -> str:
         """The artifact path of a step in its run. Padded, so that a listing by name is one by step."""
-        return f"{FOLDER}/{self.name}/step-{step:08d}.arrow"
+        return f"{FOLDER}/{self.name}/step-{step:08d}{self.suffix}"
 
     def uri(self, step: int) -> str:
         """The URI of a step, as MLflow has it for artifacts of runs."""
         return f"runs:/{self.run.run_id}/{self.artifact(step)}"
 
-    def steps(self) -> list[int]:
-        """List the steps there are, ascending, going by names alone: `find` tells which are checkpoints."""
-        blobs, _ = self.store.backend.list_dir(posixpath.dirname(self.target(0).key))
-        matches = (_FILE.fullmatch(posixpath.basename(info.key).removeprefix("@")) for info in blobs)
-        return sorted(int(match["step"]) for match in matches if match is not None)
+    def checkpoints(self) -> list[Checkpoint]:
+        """List the checkpoints, by step."""
+        found = (self.find(step) for step in self.steps())
+        return [checkpoint for checkpoint in found if checkpoint is not None]
 
-    def find(self, step: int) -> Ref | None:
-        """Find a step, or return None. A plain file that a user has logged under such a name is none."""
-        ref = self.store.ref(self.target(step).key)
-        return ref if ref is not None and ref.kind == "checkpoint" else None
-
-    def ref(self, step: int | None) -> Ref:
+    def get(self, step: int | None) -> Checkpoint:
         """Find a step, the latest one if none is said.
 
         Raises:
@@ -83,53 +132,27 @@ class Series:
             what += f" at step {step}"
             found = self.find(as_step(step))
         else:
-            refs = (self.find(each) for each in reversed(self.steps()))
-            found = next((ref for ref in refs if ref is not None), None)
+            all_of_them = (self.find(each) for each in reversed(self.steps()))
+            found = next((each for each in all_of_them if each is not None), None)
         if found is None:
             known = ", ".join(map(str, self.steps()[-10:]))
             raise CheckpointNotFoundError(what, known and f"steps {known}")
         return found
 
 
-def series_of(run: RunRoot, name: str, *, create: bool = False) -> Series:
-    """Find the series of a name.
+_STEP_FILE = re.compile(r"(?:step-)?(?P<step>-?\d+)(?P<suffix>\.arrow|\.tensors)?")
 
-    Args:
-        run: Whose.
-        name: One segment of an artifact path.
-        create: Whether to make a store if there is none.
 
-    Raises:
-        ValueError: The name cannot be a file's.
-        StoreNotFoundError: There is no store, and none is to be made.
-        MlflowException: MLflow keeps the run's artifacts where no store can be.
-    """
+def step_named(name: str, suffix: str) -> int | None:
+    """Read a step from the name of a file of a series, or a ref's last segment; None if it is of something else."""
+    match = _STEP_FILE.fullmatch(name)
+    return int(match["step"]) if match is not None and match["suffix"] in (None, suffix) else None
+
+
+def check_name(name: str) -> str:
+    """Refuse what cannot be the name of a series: it is one segment of an artifact path."""
     if not 0 < len(name.encode()) <= _MAX_NAME_BYTES or name in (".", "..") or not name.isprintable() or "/" in name:
         raise ValueError(
             f"a checkpoint's name has 1 to {_MAX_NAME_BYTES} printable bytes and no '/', and is not {name[:120]!r}"
         )
-    return Series(run=run, name=name, home=home_of(run.artifact_uri, create=create))
-
-
-def names_of(run: RunRoot, store_home: Home) -> list[str]:
-    """List the names under which a run has checkpoints."""
-    probe = Series(run=run, name="x", home=store_home)
-    folder = posixpath.dirname(posixpath.dirname(probe.target(0).key))
-    backend = store_home.store.backend
-    names: set[str] = set()
-    for segment in backend.list_dir(folder)[1]:
-        # The segment is an encoding of the name; a ref says the name itself.
-        for info in backend.list_dir(f"{folder}/{segment}")[0]:
-            ref = store_home.store.ref(info.key)
-            if ref is not None and ref.name is not None:
-                names.add(ref.name)
-                break
-    return sorted(names)
-
-
-def plain_folder(series: Series) -> str | None:
-    """The folder in which MLflow keeps the copies of a series, if MLflow keeps them in a local one."""
-    if series.home.is_ours:
-        return None
-    lookup = as_lookup(series.run.artifact_uri)
-    return None if lookup is None else os.path.join(lookup, FOLDER, series.name)
+    return name

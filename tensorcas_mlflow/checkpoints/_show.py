@@ -15,17 +15,23 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mlflow.entities import Metric
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from mlflow.tracking import MlflowClient
 
 from tensorcas_mlflow._durable import sync_folder
+from tensorcas_mlflow._home import as_lookup
+from tensorcas_mlflow.carrier import is_carrier_uri, shelf_at
 from tensorcas_mlflow.checkpoints._background import reports
-from tensorcas_mlflow.checkpoints._series import Series, plain_folder
+from tensorcas_mlflow.checkpoints._series import FOLDER
 from tensorcas_mlflow.errors import BackendError
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.threads import Lock
+
+if TYPE_CHECKING:
+    from tensorcas_mlflow.checkpoints._store_series import StoreSeries
 
 _logger = logging.getLogger(__name__)
 
@@ -39,17 +45,29 @@ _figures: dict[tuple[str, str], list[Metric]] = {}
 _lock = Lock()
 
 
-def prepare(series: Series) -> None:
+def prepare(series: StoreSeries, step: int, manifest: Manifest) -> bool:
     """Make the folder in which MLflow keeps the run's artifacts, before a checkpoint is committed.
 
     That it is gone again is how a collection knows that MLflow has deleted the run.
 
+    Returns:
+        Whether the step is shown already: behind a server, a folder is only made by a file in it.
+
     Raises:
         BackendError: It cannot be made.
     """
-    folder = plain_folder(series)
+    root = series.run.artifact_uri
+    if is_carrier_uri(root) and series.home.path is not None:
+        if root in _prepared:
+            return False
+        is_new = not shelf_at(root, "").entries("")
+        if is_new:
+            _put_copy(series, step, manifest)
+        _remember(root)
+        return is_new
+    folder = _plain_folder(series)
     if folder is None or (folder in _prepared and os.path.isdir(folder)):
-        return
+        return False
     try:
         os.makedirs(folder, exist_ok=True)
         # The name of the run's folder lies four folders up, in the experiment's.
@@ -57,21 +75,34 @@ def prepare(series: Series) -> None:
             sync_folder(above)
     except OSError as error:
         raise BackendError("make", folder, f"{type(error).__name__}: {error}") from error
-    if len(_prepared) >= _MAX_PREPARED:
-        _prepared.clear()
-    _prepared.add(folder)
+    _remember(folder)
+    return False
 
 
 _MAX_PREPARED = 1024
 _prepared: set[str] = set()
-"""Folders whose names are durable, up to that of the run."""
+"""Folders whose names are durable, up to that of the run; and runs' artifact roots behind servers that hold a file."""
 
 
-def show(series: Series, step: int, manifest: Manifest) -> None:
+def _remember(place: str) -> None:
+    if len(_prepared) >= _MAX_PREPARED:
+        _prepared.clear()
+    _prepared.add(place)
+
+
+def _plain_folder(series: StoreSeries) -> str | None:
+    """The folder in which MLflow keeps the copies of a series, if MLflow keeps them in a local one."""
+    if series.home.is_ours:
+        return None
+    lookup = as_lookup(series.run.artifact_uri)
+    return None if lookup is None else os.path.join(lookup, FOLDER, series.name)
+
+
+def show(series: StoreSeries, step: int, manifest: Manifest) -> None:
     """Give MLflow a copy of a manifest to show."""
     if series.home.is_ours:
         return
-    folder = plain_folder(series)
+    folder = _plain_folder(series)
     if folder is None:
         reports.submit(lambda: _upload(series, step, manifest))
         return
@@ -83,11 +114,11 @@ def show(series: Series, step: int, manifest: Manifest) -> None:
         os.replace(staging, os.path.join(folder, posixpath.basename(series.artifact(step))))
 
 
-def hide(series: Series, step: int) -> None:
+def hide(series: StoreSeries, step: int) -> None:
     """Take back the copy that MLflow shows of a step; none there is no error."""
     if series.home.is_ours:
         return
-    folder = plain_folder(series)
+    folder = _plain_folder(series)
     if folder is None:
         # After the upload, which may be waiting still.
         reports.submit(lambda: _delete(series, step))
@@ -122,24 +153,26 @@ _MAX_METRICS = 1000
 """What MLflow takes in one call."""
 
 
-def _upload(series: Series, step: int, manifest: Manifest) -> None:
+def _upload(series: StoreSeries, step: int, manifest: Manifest) -> None:
     root = series.run.artifact_uri
     if _failures.get(root, 0) >= _MAX_FAILURES:
         return
     _failures[root] = _failures.get(root, 0) + 1
-    artifact = series.artifact(step)
     more = ", and no more are tried" if _failures[root] == _MAX_FAILURES else ""
-    with (
-        _as_warning(f"a copy of a checkpoint's manifest cannot be shown{more}"),
-        tempfile.TemporaryDirectory() as scratch,
-    ):
-        file = Path(scratch, posixpath.basename(artifact))
-        file.write_bytes(manifest.stream)
-        get_artifact_repository(root).log_artifact(str(file), posixpath.dirname(artifact))
+    with _as_warning(f"a copy of a checkpoint's manifest cannot be shown{more}"):
+        _put_copy(series, step, manifest)
         _failures[root] = 0
 
 
-def _delete(series: Series, step: int) -> None:
+def _put_copy(series: StoreSeries, step: int, manifest: Manifest) -> None:
+    artifact = series.artifact(step)
+    with tempfile.TemporaryDirectory(prefix="tensorcas-") as scratch:
+        file = Path(scratch, posixpath.basename(artifact))
+        file.write_bytes(manifest.stream)
+        shelf_at(series.run.artifact_uri, posixpath.dirname(artifact)).put(file.name, file)
+
+
+def _delete(series: StoreSeries, step: int) -> None:
     with _as_warning("a copy of a deleted checkpoint's manifest stays"):
         get_artifact_repository(series.run.artifact_uri).delete_artifacts(series.artifact(step))
 

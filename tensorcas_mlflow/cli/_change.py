@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from argparse import Namespace
 
+from tensorcas_mlflow.cli._orphans import find_orphans
 from tensorcas_mlflow.cli._output import Json, confirm, printable, ref_json, say, say_json
 from tensorcas_mlflow.cli._select import Wanted, is_json, root_of, store_of, the_one
-from tensorcas_mlflow.errors import ConflictError
+from tensorcas_mlflow.errors import ConflictError, DirectAccessError
 from tensorcas_mlflow.gc import GcPlan, GcReport, plan_gc
-from tensorcas_mlflow.orphans import drop_orphans, orphaned_refs, remove_copy
+from tensorcas_mlflow.orphans import remove_copy
 from tensorcas_mlflow.store import Ref, Store
 
 
@@ -56,27 +57,28 @@ def _drop(store: Store, ref: Ref) -> None:
 def collect(options: Namespace) -> int:
     """Delete what nothing needs any more."""
     store = store_of(options)
+    if store.backend.is_carrier:
+        raise DirectAccessError("collection", store.uri)
     grace_s = options.grace * 3600
-    orphans = orphaned_refs(store, grace_s=grace_s) if options.orphans else []
-    plan = plan_gc(store, grace_s=grace_s, max_waste=options.max_waste)
+    orphans = find_orphans(options, store, grace_s=grace_s)
+    plan = plan_gc(store, grace_s=grace_s, max_waste=options.max_waste, abandon=options.abandon)
     if not is_json(options):
-        for ref in orphans:
-            say(printable(f"gone: {ref.label}"))
-        also = f", and what only the {len(orphans)} models and checkpoints that are gone need" if orphans else ""
+        orphans.tell()
+        also = f", and what only the {orphans.n} above need that are gone" if orphans.n else ""
         say(f"{plan}{also}")
     report: GcReport | None = None
-    has_work = bool(orphans) or not plan.is_empty
+    has_work = orphans.n > 0 or not plan.is_empty
     # With nothing to delete there is nothing to ask, and the index is tidied all the same.
     if not options.dry_run and (not has_work or confirm("Delete?", yes=options.yes, as_json=is_json(options))):
         planned = plan
-        if drop_orphans(store, orphans):
-            planned = plan_gc(store, grace_s=grace_s, max_waste=options.max_waste)
+        if orphans.drop():
+            planned = plan_gc(store, grace_s=grace_s, max_waste=options.max_waste, abandon=options.abandon)
         report = planned.execute()
     if is_json(options):
         say_json(
             {
                 "store": store.uri,
-                "gone": [ref_json(ref) for ref in orphans],
+                **orphans.json(),
                 "plan": _plan_json(plan),
                 "report": None if report is None else _report_json(report),
             }

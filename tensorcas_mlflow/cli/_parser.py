@@ -122,7 +122,9 @@ def _add_changes(command: _Command) -> None:
     delete.set_defaults(act=_change.delete)
 
     gc = command(
-        "gc", "delete what no checkpoint or file needs any more", "gc --dry-run\ngc --yes --max-waste 0\ngc --orphans"
+        "gc",
+        "delete what no checkpoint or file needs any more",
+        "gc --dry-run\ngc --yes --max-waste 0\ngc --orphans --tracking-uri http://mlflow:5000",
     )
     gc.add_argument(
         "--grace",
@@ -139,10 +141,34 @@ def _add_changes(command: _Command) -> None:
         help="rewrite packs of which more than this part is unneeded, 0 to 1 (default %(default)g)",
     )
     gc.add_argument(
+        "--abandon",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="give up the save of this id, which gc has named; several times for several. Only one that is dead: a "
+        "save through an MLflow server may otherwise end in a checkpoint that does not load",
+    )
+    gc.add_argument(
         "--orphans",
         action="store_true",
-        help="first drop the refs of models and runs that are gone from MLflow's own artifact folders for longer than "
-        "the grace",
+        help="first drop what is kept for runs, logged models and traces that MLflow has forgotten for longer than the "
+        "grace",
+    )
+    gc.add_argument(
+        "--tracking-uri",
+        action="append",
+        default=[],
+        metavar="URI",
+        help="with --orphans: MLflow's tracking store or server; several times, if several keep artifacts in the store "
+        "(default: MLFLOW_TRACKING_URI)",
+    )
+    gc.add_argument(
+        "--folder",
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="with --orphans: folder of a deleted experiment, as gc has told it: what is unknown there is gone, though "
+        "nothing else shows that it was an experiment of that tracking store",
     )
     gc.add_argument("--dry-run", action="store_true", help="print the plan and stop")
     _add_yes(gc)

@@ -25,8 +25,12 @@ def store_of(options: Namespace) -> Store:
     Raises:
         StoreNotFoundError: There is none.
     """
-    store, _ = Store.find(root_of(options))
-    return store
+    root = root_of(options)
+    if root.startswith("mlflow-artifacts:"):
+        from tensorcas_mlflow.carrier import find_carrier  # imports MLflow, which takes longer than most commands
+
+        return find_carrier(root)[0]
+    return Store.find(root)[0]
 
 
 def is_json(options: Namespace) -> bool:

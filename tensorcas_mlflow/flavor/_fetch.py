@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 from mlflow.store.artifact.runs_artifact_repo import RunsArtifactRepository
 from mlflow.tracking.artifact_utils import _get_root_uri_and_artifact_path
 from mlflow.utils.file_utils import get_local_path_or_none
+
+from tensorcas_mlflow._home import is_ours
 
 
 class ModelFolder(ABC):
@@ -39,6 +42,13 @@ class ModelFolder(ABC):
         """Tell whether there is such a file, without fetching it."""
 
     @abstractmethod
+    def copy_to(self, out: Path) -> None:
+        """Copy all files into a folder that is empty.
+
+        Where our artifact repository serves the folder, the tensors it would bring along for others are left out.
+        """
+
+    @abstractmethod
     def code(self, path: str) -> Path:
         """Give a local copy of a folder of code, or the folder itself; it stays when this folder is closed."""
 
@@ -57,6 +67,11 @@ class LocalFolder(ModelFolder):
 
     def has(self, path: str) -> bool:
         return (self._root / path).is_file()
+
+    def copy_to(self, out: Path) -> None:
+        if out.resolve().is_relative_to(self._root.resolve()):
+            raise ValueError(f"{self.uri!r} cannot be copied into itself, to {os.fspath(out)!r}")
+        shutil.copytree(self._root, out, dirs_exist_ok=True)
 
     def code(self, path: str) -> Path:
         return self._root / path
@@ -77,6 +92,17 @@ class _RemoteFolder(ModelFolder):
     def has(self, path: str) -> bool:
         path = posixpath.join(self._path, path)
         return any(info.path == path for info in self._repository.list_artifacts(posixpath.dirname(path)))
+
+    def copy_to(self, out: Path) -> None:
+        n_folders = len(Path(self._path).parts)
+        with TemporaryDirectory(prefix=".tensorcas-", dir=out.parent) as scratch:
+            # A download to nowhere in particular is one for this process, which reads tensors from the store.
+            place = None if is_ours(self.uri) else scratch
+            fetched = Path(self._repository.download_artifacts(self._path, place))
+            for child in list(fetched.iterdir()):
+                shutil.move(child, out / child.name)
+        if place is None:
+            shutil.rmtree([fetched, *fetched.parents][n_folders])
 
     def code(self, path: str) -> Path:
         # Modules in it may be imported much later, so MLflow's own temporary folder is the place.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mlflow.utils.model_utils import _add_code_to_system_path, _get_overridden_pyfunc_model_config
+from mlflow.utils.model_utils import _add_code_to_system_path
 
 from tensorcas_mlflow._mlflow_errors import translate_errors
 from tensorcas_mlflow._rebuild import check_call, given, rebuild
@@ -17,8 +16,6 @@ from tensorcas_mlflow.flavor._fetch import LocalFolder, open_folder
 from tensorcas_mlflow.flavor._pyfunc import PyFuncWrapper
 from tensorcas_mlflow.flavor._saved import SavedModel
 from tensorcas_mlflow.flavor._stores import reader_for
-
-_logger = logging.getLogger(__name__)
 
 
 @translate_errors()
@@ -59,9 +56,7 @@ def load_model(
     options = given(strict=strict, device=device, dtype=dtype)
     with open_folder(os.fspath(model_uri)) as folder:
         saved = SavedModel(folder)
-        # MLflow reads MLFLOW_PYFUNC_INFERENCE_CONFIG for pyfunc only; a moved store has moved for native loads too.
-        config = _get_overridden_pyfunc_model_config(dict(saved.config), {}, _logger) if saved.config else None
-        read = reader_for(saved, saved.named_store(config))
+        read = reader_for(saved, saved.configured_store())
         adapter = adapter_named(saved.adapter)
         if saved.code is not None and not weights_only:
             _add_code_to_system_path(os.fspath(folder.code(saved.code)))

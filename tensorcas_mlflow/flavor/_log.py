@@ -12,13 +12,14 @@ from mlflow.models import Model, ModelSignature
 from mlflow.models.model import ModelInfo
 from mlflow.tracking._model_registry import DEFAULT_AWAIT_MAX_SLEEP_SECONDS
 
+from tensorcas_mlflow._home import sends_files
 from tensorcas_mlflow._mlflow_errors import translate_errors
 from tensorcas_mlflow.adapter import Adapter, Array
 from tensorcas_mlflow.adapters import adapter_for
 from tensorcas_mlflow.errors import TensorCasError
 from tensorcas_mlflow.flavor._folder import Extras, Stored, write_folder
 from tensorcas_mlflow.flavor._places import Place, place_for, withdraw
-from tensorcas_mlflow.store import MANIFEST_FILE, PendingSave, Ref, abandon_pending, hold_pending
+from tensorcas_mlflow.store import MANIFEST_FILE, PendingSave, Ref, abandon_pending, hold_pending, write_payload
 
 
 @translate_errors()
@@ -44,7 +45,7 @@ def log_model(
     """Log a model as deduplicated tensors, to the active run if there is one.
 
     The store is the one that TENSORCAS_STORE names, else the one that the experiment's artifact location lies in; if
-    there is none yet, it is made there.
+    there is none yet, it is made there. A server that keeps its artifacts in a store of its own gets the whole model.
 
     Args:
         model: A model of a framework that has an adapter. It may be trained on once this returns.
@@ -164,6 +165,10 @@ class _StoringFlavor:
             abandon_pending(self._held)
 
     def _store(self, data: Path, mlflow_model: Model) -> Stored:
+        if sends_files(mlflow_model.artifact_path):
+            cuts = self._adapter.cuts(self._tensors)
+            manifest = write_payload(data, self._tensors, flavor=self._adapter.name, cuts=cuts)
+            return Stored(manifest=manifest, store=None)
         place = place_for(
             mlflow_model.artifact_path,
             run_id=mlflow_model.run_id,

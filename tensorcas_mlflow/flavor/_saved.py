@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -12,11 +13,14 @@ from mlflow.exceptions import MlflowException
 from mlflow.models import Model
 from mlflow.models.model import MLMODEL_FILE_NAME
 from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
+from mlflow.utils.model_utils import _get_overridden_pyfunc_model_config
 
 from tensorcas_mlflow.flavor._fetch import LocalFolder, ModelFolder
 from tensorcas_mlflow.flavor._folder import FLAVOR, STORE_KEY
 from tensorcas_mlflow.manifest import Manifest
-from tensorcas_mlflow.store import MANIFEST_FILE, PAYLOAD_FILE
+from tensorcas_mlflow.store import MANIFEST_FILE, PAYLOAD_FILES
+
+_logger = logging.getLogger(__name__)
 
 
 class SavedModel:
@@ -68,9 +72,19 @@ class SavedModel:
         return Manifest.from_bytes(self.manifest_file.read_bytes())
 
     @cached_property
-    def has_payload(self) -> bool:
-        """Whether the folder brings its tensors along."""
-        return self.folder.has(f"{self.data}/{PAYLOAD_FILE}")
+    def payload(self) -> str | None:
+        """Path of the file in which the folder brings its tensors along; None if it does not."""
+        paths = (f"{self.data}/{name}" for name in PAYLOAD_FILES)
+        return next((path for path in paths if self.folder.has(path)), None)
+
+    def configured_store(self) -> str | None:
+        """Name the store that MLFLOW_PYFUNC_INFERENCE_CONFIG puts in place of the declared one, if it does.
+
+        MLflow reads that for pyfunc only; a moved store has moved for everybody.
+        """
+        if not self.config:
+            return None
+        return self.named_store(_get_overridden_pyfunc_model_config(dict(self.config), {}, _logger))
 
     def named_store(self, config: Mapping[str, Any] | None) -> str | None:
         """Name the store that a model configuration puts in place of the declared one, if it does."""

@@ -9,16 +9,22 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
 
 from tensorcas_mlflow import config
-from tensorcas_mlflow._home import as_lookup, open_root
+from tensorcas_mlflow._home import find_store, open_root
 from tensorcas_mlflow._rebuild import Reader
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.errors import StoreNotFoundError, WrongStoreError
+from tensorcas_mlflow.errors import BackendError, StoreNotFoundError, WrongStoreError
 from tensorcas_mlflow.flavor._saved import SavedModel
 from tensorcas_mlflow.store import PAYLOAD_FILE, Store, read_payload
 
 
 def reader_for(saved: SavedModel, named_store: str | None) -> Reader:
-    """Find the tensors of a model.
+    """Find what reads the tensors of a model; see `store_for`."""
+    store = store_for(saved, named_store)
+    return _payload_reader(saved) if store is None else partial(store.read_tensors, saved.manifest)
+
+
+def store_for(saved: SavedModel, named_store: str | None) -> Store | None:
+    """Find the store that holds the tensors of a model, or None if the model brings them along.
 
     What somebody named counts alone: the model configuration, else TENSORCAS_STORE. Else the places are tried in turn:
     a payload beside the manifest, the store the model was logged to, the store its folder lies in, the one its artifact
@@ -30,28 +36,28 @@ def reader_for(saved: SavedModel, named_store: str | None) -> Reader:
     Raises:
         WrongStoreError: There is a store, but another one.
         StoreNotFoundError: The place that was named holds no store.
-        MlflowException: No store was named, and none was found.
+        MlflowException: No store was named, and none was found, or the server of one cannot be reached.
     """
     manifest = saved.manifest
     if manifest.store_id is None:
-        return _payload_reader(saved)
+        return None
     named = named_store or config.store_uri()
     if named is not None:
-        return partial(_open(named, manifest.store_id).read_tensors, manifest)
-    if saved.is_local and saved.has_payload:
-        return _payload_reader(saved)
-    wrong: WrongStoreError | None = None
+        return _open(named, manifest.store_id)
+    if saved.is_local and saved.payload is not None:
+        return None
+    failed: Exception | None = None
     for look in _looks(saved, manifest.store_id):
         try:
-            return partial(look().read_tensors, manifest)
+            return look()
         except StoreNotFoundError:
             continue
-        except WrongStoreError as error:
-            wrong = wrong or error
-    if saved.has_payload:  # a remote one: the last resort, as all of it must be fetched
-        return _payload_reader(saved)
-    if wrong is not None:
-        raise wrong
+        except (WrongStoreError, BackendError, MlflowException) as error:
+            failed = failed or error
+    if saved.payload is not None:  # a remote one: the last resort, as all of it must be fetched
+        return None
+    if failed is not None:
+        raise failed
     raise MlflowException(
         f"the tensors of this model are in store {manifest.store_id}, which is not at {saved.store_uri!r} any more: "
         "name its new place in TENSORCAS_STORE, or to mlflow.pyfunc.load_model as model_config={'store': …}",
@@ -63,9 +69,7 @@ def _looks(saved: SavedModel, store_id: str) -> Iterator[Callable[[], Store]]:
     if saved.store_uri is not None:
         yield partial(_open, saved.store_uri, store_id)
     for uri in saved.places:
-        lookup = as_lookup(uri)
-        if lookup is not None:
-            yield partial(_find, lookup, store_id)
+        yield partial(_find, uri, store_id)
 
 
 def _open(uri: str, store_id: str) -> Store:
@@ -73,7 +77,10 @@ def _open(uri: str, store_id: str) -> Store:
 
 
 def _find(uri: str, store_id: str) -> Store:
-    return _checked(Store.find(uri)[0], store_id)
+    found = find_store(uri)
+    if found is None:
+        raise StoreNotFoundError(uri)
+    return _checked(found[0], store_id)
 
 
 def _checked(store: Store, store_id: str) -> Store:
@@ -84,7 +91,7 @@ def _checked(store: Store, store_id: str) -> Store:
 
 def _payload_reader(saved: SavedModel) -> Reader:
     def read(names: Iterable[str] | None = None, *, verify: bool = True) -> dict[str, Array]:
-        saved.folder.file(f"{saved.data}/{PAYLOAD_FILE}")
+        saved.folder.file(saved.payload or f"{saved.data}/{PAYLOAD_FILE}")
         return read_payload(saved.manifest_file.parent, names=names, verify=verify)
 
     return read

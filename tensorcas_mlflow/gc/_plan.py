@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from tensorcas_mlflow._texts import size_text
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.errors import FormatError
+from tensorcas_mlflow.errors import DirectAccessError, FormatError, PendingSavesError
 from tensorcas_mlflow.gc._choose import choose, still_needed
 from tensorcas_mlflow.gc._copy import copy_out
 from tensorcas_mlflow.gc._survey import survey
@@ -27,7 +28,7 @@ class GcPlan:
     store: Store = field(repr=False)
     grace_s: float
     stale_intents: tuple[str, ...]
-    """Keys of intents of saves that are dead, or have been silent for longer than the grace."""
+    """Keys of intents of saves that are dead, have been silent for longer than the grace, or are to be abandoned."""
     packs: Mapping[str, int]
     """Packs nothing needs: name and size in bytes."""
     rewrites: Mapping[str, tuple[int, int]]
@@ -94,7 +95,13 @@ class GcReport:
         )
 
 
-def plan_gc(store: Store, *, grace_s: float = DEFAULT_GRACE_S, max_waste: float = DEFAULT_MAX_WASTE) -> GcPlan:
+def plan_gc(
+    store: Store,
+    *,
+    grace_s: float = DEFAULT_GRACE_S,
+    max_waste: float = DEFAULT_MAX_WASTE,
+    abandon: Collection[str] = (),
+) -> GcPlan:
     """Find out what nothing needs any more.
 
     Args:
@@ -102,14 +109,25 @@ def plan_gc(store: Store, *, grace_s: float = DEFAULT_GRACE_S, max_waste: float 
         grace_s: After how many seconds of silence a save or collection whose process cannot be asked is taken for dead.
             A save that is given up by mistake is not lost: it notices, and starts again.
         max_waste: Which part of a pack may be unneeded before the rest is copied out of it: 0 to 1.
+        abandon: Ids of saves to give up whatever their age. One through an MLflow server is given up in no other way,
+            and must be dead: it may otherwise commit what is being deleted (``docs/design/protocol.md``, Carriers).
 
     Raises:
+        PendingSavesError: Saves through an MLflow server are under way, which ``abandon`` does not name.
+        DirectAccessError: The store is reached through an MLflow server itself.
         CorruptError: A ref, manifest, intent or pack cannot be read, so what is needed cannot be known: verify the
             store, or drop the ref the error names.
     """
     if grace_s < 0 or not 0 <= max_waste <= 1:
         raise ValueError(f"grace_s must not be negative and max_waste must be from 0 to 1: {grace_s}, {max_waste}")
-    state = survey(store.backend, grace_s, count_stale=False)
+    if store.backend.is_carrier:
+        raise DirectAccessError("collection", store.uri)
+    state = survey(store.backend, grace_s, count_stale=False, abandon=abandon)
+    if state.unfenced:
+        raise PendingSavesError(store.uri, tuple((intent.id, _who(intent)) for intent in state.unfenced))
+    unknown = sorted(set(abandon) - {key.rpartition("/")[2] for key in state.stale})
+    if unknown:
+        raise ValueError(f"no save {unknown[0]!r} is under way in {store.uri!r}, so it cannot be abandoned")
     doomed, rewrites = choose(state, max_waste)
     return GcPlan(
         store=store,
@@ -122,6 +140,11 @@ def plan_gc(store: Store, *, grace_s: float = DEFAULT_GRACE_S, max_waste: float 
         n_refs=state.n_refs,
         n_live_chunks=len(state.live),
     )
+
+
+def _who(intent: p.Intent) -> str:
+    gone = ", by a process that is gone" if intent.writer_is_dead else ""
+    return f"begun {intent.created} on {intent.host}{gone}"
 
 
 def _execute(plan: GcPlan) -> GcReport:
@@ -164,6 +187,7 @@ def _execute(plan: GcPlan) -> GcReport:
             # What is spared may still be deleted by the list's owner, so the list has to stay.
             if not condemned.packs & spared and not condemned.manifests & (state.manifests - manifests):
                 backend.delete(condemned.key)
+    _drop_stand_ins(backend, plan.grace_s)
     p.tidy_index(backend, state.sizes.keys() - dead_packs)
     freed_bytes += sum(state.sizes.get(name, 0) for name in dead_packs) - written_bytes
     # A save that is given up by mistake starts again, but a write whose temporary file goes fails.
@@ -175,6 +199,17 @@ def _execute(plan: GcPlan) -> GcReport:
         n_spared=len(spared),
         freed_bytes=freed_bytes,
     )
+
+
+def _drop_stand_ins(backend: Backend, grace_s: float) -> None:
+    """Drop the refs that savers through a carrier died over while they put them in the place of others.
+
+    At the end of a collection: this one has counted them, so what they alone keep is for the next.
+    """
+    before = time.time() - grace_s
+    for info in list(backend.list(p.STAND_INS)):
+        if info.modified_s <= before:
+            backend.delete(info.key)
 
 
 def _abort(backend: Backend, key: str) -> bool:

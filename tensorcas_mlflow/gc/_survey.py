@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,8 @@ class Survey:
     n_refs: int
     stale: Sequence[str]
     """Keys of intents that may be aborted."""
+    unfenced: Sequence[p.Intent]
+    """Intents of saves through an MLflow server that nobody has given up."""
     lists: Sequence[p.Condemned]
     """All condemned lists."""
     dead_lists: Sequence[p.Condemned]
@@ -63,7 +65,7 @@ class Survey:
         return np.ascontiguousarray(self.table.entries["digest"]).view(f"V{DIGEST_BYTES}").ravel()
 
 
-def survey(backend: Backend, grace_s: float, *, count_stale: bool) -> Survey:
+def survey(backend: Backend, grace_s: float, *, count_stale: bool, abandon: Collection[str] = ()) -> Survey:
     """Look at everything.
 
     Intents come before refs: a save that commits meanwhile is seen as the one or the other. Condemned lists come before
@@ -74,6 +76,7 @@ def survey(backend: Backend, grace_s: float, *, count_stale: bool) -> Survey:
         grace_s: After how many seconds of silence somebody is taken for dead.
         count_stale: Whether intents that may be aborted keep their chunks alive. They must where something is deleted
             by this survey: only an intent that has been withdrawn cannot become a ref any more.
+        abandon: Ids of intents that may be aborted whatever their age.
 
     Raises:
         CorruptError: Something cannot be read that says what is needed.
@@ -83,8 +86,10 @@ def survey(backend: Backend, grace_s: float, *, count_stale: bool) -> Survey:
     live = _DigestSet()
     live_manifests: set[str] = set()
     half_committed: list[p.Intent] = []
+    unfenced: list[p.Intent] = []
     for info in list(backend.list("intents")):
-        silent = info.modified_s <= before
+        is_given_up = info.key.rpartition("/")[2] in abandon
+        silent = is_given_up or info.modified_s <= before
         try:
             intent = _read_intent(backend, info)
         except FormatError:
@@ -94,7 +99,10 @@ def survey(backend: Backend, grace_s: float, *, count_stale: bool) -> Survey:
             continue
         if intent is None:
             continue
-        if silent or intent.writer_is_dead:
+        if intent.through_carrier and not is_given_up:
+            # Not by its age, nor because its process is gone: what the server was last asked may be done yet.
+            unfenced.append(intent)
+        elif silent or intent.writer_is_dead:
             stale.append(info.key)
             if not count_stale:
                 continue
@@ -129,6 +137,7 @@ def survey(backend: Backend, grace_s: float, *, count_stale: bool) -> Survey:
         live_manifests=frozenset(live_manifests),
         n_refs=len(refs),
         stale=stale,
+        unfenced=unfenced,
         lists=lists,
         dead_lists=[
             condemned

@@ -1,20 +1,35 @@
 """Checkpoints and files in a content-addressed store: writing, reading, and what keeps them alive."""
 
-from tensorcas_mlflow.store._payload import MANIFEST_FILE, PAYLOAD_FILE, read_payload, write_payload
+from tensorcas_mlflow.store._payload import (
+    MANIFEST_FILE,
+    PAYLOAD_FILE,
+    PAYLOAD_FILES,
+    copy_payload,
+    payload_bytes,
+    payload_pieces,
+    read_payload,
+    write_payload,
+)
 from tensorcas_mlflow.store._pending import abandon_pending, hold_pending, take_pending
 from tensorcas_mlflow.store._records import Ref, RefTarget
 from tensorcas_mlflow.store._save import PendingSave
 from tensorcas_mlflow.store._store import Store
+from tensorcas_mlflow.store._tensors_file import TensorsFile
 
 __all__ = [
     "MANIFEST_FILE",
     "PAYLOAD_FILE",
+    "PAYLOAD_FILES",
     "PendingSave",
     "Ref",
     "RefTarget",
     "Store",
+    "TensorsFile",
     "abandon_pending",
+    "copy_payload",
     "hold_pending",
+    "payload_bytes",
+    "payload_pieces",
     "read_payload",
     "take_pending",
     "write_payload",

@@ -31,6 +31,7 @@ from tensorcas_mlflow.threads import Lock
 _log = logging.getLogger(__name__)
 
 _MAX_TABLES = 8
+_MAX_LISTINGS = 3
 _FOLD_AT = 64
 """Loose packs after which their tables are folded into one segment."""
 _TAIL_BYTES = 64 * 1024
@@ -61,7 +62,8 @@ class Catalog:
         self._tables: list[Table] = []
         self._packs: set[str] = set()
         self._segments: set[str] = set()
-        self._loose: set[str] = set()
+        self._loose: dict[str, str] = {}
+        """Keys of index blobs that are of one pack only, by its name."""
         self._gone: set[str] = set()
         self._manifests: dict[str, str] = {}
         self._last: tuple[tuple[bytes, list[Table], set[str]], Places] | None = None
@@ -69,16 +71,10 @@ class Catalog:
     def refresh(self) -> None:
         """Read what others have added to the index since the last time."""
         with self._lock:
-            loose: list[str] = []
-            self._loose.clear()
-            for info in self._backend.list("index"):
-                name, _, ending = info.key.removeprefix("index/").partition(".")
-                if ending == "loose":
-                    self._loose.add(name)
-                    loose.append(name)
-                elif ending == "arrow" and name not in self._segments:
-                    self._load_segment(name, info.key)
-            self._load_packs(loose)
+            # Somebody may fold segments while they are read: what is gone by then is in one that came meanwhile.
+            for _ in range(_MAX_LISTINGS):
+                if self._read_index():
+                    return
 
     def refresh_from_packs(self) -> None:
         """Read the table of every pack anew: packs are the truth, and the index, which may be wrong, a cache."""
@@ -87,8 +83,20 @@ class Catalog:
             self._packs.clear()
             self._load_packs(name for name, _ in list_packs(self._backend))
 
+    def publish(self, name: str, entries: Entries) -> None:
+        """Put a pack this process has just written into the index, for others and for itself."""
+        if self._backend.is_carrier:
+            # Others would have to fetch the whole pack for its table, so the table gets a blob of its own, which goes
+            # by the name of the pack.
+            segment = segment_bytes(make_table({name: entries}))
+            self._backend.put_new(f"index/{name}.arrow", [segment], durable=False)
+            self._segments.add(name)
+        else:
+            mark_loose(self._backend, name)
+        self.add(name, entries)
+
     def add(self, name: str, entries: Entries) -> None:
-        """Take up a pack this process has just written."""
+        """Take up a pack."""
         with self._lock:
             self._packs.add(name)
             self._tables.append(make_table({name: entries}))
@@ -144,26 +152,45 @@ class Catalog:
                 self._backend.put_new(f"index/{name}.arrow", [segment_bytes(merge_tables(tables))])
                 self._segments.add(name)
                 for pack in loose:
-                    self._backend.delete(f"index/{pack}.loose")
+                    self._backend.delete(self._loose[pack])
                 self._loose.clear()
             except BackendError as error:
                 _log.warning("the index could not be folded, which costs time but no data: %s", error)
 
-    def _load_segment(self, name: str, key: str) -> None:
+    def _read_index(self) -> bool:
+        """List the index once; returns whether all that was listed was still there."""
+        loose: list[str] = []
+        is_whole = True
+        self._loose.clear()
+        for info in list(self._backend.list("index")):
+            name, _, ending = info.key.removeprefix("index/").partition(".")
+            if ending == "loose":
+                self._loose[name] = info.key
+                loose.append(name)
+            elif ending == "arrow":
+                if name not in self._segments and not self._load_segment(name, info.key):
+                    is_whole = False
+                elif name in self._packs:
+                    self._loose[name] = info.key
+        self._load_packs(loose)
+        return is_whole
+
+    def _load_segment(self, name: str, key: str) -> bool:
         try:
             table = read_segment(key, self._backend.get(key, max_bytes=MAX_SEGMENT_BYTES))
         except BlobNotFoundError:
-            return
+            return False
         except CorruptError as error:
             _log.warning("%s; chunks are looked up in their packs instead", error)
             self._segments.add(name)
-            return
+            return True
         self._segments.add(name)
         new = set(table.packs) - self._packs
         if new:
             self._packs |= new
             self._tables.append(only_packs(table, new))
             self._merge()
+        return True
 
     def _load_packs(self, names: Iterable[str]) -> None:
         tables: dict[str, Entries] = {}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from tensorcas_mlflow import threads
@@ -13,6 +14,32 @@ from tensorcas_mlflow.pack import Payload
 from tensorcas_mlflow.store._sources import Source
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """One chunk to be encoded."""
+
+    digest: bytes
+    data: Any
+    itemsize: int
+    """Size of an element; 1 for text."""
+    begins_row: bool
+    origin: str | None
+    """Whose bytes these are, if somebody else may change them; None for bytes that nobody else has."""
+
+
+def encode_pieces(pieces: Iterable[Piece]) -> Iterator[Payload]:
+    """Encode chunks.
+
+    Yields:
+        Payloads in the order of the pieces, a bounded number of them ahead of the caller.
+
+    Raises:
+        ConflictError: Bytes are no longer those that were hashed.
+    """
+    load_codecs()
+    return threads.ordered_map(_encode, pieces)
+
+
 def encode_chunks(source: Source, chunks: Any) -> Iterator[Payload]:
     """Encode some chunks of a source.
 
@@ -20,41 +47,36 @@ def encode_chunks(source: Source, chunks: Any) -> Iterator[Payload]:
         source: Where the bytes are.
         chunks: Which: ascending numbers, counted over all rows.
 
-    Yields:
-        Payloads in that order, a bounded number of them ahead of the caller.
-
     Raises:
         ConflictError: The bytes are no longer those that were hashed.
     """
-    load_codecs()
-    itemsizes = [_itemsize(row.spec.dtype, row.spec.numpy_dtype.itemsize) for row in source.rows]
 
-    def jobs() -> Iterator[tuple[int, int, bool, Any]]:
+    def pieces() -> Iterator[Piece]:
         for row, wanted in source.by_row(chunks):
             numbers = wanted.tolist()
-            for nth, (number, piece) in enumerate(zip(numbers, source.chunks(row, numbers), strict=True)):
-                yield row, number, nth == 0, piece
+            digests, itemsize, origin = source.rows[row].digests, source.itemsize(row), source.origin(row)
+            for nth, (number, data) in enumerate(zip(numbers, source.chunks(row, numbers), strict=True)):
+                yield Piece(
+                    digest=digests[number].tobytes(), data=data, itemsize=itemsize, begins_row=nth == 0, origin=origin
+                )
 
-    def encode(job: tuple[int, int, bool, Any]) -> Payload:
-        row, number, begins_row, piece = job
-        wanted = source.rows[row].digests[number].tobytes()
+    return encode_pieces(pieces())
+
+
+def _encode(piece: Piece) -> Payload:
+    raw = piece.data
+    if piece.origin is not None:
         # The array may be a live model's. Bytes stored under another's digest would spoil every checkpoint that shares
         # the chunk, so what is checked and stored is a copy.
-        raw = bytes(piece)
-        if digest(raw) != wanted:
-            raise ConflictError(f"{source.describe(row)} was changed while it was saved: save it again")
-        codec, typesize, data = encode_best(raw, itemsizes[row])
-        return Payload(
-            digest=wanted,
-            raw_bytes=len(raw),
-            codec=codec,
-            typesize=typesize,
-            data=data,
-            begins_row=begins_row,
-        )
-
-    return threads.ordered_map(encode, jobs())
-
-
-def _itemsize(dtype: str | None, itemsize: int) -> int:
-    return 1 if dtype is None or dtype[0] in "SU" else itemsize
+        raw = bytes(raw)
+        if digest(raw) != piece.digest:
+            raise ConflictError(f"{piece.origin} was changed while it was saved: save it again")
+    codec, typesize, data = encode_best(raw, piece.itemsize)
+    return Payload(
+        digest=piece.digest,
+        raw_bytes=len(raw),
+        codec=codec,
+        typesize=typesize,
+        data=data,
+        begins_row=piece.begins_row,
+    )

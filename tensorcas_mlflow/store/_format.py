@@ -20,9 +20,10 @@ Stamp = tuple[int, int, int]
 """Tells one ``format`` file from another that has taken its place."""
 
 
-def new_format(chunk_bytes: int) -> bytes:
-    """Write the blob of a new store."""
-    settings = {"format": VERSION, "id": uuid.uuid4().hex, "chunk_bytes": chunk_bytes, "digest": "blake3-256"}
+def new_format(chunk_bytes: int, store_id: str | None = None) -> bytes:
+    """Write the blob of a new store, whose id is drawn unless it is given."""
+    store_id = store_id or uuid.uuid4().hex
+    settings = {"format": VERSION, "id": store_id, "chunk_bytes": chunk_bytes, "digest": "blake3-256"}
     return json.dumps(settings, sort_keys=True).encode() + b"\n"
 
 

@@ -9,6 +9,9 @@ from tensorcas_mlflow.digest import digest
 _PLAIN = re.compile(r"[A-Za-z0-9._=~-]*")
 _MAX_SEGMENT = 180
 
+STAND_INS = "refs/replacing"
+"""The key prefix of refs that hold what is saved while it is put in the place of another, through a carrier."""
+
 
 def quote_segment(text: str) -> str:
     """Write any text as a segment of a key, reversibly unless it is long."""

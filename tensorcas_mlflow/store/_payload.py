@@ -1,43 +1,37 @@
-"""Self-contained checkpoints: a manifest and one pack in a folder, readable without any store."""
+"""Self-contained checkpoints: a manifest and all its tensors in one folder, readable without any store."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.backends import BlobInfo, LocalBackend
+from tensorcas_mlflow.backends import LocalBackend
 from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES
-from tensorcas_mlflow.digest import unique_rows
-from tensorcas_mlflow.index import pack_key
+from tensorcas_mlflow.digest import digest_all
+from tensorcas_mlflow.errors import BlobNotFoundError, ConflictError, CorruptError
 from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
-from tensorcas_mlflow.pack import PackWriter
-from tensorcas_mlflow.store._catalog import Catalog, read_pack_table
-from tensorcas_mlflow.store._encode import encode_chunks
-from tensorcas_mlflow.store._read import read_rows
+from tensorcas_mlflow.store._packed_payload import PACKED_FILE, PackedPayload
+from tensorcas_mlflow.store._read import read_chunks
+from tensorcas_mlflow.store._records import Ref
 from tensorcas_mlflow.store._sources import TensorSource
+from tensorcas_mlflow.store._tensors_file import TensorsFile
+from tensorcas_mlflow.tensors_file import Fill, file_bytes, file_pieces
+
+if TYPE_CHECKING:
+    from tensorcas_mlflow.store._store import Store
 
 MANIFEST_FILE = "checkpoint.arrow"
 """Name of a checkpoint's manifest inside a model's data folder."""
-PAYLOAD_FILE = "chunks.pack"
-"""Name of a self-contained model's chunks, beside its manifest."""
-
-_PACK_NAME = "0" * 32
-
-
-class _PayloadFolder(LocalBackend):
-    """A folder whose one pack goes by `PAYLOAD_FILE`."""
-
-    def _path(self, key: str) -> str:
-        return os.fspath(self.root / PAYLOAD_FILE) if key == pack_key(_PACK_NAME) else super()._path(key)
-
-    def list_dir(self, prefix: str) -> tuple[list[BlobInfo], list[str]]:
-        pack = self.stat(pack_key(_PACK_NAME)) if prefix == "packs" else None
-        return [pack] if pack is not None else [], []
+PAYLOAD_FILE = "checkpoint.tensors"
+"""Name of a self-contained model's tensors, beside its manifest."""
+PAYLOAD_FILES = (PAYLOAD_FILE, PACKED_FILE)
+"""All names that releases have given it."""
 
 
 def write_payload(
@@ -48,7 +42,7 @@ def write_payload(
     cuts: Mapping[str, Sequence[int]] | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> Manifest:
-    """Write a checkpoint that needs no store: equal chunks once, encoded as in a store.
+    """Write a checkpoint that needs no store.
 
     Args:
         folder: Where `MANIFEST_FILE` and `PAYLOAD_FILE` are written; it must hold neither.
@@ -57,6 +51,7 @@ def write_payload(
     Raises:
         ValueError: A name, dtype or cut cannot be stored.
         BlobExistsError: The folder holds a payload already.
+        ConflictError: An array was changed while it was written.
     """
     source = TensorSource(tensors, cuts or {}, DEFAULT_CHUNK_BYTES)
     manifest = Manifest(
@@ -67,10 +62,7 @@ def write_payload(
         metadata=metadata or {},
         rows=source.rows,
     )
-    _, first, _ = unique_rows(manifest.digests)
-    backend = _PayloadFolder(folder)
-    backend.put_new(pack_key(_PACK_NAME), PackWriter().pieces(encode_chunks(source, np.sort(first))))
-    backend.put_new(MANIFEST_FILE, [manifest.to_bytes()])
+    _write(folder, manifest, _from_arrays(source, manifest))
     return manifest
 
 
@@ -83,15 +75,93 @@ def read_payload(folder: Path, *, names: Iterable[str] | None = None, verify: bo
         verify: Whether to check every chunk's bytes against its digest.
 
     Raises:
-        FormatError: Its manifest or pack is damaged.
+        FormatError: Its manifest or payload is damaged, or they do not belong together.
         TensorNotFoundError: There is none of some name.
         BlobNotFoundError: The folder holds no payload.
     """
-    backend = _PayloadFolder(folder)
-    manifest = Manifest.from_bytes(backend.get(MANIFEST_FILE, max_bytes=MAX_BYTES))
-    catalog = Catalog(backend)
-    catalog.add(_PACK_NAME, read_pack_table(backend, _PACK_NAME))
-    wanted = manifest.names() if names is None else list(names)
-    rows = [manifest.row(name) for name in wanted]
-    arrays = read_rows(backend, catalog, rows, manifest.chunk_bytes, verify=verify)
-    return dict(zip(wanted, arrays, strict=True))
+    return _payload_in(folder).read(names, verify=verify)
+
+
+def copy_payload(folder: Path, source: Store | Path, manifest: Manifest) -> Manifest:
+    """Write a checkpoint that needs no store, from tensors that are stored already.
+
+    Args:
+        folder: As `write_payload` has it.
+        source: The store that holds them, or a folder with a payload.
+        manifest: Of the tensors.
+
+    Returns:
+        The manifest as it was written, which names no store.
+
+    Raises:
+        FormatError: What is stored is damaged.
+        BlobExistsError: The folder holds a payload already.
+    """
+    bare = dataclasses.replace(manifest, store_id=None)
+    _write(folder, bare, _payload_in(source).fill if isinstance(source, Path) else _from_store(source, manifest))
+    return bare
+
+
+def payload_bytes(store: Store, ref: Ref) -> int:
+    """Say how long the self-contained file of a checkpoint is, without reading its manifest row by row.
+
+    Raises:
+        FormatError: Its manifest is damaged.
+        BlobNotFoundError: Its manifest is gone.
+    """
+    blob = store.backend.get(f"manifests/{ref.manifest}", max_bytes=MAX_BYTES)
+    return file_bytes(Manifest.stream_in(blob, ref.manifest))
+
+
+def payload_pieces(store: Store, manifest: Manifest) -> Iterator[bytes | bytearray]:
+    """Yield the self-contained file of a checkpoint out of its store, every chunk checked, about 16 MiB at a time.
+
+    Raises:
+        ChunkNotFoundError: A chunk is not in the store.
+        CorruptChunkError: A chunk is damaged.
+    """
+    return file_pieces(manifest, _from_store(store, manifest))
+
+
+def _write(folder: Path, manifest: Manifest, fill: Fill) -> None:
+    backend = LocalBackend(folder)
+    backend.put_new(PAYLOAD_FILE, file_pieces(manifest, fill))
+    backend.put_new(MANIFEST_FILE, [manifest.to_bytes()])
+
+
+def _payload_in(folder: Path) -> TensorsFile | PackedPayload:
+    stream = LocalBackend(folder).get(MANIFEST_FILE, max_bytes=MAX_BYTES)
+    file = folder / PAYLOAD_FILE
+    try:
+        payload = TensorsFile(file)
+    except BlobNotFoundError:
+        if not (folder / PACKED_FILE).exists():
+            raise
+        return PackedPayload(folder, Manifest.from_bytes(stream))
+    if payload.manifest.stream != stream:
+        raise CorruptError(os.fspath(file), f"its manifest is not the one in {MANIFEST_FILE!r} beside it")
+    return payload
+
+
+def _from_store(store: Store, manifest: Manifest) -> Fill:
+    def fill(first: int, outs: list[memoryview]) -> None:
+        digests = manifest.digests[first : first + len(outs)]
+        read_chunks(store.backend, store.catalog, digests, outs, verify=True)
+
+    return fill
+
+
+def _from_arrays(source: TensorSource, manifest: Manifest) -> Fill:
+    rows = source.by_row(np.arange(len(manifest.digests)))
+    # One row after the other, so that of arrays that do not lie in C order one at a time is copied.
+    chunks = (piece for row, numbers in rows for piece in source.chunks(row, numbers.tolist()))
+
+    def fill(first: int, outs: list[memoryview]) -> None:
+        # In this order: no chunk is drawn for which there is no buffer.
+        for out, chunk in zip(outs, chunks, strict=False):
+            out[:] = chunk
+        # The arrays may be a live model's.
+        if (digest_all(outs) != manifest.digests[first : first + len(outs)]).any():
+            raise ConflictError("the tensors were changed while they were saved: save them again")
+
+    return fill

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +15,14 @@ from tensorcas_mlflow.codecs import RAW, codec_numbered, load_codecs
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest
 from tensorcas_mlflow.errors import BlobNotFoundError, ChunkNotFoundError, CorruptChunkError, CorruptError, FormatError
 from tensorcas_mlflow.index import pack_key
-from tensorcas_mlflow.manifest import Row
+from tensorcas_mlflow.manifest import Manifest, Row
 from tensorcas_mlflow.readplan import Extent, plan_reads
 from tensorcas_mlflow.store._catalog import Catalog, Places
+from tensorcas_mlflow.store._sources import chunk_sizes
 from tensorcas_mlflow.tensor import Spec, pieces_of
 
 _ALIGNMENT = 64
+_FILE_BATCH_BYTES = 16 << 20
 _MAX_ATTEMPTS = 100
 """How often a chunk may be moved under a reader. Each time a whole collection has to fall into one read, which happens
 many times in a row only where collectors that rewrite everything run without a pause and the reader hardly does."""
@@ -50,7 +52,7 @@ def read_rows(
     digests: list[Digests] = []
     outs: list[memoryview] = []
     for row in rows:
-        array = _empty(row.spec)
+        array = empty_array(row.spec)
         arrays.append(array)
         if array.size:
             flat = array.reshape(-1).view(np.uint8).data
@@ -61,7 +63,22 @@ def read_rows(
     return arrays
 
 
-def _empty(spec: Spec) -> Array:
+def iter_chunks(backend: Backend, catalog: Catalog, manifest: Manifest, *, verify: bool) -> Iterator[memoryview]:
+    """Yield the bytes of all rows, one after the other, some 16 MiB at a time; raises as `read_rows` does."""
+    sizes = chunk_sizes([row.ends(manifest.chunk_bytes) for row in manifest.rows])
+    stops = sizes.cumsum()
+    begin = 0
+    while begin < len(sizes):
+        base = int(stops[begin - 1]) if begin else 0
+        end = max(begin + 1, int(np.searchsorted(stops, base + _FILE_BATCH_BYTES, side="right")))
+        block = memoryview(bytearray(int(stops[end - 1]) - base))
+        outs = pieces_of(block, stops[begin:end] - base)
+        read_chunks(backend, catalog, manifest.digests[begin:end], outs, verify=verify)
+        yield block
+        begin = end
+
+
+def empty_array(spec: Spec) -> Array:
     """Allocate an array as the frameworks do, at a multiple of 64 bytes.
 
     Their kernels go by the address: from another one, a model would predict other last digits.

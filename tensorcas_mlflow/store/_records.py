@@ -108,6 +108,16 @@ class Intent:
     """What the save relies on; None once its manifest, which says it, is on disk."""
     writer_is_dead: bool
     """Whether the process is known to be gone. False where that cannot be known."""
+    through_carrier: bool
+    """Whether the save goes through an MLflow server, where the commit cannot be fenced."""
+    host: str
+    created: str
+    """ISO 8601, UTC."""
+
+    @property
+    def id(self) -> str:
+        """Its name below ``intents/``."""
+        return self.info.key.rpartition("/")[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,10 +257,10 @@ def read_ref(backend: Backend, key: str) -> Ref | None:
     return parse_ref(key, data)
 
 
-def intent_bytes(manifest: str, digests: Digests) -> bytes:
+def intent_bytes(manifest: str, digests: Digests, *, through_carrier: bool = False) -> bytes:
     """Write an intent for a save by this process."""
     boot, started = _this_process(os.getpid())
-    record = {
+    record: dict[str, Any] = {
         "format": VERSION,
         "manifest": manifest,
         "n_digests": len(digests),
@@ -260,6 +270,8 @@ def intent_bytes(manifest: str, digests: Digests) -> bytes:
         "pid": os.getpid(),
         "pid_started": started,
     }
+    if through_carrier:
+        record["carrier"] = True
     return json.dumps(record, sort_keys=True).encode() + b"\n" + digests.tobytes()
 
 
@@ -289,7 +301,15 @@ def parse_intent(info: BlobInfo, data: bytes) -> Intent:
     digests: Digests | None = None
     if newline and type(n_digests) is int and len(tail) == n_digests * DIGEST_BYTES:
         digests = np.frombuffer(tail, np.uint8).reshape(-1, DIGEST_BYTES)
-    return Intent(info=info, manifest=str(manifest), digests=digests, writer_is_dead=_is_dead(record))
+    return Intent(
+        info=info,
+        manifest=str(manifest),
+        digests=digests,
+        writer_is_dead=_is_dead(record),
+        through_carrier=record.get("carrier") is True,
+        host=str(record.get("host", ""))[:200],
+        created=str(record.get("created", ""))[:200],
+    )
 
 
 def condemned_bytes(packs: frozenset[str], manifests: frozenset[str]) -> bytes:

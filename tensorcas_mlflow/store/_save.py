@@ -7,32 +7,39 @@ collector has given the intent up meanwhile. ``docs/design/protocol.md`` gives t
 
 from __future__ import annotations
 
+import logging
 import threading
 import uuid
-from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.backends import Backend, Token
+from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.codecs import load_codecs
 from tensorcas_mlflow.digest import unique_rows
-from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError, CheckpointExistsError, FencedError
-from tensorcas_mlflow.index import Mask, pack_key
+from tensorcas_mlflow.errors import (
+    BackendError,
+    BlobExistsError,
+    BlobNotFoundError,
+    CheckpointExistsError,
+    FencedError,
+)
+from tensorcas_mlflow.index import Mask
 from tensorcas_mlflow.manifest import Manifest
-from tensorcas_mlflow.pack import TARGET_BYTES, PackWriter, Payload
-from tensorcas_mlflow.store._catalog import Catalog, mark_loose
+from tensorcas_mlflow.store._catalog import Catalog
+from tensorcas_mlflow.store._claim import Intent, declare, probe, write_packs
 from tensorcas_mlflow.store._encode import encode_chunks
 from tensorcas_mlflow.store._records import (
     Ref,
     RefTarget,
-    intent_bytes,
     new_ref,
     read_condemned,
     ref_bytes,
 )
 from tensorcas_mlflow.store._sources import NoSource, Source
+
+_log = logging.getLogger(__name__)
 
 _MAX_ATTEMPTS = 4
 _NOTHING = NoSource((), 1)
@@ -55,7 +62,7 @@ class PendingSave:
         self._source = source
         self._unique, self._first, _ = unique_rows(manifest.digests)
         self._manifest_name = ""
-        self._intent: tuple[str, Token] | None = None
+        self._intent: Intent | None = None
         self._lock = threading.Lock()
         self._missing: Mask | None = None
         """Which of the different chunks have to be written; None once all are there."""
@@ -141,9 +148,13 @@ class PendingSave:
         intent, self._intent = self._intent, None
         self._source = _NOTHING  # an error that somebody keeps would keep the bytes too
         if intent is not None:
-            self._backend.withdraw(*intent)
+            try:
+                self._backend.withdraw(*intent)
+            except BackendError as error:
+                # Why the save is given up is what the reader wants to know. The intent costs nothing that stays.
+                _log.warning("a save was given up, and %s", error)
 
-    def _check_open(self) -> tuple[str, Token]:
+    def _check_open(self) -> Intent:
         if self._intent is None:
             raise ValueError("this save is committed or abandoned already")
         return self._intent
@@ -162,7 +173,8 @@ class PendingSave:
         """Step 3: after it all that the save relies on is there, and stays as long as the intent does."""
         if self._missing is not None:
             if self._missing.any():
-                self._write_packs(self._new_chunks())
+                payloads = encode_chunks(self._source, self._new_chunks())
+                self.n_stored_bytes += write_packs(self._backend, self._catalog, payloads)
             self._missing = None
         if not self._has_manifest:
             blob = self.manifest.to_blob()
@@ -188,56 +200,14 @@ class PendingSave:
         # A collector that was taken for dead may still be about to delete what it has condemned. So a manifest that
         # has to be written gets a name that never was.
         self._manifest_name = known or f"{self.manifest.digest}.{uuid.uuid4().hex[:8]}"
-        key = f"intents/{uuid.uuid4().hex}"
-        token = self._backend.put_new(key, [intent_bytes(self._manifest_name, self._unique)], durable=False)
-        self._intent = (key, token)
+        self._intent = declare(self._backend, self._manifest_name, self._unique)
         lists = read_condemned(self._backend)
         if known is not None:
             condemned = any(known in each.manifests for each in lists)
             if condemned or self._backend.stat(f"manifests/{known}") is None:
-                self._backend.withdraw(key, token)
+                self._backend.withdraw(*self._intent)
                 return self._declare(None)
         return frozenset[str]().union(*(each.packs for each in lists)), known is not None
 
     def _probe(self, condemned: frozenset[str]) -> Mask:
-        """Probe the index, then see that every pack that would be relied on is there."""
-        self._catalog.refresh()
-        excluded = set(condemned)
-        while True:
-            places = self._catalog.find(self._unique, excluded)
-            used = {places.packs[number] for number in np.unique(places.pack[places.found])}
-            gone = {name for name in used if self._backend.stat(pack_key(name)) is None}
-            if not gone:
-                return ~places.found
-            self._catalog.forget(gone)
-
-    def _write_packs(self, chunks: Any) -> None:
-        payloads = _Lookahead(encode_chunks(self._source, chunks))
-        while payloads.has_more():
-            name = uuid.uuid4().hex
-            writer = PackWriter()
-            self._backend.put_new(pack_key(name), writer.pieces(payloads.until(TARGET_BYTES)))
-            mark_loose(self._backend, name)
-            self._catalog.add(name, writer.entries())
-            self.n_stored_bytes += writer.n_bytes
-
-
-class _Lookahead:
-    """An iterator of payloads that can be asked whether there is more, and cut into packs."""
-
-    def __init__(self, payloads: Iterator[Payload]) -> None:
-        self._payloads = payloads
-        self._next: Payload | None = None
-
-    def has_more(self) -> bool:
-        if self._next is None:
-            self._next = next(self._payloads, None)
-        return self._next is not None
-
-    def until(self, n_bytes: int) -> Iterator[Payload]:
-        taken = 0
-        while taken < n_bytes and self.has_more():
-            assert self._next is not None
-            payload, self._next = self._next, None
-            taken += memoryview(payload.data).nbytes
-            yield payload
+        return probe(self._backend, self._catalog, self._unique, condemned)

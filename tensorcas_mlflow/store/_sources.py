@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,8 +29,13 @@ class Source(ABC):
         """Yield some chunks of a row again, by their ascending numbers in it; one at a time need be held."""
 
     @abstractmethod
-    def describe(self, row: int) -> str:
-        """Name a row's origin, for messages."""
+    def origin(self, row: int) -> str | None:
+        """Name whose bytes a row's are, if somebody may change them meanwhile; None if nobody else has them."""
+
+    def itemsize(self, row: int) -> int:
+        """Size of a row's elements, for codecs; 1 for text."""
+        spec = self.rows[row].spec
+        return 1 if spec.dtype is None or spec.dtype[0] in "SU" else spec.numpy_dtype.itemsize
 
     def by_row(self, chunks: Any) -> Iterator[tuple[int, Any]]:
         """Split chunks, given by ascending numbers over all rows, into rows and the chunks' numbers in each."""
@@ -55,7 +58,8 @@ class _CopiedSource(Source):
     def __init__(self, source: Source, chunks: Any) -> None:
         self.rows = source.rows
         self.sizes = source.sizes
-        self._origin = [source.describe(row) for row in range(len(self.rows))]
+        # The bytes may have been changed between hashing and copying.
+        self._origins = [source.origin(row) for row in range(len(self.rows))]
         self._copies = {
             (row, number): bytes(piece)
             for row, wanted in source.by_row(chunks)
@@ -69,8 +73,8 @@ class _CopiedSource(Source):
                 raise FencedError(1)
             yield self._copies[row, number]
 
-    def describe(self, row: int) -> str:
-        return self._origin[row]
+    def origin(self, row: int) -> str | None:
+        return self._origins[row]
 
 
 class TensorSource(Source):
@@ -96,7 +100,7 @@ class TensorSource(Source):
         all_cuts = [_byte_cuts(spec, cuts.get(spec.name)) for spec in specs]
         ends = [chunk_ends(spec.n_bytes, chunk_bytes, cut) for spec, cut in zip(specs, all_cuts, strict=True)]
         digests = self._hash(ends)
-        self.sizes = _sizes(ends)
+        self.sizes = chunk_sizes(ends)
         self.rows = [
             Row(spec=spec, cuts=cut, digests=part) for spec, cut, part in zip(specs, all_cuts, digests, strict=True)
         ]
@@ -125,42 +129,8 @@ class TensorSource(Source):
         for number in wanted:
             yield pieces[number]
 
-    def describe(self, row: int) -> str:
+    def origin(self, row: int) -> str | None:
         return f"tensor {self.rows[row].spec.name!r}"
-
-
-class FileSource(Source):
-    """A file on disk as one row of plain bytes, read a few chunks at a time."""
-
-    _BATCH_BYTES = 16 << 20
-
-    def __init__(self, path: Path, chunk_bytes: int) -> None:
-        self._path = path
-        self._chunk_bytes = chunk_bytes
-        n_chunks = max(1, self._BATCH_BYTES // chunk_bytes)
-        parts: list[Digests] = []
-        size = 0
-        with open(path, "rb") as file:
-            while block := file.read(n_chunks * chunk_bytes):
-                ends = chunk_ends(len(block), chunk_bytes)
-                parts.append(digest_all(pieces_of(memoryview(block), ends)))
-                size += len(block)
-        digests = np.concatenate(parts) if parts else np.empty((0, DIGEST_BYTES), np.uint8)
-        spec = Spec(name="file", dtype=None, shape=(size,))
-        self.rows = [Row(spec=spec, cuts=None, digests=digests)]
-        self.sizes = _sizes([self.rows[0].ends(chunk_bytes)])
-
-    def chunks(self, row: int, wanted: Sequence[int]) -> Iterator[Any]:
-        ends = [0, *self.rows[row].ends(self._chunk_bytes).tolist()]
-        spans = list(pairwise(ends))
-        with open(self._path, "rb") as file:
-            for number in wanted:
-                start, stop = spans[number]
-                file.seek(start)
-                yield file.read(stop - start)
-
-    def describe(self, row: int) -> str:
-        return repr(os.fspath(self._path))
 
 
 class NoSource(Source):
@@ -168,16 +138,16 @@ class NoSource(Source):
 
     def __init__(self, rows: Sequence[Row], chunk_bytes: int) -> None:
         self.rows = rows
-        self.sizes = _sizes([row.ends(chunk_bytes) for row in rows])
+        self.sizes = chunk_sizes([row.ends(chunk_bytes) for row in rows])
 
     def chunks(self, row: int, wanted: Sequence[int]) -> Iterator[Any]:
         raise ChunkNotFoundError(self.rows[row].digests[wanted[0]].tobytes().hex(), len(wanted))
 
-    def describe(self, row: int) -> str:
-        return "a manifest from elsewhere"
+    def origin(self, row: int) -> str | None:
+        return None
 
 
-def _sizes(ends: Sequence[Any]) -> Any:
+def chunk_sizes(ends: Sequence[Any]) -> Any:
     """Give the sizes of chunks, from where they end in each row."""
     if not ends:
         return np.empty(0, dtype=np.int64)

@@ -7,11 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
-
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import STORE_FOLDER, Backend, local_path, open_backend, root_uri
 from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
+from tensorcas_mlflow.containers import Readable, Tape
 from tensorcas_mlflow.errors import (
     BlobExistsError,
     BlobNotFoundError,
@@ -25,19 +24,17 @@ from tensorcas_mlflow.errors import (
 from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
 from tensorcas_mlflow.store._catalog import Catalog
 from tensorcas_mlflow.store._format import FORMAT, Stamp, new_format, parse_format, stamp_of
-from tensorcas_mlflow.store._keys import artifact_key, artifact_prefix
-from tensorcas_mlflow.store._read import read_chunks, read_rows
+from tensorcas_mlflow.store._ingest import Ingest
+from tensorcas_mlflow.store._keys import STAND_INS, artifact_key, artifact_prefix
+from tensorcas_mlflow.store._read import iter_chunks, read_rows
 from tensorcas_mlflow.store._records import (
     MAX_REF_BYTES,
     Ref,
     read_ref,
 )
 from tensorcas_mlflow.store._save import PendingSave
-from tensorcas_mlflow.store._sources import FileSource, NoSource, TensorSource
-from tensorcas_mlflow.tensor import pieces_of
+from tensorcas_mlflow.store._sources import NoSource, TensorSource
 from tensorcas_mlflow.threads import Lock
-
-_FILE_BATCH_BYTES = 16 << 20
 
 Root = str | os.PathLike[str]
 
@@ -95,10 +92,16 @@ class Store:
         return cls.init_backend(open_backend(place), chunk_bytes=chunk_bytes)
 
     @classmethod
-    def init_backend(cls, backend: Backend, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> Store:
-        """Make a store in a backend, whatever lies around it; see `init`."""
+    def init_backend(
+        cls, backend: Backend, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES, store_id: str | None = None
+    ) -> Store:
+        """Make a store in a backend, whatever lies around it; see `init`.
+
+        Args:
+            store_id: 32 hex digits; drawn unless given.
+        """
         try:
-            backend.put_new(FORMAT, [new_format(chunk_bytes)])
+            backend.put_new(FORMAT, [new_format(chunk_bytes, store_id)])
         except BlobExistsError:
             raise ConflictError(f"there is already a store at {backend.uri!r}") from None
         return cls.open_backend(backend)
@@ -214,10 +217,30 @@ class Store:
         return PendingSave(self.backend, self.catalog, manifest, source)
 
     def write_file(self, path: Path) -> PendingSave:
-        """Store a file of any kind as chunks; raises as `write_checkpoint`, and OSError if the file cannot be read."""
-        source = FileSource(path, self.chunk_bytes)
-        manifest = Manifest(kind="file", chunk_bytes=self.chunk_bytes, store_id=self.id, flavor=None, rows=source.rows)
-        return _written(PendingSave(self.backend, self.catalog, manifest, source))
+        """Store a file of any kind; raises as `write_stream`, and OSError if the file cannot be read."""
+        with open(path, "rb", buffering=0) as file:
+            return self.write_stream(file)
+
+    def write_stream(self, source: Readable) -> PendingSave:
+        """Store the bytes of a file as they come, read once and held some 32 MiB at a time.
+
+        Files of formats that hold tensors are taken apart (`tensorcas_mlflow.containers`): a tensor that the store
+        holds costs nothing again, whatever file it came in. All others are cut into chunks.
+
+        Raises:
+            BackendError: The storage failed; what was written is garbage and nothing is lost.
+            FencedError: The stream was silent for so long that a collector gave it up; store it again.
+            Exception: Whatever the source raises.
+        """
+        with Ingest(self.backend, self.catalog, self.chunk_bytes) as ingest:
+            rows = ingest.take(Tape(source))
+            manifest = Manifest(
+                kind="file", chunk_bytes=self.chunk_bytes, store_id=self.id, flavor=None, rows=rows.rows
+            )
+            save = _written(PendingSave(self.backend, self.catalog, manifest, rows))
+            save.n_new_bytes += ingest.n_new_bytes
+            save.n_stored_bytes += ingest.n_stored_bytes
+            return save
 
     def adopt(self, manifest: Manifest) -> PendingSave:
         """Pin a manifest that came from elsewhere, if this store holds all its chunks.
@@ -284,8 +307,9 @@ class Store:
         self.backend.delete(ref.key)
 
     def checkpoints(self) -> list[Ref]:
-        """List every ref of the store, in the order of their creation."""
-        refs = (read_ref(self.backend, info.key) for info in self.backend.list("refs"))
+        """List every ref of the store but those that stand in for one, in the order of their creation."""
+        keys = (info.key for info in self.backend.list("refs"))
+        refs = (read_ref(self.backend, key) for key in keys if not key.startswith(f"{STAND_INS}/"))
         return sorted((ref for ref in refs if ref is not None), key=lambda ref: (ref.created, ref.key))
 
     # --- reading
@@ -341,17 +365,7 @@ class Store:
         if ref.kind == "checkpoint":
             yield manifest.stream
             return
-        for row in manifest.rows:
-            ends = row.ends(manifest.chunk_bytes)
-            begin = 0
-            while begin < len(ends):
-                base = int(ends[begin - 1]) if begin else 0
-                end = max(begin + 1, int(np.searchsorted(ends, base + _FILE_BATCH_BYTES, side="right")))
-                block = memoryview(bytearray(int(ends[end - 1]) - base))
-                outs = pieces_of(block, ends[begin:end] - base)
-                read_chunks(self.backend, self.catalog, row.digests[begin:end], outs, verify=verify)
-                yield block
-                begin = end
+        yield from iter_chunks(self.backend, self.catalog, manifest, verify=verify)
 
     def copy_file(self, ref: Ref, out: BinaryIO, *, verify: bool = True) -> None:
         """Write the bytes an artifact path shows into a file; see `iter_file`."""

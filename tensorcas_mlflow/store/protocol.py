@@ -12,6 +12,7 @@ from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError
 from tensorcas_mlflow.index import MAX_SEGMENT_BYTES, Table, only_packs, read_segment, segment_bytes
 from tensorcas_mlflow.store._catalog import list_packs, mark_loose, read_pack_table
+from tensorcas_mlflow.store._keys import STAND_INS
 from tensorcas_mlflow.store._records import (
     Condemned,
     Intent,
@@ -23,6 +24,7 @@ from tensorcas_mlflow.store._records import (
 )
 
 __all__ = [
+    "STAND_INS",
     "Condemned",
     "Intent",
     "condemned_bytes",

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tensorcas_mlflow.containers import Tape, Tensor, split
 from tensorcas_mlflow.gc import plan_gc
 from tensorcas_mlflow.manifest import Manifest
-from tensorcas_mlflow.store import MANIFEST_FILE, Ref, RefTarget, Store, read_payload
+from tensorcas_mlflow.store import MANIFEST_FILE, PAYLOAD_FILE, Ref, RefTarget, Store, TensorsFile, read_payload
 
 HERE = Path(__file__).parent
 
@@ -95,3 +96,22 @@ def test_a_payload_of_format_1_is_read() -> None:
     assert (manifest.flavor, manifest.metadata, manifest.store_id) == ("sklearn", golden_v1.METADATA, None)
     for name, array in golden_v1.payload_tensors().items():
         assert loaded[name].tobytes() == array.tobytes()
+
+
+def test_a_self_contained_file_of_version_1_is_read_and_taken_apart() -> None:
+    file = TensorsFile(HERE / "tensors_v1" / PAYLOAD_FILE)
+    loaded = file.read()
+    with (HERE / "tensors_v1" / PAYLOAD_FILE).open("rb") as stream:
+        tape = Tape(stream)
+        parts = {part.name: bytes(tape.take(part.n_bytes)) for part in split(tape) if isinstance(part, Tensor)}
+
+    assert (file.manifest.flavor, file.manifest.metadata, file.manifest.store_id) == (
+        "sklearn",
+        golden_v1.METADATA,
+        None,
+    )
+    assert list(loaded) == list(golden_v1.payload_tensors())
+    for name, array in golden_v1.payload_tensors().items():
+        assert loaded[name].tobytes() == array.tobytes()
+    assert {"layer.weight", "noise", "__skeleton__"} == parts.keys()
+    assert parts["layer.weight"] == loaded["layer.weight"].tobytes()

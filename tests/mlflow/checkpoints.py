@@ -38,5 +38,11 @@ def steps(**options: Any) -> list[int]:
     return [record.step for record in mlflow.tensorcas.list_checkpoints(**options)]
 
 
+def shown(run_id: str) -> list[str]:
+    """Names of the manifests that MLflow lists of a run's checkpoints."""
+    files = mlflow.artifacts.list_artifacts(run_id=run_id, artifact_path="checkpoints/checkpoint")
+    return [Path(file.path).name for file in files if file.path.endswith(".arrow")]
+
+
 def store_below(tmp_path: Path) -> Store:
     return Store.find(tmp_path / "artifacts")[0]

@@ -60,9 +60,7 @@ def test_a_manifest_commits_the_save_that_waits_for_it(
     [ref] = store.checkpoints()
     assert (ref.kind, ref.path) == ("checkpoint", f"{HOME}/data/checkpoint.arrow")
     assert take_pending(store, ref.manifest, str(ref.path)) is None
-    assert [(info.path, info.file_size) for info in repo.list_artifacts("data")] == [
-        ("data/checkpoint.arrow", len(data))
-    ]
+    assert {info.path: info.file_size for info in repo.list_artifacts("data")}["data/checkpoint.arrow"] == len(data)
     assert fetch(repo, "data/checkpoint.arrow") == data
     assert not (experiment / HOME / "data/checkpoint.arrow").exists()
 

@@ -8,7 +8,7 @@ import mlflow
 import pytest
 
 from tensorcas_mlflow.checkpoints import Keep
-from tests.mlflow.checkpoints import load, log, make_state, steps
+from tests.mlflow.checkpoints import load, log, make_state, shown, steps
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_a_run_keeps_what_the_rule_says(experiment: str, blocking: bool) -> None
     assert steps() == [1, 3, 4]
     assert [load(step=step)["epoch"] for step in steps()] == [1, 3, 4]
     mlflow.tensorcas.wait()
-    assert len(mlflow.artifacts.list_artifacts(run_id=run.info.run_id, artifact_path="checkpoints/checkpoint")) == 3
+    assert len(shown(run.info.run_id)) == 3
 
 
 def test_the_step_just_saved_stays_though_there_are_higher_ones(experiment: str) -> None:

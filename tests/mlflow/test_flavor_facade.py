@@ -24,6 +24,7 @@ def test_it_has_these_public_names() -> None:
         "Keep",
         "autolog",
         "delete_checkpoint",
+        "export_model",
         "list_checkpoints",
         "load_checkpoint",
         "load_model",

@@ -18,3 +18,6 @@ def _repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSORCAS_THREADS", "1")
     monkeypatch.setattr(uuid, "uuid4", actors_uuid4)
     monkeypatch.setattr("tensorcas_mlflow.store._records.now", lambda: "2026-01-31T12:00:00.000+00:00")
+    # Every chunk of a stream is a batch.
+    monkeypatch.setattr("tensorcas_mlflow.store._ingest.BATCH_BYTES", 4096)
+    monkeypatch.setattr("tensorcas_mlflow.store._ingest._TAKE_BYTES", 4096)

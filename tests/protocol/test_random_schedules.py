@@ -43,6 +43,8 @@ def everybody(draw: random.Random) -> Cast:
     grace_s = draw.choice([0.0, 0.0, 0.0, 3600.0])
     cast.writer("w1", draw.choice(["ab", "af", "cdf"]), 2)
     cast.writer("w2", draw.choice(["ab", "bg", "acd"]), draw.choice([1, 2, 3]))
+    if draw.random() < 0.5:
+        cast.stream("ws", draw.choice(["abf", "gcd", "e"]), 4)
     cast.collector("c1", max_waste=waste, rounds=draw.choice([1, 2]))
     cast.collector("c2", max_waste=waste, grace_s=grace_s, rounds=draw.choice([1, 2]))
     cast.deletion("deletion", *draw.sample([0, 1], draw.choice([1, 2])))

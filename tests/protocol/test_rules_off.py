@@ -24,7 +24,7 @@ from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError
 from tensorcas_mlflow.gc import _plan
 from tensorcas_mlflow.gc._survey import Survey, survey
 from tensorcas_mlflow.index import pack_key
-from tensorcas_mlflow.store import _save, protocol
+from tensorcas_mlflow.store import _claim, _save, protocol
 from tensorcas_mlflow.store._records import intent_bytes
 from tensorcas_mlflow.store._save import PendingSave
 
@@ -82,7 +82,7 @@ def take_the_index_for_evidence(patch: pytest.MonkeyPatch) -> None:
 
 
 def name_no_digests_in_the_intent(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(_save, "intent_bytes", lambda manifest, digests: intent_bytes(manifest, digests[:0]))
+    patch.setattr(_claim, "intent_bytes", lambda manifest, digests, **more: intent_bytes(manifest, digests[:0], **more))
 
 
 def give_a_manifest_the_same_name_again(patch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,23 @@ def test_nor_one_in_which_packs_are_rewritten() -> None:
     assert found.is_exhausted
 
 
+def stream_against_collection(**collector: Any) -> Cast:
+    """A stream of three batches, the first of which is stored already under a ref that is dropped meanwhile."""
+    return Cast(before={0: "ab"}).stream("stream", "acd", 1).collector("collector", **collector).deletion("deletion", 0)
+
+
+def test_nor_one_of_a_stream() -> None:
+    cast = stream_against_collection()
+
+    found = explore(
+        cast.blobs(), cast.actors, cast.check, max_preemptions=1 + MORE_PREEMPTIONS, deaths=["stream", "collector"]
+    )
+
+    print(found)
+    assert found.failure is None, str(found)
+    assert found.is_exhausted
+
+
 def test_nor_one_of_two_collectors() -> None:
     cast = old_pack().writer("writer", "ab", 1).collector("first").collector("second")
 
@@ -98,6 +115,18 @@ def test_a_save_under_way_is_left_alone_within_the_grace() -> None:
         if sum(call.startswith("writer: put intents/") for call in run.trace) != 1:
             return "the save had to start again"
         return cast.check(run)
+
+    found = explore(cast.blobs(), cast.actors, check, max_preemptions=1 + MORE_PREEMPTIONS)
+
+    print(found)
+    assert found.failure is None, str(found)
+
+
+def test_a_stream_under_way_is_left_alone_within_the_grace() -> None:
+    cast = stream_against_collection(grace_s=3600)
+
+    def check(run: Run) -> str | None:
+        return f"the stream failed: {run.errors()}" if run.errors() else cast.check(run)
 
     found = explore(cast.blobs(), cast.actors, check, max_preemptions=1 + MORE_PREEMPTIONS)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.backends import LocalBackend
-from tensorcas_mlflow.errors import ConflictError, FormatError
+from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.store import Ref, RefTarget, Store
 
 CHUNK = 4096
@@ -73,33 +73,44 @@ def test_a_file_and_a_tensor_share_chunks(store: Store, tmp_path: Path) -> None:
     assert read(store, ref) == array.tobytes()
 
 
-@pytest.mark.parametrize("change", ["content", "longer", "shorter", "gone"])
-def test_a_file_that_changes_while_it_is_logged_is_refused_or_stored_as_it_was_hashed(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
-) -> None:
-    path = tmp_path / "file"
-    content = np.random.default_rng(0).bytes(10 * CHUNK)
-    path.write_bytes(content)
-    refresh = store.catalog.refresh
+class Changing(io.RawIOBase):
+    """Bytes that are others each time they are read."""
 
-    def change_it() -> None:
-        if change == "content":
-            path.write_bytes(bytes(10 * CHUNK))
-        elif change == "longer":
-            path.write_bytes(content + b"more")
-        elif change == "shorter":
-            path.write_bytes(content[:-1])
-        else:
-            path.unlink()
-        refresh()
+    def __init__(self, n_bytes: int) -> None:
+        self._rng = np.random.default_rng(0)
+        self._left = n_bytes
+        self.given = b""
 
-    monkeypatch.setattr(store.catalog, "refresh", change_it)
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        n_bytes = min(self._left, len(buffer), 1000)
+        buffer[:n_bytes] = self._rng.bytes(n_bytes)
+        self.given += bytes(buffer[:n_bytes])
+        self._left -= n_bytes
+        return n_bytes
 
-    if change == "longer":
-        assert read(store, write(store, path)) == content
-        return
-    with pytest.raises(FileNotFoundError if change == "gone" else ConflictError, match="file"):
-        write(store, path)
+
+def test_a_stream_is_read_once_and_stored_as_it_was_read(store: Store) -> None:
+    stream = Changing(10 * CHUNK + 5)
+    with store.write_stream(stream) as save:
+        ref = save.commit(RefTarget(path="stream"))
+
+    assert len(stream.given) == 10 * CHUNK + 5
+    assert read(store, ref) == stream.given
+
+
+@pytest.mark.parametrize("error", [OSError("unplugged"), ValueError("closed"), KeyError("gone")])
+@pytest.mark.parametrize("start", [b"", b"PK\x03\x04", b"\x80\x04"])
+def test_a_stream_that_breaks_off_leaves_nothing_behind(store: Store, error: Exception, start: bytes) -> None:
+    class Breaking(io.BytesIO):
+        def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+            n_bytes = super().readinto(buffer[:100])
+            if n_bytes:
+                return n_bytes
+            self.seek(0)  # it would go on, if asked again
+            raise error
+
+    with pytest.raises(type(error)):
+        store.write_stream(Breaking(start + bytes(5 * CHUNK)))
     assert store.walk_artifacts() == []
     assert list(store.backend.list("intents")) == []
     assert list(store.backend.list("packs")) == []

@@ -12,6 +12,7 @@ USENIX ATC 2016. Summing up one byte after another is slow in Python; numpy gets
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from hashlib import shake_256
 
 import numpy as np
@@ -49,29 +50,63 @@ def content_cuts(data: Array) -> list[int]:
         apart as `piece_sizes` says; only the last piece may be shorter. The same bytes give the same offsets, on any
         machine.
     """
-    n_bytes = len(data)
-    least, wanted, greatest = piece_sizes(n_bytes)
-    # As small are one in so many hashes. Larger pieces are ended by fewer, but by some of the same.
-    small = np.uint32(2**32 // (wanted - least))
-    cuts: list[int] = []
-    last = 0
-    sums = np.empty((2, WINDOW_BYTES + _BLOCK_BYTES), dtype=np.uint32)
-    for start in range(0, n_bytes, _BLOCK_BYTES):
-        stop = min(start + _BLOCK_BYTES, n_bytes)
-        # A cut is judged by the bytes before it, so those before the block are hashed along.
-        before = max(start - WINDOW_BYTES, 0)
-        places = before + 1 + np.flatnonzero(_hashes(data[before:stop], sums) < small)
-        while True:
-            at = np.searchsorted(places, max(last + least, start + 1))
-            end = int(places[at]) if at < len(places) else n_bytes + 1
-            end = min(end, last + greatest)
-            if end > stop:
-                break
-            cuts.append(end)
-            last = end
-    if n_bytes > last:
-        cuts.append(n_bytes)
+    sizes = piece_sizes(len(data))
+    cutter = ContentCutter(lambda _: sizes)
+    cuts = cutter.feed(data)
+    if len(data) > cutter.last:
+        cuts.append(len(data))
     return cuts
+
+
+class ContentCutter:
+    """The same for bytes that pass by, whose length nobody knows yet: pieces grow with the offset instead."""
+
+    def __init__(self, sizes: Callable[[int], tuple[int, int, int]] = piece_sizes) -> None:
+        """Begin at offset 0.
+
+        Args:
+            sizes: Tells the sizes of a piece from the offset at which it begins.
+        """
+        self.last = 0
+        """Offset of the last cut; 0 before the first."""
+        self._sizes = sizes
+        self._n_bytes = 0
+        self._before = np.empty(0, dtype=np.uint8)
+        self._sums = np.empty((2, WINDOW_BYTES + _BLOCK_BYTES), dtype=np.uint32)
+
+    def feed(self, data: Array) -> list[int]:
+        """Take the next bytes; how the bytes are parted into calls changes nothing.
+
+        Returns:
+            The cuts in them, as ascending offsets from the very first byte; the end is no cut by itself.
+        """
+        cuts: list[int] = []
+        for start in range(0, len(data), _BLOCK_BYTES):
+            cuts += self._feed_block(data[start : start + _BLOCK_BYTES])
+        return cuts
+
+    def _feed_block(self, block: Array) -> list[int]:
+        # A cut is judged by the bytes before it, so those before the block are hashed along.
+        hashed = np.concatenate((self._before, block))
+        start, stop = self._n_bytes, self._n_bytes + len(block)
+        hashes = _hashes(hashed, self._sums)[len(self._before) :]
+        self._before, self._n_bytes = hashed[-WINDOW_BYTES:], stop
+        cuts: list[int] = []
+        found: tuple[int, Array] | None = None
+        while True:
+            least, wanted, greatest = self._sizes(self.last)
+            # As small are one in so many hashes. Larger pieces are ended by fewer, but by some of the same.
+            small = 2**32 // (wanted - least)
+            if found is None or found[0] != small:
+                found = small, start + 1 + np.flatnonzero(hashes < np.uint32(small))
+            places = found[1]
+            at = np.searchsorted(places, self.last + least)
+            end = int(places[at]) if at < len(places) else stop + 1
+            end = min(end, self.last + greatest)
+            if end > stop:
+                return cuts
+            cuts.append(end)
+            self.last = end
 
 
 def _hashes(data: Array, sums: Array) -> Array:

@@ -1,9 +1,8 @@
 """Refs of models that are gone from where MLflow kept them.
 
-Under a ``tensorcas:`` root the artifact repository drops refs when artifacts are deleted. Under a root of MLflow's own
-nobody tells us. A ref there says where MLflow keeps a copy of its manifest. That of a model is an orphan once there is
-no copy any more, or that of a model which was logged over it. That of a run's checkpoint is one when the run's whole
-folder is gone, which was there before the ref was.
+Under a root of MLflow's own nobody tells us of a deletion. A ref there says where MLflow keeps a copy of its manifest.
+That of a model is an orphan once there is no copy any more, or that of a model which was logged over it. That of a
+run's checkpoint is one when the run's whole folder is gone, which was there before the ref was.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ def remove_copy(store: Store, ref: Ref) -> None:
         store: Whose ref it was.
         ref: Already dropped.
     """
-    place = None if ref.name is None else _copy_of(store, ref)
+    place = None if ref.name is None else copy_of(store, ref)
     if place is not None:
         with suppress(OSError):
             if digest(place.read_bytes()).hex() == ref.manifest[:64]:
@@ -89,7 +88,7 @@ def remove_copy(store: Store, ref: Ref) -> None:
 
 
 def _is_orphan(store: Store, ref: Ref) -> bool:
-    place = _copy_of(store, ref)
+    place = copy_of(store, ref)
     if place is None:
         return False
     experiment = Path(store_root_for(str(place)))
@@ -119,10 +118,10 @@ def _target_of(ref: Ref) -> RefTarget:
     return RefTarget(**{field.name: getattr(ref, field.name) for field in fields(RefTarget)})
 
 
-def _copy_of(store: Store, ref: Ref) -> Path | None:
-    """Where MLflow keeps a copy of the ref's manifest; None if it keeps none, or none that can be looked at."""
+def copy_of(store: Store, ref: Ref) -> Path | None:
+    """Say where MLflow keeps a copy of the ref's manifest; None if it keeps none, or none that can be looked at."""
     if ref.copy_path is not None:
-        return local_path(store.uri) / ref.copy_path
+        return None if store.backend.is_carrier else local_path(store.uri) / ref.copy_path
     if ref.path is not None or ref.uri is None or ref.uri.startswith(f"{SCHEME}:"):
         return None
     try:

@@ -1,0 +1,130 @@
+"""Checkpoints sent to a server that keeps its artifacts in a store of its own: one self-contained file a step.
+
+The server takes each file apart and stores only what is new of it. So nothing is carried here, and there is never a
+store within a store.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tensorcas_mlflow._rebuild import Reader
+from tensorcas_mlflow.adapter import Array
+from tensorcas_mlflow.carrier import Shelf, shelf_at
+from tensorcas_mlflow.checkpoints._runs import RunRoot
+from tensorcas_mlflow.checkpoints._series import FOLDER, Checkpoint, Saving, Series, step_named
+from tensorcas_mlflow.errors import CheckpointExistsError
+from tensorcas_mlflow.manifest import Manifest
+from tensorcas_mlflow.store import PAYLOAD_FILE, TensorsFile, write_payload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileSeries(Series):
+    """The checkpoints of one name in one run, as files among its artifacts.
+
+    Two processes that log the same step at the same moment may both succeed, and the later one's checkpoint stays.
+    """
+
+    suffix = ".tensors"
+
+    def steps(self) -> list[int]:
+        names = (entry.name for entry in self.shelf().entries("") if entry.size is not None)
+        found = (step_named(name, self.suffix) for name in names if name.endswith(self.suffix))
+        return sorted(step for step in found if step is not None)
+
+    def find(self, step: int) -> Checkpoint | None:
+        return _FileCheckpoint(self, step) if self.has(step) else None
+
+    def has(self, step: int) -> bool:
+        return step in self.steps()
+
+    def checkpoints(self) -> list[Checkpoint]:
+        return [_FileCheckpoint(self, step) for step in self.steps()]
+
+    def begin(
+        self,
+        step: int,
+        tensors: Mapping[str, Array],
+        *,
+        flavor: str,
+        cuts: Mapping[str, Sequence[int]] | None,
+        overwrite: bool,
+    ) -> Saving:
+        scratch = TemporaryDirectory(prefix="tensorcas-")
+        try:
+            manifest = write_payload(Path(scratch.name), tensors, flavor=flavor, cuts=cuts)
+        except BaseException:
+            scratch.cleanup()
+            raise
+        return _FileSaving(self, step, manifest, scratch, overwrite=overwrite)
+
+    def shelf(self) -> Shelf:
+        """Where the files are."""
+        return shelf_at(self.run.artifact_uri, f"{FOLDER}/{self.name}")
+
+    def file(self, step: int) -> str:
+        """Name of the file of a step."""
+        return posixpath.basename(self.artifact(step))
+
+
+class _FileCheckpoint(Checkpoint):
+    """A file on a server."""
+
+    created = None
+    flavor = None
+
+    def __init__(self, series: FileSeries, step: int) -> None:
+        self.step = step
+        self._series = series
+
+    @contextmanager
+    def opened(self) -> Iterator[tuple[Manifest, Reader]]:
+        with TemporaryDirectory(prefix="tensorcas-") as scratch:
+            local = Path(scratch, PAYLOAD_FILE)
+            self._series.shelf().fetch(self._series.file(self.step), local)
+            file = TensorsFile(local)
+            yield file.manifest, file.read
+
+    def drop(self) -> None:
+        self._series.shelf().delete(self._series.file(self.step))
+
+
+class _FileSaving(Saving):
+    """A self-contained file, written here and not yet sent."""
+
+    def __init__(
+        self, series: FileSeries, step: int, manifest: Manifest, scratch: TemporaryDirectory[str], *, overwrite: bool
+    ) -> None:
+        self.manifest = manifest
+        self.n_new_bytes = None
+        self._series = series
+        self._step = step
+        self._scratch = scratch
+        self._overwrite = overwrite
+
+    def detach(self) -> None:
+        """Nothing is left to copy: the file is written."""
+
+    def finish(self) -> None:
+        try:
+            series, file = self._series, Path(self._scratch.name, self._series.file(self._step))
+            if not self._overwrite and series.has(self._step):
+                raise CheckpointExistsError(f"{series.name!r} of run {series.run.run_id} at step {self._step}")
+            os.replace(file.parent / PAYLOAD_FILE, file)
+            series.shelf().put(file.name, file)
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        self._scratch.cleanup()
+
+
+def names_on_server(run: RunRoot) -> list[str]:
+    """List the names under which a server keeps checkpoints of a run."""
+    return sorted(entry.name for entry in shelf_at(run.artifact_uri, FOLDER).entries("") if entry.size is None)

@@ -1,0 +1,48 @@
+"""Which kind of series the checkpoints of a run are."""
+
+from __future__ import annotations
+
+import re
+
+from tensorcas_mlflow._home import home_of, sends_files
+from tensorcas_mlflow.carrier import is_carrier_uri
+from tensorcas_mlflow.checkpoints._file_series import FileSeries, names_on_server
+from tensorcas_mlflow.checkpoints._runs import RunRoot
+from tensorcas_mlflow.checkpoints._series import Series, check_name
+from tensorcas_mlflow.checkpoints._store_series import StoreSeries, names_in_store
+from tensorcas_mlflow.errors import StoreNotFoundError
+
+_SPOILT_BY_SERVERS = re.compile(r"[%?#]")
+"""MLflow's own artifact requests lose or decode these."""
+
+
+def series_of(run: RunRoot, name: str, *, create: bool = False) -> Series:
+    """Find the series of a name.
+
+    Args:
+        run: Whose.
+        name: One segment of an artifact path.
+        create: Whether to make a store if there is none.
+
+    Raises:
+        ValueError: The name cannot be a file's.
+        StoreNotFoundError: There is no store, and none is to be made.
+        MlflowException: MLflow keeps the run's artifacts where no store can be.
+    """
+    check_name(name)
+    if is_carrier_uri(run.artifact_uri) and _SPOILT_BY_SERVERS.search(name):
+        raise ValueError(f"a checkpoint's name has no '%', '?' or '#' where an MLflow server keeps it, as {name!r} has")
+    if sends_files(run.artifact_uri):
+        return FileSeries(run=run, name=name)
+    return StoreSeries(run=run, name=name, home=home_of(run.artifact_uri, create=create))
+
+
+def all_series_of(run: RunRoot) -> list[Series]:
+    """List the series of a run, by name; none where there is no store."""
+    if sends_files(run.artifact_uri):
+        return [FileSeries(run=run, name=name) for name in names_on_server(run)]
+    try:
+        home = home_of(run.artifact_uri, create=False)
+    except StoreNotFoundError:
+        return []
+    return [StoreSeries(run=run, name=name, home=home) for name in names_in_store(run, home)]

@@ -1,0 +1,154 @@
+"""Checkpoints kept by a store that this process reaches: one ref a step."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from tensorcas_mlflow._home import Home
+from tensorcas_mlflow._rebuild import Reader
+from tensorcas_mlflow.adapter import Array
+from tensorcas_mlflow.checkpoints import _show
+from tensorcas_mlflow.checkpoints._runs import RunRoot
+from tensorcas_mlflow.checkpoints._series import Checkpoint, Saving, Series, step_named
+from tensorcas_mlflow.manifest import Manifest
+from tensorcas_mlflow.store import PendingSave, Ref, RefTarget, Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSeries(Series):
+    """The checkpoints of one name in one run, as refs.
+
+    Where our artifact repository serves the run's artifacts, a checkpoint is the ref of an artifact, so that it is
+    listed, downloaded and deleted with the others. Elsewhere it is a ref of the run, and MLflow is given a copy of the
+    manifest to show.
+    """
+
+    home: Home
+
+    suffix = ".arrow"
+
+    @property
+    def store(self) -> Store:
+        """The store that keeps them."""
+        return self.home.store
+
+    def target(self, step: int) -> RefTarget:
+        """What the ref of a step says, and by that where it stands."""
+        path = None if self.home.path is None else posixpath.join(self.home.path, self.artifact(step))
+        return RefTarget(
+            path=path if self.home.is_ours else None,
+            copy_path=None if self.home.is_ours else path,
+            uri=posixpath.join(self.run.artifact_uri, self.artifact(step)) if path is None else None,
+            run_id=self.run.run_id,
+            step=step,
+            name=self.name,
+        )
+
+    def steps(self) -> list[int]:
+        blobs, _ = self.store.backend.list_dir(posixpath.dirname(self.target(0).key))
+        found = (step_named(posixpath.basename(info.key).removeprefix("@"), self.suffix) for info in blobs)
+        return sorted(step for step in found if step is not None)
+
+    def find(self, step: int) -> Checkpoint | None:
+        ref = self.store.ref(self.target(step).key)
+        return _StoredCheckpoint(self, step, ref) if ref is not None and ref.kind == "checkpoint" else None
+
+    def has(self, step: int) -> bool:
+        return self.store.backend.stat(self.target(step).key) is not None
+
+    def begin(
+        self,
+        step: int,
+        tensors: Mapping[str, Array],
+        *,
+        flavor: str,
+        cuts: Mapping[str, Sequence[int]] | None,
+        overwrite: bool,
+    ) -> Saving:
+        save = self.store.begin_checkpoint(tensors, flavor=flavor, cuts=cuts)
+        return _StoreSaving(self, step, save, overwrite=overwrite)
+
+
+class _StoredCheckpoint(Checkpoint):
+    """A ref, and what it keeps."""
+
+    def __init__(self, series: StoreSeries, step: int, ref: Ref) -> None:
+        self.step = step
+        self.created = ref.created
+        self.flavor = ref.flavor
+        self._series = series
+        self._ref = ref
+
+    @contextmanager
+    def opened(self) -> Iterator[tuple[Manifest, Reader]]:
+        store = self._series.store
+        manifest = store.manifest(self._ref)
+        yield manifest, partial(store.read_tensors, manifest)
+
+    def drop(self) -> None:
+        self._series.store.drop(self._ref)
+        _show.hide(self._series, self.step)
+
+
+class _StoreSaving(Saving):
+    """A pending save, and what comes after its commit."""
+
+    def __init__(self, series: StoreSeries, step: int, save: PendingSave, *, overwrite: bool) -> None:
+        self.manifest = save.manifest
+        self.n_new_bytes = save.n_new_bytes
+        self._series = series
+        self._step = step
+        self._save = save
+        self._overwrite = overwrite
+
+    def detach(self) -> None:
+        self._save.detach()
+
+    def finish(self) -> int:
+        with self._save as save:
+            save.write()
+            is_shown = _show.prepare(self._series, self._step, self.manifest)
+            target = self._series.target(self._step)
+            try:
+                save.commit(target, replace=self._overwrite)
+            except BaseException:
+                if is_shown:
+                    _show.hide(self._series, self._step)
+                raise
+        self._confirm(target)
+        if not is_shown:
+            _show.show(self._series, self._step, self.manifest)
+        return save.n_stored_bytes
+
+    def abandon(self) -> None:
+        self._save.abandon()
+
+    def _confirm(self, target: RefTarget) -> None:
+        """See that a ref that has replaced another is there.
+
+        A collection that drops the other, because it takes the run for deleted, may have met this one.
+        """
+        store = self._series.store
+        if self._overwrite and not self._series.home.is_ours and store.ref(target.key) is None:
+            with store.adopt(self.manifest) as pin:
+                pin.commit(target)
+
+
+def names_in_store(run: RunRoot, home: Home) -> list[str]:
+    """List the names under which a store keeps checkpoints of a run."""
+    probe = StoreSeries(run=run, name="x", home=home)
+    folder = posixpath.dirname(posixpath.dirname(probe.target(0).key))
+    backend = home.store.backend
+    names: set[str] = set()
+    for segment in backend.list_dir(folder)[1]:
+        # The segment is an encoding of the name; a ref says the name itself.
+        for info in backend.list_dir(f"{folder}/{segment}")[0]:
+            ref = home.store.ref(info.key)
+            if ref is not None and ref.name is not None:
+                names.add(ref.name)
+                break
+    return sorted(names)

@@ -1,0 +1,148 @@
+"""The machine that a pickle is a program for, with nothing behind it: no import, no call, nothing of the file's is run.
+
+What a file may make the machine keep is bounded: stack and memo by the numbers below, what lists and dicts hold by the
+machine's user, and everything by how many opcodes the user lets it walk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from tensorcas_mlflow.containers._pickle_symbols import OPAQUE, Blob, Made, Persistent, Symbol
+from tensorcas_mlflow.errors import FormatError
+from tensorcas_mlflow.tensor import MAX_TENSOR_BYTES
+
+LARGE_BYTES = 4096
+"""Texts and bytes of this size are not looked at: the machine pauses before them."""
+
+_MAX_STACK = 1 << 18
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much a pickle may make its reader do and keep: some 50 bytes an opcode at most."""
+
+    max_ops: int
+    max_items: int
+    """Of one dict or list; what comes later is not kept."""
+    max_memo: int
+    """What is remembered later than this is forgotten. A pickle names its classes early."""
+
+
+class Pause(Enum):
+    """Why the machine stands still."""
+
+    PAYLOAD = auto()
+    """Before text or bytes of at least `LARGE_BYTES`."""
+    BUILT = auto()
+    """After the state of an object of a watched class was set."""
+    STOP = auto()
+    """The pickle is over."""
+
+
+class PausedError(Exception):
+    """Leaves the loop over opcodes; nobody else sees it."""
+
+    def __init__(self, at: int, reason: Pause) -> None:
+        super().__init__(at, reason)
+        self.at = at
+        self.reason = reason
+
+
+class Machine:
+    """Stack and memo of one pickle; the opcodes act on it."""
+
+    def __init__(self, limits: Limits, watched: frozenset[str] = frozenset()) -> None:
+        """Make one that has walked nothing.
+
+        Args:
+            limits: How much it keeps.
+            watched: Names of the classes after whose objects there is a pause.
+        """
+        self.stack: list[Symbol] = []
+        self.marks: list[int] = []
+        """How high the stack was at each mark."""
+        self.persistent: list[Symbol] = []
+        """The persistent ids in order, as many as items are kept."""
+        self.payload = Blob(0)
+        """What comes next, at `Pause.PAYLOAD`."""
+        self.payload_is_bytes = False
+        """Whether it is bytes, and not text or a number."""
+        self._memo: list[Symbol] = []
+        self._max_items = limits.max_items
+        self._max_memo = limits.max_memo
+        self._watched = watched
+
+    @property
+    def is_piled_up(self) -> bool:
+        """Whether more stands on the stack than of any sane model: each opcode can add to it."""
+        return max(len(self.stack), len(self.marks)) > _MAX_STACK
+
+    def put(self, index: int) -> None:
+        """Remember what is on top. Numbers are given in turn; one that leaves a gap is forgotten."""
+        memo = self._memo
+        if index == len(memo):
+            memo.append(self.stack[-1] if index < self._max_memo else OPAQUE)
+        elif index < len(memo):
+            memo[index] = self.stack[-1]
+
+    def memoize(self) -> None:
+        """Remember what is on top under the next number."""
+        memo = self._memo
+        memo.append(self.stack[-1] if len(memo) < self._max_memo else OPAQUE)
+
+    def get(self, index: int) -> None:
+        """Push what was remembered."""
+        memo = self._memo
+        self.stack.append(memo[index] if index < len(memo) else OPAQUE)
+
+    def pop_to_mark(self) -> list[Symbol]:
+        """Take what is above the last mark, and the mark."""
+        bottom = self.marks.pop()
+        above = self.stack[bottom:]
+        del self.stack[bottom:]
+        return above
+
+    def add_pairs(self, pairs: list[Symbol]) -> None:
+        """Set items of what is on top."""
+        target = self.stack[-1]
+        if type(target) is Made:
+            target.add_pairs(pairs, self._max_items)
+
+    def add_elements(self, elements: list[Symbol]) -> None:
+        """Append to what is on top."""
+        target = self.stack[-1]
+        if type(target) is Made:
+            target.add_elements(elements, self._max_items)
+
+    def build(self, at: int) -> None:
+        """Set the state of the object below it.
+
+        Raises:
+            PausedError: It is of a watched class.
+        """
+        state = self.stack.pop()
+        target = self.stack[-1]
+        if type(target) is Made:
+            target.state = state
+            if self._watched and target.is_made_by(*self._watched):
+                raise PausedError(at, Pause.BUILT)
+
+    def ask(self, pid: Symbol) -> None:
+        """Push what a persistent id stands for."""
+        if len(self.persistent) < self._max_items:
+            self.persistent.append(pid)
+        self.stack.append(Persistent(pid))
+
+    def paused_before(self, n_bytes: int, at: int, *, is_bytes: bool) -> PausedError:
+        """Say that something large comes, which the machine's user is to pass, and to push `payload` for it.
+
+        Raises:
+            FormatError: Nothing is that large.
+        """
+        if n_bytes > MAX_TENSOR_BYTES:
+            raise FormatError(f"a pickle that claims to hold {n_bytes} bytes in one piece")
+        self.payload = Blob(n_bytes)
+        self.payload_is_bytes = is_bytes
+        return PausedError(at, Pause.PAYLOAD)

@@ -1,0 +1,267 @@
+"""What the pickle of a torch file says of the storages whose bytes lie beside it.
+
+Tensors are pickled as ``torch/_tensor.py`` (``_reduce_ex_internal``) has it: a call of one of ``torch/_utils.py``'s
+functions, with a storage, offset, size and stride; and storages by a persistent id ``("storage", class, key, location,
+number of elements)``, ``torch/serialization.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tensorcas_mlflow.containers._pickle_arrays import is_shape
+from tensorcas_mlflow.containers._pickle_machine import Limits, Machine, Pause
+from tensorcas_mlflow.containers._pickle_names import HIDDEN
+from tensorcas_mlflow.containers._pickle_ops import walk
+from tensorcas_mlflow.containers._pickle_symbols import Made, Persistent, Symbol, name_of
+from tensorcas_mlflow.dtypes import parse_dtype
+from tensorcas_mlflow.errors import FormatError
+from tensorcas_mlflow.tensor import MAX_TENSOR_BYTES
+
+LIMITS = Limits(max_ops=4_000_000, max_items=1 << 20, max_memo=1 << 22)
+"""A state dict has 32 opcodes a tensor."""
+_OPS_AT_ONCE = 1 << 16
+
+_MAX_DEPTH = 200
+_MAX_NAME_PARTS = 64
+_MAX_NAME = 512
+
+_DTYPES = {
+    "DoubleStorage": "float64",
+    "FloatStorage": "float32",
+    "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16",
+    "LongStorage": "int64",
+    "IntStorage": "int32",
+    "ShortStorage": "int16",
+    "CharStorage": "int8",
+    "ByteStorage": "uint8",
+    "BoolStorage": "bool",
+    "ComplexDoubleStorage": "complex128",
+    "ComplexFloatStorage": "complex64",
+    "QInt8Storage": "int8",
+    "QInt32Storage": "int32",
+    "QUInt8Storage": "uint8",
+}
+_ITEM_BYTES = {name: parse_dtype(name).itemsize for name in _DTYPES.values()}
+_BYTES = frozenset({"UntypedStorage", "QUInt4x2Storage", "QUInt2x4Storage"})
+"""Counted in bytes; what they mean is the tensors' affair."""
+
+_UTILS = "torch._utils."
+_TENSORS = frozenset(
+    {
+        f"{_UTILS}_rebuild_tensor",
+        f"{_UTILS}_rebuild_tensor_v2",
+        f"{_UTILS}_rebuild_tensor_v3",
+        f"{_UTILS}_rebuild_qtensor",
+    }
+)
+_TENSOR_WITH_DTYPE = f"{_UTILS}_rebuild_tensor_v3"
+_PARAMETERS = frozenset({f"{_UTILS}_rebuild_parameter", f"{_UTILS}_rebuild_parameter_with_state"})
+_SUBCLASSES = frozenset({"torch._tensor._rebuild_from_type", "torch._tensor._rebuild_from_type_v2"})
+
+
+_Storage = tuple[int, int, str | None]
+"""A storage's bytes, its elements as they are counted, and its dtype."""
+_Path = tuple[Any, Symbol] | None
+"""The way to a symbol, the last key first. Put together for tensors only: it may be long, and ways share beginnings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageFact:
+    """What a pickle says of one storage."""
+
+    n_bytes: int
+    n_elements: int
+    """As the pickle counts them."""
+    dtype: str | None
+    """A name of `tensorcas_mlflow.dtypes`; None if nothing says it, or there is no name for it."""
+    name: str
+    """Of the tensor that is all of the storage, as a state dict calls it; "" if there is none."""
+    shape: tuple[int, ...] | None
+    """Of that tensor."""
+
+
+def storages_of(data: bytes) -> Mapping[str, StorageFact]:
+    """Read from a pickle as `torch.save` makes it which storages there are.
+
+    Returns:
+        By a storage's key (the file's name in the archive's folder ``data``), in the pickle's order.
+
+    Raises:
+        FormatError: It is not such a pickle. So do ValueError, TypeError, IndexError and struct.error say.
+    """
+    machine = Machine(LIMITS)
+    at, n_ops_left, pause = 0, LIMITS.max_ops, None
+    while pause is not Pause.STOP:
+        at, n_ops, pause = walk(machine, data, at, stop=len(data), max_ops=min(n_ops_left, _OPS_AT_ONCE))
+        n_ops_left -= n_ops
+        if pause is Pause.PAYLOAD:
+            at += machine.payload.n_bytes
+            machine.stack.append(machine.payload)
+        if pause is None and (at >= len(data) or n_ops_left == 0 or machine.is_piled_up):
+            raise FormatError("a torch file whose pickle does not end, or is too long")
+    return facts_of(machine)
+
+
+def facts_of(machine: Machine) -> dict[str, StorageFact]:
+    """Say what a pickle that was walked says of its storages, by key, in order."""
+    storages: dict[str, _Storage] = {}
+    for pid in machine.persistent:
+        storage = _storage(pid)
+        if storage is not None:
+            storages.setdefault(pid[2], storage)
+    tensors: dict[str, tuple[str, tuple[int, ...], _Path]] = {}
+    for path, made in _tensors(machine.stack[-1:]):
+        pid = made.args[0].id
+        key = pid[2] if type(pid) is tuple and len(pid) > 2 and type(pid[2]) is str else ""
+        storage = storages.get(key)
+        tensor = _whole_tensor(storage, made) if storage is not None and key not in tensors else None
+        if tensor is not None:
+            tensors[key] = *tensor, path
+    return {key: _fact(storage, tensors.get(key)) for key, storage in storages.items()}
+
+
+def _storage(pid: Symbol) -> _Storage | None:
+    """Read a persistent id; None if it is not that of a storage."""
+    if type(pid) is not tuple or len(pid) < 5 or type(pid[0]) is not str or pid[0] != "storage":
+        return None
+    key, n_elements = pid[2], pid[4]
+    module, _, kind = name_of(pid[1]).rpartition(".")
+    if type(key) is not str or type(n_elements) is not int or module.partition(".")[0] != "torch":
+        return None
+    dtype = _DTYPES.get(kind)
+    if dtype is None and kind not in _BYTES:
+        return None
+    n_bytes = n_elements * (_ITEM_BYTES[dtype] if dtype else 1)
+    return (n_bytes, n_elements, dtype) if 0 <= n_bytes <= MAX_TENSOR_BYTES else None
+
+
+def _whole_tensor(storage: _Storage, made: Made) -> tuple[str, tuple[int, ...]] | None:
+    """Say the dtype and shape of a tensor if it is all of its storage."""
+    args = made.args
+    n_bytes, _, dtype = storage
+    if made.is_made_by(_TENSOR_WITH_DTYPE):
+        dtype = _torch_dtype(args[6] if len(args) > 6 else None)
+    size, stride = _size(args[2]), _size(args[3])
+    if dtype is None or size is None or stride is None or type(args[1]) is not int or args[1] != 0:
+        return None
+    shape = _dense_shape(size, stride)
+    n_item_bytes = _ITEM_BYTES.get(dtype) or parse_dtype(dtype).itemsize
+    return (dtype, shape) if shape is not None and math.prod(shape) * n_item_bytes == n_bytes else None
+
+
+def _fact(storage: _Storage, tensor: tuple[str, tuple[int, ...], _Path] | None) -> StorageFact:
+    n_bytes, n_elements, dtype = storage
+    if tensor is None:
+        return StorageFact(n_bytes=n_bytes, n_elements=n_elements, dtype=dtype, name="", shape=None)
+    dtype, shape, path = tensor
+    return StorageFact(n_bytes=n_bytes, n_elements=n_elements, dtype=dtype, name=_name(path), shape=shape)
+
+
+def _torch_dtype(symbol: Symbol) -> str | None:
+    module, _, name = name_of(symbol).rpartition(".")
+    if module != "torch":
+        return None
+    try:
+        parse_dtype(name)
+    except FormatError:
+        return None
+    return name
+
+
+def _size(symbol: Symbol) -> tuple[int, ...] | None:
+    """Read a size or stride, which may be a ``torch.Size``."""
+    if type(symbol) is Made and symbol.is_made_by("torch.Size") and type(symbol.args) is tuple and symbol.args:
+        symbol = symbol.args[0]
+    return symbol if is_shape(symbol) else None
+
+
+def _dense_shape(size: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Say in which shape elements without gaps are in C order; None if there are gaps, or some elements are shared.
+
+    That is the tensor's own but where it was transposed or is in another memory format.
+    """
+    if len(size) != len(stride):
+        return None
+    if _is_c_order(size, stride):
+        return size
+    order = sorted(range(len(size)), key=lambda side: -stride[side])
+    sorted_size = tuple(size[side] for side in order)
+    return sorted_size if _is_c_order(sorted_size, tuple(stride[side] for side in order)) else None
+
+
+def _is_c_order(size: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    n_elements = 1
+    for side, step in zip(reversed(size), reversed(stride), strict=True):
+        if side != 1 and step != n_elements:
+            return False
+        n_elements *= side
+    return True
+
+
+# --- from a pickle's symbols to names
+
+
+def _tensors(roots: Iterable[Symbol]) -> Iterator[tuple[_Path, Made]]:
+    """Find the tensors in what a pickle makes, in order, each once, and what leads to it."""
+    pending: list[tuple[Symbol, _Path, int]] = [(root, None, 0) for root in roots]
+    seen: set[int] = set()
+    while pending:
+        symbol, path, depth = pending.pop()
+        if depth > _MAX_DEPTH or id(symbol) in seen:
+            continue
+        seen.add(id(symbol))
+        tensor = _tensor(symbol)
+        if tensor is not None:
+            yield path, tensor
+        elif type(symbol) is Made or type(symbol) is tuple:
+            inner = [(child, way, depth + 1) for child, way in _children(symbol, path) if type(child) in (Made, tuple)]
+            pending += reversed(inner)
+
+
+def _tensor(symbol: Symbol) -> Made | None:
+    """Give the call that makes a tensor, or from which a tensor of a subclass is made; None if there is none."""
+    if type(symbol) is not Made or type(symbol.args) is not tuple:
+        return None
+    if symbol.is_made_by(*_SUBCLASSES) and len(symbol.args) > 2:
+        return _tensor(Made(symbol.args[0], symbol.args[2])) if name_of(symbol.args[0]) in _TENSORS else None
+    args = symbol.args
+    is_tensor = symbol.is_made_by(*_TENSORS) and len(args) >= 4 and type(args[0]) is Persistent
+    return symbol if is_tensor else None
+
+
+def _children(symbol: Symbol, path: _Path) -> Iterator[tuple[Symbol, _Path]]:
+    """Say what is in something: the items of a tuple, the arguments, state and items of what was made."""
+    if type(symbol) is tuple:
+        yield from ((item, (path, nth)) for nth, item in enumerate(symbol))
+        return
+    args = symbol.args if type(symbol.args) is tuple else ()
+    if symbol.is_made_by(*_PARAMETERS):
+        yield from ((item, path) for item in args)
+    elif len(args) == 1:
+        yield args[0], path
+    else:
+        yield from ((item, (path, nth)) for nth, item in enumerate(args))
+    # The state is a dict of attributes, or two of them where a class has slots.
+    states = symbol.state if type(symbol.state) is tuple else (symbol.state,)
+    yield from ((state, path) for state in states)
+    yield from ((value, (path, key)) for key, value in symbol.items())
+    yield from ((item, (path, nth)) for nth, item in enumerate(symbol.elements))
+
+
+def _name(path: _Path) -> str:
+    """Write a way as a state dict does; "" if it is too long."""
+    parts: list[str] = []
+    n_characters = 0
+    while path is not None:
+        path, key = path
+        if type(key) is int or (type(key) is str and key not in HIDDEN):
+            parts.append(str(key))
+            n_characters += len(parts[-1]) + 1
+        if len(parts) > _MAX_NAME_PARTS or n_characters > _MAX_NAME:
+            return ""
+    return ".".join(reversed(parts))

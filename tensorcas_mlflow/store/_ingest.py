@@ -1,0 +1,308 @@
+"""Files and streams on their way into a store: taken apart, hashed and stored in one pass, with bounded memory.
+
+What a stream holds is known only at its end, but its chunks have to be written before. So each batch of them is
+written under an intent of its own, which keeps the batch from being collected and never becomes a ref. At the end, when
+the manifest is known, an ordinary save declares all of it and looks at everything again; the intents of the batches go
+when its own is there. If a collector has taken a batch meanwhile, that save finds it missing and fails: the stream
+cannot be read again, and nothing is committed.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from tensorcas_mlflow.adapter import SKELETON
+from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.codecs import guess_itemsize
+from tensorcas_mlflow.containers import More, Part, Skeleton, Tape, Tensor, split
+from tensorcas_mlflow.content_cuts import ContentCutter
+from tensorcas_mlflow.digest import Digests, digest_all, unique_rows
+from tensorcas_mlflow.dtypes import parse_dtype
+from tensorcas_mlflow.errors import FencedError, FormatError
+from tensorcas_mlflow.manifest import Row
+from tensorcas_mlflow.store._catalog import Catalog
+from tensorcas_mlflow.store._claim import Intent, declare, probe, write_packs
+from tensorcas_mlflow.store._encode import Piece, encode_pieces
+from tensorcas_mlflow.store._records import read_condemned
+from tensorcas_mlflow.store._sources import Source
+from tensorcas_mlflow.tensor import Spec
+
+BATCH_BYTES = 32 << 20
+"""Bytes that are held before they are stored; a shorter file is saved as a checkpoint is, with one intent."""
+
+_TAKE_BYTES = 4 << 20
+_MAX_ROWS = 1 << 20
+"""A file of more rows than these is plain bytes from there on."""
+_MAX_BATCH_PIECES = 1 << 16
+
+
+@dataclass(slots=True)
+class _OpenRow:
+    """A row that bytes are being added to."""
+
+    part: Part
+    first: int
+    """Number of its first chunk, counted over all rows."""
+    cutter: ContentCutter | None = None
+    given_cuts: Any = None
+    n_bytes: int = 0
+    piece_start: int = 0
+    """The last cut, or the row's start."""
+    open: list[memoryview] = field(default_factory=list)
+    """The bytes of the chunk that is not ended yet."""
+    cuts: list[int] = field(default_factory=list)
+    itemsize: int = 0
+    """0 until the first bytes are there to guess it from."""
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Chunks that are complete and not yet stored."""
+
+    pieces: list[memoryview] = field(default_factory=list)
+    itemsizes: list[int] = field(default_factory=list)
+    begins_row: list[bool] = field(default_factory=list)
+    n_bytes: int = 0
+
+
+class Ingest:
+    """One file or stream being stored. A context manager: at its end the intents of its batches go."""
+
+    def __init__(self, backend: Backend, catalog: Catalog, chunk_bytes: int) -> None:
+        self.n_new_bytes = 0
+        """Size of the chunks stored so far that the store did not hold."""
+        self.n_stored_bytes = 0
+        """Bytes added to the store so far."""
+        self._backend = backend
+        self._catalog = catalog
+        self._chunk_bytes = chunk_bytes
+        self._intents: list[Intent] = []
+        self._digests: list[Digests] = []
+        self._sizes: list[int] = []
+        self._rows: list[_OpenRow] = []
+        self._ends: list[int] = []
+        self._batch = _Batch()
+
+    def __enter__(self) -> Ingest:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for intent in self._intents:
+            self._backend.withdraw(*intent)
+
+    def take(self, tape: Tape) -> StreamSource:
+        """Take a file apart and store all of it but the last batch.
+
+        Returns:
+            Its rows, and the bytes of that batch.
+
+        Raises:
+            BackendError: The storage failed; what was written is garbage and nothing is lost.
+            Exception: Whatever the tape's source raises; the same.
+        """
+        for part in split(tape):
+            row = self._row_for(part)
+            left = part.n_bytes
+            while left > 0:
+                block = tape.take(min(left, _TAKE_BYTES))
+                if not block:
+                    break
+                left -= len(block)
+                self._add(row, block)
+                if self._batch.n_bytes >= BATCH_BYTES or len(self._batch.pieces) >= _MAX_BATCH_PIECES:
+                    self._store_batch()
+        self._close_row()
+        self._digests.append(digest_all(self._batch.pieces))
+        return StreamSource(
+            rows=self._finished_rows(),
+            sizes=np.array(self._sizes, dtype=np.int64),
+            itemsizes=[row.itemsize for row in self._rows],
+            held=self._batch.pieces,
+        )
+
+    # --- rows
+
+    def _row_for(self, part: Part) -> _OpenRow:
+        """Find the row that a part's bytes go to, or begin one."""
+        last = self._rows[-1] if self._rows else None
+        goes_on = last is not None and (
+            isinstance(part, More) or (type(part) is type(last.part) and not isinstance(part, Tensor))
+        )
+        if last is not None and (goes_on or len(self._rows) >= _MAX_ROWS):
+            return last
+        self._close_row()
+        row = _OpenRow(part, len(self._sizes))
+        if isinstance(part, Skeleton):
+            row.cutter, row.itemsize = ContentCutter(), 1
+        elif isinstance(part, Tensor):
+            if part.cuts is not None:
+                row.given_cuts = np.asarray(part.cuts, dtype=np.int64)
+            row.itemsize = _itemsize(part.dtype)
+        self._rows.append(row)
+        return row
+
+    def _close_row(self) -> None:
+        """End the last chunk of the last row."""
+        if not self._rows or len(self._ends) == len(self._rows):
+            return
+        row = self._rows[-1]
+        if row.open:
+            self._end_chunk(row, b"")
+        if row.cuts and row.cuts[-1] < row.n_bytes:
+            row.cuts.append(row.n_bytes)
+        row.cutter = row.given_cuts = None
+        self._ends.append(len(self._sizes))
+
+    def _add(self, row: _OpenRow, block: memoryview) -> None:
+        """Cut bytes into chunks."""
+        if row.itemsize == 0:
+            row.itemsize = guess_itemsize(block)
+        start, at = row.n_bytes, 0
+        row.n_bytes += len(block)
+        for end in self._chunk_ends(row, block, start):
+            self._end_chunk(row, block[at : end - start])
+            at = end - start
+        if at < len(block):
+            row.open.append(block[at:])
+
+    def _chunk_ends(self, row: _OpenRow, block: memoryview, start: int) -> list[int]:
+        """Say where chunks end in a block: at cuts, and at fixed distances from the cut before."""
+        stop = start + len(block)
+        ends: list[int] = []
+        for cut in [*_cuts(row, block, start), None]:
+            n_ended = max(0, start - row.piece_start) // self._chunk_bytes
+            first = row.piece_start + (n_ended + 1) * self._chunk_bytes
+            if cut is None:
+                ends += range(first, stop + 1, self._chunk_bytes)
+            else:
+                ends += [*range(first, cut, self._chunk_bytes), cut]
+                row.cuts.append(cut)
+                row.piece_start = cut
+        return ends
+
+    def _end_chunk(self, row: _OpenRow, rest: memoryview | bytes) -> None:
+        """Put a chunk into the batch: what is open of it, and the rest."""
+        piece = memoryview(b"".join([*row.open, rest])) if row.open else memoryview(rest)
+        row.open.clear()
+        batch = self._batch
+        batch.pieces.append(piece)
+        batch.itemsizes.append(row.itemsize)
+        batch.begins_row.append(len(self._sizes) == row.first)
+        batch.n_bytes += len(piece)
+        self._sizes.append(len(piece))
+
+    def _finished_rows(self) -> list[Row]:
+        digests = np.concatenate(self._digests)
+        names: set[str] = {""}
+        rows: list[Row] = []
+        for row, end in zip(self._rows, self._ends, strict=True):
+            spec = _spec_of(row, names)
+            names.add(spec.name)
+            cuts = np.array(row.cuts, dtype=np.int64) if len(row.cuts) > 1 else None
+            rows.append(Row(spec=spec, cuts=cuts, digests=digests[row.first : end]))
+        return rows
+
+    # --- batches
+
+    def _store_batch(self) -> None:
+        """Store what is new of a batch, under an intent that keeps all of it."""
+        batch, self._batch = self._batch, _Batch()
+        digests = digest_all(batch.pieces)
+        self._digests.append(digests)
+        unique, first, _ = unique_rows(digests)
+        # No manifest of this name will ever be: the intent is there for its digests.
+        never = f"{uuid.uuid4().hex}{uuid.uuid4().hex}"
+        self._intents.append(declare(self._backend, never, unique))
+        condemned = frozenset[str]().union(*(each.packs for each in read_condemned(self._backend)))
+        new = np.sort(first[probe(self._backend, self._catalog, unique, condemned)]).tolist()
+        if not new:
+            return
+        self.n_new_bytes += sum(len(batch.pieces[at]) for at in new)
+        pieces = (
+            Piece(
+                digest=digests[at].tobytes(),
+                data=batch.pieces[at],
+                itemsize=batch.itemsizes[at],
+                begins_row=batch.begins_row[at],
+                origin=None,
+            )
+            for at in new
+        )
+        self.n_stored_bytes += write_packs(self._backend, self._catalog, encode_pieces(pieces))
+
+
+class StreamSource(Source):
+    """The rows of a stream that has passed by, and the bytes of its last batch; the others are in the store."""
+
+    def __init__(
+        self, *, rows: Sequence[Row], sizes: Any, itemsizes: Sequence[int], held: Sequence[memoryview]
+    ) -> None:
+        self.rows = rows
+        self.sizes = sizes
+        self._itemsizes = itemsizes
+        self._held = held
+        counts = np.array([0] + [len(row.digests) for row in rows], dtype=np.int64)
+        self._row_begin = counts.cumsum()
+        self._first_held = len(sizes) - len(held)
+
+    def chunks(self, row: int, wanted: Sequence[int]) -> Iterator[Any]:
+        for number in wanted:
+            at = int(self._row_begin[row]) + number - self._first_held
+            if at < 0:
+                # It was stored with its batch: a collector took the batch's intent for dead, and the chunk with it.
+                raise FencedError(1)
+            yield self._held[at]
+
+    def origin(self, row: int) -> str | None:
+        return None
+
+    def itemsize(self, row: int) -> int:
+        return self._itemsizes[row]
+
+
+def _cuts(row: _OpenRow, block: memoryview, start: int) -> list[int]:
+    """Say where pieces end in a block that begins at some offset of its row."""
+    if row.cutter is not None:
+        return row.cutter.feed(np.frombuffer(block, np.uint8))
+    if row.given_cuts is not None:
+        begin, end = np.searchsorted(row.given_cuts, [start, start + len(block)], side="right")
+        cuts: list[int] = row.given_cuts[begin:end].tolist()
+        return cuts
+    return []
+
+
+def _itemsize(dtype: str | None) -> int:
+    if dtype is None:
+        return 0
+    try:
+        return 1 if dtype[0] in "SU" else parse_dtype(dtype).itemsize
+    except FormatError:
+        return 0
+
+
+def _spec_of(row: _OpenRow, names: set[str]) -> Spec:
+    """Describe a row by what its file says of it, or as plain bytes if that is not what has come."""
+    part = row.part
+    plain = Spec(name="", dtype=None, shape=(row.n_bytes,))
+    if not isinstance(part, Tensor):
+        return plain
+    name = "" if part.name in names else part.name
+    try:
+        if part.dtype is not None and part.name != SKELETON:
+            shape = part.shape
+            if shape is None:
+                shape = (row.n_bytes // parse_dtype(part.dtype).itemsize,)
+            spec = Spec(name=name, dtype=part.dtype, shape=shape)
+            if spec.n_bytes == row.n_bytes:
+                return spec
+        return Spec(name=name, dtype=None, shape=(row.n_bytes,))
+    except FormatError:
+        return plain

@@ -1,0 +1,58 @@
+"""Self-contained models as releases before `PAYLOAD_FILE` wrote them: one pack beside the manifest. Only read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from tensorcas_mlflow.adapter import Array
+from tensorcas_mlflow.backends import BlobInfo, LocalBackend
+from tensorcas_mlflow.index import pack_key
+from tensorcas_mlflow.manifest import Manifest
+from tensorcas_mlflow.store._catalog import Catalog, read_pack_table
+from tensorcas_mlflow.store._read import read_chunks, read_rows
+
+PACKED_FILE = "chunks.pack"
+"""Name of the pack."""
+
+_PACK_NAME = "0" * 32
+
+
+class _PackFolder(LocalBackend):
+    """A folder whose one pack goes by `PACKED_FILE`."""
+
+    def _path(self, key: str) -> str:
+        return os.fspath(self.root / PACKED_FILE) if key == pack_key(_PACK_NAME) else super()._path(key)
+
+    def list_dir(self, prefix: str) -> tuple[list[BlobInfo], list[str]]:
+        pack = self.stat(pack_key(_PACK_NAME)) if prefix == "packs" else None
+        return [pack] if pack is not None else [], []
+
+
+class PackedPayload:
+    """The tensors of such a folder."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        """Read the pack's table.
+
+        Raises:
+            CorruptError: The pack is damaged.
+            BlobNotFoundError: There is none.
+        """
+        self.manifest = manifest
+        self._backend = _PackFolder(folder)
+        self._catalog = Catalog(self._backend)
+        self._catalog.add(_PACK_NAME, read_pack_table(self._backend, _PACK_NAME))
+
+    def read(self, names: Iterable[str] | None = None, *, verify: bool = True) -> dict[str, Array]:
+        """Read tensors; see `Store.read_tensors`."""
+        wanted = self.manifest.names() if names is None else list(names)
+        rows = [self.manifest.row(name) for name in wanted]
+        arrays = read_rows(self._backend, self._catalog, rows, self.manifest.chunk_bytes, verify=verify)
+        return dict(zip(wanted, arrays, strict=True))
+
+    def fill(self, first: int, outs: list[memoryview]) -> None:
+        """Read chunks that follow each other and check them: a `tensors_file.Fill`."""
+        digests = self.manifest.digests[first : first + len(outs)]
+        read_chunks(self._backend, self._catalog, digests, outs, verify=True)

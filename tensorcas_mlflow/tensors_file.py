@@ -1,0 +1,166 @@
+"""Self-contained files: a manifest and the raw bytes of its rows (``docs/format.md``, Self-contained files).
+
+Where everything lies follows from the manifest alone, so a file's size is known before a byte of it is written, and any
+row is found without reading another.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tensorcas_mlflow.digest import digest
+from tensorcas_mlflow.dtypes import parse_dtype
+from tensorcas_mlflow.errors import FormatError, NewerFormatError
+from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
+
+MAGIC = b"\x89TCTF\r\n\x01"
+"""The first bytes of a file; the last of them is the version."""
+ALIGNMENT = 64
+HEADER_BYTES = 64
+
+_HEADER = struct.Struct("<8sQ32s16x")
+_VERSION = MAGIC[-1]
+_BATCH_BYTES = 16 << 20
+
+Fill = Callable[[int, list[memoryview]], None]
+"""Fills buffers with chunks that follow each other: called with the number of the first, counted over all rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What a file says before its manifest."""
+
+    manifest_bytes: int
+    manifest_digest: bytes
+
+    @classmethod
+    def parse(cls, head: Any) -> Header:
+        """Read a file's first `HEADER_BYTES` bytes.
+
+        Raises:
+            FormatError: They are not the beginning of such a file.
+            NewerFormatError: A later release wrote it.
+        """
+        if len(head) < HEADER_BYTES or head[: len(MAGIC) - 1] != MAGIC[:-1]:
+            raise FormatError("it does not begin as a self-contained file")
+        magic, manifest_bytes, manifest_digest = _HEADER.unpack_from(head)
+        if magic[-1] > _VERSION:
+            raise NewerFormatError("a self-contained file", magic[-1], _VERSION)
+        if magic[-1] != _VERSION or manifest_bytes > MAX_BYTES:
+            raise FormatError("its header says an impossible version or size")
+        return cls(manifest_bytes=manifest_bytes, manifest_digest=manifest_digest)
+
+    def manifest(self, stream: bytes) -> Manifest:
+        """Read the manifest that follows the header.
+
+        Raises:
+            FormatError: It is not the one that the header announces, or none at all.
+        """
+        if len(stream) != self.manifest_bytes:
+            raise FormatError("it ends within its manifest")
+        if digest(stream) != self.manifest_digest:
+            raise FormatError("its manifest does not hash to the digest in its header")
+        manifest = Manifest.from_bytes(stream)
+        if manifest.kind != "checkpoint":
+            raise FormatError("its manifest is not a checkpoint's")
+        return manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Where the rows of a manifest lie in the file it makes."""
+
+    manifest: Manifest
+    starts: Any
+    """Where each row begins, counted from the start of the file: an int64 array."""
+    n_bytes: int
+    """Size of the file."""
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Layout:
+        """Lay out the file of a manifest."""
+        sizes = np.array([row.spec.n_bytes for row in manifest.rows], dtype=np.int64)
+        padded = _padded(sizes)
+        starts = _first_row(len(manifest.stream)) + padded.cumsum() - padded
+        return cls(manifest=manifest, starts=starts, n_bytes=_end_of(len(manifest.stream), sizes))
+
+    def head(self) -> bytes:
+        """The bytes before the first row: header, manifest and padding."""
+        stream = self.manifest.stream
+        header = _HEADER.pack(MAGIC, len(stream), digest(stream))
+        return (header + stream).ljust(_first_row(len(stream)), b"\0")
+
+    def chunks(self) -> tuple[Any, Any]:
+        """Say where the chunks of all rows begin and end in the file: two ascending int64 arrays."""
+        ends = [row.ends(self.manifest.chunk_bytes) for row in self.manifest.rows]
+        if not ends:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        base = np.repeat(self.starts, [len(each) for each in ends])
+        begins = [np.concatenate(([0], each[:-1])) if len(each) else each for each in ends]
+        return base + np.concatenate(begins), base + np.concatenate(ends)
+
+
+def _padded(n_bytes: Any) -> Any:
+    return -(-n_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def _first_row(manifest_bytes: int) -> int:
+    return int(_padded(HEADER_BYTES + manifest_bytes))
+
+
+def _end_of(manifest_bytes: int, sizes: Any) -> int:
+    # The last row is not padded.
+    return _first_row(manifest_bytes) + int(_padded(sizes[:-1]).sum() + sizes[-1:].sum())
+
+
+def file_bytes(stream: bytes) -> int:
+    """Say how long the file of a sound manifest is, from its Arrow stream: without its rows, which take far longer.
+
+    Raises:
+        FormatError: It is not a manifest.
+    """
+    try:
+        batch: Any = pa.ipc.open_stream(pa.py_buffer(stream)).read_next_batch()
+        dtypes = batch.column("dtype").dictionary_encode()
+        itemsizes = np.array([1, *(parse_dtype(name).itemsize for name in dtypes.dictionary.to_pylist())], np.int64)
+        sizes = itemsizes[dtypes.indices.fill_null(-1).to_numpy() + 1]
+        shapes = batch.column("shape")
+        offsets, sides = shapes.offsets.to_numpy(), shapes.values.to_numpy()
+    except (pa.ArrowException, StopIteration, KeyError, ValueError) as error:
+        raise FormatError(f"not a manifest: {error}") from error
+    for dimension in range(int(np.diff(offsets).max(initial=0))):
+        has = np.flatnonzero(np.diff(offsets) > dimension)
+        sizes[has] *= sides[offsets[has] + dimension]
+    return _end_of(len(stream), sizes)
+
+
+def file_pieces(manifest: Manifest, fill: Fill) -> Iterator[bytes | bytearray]:
+    """Yield a file from its first byte to its last, holding about 16 MiB at a time.
+
+    Args:
+        manifest: Of what is written.
+        fill: Gives the bytes of its chunks, which are asked for in order and once.
+    """
+    layout = Layout.of(manifest)
+    head = layout.head()
+    yield head
+    at = len(head)
+    begins, ends = layout.chunks()
+    first = 0
+    while first < len(ends):
+        last = max(first + 1, int(np.searchsorted(ends, at + _BATCH_BYTES, side="right")))
+        block = bytearray(int(ends[last - 1]) - at)
+        whole = memoryview(block)
+        spans = zip((begins[first:last] - at).tolist(), (ends[first:last] - at).tolist(), strict=True)
+        fill(first, [whole[begin:end] for begin, end in spans])
+        yield block
+        at += len(block)
+        first = last
+    if at < layout.n_bytes:  # rows without a byte
+        yield bytes(layout.n_bytes - at)

@@ -1,0 +1,160 @@
+"""This package at both ends: the client sends files, and the server's store is the only one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import numpy as np
+import pytest
+import requests
+import torch
+from mlflow.exceptions import MlflowException
+from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+from tensorcas_mlflow.carrier import SERVED_BY, find_carrier, is_served_by_us
+from tensorcas_mlflow.checkpoints import Keep
+from tensorcas_mlflow.errors import ConflictError, StoreNotFoundError
+from tensorcas_mlflow.store import Store
+from tests.carrier.conftest import Experiment
+
+
+def state_of(step: int) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    return {"frozen": rng.normal(size=60_000), "trained": rng.normal(size=30_000) + step, "step": step}
+
+
+def log(step: int, **options: Any) -> Any:
+    return mlflow.tensorcas.log_checkpoint(state_of(step), step=step, log_metrics=False, **options)
+
+
+def stores_below(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob(".tensorcas") if path.is_dir()]
+
+
+def pack_bytes(experiment: Experiment) -> int:
+    packs = experiment.server.folder / "files/.tensorcas/packs"
+    return sum(file.stat().st_size for file in packs.iterdir())
+
+
+def test_a_server_of_ours_says_so_and_a_stock_one_does_not(served: Experiment, carried: Experiment) -> None:
+    assert not is_served_by_us(carried.uri)
+    url = f"{served.server.uri}/api/2.0/mlflow-artifacts/artifacts"
+    listed = requests.get(url, params={"path": f"{served.id}/.tensorcas"}, timeout=20).json()
+
+    assert listed == {"files": [{"path": SERVED_BY, "is_dir": False}]}
+    assert requests.get(url, params={"path": served.id}, timeout=20).json() == {}
+
+
+def test_a_logged_model_is_sent_whole_and_the_server_stores_what_is_new(served: Experiment) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(300, 600), torch.nn.ReLU(), torch.nn.Linear(600, 300))
+    first = mlflow.tensorcas.log_model(model, name="model", pip_requirements=[])
+    before = pack_bytes(served)
+    second = mlflow.tensorcas.log_model(model, name="model", pip_requirements=[])
+
+    assert pack_bytes(served) - before < 0.05 * 1_440_000
+    assert mlflow.models.Model.load(second.model_uri).flavors["tensorcas"]["store"] is None
+    for info in (first, second):
+        loaded = mlflow.tensorcas.load_model(info.model_uri)
+        assert torch.equal(loaded[2].weight, model[2].weight)
+    assert stores_below(served.server.folder) == [served.server.folder / "files/.tensorcas"]
+
+
+def test_each_step_of_a_series_is_a_file(served: Experiment) -> None:
+    with mlflow.start_run() as run:
+        infos = [log(step) for step in range(3)]
+        before = pack_bytes(served)
+        again = log(3, name="ä b")
+        shown = mlflow.MlflowClient().list_artifacts(run.info.run_id, "checkpoints/checkpoint")
+
+        for step in range(3):
+            assert mlflow.tensorcas.load_checkpoint(step=step)["step"] == step
+        loaded = mlflow.tensorcas.load_checkpoint(again.uri)
+    assert loaded["trained"].tobytes() == state_of(3)["trained"].tobytes()
+    assert {f"checkpoints/checkpoint/step-0000000{step}.tensors" for step in range(3)} <= {info.path for info in shown}
+    assert pack_bytes(served) - before < 300_000
+    assert (infos[0].bytes_new, infos[0].bytes_stored) == (None, None)
+    assert infos[0].uri == f"runs:/{run.info.run_id}/checkpoints/checkpoint/step-00000000.tensors"
+    names = [(record.name, record.step) for record in mlflow.tensorcas.list_checkpoints(run.info.run_id)]
+    assert names == [("checkpoint", 0), ("checkpoint", 1), ("checkpoint", 2), ("ä b", 3)]
+    assert stores_below(served.server.folder) == [served.server.folder / "files/.tensorcas"]
+
+
+def test_a_tensor_that_a_model_and_a_checkpoint_share_is_stored_once(served: Experiment) -> None:
+    torch.manual_seed(7)
+    model = torch.nn.Linear(500, 500)
+    with mlflow.start_run():
+        mlflow.tensorcas.log_model(model, name="model", pip_requirements=[])
+        before = pack_bytes(served)
+        mlflow.tensorcas.log_checkpoint({"model": model}, step=1, log_metrics=False)
+
+    assert pack_bytes(served) - before < 0.05 * 1_000_000
+
+
+def test_a_step_is_replaced_only_if_that_is_said(served: Experiment) -> None:
+    with mlflow.start_run():
+        log(1)
+        with pytest.raises(MlflowException, match="already a checkpoint"):
+            log(1)
+        mlflow.tensorcas.log_checkpoint(state_of(2), step=1, overwrite=True, log_metrics=False)
+
+        assert mlflow.tensorcas.load_checkpoint(step=1)["step"] == 2
+
+
+def test_a_rule_and_a_deletion_drop_steps(served: Experiment) -> None:
+    with mlflow.start_run():
+        for step in range(4):
+            log(step, keep=Keep(last=2))
+        mlflow.tensorcas.delete_checkpoint(step=2)
+
+        assert [record.step for record in mlflow.tensorcas.list_checkpoints()] == [3]
+        with pytest.raises(MlflowException, match="no checkpoint"):
+            mlflow.tensorcas.load_checkpoint(step=2)
+        with pytest.raises(MlflowException, match="no checkpoint"):
+            mlflow.tensorcas.delete_checkpoint(step=2)
+
+
+def test_a_save_in_the_background_may_be_trained_on(served: Experiment) -> None:
+    with mlflow.start_run():
+        state = state_of(1)
+        info = mlflow.tensorcas.log_checkpoint(state, step=1, blocking=False, log_metrics=False)
+        state["trained"][:] = 0
+        info.wait()
+
+        loaded = mlflow.tensorcas.load_checkpoint(step=1)
+        assert loaded["trained"].tobytes() == state_of(1)["trained"].tobytes()
+
+
+def test_figures_are_logged_as_far_as_they_are_known(served: Experiment) -> None:
+    with mlflow.start_run() as run:
+        mlflow.tensorcas.log_checkpoint(state_of(1), step=1)
+        mlflow.tensorcas.wait()
+
+    assert mlflow.get_run(run.info.run_id).data.metrics.keys() == {"tensorcas/bytes_total"}
+
+
+def test_no_store_is_carried_in_a_server_that_has_one(served: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConflictError, match="store within a store"):
+        find_carrier(served.uri, create=True)
+    with pytest.raises(StoreNotFoundError):
+        find_carrier(served.uri)
+    monkeypatch.setenv("TENSORCAS_STORE", served.uri)
+    with mlflow.start_run(), pytest.raises(MlflowException, match="store within a store"):
+        log(1)
+    with pytest.raises((MlflowException, requests.HTTPError)):
+        get_artifact_repository(served.uri).log_artifact(__file__, ".tensorcas")
+    assert stores_below(served.server.folder) == [served.server.folder / "files/.tensorcas"]
+
+
+def test_a_store_that_is_named_is_taken_wherever_the_artifacts_are(
+    served: Experiment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TENSORCAS_STORE", str(tmp_path / "named"))
+    with mlflow.start_run():
+        log(1)
+        assert mlflow.tensorcas.load_checkpoint(step=1)["step"] == 1
+        mlflow.tensorcas.wait()
+
+    assert len(Store.open(tmp_path / "named").checkpoints()) == 1

@@ -1,0 +1,57 @@
+"""Taking files apart, for the tests of every format."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Iterator
+
+from tensorcas_mlflow.containers import More, Part, Tape, Tensor, split
+
+
+def take_apart(data: bytes) -> list[tuple[Part, bytes]]:
+    """Split a file's bytes as the store does.
+
+    Returns:
+        The parts in file order, each with its bytes, which may be fewer than it announces where the file ends. `More`
+        is joined to its tensor, whose size is then that of all its bytes. Other neighbours are not joined.
+    """
+    tape = Tape(io.BytesIO(data))
+    parts: list[tuple[Part, bytes]] = []
+    for part in split(tape):
+        assert part.n_bytes > 0
+        taken = _take(tape, part.n_bytes)
+        if isinstance(part, More):
+            before, begun = parts.pop()
+            assert isinstance(before, Tensor)
+            parts.append((dataclasses.replace(before, n_bytes=before.n_bytes + part.n_bytes), begun + taken))
+        else:
+            parts.append((part, taken))
+    return parts
+
+
+def _take(tape: Tape, n_bytes: int) -> bytes:
+    """Take piece by piece: what a part announces may be a lie, and is no reason to set memory aside."""
+    pieces = []
+    while n_bytes > 0 and (piece := tape.take(min(n_bytes, 1 << 20))):
+        pieces.append(bytes(piece))
+        n_bytes -= len(piece)
+    return b"".join(pieces)
+
+
+def tensors(data: bytes) -> dict[str, tuple[Tensor, bytes]]:
+    """Split a file's bytes, and give its tensors by name, each with its bytes."""
+    return {part.name: (part, taken) for part, taken in take_apart(data) if isinstance(part, Tensor)}
+
+
+def joined(parts: list[tuple[Part, bytes]]) -> bytes:
+    """Put a file together again."""
+    return b"".join(taken for _, taken in parts)
+
+
+def damaged(data: bytes, *, n: int = 200) -> Iterator[bytes]:
+    """A file cut off, and with a byte changed, at places spread over it, its beginning and end more than the middle."""
+    edges = [*range(min(n, len(data))), *range(max(0, len(data) - n), len(data))]
+    for at in sorted({*edges[:: max(1, len(edges) // n)], *range(0, len(data), max(1, len(data) // n))}):
+        yield data[:at]
+        yield data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]

@@ -1,0 +1,30 @@
+"""Write the golden self-contained file of version 1. It was run once; a file that was written is never changed.
+
+    PYTHONPATH=. python tests/golden/make_tensors_v1.py
+
+What it must hold is said in `golden_v1.py`, which the test reads too.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from golden_v1 import METADATA, payload_tensors
+
+from tensorcas_mlflow.store import write_payload
+
+HERE = Path(__file__).parent / "tensors_v1"
+
+
+def main() -> None:
+    if HERE.exists():
+        raise SystemExit(f"{HERE} is there, and stays as it is")
+    cuts = {"layer.weight": [10, 30]}
+    write_payload(HERE, payload_tensors(), flavor="sklearn", cuts=cuts, metadata=METADATA)
+
+
+if __name__ == "__main__":
+    main()

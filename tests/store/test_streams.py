@@ -1,0 +1,155 @@
+"""Files longer than a batch: stored while they stream in, whatever collectors do meanwhile."""
+
+from __future__ import annotations
+
+import io
+import tracemalloc
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tensorcas_mlflow.backends import MemoryBackend
+from tensorcas_mlflow.errors import FencedError
+from tensorcas_mlflow.gc import plan_gc
+from tensorcas_mlflow.store import Ref, RefTarget, Store, _ingest
+
+CHUNK = 4096
+LONG = 600 * CHUNK
+"""Longer than what is looked at ahead, so that batches are stored before all is read."""
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setattr(_ingest, "BATCH_BYTES", 8 * CHUNK)
+    monkeypatch.setattr(_ingest, "_TAKE_BYTES", 3 * CHUNK)
+    return Store.init_backend(MemoryBackend(), chunk_bytes=CHUNK)
+
+
+class Stream(io.BytesIO):
+    """Bytes, and something that happens before each read from some offset on."""
+
+    def __init__(self, data: bytes, *, at: int = 0, then: Callable[[], None] = lambda: None) -> None:
+        super().__init__(data)
+        self._at = at
+        self._then = then
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        if self.tell() >= self._at:
+            self._then()
+        return super().readinto(buffer[:CHUNK])
+
+
+def noise(n_bytes: int, seed: int = 0) -> bytes:
+    return np.random.default_rng(seed).bytes(n_bytes)
+
+
+def commit(store: Store, stream: io.BytesIO, path: str = "file") -> Ref:
+    with store.write_stream(stream) as save:
+        return save.commit(RefTarget(path=path))
+
+
+def read(store: Store, ref: Ref) -> bytes:
+    return b"".join(store.iter_file(ref))
+
+
+@pytest.mark.parametrize("n_bytes", [8 * CHUNK - 1, 8 * CHUNK, 8 * CHUNK + 1, 50 * CHUNK + 7])
+def test_a_stream_of_several_batches_comes_back_bit_for_bit(store: Store, n_bytes: int) -> None:
+    data = noise(n_bytes)
+    with store.write_stream(Stream(data)) as save:
+        ref = save.commit(RefTarget(path="file"))
+
+    assert read(store, ref) == data
+    assert save.n_new_bytes == n_bytes
+    assert list(store.backend.list("intents")) == []
+
+
+def test_a_stream_that_is_stored_already_adds_a_manifest_and_a_ref(store: Store) -> None:
+    data = noise(LONG)
+    commit(store, Stream(data), "one")
+    packs = sorted(info.key for info in store.backend.list("packs"))
+    with store.write_stream(Stream(data)) as save:
+        ref = save.commit(RefTarget(path="two"))
+
+    assert save.n_new_bytes == 0
+    assert sorted(info.key for info in store.backend.list("packs")) == packs
+    assert read(store, ref) == data
+
+
+def test_a_collection_during_a_stream_takes_nothing_of_it(store: Store) -> None:
+    data = noise(LONG)
+    n_collections = 0
+
+    def collect() -> None:
+        nonlocal n_collections
+        n_collections += 1
+        plan_gc(store).execute()
+
+    ref = commit(store, Stream(data, at=LONG * 3 // 4, then=collect))
+
+    assert n_collections > 1
+    assert read(store, ref) == data
+
+
+def test_chunks_that_others_drop_during_a_stream_stay_for_it(store: Store) -> None:
+    data = noise(LONG)
+    commit(store, Stream(data), "one")
+
+    def drop_and_collect() -> None:
+        store.drop_artifacts("one")
+        plan_gc(store).execute()
+
+    ref = commit(store, Stream(data, at=LONG * 3 // 4, then=drop_and_collect), "two")
+
+    assert read(store, ref) == data
+
+
+def test_a_stream_given_up_for_dead_fails_whole_and_can_be_stored_again(store: Store) -> None:
+    data = noise(LONG)
+
+    def collect_without_grace() -> None:
+        plan_gc(store, grace_s=0).execute()
+
+    with pytest.raises(FencedError):
+        commit(store, Stream(data, at=LONG * 3 // 4, then=collect_without_grace))
+    assert store.walk_artifacts() == []
+    assert list(store.backend.list("intents")) == []
+
+    assert read(store, commit(store, Stream(data))) == data
+
+
+def test_a_stream_whose_batches_are_collected_after_its_last_look_is_not_committed(store: Store) -> None:
+    data = noise(LONG)
+    with store.write_stream(Stream(data)) as save:
+        plan_gc(store, grace_s=0).execute()
+
+        with pytest.raises(FencedError):
+            save.commit(RefTarget(path="file"))
+    assert store.walk_artifacts() == []
+
+
+def test_a_long_stream_needs_no_more_memory_than_a_few_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store.init_backend(MemoryBackend())
+    block = noise(1 << 20)
+    commit(store, io.BytesIO(block + block), "warm")
+
+    class Repeating(io.RawIOBase):
+        n_left = 160
+
+        def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+            if not self.n_left or len(buffer) < len(block):
+                n_bytes = min(len(buffer), len(block)) if self.n_left else 0
+                buffer[:n_bytes] = block[:n_bytes]
+                return n_bytes
+            self.n_left -= 1
+            buffer[: len(block)] = block
+            return len(block)
+
+    tracemalloc.start()
+    try:
+        commit(store, Repeating())  # type: ignore[arg-type]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 3 * _ingest.BATCH_BYTES
