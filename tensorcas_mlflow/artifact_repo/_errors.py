@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -32,6 +33,10 @@ def for_mlflow() -> Iterator[None]:
     with translate_errors():
         try:
             yield
+        except shutil.SameFileError as error:
+            raise MlflowException.invalid_parameter_value(
+                f"an artifact cannot be downloaded onto itself; give another dst_path: {error}"
+            ) from error
         except OSError as error:
             code = _CODES.get(error.errno or 0)
             if code is None:

@@ -47,7 +47,7 @@ def path_to_read(path: str | None) -> str:
     if not path:
         return ""
     if path.startswith("/") or ".." in path.split("/") or "\0" in path:
-        raise ValueError(f"Invalid artifact path: {path!r}")
+        raise ValueError(f"Invalid path: {path!r}")
     normal = posixpath.normpath(path)
     return "" if normal == "." else normal
 
@@ -64,13 +64,13 @@ def path_to_write(name: str, folder: str | None) -> str:
     """
     if folder and path_not_unique(folder):
         why = bad_path_message(folder)
-        raise ValueError(f"Invalid artifact path: {folder!r}. {why}")
+        raise ValueError(f"Invalid path: {folder!r}. {why}")
     path = posixpath.join(folder or "", name) if name else folder or ""
     if path_to_read(path) != path:
-        raise ValueError(f"Invalid artifact path: {path!r}")
+        raise ValueError(f"Invalid path: {path!r}")
     if not is_visible_path(path):
         raise ValueError(
-            f"Invalid artifact path: {path!r}. Names like {STORE_FOLDER!r} and {UPLOADING + '…'!r} are reserved, "
-            "and a name must be valid Unicode."
+            f"Invalid path: {path!r}. Artifact names starting with {UPLOADING!r} and folders called "
+            f"{STORE_FOLDER!r} are reserved, and a name must be valid Unicode."
         )
     return path

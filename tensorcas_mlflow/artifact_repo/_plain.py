@@ -105,7 +105,7 @@ class PlainTree:
         place = self._root / path
         _against_removals(lambda: place.mkdir(parents=True, exist_ok=True))
 
-    def write(self, path: str, data: bytes) -> None:
+    def write(self, path: str, data: bytes, *, modified_ns: int | None = None) -> None:
         """Write a plain file whole, in place of the one there; its folder is made if it is missing."""
         place = self._root / path
 
@@ -114,6 +114,8 @@ class PlainTree:
             staging = place.with_name(f"{UPLOADING}{uuid.uuid4().hex}")
             try:
                 staging.write_bytes(data)
+                if modified_ns is not None:
+                    os.utime(staging, ns=(modified_ns, modified_ns))
                 staging.replace(place)
             except BaseException:
                 staging.unlink(missing_ok=True)

@@ -202,28 +202,41 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
     def _write_file(self, source: Path, path: str) -> None:
         if not source.is_file():
             raise ValueError(f"there is no file {str(source)!r} to log")
+        plain = self._plain.find(path)
+        is_itself = plain is not None and plain.samefile(source)
+        if is_itself and not _has_ref(*self._find_store(path)):
+            return
         for attempt in range(_MAX_ATTEMPTS):
             try:
                 with source.open("rb", buffering=0) as file:
-                    self._write(file, path)
+                    self._write(file, path, modified_ns=source.stat().st_mtime_ns, keeps_plain=is_itself)
                 return
             except FencedError:  # unlike a stream, a file can be read again
                 if attempt == _MAX_ATTEMPTS - 1:
                     raise
 
-    def _write(self, stream: Readable, path: str) -> None:
+    def _write(self, stream: Readable, path: str, *, modified_ns: int | None = None, keeps_plain: bool = False) -> None:
+        """Write an artifact.
+
+        Args:
+            stream: Its bytes.
+            path: Where.
+            modified_ns: When it was last modified, if it was a file: a plain one says so too.
+            keeps_plain: Whether a plain file at the path, which the store's copy hides, is not ours to remove.
+        """
         store, in_store = self._prepare(path)
         head = read_head(stream, PLAIN_BYTES + 1)
         self._plain.make_folder(posixpath.dirname(path))
         # Whatever the path showed before, it shows at any moment: the old copy goes when the new one is there.
         if _is_small_text(head):
-            self._plain.write(path, head)
+            self._plain.write(path, head, modified_ns=modified_ns)
             store.drop_artifacts(in_store)
             return
         save, target = self._save(store, head, stream, path, in_store)
         with save:
             save.commit(target)
-        self._plain.drop_file(path)
+        if not keeps_plain:
+            self._plain.drop_file(path)
 
     def _write_folder(self, path: str) -> None:
         self._prepare(path, as_folder=True)

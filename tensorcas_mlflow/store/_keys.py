@@ -9,6 +9,9 @@ from tensorcas_mlflow.digest import digest
 _PLAIN = re.compile(r"[A-Za-z0-9._=~-]*")
 _MAX_SEGMENT = 180
 
+ARTIFACTS = "refs/artifacts/"
+"""How the keys of refs begin that say what an artifact path shows."""
+
 STAND_INS = "refs/replacing"
 """The key prefix of refs that hold what is saved while it is put in the place of another, through a carrier."""
 
@@ -31,13 +34,13 @@ def run_prefix(run_id: str, name: str | None = None) -> str:
 
 def artifact_prefix(directory: str) -> str:
     """The key prefix of the refs below an artifact directory."""
-    return "/".join(["refs/artifacts", *map(quote_segment, path_segments(directory))])
+    return "/".join([ARTIFACTS.rstrip("/"), *map(quote_segment, path_segments(directory))])
 
 
 def artifact_key(path: str) -> str:
     """The key of the ref of an artifact path."""
     *folders, leaf = path_segments(path)
-    return "/".join(["refs/artifacts", *map(quote_segment, folders), "@" + quote_segment(leaf)])
+    return ARTIFACTS + "/".join([*map(quote_segment, folders), "@" + quote_segment(leaf)])
 
 
 def path_segments(path: str) -> list[str]:

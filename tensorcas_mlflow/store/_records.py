@@ -19,7 +19,7 @@ import numpy as np
 from tensorcas_mlflow.backends import Backend, BlobInfo
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError, NewerFormatError
-from tensorcas_mlflow.store._keys import artifact_key, path_segments, run_prefix
+from tensorcas_mlflow.store._keys import ARTIFACTS, artifact_key, path_segments, run_prefix
 
 VERSION = 1
 MAX_REF_BYTES = 64 * 1024
@@ -214,6 +214,8 @@ def parse_ref(key: str, data: bytes) -> Ref:
     try:
         for artifact in (path, copy_path):
             path_segments(artifact or "")
+        if key.startswith(ARTIFACTS) and (not path or artifact_key(path) != key):
+            raise ValueError(f"it says it is the ref of {path!r}")
         figures = None if metrics is None else {key: _read_float(value) for key, value in metrics.items()}
     except ValueError as error:
         raise CorruptError(key, str(error)) from error

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.containers import Tape, Tensor, split
+from tensorcas_mlflow.containers import Tensor
 from tensorcas_mlflow.gc import plan_gc
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.store import MANIFEST_FILE, PAYLOAD_FILE, Ref, RefTarget, Store, TensorsFile, read_payload
+from tests.containers.parts import take_apart
 
 HERE = Path(__file__).parent
 
@@ -101,9 +102,8 @@ def test_a_payload_of_format_1_is_read() -> None:
 def test_a_self_contained_file_of_version_1_is_read_and_taken_apart() -> None:
     file = TensorsFile(HERE / "tensors_v1" / PAYLOAD_FILE)
     loaded = file.read()
-    with (HERE / "tensors_v1" / PAYLOAD_FILE).open("rb") as stream:
-        tape = Tape(stream)
-        parts = {part.name: bytes(tape.take(part.n_bytes)) for part in split(tape) if isinstance(part, Tensor)}
+    found = take_apart((HERE / "tensors_v1" / PAYLOAD_FILE).read_bytes())
+    parts = {part.name: taken for part, taken in found if isinstance(part, Tensor)}
 
     assert (file.manifest.flavor, file.manifest.metadata, file.manifest.store_id) == (
         "sklearn",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import random
 import uuid
 from collections.abc import AsyncIterator
@@ -345,3 +346,43 @@ def test_the_data_of_traces_comes_back(repo: TensorCasArtifactRepository) -> Non
 
     assert repo.download_trace_data() == {"spans": []}
     assert repo.download_trace_attachment(attachment) == noise(1000)
+
+
+@pytest.mark.parametrize("data", [b"text", noise(100_000)], ids=["text", "weights"])
+def test_a_file_that_is_logged_onto_itself_stays(repo: TensorCasArtifactRepository, root: Path, data: bytes) -> None:
+    file = put(root / "file", data)
+
+    for _ in range(2):
+        repo.log_artifact(file)
+    assert file.read_bytes() == data
+    assert Path(repo.download_artifacts("file")).read_bytes() == data
+
+
+def test_a_file_beside_what_hides_it_can_be_logged_and_stays(
+    repo: TensorCasArtifactRepository, root: Path, inbox: Path
+) -> None:
+    repo.log_artifact(put(inbox / "file", noise(100_000)))
+    file = put(root / "file", noise(100_000, seed=1))
+
+    repo.log_artifact(file)
+    assert file.read_bytes() == noise(100_000, seed=1)
+    assert Path(repo.download_artifacts("file")).read_bytes() == noise(100_000, seed=1)
+
+
+def test_a_small_text_says_when_it_was_last_modified(
+    repo: TensorCasArtifactRepository, root: Path, inbox: Path
+) -> None:
+    file = put(inbox / "note.txt", b"text")
+    os.utime(file, ns=(0, 1_700_000_000_123_456_789))
+
+    repo.log_artifact(file)
+    assert (root / "note.txt").stat().st_mtime_ns == file.stat().st_mtime_ns
+
+
+def test_what_is_downloaded_onto_itself_is_refused_and_stays(repo: TensorCasArtifactRepository, root: Path) -> None:
+    put(root / "note.txt", b"text")
+
+    with pytest.raises(MlflowException, match="onto itself") as caught:
+        repo.download_artifacts("note.txt", str(root))
+    assert caught.value.error_code == "INVALID_PARAMETER_VALUE"
+    assert (root / "note.txt").read_bytes() == b"text"

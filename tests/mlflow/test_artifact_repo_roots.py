@@ -168,6 +168,20 @@ def test_a_server_makes_its_store_at_its_own_destination(in_server: Path, tmp_pa
     assert [ref.path for ref in Store.open(in_server).checkpoints()] == [f"1/{RUN}/artifacts/weights.bin"]
 
 
+def test_a_server_goes_on_with_what_it_kept_as_plain_files_before(in_server: Path, tmp_path: Path) -> None:
+    artifacts = in_server / f"1/{RUN}/artifacts"
+    before = Path(binary(artifacts / "old"))
+    note(artifacts)
+    repo = TensorCasArtifactRepository(f"tensorcas://{artifacts}")
+
+    assert [info.path for info in repo.list_artifacts()] == ["note.txt", "old"]
+    repo.log_artifact(binary(tmp_path / "inbox"))
+    assert [(info.path, info.is_dir) for info in repo.list_artifacts("old")] == [("old/weights.bin", False)]
+    assert Path(repo.download_artifacts("old/weights.bin")).read_bytes() == before.read_bytes()
+    repo.delete_artifacts("old")
+    assert [info.path for info in repo.list_artifacts()] == ["note.txt", "weights.bin"]
+
+
 def test_a_server_reads_and_writes_no_folder_of_others_without_a_store(in_server: Path, tmp_path: Path) -> None:
     foreign = tmp_path / "home"
     note(foreign / "data")

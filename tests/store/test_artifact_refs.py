@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorcas_mlflow.backends import LocalBackend, MemoryBackend, check_key
+from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.store import Ref, RefTarget, Store
 from tensorcas_mlflow.store._keys import artifact_key, quote_segment
 
@@ -160,3 +162,16 @@ def test_any_path_is_a_key_or_refused(segments: list[str]) -> None:
         return
 
     assert check_key(key).startswith("refs/artifacts/")
+
+
+@pytest.mark.parametrize("path", ["", "file", "dir/other", None])
+def test_a_ref_of_an_artifact_that_says_it_is_anothers_is_damaged(store: Store, path: str | None) -> None:
+    ref = put(store, "dir/file")
+    record = json.loads(store.backend.get(ref.key))
+    store.backend.delete(ref.key)
+    store.backend.put_new(ref.key, [json.dumps(record | {"path": path}).encode()])
+
+    with pytest.raises(CorruptError):
+        store.artifact("dir/file")
+    with pytest.raises(CorruptError):
+        store.checkpoints()
