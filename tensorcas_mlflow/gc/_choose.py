@@ -36,7 +36,7 @@ def choose(state: Survey, max_waste: float) -> tuple[list[str], dict[str, int]]:
     n_kept = np.bincount(table.pack[kept], minlength=n_packs)
     needed = np.bincount(table.pack[kept], weights=stored[kept], minlength=n_packs)
     total = np.bincount(table.pack, weights=stored, minlength=n_packs)
-    doomed: list[str] = []
+    doomed = [name for name in state.unreadable if name not in condemned]
     rewrites: dict[str, int] = {}
     for number, name in enumerate(table.packs):
         if name in condemned:

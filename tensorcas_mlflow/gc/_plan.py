@@ -188,7 +188,7 @@ def _execute(plan: GcPlan) -> GcReport:
             if not condemned.packs & spared and not condemned.manifests & (state.manifests - manifests):
                 backend.delete(condemned.key)
     _drop_stand_ins(backend, plan.grace_s)
-    p.tidy_index(backend, state.sizes.keys() - dead_packs)
+    p.tidy_index(backend, state.sizes.keys() - dead_packs - set(state.unreadable))
     freed_bytes += sum(state.sizes.get(name, 0) for name in dead_packs) - written_bytes
     # A save that is given up by mistake starts again, but a write whose temporary file goes fails.
     freed_bytes += backend.sweep(max(plan.grace_s, DEFAULT_GRACE_S))

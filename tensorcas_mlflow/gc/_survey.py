@@ -12,7 +12,7 @@ import numpy as np
 from tensorcas_mlflow.backends import Backend, BlobInfo
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, unique_rows
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError, FormatError
-from tensorcas_mlflow.index import Mask, Table, make_table
+from tensorcas_mlflow.index import Mask, Table, make_table, pack_key
 from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
 from tensorcas_mlflow.pack import Entries
 from tensorcas_mlflow.store import Ref
@@ -44,6 +44,8 @@ class Survey:
     """All manifests there are."""
     sizes: Mapping[str, int]
     """All packs there are, and their bytes."""
+    unreadable: Sequence[str]
+    """Packs whose table cannot be read, all that is needed being elsewhere; most likely uploads that were cut short."""
     table: Table
     """All entries of all packs."""
 
@@ -53,7 +55,7 @@ class Survey:
 
     def live_rows(self) -> Mask:
         """For each row of the table whether its chunk is needed."""
-        return np.isin(self.keys(), self.live.view(f"V{DIGEST_BYTES}").ravel())
+        return np.isin(self.keys(), _as_keys(self.live))
 
     def rows_in(self, packs: frozenset[str]) -> Mask:
         """For each row of the table whether it lies in one of some packs."""
@@ -62,7 +64,7 @@ class Survey:
 
     def keys(self) -> Any:
         """The digests of the table's rows, each as one value."""
-        return np.ascontiguousarray(self.table.entries["digest"]).view(f"V{DIGEST_BYTES}").ravel()
+        return _as_keys(self.table.entries["digest"])
 
 
 def survey(backend: Backend, grace_s: float, *, count_stale: bool, abandon: Collection[str] = ()) -> Survey:
@@ -127,13 +129,21 @@ def survey(backend: Backend, grace_s: float, *, count_stale: bool, abandon: Coll
     manifests = frozenset(info.key.removeprefix("manifests/") for info in backend.list("manifests"))
     sizes = dict(p.list_packs(backend))
     tables: dict[str, Entries] = {}
+    unreadable: dict[str, CorruptError] = {}
     for name in list(sizes):
         try:
             tables[name] = p.read_pack_table(backend, name)
         except BlobNotFoundError:
             del sizes[name]
+        except CorruptError as error:
+            unreadable[name] = error
+    table = make_table(tables)
+    needed = live.digests()
+    if unreadable and not np.isin(_as_keys(needed), _as_keys(table.entries["digest"])).all():
+        name, cause = min(unreadable.items())
+        raise CorruptError(pack_key(name), f"{cause.reason}, and no other pack has all that is needed") from cause
     return Survey(
-        live=live.digests(),
+        live=needed,
         live_manifests=frozenset(live_manifests),
         n_refs=len(refs),
         stale=stale,
@@ -147,7 +157,8 @@ def survey(backend: Backend, grace_s: float, *, count_stale: bool, abandon: Coll
         ],
         manifests=manifests,
         sizes=sizes,
-        table=make_table(tables),
+        unreadable=sorted(unreadable),
+        table=table,
     )
 
 
@@ -224,6 +235,11 @@ def _read_manifest(backend: Backend, name: str, needed_by: str) -> Manifest:
 
 def _gone(name: str, needed_by: str) -> CorruptError:
     return CorruptError(f"manifests/{name}", f"it is gone, and {needed_by} needs it")
+
+
+def _as_keys(digests: Digests) -> Any:
+    """Each digest as one value."""
+    return np.ascontiguousarray(digests).view(f"V{DIGEST_BYTES}").ravel()
 
 
 def _none() -> Digests:

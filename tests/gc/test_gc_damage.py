@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from collecting import CHUNK_BYTES, everything, keys, loads, overwrite, plan_now, save, target
+from collecting import CHUNK_BYTES, everything, keys, loads, overwrite, plan_now, save, target, tensors
 
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.gc import plan_gc
+from tensorcas_mlflow.index import pack_key
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import condemned_bytes, list_packs
 
@@ -22,7 +23,11 @@ def test_what_says_what_is_needed_and_cannot_be_read_stops_a_collection(store: S
     store.drop(save(store, "cd", 1))
     store.backend.put_new("condemned/" + "c" * 32, [condemned_bytes(frozenset(), frozenset())])
     plan = plan_now(store)
-    needed = {"refs": target(0).key, "manifests": f"manifests/{store.checkpoints()[0].manifest}"}
+    needed = {
+        "refs": target(0).key,
+        "manifests": f"manifests/{store.checkpoints()[0].manifest}",
+        "packs": pack_key(next(name for name, _ in list_packs(store.backend) if name not in plan.packs)),
+    }
     overwrite(store.backend, needed.get(prefix, keys(store, prefix)[0]), b"not what it was")
     before = everything(store)
 
@@ -31,6 +36,30 @@ def test_what_says_what_is_needed_and_cannot_be_read_stops_a_collection(store: S
     with pytest.raises(CorruptError):
         plan.execute()
     assert everything(store) == before
+
+
+def test_a_pack_that_cannot_be_read_goes_when_all_that_is_needed_is_elsewhere(store: Store) -> None:
+    save(store, "ab", 0)
+    before = keys(store, "packs")
+    store.drop(save(store, "cd", 1))
+    [cut] = set(keys(store, "packs")) - set(before)
+    overwrite(store.backend, cut, store.backend.get(cut)[:-100])
+
+    assert plan_now(store).execute().n_packs == 1
+    assert keys(store, "packs") == before
+    assert loads(store, "ab", 0)
+
+
+def test_one_that_cannot_be_read_stays_while_a_save_that_is_under_way_may_have_written_it(store: Store) -> None:
+    save(store, "ab", 0)
+    before = keys(store, "packs")
+    with store.write_checkpoint(tensors("cd")) as pending:
+        pending.write()
+        [cut] = set(keys(store, "packs")) - set(before)
+        overwrite(store.backend, cut, store.backend.get(cut)[:-100])
+        with pytest.raises(CorruptError, match="no other pack has all that is needed"):
+            plan_gc(store, grace_s=3600)
+    assert cut in keys(store, "packs")
 
 
 def test_a_manifest_that_is_gone_stops_a_collection_and_the_error_names_who_needs_it(store: Store) -> None:
