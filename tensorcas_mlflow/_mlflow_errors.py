@@ -9,6 +9,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import (
     BAD_REQUEST,
     INVALID_PARAMETER_VALUE,
+    PERMISSION_DENIED,
     RESOURCE_ALREADY_EXISTS,
     RESOURCE_CONFLICT,
     RESOURCE_DOES_NOT_EXIST,
@@ -21,9 +22,11 @@ from tensorcas_mlflow.errors import (
     BlobExistsError,
     CheckpointExistsError,
     ConflictError,
+    ForbiddenError,
     FormatError,
     NewerFormatError,
     NotFoundError,
+    RefusedError,
     TensorCasError,
     WrongStoreError,
 )
@@ -39,6 +42,8 @@ _CODES: tuple[tuple[type[Exception], int], ...] = (
     (BlobExistsError, RESOURCE_ALREADY_EXISTS),
     (ConflictError, RESOURCE_CONFLICT),
     (AdapterError, INVALID_PARAMETER_VALUE),
+    (ForbiddenError, PERMISSION_DENIED),
+    (RefusedError, BAD_REQUEST),
     (BackendError, TEMPORARILY_UNAVAILABLE),
     (ValueError, INVALID_PARAMETER_VALUE),
 )

@@ -27,6 +27,10 @@ Buffer = Any
 MAX_TYPESIZE = 255
 _SMALL_BYTES = 64 * 1024
 """Below this a slower, tighter level costs less than the file that holds the result."""
+_LEAST_SHUFFLED_BYTES = 512
+"""In fewer bytes than these shuffling gains less than Blosc2's header takes (``docs/design/decisions.md``)."""
+_MIXED_ITEMSIZE = 8
+"""Elements of this size or more are often whole numbers or repeat, where plain zstd may be better."""
 _BLOSC2_HEADER_BYTES = 32
 _BLOSC2_FLAGS = frozenset([0x85, 0x87, 0x95, 0x97, 0x07, 0x17])
 """Byte 2: extended header; blocks split or not; zstd, or the bytes as they are."""
@@ -204,8 +208,13 @@ def encode_best(raw: Buffer, itemsize: int) -> tuple[Codec, int, Buffer]:
     if len(raw) < 32:
         return RAW, 1, raw
     typesize = typesize_of(itemsize)
-    codec = SHUFFLE_ZSTD if typesize > 1 and len(raw) >= 8 * typesize else ZSTD
+    is_shuffled = typesize > 1 and len(raw) >= max(_LEAST_SHUFFLED_BYTES, 8 * typesize)
+    codec: Codec = SHUFFLE_ZSTD if is_shuffled else ZSTD
     stored = codec.encode(raw, typesize)
+    if is_shuffled and itemsize >= _MIXED_ITEMSIZE and len(raw) <= _SMALL_BYTES:
+        plain = ZSTD.encode(raw, typesize)
+        if len(plain) < len(stored):
+            codec, stored = ZSTD, plain
     if len(stored) > 0.97 * len(raw):
         return RAW, 1, raw
     return codec, typesize, stored

@@ -15,6 +15,11 @@ def tracking_uri() -> str | None:
     return os.environ.get("MLFLOW_TRACKING_URI") or None
 
 
+def registry_uri() -> str | None:
+    """MLflow's model registry: MLFLOW_REGISTRY_URI; None where none is named."""
+    return os.environ.get("MLFLOW_REGISTRY_URI") or None
+
+
 def server_roots() -> tuple[str, ...]:
     """Artifact roots of the MLflow server this process serves, as it was started with; empty outside of one."""
     names = ("_MLFLOW_SERVER_ARTIFACT_DESTINATION", "_MLFLOW_SERVER_ARTIFACT_ROOT")

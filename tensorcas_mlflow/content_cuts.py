@@ -71,8 +71,10 @@ class ContentCutter:
         """Offset of the last cut; 0 before the first."""
         self._sizes = sizes
         self._n_bytes = 0
-        self._before = np.empty(0, dtype=np.uint8)
-        self._sums = np.empty((2, WINDOW_BYTES + _BLOCK_BYTES), dtype=np.uint32)
+        self._open = [np.empty(0, dtype=np.uint8)]
+        """What came after the last look, and before that as many bytes as a window has."""
+        self._first = sizes(0)[0]
+        """The first place that may become a cut."""
 
     def feed(self, data: Array) -> list[int]:
         """Take the next bytes; how the bytes are parted into calls changes nothing.
@@ -80,17 +82,32 @@ class ContentCutter:
         Returns:
             The cuts in them, as ascending offsets from the very first byte; the end is no cut by itself.
         """
+        self._open.append(data)
+        self._n_bytes += len(data)
+        # A file of many small tensors has a few bytes between any two of them, which are too few to look at.
+        return self._look() if self._n_bytes >= self._first else []
+
+    def _look(self) -> list[int]:
+        """Find the cuts in what is open."""
+        before, *rest = self._open
+        data = rest[0] if len(rest) == 1 else np.concatenate(rest)
+        sums = np.empty((2, WINDOW_BYTES + min(len(data), _BLOCK_BYTES)), dtype=np.uint32)
         cuts: list[int] = []
-        for start in range(0, len(data), _BLOCK_BYTES):
-            cuts += self._feed_block(data[start : start + _BLOCK_BYTES])
+        stop = self._n_bytes - len(data)
+        for at in range(0, len(data), _BLOCK_BYTES):
+            # A cut is judged by the bytes before it, so those before the block are hashed along.
+            hashed = np.concatenate((before, data[at : at + _BLOCK_BYTES]))
+            hashes = _hashes(hashed, sums)[len(before) :]
+            stop += len(hashes)
+            cuts += self._cuts_in(hashes, stop)
+            before = hashed[-WINDOW_BYTES:]
+        self._open = [before]
+        self._first = max(stop + 1, self.last + self._sizes(self.last)[0])
         return cuts
 
-    def _feed_block(self, block: Array) -> list[int]:
-        # A cut is judged by the bytes before it, so those before the block are hashed along.
-        hashed = np.concatenate((self._before, block))
-        start, stop = self._n_bytes, self._n_bytes + len(block)
-        hashes = _hashes(hashed, self._sums)[len(self._before) :]
-        self._before, self._n_bytes = hashed[-WINDOW_BYTES:], stop
+    def _cuts_in(self, hashes: Array, stop: int) -> list[int]:
+        """Choose the cuts among places of these hashes, the last of which is ``stop``."""
+        start = stop - len(hashes)
         cuts: list[int] = []
         found: tuple[int, Array] | None = None
         while True:

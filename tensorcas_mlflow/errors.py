@@ -1,6 +1,6 @@
 """The errors, sorted by what the reader can do about them.
 
-* `BackendError`: the storage did not answer or refused; a retry may help.
+* `BackendError`: the storage did not answer or failed; a retry may help, but not against a `RefusedError`.
 * `NotFoundError`: a name is wrong, or what it named is gone; check the name.
 * `FormatError`: bytes are not what the format says; the store needs a look (``docs/format.md``).
 * `ConflictError`: somebody else was first; decide, then call again.
@@ -28,6 +28,14 @@ class BackendError(TensorCasError):
 
     def __str__(self) -> str:
         return f"could not {self.action} {self.key!r}: {self.reason}"
+
+
+class RefusedError(BackendError):
+    """The storage under a store does not allow what it was asked; to ask again changes nothing."""
+
+
+class ForbiddenError(RefusedError):
+    """The storage under a store does not allow it to this user."""
 
 
 class NotFoundError(TensorCasError):

@@ -50,6 +50,7 @@ _UNREADABLE = (
 )
 
 _MAX_RECENT = 64
+_MAX_RECENT_ROWS = 4096
 _recent_streams: dict[bytes, bytes] = {}
 """Small streams made lately, by all that they are made of: a state that has not changed has the one it had before, and
 making it again takes longer than hashing the state."""
@@ -149,6 +150,8 @@ class Manifest:
             "metadata": dict(self.metadata),
         }
         said = json.dumps(head, sort_keys=True, separators=(",", ":"))
+        if len(self.rows) > _MAX_RECENT_ROWS:
+            return self._make_stream(said)
         key = _content_key(said, self.rows)
         stream = _recent_streams.get(key)
         if stream is None:
@@ -179,7 +182,10 @@ class Manifest:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema) as writer:
             writer.write_batch(batch)
-        return sink.getvalue().to_pybytes()
+        stream = sink.getvalue()
+        if stream.size > MAX_BYTES:
+            raise ValueError(f"a manifest of {stream.size} bytes is too long to be read again")
+        return stream.to_pybytes()
 
     def to_bytes(self) -> bytes:
         """The manifest as an artifact: an Arrow IPC stream."""
@@ -213,8 +219,15 @@ class Manifest:
 
     @staticmethod
     def looks_like(head: bytes) -> bool:
-        """Tell from a file's first KiB whether it may be a manifest; `from_bytes` decides."""
-        return head[:4] == b"\xff\xff\xff\xff" and _SCHEMA_KEY in head[:4096]
+        """Tell from a file's first 64 KiB whether it may be a manifest; `from_bytes` decides."""
+        if head[:4] != b"\xff\xff\xff\xff" or _SCHEMA_KEY not in head[:4096]:
+            return False
+        if 8 + int.from_bytes(head[4:8], "little") > len(head):
+            return True  # the schema, which has the metadata in it, is longer
+        try:
+            return _SCHEMA_KEY in (pa.ipc.open_stream(pa.py_buffer(head)).schema.metadata or {})
+        except _UNREADABLE:
+            return False
 
     @classmethod
     def from_blob(cls, blob: bytes, name: str | None = None) -> Manifest:
@@ -242,8 +255,12 @@ class Manifest:
         return blob
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Manifest:
+    def from_bytes(cls, data: bytes, *, max_rows: int | None = None) -> Manifest:
         """Read a manifest from an Arrow IPC stream, checking all that later code relies on.
+
+        Args:
+            data: The stream.
+            max_rows: More rows are refused before they are read; one takes about 1.4 KB in memory.
 
         Raises:
             FormatError: It is not a manifest, or contradicts itself.
@@ -265,6 +282,8 @@ class Manifest:
                 raise FormatError("a manifest has other columns than it should")
             _check_messages(data)
             batch = reader.read_next_batch()
+            if max_rows is not None and batch.num_rows > max_rows:
+                raise FormatError(f"a manifest of {batch.num_rows} rows, more than {max_rows}")
             batch.validate(full=True)
             manifest = cls(
                 kind=head["kind"],

@@ -56,8 +56,12 @@ class Header:
             raise FormatError("its header says an impossible version or size")
         return cls(manifest_bytes=manifest_bytes, manifest_digest=manifest_digest)
 
-    def manifest(self, stream: bytes) -> Manifest:
+    def manifest(self, stream: bytes, *, max_rows: int | None = None) -> Manifest:
         """Read the manifest that follows the header.
+
+        Args:
+            stream: Its bytes.
+            max_rows: More rows are refused.
 
         Raises:
             FormatError: It is not the one that the header announces, or none at all.
@@ -66,7 +70,7 @@ class Header:
             raise FormatError("it ends within its manifest")
         if digest(stream) != self.manifest_digest:
             raise FormatError("its manifest does not hash to the digest in its header")
-        manifest = Manifest.from_bytes(stream)
+        manifest = Manifest.from_bytes(stream, max_rows=max_rows)
         if manifest.kind != "checkpoint":
             raise FormatError("its manifest is not a checkpoint's")
         return manifest

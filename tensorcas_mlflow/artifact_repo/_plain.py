@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
+import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from mlflow.entities.file_info import FileInfo
@@ -16,6 +18,12 @@ from tensorcas_mlflow.backends import STORE_FOLDER
 
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _MAX_ATTEMPTS = 100
+_CHANGE_S = 60
+"""What lies aside for longer was left by somebody who died."""
+
+Held = int
+"""An open descriptor: as long as it is open, no other file gets its inode."""
+_OF_ITSELF = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_NOFOLLOW", 0)
 
 
 class PlainTree:
@@ -49,6 +57,13 @@ class PlainTree:
         )
         return real if is_link_to_artifact else None
 
+    def is_file(self, path: str, file: Path) -> bool:
+        """Tell whether an artifact path shows this very file."""
+        found = self.find(path)
+        with suppress(FileNotFoundError):  # removed since it was found
+            return found is not None and found.samefile(file)
+        return False
+
     def has_folder(self, path: str) -> bool:
         """Tell whether an artifact path shows a plain folder."""
         found = self.find(path)
@@ -68,6 +83,14 @@ class PlainTree:
                         continue
                     is_dir = entry.is_dir()
                     yield FileInfo(child, is_dir, None if is_dir else entry.stat().st_size)
+
+    def is_changing(self, path: str) -> bool:
+        """Tell whether a file of a plain folder is being put in its place, or taken out of it, at this moment."""
+        since = time.time() - _CHANGE_S
+        with _ignoring(*_NOT_THERE), os.scandir(self._root / path) as entries:
+            names = [entry for entry in entries if entry.name.startswith(UPLOADING)]
+            return any(entry.stat(follow_symlinks=False).st_ctime > since for entry in names)
+        return False
 
     def walk(self, path: str) -> Iterator[FileInfo]:
         """List all folders and files below a plain folder, each folder before what it holds."""
@@ -91,8 +114,9 @@ class PlainTree:
         place = self._root
         for name in folder.split("/") if folder else ():
             place /= name
-            if place.is_symlink() or (place.exists() and not place.is_dir()):
-                return place.relative_to(self._root).as_posix()
+            with _ignoring(errno.ENOENT):
+                if not stat.S_ISDIR(place.lstat().st_mode):
+                    return place.relative_to(self._root).as_posix()
         return None
 
     def is_folder(self, path: str) -> bool:
@@ -123,9 +147,39 @@ class PlainTree:
 
         _against_removals(write)
 
-    def drop_file(self, path: str) -> None:
-        """Remove the plain file or link at a path, if there is one."""
-        (self._root / path).unlink(missing_ok=True)
+    def has_file(self, path: str) -> bool:
+        """Tell whether anything lies at a path, a link that leads nowhere included."""
+        return os.path.lexists(self._root / path)
+
+    @contextmanager
+    def holding(self, path: str) -> Iterator[Held | None]:
+        """Hold on to the plain file or link at a path, so that it can be told from any other; None if there is none."""
+        with ExitStack() as stack:
+            held = None
+            with _ignoring(*_NOT_THERE):
+                held = os.open(self._root / path, _OF_ITSELF)
+                stack.callback(os.close, held)
+            yield held
+
+    def drop_file(self, path: str, held: Held | None, *, is_hidden: Callable[[], bool]) -> None:
+        """Remove the plain file or link at a path.
+
+        Args:
+            path: Which.
+            held: What was there when it was last looked at; anything else stays.
+            is_hidden: Tells whether something is shown in its place, so that it can go. It is asked when nobody sees
+                the file any more, and the file comes back if it is not.
+        """
+        place = self._root / path
+        taken = place.with_name(f"{UPLOADING}{uuid.uuid4().hex}")
+        if held is None or not _is_held(place, held):
+            return
+        with _ignoring(*_NOT_THERE):
+            place.rename(taken)
+            if not _is_held(taken, held) or not is_hidden():
+                with _ignoring(errno.EEXIST):
+                    os.link(taken, place, follow_symlinks=False)
+            taken.unlink()
 
     def stores_below(self, path: str) -> list[Path]:
         """Find the folders at or below a path that are roots of stores."""
@@ -155,6 +209,12 @@ class PlainTree:
     def _is_reached(self, path: str) -> bool:
         # Whether no link lies on the way to a path, itself left out.
         return not path or Path(os.path.realpath((self._root / path).parent)) == self._unlinked(path).parent
+
+
+def _is_held(place: Path, held: Held) -> bool:
+    with _ignoring(*_NOT_THERE):
+        return os.path.samestat(place.lstat(), os.fstat(held))
+    return False
 
 
 def _remove_folder(folder: Path) -> None:

@@ -6,22 +6,24 @@ import asyncio
 import os
 import posixpath
 import shutil
+import time
 from collections.abc import AsyncIterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from mlflow.entities.file_info import FileInfo
 from mlflow.exceptions import MlflowException
-from mlflow.protos.databricks_pb2 import PERMISSION_DENIED, RESOURCE_DOES_NOT_EXIST
+from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
 from mlflow.store.artifact.artifact_repo import ArtifactRepository, StreamUploadMixin
 
 from tensorcas_mlflow import config
-from tensorcas_mlflow._store_root import SCHEME, folder_of, owner_of, store_root_for
+from tensorcas_mlflow._store_root import folder_of, owner_of
+from tensorcas_mlflow.artifact_repo._carried import CarriedStores
 from tensorcas_mlflow.artifact_repo._errors import for_mlflow
 from tensorcas_mlflow.artifact_repo._names import is_visible, is_visible_path, path_to_read, path_to_write
 from tensorcas_mlflow.artifact_repo._plain import PlainTree
+from tensorcas_mlflow.artifact_repo._stores import StoreFinder, has_ref, parents
 from tensorcas_mlflow.artifact_repo._streams import Inflow, Reading, Rejoined, n_announced, read_head
 from tensorcas_mlflow.artifact_repo._virtual import beside, folders_without_tensors, in_folder, virtual_at, write_pieces
 from tensorcas_mlflow.carrier import announcement
@@ -30,11 +32,10 @@ from tensorcas_mlflow.errors import (
     ChunkNotFoundError,
     FencedError,
     FormatError,
-    StoreNotFoundError,
     WrongStoreError,
 )
 from tensorcas_mlflow.manifest import Manifest
-from tensorcas_mlflow.store import PendingSave, RefTarget, Store, take_pending
+from tensorcas_mlflow.store import PendingSave, RefTarget, Store, has_pending, take_pending
 from tensorcas_mlflow.threads import start
 
 PLAIN_BYTES = 64 * 1024
@@ -44,6 +45,7 @@ MANIFEST_BYTES = 256 * 1024 * 1024
 """A longer file is not looked at as a manifest, for that is done in memory."""
 
 _MAX_ATTEMPTS = 3
+_FEWEST_LOOKS, _MAX_LOOKS = 5, 14
 
 
 class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
@@ -64,6 +66,8 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
             if not all(map(is_visible, self._root.parts)):
                 raise ValueError(f"{artifact_uri!r} leads into a store's own folder: artifacts have no place there")
             self._plain = PlainTree(self._root)
+            self._carried = CarriedStores(self._root)
+            self._stores = StoreFinder(artifact_uri, self._root, self._plain)
 
     def log_artifact(self, local_file: str | Path, artifact_path: str | None = None) -> None:
         with for_mlflow():
@@ -89,14 +93,14 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
         self, stream: BinaryIO, artifact_file_name: str, artifact_path: str | None = None
     ) -> None:
         with for_mlflow():
-            path = path_to_write(posixpath.basename(artifact_file_name), artifact_path)
+            path = self._path_of_upload(posixpath.basename(artifact_file_name), artifact_path)
             self._write(Reading(stream, n_announced=n_announced(stream)), path)
 
     async def log_artifact_from_async_stream(
         self, chunks: AsyncIterable[bytes], artifact_file_name: str, artifact_path: str | None = None
     ) -> None:
         with for_mlflow():
-            path = path_to_write(posixpath.basename(artifact_file_name), artifact_path)
+            path = self._path_of_upload(posixpath.basename(artifact_file_name), artifact_path)
             inflow = Inflow()
 
             def write() -> None:
@@ -115,10 +119,13 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
         with for_mlflow():
             folder = path_to_read(path)
             if not is_visible_path(folder):
+                carried = self._carried.find(folder)
+                if carried is not None:
+                    return self._carried.children(folder, carried)
                 entry = announcement(folder)
-                return [entry] if entry is not None and self._servers_folder() is not None else []
-            store, in_store = self._find_store(folder)
-            if _has_ref(store, in_store):
+                return [entry] if entry is not None and self._stores.servers_folder() is not None else []
+            store, in_store = self._stores.find(folder)
+            if has_ref(store, in_store):
                 return []
             found = {info.path: info for info in self._plain.children(folder)}
             if store is not None:
@@ -139,7 +146,7 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
             path = path_to_read(artifact_path)
             if not is_visible_path(path):
                 return False
-            store, in_store = self._find_store(path)
+            store, in_store = self._stores.find(path)
             return self._plain.has_folder(path) or (store is not None and any(store.artifacts(in_store)))
 
     def download_artifacts(self, artifact_path: str | None, dst_path: str | None = None) -> str:
@@ -157,13 +164,13 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
             top = path_to_read(path)
             found = {info.path: info for info in self._plain.walk(top)}
             made: dict[str, FileInfo] = {}
-            for held in self._held(top):
+            for held in self._stores.holding(top):
                 for ref in held.store.walk_artifacts(held.in_store):
                     found[held.child(ref.path or "")] = FileInfo(held.child(ref.path or ""), False, ref.n_bytes)
                     for file in in_folder(held.store, ref):
                         made[held.child(file.path)] = FileInfo(held.child(file.path), False, file.n_bytes)
             found = made | found  # what is real goes first
-        full = {parent for child in found for parent in _parents(child)}
+        full = {parent for child in found for parent in parents(child)}
         if top and not found:
             yield FileInfo(top, True, None)
         for child in sorted(found.keys() - full):
@@ -172,9 +179,15 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
     def _download_file(self, remote_file_path: str, local_path: str | Path) -> None:
         with for_mlflow():
             path = path_to_read(remote_file_path)
-            # A file may go from the folder to the store, or back, between two looks: then the second finds it.
-            if not any(self._fetch(path, Path(local_path)) for _ in range(2)):
-                raise MlflowException(f"No such artifact: {path!r}", error_code=RESOURCE_DOES_NOT_EXIST)
+            for look in range(_MAX_LOOKS):
+                if self._fetch(path, Path(local_path)):
+                    return
+                # A file may go from the folder to the store, or back, between two looks: then the next one finds it.
+                if look >= _FEWEST_LOOKS:
+                    if not self._plain.is_changing(posixpath.dirname(path)):
+                        break
+                    time.sleep(0.001 * 2 ** (look - _FEWEST_LOOKS))
+            raise MlflowException(f"No such artifact: {path!r}", error_code=RESOURCE_DOES_NOT_EXIST)
 
     def get_local_path(self, artifact_path: str) -> str | None:
         """Give the real path of a plain artifact, or None for what the store keeps and for what is not there.
@@ -184,7 +197,7 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
         with for_mlflow():
             path = path_to_read(artifact_path)
             plain = self._plain.find(path)
-            if plain is None or _has_ref(*self._find_store(path)):
+            if plain is None or has_ref(*self._stores.find(path)):
                 return None
             return os.fspath(plain)
 
@@ -195,16 +208,19 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
         """
         with for_mlflow():
             path = path_to_read(artifact_path)
-            for held in self._held(path):
+            carried = self._carried.find(path)
+            if carried is not None:
+                self._carried.remove(carried)
+                return
+            for held in self._stores.holding(path):
                 held.store.drop_artifacts(held.in_store)
             self._plain.remove(path)
 
     def _write_file(self, source: Path, path: str) -> None:
         if not source.is_file():
             raise ValueError(f"there is no file {str(source)!r} to log")
-        plain = self._plain.find(path)
-        is_itself = plain is not None and plain.samefile(source)
-        if is_itself and not _has_ref(*self._find_store(path)):
+        is_itself = self._plain.is_file(path, source)
+        if is_itself and not has_ref(*self._stores.find(path)):
             return
         for attempt in range(_MAX_ATTEMPTS):
             try:
@@ -224,22 +240,41 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
             modified_ns: When it was last modified, if it was a file: a plain one says so too.
             keeps_plain: Whether a plain file at the path, which the store's copy hides, is not ours to remove.
         """
-        store, in_store = self._prepare(path)
+        carried = self._carried.find(path)
+        if carried is not None:
+            self._carried.write(stream, carried)
+            return
+        store, in_store = self._stores.find_to_write(path)
         head = read_head(stream, PLAIN_BYTES + 1)
         self._plain.make_folder(posixpath.dirname(path))
-        # Whatever the path showed before, it shows at any moment: the old copy goes when the new one is there.
-        if _is_small_text(head):
+
+        # Whatever the path showed before, it shows at any moment: the old copy goes when the new one is there. Only
+        # what was there before goes, and nothing that somebody else has put there meanwhile.
+        def is_in_store() -> bool:
+            return store.artifact_token(in_store) is not None
+
+        while _is_small_text(head):
+            replaced = store.artifact_token(in_store)
             self._plain.write(path, head, modified_ns=modified_ns)
-            store.drop_artifacts(in_store)
-            return
-        save, target = self._save(store, head, stream, path, in_store)
-        with save:
-            save.commit(target)
-        if not keeps_plain:
-            self._plain.drop_file(path)
+            store.drop_artifact(in_store, replaced)
+            # A ref is not dropped in one step with the look at it: the one just dropped may have been somebody's who
+            # relied on it and has removed the plain file.
+            if self._plain.has_file(path) or is_in_store():
+                return
+        with self._plain.holding(path) as before:
+            save, target = self._save(store, head, stream, path, in_store)
+            with save:
+                save.commit(target)
+            if not keeps_plain:
+                self._plain.drop_file(path, before, is_hidden=is_in_store)
+
+    def _path_of_upload(self, name: str, folder: str | None) -> str:
+        """Make the path of an artifact that a client sends; see `path_to_write`."""
+        path = path_to_read(posixpath.join(folder or "", name))
+        return path if self._carried.find(path) is not None else path_to_write(name, folder)
 
     def _write_folder(self, path: str) -> None:
-        self._prepare(path, as_folder=True)
+        self._stores.find_to_write(path, as_folder=True)
         self._plain.make_folder(path)
 
     def _save(
@@ -249,7 +284,8 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
         uri = posixpath.join(self.artifact_uri, path)
         owner = owner_of(uri)
         target = RefTarget(path=in_store, uri=uri, run_id=owner.run_id, model_id=owner.model_id)
-        if Manifest.looks_like(head):
+        # A server need not look unless it has logged a model itself: what others send is no more to it than a file.
+        if Manifest.looks_like(head) and (has_pending(store) or not config.in_mlflow_server()):
             head += read_head(rest, MANIFEST_BYTES)
             manifest = _manifest_in(head)
             if manifest is not None and manifest.store_id == store.id and manifest.kind == "checkpoint":
@@ -265,8 +301,9 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
     def _fetch(self, path: str, out: Path) -> bool:
         """Write an artifact to a local file; False if there is no such artifact."""
         if not is_visible_path(path):
-            return False
-        store, in_store = self._find_store(path)
+            carried = self._carried.find(path)
+            return carried is not None and self._carried.fetch(carried, out)
+        store, in_store = self._stores.find(path)
         ref = store.artifact(in_store) if store is not None and in_store else None
         plain = self._plain.find(path)
         if store is not None and ref is not None:
@@ -282,96 +319,6 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
                 shutil.copy2(plain, out)
                 return True
         return False
-
-    def _find_store(self, path: str) -> tuple[Store | None, str]:
-        """Find the store that holds a path, and the path relative to that store's root; None if there is none.
-
-        Raises:
-            MlflowException: A server was sent to a folder that is none of its own, and something lies there.
-        """
-        # Asked from the innermost folder there is: this root may lie above stores, and a link may lead into another.
-        folder = next((part for part in (path, *_parents(path)) if self._plain.has_folder(part)), "")
-        try:
-            store, in_store = Store.find(self._root / folder)
-            return store, "/".join(filter(None, (in_store, path[len(folder) :].lstrip("/"))))
-        except StoreNotFoundError:
-            # A client may name any folder of the server's machine as an experiment's artifact location.
-            if config.in_mlflow_server() and self._servers_folder() is None and not self._plain.is_empty():
-                raise self._refusal() from None
-            return None, ""
-
-    def _prepare(self, path: str, *, as_folder: bool = False) -> tuple[Store, str]:
-        """Find the store for a path that is to become a file, or a folder; it is made if there is none.
-
-        Raises:
-            ValueError: The path is taken by the other kind, or one of the folders it lies in is a file.
-        """
-        store, in_store = self._find_store(path)
-        if store is None:
-            self._make_store()
-            store, in_store = self._find_store(path)
-            assert store is not None
-        folder, in_folder = (path, in_store) if as_folder else (posixpath.dirname(path), posixpath.dirname(in_store))
-        blocker = self._plain.blocker(folder) or next(
-            (part for part in (in_folder, *_parents(in_folder)) if _has_ref(store, part)), None
-        )
-        if blocker is not None:
-            raise ValueError(f"{path!r} cannot be written: {blocker!r} is not a folder")
-        if not as_folder and (self._plain.is_folder(path) or any(store.artifacts(in_store))):
-            raise ValueError(f"{path!r} cannot be written as a file: it is a folder")
-        return store, in_store
-
-    def _make_store(self) -> None:
-        place: Path | None = folder_of(store_root_for(self.artifact_uri))
-        if config.in_mlflow_server():
-            place = self._servers_folder()
-        if place is None:
-            raise self._refusal()
-        Store.open(place, create=True)
-
-    def _servers_folder(self) -> Path | None:
-        """The artifact root of the server this process serves, if this root lies there."""
-        for root in config.server_roots():
-            with suppress(ValueError):
-                folder = folder_of(root)
-                if self._root.is_relative_to(folder):
-                    return folder
-        return None
-
-    def _refusal(self) -> MlflowException:
-        return MlflowException(
-            f"This server does not touch {self.artifact_uri!r}: there is no store at or above it, and it is not the "
-            f"server's own artifact destination. Make a store there with `{SCHEME} init`, or log to it without the "
-            "server.",
-            error_code=PERMISSION_DENIED,
-        )
-
-    def _held(self, path: str) -> list[_Held]:
-        """Find the store that holds a path, or else the stores that lie below it."""
-        if not is_visible_path(path):
-            return []
-        store, in_store = self._find_store(path)
-        if store is not None:
-            return [_Held(store=store, in_store=in_store, path=path)]
-        return [
-            _Held(store=Store.open(folder), in_store="", path=folder.relative_to(self._root).as_posix())
-            for folder in self._plain.stores_below(path)
-        ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Held:
-    """A folder whose virtual files one store keeps."""
-
-    store: Store
-    in_store: str
-    """The folder, relative to the store's root."""
-    path: str
-    """The folder, relative to the repository's root."""
-
-    def child(self, path: str) -> str:
-        """Give a path below the folder, relative to the store's root, relative to the repository's."""
-        return posixpath.join(self.path, path.removeprefix(self.in_store).removeprefix("/"))
 
 
 def _is_small_text(head: bytes) -> bool:
@@ -389,16 +336,6 @@ def _manifest_in(data: bytes) -> Manifest | None:
         with suppress(FormatError):
             return Manifest.from_bytes(data)
     return None
-
-
-def _has_ref(store: Store | None, in_store: str) -> bool:
-    return store is not None and in_store != "" and store.artifact(in_store) is not None
-
-
-def _parents(path: str) -> Iterator[str]:
-    """The folders a path lies in, the innermost first; not the root."""
-    while path := posixpath.dirname(path):
-        yield path
 
 
 def _walk(top: Path) -> Iterator[tuple[Path, str]]:

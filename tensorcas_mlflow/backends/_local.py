@@ -14,6 +14,9 @@ from tensorcas_mlflow._durable import sync_folder
 from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Buffer, Children, Token, check_key
 from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CorruptError
 
+if os.name == "posix":
+    import fcntl
+
 _STAGING = "+staging-"
 """Begins the names of files under way. ``+`` is in no key, so such a file is never taken for a blob."""
 
@@ -23,6 +26,28 @@ _MLFLOW_STAGING = ".artifact.uploading."
 _O_BINARY = getattr(os, "O_BINARY", 0)
 _READ_BYTES = 1 << 30
 """Linux reads at most 2 GiB in one call."""
+
+
+@contextlib.contextmanager
+def _alone_in(folder: str) -> Iterator[None]:
+    """Keep others from replacing or withdrawing a blob of a folder meanwhile: one looks at a blob before it removes it.
+
+    Intents need no such lock, since their keys never come again. Whoever dies lets go of it; where a file system has no
+    locks, a blob that replaces another at the very moment at which that is withdrawn may go in its place.
+
+    Raises:
+        FileNotFoundError: There is no such folder.
+    """
+    if os.name != "posix":
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 class LocalBackend(Backend):
@@ -90,7 +115,8 @@ class LocalBackend(Backend):
             self._make_folder(folder)
             try:
                 if replace:
-                    os.rename(source_path, dest_path)
+                    with _alone_in(folder):
+                        os.rename(source_path, dest_path)
                 else:
                     os.link(source_path, dest_path)
             except FileNotFoundError:
@@ -104,11 +130,12 @@ class LocalBackend(Backend):
 
     def withdraw(self, key: str, token: Token) -> bool:
         path = self._path(key)
-        with _translated("withdraw", key):
-            try:
-                descriptor = os.open(path, os.O_RDONLY | _O_BINARY | getattr(os, "O_NOFOLLOW", 0))
-            except (FileNotFoundError, NotADirectoryError):
-                return False
+        with (
+            _translated("withdraw", key),
+            contextlib.suppress(FileNotFoundError, NotADirectoryError),
+            _alone_in(os.path.dirname(path)),
+        ):
+            descriptor = os.open(path, os.O_RDONLY | _O_BINARY | getattr(os, "O_NOFOLLOW", 0))
             try:
                 if _token(os.fstat(descriptor)) != token:
                     return False
@@ -116,10 +143,9 @@ class LocalBackend(Backend):
                 # A promote that does not replace links the file before it unlinks the source, and may be between the
                 # two. If the file has a name left, that promote was first; without one nobody can link it any more.
                 return os.fstat(descriptor).st_nlink == 0
-            except FileNotFoundError:
-                return False
             finally:
                 os.close(descriptor)
+        return False
 
     def stat(self, key: str) -> BlobInfo | None:
         with _translated("look at", key):

@@ -7,7 +7,7 @@ For servers that know nothing of this package. It keeps less than a backend prom
 from tensorcas_mlflow.carrier._backend import CarrierBackend
 from tensorcas_mlflow.carrier._open import find_carrier, is_carrier_uri, is_served_by_us, open_carrier, shelf_at
 from tensorcas_mlflow.carrier._served import SERVED_BY, announcement
-from tensorcas_mlflow.carrier._shelf import Entry, NoAnswerError, Shelf
+from tensorcas_mlflow.carrier._shelf import Entry, NoAnswerError, Shelf, UnreachableError
 
 __all__ = [
     "SERVED_BY",
@@ -15,6 +15,7 @@ __all__ = [
     "Entry",
     "NoAnswerError",
     "Shelf",
+    "UnreachableError",
     "announcement",
     "find_carrier",
     "is_carrier_uri",

@@ -15,7 +15,7 @@ from urllib.parse import unquote_to_bytes
 
 from tensorcas_mlflow.backends import Backend, BlobInfo, Buffer, Children, Token, check_key
 from tensorcas_mlflow.carrier._downloads import Downloads
-from tensorcas_mlflow.carrier._shelf import Entry, NoAnswerError, Shelf
+from tensorcas_mlflow.carrier._shelf import BrokenOffError, Entry, NoAnswerError, Shelf, UnreachableError
 from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CorruptError
 from tensorcas_mlflow.store.protocol import STAND_INS
@@ -31,14 +31,20 @@ _DRAWN = re.compile(
 """Keys that are drawn at random (``docs/format.md``): nobody else has them, so there is no need to look."""
 
 _MAX_SEEN = 1 << 16
+_MAX_FETCHES = 3
+"""How often a blob is fetched whose bytes do not come to an end."""
 
 
 class CarrierBackend(Backend):
     """Blobs as files of a `Shelf`, under the names that `LocalBackend` gives them in the same folder.
 
-    Blobs appear whole, and once a call has returned every later call of anybody sees its effect. Of the rest of the
-    contract this is kept:
+    Once a call has returned every later call of anybody sees its effect, and a blob that it has put is whole. Of the
+    rest of the contract this is kept:
 
+    * A blob whose putter dies, or loses the line, while it is put may **stay cut short**, or empty: see `Shelf`. Where
+      keys are drawn, that blob is nobody's, since its save never went on. Only a ref is ever put in the place of
+      another, and by then its stand-in is there, whole. So whoever reads a blob has to see for himself whether it is
+      whole, as the readers of packs, manifests, index segments, intents and refs do.
     * ``put_new`` looks, then puts. Where a key is drawn at random it does not even look. Two processes that put the
       same key at the same moment may both succeed, and the later one's blob stays. So nothing but refs is put at a key
       that is not random, except the store's ``format``, whose bytes are then the same whoever makes it.
@@ -69,6 +75,8 @@ class CarrierBackend(Backend):
         if they had failed, and clients then try for minutes: so nothing is fetched that was never seen."""
         self._doubtful: set[str] = set()
         """Intents of saves whose last request was not answered: it may be carried out yet, so they must stay."""
+        self._is_unreachable = False
+        """Whether the server gave no answer when something was last put."""
 
     def put_new(self, key: str, pieces: Iterable[Buffer], *, durable: bool = True) -> Token:
         path = _path(key)
@@ -103,7 +111,8 @@ class CarrierBackend(Backend):
         self._tidy(source, *([stand_in] if takes_place and is_safe else []))
 
     def withdraw(self, key: str, token: Token) -> bool:
-        if key in self._doubtful:
+        if key in self._doubtful or self._is_unreachable:
+            # A server that is not there would be waited for all over again, and who gives up a save is told why by now.
             _log.warning("the intent %r stays, since the server may yet do what it was asked; %s", key, _ABANDON)
             return False
         info = self.stat(key)
@@ -161,8 +170,7 @@ class CarrierBackend(Backend):
     def delete(self, key: str) -> None:
         path = _path(key)
         self._shelf.delete(path)
-        with self._lock:
-            self._seen.pop(path, None)
+        self._forget(path)
 
     # --- inside
 
@@ -183,7 +191,12 @@ class CarrierBackend(Backend):
 
     def _put(self, key: str, file: Path) -> Token:
         size = file.stat().st_size
-        self._shelf.put(_path(key), file)
+        try:
+            self._shelf.put(_path(key), file)
+        except UnreachableError:
+            self._is_unreachable = True
+            raise
+        self._is_unreachable = False
         self._see(posixpath.dirname(_path(key)), [Entry(name=file.name, size=size)])
         return _token(size)
 
@@ -216,12 +229,27 @@ class CarrierBackend(Backend):
         if size is None:
             raise BlobNotFoundError(key)
         _check_size(key, size, max_bytes)
-        try:
-            self._shelf.fetch(path, file)
-        except BlobNotFoundError:
-            with self._lock:
-                self._seen.pop(path, None)
-            raise BlobNotFoundError(key) from None
+        for n_left in reversed(range(_MAX_FETCHES)):
+            try:
+                self._shelf.fetch(path, file)
+            except BlobNotFoundError:
+                self._forget(path)
+                raise BlobNotFoundError(key) from None
+            except UnreachableError:
+                raise
+            except NoAnswerError as error:
+                # The answer of a file that is deleted while it is served breaks off.
+                if self.stat(key) is None:
+                    self._forget(path)
+                    raise BlobNotFoundError(key) from error
+                if n_left == 0 or not isinstance(error, BrokenOffError):
+                    raise
+            else:
+                return
+
+    def _forget(self, path: str) -> None:
+        with self._lock:
+            self._seen.pop(path, None)
 
 
 _ABANDON = "once it is dead for certain, `tensorcas gc --abandon ID` removes it"

@@ -38,6 +38,8 @@ class _Root:
     is_ours: bool
     """Whether the server keeps its artifacts in a store of its own."""
     has_store: bool
+    has_cut_format: bool
+    """Whether somebody has died who was making a store: its ``format`` is there and empty."""
     store: Store | None = None
 
 
@@ -107,6 +109,9 @@ def open_carrier(root: str, *, create: bool = False) -> Store:
             "store: leave TENSORCAS_STORE unset, and files go to it as they are"
         )
     backend = CarrierBackend(found.shelf, uri=root)
+    if found.has_cut_format:
+        # Whoever makes it anew meanwhile makes the same, so it does not matter whose is deleted.
+        backend.delete(_FORMAT)
     try:
         made = Store.init_backend(backend, store_id=_store_id(root))
     except ConflictError:
@@ -147,8 +152,14 @@ def _root_at(uri: str) -> _Root:
         if known is not None and (known.is_ours or known.has_store):
             return known
     shelf = ArtifactShelf(repository, STORE_FOLDER)
-    names = {entry.name for entry in shelf.entries("")}
-    found = _Root(uri=uri, shelf=shelf, is_ours=SERVED_BY in names, has_store=_FORMAT in names)
+    sizes = {entry.name: entry.size for entry in shelf.entries("")}
+    found = _Root(
+        uri=uri,
+        shelf=shelf,
+        is_ours=SERVED_BY in sizes,
+        has_store=bool(sizes.get(_FORMAT)),
+        has_cut_format=sizes.get(_FORMAT) == 0,
+    )
     with _roots_lock:
         known = _roots.get(repository.artifact_uri)
         if known is None or not (known.is_ours or known.has_store):
@@ -168,7 +179,9 @@ def _with_parents(root: str) -> Iterator[str]:
 
 
 def _path_below(root: str, uri: str) -> str:
-    return uri.removeprefix(root.rstrip("/")).strip("/")
+    """Give the place relative to a root at or above it. One of the two may name the server and the other not."""
+    folder, place = (urlsplit(each).path.strip("/") for each in (root, uri))
+    return place.removeprefix(folder).lstrip("/")
 
 
 def _store_id(root: str) -> str:

@@ -16,6 +16,14 @@ class NoAnswerError(BackendError):
         return f"{super().__str__()}; nothing that was saved before is lost, and it is safe to try again"
 
 
+class BrokenOffError(NoAnswerError):
+    """A server's answer has broken off; that of one which is there."""
+
+
+class UnreachableError(NoAnswerError):
+    """A server did not answer at all, after all the attempts that MLflow makes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """A file or folder in a listing."""
@@ -28,8 +36,13 @@ class Entry:
 class Shelf(ABC):
     """Files by path below one root: put whole, fetched whole, listed and deleted.
 
-    A file appears whole or not at all. Once a call has returned, every later call of anybody sees its effect. All
-    methods raise `BackendError` if the storage refuses, and `NoAnswerError` if it may have done what it was asked.
+    A file that `put` has returned for is whole, and once a call has returned, every later call of anybody sees its
+    effect. But if the process ends or the line breaks *within* a put, the beginning of the file may stay, perhaps
+    nothing of it: not every server compares what has come with the length that was announced. So whoever reads a file
+    has to see for himself that it is whole.
+
+    All methods raise `RefusedError` if the server refuses, `NoAnswerError` if it may have done what it was asked, and
+    another `BackendError` if this machine failed.
     """
 
     @abstractmethod
@@ -39,6 +52,14 @@ class Shelf(ABC):
     @abstractmethod
     def fetch(self, path: str, out: Path) -> None:
         """Write a copy of a file to a local path.
+
+        Raises:
+            BlobNotFoundError: There is no such file.
+        """
+
+    @abstractmethod
+    def head(self, path: str, n_bytes: int) -> bytes:
+        """Read how a file begins: so many bytes, or all of a shorter one; not much more of it is fetched.
 
         Raises:
             BlobNotFoundError: There is no such file.

@@ -19,9 +19,10 @@ from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.carrier import Shelf, shelf_at
 from tensorcas_mlflow.checkpoints._runs import RunRoot
 from tensorcas_mlflow.checkpoints._series import FOLDER, Checkpoint, Saving, Series, step_named
-from tensorcas_mlflow.errors import CheckpointExistsError
+from tensorcas_mlflow.errors import BlobNotFoundError, CheckpointExistsError, ConflictError
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.store import PAYLOAD_FILE, TensorsFile, write_payload
+from tensorcas_mlflow.tensors_file import HEADER_BYTES, MAGIC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,20 +30,20 @@ class FileSeries(Series):
     """The checkpoints of one name in one run, as files among its artifacts.
 
     Two processes that log the same step at the same moment may both succeed, and the later one's checkpoint stays.
+    A user may have logged files of his own beside them, even under the name of a step: those are never replaced or
+    deleted.
     """
 
     suffix = ".tensors"
 
     def steps(self) -> list[int]:
-        names = (entry.name for entry in self.shelf().entries("") if entry.size is not None)
-        found = (step_named(name, self.suffix) for name in names if name.endswith(self.suffix))
-        return sorted(step for step in found if step is not None)
+        return [step for step, size in self._files() if size >= HEADER_BYTES]
 
     def find(self, step: int) -> Checkpoint | None:
-        return _FileCheckpoint(self, step) if self.has(step) else None
+        return _FileCheckpoint(self, step) if self.has(step) and self.is_ours(step) else None
 
     def has(self, step: int) -> bool:
-        return step in self.steps()
+        return any(step == each for each, _ in self._files())
 
     def checkpoints(self) -> list[Checkpoint]:
         return [_FileCheckpoint(self, step) for step in self.steps()]
@@ -63,6 +64,23 @@ class FileSeries(Series):
             scratch.cleanup()
             raise
         return _FileSaving(self, step, manifest, scratch, overwrite=overwrite)
+
+    def is_ours(self, step: int) -> bool:
+        """Tell whether the file that has the name of a step is a self-contained file; False if there is none."""
+        try:
+            head = self.shelf().head(self.file(step), HEADER_BYTES)
+        except BlobNotFoundError:
+            return False
+        return head[: len(MAGIC) - 1] == MAGIC[:-1]  # the last byte is the version
+
+    def _files(self) -> list[tuple[int, int]]:
+        """List the steps whose files' names are there, ascending, and the files' sizes."""
+        found: list[tuple[int, int]] = []
+        for entry in self.shelf().entries(""):
+            step = None if entry.size is None else step_named(entry.name, self.suffix)
+            if step is not None and entry.name == self.file(step):
+                found.append((step, entry.size or 0))
+        return sorted(found)
 
     def shelf(self) -> Shelf:
         """Where the files are."""
@@ -114,8 +132,14 @@ class _FileSaving(Saving):
     def finish(self) -> None:
         try:
             series, file = self._series, Path(self._scratch.name, self._series.file(self._step))
-            if not self._overwrite and series.has(self._step):
-                raise CheckpointExistsError(f"{series.name!r} of run {series.run.run_id} at step {self._step}")
+            if series.has(self._step):
+                if not self._overwrite:
+                    raise CheckpointExistsError(f"{series.name!r} of run {series.run.run_id} at step {self._step}")
+                if not series.is_ours(self._step):
+                    raise ConflictError(
+                        f"the artifact {series.artifact(self._step)!r} of run {series.run.run_id} is no checkpoint and "
+                        "stays as it is: save under another step or name, or delete it yourself"
+                    )
             os.replace(file.parent / PAYLOAD_FILE, file)
             series.shelf().put(file.name, file)
         finally:

@@ -60,6 +60,8 @@ class Checkpoint(ABC):
     """ISO 8601, UTC; None where that is not known."""
     flavor: str | None
     """The adapter that took it apart; None where it would have to be read to tell."""
+    is_cut = False
+    """Whether the save has died on the way and nothing can be read: it may be dropped, and is shown by nothing."""
 
     @abstractmethod
     def opened(self) -> AbstractContextManager[tuple[Manifest, Reader]]:
@@ -119,7 +121,7 @@ class Series(ABC):
     def checkpoints(self) -> list[Checkpoint]:
         """List the checkpoints, by step."""
         found = (self.find(step) for step in self.steps())
-        return [checkpoint for checkpoint in found if checkpoint is not None]
+        return [checkpoint for checkpoint in found if checkpoint is not None and not checkpoint.is_cut]
 
     def get(self, step: int | None) -> Checkpoint:
         """Find a step, the latest one if none is said.
@@ -133,9 +135,10 @@ class Series(ABC):
             found = self.find(as_step(step))
         else:
             all_of_them = (self.find(each) for each in reversed(self.steps()))
-            found = next((each for each in all_of_them if each is not None), None)
+            found = next((each for each in all_of_them if each is not None and not each.is_cut), None)
         if found is None:
-            known = ", ".join(map(str, self.steps()[-10:]))
+            # A step that a listing shows may be no checkpoint of ours.
+            known = ", ".join(str(each) for each in self.steps()[-10:] if step is not None and each != step)
             raise CheckpointNotFoundError(what, known and f"steps {known}")
         return found
 

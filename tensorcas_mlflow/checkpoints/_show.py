@@ -22,7 +22,7 @@ from mlflow.store.artifact.artifact_repository_registry import get_artifact_repo
 from mlflow.tracking import MlflowClient
 
 from tensorcas_mlflow._durable import sync_folder
-from tensorcas_mlflow._home import as_lookup
+from tensorcas_mlflow._home import as_lookup, is_ours
 from tensorcas_mlflow.carrier import is_carrier_uri, shelf_at
 from tensorcas_mlflow.checkpoints._background import reports
 from tensorcas_mlflow.checkpoints._series import FOLDER
@@ -48,7 +48,8 @@ _lock = Lock()
 def prepare(series: StoreSeries, step: int, manifest: Manifest) -> bool:
     """Make the folder in which MLflow keeps the run's artifacts, before a checkpoint is committed.
 
-    That it is gone again is how a collection knows that MLflow has deleted the run.
+    That it is gone again is how a collection knows that MLflow has deleted the run. So it is looked for at every save:
+    the run may be deleted while a process saves into it.
 
     Returns:
         Whether the step is shown already: behind a server, a folder is only made by a file in it.
@@ -58,13 +59,10 @@ def prepare(series: StoreSeries, step: int, manifest: Manifest) -> bool:
     """
     root = series.run.artifact_uri
     if is_carrier_uri(root) and series.home.path is not None:
-        if root in _prepared:
-            return False
-        is_new = not shelf_at(root, "").entries("")
-        if is_new:
+        is_there = bool(shelf_at(root, "").entries(""))
+        if not is_there:
             _put_copy(series, step, manifest)
-        _remember(root)
-        return is_new
+        return not is_there
     folder = _plain_folder(series)
     if folder is None or (folder in _prepared and os.path.isdir(folder)):
         return False
@@ -75,24 +73,20 @@ def prepare(series: StoreSeries, step: int, manifest: Manifest) -> bool:
             sync_folder(above)
     except OSError as error:
         raise BackendError("make", folder, f"{type(error).__name__}: {error}") from error
-    _remember(folder)
+    if len(_prepared) >= _MAX_PREPARED:
+        _prepared.clear()
+    _prepared.add(folder)
     return False
 
 
 _MAX_PREPARED = 1024
 _prepared: set[str] = set()
-"""Folders whose names are durable, up to that of the run; and runs' artifact roots behind servers that hold a file."""
-
-
-def _remember(place: str) -> None:
-    if len(_prepared) >= _MAX_PREPARED:
-        _prepared.clear()
-    _prepared.add(place)
+"""Local folders whose names are durable, up to that of the run."""
 
 
 def _plain_folder(series: StoreSeries) -> str | None:
-    """The folder in which MLflow keeps the copies of a series, if MLflow keeps them in a local one."""
-    if series.home.is_ours:
+    """The folder in which MLflow keeps the copies of a series, if MLflow itself keeps them in a local one."""
+    if is_ours(series.run.artifact_uri):
         return None
     lookup = as_lookup(series.run.artifact_uri)
     return None if lookup is None else os.path.join(lookup, FOLDER, series.name)

@@ -11,9 +11,10 @@ from functools import partial
 from tensorcas_mlflow._home import Home
 from tensorcas_mlflow._rebuild import Reader
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.checkpoints import _show
+from tensorcas_mlflow.checkpoints import _cut_refs, _show
 from tensorcas_mlflow.checkpoints._runs import RunRoot
 from tensorcas_mlflow.checkpoints._series import Checkpoint, Saving, Series, step_named
+from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.store import PendingSave, Ref, RefTarget, Store
 
@@ -49,12 +50,28 @@ class StoreSeries(Series):
         )
 
     def steps(self) -> list[int]:
-        blobs, _ = self.store.backend.list_dir(posixpath.dirname(self.target(0).key))
-        found = (step_named(posixpath.basename(info.key).removeprefix("@"), self.suffix) for info in blobs)
-        return sorted(step for step in found if step is not None)
+        backend = self.store.backend
+        found: list[int] = []
+        for info in backend.list_dir(posixpath.dirname(self.target(0).key))[0]:
+            name = posixpath.basename(info.key)
+            step = step_named(name.removeprefix("@"), self.suffix)
+            if step is None or name != posixpath.basename(self.target(step).key):
+                continue
+            if info.size == 0 and backend.is_carrier and not self._can_be_read(step):
+                continue
+            found.append(step)
+        return sorted(found)
 
     def find(self, step: int) -> Checkpoint | None:
-        ref = self.store.ref(self.target(step).key)
+        target = self.target(step)
+        try:
+            ref = self.store.ref(target.key)
+        except CorruptError as error:
+            if not self.store.backend.is_carrier:
+                raise
+            saved = _cut_refs.stand_ins_for(self.store, target)
+            _cut_refs.tell(self.store, error, has_stand_in=bool(saved))
+            return _StoredCheckpoint(self, step, saved[-1]) if saved else _CutCheckpoint(self, step, error)
         return _StoredCheckpoint(self, step, ref) if ref is not None and ref.kind == "checkpoint" else None
 
     def has(self, step: int) -> bool:
@@ -71,6 +88,19 @@ class StoreSeries(Series):
     ) -> Saving:
         save = self.store.begin_checkpoint(tensors, flavor=flavor, cuts=cuts)
         return _StoreSaving(self, step, save, overwrite=overwrite)
+
+    def drop(self, step: int) -> None:
+        """Drop the ref of a step, and what an overwriting that failed has left of it."""
+        target = self.target(step)
+        self.store.backend.delete(target.key)
+        if self.store.backend.is_carrier:
+            for ref in _cut_refs.stand_ins_for(self.store, target):
+                self.store.drop(ref)
+        _show.hide(self, step)
+
+    def _can_be_read(self, step: int) -> bool:
+        found = self.find(step)
+        return found is not None and not found.is_cut
 
 
 class _StoredCheckpoint(Checkpoint):
@@ -90,8 +120,28 @@ class _StoredCheckpoint(Checkpoint):
         yield manifest, partial(store.read_tensors, manifest)
 
     def drop(self) -> None:
-        self._series.store.drop(self._ref)
-        _show.hide(self._series, self.step)
+        self._series.drop(self.step)
+
+
+class _CutCheckpoint(Checkpoint):
+    """A ref that cannot be read, since its save has died when it put it."""
+
+    created = None
+    flavor = None
+    is_cut = True
+
+    def __init__(self, series: StoreSeries, step: int, error: CorruptError) -> None:
+        self.step = step
+        self._series = series
+        self._error = error
+
+    @contextmanager
+    def opened(self) -> Iterator[tuple[Manifest, Reader]]:
+        raise _cut_refs.explained(self._error) from self._error
+        yield
+
+    def drop(self) -> None:
+        self._series.drop(self.step)
 
 
 class _StoreSaving(Saving):
@@ -132,9 +182,9 @@ class _StoreSaving(Saving):
 
         A collection that drops the other, because it takes the run for deleted, may have met this one.
         """
-        store = self._series.store
-        if self._overwrite and not self._series.home.is_ours and store.ref(target.key) is None:
-            with store.adopt(self.manifest) as pin:
+        series = self._series
+        if self._overwrite and not series.home.is_ours and not series.has(self._step):
+            with series.store.adopt(self.manifest) as pin:
                 pin.commit(target)
 
 
@@ -142,13 +192,24 @@ def names_in_store(run: RunRoot, home: Home) -> list[str]:
     """List the names under which a store keeps checkpoints of a run."""
     probe = StoreSeries(run=run, name="x", home=home)
     folder = posixpath.dirname(posixpath.dirname(probe.target(0).key))
-    backend = home.store.backend
+    store = home.store
     names: set[str] = set()
-    for segment in backend.list_dir(folder)[1]:
+    has_cut = False
+    for segment in store.backend.list_dir(folder)[1]:
         # The segment is an encoding of the name; a ref says the name itself.
-        for info in backend.list_dir(f"{folder}/{segment}")[0]:
-            ref = home.store.ref(info.key)
+        for info in store.backend.list_dir(f"{folder}/{segment}")[0]:
+            try:
+                ref = store.ref(info.key)
+            except CorruptError as error:
+                if not store.backend.is_carrier:
+                    raise
+                _cut_refs.tell(store, error)
+                has_cut = True
+                continue
             if ref is not None and ref.name is not None:
                 names.add(ref.name)
                 break
+    if has_cut:
+        # Perhaps all that is whole of some series stands in for it.
+        names.update(ref.name for ref in _cut_refs.stand_ins(store) if ref.run_id == run.run_id and ref.name)
     return sorted(names)

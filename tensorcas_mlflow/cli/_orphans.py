@@ -14,6 +14,7 @@ from tensorcas_mlflow.orphans import (
     OrphanPlan,
     drop_orphans,
     find_holdings,
+    open_registry,
     open_tracker,
     orphaned_refs,
     plan_orphans,
@@ -97,8 +98,8 @@ def find_orphans(options: Namespace, store: Store, *, grace_s: float) -> Orphans
         ValueError: Whether some of it is known only a tracking store can tell, and none is named.
     """
     if not options.orphans:
-        if options.tracking_uri or options.folder:
-            options.parser.error("--tracking-uri and --folder go with --orphans")
+        if options.tracking_uri or options.registry_uri or options.folder:
+            options.parser.error("--tracking-uri, --registry-uri and --folder go with --orphans")
         return Orphans(store=store)
     copies = tuple(orphaned_refs(store, grace_s=grace_s))
     holdings = find_holdings(store)
@@ -113,10 +114,13 @@ def find_orphans(options: Namespace, store: Store, *, grace_s: float) -> Orphans
                 "--tracking-uri URI or in MLFLOW_TRACKING_URI; all of them, if several keep artifacts here"
             )
         return Orphans(store=store, copies=copies)
+    # Those of the tracking stores are asked in any case: asking one too many only keeps more.
+    registry_uris = options.registry_uri or list(filter(None, [config.registry_uri()]))
     plan = plan_orphans(
         store,
         holdings,
         trackers=[open_tracker(uri) for uri in uris],
+        registries=[open_registry(uri) for uri in dict.fromkeys([*uris, *registry_uris])],
         grace_s=grace_s,
         folders={"" if folder == "." else folder.rstrip("/") for folder in options.folder},
     )

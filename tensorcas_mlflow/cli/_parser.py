@@ -145,8 +145,9 @@ def _add_changes(command: _Command) -> None:
         action="append",
         default=[],
         metavar="ID",
-        help="give up the save of this id, which gc has named; several times for several. Only one that is dead: a "
-        "save through an MLflow server may otherwise end in a checkpoint that does not load",
+        help="give up the save of this id or the damaged ref of this key, which gc has named; several times for "
+        "several. Only a save that is dead: one that goes through an MLflow server may otherwise end in a checkpoint "
+        "that does not load",
     )
     gc.add_argument(
         "--orphans",
@@ -161,6 +162,14 @@ def _add_changes(command: _Command) -> None:
         metavar="URI",
         help="with --orphans: MLflow's tracking store or server; several times, if several keep artifacts in the store "
         "(default: MLFLOW_TRACKING_URI)",
+    )
+    gc.add_argument(
+        "--registry-uri",
+        action="append",
+        default=[],
+        metavar="URI",
+        help="with --orphans: model registry that is kept apart from the tracking store; several times for several "
+        "(default: MLFLOW_REGISTRY_URI)",
     )
     gc.add_argument(
         "--folder",

@@ -8,6 +8,9 @@ from tensorcas_mlflow.containers._parts import MIN_TENSOR_BYTES, Part, Skeleton,
 from tensorcas_mlflow.containers._tape import Tape
 from tensorcas_mlflow.tensors_file import HEADER_BYTES, MAGIC, Header, Layout
 
+_MAX_ROWS = 1 << 17
+"""A file of more is plain bytes: its rows are in memory before a byte of its tensors has come."""
+
 
 def is_checkpoint_file(head: memoryview) -> bool:
     """Tell from its first bytes whether a file is one of ours, of any version."""
@@ -18,7 +21,8 @@ def split_checkpoint_file(tape: Tape) -> Iterator[Part]:
     """Take a self-contained file apart; raises `FormatError` unless its manifest is whole."""
     begin = tape.position
     header = Header.parse(tape.peek(HEADER_BYTES))
-    manifest = header.manifest(bytes(tape.peek(HEADER_BYTES + header.manifest_bytes)[HEADER_BYTES:]))
+    stream = bytes(tape.peek(HEADER_BYTES + header.manifest_bytes)[HEADER_BYTES:])
+    manifest = header.manifest(stream, max_rows=_MAX_ROWS)
     layout = Layout.of(manifest)
     for row, start in zip(manifest.rows, (begin + layout.starts).tolist(), strict=True):
         if row.spec.n_bytes < MIN_TENSOR_BYTES:

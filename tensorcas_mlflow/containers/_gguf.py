@@ -21,6 +21,8 @@ _FIRST_PEEK_BYTES = 1 << 16
 _MAX_TENSORS = 1 << 18
 _MAX_DIMENSIONS = 8  # ggml itself reads 4
 _MAX_NESTING = 4
+_MAX_VALUES = 1 << 16
+"""Pairs of a key and a value, and arrays in arrays. A model has some dozens; a vocabulary is one array of texts."""
 _MAX_ALIGNMENT = 1 << 16
 
 # ggml_type -> dtype (None for what numpy has no word for), size of a block, and how many elements are in it.
@@ -87,6 +89,7 @@ def split_gguf(tape: Tape) -> Iterator[Part]:
     n_tensors, n_pairs = header.take("QQ", at=8)
     if n_tensors > _MAX_TENSORS:
         raise FormatError(f"a GGUF file with {n_tensors} tensors")
+    header.expect(n_pairs)
     for _ in range(n_pairs):
         header.take_pair()
         if header.at >= _STEP_BYTES:
@@ -132,6 +135,7 @@ class _Header:
         self.at = 0
         """How far the header has been read, counted from where the tape stands."""
         self.alignment = 32
+        self._n_values_left = _MAX_VALUES
         self._tape = tape
         self._order = order
         self._long = struct.Struct(f"{order}Q")
@@ -142,6 +146,16 @@ class _Header:
         """Announce what has been read since the last time."""
         n_bytes, self.at, self._window = self.at, 0, memoryview(b"")
         return Skeleton(n_bytes=n_bytes)
+
+    def expect(self, n_values: int) -> None:
+        """Say that so many pairs or inner arrays are to be read, each of which takes a while.
+
+        Raises:
+            FormatError: No model has that many.
+        """
+        self._n_values_left -= n_values
+        if self._n_values_left < 0:
+            raise FormatError(f"a GGUF file with more than {_MAX_VALUES} values")
 
     def take(self, layout: str, *, at: int | None = None) -> tuple[int, ...]:
         """Read some numbers, from where it stands or from a place further on."""
@@ -189,6 +203,7 @@ class _Header:
         elif kind == _STRING:
             self._skip_strings(count)
         elif kind == _ARRAY and depth < _MAX_NESTING:
+            self.expect(count)
             for _ in range(count):
                 inner, n_values = self.take("IQ")
                 self._skip(inner, n_values, depth=depth + 1)

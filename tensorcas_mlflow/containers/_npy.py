@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.lib.format import descr_to_dtype
@@ -36,6 +37,10 @@ _PLAIN_HEADER = re.compile(
 # Constants and brackets, and nothing that nests without them: what is parsed has a bounded depth.
 _LITERAL = re.compile(r"(?>'[^'\\\n]*+'|\d{1,17}\b|True|False|None|[][(){},: ]++)*+\n")
 _MAX_DEPTH = 20
+_MAX_LITERAL_BYTES = 2 << 20
+"""Of all headers of a file that are parsed as literals: some four thousand arrays of records. It takes a second."""
+_literal_bytes: WeakKeyDictionary[Tape, int] = WeakKeyDictionary()
+"""How many there were so far in the files that are being read."""
 
 _NONSENSE = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, SyntaxError, MemoryError)
 
@@ -79,7 +84,7 @@ def read_npy_header(tape: Tape) -> NpyHeader:
         raise FormatError(f"an .npy header of {n_text} bytes")
     text = bytes(tape.peek(start + n_text)[start:])
     try:
-        dtype, shape = _parse(text.decode("utf-8" if head[6] == 3 else "latin-1"))
+        dtype, shape = _parse(text.decode("utf-8" if head[6] == 3 else "latin-1"), tape)
     except _NONSENSE as error:
         raise FormatError(f"not an .npy header: {error}") from error
     sides = math.prod(side for side in shape if side)
@@ -111,13 +116,21 @@ def split_npy(tape: Tape) -> Iterator[Part]:
             yield from npy_parts(header, "")
 
 
-def _parse(text: str) -> tuple[DType, tuple[int, ...]]:
+def _parse(text: str, tape: Tape) -> tuple[DType, tuple[int, ...]]:
     match = _PLAIN_HEADER.fullmatch(text)
     if match:
         descr, order, sides = match.groups()
         shape = tuple(map(int, sides.replace(",", "").split()))
         return _dtype_of(descr), shape[::-1] if order == "True" else shape
-    # Not as numpy writes the header of a simple type: mostly that of an array of records.
+    _literal_bytes[tape] = _literal_bytes.get(tape, 0) + len(text)
+    if _literal_bytes[tape] > _MAX_LITERAL_BYTES:
+        raise FormatError("a file with too much in its .npy headers")
+    return _parse_literal(text)
+
+
+@lru_cache(maxsize=16)
+def _parse_literal(text: str) -> tuple[DType, tuple[int, ...]]:
+    """Read a header that is not as numpy writes that of a simple type: mostly that of an array of records."""
     if not _LITERAL.fullmatch(text) or not _is_shallow(text):
         raise ValueError("not a literal")
     fields = ast.literal_eval(text)

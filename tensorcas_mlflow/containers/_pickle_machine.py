@@ -17,6 +17,8 @@ LARGE_BYTES = 4096
 """Texts and bytes of this size are not looked at: the machine pauses before them."""
 
 _MAX_STACK = 1 << 18
+_MAX_MADE = 1 << 20
+"""Lists, dicts and results of calls, of some hundred bytes each. A tensor has two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,14 +72,20 @@ class Machine:
         self.payload_is_bytes = False
         """Whether it is bytes, and not text or a number."""
         self._memo: list[Symbol] = []
+        self._n_made = 0
         self._max_items = limits.max_items
         self._max_memo = limits.max_memo
         self._watched = watched
 
     @property
     def is_piled_up(self) -> bool:
-        """Whether more stands on the stack than of any sane model: each opcode can add to it."""
-        return max(len(self.stack), len(self.marks)) > _MAX_STACK
+        """Whether more stands on the stack, or was made, than of any sane model: each opcode can add to it."""
+        return max(len(self.stack), len(self.marks)) > _MAX_STACK or self._n_made > _MAX_MADE
+
+    def make(self, function: Symbol, args: Symbol = ()) -> Made:
+        """Make what a call would make, or a list or dict."""
+        self._n_made += 1
+        return Made(function, args)
 
     def put(self, index: int) -> None:
         """Remember what is on top. Numbers are given in turn; one that leaves a gap is forgotten."""

@@ -10,11 +10,14 @@ import struct
 from collections.abc import Callable
 
 from tensorcas_mlflow.containers._pickle_machine import LARGE_BYTES, Machine, Pause, PausedError
-from tensorcas_mlflow.containers._pickle_symbols import DICT, LIST, OPAQUE, Global, Made, Symbol
+from tensorcas_mlflow.containers._pickle_symbols import DICT, LIST, OPAQUE, Global, Symbol
 from tensorcas_mlflow.errors import FormatError
 
 MARGIN_BYTES = 2 * LARGE_BYTES
 """What has to follow in a window, unless the file ends there, for any opcode to find its argument."""
+
+MALFORMED = (FormatError, ValueError, IndexError, TypeError, OverflowError, struct.error)
+"""What walking something that is no pickle ends in."""
 
 _MAX_LINE_BYTES = 1024
 
@@ -36,17 +39,18 @@ def walk(machine: Machine, data: bytes, at: int, *, stop: int, max_ops: int) -> 
         Where the next opcode (or payload) is, how many opcodes were walked, and why there is a pause, if there is one.
 
     Raises:
-        FormatError: It is no pickle. So do ValueError, TypeError, IndexError and struct.error say.
+        FormatError: It is no pickle. So do the others of `MALFORMED` say.
     """
     table = _TABLE
     n_ops = 0
     try:
-        while at < stop and n_ops < max_ops:
+        for n_ops in range(max_ops):
+            if at >= stop:
+                return at, n_ops, None
             at = table[data[at]](machine, data, at + 1)
-            n_ops += 1
     except PausedError as pause:
         return pause.at, n_ops + 1, pause.reason
-    return at, n_ops, None
+    return at, max_ops, None
 
 
 # --- numbers, texts and bytes
@@ -149,6 +153,14 @@ def _numbered(layout: str, act: Callable[[Machine, int], None]) -> Op:
     return op
 
 
+def _numbered_byte(act: Callable[[Machine, int], None]) -> Op:
+    def op(machine: Machine, data: bytes, at: int) -> int:
+        act(machine, data[at])
+        return at + 1
+
+    return op
+
+
 def _numbered_line(act: Callable[[Machine, int], None]) -> Op:
     def op(machine: Machine, data: bytes, at: int) -> int:
         line, at = _line(data, at)
@@ -189,20 +201,30 @@ def _tuple(machine: Machine, data: bytes, at: int) -> int:
     return at
 
 
-def _tuple_of(n_items: int) -> Op:
-    def op(machine: Machine, data: bytes, at: int) -> int:
-        stack = machine.stack
-        if len(stack) < n_items:
-            raise FormatError("a pickle takes more than there is")
-        stack[-n_items:] = [tuple(stack[-n_items:])]
-        return at
+def _tuple_1(machine: Machine, data: bytes, at: int) -> int:
+    stack = machine.stack
+    stack[-1] = (stack[-1],)
+    return at
 
-    return op
+
+def _tuple_2(machine: Machine, data: bytes, at: int) -> int:
+    stack = machine.stack
+    last = stack.pop()
+    stack[-1] = (stack[-1], last)
+    return at
+
+
+def _tuple_3(machine: Machine, data: bytes, at: int) -> int:
+    stack = machine.stack
+    last = stack.pop()
+    middle = stack.pop()
+    stack[-1] = (stack[-1], middle, last)
+    return at
 
 
 def _starts(function: Global) -> Op:
     def op(machine: Machine, data: bytes, at: int) -> int:
-        machine.stack.append(Made(function))
+        machine.stack.append(machine.make(function))
         return at
 
     return op
@@ -210,14 +232,14 @@ def _starts(function: Global) -> Op:
 
 def _dict(machine: Machine, data: bytes, at: int) -> int:
     pairs = machine.pop_to_mark()
-    machine.stack.append(Made(DICT))
+    machine.stack.append(machine.make(DICT))
     machine.add_pairs(pairs)
     return at
 
 
 def _list(machine: Machine, data: bytes, at: int) -> int:
     elements = machine.pop_to_mark()
-    machine.stack.append(Made(LIST))
+    machine.stack.append(machine.make(LIST))
     machine.add_elements(elements)
     return at
 
@@ -272,7 +294,7 @@ def _call(machine: Machine, data: bytes, at: int) -> int:
     """REDUCE and NEWOBJ: a function or class below its arguments."""
     stack = machine.stack
     args = stack.pop()
-    stack[-1] = Made(stack[-1], args)
+    stack[-1] = machine.make(stack[-1], args)
     return at
 
 
@@ -283,14 +305,14 @@ def _new_object_ex(machine: Machine, data: bytes, at: int) -> int:
 
 def _object(machine: Machine, data: bytes, at: int) -> int:
     function, *args = machine.pop_to_mark()
-    machine.stack.append(Made(function, tuple(args)))
+    machine.stack.append(machine.make(function, tuple(args)))
     return at
 
 
 def _instance(machine: Machine, data: bytes, at: int) -> int:
     args = tuple(machine.pop_to_mark())
     at = _global(machine, data, at)
-    machine.stack[-1] = Made(machine.stack[-1], args)
+    machine.stack[-1] = machine.make(machine.stack[-1], args)
     return at
 
 
@@ -348,16 +370,16 @@ _OPS: dict[bytes, Op] = {
     pickle.POP_MARK: _pop_mark,
     pickle.DUP: _dup,
     pickle.PUT: _numbered_line(Machine.put),
-    pickle.BINPUT: _numbered("<B", Machine.put),
+    pickle.BINPUT: _numbered_byte(Machine.put),
     pickle.LONG_BINPUT: _numbered("<I", Machine.put),
     pickle.MEMOIZE: _memoize,
     pickle.GET: _numbered_line(Machine.get),
-    pickle.BINGET: _numbered("<B", Machine.get),
+    pickle.BINGET: _numbered_byte(Machine.get),
     pickle.LONG_BINGET: _numbered("<I", Machine.get),
     pickle.EMPTY_TUPLE: _pushes(()),
-    pickle.TUPLE1: _tuple_of(1),
-    pickle.TUPLE2: _tuple_of(2),
-    pickle.TUPLE3: _tuple_of(3),
+    pickle.TUPLE1: _tuple_1,
+    pickle.TUPLE2: _tuple_2,
+    pickle.TUPLE3: _tuple_3,
     pickle.TUPLE: _tuple,
     pickle.EMPTY_DICT: _starts(DICT),
     pickle.DICT: _dict,

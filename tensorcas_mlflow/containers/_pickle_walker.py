@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from enum import Enum, auto
 
 from tensorcas_mlflow.containers._parts import Part, Skeleton
 from tensorcas_mlflow.containers._pickle_machine import Limits, Machine, Pause
-from tensorcas_mlflow.containers._pickle_ops import MARGIN_BYTES, walk
+from tensorcas_mlflow.containers._pickle_ops import MALFORMED, MARGIN_BYTES, walk
 from tensorcas_mlflow.containers._pickle_symbols import Symbol
 from tensorcas_mlflow.containers._tape import Tape
-from tensorcas_mlflow.errors import FormatError
 
 _WINDOW_BYTES = 256 << 10
-
-_MALFORMED = (FormatError, ValueError, IndexError, TypeError, OverflowError, struct.error)
 
 
 class End(Enum):
@@ -64,7 +60,7 @@ class Walker:
             wanted = self._n_ops_left if max_ops is None else min(max_ops, self._n_ops_left)
             try:
                 at, n_ops, pause = walk(self.machine, data, self.at - self._data_at, stop=stop, max_ops=wanted)
-            except _MALFORMED:
+            except MALFORMED:
                 return End.MALFORMED
             self._n_ops_left -= n_ops
             self.at = self._data_at + at

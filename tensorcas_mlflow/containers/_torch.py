@@ -11,8 +11,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from tensorcas_mlflow.containers._pickle_ops import MALFORMED
 from tensorcas_mlflow.containers._torch_pickle import StorageFact, storages_of
-from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.tensor import MAX_TENSOR_BYTES
 
 _MAX_PICKLE_BYTES = 32 << 20
@@ -46,7 +46,7 @@ class TorchArchive:
             return
         try:
             self._storages = storages_of(data)
-        except (FormatError, ValueError):
+        except MALFORMED:
             self._storages = {}
 
     def storage(self, entry: str) -> StorageFact | None:

@@ -26,6 +26,8 @@ LIMITS = Limits(max_ops=4_000_000, max_items=1 << 20, max_memo=1 << 22)
 _OPS_AT_ONCE = 1 << 16
 
 _MAX_DEPTH = 200
+_MAX_SYMBOLS = LIMITS.max_ops // 4
+"""As many are looked at for tensors. What `torch.save` pickles has fewer, as each takes several opcodes."""
 _MAX_NAME_PARTS = 64
 _MAX_NAME = 512
 
@@ -64,6 +66,9 @@ _PARAMETERS = frozenset({f"{_UTILS}_rebuild_parameter", f"{_UTILS}_rebuild_param
 _SUBCLASSES = frozenset({"torch._tensor._rebuild_from_type", "torch._tensor._rebuild_from_type_v2"})
 
 
+_HOLDERS = frozenset({Made, tuple})
+"""What may hold a tensor."""
+
 _Storage = tuple[int, int, str | None]
 """A storage's bytes, its elements as they are counted, and its dtype."""
 _Path = tuple[Any, Symbol] | None
@@ -92,7 +97,7 @@ def storages_of(data: bytes) -> Mapping[str, StorageFact]:
         By a storage's key (the file's name in the archive's folder ``data``), in the pickle's order.
 
     Raises:
-        FormatError: It is not such a pickle. So do ValueError, TypeError, IndexError and struct.error say.
+        FormatError: It is not such a pickle. So do the others of `MALFORMED` in `_pickle_ops` say.
     """
     machine = Machine(LIMITS)
     at, n_ops_left, pause = 0, LIMITS.max_ops, None
@@ -115,7 +120,7 @@ def facts_of(machine: Machine) -> dict[str, StorageFact]:
         if storage is not None:
             storages.setdefault(pid[2], storage)
     tensors: dict[str, tuple[str, tuple[int, ...], _Path]] = {}
-    for path, made in _tensors(machine.stack[-1:]):
+    for path, made in _tensors(machine.stack[-1] if machine.stack else None):
         pid = made.args[0].id
         key = pid[2] if type(pid) is tuple and len(pid) > 2 and type(pid[2]) is str else ""
         storage = storages.get(key)
@@ -206,51 +211,58 @@ def _is_c_order(size: tuple[int, ...], stride: tuple[int, ...]) -> bool:
 # --- from a pickle's symbols to names
 
 
-def _tensors(roots: Iterable[Symbol]) -> Iterator[tuple[_Path, Made]]:
-    """Find the tensors in what a pickle makes, in order, each once, and what leads to it."""
-    pending: list[tuple[Symbol, _Path, int]] = [(root, None, 0) for root in roots]
+def _tensors(root: Symbol) -> Iterator[tuple[_Path, Made]]:
+    """Find the tensors in what a pickle makes, in order, each once, and what leads to it; of too much the first."""
+    ways = [_holders([(None, root)], None)]
     seen: set[int] = set()
-    while pending:
-        symbol, path, depth = pending.pop()
-        if depth > _MAX_DEPTH or id(symbol) in seen:
-            continue
-        seen.add(id(symbol))
-        tensor = _tensor(symbol)
-        if tensor is not None:
-            yield path, tensor
-        elif type(symbol) is Made or type(symbol) is tuple:
-            inner = [(child, way, depth + 1) for child, way in _children(symbol, path) if type(child) in (Made, tuple)]
-            pending += reversed(inner)
+    while ways and len(seen) < _MAX_SYMBOLS:
+        for symbol, path in ways[-1]:
+            if id(symbol) in seen:
+                continue
+            seen.add(id(symbol))
+            tensor = _tensor(symbol) if type(symbol) is Made else None
+            if tensor is not None:
+                yield path, tensor
+            elif len(ways) <= _MAX_DEPTH:
+                ways.append(_children(symbol, path))
+                break
+        else:
+            ways.pop()
 
 
-def _tensor(symbol: Symbol) -> Made | None:
+def _tensor(made: Made) -> Made | None:
     """Give the call that makes a tensor, or from which a tensor of a subclass is made; None if there is none."""
-    if type(symbol) is not Made or type(symbol.args) is not tuple:
+    args = made.args
+    if type(args) is not tuple:
         return None
-    if symbol.is_made_by(*_SUBCLASSES) and len(symbol.args) > 2:
-        return _tensor(Made(symbol.args[0], symbol.args[2])) if name_of(symbol.args[0]) in _TENSORS else None
-    args = symbol.args
-    is_tensor = symbol.is_made_by(*_TENSORS) and len(args) >= 4 and type(args[0]) is Persistent
-    return symbol if is_tensor else None
+    function = name_of(made.function)
+    if function in _SUBCLASSES and len(args) > 2:
+        return _tensor(Made(args[0], args[2])) if name_of(args[0]) in _TENSORS else None
+    return made if function in _TENSORS and len(args) >= 4 and type(args[0]) is Persistent else None
 
 
 def _children(symbol: Symbol, path: _Path) -> Iterator[tuple[Symbol, _Path]]:
-    """Say what is in something: the items of a tuple, the arguments, state and items of what was made."""
-    if type(symbol) is tuple:
-        yield from ((item, (path, nth)) for nth, item in enumerate(symbol))
-        return
-    args = symbol.args if type(symbol.args) is tuple else ()
-    if symbol.is_made_by(*_PARAMETERS):
-        yield from ((item, path) for item in args)
-    elif len(args) == 1:
-        yield args[0], path
+    """Say what is in something."""
+    return _holders(enumerate(symbol) if type(symbol) is tuple else _items(symbol), path)
+
+
+def _holders(items: Iterable[tuple[Symbol, Symbol]], path: _Path) -> Iterator[tuple[Symbol, _Path]]:
+    """Choose what may hold a tensor, and say what leads there."""
+    return ((item, path if key is None else (path, key)) for key, item in items if type(item) in _HOLDERS)
+
+
+def _items(made: Made) -> Iterator[tuple[Symbol, Symbol]]:
+    """Say what belongs to what was made, each with its key; None for what goes by the whole's name."""
+    args = made.args if type(made.args) is tuple else ()
+    if len(args) == 1 or name_of(made.function) in _PARAMETERS:
+        yield from ((None, item) for item in args)
     else:
-        yield from ((item, (path, nth)) for nth, item in enumerate(args))
+        yield from enumerate(args)
     # The state is a dict of attributes, or two of them where a class has slots.
-    states = symbol.state if type(symbol.state) is tuple else (symbol.state,)
-    yield from ((state, path) for state in states)
-    yield from ((value, (path, key)) for key, value in symbol.items())
-    yield from ((item, (path, nth)) for nth, item in enumerate(symbol.elements))
+    states = made.state if type(made.state) is tuple else (made.state,)
+    yield from ((None, state) for state in states)
+    yield from made.items()
+    yield from enumerate(made.elements)
 
 
 def _name(path: _Path) -> str:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import posixpath
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
 from tensorcas_mlflow._home import home_of
-from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.flavor._folder import DATA
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.store import MANIFEST_FILE, Ref, RefTarget, Store
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,20 +56,37 @@ def place_for(destination: str, *, run_id: str | None, model_id: str | None, ste
 
 
 def withdraw(place: Place, ref: Ref) -> None:
-    """Drop the ref of a model whose upload failed, unless the manifest got there all the same.
+    """Drop the ref of a model whose upload failed, if its manifest is certain not to be where MLflow would show it.
 
-    What failed may have come after the upload, such as registering a version.
+    What failed may have come after the upload, such as registering a version. And what made it fail may hide what is
+    there, so where there is any doubt the ref stays: it costs space until ``tensorcas gc --orphans`` drops it, while a
+    model that is there without its ref is lost.
     """
-    shown = _shown_at(place.destination)
+    try:
+        shown = _shown_at(place.destination)
+    except Exception as error:  # noqa: BLE001 -- MLflow's repositories fail in their own ways
+        _logger.warning("the tensors of a model stay, as it cannot be seen whether it is at %r: %s", ref.uri, error)
+        return
     if shown is None or shown.digest != place.store.manifest(ref).digest:
         place.store.drop(ref)
 
 
 def _shown_at(destination: str) -> Manifest | None:
-    """Read the manifest that a model's artifact root shows, if it shows one."""
-    with TemporaryDirectory(prefix="tensorcas-") as scratch:
-        try:
-            file = get_artifact_repository(destination).download_artifacts(f"{DATA}/{MANIFEST_FILE}", scratch)
-            return Manifest.from_bytes(Path(file).read_bytes())
-        except (MlflowException, OSError, FormatError):
+    """Read the manifest that a model's artifact root shows; None if it is certain to show none.
+
+    Raises:
+        FormatError: There is something else.
+        Exception: It cannot be seen what is there.
+    """
+    repository = get_artifact_repository(destination)
+    try:
+        names = {posixpath.basename(info.path) for info in repository.list_artifacts(DATA)}
+    except MlflowException as error:
+        if error.error_code == ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
             return None
+        raise
+    if MANIFEST_FILE not in names:
+        return None
+    with TemporaryDirectory(prefix="tensorcas-") as scratch:
+        file = repository.download_artifacts(f"{DATA}/{MANIFEST_FILE}", scratch)
+        return Manifest.from_bytes(Path(file).read_bytes())

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from mlflow.exceptions import MlflowException
-from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
+from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 
 from tensorcas_mlflow import config
 from tensorcas_mlflow._home import find_store, open_root
+from tensorcas_mlflow._mlflow_errors import to_mlflow
 from tensorcas_mlflow._rebuild import Reader
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.errors import BackendError, StoreNotFoundError, WrongStoreError
@@ -46,7 +47,7 @@ def store_for(saved: SavedModel, named_store: str | None) -> Store | None:
         return _open(named, manifest.store_id)
     if saved.is_local and saved.payload is not None:
         return None
-    failed: Exception | None = None
+    failed: WrongStoreError | BackendError | MlflowException | None = None
     for look in _looks(saved, manifest.store_id):
         try:
             return look()
@@ -56,11 +57,19 @@ def store_for(saved: SavedModel, named_store: str | None) -> Store | None:
             failed = failed or error
     if saved.payload is not None:  # a remote one: the last resort, as all of it must be fetched
         return None
-    if failed is not None:
+    if isinstance(failed, WrongStoreError):
         raise failed
+    if failed is not None:
+        told = to_mlflow(failed) if isinstance(failed, BackendError) else failed
+        raise MlflowException(
+            f"the tensors of this model are in store {manifest.store_id}, and its place {saved.store_uri!r} cannot be "
+            f"looked at: {failed}",
+            ErrorCode.Value(told.error_code),
+        ) from failed
     raise MlflowException(
         f"the tensors of this model are in store {manifest.store_id}, which is not at {saved.store_uri!r} any more: "
-        "name its new place in TENSORCAS_STORE, or to mlflow.pyfunc.load_model as model_config={'store': …}",
+        "name its new place in TENSORCAS_STORE, or to mlflow.pyfunc.load_model as model_config={'store': …}; or, where "
+        "the store can be reached, write a folder that needs none with mlflow.tensorcas.export_model",
         RESOURCE_DOES_NOT_EXIST,
     )
 

@@ -12,7 +12,7 @@ from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.errors import DirectAccessError, FormatError, PendingSavesError
 from tensorcas_mlflow.gc._choose import choose, still_needed
 from tensorcas_mlflow.gc._copy import copy_out
-from tensorcas_mlflow.gc._survey import survey
+from tensorcas_mlflow.gc._survey import is_damaged, survey
 from tensorcas_mlflow.index import pack_key
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
@@ -29,6 +29,8 @@ class GcPlan:
     grace_s: float
     stale_intents: tuple[str, ...]
     """Keys of intents of saves that are dead, have been silent for longer than the grace, or are to be abandoned."""
+    damaged_refs: frozenset[str]
+    """Keys of refs that cannot be read and are to be abandoned."""
     packs: Mapping[str, int]
     """Packs nothing needs: name and size in bytes."""
     rewrites: Mapping[str, tuple[int, int]]
@@ -43,7 +45,8 @@ class GcPlan:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to do."""
-        return not (self.packs or self.rewrites or self.manifests or self.stale_intents or self.dead_lists)
+        work = self.packs, self.rewrites, self.manifests, self.stale_intents, self.damaged_refs, self.dead_lists
+        return not any(work)
 
     def __str__(self) -> str:
         lines = [
@@ -57,6 +60,8 @@ class GcPlan:
         lines.append(f"{len(self.manifests)} manifests to delete")
         if self.stale_intents:
             lines.append(f"{len(self.stale_intents)} dead saves to abort")
+        if self.damaged_refs:
+            lines.append(f"{len(self.damaged_refs)} damaged refs to abandon")
         if self.dead_lists:
             lines.append(f"{len(self.dead_lists)} dead collections to finish")
         return ", ".join(lines)
@@ -111,6 +116,7 @@ def plan_gc(
         max_waste: Which part of a pack may be unneeded before the rest is copied out of it: 0 to 1.
         abandon: Ids of saves to give up whatever their age. One through an MLflow server is given up in no other way,
             and must be dead: it may otherwise commit what is being deleted (``docs/design/protocol.md``, Carriers).
+            Also keys of refs that cannot be read: what they kept is lost.
 
     Raises:
         PendingSavesError: Saves through an MLflow server are under way, which ``abandon`` does not name.
@@ -125,13 +131,17 @@ def plan_gc(
     state = survey(store.backend, grace_s, count_stale=False, abandon=abandon)
     if state.unfenced:
         raise PendingSavesError(store.uri, tuple((intent.id, _who(intent)) for intent in state.unfenced))
-    unknown = sorted(set(abandon) - {key.rpartition("/")[2] for key in state.stale})
+    unknown = sorted(set(abandon) - {key.rpartition("/")[2] for key in state.stale} - state.damaged_refs)
     if unknown:
-        raise ValueError(f"no save {unknown[0]!r} is under way in {store.uri!r}, so it cannot be abandoned")
+        raise ValueError(
+            f"no save {unknown[0]!r} is under way in {store.uri!r}, nor a damaged ref of that key, so it cannot be "
+            "abandoned"
+        )
     doomed, rewrites = choose(state, max_waste)
     return GcPlan(
         store=store,
         grace_s=grace_s,
+        damaged_refs=state.damaged_refs,
         stale_intents=tuple(state.stale),
         packs={name: state.sizes[name] for name in doomed},
         rewrites={name: (needed, state.sizes[name]) for name, needed in rewrites.items()},
@@ -150,6 +160,9 @@ def _who(intent: p.Intent) -> str:
 def _execute(plan: GcPlan) -> GcReport:
     backend = plan.store.backend
     n_aborted = sum(_abort(backend, key) for key in plan.stale_intents)
+    for key in plan.damaged_refs:
+        if is_damaged(backend, key):
+            backend.delete(key)
     state = survey(backend, plan.grace_s, count_stale=True)
     # A dead collector's list is finished, never just dropped: its owner may only be slow. What is on it goes on a list
     # of our own too, since the owner may yet remove it.

@@ -33,6 +33,8 @@ class Survey:
     n_refs: int
     stale: Sequence[str]
     """Keys of intents that may be aborted."""
+    damaged_refs: frozenset[str]
+    """Keys of refs that cannot be read and have been given up."""
     unfenced: Sequence[p.Intent]
     """Intents of saves through an MLflow server that nobody has given up."""
     lists: Sequence[p.Condemned]
@@ -78,7 +80,7 @@ def survey(backend: Backend, grace_s: float, *, count_stale: bool, abandon: Coll
         grace_s: After how many seconds of silence somebody is taken for dead.
         count_stale: Whether intents that may be aborted keep their chunks alive. They must where something is deleted
             by this survey: only an intent that has been withdrawn cannot become a ref any more.
-        abandon: Ids of intents that may be aborted whatever their age.
+        abandon: Ids of intents that may be aborted whatever their age, and keys of damaged refs that count as gone.
 
     Raises:
         CorruptError: Something cannot be read that says what is needed.
@@ -113,7 +115,12 @@ def survey(backend: Backend, grace_s: float, *, count_stale: bool, abandon: Coll
             live.add(intent.digests)
         else:
             half_committed.append(intent)
-    refs = p.read_refs(backend)
+    damaged = frozenset(key for key in abandon if key.startswith("refs/") and is_damaged(backend, key))
+    try:
+        refs = p.read_refs(backend, but=damaged)
+    except CorruptError as error:
+        remedy = f"`tensorcas gc --abandon {error.key}` gives it up, with what it kept"
+        raise CorruptError(error.key, f"{error.reason}; {remedy}") from error
     holders: dict[str, list[Ref]] = {}
     for ref in refs:
         holders.setdefault(ref.manifest, []).append(ref)
@@ -147,6 +154,7 @@ def survey(backend: Backend, grace_s: float, *, count_stale: bool, abandon: Coll
         live_manifests=frozenset(live_manifests),
         n_refs=len(refs),
         stale=stale,
+        damaged_refs=damaged,
         unfenced=unfenced,
         lists=lists,
         dead_lists=[
@@ -240,6 +248,15 @@ def _gone(name: str, needed_by: str) -> CorruptError:
 def _as_keys(digests: Digests) -> Any:
     """Each digest as one value."""
     return np.ascontiguousarray(digests).view(f"V{DIGEST_BYTES}").ravel()
+
+
+def is_damaged(backend: Backend, key: str) -> bool:
+    """Tell whether there is a ref at a key that cannot be read."""
+    try:
+        p.read_ref(backend, key)
+    except CorruptError:
+        return True
+    return False
 
 
 def _none() -> Digests:

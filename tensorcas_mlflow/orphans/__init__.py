@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from tensorcas_mlflow.orphans._copies import drop_orphans, orphaned_refs, remove_copy
 from tensorcas_mlflow.orphans._holdings import Holding, Kind, find_holdings
-from tensorcas_mlflow.orphans._mlflow import open_tracker
+from tensorcas_mlflow.orphans._mlflow import open_registry, open_tracker
 from tensorcas_mlflow.orphans._plan import Kept, OrphanPlan, plan_orphans
-from tensorcas_mlflow.orphans._tracker import Experiment, Tracker
+from tensorcas_mlflow.orphans._tracker import Experiment, Registry, Tracker
 
 __all__ = [
     "Experiment",
@@ -20,9 +20,11 @@ __all__ = [
     "Kept",
     "Kind",
     "OrphanPlan",
+    "Registry",
     "Tracker",
     "drop_orphans",
     "find_holdings",
+    "open_registry",
     "open_tracker",
     "orphaned_refs",
     "plan_orphans",

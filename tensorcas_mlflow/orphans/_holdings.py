@@ -63,12 +63,10 @@ def find_holdings(store: Store) -> list[Holding]:
     folders tell, see `orphaned_refs`. So are folders with nothing in them, and whatever lies behind a symbolic link.
     """
     refs: dict[tuple[str, bool], list[Ref]] = {}
-    copied: set[str] = set()
-    for ref in store.checkpoints():
-        if ref.copy_path is not None:
-            copied.update(match["experiment"] or "" for match in [_LAYOUT.fullmatch(ref.copy_path)] if match)
-            continue
-        if ref.path is None and (ref.uri is None or copy_of(store, ref) is not None):
+    checkpoints = store.checkpoints()
+    copied = _copied(checkpoints)
+    for ref in checkpoints:
+        if ref.copy_path is not None or (ref.path is None and (ref.uri is None or copy_of(store, ref) is not None)):
             continue
         match = _LAYOUT.fullmatch(ref.path if ref.path is not None else ref.uri or "")
         if match:
@@ -84,6 +82,11 @@ def find_holdings(store: Store) -> list[Holding]:
         for holding in found
         if (holding.refs or holding.n_plain) and (holding.is_elsewhere or holding.experiment not in copied)
     ]
+
+
+def folders_of_mlflow(store: Store) -> set[str]:
+    """Find the experiments' folders, as `Holding.experiment` has them, that `find_holdings` leaves to MLflow."""
+    return _copied(store.checkpoints())
 
 
 def look_again(store: Store, holding: Holding) -> Holding:
@@ -108,6 +111,11 @@ def drop_holding(store: Store, holding: Holding) -> None:
             # The folder of the run or model itself; those above it are shared, and somebody may be writing there.
             with suppress(OSError):
                 top.parent.rmdir()
+
+
+def _copied(checkpoints: Iterable[Ref]) -> set[str]:
+    matches = (_LAYOUT.fullmatch(ref.copy_path) for ref in checkpoints if ref.copy_path is not None)
+    return {match["experiment"] or "" for match in matches if match}
 
 
 def _holding(store: Store, root: str, *, refs: Iterable[Ref], is_elsewhere: bool) -> Holding:

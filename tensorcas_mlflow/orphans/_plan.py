@@ -25,8 +25,8 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from tensorcas_mlflow.orphans._holdings import Holding, drop_holding, look_again
-from tensorcas_mlflow.orphans._tracker import Asked, Tracker, ask
+from tensorcas_mlflow.orphans._holdings import Holding, drop_holding, folders_of_mlflow, look_again
+from tensorcas_mlflow.orphans._tracker import Asked, Registry, Tracker, ask
 from tensorcas_mlflow.orphans._whose import shown_folders
 from tensorcas_mlflow.store import Store
 
@@ -48,6 +48,7 @@ class OrphanPlan:
 
     store: Store = field(repr=False)
     trackers: Sequence[Tracker] = field(repr=False)
+    registries: Sequence[Registry] = field(repr=False)
     holdings: tuple[Holding, ...] = ()
     kept: tuple[Kept, ...] = ()
 
@@ -61,10 +62,10 @@ class OrphanPlan:
             Those that were dropped.
 
         Raises:
-            BackendError: A tracking store did not answer, or the storage failed; the rest is as it was.
+            BackendError: A tracking store or registry did not answer, or the storage failed; the rest is as it was.
         """
         dropped = []
-        registered = _registered(self.trackers)
+        registered = _registered(self.registries)
         for holding in self.holdings:
             is_unchanged = look_again(self.store, holding) == holding
             if is_unchanged and holding.id not in registered and not ask(self.trackers, holding).roots:
@@ -78,6 +79,7 @@ def plan_orphans(
     holdings: Sequence[Holding],
     *,
     trackers: Sequence[Tracker],
+    registries: Sequence[Registry],
     grace_s: float,
     folders: Collection[str] = (),
 ) -> OrphanPlan:
@@ -87,35 +89,34 @@ def plan_orphans(
         store: Which.
         holdings: All there are in it; see `find_holdings`.
         trackers: All tracking stores that keep artifacts in it. What one of them knows stays.
+        registries: All model registries that load versions from it. What one of them loads stays.
         grace_s: What was written to more recently is left alone.
         folders: Experiments' folders, as `Holding.experiment` has them, that the user knows to be those of the tracking
             stores.
 
     Raises:
         ValueError: The tracking stores have nothing to do with this store, or a folder holds nothing of MLflow's.
-        BackendError: One of them did not answer, or the storage failed.
+        BackendError: A tracking store or registry did not answer, or the storage failed.
     """
     asked: dict[str, list[Asked]] = {}
     for holding in holdings:
         asked.setdefault(holding.experiment, []).append(ask(trackers, holding))
     for folder in folders:
         if folder not in asked:
-            raise ValueError(
-                f"no run, logged model or trace has artifacts in the folder {folder or '.'!r} of the store"
-            )
+            raise ValueError(_refusal_of_folder(store, folder))
     if all(one.roots for each in asked.values() for one in each):
-        return OrphanPlan(store=store, trackers=trackers)
+        return OrphanPlan(store=store, trackers=trackers, registries=registries)
     shown, keeps_anything_here = shown_folders(store, trackers, asked)
     if not keeps_anything_here:
         # Plain files alone may as well be those of a root of MLflow's own.
         if folders or any(holding.refs for holding in holdings):
             raise ValueError(_refusal(store, trackers))
-        return OrphanPlan(store=store, trackers=trackers)
+        return OrphanPlan(store=store, trackers=trackers, registries=registries)
     judge = _Judge(
         name=_names(trackers),
         oldest_s=min((each.made_s for tracker in trackers for each in tracker.experiments()), default=0.0),
         before_s=time.time() - grace_s,
-        registered=_registered(trackers),
+        registered=_registered(registries),
     )
     orphans: list[Holding] = []
     kept: list[Kept] = []
@@ -123,7 +124,7 @@ def plan_orphans(
         gone, others = judge(experiment, each, is_shown=experiment in shown, is_named=experiment in folders)
         orphans += gone
         kept += (left for left in others if left.n_holdings)
-    return OrphanPlan(store=store, trackers=trackers, holdings=tuple(orphans), kept=tuple(kept))
+    return OrphanPlan(store=store, trackers=trackers, registries=registries, holdings=tuple(orphans), kept=tuple(kept))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,8 +166,8 @@ class _Judge:
         return gone, [in_use, keep(older, f"they are older than anything that {self.name} knows")]
 
 
-def _registered(trackers: Sequence[Tracker]) -> set[str]:
-    return {each for tracker in trackers for each in tracker.registered_ids()}
+def _registered(registries: Sequence[Registry]) -> set[str]:
+    return {each for registry in registries for each in registry.registered_ids()}
 
 
 def _refusal(store: Store, trackers: Sequence[Tracker]) -> str:
@@ -175,6 +176,15 @@ def _refusal(store: Store, trackers: Sequence[Tracker]) -> str:
         "there, so it cannot tell what is gone: give the tracking store that the runs there were logged to, or log to "
         "it first"
     )
+
+
+def _refusal_of_folder(store: Store, folder: str) -> str:
+    if folder in folders_of_mlflow(store):
+        return (
+            f"MLflow keeps the artifacts in {folder or '.'!r} in folders of its own: remove those of the models that "
+            "are gone, models/m-…, and what the store keeps for them is dropped without --folder"
+        )
+    return f"no run, logged model or trace has artifacts in the folder {folder or '.'!r} of the store"
 
 
 def _names(trackers: Sequence[Tracker]) -> str:

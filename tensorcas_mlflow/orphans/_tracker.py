@@ -20,7 +20,7 @@ class Experiment:
 
 
 class Tracker(Protocol):
-    """A tracking store and its model registry, as far as collection asks them."""
+    """A tracking store, as far as collection asks it."""
 
     name: str
     """Its URI, without a password."""
@@ -39,8 +39,19 @@ class Tracker(Protocol):
     def experiments(self) -> Sequence[Experiment]:
         """List all experiments, deleted ones too; raises as `artifact_root`."""
 
+
+class Registry(Protocol):
+    """A model registry, as far as collection asks it."""
+
+    name: str
+    """Its URI, without a password."""
+
     def registered_ids(self) -> Collection[str]:
-        """Give the ids of runs and logged models whose artifacts a registered model version is loaded from."""
+        """Give the ids of runs and logged models whose artifacts a registered model version is loaded from.
+
+        Raises:
+            BackendError: It did not answer, or not clearly.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

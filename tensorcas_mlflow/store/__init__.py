@@ -1,5 +1,6 @@
 """Checkpoints and files in a content-addressed store: writing, reading, and what keeps them alive."""
 
+from tensorcas_mlflow.store._format import is_carried
 from tensorcas_mlflow.store._payload import (
     MANIFEST_FILE,
     PAYLOAD_FILE,
@@ -10,7 +11,7 @@ from tensorcas_mlflow.store._payload import (
     read_payload,
     write_payload,
 )
-from tensorcas_mlflow.store._pending import abandon_pending, hold_pending, take_pending
+from tensorcas_mlflow.store._pending import abandon_pending, has_pending, hold_pending, take_pending
 from tensorcas_mlflow.store._records import Ref, RefTarget
 from tensorcas_mlflow.store._save import PendingSave
 from tensorcas_mlflow.store._store import Store
@@ -27,7 +28,9 @@ __all__ = [
     "TensorsFile",
     "abandon_pending",
     "copy_payload",
+    "has_pending",
     "hold_pending",
+    "is_carried",
     "payload_bytes",
     "payload_pieces",
     "read_payload",

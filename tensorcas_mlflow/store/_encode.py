@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tensorcas_mlflow import threads
@@ -12,6 +12,10 @@ from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import ConflictError
 from tensorcas_mlflow.pack import Payload
 from tensorcas_mlflow.store._sources import Source
+
+_GROUP_BYTES = 64 << 10
+"""Pieces of so many bytes together are one thread's task: to hand one over takes as long as to encode a small one."""
+_MAX_GROUP_PIECES = 1 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +35,14 @@ def encode_pieces(pieces: Iterable[Piece]) -> Iterator[Payload]:
     """Encode chunks.
 
     Yields:
-        Payloads in the order of the pieces, a bounded number of them ahead of the caller.
+        Payloads in the order of the pieces, a bounded number of them and of bytes ahead of the caller.
 
     Raises:
         ConflictError: Bytes are no longer those that were hashed.
     """
     load_codecs()
-    return threads.ordered_map(_encode, pieces)
+    for payloads in threads.ordered_map(_encode_group, _groups(pieces)):
+        yield from payloads
 
 
 def encode_chunks(source: Source, chunks: Any) -> Iterator[Payload]:
@@ -61,6 +66,28 @@ def encode_chunks(source: Source, chunks: Any) -> Iterator[Payload]:
                 )
 
     return encode_pieces(pieces())
+
+
+def _groups(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Put neighbouring pieces together, each large one by itself."""
+    group: list[Piece] = []
+    n_bytes = 0
+    for piece in pieces:
+        n_piece_bytes = memoryview(piece.data).nbytes
+        if group and (n_bytes + n_piece_bytes > _GROUP_BYTES or len(group) == _MAX_GROUP_PIECES):
+            yield group
+            group, n_bytes = [], 0
+        if piece.origin is not None and n_piece_bytes < _GROUP_BYTES:
+            # A small piece may be a view of a large array that was copied for it, and many of them would be kept.
+            piece = replace(piece, data=bytes(piece.data))
+        group.append(piece)
+        n_bytes += n_piece_bytes
+    if group:
+        yield group
+
+
+def _encode_group(group: list[Piece]) -> list[Payload]:
+    return [_encode(piece) for piece in group]
 
 
 def _encode(piece: Piece) -> Payload:

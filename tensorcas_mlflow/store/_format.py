@@ -7,6 +7,7 @@ import json
 import os
 import stat
 import uuid
+from typing import Any
 
 from tensorcas_mlflow.backends import STORE_FOLDER
 from tensorcas_mlflow.chunking import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
@@ -15,16 +16,35 @@ from tensorcas_mlflow.errors import BackendError, CorruptError, NewerFormatError
 FORMAT = "format"
 """Its key."""
 VERSION = 1
+MAX_FORMAT_BYTES = 4096
 
 Stamp = tuple[int, int, int]
 """Tells one ``format`` file from another that has taken its place."""
 
 
-def new_format(chunk_bytes: int, store_id: str | None = None) -> bytes:
+def new_format(chunk_bytes: int, store_id: str | None = None, *, is_carried: bool = False) -> bytes:
     """Write the blob of a new store, whose id is drawn unless it is given."""
     store_id = store_id or uuid.uuid4().hex
-    settings = {"format": VERSION, "id": store_id, "chunk_bytes": chunk_bytes, "digest": "blake3-256"}
+    settings: dict[str, Any] = {
+        "format": VERSION,
+        "id": store_id,
+        "chunk_bytes": chunk_bytes,
+        "digest": "blake3-256",
+    }
+    if is_carried:
+        settings["carried"] = True
     return json.dumps(settings, sort_keys=True).encode() + b"\n"
+
+
+def is_carried(root: str | os.PathLike[str]) -> bool:
+    """Tell whether the store at a folder was made by clients of an MLflow server that keeps no store itself."""
+    path = os.path.join(root, STORE_FOLDER, FORMAT)
+    try:
+        with open(path, "rb") as file:
+            settings = json.loads(file.read(MAX_FORMAT_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(settings, dict) and settings.get("carried") is True
 
 
 def stamp_of(root: str) -> Stamp | None:

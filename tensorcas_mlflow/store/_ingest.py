@@ -37,8 +37,15 @@ BATCH_BYTES = 32 << 20
 """Bytes that are held before they are stored; a shorter file is saved as a checkpoint is, with one intent."""
 
 _TAKE_BYTES = 4 << 20
-_MAX_ROWS = 1 << 20
-"""A file of more rows than these is plain bytes from there on."""
+_LOOK_BYTES = 64 << 10
+"""Bytes of a skeleton that come in many small parts are put together before they are cut."""
+_FREE_ROWS = 16_384
+_BYTES_A_ROW = 1024
+"""A file may have one row more for so many of its bytes: a row takes about as many in memory, and some 300 in a
+manifest. Tensors that come thicker are skeleton."""
+_FREE_NAME_BYTES = 4 << 20
+_BYTES_A_NAME_BYTE = 16
+"""And one byte more of names for so many; tensors have no names after that."""
 _MAX_BATCH_PIECES = 1 << 16
 
 
@@ -50,6 +57,9 @@ class _OpenRow:
     first: int
     """Number of its first chunk, counted over all rows."""
     cutter: ContentCutter | None = None
+    waiting: list[memoryview] = field(default_factory=list)
+    """Bytes that are to be put together."""
+    n_waiting_bytes: int = 0
     given_cuts: Any = None
     n_bytes: int = 0
     piece_start: int = 0
@@ -88,6 +98,7 @@ class Ingest:
         self._rows: list[_OpenRow] = []
         self._ends: list[int] = []
         self._batch = _Batch()
+        self._n_bytes = 0
 
     def __enter__(self) -> Ingest:
         return self
@@ -136,8 +147,10 @@ class Ingest:
         goes_on = last is not None and (
             isinstance(part, More) or (type(part) is type(last.part) and not isinstance(part, Tensor))
         )
-        if last is not None and (goes_on or len(self._rows) >= _MAX_ROWS):
+        if last is not None and goes_on:
             return last
+        if isinstance(part, Tensor) and len(self._rows) >= _FREE_ROWS + self._n_bytes // _BYTES_A_ROW:
+            return self._row_for(Skeleton(n_bytes=part.n_bytes))
         self._close_row()
         row = _OpenRow(part, len(self._sizes))
         if isinstance(part, Skeleton):
@@ -154,6 +167,8 @@ class Ingest:
         if not self._rows or len(self._ends) == len(self._rows):
             return
         row = self._rows[-1]
+        if row.waiting:
+            self._cut(row, _waited(row))
         if row.open:
             self._end_chunk(row, b"")
         if row.cuts and row.cuts[-1] < row.n_bytes:
@@ -162,6 +177,17 @@ class Ingest:
         self._ends.append(len(self._sizes))
 
     def _add(self, row: _OpenRow, block: memoryview) -> None:
+        """Add bytes to a row."""
+        self._n_bytes += len(block)
+        if row.cutter is not None and (row.waiting or len(block) < _LOOK_BYTES):
+            row.waiting.append(block)
+            row.n_waiting_bytes += len(block)
+            if row.n_waiting_bytes < _LOOK_BYTES:
+                return
+            block = _waited(row)
+        self._cut(row, block)
+
+    def _cut(self, row: _OpenRow, block: memoryview) -> None:
         """Cut bytes into chunks."""
         if row.itemsize == 0:
             row.itemsize = guess_itemsize(block)
@@ -203,8 +229,10 @@ class Ingest:
         digests = np.concatenate(self._digests)
         names: set[str] = {""}
         rows: list[Row] = []
+        n_name_bytes = _FREE_NAME_BYTES + self._n_bytes // _BYTES_A_NAME_BYTE
         for row, end in zip(self._rows, self._ends, strict=True):
-            spec = _spec_of(row, names)
+            spec = _spec_of(row, names, max_name_bytes=n_name_bytes)
+            n_name_bytes -= len(spec.name.encode())
             names.add(spec.name)
             cuts = np.array(row.cuts, dtype=np.int64) if len(row.cuts) > 1 else None
             rows.append(Row(spec=spec, cuts=cuts, digests=digests[row.first : end]))
@@ -268,6 +296,14 @@ class StreamSource(Source):
         return self._itemsizes[row]
 
 
+def _waited(row: _OpenRow) -> memoryview:
+    """Put together what was waiting."""
+    block = row.waiting[0] if len(row.waiting) == 1 else memoryview(b"".join(row.waiting))
+    row.waiting.clear()
+    row.n_waiting_bytes = 0
+    return block
+
+
 def _cuts(row: _OpenRow, block: memoryview, start: int) -> list[int]:
     """Say where pieces end in a block that begins at some offset of its row."""
     if row.cutter is not None:
@@ -288,13 +324,13 @@ def _itemsize(dtype: str | None) -> int:
         return 0
 
 
-def _spec_of(row: _OpenRow, names: set[str]) -> Spec:
+def _spec_of(row: _OpenRow, names: set[str], *, max_name_bytes: int) -> Spec:
     """Describe a row by what its file says of it, or as plain bytes if that is not what has come."""
     part = row.part
     plain = Spec(name="", dtype=None, shape=(row.n_bytes,))
     if not isinstance(part, Tensor):
         return plain
-    name = "" if part.name in names else part.name
+    name = "" if part.name in names or len(part.name.encode()) > max_name_bytes else part.name
     try:
         if part.dtype is not None and part.name != SKELETON:
             shape = part.shape

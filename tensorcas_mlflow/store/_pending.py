@@ -38,6 +38,12 @@ def take_pending(store: Store, digest: str, path: str) -> tuple[PendingSave, Ref
         return _held.pop((store.id, digest, path), None)
 
 
+def has_pending(store: Store) -> bool:
+    """Tell whether this process holds any save of a store."""
+    with _lock:
+        return any(store_id == store.id for store_id, _, _ in _held)
+
+
 def abandon_pending(save: PendingSave) -> None:
     """Give a save up if it is still held."""
     with _lock:

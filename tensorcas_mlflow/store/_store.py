@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.backends import STORE_FOLDER, Backend, local_path, open_backend, root_uri
+from tensorcas_mlflow.backends import STORE_FOLDER, Backend, Token, local_path, open_backend, root_uri
 from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
 from tensorcas_mlflow.containers import Readable, Tape
 from tensorcas_mlflow.errors import (
@@ -101,7 +101,7 @@ class Store:
             store_id: 32 hex digits; drawn unless given.
         """
         try:
-            backend.put_new(FORMAT, [new_format(chunk_bytes, store_id)])
+            backend.put_new(FORMAT, [new_format(chunk_bytes, store_id, is_carried=backend.is_carrier)])
         except BlobExistsError:
             raise ConflictError(f"there is already a store at {backend.uri!r}") from None
         return cls.open_backend(backend)
@@ -286,6 +286,15 @@ class Store:
         """List all refs below an artifact directory, by path."""
         refs = (read_ref(self.backend, info.key) for info in self.backend.list(artifact_prefix(directory)))
         return sorted((ref for ref in refs if ref is not None), key=lambda ref: ref.path or "")
+
+    def artifact_token(self, path: str) -> Token | None:
+        """Tell one ref of an artifact path from another that takes its place; None where no ref stands."""
+        info = self.backend.stat(artifact_key(path))
+        return None if info is None else info.token
+
+    def drop_artifact(self, path: str, token: Token | None) -> bool:
+        """Drop the ref of an artifact path if it is still the one that the token was of, and say whether it was."""
+        return token is not None and self.backend.withdraw(artifact_key(path), token)
 
     def drop_artifacts(self, path: str) -> int:
         """Drop the ref of an artifact path and all refs below it; ``""`` means all artifacts.

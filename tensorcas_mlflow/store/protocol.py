@@ -6,7 +6,7 @@ For `tensorcas_mlflow.gc` and other maintenance; programs use `Store`.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Set
+from collections.abc import Collection, Set
 
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError
@@ -39,13 +39,13 @@ __all__ = [
 ]
 
 
-def read_refs(backend: Backend) -> list[Ref]:
-    """Read every ref of a store.
+def read_refs(backend: Backend, *, but: Collection[str] = ()) -> list[Ref]:
+    """Read every ref of a store, except those at some keys.
 
     Raises:
         CorruptError: One cannot be read.
     """
-    refs = (read_ref(backend, info.key) for info in backend.list("refs"))
+    refs = (read_ref(backend, info.key) for info in backend.list("refs") if info.key not in but)
     return [ref for ref in refs if ref is not None]
 
 

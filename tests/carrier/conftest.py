@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +52,17 @@ def stock(empty_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.fixture(scope="session")
+def stock_gunicorn(empty_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server without our package, under gunicorn."""
+    folder = tmp_path_factory.mktemp("gunicorn")
+    shutil.copy(empty_database, folder / "mlflow.db")
+    options = ("--workers", "1", "--gunicorn-opts", "--timeout 120")
+    options += ("--artifacts-destination", str(folder / "files"), "--serve-artifacts")
+    with serve(folder, options, plugin=False) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def ours(empty_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server that keeps its artifacts in a store."""
     folder = tmp_path_factory.mktemp("ours")
@@ -62,22 +74,38 @@ def ours(empty_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 @pytest.fixture
 def carried(stock: Server, no_stray_settings: None) -> Iterator[Experiment]:
     """A new experiment at the stock server, the active one."""
-    yield from _active(stock)
+    with active(stock) as experiment:
+        yield experiment
+
+
+@pytest.fixture
+def carried_by_gunicorn(stock_gunicorn: Server, no_stray_settings: None) -> Iterator[Experiment]:
+    """A new experiment at the stock server under gunicorn, the active one."""
+    with active(stock_gunicorn) as experiment:
+        yield experiment
 
 
 @pytest.fixture
 def served(ours: Server, no_stray_settings: None) -> Iterator[Experiment]:
     """A new experiment at our server, the active one."""
-    yield from _active(ours)
+    with active(ours) as experiment:
+        yield experiment
 
 
-def _active(server: Server) -> Iterator[Experiment]:
+@contextmanager
+def active(server: Server) -> Iterator[Experiment]:
+    """Make a new experiment at a server, the active one for as long as the block lasts."""
     before = mlflow.get_tracking_uri()
     mlflow.set_tracking_uri(server.uri)
     experiment_id = mlflow.create_experiment(uuid.uuid4().hex)
+    # SQLite gives the id of the last experiment again once `mlflow gc` has removed it; its folder may still be there.
+    while (server.folder / "files" / experiment_id).exists():
+        experiment_id = mlflow.create_experiment(uuid.uuid4().hex)
     mlflow.set_experiment(experiment_id=experiment_id)
-    yield Experiment(id=experiment_id, server=server, folder=server.folder / "files" / experiment_id)
-    while mlflow.active_run() is not None:
-        mlflow.end_run()
-    fluent._active_experiment_id = None
-    mlflow.set_tracking_uri(before)
+    try:
+        yield Experiment(id=experiment_id, server=server, folder=server.folder / "files" / experiment_id)
+    finally:
+        while mlflow.active_run() is not None:
+            mlflow.end_run()
+        fluent._active_experiment_id = None
+        mlflow.set_tracking_uri(before)

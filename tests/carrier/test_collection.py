@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,12 +14,16 @@ from pathlib import Path
 import mlflow
 import numpy as np
 import pytest
+from click.testing import CliRunner
+from mlflow.cli import gc as mlflow_gc
+from sklearn.linear_model import LinearRegression
 
 from tensorcas_mlflow.backends import LocalBackend
 from tensorcas_mlflow.carrier import find_carrier
 from tensorcas_mlflow.cli import main
 from tensorcas_mlflow.errors import DirectAccessError, PendingSavesError
 from tensorcas_mlflow.gc import plan_gc
+from tensorcas_mlflow.orphans import orphaned_refs
 from tensorcas_mlflow.store import PendingSave, RefTarget, Store
 from tests.carrier.conftest import Experiment
 from tests.deploy.servers import environment
@@ -131,19 +136,57 @@ def test_files_that_a_server_left_half_written_are_no_blobs_and_are_swept(tmp_pa
     assert not leftover.exists()
 
 
-def test_the_models_of_a_deleted_run_are_found_by_direct_access(carried: Experiment) -> None:
+def test_what_mlflow_gc_deletes_at_the_server_is_found_by_direct_access(carried: Experiment) -> None:
     """The ref says where below the store's root MLflow keeps the copy, so it can be looked for there."""
-    from tensorcas_mlflow.orphans import orphaned_refs
+    gone, kept = checkpoint(1), checkpoint(2)
+    mlflow.delete_run(gone)
+    before = orphaned_refs(carried.store(), grace_s=0)
+    forget(carried, "--run-ids", gone)
 
+    assert before == []
+    assert [ref.run_id for ref in orphaned_refs(carried.store(), grace_s=0)] == [gone]
+    assert main(["gc", "--root", str(carried.folder), "--orphans", "--yes", "--grace", "0"]) == 0
+    assert [ref.run_id for ref in carried.store().checkpoints()] == [kept]
+    assert (mlflow.tensorcas.load_checkpoint(kept)["w"] == np.arange(2_000.0)).all()
+
+
+def test_a_model_of_an_experiment_that_mlflow_gc_deletes_goes_with_its_folder(
+    carried: Experiment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_id, model_id = checkpoint(1), log_model()
+    collect = ["gc", "--root", str(carried.folder), "--orphans", "--yes", "--grace", "0"]
+    mlflow.delete_experiment(carried.id)
+    forget(carried, "--experiment-ids", carried.id)
+
+    assert main(collect) == 0
+    assert {ref.model_id for ref in carried.store().checkpoints()} == {model_id}
+    assert main([*collect, "--tracking-uri", carried.server.uri, "--folder", "."]) == 1
+    assert "MLflow keeps the artifacts in '.' in folders of its own: remove" in capsys.readouterr().err
+    shutil.rmtree(carried.folder / "models" / model_id)
+    assert main(collect) == 0
+
+    assert not (carried.folder / run_id / "artifacts").exists()
+    assert carried.store().checkpoints() == []
+
+
+def checkpoint(step: int) -> str:
+    """Log a checkpoint of a run, and give the run's id."""
     with mlflow.start_run() as run:
-        mlflow.log_text("text", "note.txt")
-        mlflow.tensorcas.log_checkpoint({"w": np.arange(1_000.0)}, step=1, log_metrics=False)
+        mlflow.tensorcas.log_checkpoint({"w": np.arange(step * 1_000.0)}, step=step, log_metrics=False)
         mlflow.tensorcas.wait()
-    with mlflow.start_run():
-        mlflow.log_text("text", "note.txt")
-    kept = orphaned_refs(carried.store(), grace_s=0)
-    folder = carried.folder / run.info.run_id
-    folder.rename(carried.folder.parent / f"gone-{carried.id}")
+    return str(run.info.run_id)
 
-    assert kept == []
-    assert [ref.run_id for ref in orphaned_refs(carried.store(), grace_s=0)] == [run.info.run_id]
+
+def log_model() -> str:
+    model = LinearRegression()
+    model.coef_, model.intercept_ = np.arange(3_000.0), 0.0
+    with mlflow.start_run():
+        return str(mlflow.tensorcas.log_model(model, name="model", pip_requirements=[]).model_id)
+
+
+def forget(experiment: Experiment, *words: str) -> None:
+    """Run ``mlflow gc`` beside the server."""
+    server = experiment.server
+    options = ["--backend-store-uri", server.backend_store_uri, "--tracking-uri", server.uri]
+    done = CliRunner().invoke(mlflow_gc, [*options, *words])
+    assert done.exit_code == 0, done.output

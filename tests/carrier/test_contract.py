@@ -9,9 +9,10 @@ import pytest
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
 from tensorcas_mlflow.backends import LocalBackend, MemoryBackend
-from tensorcas_mlflow.carrier import CarrierBackend, Entry, NoAnswerError, Shelf
+from tensorcas_mlflow.carrier import CarrierBackend, Entry, NoAnswerError, Shelf, UnreachableError
 from tensorcas_mlflow.carrier._artifacts import ArtifactShelf
 from tensorcas_mlflow.carrier._downloads import Downloads
+from tensorcas_mlflow.carrier._shelf import BrokenOffError
 from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import BlobNotFoundError
 from tests.carrier.conformance import CarrierConformance, intent
@@ -32,6 +33,9 @@ class MemoryShelf(Shelf):
     def fetch(self, path: str, out: Path) -> None:
         self.fetched.append(path)
         out.write_bytes(self.memory.get(path))
+
+    def head(self, path: str, n_bytes: int) -> bytes:
+        return self.memory.get(path)[:n_bytes]
 
     def entries(self, folder: str) -> list[Entry]:
         everything = self.memory._blobs
@@ -59,6 +63,41 @@ class SilentShelf(MemoryShelf):
             super().put(path, file)
         if is_lost:
             raise NoAnswerError("write", path, "the line went dead")
+
+
+class BreakingShelf(MemoryShelf):
+    """One whose answers to the next fetches break off; the last one after somebody has deleted the file, if told so."""
+
+    n_breaks = 0
+    is_deleted = False
+
+    def fetch(self, path: str, out: Path) -> None:
+        if self.n_breaks == 0:
+            super().fetch(path, out)
+            return
+        self.n_breaks -= 1
+        out.write_bytes(self.memory.get(path)[:1])
+        if self.is_deleted and self.n_breaks == 0:
+            self.memory.delete(path)
+        raise BrokenOffError("read", path, "IncompleteRead")
+
+
+class DeadShelf(MemoryShelf):
+    """One whose server is gone from some time on."""
+
+    is_dead = False
+    n_asked = 0
+
+    def put(self, path: str, file: Path) -> None:
+        if self.is_dead:
+            raise UnreachableError("write", path, "connection refused")
+        super().put(path, file)
+
+    def entries(self, folder: str) -> list[Entry]:
+        if self.is_dead:
+            self.n_asked += 1
+            raise UnreachableError("list", folder, "connection refused")
+        return super().entries(folder)
 
 
 class TestInMemory(CarrierConformance):
@@ -106,6 +145,49 @@ def test_an_intent_stays_when_nobody_knows_whether_its_ref_was_put(is_done: bool
     # A server that is slow may put the ref now. Without the intent, a collection would not have waited for it.
     assert not backend.withdraw(source, token)
     assert backend.stat(source) is not None
+
+
+def test_a_blob_whose_bytes_break_off_is_fetched_again() -> None:
+    shelf = BreakingShelf()
+    backend = CarrierBackend(shelf, uri="mlflow-artifacts:/1")
+    backend.put_new("k", [b"0123456789"])
+    shelf.n_breaks = 2
+
+    assert backend.get("k") == b"0123456789"
+
+
+def test_a_blob_that_is_deleted_while_it_is_served_is_gone() -> None:
+    shelf = BreakingShelf()
+    backend = CarrierBackend(shelf, uri="mlflow-artifacts:/1")
+    backend.put_new("k", [b"0123456789"])
+    shelf.n_breaks, shelf.is_deleted = 1, True
+
+    with pytest.raises(BlobNotFoundError, match="'k'"):
+        backend.get("k")
+
+
+def test_a_blob_whose_bytes_always_break_off_is_given_up() -> None:
+    shelf = BreakingShelf()
+    backend = CarrierBackend(shelf, uri="mlflow-artifacts:/1")
+    backend.put_new("k", [b"0123456789"])
+    shelf.n_breaks = 1_000
+
+    with pytest.raises(NoAnswerError, match="safe to try again"):
+        backend.get("k")
+    assert shelf.n_breaks > 900
+
+
+def test_a_server_that_is_gone_is_not_asked_for_the_intent_after_a_put_it_has_not_answered() -> None:
+    shelf = DeadShelf()
+    backend = CarrierBackend(shelf, uri="mlflow-artifacts:/1")
+    source = intent()
+    token = backend.put_new(source, [b"an intent"])
+    shelf.is_dead = True
+    with pytest.raises(NoAnswerError):
+        backend.put_new(f"packs/{'a' * 32}.pack", [b"a pack"])
+
+    assert not backend.withdraw(source, token)
+    assert shelf.n_asked == 0
 
 
 def test_a_blob_is_fetched_once_however_many_threads_read_it(tmp_path: Path) -> None:

@@ -57,8 +57,9 @@ def test_a_refused_upload_is_told_at_once(carried: Experiment, monkeypatch: pyte
     assert isinstance(store.backend, CarrierBackend)
     monkeypatch.setattr(store.backend._shelf, "_folder", ".tensorcas/#")  # a path that servers do not take
 
-    with mlflow.start_run(), pytest.raises(MlflowException, match="the server refuses it"):
+    with mlflow.start_run(), pytest.raises(MlflowException, match="the server refuses it") as caught:
         log(1)
+    assert caught.value.error_code == "BAD_REQUEST"  # clients of servers repeat what is TEMPORARILY_UNAVAILABLE
 
 
 def test_what_was_saved_before_a_server_was_killed_is_there_when_it_is_back(

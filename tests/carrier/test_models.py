@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import mlflow
@@ -11,13 +12,14 @@ import numpy as np
 import pytest
 import torch
 import xgboost
+from mlflow.exceptions import MlflowException
 from sklearn.ensemble import RandomForestClassifier
 
 from tensorcas_mlflow.cli import main
 from tensorcas_mlflow.store import RefTarget
 from tensorcas_mlflow.verify import verify
 from tests.carrier.conftest import Experiment
-from tests.deploy.servers import environment
+from tests.deploy.servers import environment, free_port
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 4)).astype(np.float32)
@@ -77,6 +79,21 @@ def test_another_process_loads_it(carried: Experiment) -> None:
 
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) == network(3)[0].weight.detach().sum().item()
+
+
+def test_a_model_whose_server_is_gone_says_where_its_store_is(
+    carried: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = mlflow.artifacts.download_artifacts(log(network()).model_uri, dst_path=str(tmp_path))
+    store_id = carried.store().id
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    gone = f"http://127.0.0.1:{free_port()}"
+    mlflow.set_tracking_uri(gone)
+
+    with pytest.raises(MlflowException, match=f"in store {store_id}, and its place '{carried.uri}'") as caught:
+        mlflow.tensorcas.load_model(folder)
+    assert gone in str(caught.value)
+    assert caught.value.error_code == "TEMPORARILY_UNAVAILABLE"
 
 
 def test_ten_identical_models_cost_little_more_than_one(carried: Experiment) -> None:

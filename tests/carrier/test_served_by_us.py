@@ -116,6 +116,38 @@ def test_a_rule_and_a_deletion_drop_steps(served: Experiment) -> None:
             mlflow.tensorcas.delete_checkpoint(step=2)
 
 
+def test_files_of_the_user_are_no_steps(served: Experiment) -> None:
+    with mlflow.start_run():
+        log(1)
+        for name in ("5.tensors", "step-9.tensors", "step-00000007.tensors", "step-00000008.arrow"):
+            mlflow.log_text("mine", f"checkpoints/checkpoint/{name}")
+        log(5)
+
+        assert [record.step for record in mlflow.tensorcas.list_checkpoints()] == [1, 5]
+        assert mlflow.tensorcas.load_checkpoint(step=5)["step"] == 5
+
+
+def test_a_file_of_the_user_in_the_place_of_a_step_stays(served: Experiment) -> None:
+    mine = "mine " * 100
+    path = "checkpoints/checkpoint/step-00000007.tensors"
+    with mlflow.start_run() as run:
+        log(1)
+        mlflow.log_text(mine, path)
+        with pytest.raises(MlflowException, match="no checkpoint"):
+            mlflow.tensorcas.load_checkpoint(step=7)
+        with pytest.raises(MlflowException, match="no checkpoint"):
+            mlflow.tensorcas.delete_checkpoint(step=7)
+        with pytest.raises(MlflowException, match="already a checkpoint"):
+            log(7)
+        with pytest.raises(MlflowException, match="is no checkpoint and stays"):
+            log(7, overwrite=True)
+        assert mlflow.tensorcas.load_checkpoint()["step"] == 1
+        log(8, keep=Keep(last=1))
+
+        assert mlflow.tensorcas.load_checkpoint()["step"] == 8
+    assert mlflow.artifacts.load_text(f"runs:/{run.info.run_id}/{path}") == mine
+
+
 def test_a_save_in_the_background_may_be_trained_on(served: Experiment) -> None:
     with mlflow.start_run():
         state = state_of(1)

@@ -36,6 +36,15 @@ class Host:
         self.write(model.artifact_location if folder is None else in_folder)
         return str(model.model_id)
 
+    def registered(self, name: str, model_id: str, *, registry_uri: str | None = None) -> str:
+        """Register a version of a logged model, copy it to another name, and delete the first; give the other name."""
+        client = MlflowClient(self.uri, registry_uri or self.uri)
+        client.create_registered_model(name)
+        client.create_model_version(name, f"models:/{model_id}", model_id=model_id)
+        copy = client.copy_model_version(f"models:/{name}/1", f"copy of {name}")
+        client.delete_registered_model(name)
+        return str(copy.name)
+
     def write(self, root: str) -> None:
         file = self.root.parent / "weights.bin"
         file.write_bytes(np.random.default_rng(0).bytes(1000))

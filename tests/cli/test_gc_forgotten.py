@@ -14,7 +14,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
-from tensorcas_mlflow.orphans import find_holdings, open_tracker, plan_orphans
+from tensorcas_mlflow.orphans import OrphanPlan, find_holdings, open_registry, open_tracker, plan_orphans
 from tensorcas_mlflow.store import RefTarget, Store
 from tests.cli.conftest import Tensorcas
 from tests.cli.hosts import Gc, Host
@@ -39,6 +39,12 @@ def other_uri(empty_database: Path, tmp_path: Path) -> str:
 @pytest.fixture
 def gc(host: Host, tensorcas: Tensorcas) -> Gc:
     return Gc(host, tensorcas)
+
+
+def plan_of(host: Host) -> OrphanPlan:
+    store = Store.open(host.root)
+    trackers, registries = [open_tracker(host.uri)], [open_registry(host.uri)]
+    return plan_orphans(store, find_holdings(store), trackers=trackers, registries=registries, grace_s=0)
 
 
 def test_what_the_tracking_store_has_forgotten_is_dropped_with_its_plain_files(host: Host, gc: Gc) -> None:
@@ -115,7 +121,7 @@ def test_a_database_that_is_not_there_is_not_made(host: Host, gc: Gc, tmp_path: 
     done = gc(uri=f"sqlite:///{tmp_path}/mistyped.db")
 
     assert done.status == 1
-    assert "there is no tracking database" in done.err
+    assert "there is no database" in done.err
     assert not (tmp_path / "mistyped.db").exists()
 
 
@@ -283,8 +289,7 @@ def test_what_is_written_to_after_the_look_is_spared(host: Host) -> None:
     experiment = host.experiment("a")
     ids = [host.run(experiment), *(host.model(experiment) for _ in range(3))]
     host.forget(*ids[1:])
-    store = Store.open(host.root)
-    plan = plan_orphans(store, find_holdings(store), trackers=[open_tracker(host.uri)], grace_s=0)
+    plan = plan_of(host)
     root = f"tensorcas://{host.root}/a/models"
 
     get_artifact_repository(f"{root}/{ids[1]}/artifacts").log_artifact(str(host.root.parent / "weights.bin"))
@@ -300,14 +305,70 @@ def test_what_comes_to_be_known_after_the_look_is_spared(host: Host, tmp_path: P
     ids = {host.run(experiment), host.run(experiment)}
     shutil.copy(tmp_path / "mlflow.db", tmp_path / "backup.db")
     host.forget(max(ids))
-    store = Store.open(host.root)
-    plan = plan_orphans(store, find_holdings(store), trackers=[open_tracker(host.uri)], grace_s=0)
+    plan = plan_of(host)
 
     shutil.copy(tmp_path / "backup.db", tmp_path / "mlflow.db")
 
     assert len(plan.holdings) == 1
     assert plan.execute() == ()
     assert host.kept() == ids
+
+
+@pytest.mark.parametrize("name", ["plain", "0" * 32, f"m-{'1' * 32}"])
+def test_a_copy_of_a_registered_version_keeps_its_model_whatever_the_name_that_it_was_copied_from(
+    host: Host, gc: Gc, name: str
+) -> None:
+    experiment = host.experiment("a")
+    kept_run, registered, gone = host.run(experiment), host.model(experiment), host.model(experiment)
+    host.registered(name, registered)
+    host.forget(registered, gone)
+
+    assert gc("--folder", "a").status == 0
+    assert host.kept() == {kept_run, registered}
+
+
+def test_what_a_registry_in_another_database_loads_is_kept_if_the_registry_is_named(
+    host: Host, gc: Gc, other_uri: str
+) -> None:
+    experiment = host.experiment("a")
+    kept_run, registered, gone = host.run(experiment), host.model(experiment), host.model(experiment)
+    host.registered("used", registered, registry_uri=other_uri)
+    host.forget(registered, gone)
+
+    done = gc("--registry-uri", other_uri)
+
+    assert done.status == 0
+    assert "kept: 1 unknown artifact root in a: registered model versions are loaded from there\n" in done.out
+    assert host.kept() == {kept_run, registered}
+    assert gc().status == 0
+    assert host.kept() == {kept_run}
+
+
+def test_the_registry_of_the_environment_is_asked_and_so_are_those_of_the_tracking_stores(
+    host: Host, gc: Gc, other_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = host.experiment("a")
+    kept_run, here, there = host.run(experiment), host.model(experiment), host.model(experiment)
+    host.registered("here", here)
+    host.registered("there", there, registry_uri=other_uri)
+    host.forget(here, there)
+    monkeypatch.setenv("MLFLOW_REGISTRY_URI", other_uri)
+
+    assert gc().status == 0
+    assert host.kept() == {kept_run, here, there}
+
+
+def test_a_registry_that_is_not_there_is_an_error_and_is_not_made(host: Host, gc: Gc, tmp_path: Path) -> None:
+    experiment = host.experiment("a")
+    run_id, model_id = host.run(experiment), host.model(experiment)
+    host.forget(model_id)
+
+    done = gc("--registry-uri", f"sqlite:///{tmp_path}/mistyped.db")
+
+    assert done.status == 1
+    assert "there is no database" in done.err
+    assert not (tmp_path / "mistyped.db").exists()
+    assert host.kept() == {run_id, model_id}
 
 
 class Unhelpful(BaseHTTPRequestHandler):
@@ -371,5 +432,13 @@ def test_a_tracking_store_with_workspaces_is_refused(
     done = gc(uri=f"sqlite:///{tmp_path}/fresh.db")
 
     assert done.status == 1
+    assert "tracking store" in done.err
     assert "workspaces" in done.err
     assert host.kept() == {run_id}
+
+
+def test_a_model_registry_with_workspaces_is_refused(other_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_ENABLE_WORKSPACES", "true")
+
+    with pytest.raises(ValueError, match=r"the model registry at .* keeps workspaces"):
+        open_registry(other_uri)

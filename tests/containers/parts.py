@@ -44,6 +44,15 @@ def tensors(data: bytes) -> dict[str, tuple[Tensor, bytes]]:
     return {part.name: (part, taken) for part, taken in take_apart(data) if isinstance(part, Tensor)}
 
 
+def kinds(data: bytes) -> list[type[Part]]:
+    """Parts of a file, neighbours of one kind joined."""
+    found: list[type[Part]] = []
+    for part, _ in take_apart(data):
+        if found[-1:] != [type(part)] or isinstance(part, Tensor):
+            found.append(type(part))
+    return found
+
+
 def joined(parts: list[tuple[Part, bytes]]) -> bytes:
     """Put a file together again."""
     return b"".join(taken for _, taken in parts)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.containers import Skeleton, Tensor
+from tensorcas_mlflow.containers import Plain, Skeleton, Tensor, _checkpoint_file
 from tensorcas_mlflow.store import PAYLOAD_FILE, Store, write_payload
 from tests.containers.parts import damaged, joined, take_apart, tensors
 
@@ -87,3 +87,9 @@ def test_a_file_of_a_later_version_is_plain_bytes(data: bytes) -> None:
 
     assert joined(take_apart(later)) == later
     assert tensors(later) == {}
+
+
+def test_a_file_of_more_rows_than_are_read_ahead_is_plain_bytes(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_checkpoint_file, "_MAX_ROWS", 2)
+
+    assert [type(part) for part, _ in take_apart(data)] == [Plain]

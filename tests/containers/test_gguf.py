@@ -195,6 +195,19 @@ def test_a_file_without_tensors_is_all_skeleton(make: Make) -> None:
     assert all(isinstance(part, Skeleton) for part, _ in parts)
 
 
+@pytest.mark.parametrize("nesting", [0, 1])
+def test_a_header_of_more_values_than_any_model_has_makes_plain_bytes(nesting: int) -> None:
+    n_values = 100_000
+    pair = struct.pack("<QIB", 0, 7, 1)
+    pairs = pair * n_values
+    arrays = struct.pack("<QIIQ", 0, 9, 9, n_values) + struct.pack("<IQ", 7, 0) * n_values
+    data = struct.pack("<4sIQQ", b"GGUF", 3, 0, 1 if nesting else n_values) + (arrays if nesting else pairs)
+    parts = take_apart(data)
+
+    assert joined(parts) == data
+    assert {type(part) for part, _ in parts} == {Plain}
+
+
 def test_damaged_files_come_back(make: Make, weights: np.ndarray) -> None:
     data = make({"w": weights[0], "b": weights[1, 0]}, fill=lambda writer: writer.add_token_list(["a"] * 20))
 

@@ -5,7 +5,7 @@ import io
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.containers import Plain, Skeleton, Tensor
+from tensorcas_mlflow.containers import Plain, Skeleton, Tensor, _npy
 from tensorcas_mlflow.dtypes import dtype_name
 from tests.containers.parts import damaged, joined, take_apart, tensors
 
@@ -121,6 +121,25 @@ def test_a_header_that_claims_gigabytes_costs_nothing() -> None:
     data = b"\x93NUMPY\x02\x00" + (2**32 - 1).to_bytes(4, "little") + b"{" * 100
 
     assert joined(take_apart(data)) == data
+
+
+def test_arrays_of_records_are_found_up_to_so_many_bytes_of_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_npy, "_MAX_LITERAL_BYTES", 1000)
+    one = npy(ARRAYS["records"])
+    data = one * 50
+    parts = take_apart(data)
+
+    assert joined(parts) == data
+    assert sum(isinstance(part, Tensor) for part, _ in parts) == 1000 // (len(one) - ARRAYS["records"].nbytes - 10)
+    assert isinstance(parts[-1][0], Plain)
+    assert list(tensors(one)) == [""]
+
+
+def test_files_with_simple_headers_may_have_any_number_of_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_npy, "_MAX_LITERAL_BYTES", 0)
+    parts = take_apart(npy(ARRAYS["float32"]) * 50)
+
+    assert sum(isinstance(part, Tensor) for part, _ in parts) == 50
 
 
 @pytest.mark.parametrize("name", ["float32", "records"])

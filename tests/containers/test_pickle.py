@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import struct
@@ -24,11 +25,11 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 from xgboost import XGBClassifier
 
-from tensorcas_mlflow.containers import Part, Plain, Skeleton, Tensor, _pickle
+from tensorcas_mlflow.containers import Plain, Skeleton, Tensor, _pickle
 from tensorcas_mlflow.containers._pickle_machine import Limits
 from tensorcas_mlflow.content_cuts import content_cuts
 from tensorcas_mlflow.dtypes import dtype_name
-from tests.containers.parts import damaged, joined, take_apart, tensors
+from tests.containers.parts import damaged, joined, kinds, take_apart, tensors
 
 RANDOM = np.random.default_rng(7)
 WIDE = RANDOM.normal(size=(40, 700))
@@ -58,15 +59,6 @@ class RunsACommand:
 
     def __reduce__(self) -> Any:
         return os.system, (f"touch {self._marker}",)
-
-
-def kinds(data: bytes) -> list[type[Part]]:
-    """Parts of a file, neighbours of one kind joined."""
-    found: list[type[Part]] = []
-    for part, _ in take_apart(data):
-        if found[-1:] != [type(part)] or isinstance(part, Tensor):
-            found.append(type(part))
-    return found
 
 
 # --- arrays
@@ -103,12 +95,30 @@ def test_axes_in_another_order_are_in_the_order_of_the_bytes() -> None:
     assert content == stored.tobytes()
 
 
-def test_records_with_gaps_have_no_name_and_are_a_tensor_all_the_same() -> None:
-    array = np.zeros(500, np.dtype([("left", "<i8"), ("go", "?")], align=True))
-    tensor, content = tensors(pickle.dumps({"nodes": array}, 4))["nodes"]
+@pytest.mark.parametrize("protocol", [4, 5])
+def test_records_with_gaps_have_no_name_and_are_a_tensor_of_bytes(protocol: int) -> None:
+    array = np.zeros((50, 10), np.dtype([("left", "<i8"), ("go", "?")], align=True))
+    tensor, content = tensors(pickle.dumps({"nodes": array}, protocol))["nodes"]
 
-    assert (tensor.dtype, tensor.shape) == (None, None)
+    assert (tensor.dtype, tensor.shape) == ("uint8", (500, 16))
     assert content == array.tobytes()
+
+
+class LeavesOutSets(pickle.Pickler):
+    """Writes persistent ids, which mean something only to whoever wrote them."""
+
+    def persistent_id(self, obj: Any) -> Any:
+        return ("a set", len(obj)) if isinstance(obj, set) else None
+
+
+def test_arrays_among_persistent_ids_are_found() -> None:
+    array = np.arange(900.0)
+    out = io.BytesIO()
+    LeavesOutSets(out, 4).dump([{1}, {"a": array}, {2, 3}])
+    data = out.getvalue()
+
+    assert joined(take_apart(data)) == data
+    assert {name: content for name, (_, content) in tensors(data).items()} == {"1.a": array.tobytes()}
 
 
 @pytest.mark.parametrize("protocol", [4, 5])

@@ -70,6 +70,30 @@ def test_floats_are_shuffled_text_is_not_and_noise_is_left_raw() -> None:
     assert encode_best(CONTENTS["noise"], 4)[0] is RAW
 
 
+@pytest.mark.parametrize(
+    ("content", "codec"),
+    [
+        (np.repeat([[1.0, 0.0], [0.0, 1.0], [0.25, 0.75]], 400, axis=0), ZSTD),  # what a tree's leaves say
+        (rng.normal(size=1_000).cumsum(), SHUFFLE_ZSTD),
+        (np.repeat(rng.normal(size=60), 40), ZSTD),
+    ],
+)
+def test_a_small_chunk_of_doubles_is_encoded_as_it_takes_less_room(content: np.ndarray, codec: Codec) -> None:
+    raw = content.tobytes()
+
+    chosen, _, stored = encode_best(raw, 8)
+
+    assert chosen is codec
+    assert len(stored) == min(len(each.encode(raw, 8)) for each in (ZSTD, SHUFFLE_ZSTD))
+
+
+def test_a_few_numbers_are_not_shuffled() -> None:
+    few = np.arange(100, dtype=np.float32).tobytes()
+
+    assert encode_best(few, 4)[0] is ZSTD
+    assert encode_best(np.arange(1000, dtype=np.float32).tobytes(), 4)[0] is SHUFFLE_ZSTD
+
+
 @pytest.mark.parametrize(("itemsize", "typesize"), [(1, 1), (8, 8), (255, 255), (256, 128), (257, 1), (1_000, 250)])
 def test_long_records_are_shuffled_by_their_largest_divisor(itemsize: int, typesize: int) -> None:
     assert typesize_of(itemsize) == typesize

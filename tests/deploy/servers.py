@@ -101,6 +101,7 @@ def serve(
     plugin: bool = True,
     backend_store_uri: str | None = None,
     settings: Mapping[str, str] | None = None,
+    port: int | None = None,
 ) -> Iterator[Server]:
     """Run ``mlflow server`` for as long as the block lasts.
 
@@ -110,9 +111,10 @@ def serve(
         plugin: Whether this package is installed where it runs.
         backend_store_uri: Where it keeps all but artifacts; by default an SQLite file in its folder.
         settings: Environment variables.
+        port: Where it listens; a free port unless given.
     """
     backend_store_uri = backend_store_uri or f"sqlite:///{folder}/mlflow.db"
-    port = free_port()
+    port = port or free_port()
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), *options]
     command += ["--backend-store-uri", backend_store_uri]
     env = environment(plugin=plugin, MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false", **(settings or {}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from hashlib import sha256, shake_256
+from itertools import accumulate, pairwise
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from tensorcas_flavors.generic import GenericAdapter
 from tensorcas_mlflow.adapter import SKELETON, Array
-from tensorcas_mlflow.content_cuts import _BLOCK_BYTES, _GEAR, MIN_BYTES, content_cuts, piece_sizes
+from tensorcas_mlflow.content_cuts import _BLOCK_BYTES, _GEAR, MIN_BYTES, ContentCutter, content_cuts, piece_sizes
 
 
 def random_bytes(n_bytes: int, seed: int = 0) -> Array:
@@ -101,6 +102,21 @@ def test_pieces_are_whole_and_within_their_limits(n_bytes: int, seed: int, mask:
     assert all(least <= len(part) <= greatest for part in parts[:-1])
     assert all(0 < len(part) <= greatest for part in parts)
     assert content_cuts(data.copy()) == content_cuts(data)
+
+
+@given(
+    seed=st.integers(0, 1000),
+    mask=st.sampled_from([0, 1, 255]),
+    sizes=st.lists(st.one_of(st.integers(0, 50), st.integers(0, 2000), st.integers(0, 100_000)), max_size=60),
+)
+def test_how_bytes_are_parted_into_calls_changes_nothing(seed: int, mask: int, sizes: list[int]) -> None:
+    data = random_bytes(sum(sizes), seed) & np.uint8(mask)
+    at_once, in_parts = ContentCutter(), ContentCutter()
+
+    borders = [0, *accumulate(sizes)]
+    cuts = [cut for start, stop in pairwise(borders) for cut in in_parts.feed(data[start:stop])]
+
+    assert cuts == at_once.feed(data)
 
 
 def test_memory_does_not_grow_with_the_bytes() -> None:

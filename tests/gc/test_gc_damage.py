@@ -62,6 +62,33 @@ def test_one_that_cannot_be_read_stays_while_a_save_that_is_under_way_may_have_w
     assert cut in keys(store, "packs")
 
 
+def test_a_damaged_ref_is_given_up_by_its_key(store: Store) -> None:
+    save(store, "ab", 0)
+    lost = save(store, "cd", 1).key
+    overwrite(store.backend, lost, b"")
+
+    with pytest.raises(CorruptError, match=f"gc --abandon {lost}"):
+        plan_now(store)
+    plan = plan_now(store, abandon=[lost])
+    assert "1 damaged refs" in str(plan)
+    assert plan.execute().n_packs == 1
+    assert keys(store, "refs") == [target(0).key]
+    assert loads(store, "ab", 0)
+
+
+def test_a_sound_ref_is_not_given_up(store: Store) -> None:
+    ref = save(store, "ab", 0)
+
+    with pytest.raises(ValueError, match="nor a damaged ref"):
+        plan_now(store, abandon=[ref.key])
+    overwrite(store.backend, ref.key, b"")
+    plan = plan_now(store, abandon=[ref.key])
+    store.backend.delete(ref.key)
+    save(store, "cd", 0)
+    plan.execute()
+    assert loads(store, "cd", 0)
+
+
 def test_a_manifest_that_is_gone_stops_a_collection_and_the_error_names_who_needs_it(store: Store) -> None:
     ref = save(store, "ab", 0)
     store.backend.delete(f"manifests/{ref.manifest}")

@@ -6,9 +6,10 @@ import uuid
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from tensorcas_mlflow.artifact_repo import TensorCasArtifactRepository
+from tensorcas_mlflow.artifact_repo import TensorCasArtifactRepository, _repository
 from tensorcas_mlflow.store import RefTarget, Store, hold_pending, take_pending
 
 MODEL_ID = f"m-{uuid.uuid4().hex}"
@@ -174,4 +175,29 @@ def test_the_manifest_of_a_file_is_any_file(
 
     repo.log_artifact(file)
 
+    assert fetch(repo, "checkpoint.arrow") == file.read_bytes()
+
+
+def test_in_a_server_an_uploaded_manifest_is_not_even_read(
+    repo: TensorCasArtifactRepository, store: Store, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of its rows would take memory, and they may be as many as fit the upload."""
+    file.write_bytes(make_checkpoint(store, "mine"))
+    repo.log_artifact(file, "mine")
+    monkeypatch.setenv("_MLFLOW_SERVER_ARTIFACT_ROOT", "/somewhere")
+    monkeypatch.setattr(_repository, "_manifest_in", lambda data: pytest.fail("a manifest was read"))
+
+    repo.log_artifact(file, "theirs")
+    assert fetch(repo, "theirs/checkpoint.arrow") == file.read_bytes()
+
+
+def test_an_arrow_stream_that_is_no_manifest_is_not_read_into_memory(
+    repo: TensorCasArtifactRepository, store: Store, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = pa.table({"tensorcas": np.arange(100_000)})
+    with pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table)
+    monkeypatch.setattr(_repository, "_manifest_in", lambda data: pytest.fail("a manifest was read"))
+
+    repo.log_artifact(file)
     assert fetch(repo, "checkpoint.arrow") == file.read_bytes()

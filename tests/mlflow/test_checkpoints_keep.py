@@ -49,6 +49,16 @@ def test_a_run_keeps_what_the_rule_says(experiment: str, blocking: bool) -> None
     assert len(shown(run.info.run_id)) == 3
 
 
+def test_a_file_of_the_user_takes_no_place_among_those_that_a_rule_keeps(experiment: str) -> None:
+    with mlflow.start_run():
+        for step in range(2):
+            log(make_state(step), step)
+        mlflow.log_text("mine", "checkpoints/checkpoint/900.arrow")
+        log(make_state(2), 2, keep=Keep(last=2))
+
+    assert steps() == [1, 2]
+
+
 def test_the_step_just_saved_stays_though_there_are_higher_ones(experiment: str) -> None:
     with mlflow.start_run():
         for step in (10, 20, 5):

@@ -265,3 +265,20 @@ def test_a_series_of_another_name_has_metrics_of_its_own(experiment: str) -> Non
         for prefix in ("tensorcas", "tensorcas/ema __1")
         for figure in ("bytes_total", "bytes_new", "saved_ratio")
     }
+
+
+def test_copies_go_through_our_repository_where_tensors_are_in_a_store_elsewhere(
+    experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TENSORCAS_STORE", str(Store.init(tmp_path / "elsewhere").uri))
+    monkeypatch.chdir(tmp_path)
+    with mlflow.start_run() as run:
+        log(make_state(), 1)
+        mlflow.tensorcas.wait()
+
+        assert shown(run.info.run_id) == ["step-00000001.arrow"]
+        assert_same(load(), make_state())
+        mlflow.tensorcas.delete_checkpoint(step=1)
+        mlflow.tensorcas.wait()
+        assert shown(run.info.run_id) == []
+    assert not list(tmp_path.glob("tensorcas*"))

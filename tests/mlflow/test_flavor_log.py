@@ -345,6 +345,28 @@ def test_a_model_whose_registration_fails_is_logged_all_the_same(experiment: str
     assert_same(make_model(), mlflow.tensorcas.load_model(logged.model_uri))
 
 
+@pytest.mark.parametrize("broken", ["list_artifacts", "download_artifacts"])
+@pytest.mark.parametrize("error", [MlflowException("the server is busy"), OSError("the line went dead")])
+def test_a_model_that_is_there_keeps_its_ref_where_that_cannot_be_seen(
+    plain_experiment: str, monkeypatch: pytest.MonkeyPatch, broken: str, error: Exception
+) -> None:
+    class Blind(LocalArtifactRepository):  # type: ignore[misc]
+        """Cannot be looked at, once the model is there."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    setattr(Blind, broken, fail)
+    with monkeypatch.context() as patch:
+        patch.setattr("tensorcas_mlflow.flavor._places.get_artifact_repository", Blind)
+        with pytest.raises(MlflowException, match="a/b"):
+            mlflow.tensorcas.log_model(make_model(), name="model", registered_model_name="a/b")
+
+    [logged] = mlflow.search_logged_models(output_format="list")
+    assert len(Store.open(location(plain_experiment)).checkpoints()) == 1
+    assert_same(make_model(), mlflow.tensorcas.load_model(logged.model_uri))
+
+
 def test_a_failed_upload_over_an_earlier_model_keeps_the_earlier_one(
     plain_experiment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,9 @@ class WatchedShelf(Shelf):
     def fetch(self, path: str, out: Path) -> None:
         out.write_bytes(self._backend._call("get", path, lambda: self._memory.get(path)))
 
+    def head(self, path: str, n_bytes: int) -> bytes:
+        return self._backend._call("get", path, lambda: self._memory.get(path))[:n_bytes]
+
     def entries(self, folder: str) -> list[Entry]:
         blobs, names = self._backend._call("list", folder, lambda: self._memory.list_dir(folder))
         files = [Entry(name=info.key.rpartition("/")[2], size=info.size) for info in blobs]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import tracemalloc
 from collections.abc import Callable
 
@@ -153,3 +154,37 @@ def test_a_long_stream_needs_no_more_memory_than_a_few_batches(monkeypatch: pyte
         tracemalloc.stop()
 
     assert peak < 3 * _ingest.BATCH_BYTES
+
+
+def safetensors_of(n_tensors: int, name: str = "t{}") -> bytes:
+    """Tensors of 64 bytes, as many as a header says."""
+    header = {
+        name.format(at): {"dtype": "F32", "shape": [16], "data_offsets": [64 * at, 64 * at + 64]}
+        for at in range(n_tensors)
+    }
+    said = json.dumps(header).encode()
+    return len(said).to_bytes(8, "little") + said + noise(64 * n_tensors)
+
+
+def test_tensors_that_come_thicker_than_rows_may_be_are_no_rows(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_ingest, "_FREE_ROWS", 100)
+    data = safetensors_of(3_000)
+    ref = commit(store, io.BytesIO(data))
+    names = [row.spec.name for row in store.manifest(ref).rows]
+
+    assert read(store, ref) == data
+    assert 100 <= len(names) <= 102 + len(data) / _ingest._BYTES_A_ROW * 2
+    assert names[1:90] == [f"t{at}" for at in range(89)]
+
+
+def test_names_that_take_more_than_their_part_of_a_file_are_left_out(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_ingest, "_FREE_NAME_BYTES", 10_000)
+    data = safetensors_of(100, "x" * 1000 + "{}")
+    ref = commit(store, io.BytesIO(data))
+    manifest = store.manifest(ref)
+
+    assert read(store, ref) == data
+    assert sum(row.spec.name != "" for row in manifest.rows) == (10_000 + len(data) // 16) // 1002
+    assert [row.spec.dtype for row in manifest.rows].count("float32") == 100

@@ -1,0 +1,130 @@
+"""Artifacts that several write at once, as texts and as other files: one of them is there at any moment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tensorcas_mlflow.artifact_repo import TensorCasArtifactRepository
+from tensorcas_mlflow.artifact_repo._plain import PlainTree
+from tensorcas_mlflow.store import Store
+
+TEXT, OTHER = b"text\n" * 10, b"\0bin" * 1000
+
+WRITER = """
+import sys, time
+from tensorcas_mlflow.artifact_repo import TensorCasArtifactRepository
+
+uri, file, run_s = sys.argv[1:]
+repo, until = TensorCasArtifactRepository(uri), time.monotonic() + float(run_s)
+while time.monotonic() < until:
+    repo.log_artifact(file)
+"""
+
+READER = """
+import sys, tempfile, time
+from pathlib import Path
+from tensorcas_mlflow.artifact_repo import TensorCasArtifactRepository
+
+uri, run_s, *files = sys.argv[1:]
+repo, until = TensorCasArtifactRepository(uri), time.monotonic() + float(run_s)
+whole = [Path(file).read_bytes() for file in files]
+with tempfile.TemporaryDirectory() as folder:
+    while time.monotonic() < until:
+        repo._download_file("x", f"{folder}/x")
+        assert Path(folder, "x").read_bytes() in whole
+"""
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> TensorCasArtifactRepository:
+    Store.init(tmp_path / "root")
+    return TensorCasArtifactRepository(f"tensorcas://{tmp_path}/root")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    """A text and another file of one name."""
+    text, other = tmp_path / "text/x", tmp_path / "other/x"
+    for file, data in ((text, TEXT), (other, OTHER)):
+        file.parent.mkdir()
+        file.write_bytes(data)
+    return text, other
+
+
+def shown(repo: TensorCasArtifactRepository, out: Path) -> bytes:
+    out.mkdir()
+    return Path(repo.download_artifacts("x", str(out))).read_bytes()
+
+
+def test_a_text_that_is_written_during_a_commit_leaves_one_of_the_two(
+    repo: TensorCasArtifactRepository, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, other = files
+    drop = PlainTree.drop_file
+
+    def after_a_text(*args: object, **kwargs: object) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(PlainTree, "drop_file", drop)
+            repo.log_artifact(text)
+        drop(*args, **kwargs)  # type: ignore[arg-type]
+
+    repo.log_artifact(text)
+    monkeypatch.setattr(PlainTree, "drop_file", after_a_text)
+    repo.log_artifact(other)
+
+    assert shown(repo, tmp_path / "out") == TEXT
+
+
+def test_a_commit_while_a_text_is_written_leaves_one_of_the_two(
+    repo: TensorCasArtifactRepository, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, other = files
+    drop = Store.drop_artifact
+
+    def after_a_commit(*args: object) -> bool:
+        repo.log_artifact(other)
+        return drop(*args)  # type: ignore[arg-type]
+
+    repo.log_artifact(other)
+    monkeypatch.setattr(Store, "drop_artifact", after_a_commit)
+    repo.log_artifact(text)
+
+    assert shown(repo, tmp_path / "out") == OTHER
+
+
+def test_a_ref_that_is_dropped_with_another_in_mind_does_not_take_the_text_along(
+    repo: TensorCasArtifactRepository, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look at the token and the removal are two steps: what is removed may be younger than what was looked at."""
+    text, other = files
+
+    def drop_what_is_there(store: Store, path: str, token: object) -> bool:
+        monkeypatch.undo()
+        repo.log_artifact(other)
+        return bool(store.drop_artifacts(path))
+
+    repo.log_artifact(other)
+    monkeypatch.setattr(Store, "drop_artifact", drop_what_is_there)
+    repo.log_artifact(text)
+
+    assert shown(repo, tmp_path / "out") == TEXT
+
+
+def test_whoever_reads_what_others_overwrite_gets_one_of_them_whole(
+    repo: TensorCasArtifactRepository, files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    repo.log_artifact(files[0])
+    programs = [(WRITER, str(files[0]), "2.5"), (WRITER, str(files[1]), "2.5"), (READER, "2", *map(str, files))]
+    together = [
+        subprocess.Popen([sys.executable, "-c", code, repo.artifact_uri, *words], stderr=subprocess.PIPE, text=True)
+        for code, *words in programs
+    ]
+    said = [process.communicate(timeout=120)[1] for process in together]
+
+    assert [process.returncode for process in together] == [0, 0, 0], said
+    assert shown(repo, tmp_path / "out") in (TEXT, OTHER)
+    assert not list((tmp_path / "root").glob(".artifact*"))
