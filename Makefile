@@ -2,7 +2,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help venv postgresql demo test test-deploy stress check format clean
+.PHONY: help venv postgresql demo test test-long test-all stress check format clean
 .PHONY: bench-import bench-checkpoint bench-histories bench-server
 
 help: ## list the targets
@@ -25,11 +25,13 @@ demo: $(STAMP) ## run examples/quickstart.py
 test: $(STAMP) postgresql ## run the tests
 	$(BIN)/python -m pytest
 
-test-deploy: $(STAMP) postgresql ## run the tests of real servers and clients, with thousands of files
-	TENSORCAS_SMALL_FILES=2000 $(BIN)/python -m pytest tests/deploy
+test-long: $(STAMP) postgresql ## run the tests that take long; minutes
+	$(BIN)/python -m pytest -m long
+
+test-all: test test-long ## run all tests
 
 stress: $(STAMP) ## explore the save/collect protocol further than the tests do; minutes
-	TENSORCAS_SCHEDULES=10000 TENSORCAS_PREEMPTIONS=1 $(BIN)/python -m pytest tests/protocol
+	TENSORCAS_SCHEDULES=10000 TENSORCAS_PREEMPTIONS=1 $(BIN)/python -m pytest -m '' tests/protocol
 
 check: $(STAMP) ## lint, formatting, types, layers; changes nothing
 	$(BIN)/ruff check

@@ -4,6 +4,18 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 # Each test worker has a core of its own. OpenMP threads that spin for the other one make XGBoost's tests take five
 # times as long. Set before any framework is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+TOGETHER = ("deploy", "carrier")
+"""Folders whose tests share servers, which take longer to start than most tests to run."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Group tests for the workers: each module by itself, those that share servers together."""
+    for item in items:
+        folder = item.path.parent.name
+        item.add_marker(pytest.mark.xdist_group(folder if folder in TOGETHER else item.nodeid.partition("::")[0]))

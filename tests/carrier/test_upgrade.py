@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import mlflow
 import numpy as np
+import pytest
 import torch
 
 from tests.carrier.conftest import active
@@ -20,6 +21,7 @@ def log(step: int) -> Any:
     return mlflow.tensorcas.log_checkpoint(state, step=step, log_metrics=False)
 
 
+@pytest.mark.long
 def test_carried_checkpoints_and_models_go_on_where_the_server_gets_a_store(
     empty_database: Path, tmp_path: Path, no_stray_settings: None
 ) -> None:

@@ -101,7 +101,7 @@ def scoring(server: Server, uri: str, folder: Path) -> Iterator[str]:
         process.wait(timeout=30)
 
 
-@pytest.mark.parametrize("flavor", ["sklearn", "tensorcas"])
+@pytest.mark.parametrize("flavor", [pytest.param("sklearn", marks=pytest.mark.long), "tensorcas"])
 def test_mlflow_models_serve_answers(server: Server, user: Client, tmp_path: Path, flavor: str) -> None:
     uri = user(log_line, flavor)
     with scoring(server, uri, tmp_path) as address:
@@ -110,7 +110,7 @@ def test_mlflow_models_serve_answers(server: Server, user: Client, tmp_path: Pat
     assert answer.json()["predictions"] == pytest.approx([5.0, 7.0])
 
 
-@pytest.mark.parametrize("flavor", ["sklearn", "tensorcas"])
+@pytest.mark.parametrize("flavor", [pytest.param("sklearn", marks=pytest.mark.long), "tensorcas"])
 def test_mlflow_models_predict_answers(server: Server, user: Client, tmp_path: Path, flavor: str) -> None:
     asked = fill(tmp_path, {"asked.json": b'{"inputs": [[2.0], [3.0]]}'}) + "/asked.json"
     said = tmp_path / "said.json"

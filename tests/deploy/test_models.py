@@ -42,7 +42,10 @@ def user(uvicorn: Server) -> Iterator[Client]:
         yield process
 
 
-@pytest.mark.parametrize("round_trip", [round_trip_pytorch, round_trip_sklearn, round_trip_xgboost])
+@pytest.mark.parametrize(
+    "round_trip",
+    [pytest.param(round_trip_pytorch, marks=pytest.mark.long), round_trip_sklearn, round_trip_xgboost],
+)
 def test_a_model_comes_back_as_it_was(user: Client, round_trip: Any) -> None:
     assert user(round_trip) == []
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import mlflow
 import numpy as np
+import pytest
 import yaml
 from mlflow import MlflowClient
 
@@ -28,9 +28,6 @@ from tests.deploy.calls import (
 )
 from tests.deploy.clients import Client
 from tests.deploy.servers import Server
-
-N_SMALL_FILES = int(os.environ.get("TENSORCAS_SMALL_FILES", "100"))
-"""`make test-deploy` logs 2,000."""
 
 BINARY = b"\0" + bytes(range(256)) * 4000
 
@@ -165,8 +162,9 @@ def test_names_with_spaces_and_unicode_and_long_paths_are_kept(plain_client: Cli
     assert contents(plain_client(download, f"runs:/{run_id}/ein Ordner")) == files
 
 
-def test_thousands_of_small_files_are_kept(plain_client: Client, tmp_path: Path) -> None:
-    files = {f"{n % 7}/{n}.bin": b"\0" * (n % 2) + str(n).encode() for n in range(N_SMALL_FILES)}
+@pytest.mark.parametrize("n_files", [100, pytest.param(2000, marks=pytest.mark.long)])
+def test_many_small_files_are_kept(plain_client: Client, tmp_path: Path, n_files: int) -> None:
+    files = {f"{n % 7}/{n}.bin": b"\0" * (n % 2) + str(n).encode() for n in range(n_files)}
     run_id = plain_client(log_folder, fill(tmp_path / "inbox", files))
 
     assert len(plain_client(sizes, run_id)) == 7

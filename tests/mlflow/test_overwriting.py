@@ -118,7 +118,7 @@ def test_whoever_reads_what_others_overwrite_gets_one_of_them_whole(
     repo: TensorCasArtifactRepository, files: tuple[Path, Path], tmp_path: Path
 ) -> None:
     repo.log_artifact(files[0])
-    programs = [(WRITER, str(files[0]), "2.5"), (WRITER, str(files[1]), "2.5"), (READER, "2", *map(str, files))]
+    programs = [(WRITER, str(files[0]), "1.5"), (WRITER, str(files[1]), "1.5"), (READER, "1.2", *map(str, files))]
     together = [
         subprocess.Popen([sys.executable, "-c", code, repo.artifact_uri, *words], stderr=subprocess.PIPE, text=True)
         for code, *words in programs

@@ -53,7 +53,7 @@ def everybody(draw: random.Random) -> Cast:
     return cast
 
 
-@pytest.mark.parametrize("part", range(N_PARTS))
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.long) for part in range(1, N_PARTS))])
 def test_random_schedules_of_a_crowd_lose_nothing(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tensorcas_mlflow.store._catalog._FOLD_AT", 2)
     for seed in range(part, N_RANDOM, N_PARTS):

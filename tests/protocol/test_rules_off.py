@@ -257,6 +257,8 @@ class RuleOff:
     max_preemptions: int
     patch: Patch | None = None
     view: type[WatchedBackend] | None = None
+    is_deep: bool = False
+    """Whether thousands of schedules are followed before one loses anything."""
 
 
 def warm_writer() -> Cast:
@@ -283,7 +285,11 @@ RULES = [
     RuleOff("an index entry is no evidence", warm_writer, 1, take_the_index_for_evidence),
     RuleOff("the intent names the digests", a_save_and_a_planned_collection, 2, name_no_digests_in_the_intent),
     RuleOff(
-        "a deleted manifest's name is not used again", a_save_and_two_collectors, 2, give_a_manifest_the_same_name_again
+        "a deleted manifest's name is not used again",
+        a_save_and_two_collectors,
+        2,
+        give_a_manifest_the_same_name_again,
+        is_deep=True,
     ),
     RuleOff("the commit is fenced", save_against_collection, 2, view=UnfencedBackend),
     RuleOff("a collector looks again", a_save_and_a_planned_collection, 2, look_only_once),
@@ -315,7 +321,9 @@ def explore_without(rule: RuleOff, patch: pytest.MonkeyPatch) -> Exploration:
     )
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+@pytest.mark.parametrize(
+    "rule", [pytest.param(rule, id=rule.name, marks=[pytest.mark.long] if rule.is_deep else []) for rule in RULES]
+)
 def test_without_a_rule_a_checkpoint_is_lost(rule: RuleOff, monkeypatch: pytest.MonkeyPatch) -> None:
     found = explore_without(rule, monkeypatch)
 
