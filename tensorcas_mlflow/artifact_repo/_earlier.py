@@ -245,7 +245,10 @@ def _label(other: Ref, ref: Ref, *, in_series: bool) -> str:
     step = step_of(other)
     if in_series and step is not None:
         return f"step {step}"
-    words = [f"model {other.model_id}" if other.model_id else other.name or posixpath.basename(other.path or "")]
+    path = other.path or ""
+    if step is not None and other.step is None:
+        path = posixpath.dirname(path)  # the file's own name says the step, and its folder's the series
+    words = [f"model {other.model_id}" if other.model_id else other.name or posixpath.basename(path)]
     if step is not None:
         words.append(f"step {step}")
     if other.run_id is not None and not _is_of_run(other, ref):

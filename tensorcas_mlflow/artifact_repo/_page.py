@@ -29,7 +29,7 @@ li { font-size: 18px; } li span { display: block; color: #5f7281; font-size: 12p
 table { border-collapse: collapse; width: 100%; margin-top: 16px; }
 th, td { padding: 5px 12px 5px 0; border-bottom: 1px solid #e8ecf0; text-align: left; vertical-align: top; }
 th { color: #5f7281; font-size: 12px; font-weight: 600; }
-td { unicode-bidi: isolate; } td.name { overflow-wrap: anywhere; min-width: 12em; }
+td { unicode-bidi: isolate; overflow-wrap: anywhere; } td.name { min-width: 12em; }
 td.name, td.shape { font-family: ui-monospace, monospace; font-size: 13px; }
 th.size, td.size { text-align: right; white-space: nowrap; }
 .new { color: #0a6640; font-weight: 600; } .part { color: #925d00; } .shared { color: #5f7281; }

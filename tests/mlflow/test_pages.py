@@ -176,6 +176,14 @@ def test_files_that_hold_the_same_tensors_are_named(store: Store, tmp_path: Path
     assert page(store, step(store, 1, {"a": noise(0, 80_000)})).before("a") == "shared with weights.npy of run r0"
 
 
+def test_a_file_that_is_a_step_of_another_run_is_named_as_that(store: Store, tmp_path: Path) -> None:
+    write_payload(tmp_path, {"a": noise(0, 80_000)}, flavor="test")
+    with store.write_file(tmp_path / PAYLOAD_FILE) as pending:
+        pending.commit(RefTarget(path="r0/artifacts/checkpoints/net/step-00000002.tensors", run_id="r0"))
+
+    assert page(store, step(store, 1, {"a": noise(0, 80_000)})).before("a") == "shared with net step 2 of run r0"
+
+
 def test_steps_that_came_as_files_are_steps_of_each_other(store: Store, tmp_path: Path) -> None:
     for number in (8, 9, 10):
         folder = tmp_path / str(number)
