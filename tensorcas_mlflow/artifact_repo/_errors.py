@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,8 +11,11 @@ from contextlib import contextmanager
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, PERMISSION_DENIED, RESOURCE_DOES_NOT_EXIST
 
+from tensorcas_mlflow import config
 from tensorcas_mlflow._mlflow_errors import translate_errors
-from tensorcas_mlflow.errors import BackendError
+from tensorcas_mlflow.errors import BackendError, ChunkNotFoundError, CorruptChunkError, CorruptError
+
+_log = logging.getLogger(__name__)
 
 _CODES = {
     errno.ENOENT: RESOURCE_DOES_NOT_EXIST,
@@ -33,6 +37,10 @@ def for_mlflow() -> Iterator[None]:
     with translate_errors():
         try:
             yield
+        except (CorruptError, CorruptChunkError, ChunkNotFoundError) as error:
+            if config.in_mlflow_server():  # a client may be told something else in its place
+                _log.error("%s", error)
+            raise
         except shutil.SameFileError as error:
             raise MlflowException.invalid_parameter_value(
                 f"an artifact cannot be downloaded onto itself; give another dst_path: {error}"

@@ -189,7 +189,7 @@ def _add_checkpoint(made: argparse.ArgumentParser, *, step_help: str, is_step_re
     made.add_argument("--step", metavar="N", type=int, required=is_step_required, help=step_help)
     made.add_argument(
         "--name",
-        help="where a run has several of one step: the name it was logged under ('' for none), its model's id, its "
+        help="where a run has several of one step: the name of its series ('' for none), its model's id, its "
         "artifact path, or its key in the store",
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -233,3 +234,18 @@ def test_a_server_serves_what_clients_have_put_into_a_store(
 
     assert [info.path for info in repo.list_artifacts()] == ["note.txt"]
     assert Path(repo.download_artifacts("note.txt")).read_text() == "text"
+
+
+def test_damage_is_in_the_servers_log(in_server: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    repo = TensorCasArtifactRepository(f"tensorcas://{in_server}")
+    weights = binary(tmp_path / "inbox")
+    weights.write_bytes(random.Random(0).randbytes(100_000))
+    repo.log_artifact(weights)
+    [pack] = (in_server / ".tensorcas/packs").iterdir()
+    data = pack.read_bytes()
+    pack.chmod(0o644)
+    pack.write_bytes(data[:50_000] + bytes(byte ^ 1 for byte in data[50_000:50_010]) + data[50_010:])
+
+    with pytest.raises(MlflowException):
+        repo._download_file("weights.bin", tmp_path / "out")
+    assert [record.levelname for record in caplog.records] == ["ERROR"], caplog.text
