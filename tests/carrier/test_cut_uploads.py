@@ -20,6 +20,8 @@ from tensorcas_mlflow.verify import verify
 from tests.carrier.conftest import Experiment
 from tests.deploy.test_uploads import half_an_upload
 
+pytestmark = pytest.mark.long
+
 REF = json.dumps({"format": 1, "kind": "checkpoint", "manifest": "0" * 64}).encode()
 """What somebody wants to send who then dies."""
 LAST_BYTE = b"{"

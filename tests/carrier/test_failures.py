@@ -18,6 +18,8 @@ from tensorcas_mlflow.verify import verify
 from tests.carrier.conftest import Experiment
 from tests.deploy.servers import serve
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +64,6 @@ def test_a_refused_upload_is_told_at_once(carried: Experiment, monkeypatch: pyte
     assert caught.value.error_code == "BAD_REQUEST"  # clients of servers repeat what is TEMPORARILY_UNAVAILABLE
 
 
-@pytest.mark.long
 def test_what_was_saved_before_a_server_was_killed_is_there_when_it_is_back(
     empty_database: Path, tmp_path: Path, no_stray_settings: None
 ) -> None:

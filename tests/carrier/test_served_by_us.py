@@ -19,6 +19,8 @@ from tensorcas_mlflow.errors import ConflictError, StoreNotFoundError
 from tensorcas_mlflow.store import Store
 from tests.carrier.conftest import Experiment
 
+pytestmark = pytest.mark.long
+
 
 def state_of(step: int) -> dict[str, Any]:
     rng = np.random.default_rng(0)

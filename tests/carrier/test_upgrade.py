@@ -15,13 +15,14 @@ import torch
 from tests.carrier.conftest import active
 from tests.deploy.servers import serve
 
+pytestmark = pytest.mark.long
+
 
 def log(step: int) -> Any:
     state = {"frozen": np.random.default_rng(0).normal(size=60_000), "step": step}
     return mlflow.tensorcas.log_checkpoint(state, step=step, log_metrics=False)
 
 
-@pytest.mark.long
 def test_carried_checkpoints_and_models_go_on_where_the_server_gets_a_store(
     empty_database: Path, tmp_path: Path, no_stray_settings: None
 ) -> None:

@@ -25,14 +25,6 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave what both kinds of server do alike to one of them, where every test is not worth its time."""
-    for item in items:
-        call = getattr(item, "callspec", None)
-        if call is not None and item.path.name == "test_proxied_artifacts.py" and "gunicorn" in call.params.values():
-            item.add_marker(pytest.mark.long)
-
-
 @pytest.fixture(scope="session")
 def postgresql_uri() -> Iterator[str]:
     """An empty database of PostgreSQL, as a backend store."""

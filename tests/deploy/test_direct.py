@@ -22,6 +22,8 @@ from tests.deploy.clients import Client, client
 from tests.deploy.models import round_trip_sklearn, round_trip_tensorcas, round_trip_xgboost
 from tests.deploy.servers import ANSWER_S, START_S, UVICORN, Server, environment, free_port, serve
 
+pytestmark = pytest.mark.long
+
 DATA = b"\0" + bytes(range(256)) * 2000
 
 
@@ -101,7 +103,7 @@ def scoring(server: Server, uri: str, folder: Path) -> Iterator[str]:
         process.wait(timeout=30)
 
 
-@pytest.mark.parametrize("flavor", [pytest.param("sklearn", marks=pytest.mark.long), "tensorcas"])
+@pytest.mark.parametrize("flavor", ["sklearn", "tensorcas"])
 def test_mlflow_models_serve_answers(server: Server, user: Client, tmp_path: Path, flavor: str) -> None:
     uri = user(log_line, flavor)
     with scoring(server, uri, tmp_path) as address:
@@ -110,7 +112,7 @@ def test_mlflow_models_serve_answers(server: Server, user: Client, tmp_path: Pat
     assert answer.json()["predictions"] == pytest.approx([5.0, 7.0])
 
 
-@pytest.mark.parametrize("flavor", [pytest.param("sklearn", marks=pytest.mark.long), "tensorcas"])
+@pytest.mark.parametrize("flavor", ["sklearn", "tensorcas"])
 def test_mlflow_models_predict_answers(server: Server, user: Client, tmp_path: Path, flavor: str) -> None:
     asked = fill(tmp_path, {"asked.json": b'{"inputs": [[2.0], [3.0]]}'}) + "/asked.json"
     said = tmp_path / "said.json"

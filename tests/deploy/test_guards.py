@@ -18,6 +18,8 @@ from tests.deploy.calls import fill, log_folder, new_experiment, new_run, refs, 
 from tests.deploy.clients import Client, client
 from tests.deploy.servers import ANSWER_S, UVICORN, Server, serve
 
+pytestmark = pytest.mark.long
+
 ADMIN = ("admin", "password of the admin")
 OWNER = ("owner", "password of the owner")
 OTHER = ("other", "password of the other")

@@ -42,10 +42,8 @@ def user(uvicorn: Server) -> Iterator[Client]:
         yield process
 
 
-@pytest.mark.parametrize(
-    "round_trip",
-    [pytest.param(round_trip_pytorch, marks=pytest.mark.long), round_trip_sklearn, round_trip_xgboost],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("round_trip", [round_trip_pytorch, round_trip_sklearn, round_trip_xgboost])
 def test_a_model_comes_back_as_it_was(user: Client, round_trip: Any) -> None:
     assert user(round_trip) == []
 
@@ -69,6 +67,7 @@ def copy_and_load() -> dict[str, Any]:
     }
 
 
+@pytest.mark.long
 def test_registered_versions_aliases_and_copies_load(user: Client) -> None:
     found = user(copy_and_load)
 
@@ -86,6 +85,7 @@ def nested_runs() -> list[list[str]]:
     ]
 
 
+@pytest.mark.long
 def test_a_nested_run_has_artifacts_of_its_own(user: Client) -> None:
     assert user(nested_runs) == [["outer", "note.txt"], ["inner", "note.txt"]]
 
@@ -110,6 +110,7 @@ def autologged() -> tuple[str, list[str], float]:
         mlflow.sklearn.autolog(disable=True)
 
 
+@pytest.mark.long
 def test_autologging_logs_models_and_pictures(user: Client) -> None:
     _, names, agreement = user(autologged)
 
@@ -125,6 +126,7 @@ def restore(run_id: str) -> None:
     MlflowClient().restore_run(run_id)
 
 
+@pytest.mark.long
 def test_a_run_that_is_deleted_and_restored_has_its_artifacts(user: Client, tmp_path: Path) -> None:
     run_id = user(log_folder, fill(tmp_path, {"weights.bin": DATA}))
     user(delete, run_id)
@@ -155,6 +157,7 @@ def collect(server: Server, *options: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_mlflow_gc_drops_what_runs_experiments_and_logged_models_had(
     uvicorn: Server, user: Client, tmp_path: Path
 ) -> None:
@@ -196,6 +199,7 @@ def log_until_deleted(run_id: str, folder: str, n_files: int) -> list[str]:
     return wrong
 
 
+@pytest.mark.long
 def test_deleting_a_run_while_it_is_written_hurts_no_other_run(uvicorn: Server, user: Client, tmp_path: Path) -> None:
     files = {f"{number}.bin": DATA[number:] for number in range(10)}
     kept = user(log_folder, fill(tmp_path, files))

@@ -29,6 +29,8 @@ from tests.deploy.calls import (
 from tests.deploy.clients import Client
 from tests.deploy.servers import Server
 
+pytestmark = pytest.mark.long
+
 BINARY = b"\0" + bytes(range(256)) * 4000
 
 
@@ -162,7 +164,7 @@ def test_names_with_spaces_and_unicode_and_long_paths_are_kept(plain_client: Cli
     assert contents(plain_client(download, f"runs:/{run_id}/ein Ordner")) == files
 
 
-@pytest.mark.parametrize("n_files", [100, pytest.param(2000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("n_files", [100, 2000])
 def test_many_small_files_are_kept(plain_client: Client, tmp_path: Path, n_files: int) -> None:
     files = {f"{n % 7}/{n}.bin": b"\0" * (n % 2) + str(n).encode() for n in range(n_files)}
     run_id = plain_client(log_folder, fill(tmp_path / "inbox", files))

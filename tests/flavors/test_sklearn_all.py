@@ -6,6 +6,8 @@ import pytest
 
 from tests.flavors.sklearn_models import Seen, differing, names, see
 
+pytestmark = pytest.mark.long
+
 NAMES = names()
 
 UNFITTABLE: dict[str, str] = {}
