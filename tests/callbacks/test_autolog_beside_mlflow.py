@@ -130,6 +130,7 @@ print([record.step for record in list_checkpoints(run.info.run_id)], sorted(run.
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "setup",
     [

@@ -27,6 +27,7 @@ def logged_steps(run_id: str, metric: str) -> list[int]:
     return sorted(point.step for point in mlflow.MlflowClient().get_metric_history(run_id, metric))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("eval_strategy", ["no", "steps", "epoch"])
 @pytest.mark.parametrize("step", [3, 4])
 def test_a_resumed_training_ends_as_an_uninterrupted_one(tmp_path: Path, step: int, eval_strategy: str) -> None:

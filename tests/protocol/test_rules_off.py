@@ -257,8 +257,6 @@ class RuleOff:
     max_preemptions: int
     patch: Patch | None = None
     view: type[WatchedBackend] | None = None
-    is_deep: bool = False
-    """Whether thousands of schedules are followed before one loses anything."""
 
 
 def warm_writer() -> Cast:
@@ -289,7 +287,6 @@ RULES = [
         a_save_and_two_collectors,
         2,
         give_a_manifest_the_same_name_again,
-        is_deep=True,
     ),
     RuleOff("the commit is fenced", save_against_collection, 2, view=UnfencedBackend),
     RuleOff("a collector looks again", a_save_and_a_planned_collection, 2, look_only_once),
@@ -321,9 +318,8 @@ def explore_without(rule: RuleOff, patch: pytest.MonkeyPatch) -> Exploration:
     )
 
 
-@pytest.mark.parametrize(
-    "rule", [pytest.param(rule, id=rule.name, marks=[pytest.mark.long] if rule.is_deep else []) for rule in RULES]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_without_a_rule_a_checkpoint_is_lost(rule: RuleOff, monkeypatch: pytest.MonkeyPatch) -> None:
     found = explore_without(rule, monkeypatch)
 
