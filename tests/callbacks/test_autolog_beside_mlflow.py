@@ -27,6 +27,8 @@ from tests.callbacks.loops import (
 )
 from tests.callbacks.tokens import make_trainer as make_transformers_trainer
 
+pytestmark = pytest.mark.long
+
 
 @contextmanager
 def autologging(flavor: Any, **options: Any) -> Iterator[None]:
@@ -130,7 +132,6 @@ print([record.step for record in list_checkpoints(run.info.run_id)], sorted(run.
 """
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "setup",
     [

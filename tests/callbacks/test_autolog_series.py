@@ -15,6 +15,8 @@ from tensorcas_mlflow.checkpoints import list_checkpoints, load_checkpoint, log_
 from tests.callbacks.loops import FEATURES, PARAMETERS, TARGETS, data, make_module, make_trainer
 from tests.callbacks.tokens import make_trainer as make_transformers_trainer
 
+pytestmark = pytest.mark.long
+
 PACKAGES = ["lightning.pytorch", "pytorch_lightning"]
 
 

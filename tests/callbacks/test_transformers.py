@@ -16,6 +16,8 @@ from tensorcas_mlflow.checkpoints import Keep, load_checkpoint
 from tests.callbacks.loops import only_run, same, steps_of
 from tests.callbacks.tokens import make_trainer
 
+pytestmark = pytest.mark.long
+
 
 def train(folder: Path, *callbacks: Any, resume: str | None = None, **options: Any) -> Any:
     trainer = make_trainer(folder, *callbacks, **options)
@@ -27,7 +29,6 @@ def logged_steps(run_id: str, metric: str) -> list[int]:
     return sorted(point.step for point in mlflow.MlflowClient().get_metric_history(run_id, metric))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("eval_strategy", ["no", "steps", "epoch"])
 @pytest.mark.parametrize("step", [3, 4])
 def test_a_resumed_training_ends_as_an_uninterrupted_one(tmp_path: Path, step: int, eval_strategy: str) -> None:

@@ -7,6 +7,8 @@ import pytest
 from tests.flavors.sklearn_composed import MODELS
 from tests.flavors.sklearn_models import Seen, differing, see
 
+pytestmark = pytest.mark.long
+
 REFUSED = {
     "calibrated": "another fit finds another number of steps",
     "sparse support vectors": "another fit finds other support vectors, and so other places in the sparse matrix",
