@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from mlflow.exceptions import MlflowException
 from mlflow.utils.file_utils import local_file_uri_to_path
 from mlflow.utils.uri import is_local_uri
 
 from tensorcas_mlflow import config
-from tensorcas_mlflow._store_root import SCHEME, store_root_for
+from tensorcas_mlflow._store_root import store_root_for
+from tensorcas_mlflow.backends import is_ours
 from tensorcas_mlflow.carrier import find_carrier, is_carrier_uri, is_served_by_us, open_carrier
 from tensorcas_mlflow.errors import StoreNotFoundError
 from tensorcas_mlflow.store import Store
@@ -56,8 +56,8 @@ def home_of(artifact_uri: str, *, create: bool) -> Home:
     else:
         raise MlflowException.invalid_parameter_value(
             f"tensors cannot be put beside the artifacts of this experiment, at {artifact_uri!r}: name a store in "
-            "TENSORCAS_STORE (a folder or a tensorcas: URI), or use an experiment whose artifact location is a "
-            "tensorcas: URI, a local folder, or behind an MLflow server (mlflow-artifacts:)"
+            "TENSORCAS_STORE (a folder, or a URI like tensorcas-s3://bucket/path), or use an experiment whose artifact "
+            "location is a tensorcas URI, a local folder, or behind an MLflow server (mlflow-artifacts:)"
         )
     return Home(store=store, path=path, is_ours=path is not None and is_ours(artifact_uri))
 
@@ -87,17 +87,12 @@ def find_store(uri: str) -> tuple[Store, str] | None:
 
 
 def as_lookup(uri: str) -> str | None:
-    """Give a local path or ``tensorcas:`` URI in the form in which a store is looked up; None for other URIs."""
+    """Give a local path or a URI of ours in the form in which a store is looked up; None for other URIs."""
     if is_ours(uri):
         return uri
     if is_local_uri(uri, is_tracking_or_registry_uri=False):
         return str(Path(local_file_uri_to_path(uri)).absolute())
     return None
-
-
-def is_ours(uri: str) -> bool:
-    """Tell whether our artifact repository serves a URI."""
-    return urlsplit(uri).scheme == SCHEME
 
 
 def open_root(uri: str, *, create: bool = False) -> Store:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import unquote
 
-from tensorcas_mlflow.backends import SCHEME, local_path
-
-__all__ = ["SCHEME", "Owner", "folder_of", "owner_of", "store_root_for"]
+from tensorcas_mlflow.backends import Root, is_ours
 
 # How MLflow names the roots it makes below an experiment's artifact location: one for each run, logged model and trace.
 # The first match from the left counts: an outer store holds whatever lies deeper, an inner one would bar the outer.
@@ -50,16 +47,15 @@ def owner_of(artifact_uri: str) -> Owner:
     return Owner(run_id=match["run_id"], model_id=match["model_id"]) if match else Owner()
 
 
-def folder_of(artifact_uri: str) -> Path:
-    """Give the local folder that a ``tensorcas:`` URI names, absolute, with percent escapes decoded.
+def root_of(artifact_uri: str) -> Root:
+    """Give the place that one of our URIs names.
 
     Raises:
         ValueError: The URI is of another scheme, names a host, no folder or a relative one, or has a query.
     """
-    if not artifact_uri.startswith(f"{SCHEME}:"):
-        raise ValueError(f"{artifact_uri!r} is no {SCHEME}: URI")
-    folder = local_path(artifact_uri)
-    if folder.parent == folder or ".." in unquote(artifact_uri).split("/"):
-        raise ValueError(f"{artifact_uri!r} must name a folder plainly, as {SCHEME}:///data/mlflow does")
-    # POSIX gives a path with two slashes in front a meaning of its own, and nobody wants it.
-    return Path("/", *folder.parts[1:])
+    if not is_ours(artifact_uri):
+        raise ValueError(f"{artifact_uri!r} is no tensorcas URI")
+    root = Root.parse(artifact_uri)
+    if (root.is_local and root.path == "/") or ".." in unquote(artifact_uri).split("/"):
+        raise ValueError(f"{artifact_uri!r} must name a folder plainly, as tensorcas:///data/mlflow does")
+    return root

@@ -31,6 +31,14 @@ def in_mlflow_server() -> bool:
     return bool(server_roots())
 
 
+def given(*names: str) -> str | None:
+    """What the first of some variables that is set, and not empty, says; None if none is.
+
+    For the settings of object stores, which are those of their own tools and of MLflow.
+    """
+    return next((value for name in names if (value := os.environ.get(name))), None)
+
+
 def n_threads() -> int:
     """Threads for hashing, encoding and reading: TENSORCAS_THREADS, else one a core, at most 8.
 

@@ -91,6 +91,11 @@ def pack_key(name: str) -> str:
     return f"packs/{name}.pack"
 
 
+def pack_name(key: str) -> str:
+    """The name of the pack at a key; see `pack_key`."""
+    return key.removeprefix("packs/").removesuffix(".pack")
+
+
 def prefixes(digests: Digests) -> Any:
     """Read the first eight bytes of many digests as big-endian numbers."""
     return np.ascontiguousarray(digests[:, :8]).view(">u8").ravel().astype(np.uint64)

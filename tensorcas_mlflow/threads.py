@@ -1,4 +1,4 @@
-"""The threads of this package: a pool for hashing, encoding and reading, and one for each kind of later work."""
+"""The threads of this package: pools for computing and for waiting, and one for each kind of later work."""
 
 from __future__ import annotations
 
@@ -44,22 +44,24 @@ class Lock:
             lock._lock = threading.RLock()
 
 
+_N_WAITING = 16
+"""Threads for jobs that wait for another machine most of their time; so many requests are under way at once."""
+
 _lock = Lock()
-_pool: ThreadPoolExecutor | None = None
+_pools: dict[bool, ThreadPoolExecutor] = {}
 
 
-def _shared_pool() -> ThreadPoolExecutor:
-    global _pool
+def _shared_pool(*, waits: bool = False) -> ThreadPoolExecutor:
     with _lock:
-        if _pool is None:
-            _pool = ThreadPoolExecutor(config.n_threads(), thread_name_prefix="tensorcas")
-        return _pool
+        if waits not in _pools:
+            n_threads, name = (_N_WAITING, "tensorcas-wait") if waits else (config.n_threads(), "tensorcas")
+            _pools[waits] = ThreadPoolExecutor(n_threads, thread_name_prefix=name)
+        return _pools[waits]
 
 
 def _begin_anew() -> None:
-    # A child made by fork has the pool's object but none of its threads: work given to it would wait for ever.
-    global _pool
-    _pool = None
+    # A child made by fork has the pools' objects but none of their threads: work given to one would wait for ever.
+    _pools.clear()
     Lock.open_all()
 
 
@@ -117,7 +119,7 @@ def _submit(pool: ThreadPoolExecutor, function: Callable[[T], R], item: T) -> Fu
         return future
 
 
-def run_all(function: Callable[[T], None], items: Iterable[T]) -> None:
+def run_all(function: Callable[[T], None], items: Iterable[T], *, waits: bool = False) -> None:
     """Apply a function to every item, on the pool and in the calling thread, and return when all is done.
 
     The caller takes part, which measures faster than waiting for the pool alone (``docs/design/decisions.md``).
@@ -125,12 +127,13 @@ def run_all(function: Callable[[T], None], items: Iterable[T]) -> None:
     Args:
         function: Must not itself use this pool.
         items: Drawn from by one thread at a time.
+        waits: Whether the function waits for another machine most of its time: then a pool of more threads is used.
 
     Raises:
         Exception: Of the calls that failed, what the first in the order of the items raised. Items not yet begun are
             dropped, and calls under way are over when it is raised.
     """
-    n_threads = config.n_threads()
+    n_threads = _N_WAITING if waits else config.n_threads()
     if n_threads == 1:
         for item in items:
             function(item)
@@ -153,7 +156,8 @@ def run_all(function: Callable[[T], None], items: Iterable[T]) -> None:
             with lock:
                 errors.append((at, error))
 
-    helpers = [_submit(_shared_pool(), _call, work) for _ in range(n_threads - 1)]
+    pool = _shared_pool(waits=waits)
+    helpers = [_submit(pool, _call, work) for _ in range(n_threads - 1)]
     work()
     try:
         wait([helper for helper in helpers if not helper.cancel()])

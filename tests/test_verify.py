@@ -316,13 +316,13 @@ class Meanwhile(LocalBackend):
     def happens(self, prefix: str, act: Callable[[], object], nth: int = 0) -> None:
         self._prefix, self._act, self._left = prefix, act, nth
 
-    def list(self, prefix: str) -> Iterator[BlobInfo]:
+    def list(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
         if prefix == getattr(self, "_prefix", None):
             self._left -= 1
             if self._left < 0:
                 self._prefix = ""
                 self._act()
-        return super().list(prefix)
+        return super().list(prefix, after=after)
 
 
 @pytest.mark.parametrize("full", [False, True])

@@ -20,9 +20,9 @@ from mlflow.entities import FileInfo
 
 from tensorcas_mlflow import config
 from tensorcas_mlflow._durable import sync_folder
-from tensorcas_mlflow._store_root import folder_of
+from tensorcas_mlflow._store_root import root_of
 from tensorcas_mlflow.artifact_repo._names import UPLOADING, is_visible
-from tensorcas_mlflow.backends import STORE_FOLDER, check_key
+from tensorcas_mlflow.backends import STORE_FOLDER, Root, check_key
 from tensorcas_mlflow.containers import Readable
 from tensorcas_mlflow.store import is_carried
 
@@ -30,18 +30,18 @@ _BLOCK_BYTES = 1 << 20
 
 
 class CarriedStores:
-    """The files of carried stores below a repository's root, by artifact path; in a server alone."""
+    """The files of carried stores below a repository's root, by artifact path; in a server of local files alone."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Root) -> None:
         self._root = root
 
     def find(self, path: str) -> Path | None:
         """Give the file or folder of a carried store that an artifact path names, there or not; None for any other."""
         folders, key = _parted(path)
-        if folders is None or not config.in_mlflow_server():
+        if folders is None or not self._root.is_local or not config.in_mlflow_server():
             return None
-        place = self._root.joinpath(*folders)
-        real = Path(os.path.realpath(self._root), *folders)
+        place = self._root.folder.joinpath(*folders)
+        real = Path(os.path.realpath(self._root.folder), *folders)
         is_own = any(_is_folder_of(root, real) for root in config.server_roots())
         if is_own or Path(os.path.realpath(place)) != real or not is_carried(real):
             return None
@@ -112,5 +112,5 @@ def _parted(path: str) -> tuple[list[str] | None, str]:
 
 def _is_folder_of(root: str, folder: Path) -> bool:
     with suppress(ValueError):
-        return Path(os.path.realpath(folder_of(root))) == folder
+        return Path(os.path.realpath(root_of(root).folder)) == folder
     return False

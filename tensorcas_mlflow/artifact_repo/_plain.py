@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 import time
 import uuid
@@ -21,7 +22,10 @@ _MAX_ATTEMPTS = 100
 _CHANGE_S = 60
 """What lies aside for longer was left by somebody who died."""
 
-Held = int
+Remove = Callable[[Callable[[], bool]], None]
+"""Removes a plain file that something is shown in the place of, which the argument tells."""
+
+_Held = int
 """An open descriptor: as long as it is open, no other file gets its inode."""
 _OF_ITSELF = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_NOFOLLOW", 0)
 
@@ -56,6 +60,15 @@ class PlainTree:
             and is_visible_path(real.relative_to(root).as_posix())
         )
         return real if is_link_to_artifact else None
+
+    def fetch(self, path: str, out: Path) -> bool:
+        """Copy a plain file to another place, with its times; False if there is none."""
+        plain = self.find(path)
+        if plain is not None and plain.is_file():
+            with suppress(FileNotFoundError):
+                shutil.copy2(plain, out)
+                return True
+        return False
 
     def is_file(self, path: str, file: Path) -> bool:
         """Tell whether an artifact path shows this very file."""
@@ -152,24 +165,20 @@ class PlainTree:
         return os.path.lexists(self._root / path)
 
     @contextmanager
-    def holding(self, path: str) -> Iterator[Held | None]:
-        """Hold on to the plain file or link at a path, so that it can be told from any other; None if there is none."""
+    def replacing(self, path: str) -> Iterator[Remove]:
+        """Look at the plain file or link at a path, and give what removes just that one, and nothing put there since.
+
+        The function that is given is told how to find out whether something is shown in the file's place, so that it
+        can go. That is asked when nobody sees the file any more, and the file comes back if it is not so.
+        """
         with ExitStack() as stack:
-            held = None
+            held: _Held | None = None
             with _ignoring(*_NOT_THERE):
                 held = os.open(self._root / path, _OF_ITSELF)
                 stack.callback(os.close, held)
-            yield held
+            yield lambda is_hidden: self._drop(path, held, is_hidden)
 
-    def drop_file(self, path: str, held: Held | None, *, is_hidden: Callable[[], bool]) -> None:
-        """Remove the plain file or link at a path.
-
-        Args:
-            path: Which.
-            held: What was there when it was last looked at; anything else stays.
-            is_hidden: Tells whether something is shown in its place, so that it can go. It is asked when nobody sees
-                the file any more, and the file comes back if it is not.
-        """
+    def _drop(self, path: str, held: _Held | None, is_hidden: Callable[[], bool]) -> None:
         place = self._root / path
         taken = place.with_name(f"{UPLOADING}{uuid.uuid4().hex}")
         if held is None or not _is_held(place, held):
@@ -181,14 +190,14 @@ class PlainTree:
                     os.link(taken, place, follow_symlinks=False)
             taken.unlink()
 
-    def stores_below(self, path: str) -> list[Path]:
-        """Find the folders at or below a path that are roots of stores."""
+    def stores_below(self, path: str) -> list[str]:
+        """Find the folders at or below a path that are roots of stores, relative to this root."""
         found = []
         for folder, names, _ in os.walk(self._root / path):
             if STORE_FOLDER in names and Path(folder, STORE_FOLDER, "format").is_file():
-                found.append(Path(folder))
+                found.append(Path(folder).relative_to(self._root).as_posix())
                 names.clear()  # no store lies in another
-        return found
+        return ["" if place == "." else place for place in found]
 
     def remove(self, path: str) -> None:
         """Remove what lies at a path, with all below it but stores and the folders they lie in; idempotent."""
@@ -211,7 +220,7 @@ class PlainTree:
         return not path or Path(os.path.realpath((self._root / path).parent)) == self._unlinked(path).parent
 
 
-def _is_held(place: Path, held: Held) -> bool:
+def _is_held(place: Path, held: _Held) -> bool:
     with _ignoring(*_NOT_THERE):
         return os.path.samestat(place.lstat(), os.fstat(held))
     return False

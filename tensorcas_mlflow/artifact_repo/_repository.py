@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import posixpath
-import shutil
 import time
 from collections.abc import AsyncIterable, Iterator
 from contextlib import suppress
@@ -18,11 +17,12 @@ from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
 from mlflow.store.artifact.artifact_repo import ArtifactRepository, StreamUploadMixin
 
 from tensorcas_mlflow import config
-from tensorcas_mlflow._store_root import folder_of, owner_of
+from tensorcas_mlflow._store_root import owner_of, root_of
 from tensorcas_mlflow.artifact_repo._carried import CarriedStores
 from tensorcas_mlflow.artifact_repo._errors import for_mlflow
-from tensorcas_mlflow.artifact_repo._names import is_visible, is_visible_path, path_to_read, path_to_write
+from tensorcas_mlflow.artifact_repo._names import is_visible_path, path_to_read, path_to_write
 from tensorcas_mlflow.artifact_repo._plain import PlainTree
+from tensorcas_mlflow.artifact_repo._plain_objects import ObjectTree
 from tensorcas_mlflow.artifact_repo._stores import StoreFinder, has_ref, parents
 from tensorcas_mlflow.artifact_repo._streams import Inflow, Reading, Rejoined, n_announced, read_head
 from tensorcas_mlflow.artifact_repo._virtual import beside, folders_without_tensors, in_folder, virtual_at, write_pieces
@@ -62,12 +62,12 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
     def __init__(self, artifact_uri: str, tracking_uri: str | None = None, registry_uri: str | None = None) -> None:
         super().__init__(artifact_uri, tracking_uri, registry_uri)
         with for_mlflow():
-            self._root = folder_of(artifact_uri)
-            if not all(map(is_visible, self._root.parts)):
+            root = root_of(artifact_uri)
+            if not is_visible_path(root.path):
                 raise ValueError(f"{artifact_uri!r} leads into a store's own folder: artifacts have no place there")
-            self._plain = PlainTree(self._root)
-            self._carried = CarriedStores(self._root)
-            self._stores = StoreFinder(artifact_uri, self._root, self._plain)
+            self._plain = PlainTree(root.folder) if root.is_local else ObjectTree(root)
+            self._carried = CarriedStores(root)
+            self._stores = StoreFinder(artifact_uri, root, self._plain)
 
     def log_artifact(self, local_file: str | Path, artifact_path: str | None = None) -> None:
         with for_mlflow():
@@ -261,12 +261,12 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
             # relied on it and has removed the plain file.
             if self._plain.has_file(path) or is_in_store():
                 return
-        with self._plain.holding(path) as before:
+        with self._plain.replacing(path) as remove:
             save, target = self._save(store, head, stream, path, in_store)
             with save:
                 save.commit(target)
             if not keeps_plain:
-                self._plain.drop_file(path, before, is_hidden=is_in_store)
+                remove(is_in_store)
 
     def _path_of_upload(self, name: str, folder: str | None) -> str:
         """Make the path of an artifact that a client sends; see `path_to_write`."""
@@ -305,20 +305,15 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
             return carried is not None and self._carried.fetch(carried, out)
         store, in_store = self._stores.find(path)
         ref = store.artifact(in_store) if store is not None and in_store else None
-        plain = self._plain.find(path)
         if store is not None and ref is not None:
             write_pieces(store.iter_file(ref), out)
             return True
-        if store is not None and plain is None:
-            virtual = virtual_at(store, in_store)
-            if virtual is not None:
-                write_pieces(virtual.pieces(), out)
-            return virtual is not None
-        if plain is not None and plain.is_file():
-            with suppress(FileNotFoundError):
-                shutil.copy2(plain, out)
-                return True
-        return False
+        if self._plain.fetch(path, out):
+            return True
+        virtual = None if store is None or self._plain.has_folder(path) else virtual_at(store, in_store)
+        if virtual is not None:
+            write_pieces(virtual.pieces(), out)
+        return virtual is not None
 
 
 def _is_small_text(head: bytes) -> bool:

@@ -6,16 +6,16 @@ import posixpath
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
 
 from tensorcas_mlflow import config
-from tensorcas_mlflow._store_root import SCHEME, folder_of, store_root_for
+from tensorcas_mlflow._store_root import root_of, store_root_for
 from tensorcas_mlflow.artifact_repo._names import is_visible_path
 from tensorcas_mlflow.artifact_repo._plain import PlainTree
-from tensorcas_mlflow.backends import open_backend
+from tensorcas_mlflow.artifact_repo._plain_objects import ObjectTree
+from tensorcas_mlflow.backends import Root, open_backend
 from tensorcas_mlflow.errors import ConflictError, StoreNotFoundError
 from tensorcas_mlflow.store import Store
 
@@ -38,7 +38,7 @@ class Held:
 class StoreFinder:
     """Finds the stores at, above and below one artifact root."""
 
-    def __init__(self, artifact_uri: str, root: Path, plain: PlainTree) -> None:
+    def __init__(self, artifact_uri: str, root: Root, plain: PlainTree | ObjectTree) -> None:
         self._artifact_uri = artifact_uri
         self._root = root
         self._plain = plain
@@ -49,10 +49,12 @@ class StoreFinder:
         Raises:
             MlflowException: A server was sent to a folder that is none of its own, and something lies there.
         """
-        # Asked from the innermost folder there is: this root may lie above stores, and a link may lead into another.
-        folder = next((part for part in (path, *parents(path)) if self._plain.has_folder(part)), "")
+        folder = path
+        if self._root.is_local:
+            # Asked from the innermost folder there is: a link may lead into another store.
+            folder = next((part for part in (path, *parents(path)) if self._plain.has_folder(part)), "")
         try:
-            store, in_store = Store.find(self._root / folder)
+            store, in_store = Store.find(self._root.joined(folder))
             return store, "/".join(filter(None, (in_store, path[len(folder) :].lstrip("/"))))
         except StoreNotFoundError:
             # A client may name any folder of the server's machine as an experiment's artifact location.
@@ -89,22 +91,22 @@ class StoreFinder:
         if store is not None:
             return [Held(store=store, in_store=in_store, path=path)]
         return [
-            Held(store=Store.open(folder), in_store="", path=folder.relative_to(self._root).as_posix())
+            Held(store=Store.open(self._root.joined(folder)), in_store="", path=folder)
             for folder in self._plain.stores_below(path)
         ]
 
-    def servers_folder(self) -> Path | None:
+    def servers_folder(self) -> Root | None:
         """The artifact root of the server this process serves, if this root lies there."""
         for root in config.server_roots():
             with suppress(ValueError):
-                folder = folder_of(root)
-                if self._root.is_relative_to(folder):
+                folder = root_of(root)
+                if folder.path_of(self._root) is not None:
                     return folder
         return None
 
     def _make(self) -> None:
         if not config.in_mlflow_server():
-            Store.open(folder_of(store_root_for(self._artifact_uri)), create=True)
+            Store.open(root_of(store_root_for(self._artifact_uri)), create=True)
             return
         place = self.servers_folder()
         if place is None:
@@ -116,7 +118,7 @@ class StoreFinder:
     def _refusal(self) -> MlflowException:
         return MlflowException(
             f"This server does not touch {self._artifact_uri!r}: there is no store at or above it, and it is not the "
-            f"server's own artifact destination. Make a store there with `{SCHEME} init`, or log to it without the "
+            "server's own artifact destination. Make a store there with `tensorcas init`, or log to it without the "
             "server.",
             error_code=PERMISSION_DENIED,
         )

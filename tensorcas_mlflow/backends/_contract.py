@@ -12,8 +12,9 @@ Buffer = Any
 """Anything with contiguous bytes: bytes, memoryview, a 1-d uint8 array."""
 
 Token = str
-"""Tells the blob at a key from any other, as an ETag does. Opaque; compared only by the backend that gave it. Where a
-key is removed and taken again the token may come again too, so keys that tokens are used with are random."""
+"""Tells the blob at a key from others with other bytes, as an ETag does. Opaque; compared only by the backend that gave
+it. Where a key is removed and taken again the token may come again too, unless the backend is remote; so keys that
+tokens are used with, or their blobs, are random."""
 
 _SEGMENT = re.compile(r"[A-Za-z0-9._=@%~-]{1,200}")
 
@@ -53,7 +54,8 @@ class Backend(ABC):
     any process sees its effect (read-after-write, list-after-write). Any number of processes and threads may use one
     root at once. Keys are as `check_key` has them; every method raises ValueError for anything else, and
     `BackendError` if the storage fails. A caller never makes a blob below the key of another one: a place is a blob or
-    holds blobs.
+    holds blobs. No two callers write equal blobs at one key, and a blob of more than 8 MiB goes to a key that nobody
+    else writes.
     """
 
     uri: str
@@ -61,6 +63,9 @@ class Backend(ABC):
     is_carrier: bool = False
     """Whether it keeps less than is promised here: no `promote` that `withdraw` excludes, and no part of a blob without
     the whole. Only the carrier says so (`tensorcas_mlflow.carrier`); whoever relies on one of the two asks."""
+    is_remote: bool = False
+    """Whether each call is a request to another machine, so that a caller saves requests and makes many at once. A
+    remote backend lists keys in their order, and tokens of blobs that are random never come again."""
 
     @abstractmethod
     def put_new(self, key: str, pieces: Iterable[Buffer], *, durable: bool = True) -> Token:
@@ -86,9 +91,10 @@ class Backend(ABC):
         either ``dest`` is there with ``data``, or ``source`` is there, unchanged or holding a beginning of ``data``.
 
         Args:
-            source: An existing blob.
+            source: An existing blob, at a key that never comes again.
             dest: Another key.
-            data: What ``dest`` is to hold, at most a few KiB.
+            data: What ``dest`` is to hold, at most a few KiB, different each time. White space at its end says nothing:
+                a backend may change it later.
             token: The state of ``source`` this call relies on.
             replace: Whether a blob at ``dest`` may be replaced, in one step.
 
@@ -136,11 +142,15 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def list(self, prefix: str) -> Iterator[BlobInfo]:
+    def list(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
         """List the blobs below a key prefix of whole segments, in no order; an absent prefix is empty.
 
         A blob there when the listing begins and not removed meanwhile is listed, exactly once. A blob created or
         removed meanwhile may or may not be.
+
+        Args:
+            prefix: Where.
+            after: Only keys that come after this text, in the order of their bytes.
         """
 
     @abstractmethod

@@ -14,8 +14,14 @@ from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError, CorruptE
 class MemoryBackend(Backend):
     """Blobs in a dict. Lives as long as the object; shared by whoever holds it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_remote: bool = False) -> None:
+        """Make an empty one.
+
+        Args:
+            is_remote: Whether it is to be used as if it were far away.
+        """
         self.uri = "tensorcas-memory:///"
+        self.is_remote = is_remote
         self._lock = threading.Lock()
         self._blobs: dict[str, tuple[bytes, float, Token]] = {}
         self._versions = itertools.count()
@@ -65,10 +71,11 @@ class MemoryBackend(Backend):
             raise CorruptError(key, f"it ends before byte {start + len(out)}")
         out[:] = data
 
-    def list(self, prefix: str) -> Iterator[BlobInfo]:
+    def list(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
         below = check_key(prefix) + "/"
         with self._lock:
-            found = [(key, blob) for key, blob in self._blobs.items() if key.startswith(below)]
+            found = sorted((key, blob) for key, blob in self._blobs.items() if key.startswith(below))
+            found = [(key, blob) for key, blob in found if after is None or key > after]
         for key, (data, modified_s, token) in found:
             yield BlobInfo(key=key, size=len(data), modified_s=modified_s, token=token)
 

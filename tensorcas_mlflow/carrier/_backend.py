@@ -152,12 +152,12 @@ class CarrierBackend(Backend):
         if not blob.read_into(start, out):
             raise CorruptError(key, f"it ends before byte {start + len(out)}")
 
-    def list(self, prefix: str) -> Iterator[BlobInfo]:
+    def list(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
         folders = [prefix]
         while folders:
             folder = folders.pop()
             blobs, names = self.list_dir(folder)
-            yield from blobs
+            yield from (info for info in blobs if after is None or info.key > after)
             folders.extend(f"{folder}/{name}" for name in names)
 
     def list_dir(self, prefix: str) -> Children:

@@ -22,7 +22,8 @@ from mlflow.store.artifact.artifact_repository_registry import get_artifact_repo
 from mlflow.tracking import MlflowClient
 
 from tensorcas_mlflow._durable import sync_folder
-from tensorcas_mlflow._home import as_lookup, is_ours
+from tensorcas_mlflow._home import as_lookup
+from tensorcas_mlflow.backends import is_ours
 from tensorcas_mlflow.carrier import is_carrier_uri, shelf_at
 from tensorcas_mlflow.checkpoints._background import reports
 from tensorcas_mlflow.checkpoints._series import FOLDER

@@ -20,7 +20,7 @@ from mlflow.store.artifact.runs_artifact_repo import RunsArtifactRepository
 from mlflow.tracking.artifact_utils import _get_root_uri_and_artifact_path
 from mlflow.utils.file_utils import get_local_path_or_none
 
-from tensorcas_mlflow._home import is_ours
+from tensorcas_mlflow.backends import is_ours
 
 
 class ModelFolder(ABC):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,7 +44,7 @@ def copy_out(store: Store, state: Survey, *, doomed: frozenset[str], sources: fr
         rows = _next_rows(state, live & ~has_copy & state.rows_in(sources))
         if len(rows) == 0:
             return written_bytes
-        name = uuid.uuid4().hex
+        name = p.new_pack_name(store.backend)
         writer = PackWriter()
         try:
             store.backend.put_new(pack_key(name), writer.pieces(_payloads(store.backend, state.table, rows)))

@@ -188,6 +188,7 @@ def _execute(plan: GcPlan) -> GcReport:
         spared = still_needed(state, doomed)
         dead_packs = doomed - spared
         manifests -= state.live_manifests
+        p.begin_generation(backend)
         for name in sorted(manifests):
             info = backend.stat(f"manifests/{name}")
             freed_bytes += info.size if info is not None else 0

@@ -131,7 +131,7 @@ def survey(backend: Backend, grace_s: float, *, count_stale: bool, abandon: Coll
     for name, its_refs in holders.items():
         live.add(_digests_of_refs(backend, name, its_refs))
 
-    lists = p.read_condemned(backend)
+    lists = p.read_condemned(backend).lists
     ages = {info.key: info.modified_s for info in backend.list("condemned")}
     manifests = frozenset(info.key.removeprefix("manifests/") for info in backend.list("manifests"))
     sizes = dict(p.list_packs(backend))

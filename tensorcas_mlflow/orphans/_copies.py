@@ -19,7 +19,7 @@ from datetime import datetime
 from pathlib import Path
 
 from tensorcas_mlflow._store_root import store_root_for
-from tensorcas_mlflow.backends import SCHEME, local_path
+from tensorcas_mlflow.backends import Root, is_ours
 from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import CheckpointExistsError
 from tensorcas_mlflow.store import Ref, RefTarget, Store
@@ -160,10 +160,11 @@ def _target_of(ref: Ref) -> RefTarget:
 def copy_of(store: Store, ref: Ref) -> Path | None:
     """Say where MLflow keeps a copy of the ref's manifest; None if it keeps none, or none that can be looked at."""
     if ref.copy_path is not None:
-        return None if store.backend.is_carrier else local_path(store.uri) / ref.copy_path
-    if ref.path is not None or ref.uri is None or ref.uri.startswith(f"{SCHEME}:"):
+        root = None if store.backend.is_carrier else Root.parse(store.uri)
+        return root.folder / ref.copy_path if root is not None and root.is_local else None
+    if ref.path is not None or ref.uri is None or is_ours(ref.uri):
         return None
     try:
-        return local_path(ref.uri)
+        return Root.parse(ref.uri).folder
     except ValueError:
         return None

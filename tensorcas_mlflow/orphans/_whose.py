@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from urllib.parse import unquote, urlsplit
 
-from tensorcas_mlflow.backends import SCHEME, local_path
+from tensorcas_mlflow.backends import Root, is_ours
 from tensorcas_mlflow.orphans._tracker import Asked, Tracker
 from tensorcas_mlflow.store import Store
 
@@ -34,12 +34,12 @@ def shown_folders(
     Returns:
         The folders, as keys of ``asked``; and whether the tracking stores keep anything in this store at all.
     """
-    top = os.path.realpath(local_path(store.uri))
+    top = _in_one_form(store.uri)
     shown: set[str] = set()
     servers_roots: set[str] = set()
     for experiment, each in asked.items():
         for one in each:
-            place = _place(top, one.holding.root, is_elsewhere=one.holding.is_elsewhere)
+            place = _place(store, one.holding.root, is_elsewhere=one.holding.is_elsewhere)
             for root in one.roots:
                 path = _proxied_path(root)
                 if path is not None and place.endswith(f"/{path}"):
@@ -52,22 +52,26 @@ def shown_folders(
         path = _proxied_path(location)
         locations.update([_in_one_form(location)] if path is None else [f"{root}/{path}" for root in servers_roots])
     for experiment, each in asked.items():
-        if _place(top, experiment, is_elsewhere=each[0].holding.is_elsewhere) in locations:
+        if _place(store, experiment, is_elsewhere=each[0].holding.is_elsewhere) in locations:
             shown.add(experiment)
     return shown, bool(shown) or any(PurePosixPath(location).is_relative_to(top) for location in locations)
 
 
-def _place(top: str, place: str, *, is_elsewhere: bool) -> str:
-    return _in_one_form(place) if is_elsewhere else os.path.join(top, place).rstrip("/")
+def _place(store: Store, place: str, *, is_elsewhere: bool) -> str:
+    if is_elsewhere:
+        return _in_one_form(place)
+    root = Root.parse(store.uri)
+    return os.path.join(_in_one_form(root.uri), place).rstrip("/") if root.is_local else root.joined(place).uri
 
 
 def _in_one_form(uri: str) -> str:
     """Write a place as places are compared: the real path of a folder of ours, or a URI."""
-    if urlsplit(uri).scheme == SCHEME:
+    if is_ours(uri):
         try:
-            return os.path.realpath(local_path(uri))
+            root = Root.parse(uri)
         except ValueError:
-            pass
+            return uri.rstrip("/")
+        return os.path.realpath(root.folder) if root.is_local else root.uri
     return uri.rstrip("/")
 
 

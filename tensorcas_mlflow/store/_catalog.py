@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 import uuid
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.digest import Digests
 from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CorruptError
@@ -26,6 +28,7 @@ from tensorcas_mlflow.index import (
     segment_bytes,
 )
 from tensorcas_mlflow.pack import ENTRY, Entries, read_table
+from tensorcas_mlflow.store._condemned import Generation
 from tensorcas_mlflow.threads import Lock
 
 _log = logging.getLogger(__name__)
@@ -37,6 +40,9 @@ _FOLD_AT = 64
 _TAIL_BYTES = 64 * 1024
 _MAX_REMEMBERED = 4096
 """Digests of which the last look-up is remembered; comparing more would take time of its own."""
+_LATE_S = 3600.0
+"""How long a pack may take to arrive in a remote store after its name was drawn, by clocks that may be wrong, and still
+be noticed by those who listed others meanwhile. One that comes later is found when something is looked for in vain."""
 _MAX_MANIFESTS = 4096
 """Names of manifests remembered; beyond it all are forgotten, which costs an equal save its own copy."""
 
@@ -62,26 +68,50 @@ class Catalog:
         self._tables: list[Table] = []
         self._packs: set[str] = set()
         self._segments: set[str] = set()
-        self._loose: dict[str, str] = {}
-        """Keys of index blobs that are of one pack only, by its name."""
+        self._loose: dict[str, str | None] = {}
+        """Packs in no segment of many, by name, each with the key of an index blob of its own if it has one."""
         self._gone: set[str] = set()
         self._manifests: dict[str, str] = {}
         self._last: tuple[tuple[bytes, list[Table], set[str]], Places] | None = None
+        self._newest = ""
+        """Name of the newest pack that was listed in a remote store."""
+        self._seen: tuple[Generation | None, set[str]] = (None, set())
 
-    def refresh(self) -> None:
-        """Read what others have added to the index since the last time."""
+    def refresh(self) -> set[str]:
+        """Read what others have added to the index since the last time.
+
+        Returns:
+            Keys of packs that were there when this was called or later.
+        """
         with self._lock:
+            if self._backend.is_remote:
+                return self._read_new_packs()
             # Somebody may fold segments while they are read: what is gone by then is in one that came meanwhile.
             for _ in range(_MAX_LISTINGS):
                 if self._read_index():
-                    return
+                    break
+            return set()
 
     def refresh_from_packs(self) -> None:
         """Read the table of every pack anew: packs are the truth, and the index, which may be wrong, a cache."""
         with self._lock:
             self._tables.clear()
             self._packs.clear()
-            self._load_packs(name for name, _ in list_packs(self._backend))
+            self._load_packs(dict(list_packs(self._backend)))
+
+    def seen(self, generation: Generation | None) -> set[str]:
+        """Keys of blobs of a remote store that are known to be there; for the caller to add to.
+
+        Args:
+            generation: What the caller has seen of condemned lists. What was known in another one is forgotten: it may
+                have been deleted.
+        """
+        if generation is None:
+            return set()
+        with self._lock:
+            if self._seen[0] != generation:
+                self._seen = (generation, set())
+            return self._seen[1]
 
     def publish(self, name: str, entries: Entries) -> None:
         """Put a pack this process has just written into the index, for others and for itself."""
@@ -91,6 +121,8 @@ class Catalog:
             segment = segment_bytes(make_table({name: entries}))
             self._backend.put_new(f"index/{name}.arrow", [segment], durable=False)
             self._segments.add(name)
+        elif self._backend.is_remote:
+            self._loose[name] = None
         else:
             mark_loose(self._backend, name)
         self.add(name, entries)
@@ -151,8 +183,9 @@ class Catalog:
             try:
                 self._backend.put_new(f"index/{name}.arrow", [segment_bytes(merge_tables(tables))])
                 self._segments.add(name)
-                for pack in loose:
-                    self._backend.delete(self._loose[pack])
+                for marker in self._loose.values():
+                    if marker is not None:
+                        self._backend.delete(marker)
                 self._loose.clear()
             except BackendError as error:
                 _log.warning("the index could not be folded, which costs time but no data: %s", error)
@@ -172,8 +205,50 @@ class Catalog:
                     is_whole = False
                 elif name in self._packs:
                     self._loose[name] = info.key
-        self._load_packs(loose)
+        self._load_packs(dict.fromkeys(loose))
         return is_whole
+
+    def _read_new_packs(self) -> set[str]:
+        """List the packs of a remote store from about the newest known on, and read the tables of new ones.
+
+        A pack needs no marker there, since one request lists a thousand and can begin anywhere. Only where many are
+        new are segments read, which tell of many at once.
+        """
+        found = self._list_new_packs(most_new=_FOLD_AT)
+        if found is None:
+            self._read_segments()
+            found = self._list_new_packs(most_new=None)
+        assert found is not None
+        new = {name: size for name, size in found.items() if name not in self._packs and name not in self._gone}
+        self._load_packs(new)
+        self._loose.update(dict.fromkeys(new))
+        return {pack_key(name) for name in found}
+
+    def _list_new_packs(self, *, most_new: int | None) -> dict[str, int] | None:
+        """List packs and their sizes; None if more than so many are new, which is as far as it goes."""
+        # Clocks differ, and so a pack may come later than one whose name is greater. No clock moves this one forward.
+        newest_s = min(_drawn_s(self._newest), time.time())
+        found: dict[str, int] = {}
+        n_new = 0
+        for name, size in list_packs(self._backend, since_s=newest_s - _LATE_S):
+            found[name] = size
+            n_new += name not in self._packs and name not in self._gone
+            if most_new is not None and n_new > most_new:
+                return None
+        self._newest = max([self._newest, *found])
+        return found
+
+    def _read_segments(self) -> None:
+        segments = [info.key for info in self._backend.list("index") if info.key.endswith(".arrow")]
+        names = {key.removeprefix("index/").removesuffix(".arrow"): key for key in segments}
+        loaded = set(self._packs)
+        for name, key in names.items():
+            if name not in self._segments:
+                self._load_segment(name, key)
+        folded = self._packs - loaded
+        for name in folded:
+            self._loose.pop(name, None)
+        self._newest = max([self._newest, *folded])
 
     def _load_segment(self, name: str, key: str) -> bool:
         try:
@@ -192,21 +267,28 @@ class Catalog:
             self._merge()
         return True
 
-    def _load_packs(self, names: Iterable[str]) -> None:
+    def _load_packs(self, packs: Mapping[str, int | None]) -> None:
+        """Read the tables of packs: names and, where they are known, sizes."""
         tables: dict[str, Entries] = {}
-        for name in names:
-            if name in self._packs or name in self._gone:
-                continue
+
+        def load(name: str) -> None:
             try:
-                tables[name] = read_pack_table(self._backend, name)
+                tables[name] = read_pack_table(self._backend, name, size=packs[name])
             except BlobNotFoundError:
                 self._gone.add(name)
             except CorruptError as error:
                 _log.warning("%s; what it holds cannot be found", error)
                 self._gone.add(name)
+
+        new = [name for name in packs if name not in self._packs and name not in self._gone]
+        if self._backend.is_remote and len(new) > 1:
+            threads.run_all(load, new, waits=True)
+        else:
+            for name in new:
+                load(name)
         if tables:
             self._packs |= tables.keys()
-            self._tables.append(make_table(tables))
+            self._tables.append(make_table({name: tables[name] for name in new if name in tables}))
             self._merge()
 
     def _merge(self) -> None:
@@ -236,29 +318,59 @@ def _find(tables: list[Table], without: set[str], digests: Digests) -> Places:
     return Places(found=found, pack=pack, packs=packs, entries=entries)
 
 
-def list_packs(backend: Backend) -> list[tuple[str, int]]:
-    """List the packs of a store: name and size."""
+def list_packs(backend: Backend, *, since_s: float = 0.0) -> list[tuple[str, int]]:
+    """List the packs of a store: name and size.
+
+    Args:
+        backend: Which.
+        since_s: For a remote store, leave out those whose names were drawn before, in seconds of Unix time.
+    """
     found: list[tuple[str, int]] = []
-    for info in backend.list("packs"):
+    after = f"packs/{_time_text(since_s)}" if backend.is_remote and since_s > 0 else None
+    for info in backend.list("packs", after=after):
         name, _, ending = info.key.removeprefix("packs/").partition(".")
         if ending == "pack":
             found.append((name, info.size))
     return found
 
 
-def read_pack_table(backend: Backend, name: str) -> Entries:
+def new_pack_name(backend: Backend) -> str:
+    """Draw a name that no pack ever had. In a remote store, names are in the order in which they were drawn."""
+    name = uuid.uuid4().hex
+    return _time_text(time.time()) + name[_TIME_DIGITS:] if backend.is_remote else name
+
+
+_TIME_DIGITS = 12
+
+
+def _time_text(time_s: float) -> str:
+    return f"{max(0, int(time_s * 1000)):0{_TIME_DIGITS}x}"[:_TIME_DIGITS]
+
+
+def _drawn_s(name: str) -> float:
+    return int(name[:_TIME_DIGITS] or "0", 16) / 1000
+
+
+def read_pack_table(backend: Backend, name: str, *, size: int | None = None) -> Entries:
     """Read the table of a pack, in one read if the pack is small.
+
+    Args:
+        backend: Where it is.
+        name: Which.
+        size: Of the pack, if it is known.
 
     Raises:
         BlobNotFoundError: The pack is gone.
         CorruptError: It is damaged.
     """
     key = pack_key(name)
-    info = backend.stat(key)
-    if info is None:
-        raise BlobNotFoundError(key)
-    tail = bytearray(min(info.size, _TAIL_BYTES))
-    begin = info.size - len(tail)
+    if size is None:
+        info = backend.stat(key)
+        if info is None:
+            raise BlobNotFoundError(key)
+        size = info.size
+    tail = bytearray(min(size, _TAIL_BYTES))
+    begin = size - len(tail)
     backend.read_into(key, begin, memoryview(tail))
 
     def read(start: int, stop: int) -> bytes | bytearray:
@@ -268,10 +380,11 @@ def read_pack_table(backend: Backend, name: str) -> Entries:
         backend.read_into(key, start, memoryview(longer))
         return longer
 
-    return read_table(key, info.size, read)
+    return read_table(key, size, read)
 
 
 def mark_loose(backend: Backend, name: str) -> None:
-    """Put a new pack into the index."""
-    with contextlib.suppress(BlobExistsError):
-        backend.put_new(f"index/{name}.loose", [], durable=False)
+    """Put a new pack into the index; in a remote store it is found without."""
+    if not backend.is_remote:
+        with contextlib.suppress(BlobExistsError):
+            backend.put_new(f"index/{name}.loose", [], durable=False)

@@ -9,9 +9,10 @@ import numpy as np
 
 from tensorcas_mlflow.backends import Backend, Token
 from tensorcas_mlflow.digest import Digests
-from tensorcas_mlflow.index import Mask, pack_key
+from tensorcas_mlflow.index import Mask, pack_key, pack_name
 from tensorcas_mlflow.pack import TARGET_BYTES, PackWriter, Payload
-from tensorcas_mlflow.store._catalog import Catalog
+from tensorcas_mlflow.store._catalog import Catalog, new_pack_name
+from tensorcas_mlflow.store._condemned import Condemnation
 from tensorcas_mlflow.store._records import intent_bytes
 
 Intent = tuple[str, Token]
@@ -25,31 +26,41 @@ def declare(backend: Backend, manifest_name: str, digests: Digests) -> Intent:
     return key, backend.put_new(key, [intent], durable=False)
 
 
-def probe(backend: Backend, catalog: Catalog, digests: Digests, condemned: frozenset[str]) -> Mask:
+def probe(backend: Backend, catalog: Catalog, digests: Digests, condemned: Condemnation) -> Mask:
     """Look which chunks have to be written: probe the index, then see that every pack to be relied on is there.
 
     Args:
         digests: Different ones, which an intent names that was created before ``condemned`` was read.
-        condemned: Packs not to be relied on.
+        condemned: What is not to be relied on.
 
     Returns:
         For each digest whether the chunk is missing.
     """
+    seen = catalog.seen(condemned.generation)
+    doomed = set(condemned.packs)
+    places = catalog.find(digests, doomed)
+    # What this process knows of a store far away is asked for anew only if it is not enough.
+    is_known = backend.is_remote and bool(places.found.all())
     while True:
-        # Again after a pack turned out to be gone: a collector has put what is needed of it elsewhere before.
-        catalog.refresh()
-        places = catalog.find(digests, set(condemned))
-        used = {places.packs[number] for number in np.unique(places.pack[places.found])}
-        missing_keys = backend.missing(pack_key(name) for name in used)
-        gone = {name for name in used if pack_key(name) in missing_keys}
+        if not is_known:
+            # Again after a pack turned out to be gone: a collector has put what is needed of it elsewhere before.
+            seen |= catalog.refresh()
+            places = catalog.find(digests, doomed)
+        used = {pack_key(places.packs[number]) for number in np.unique(places.pack[places.found])}
+        gone = backend.missing(used - seen)
+        seen |= used - gone
         if not gone:
             missing: Mask = ~places.found
             return missing
-        catalog.forget(gone)
+        catalog.forget({pack_name(key) for key in gone})
+        is_known = False
 
 
-def write_packs(backend: Backend, catalog: Catalog, payloads: Iterator[Payload]) -> int:
+def write_packs(backend: Backend, catalog: Catalog, payloads: Iterator[Payload], condemned: Condemnation) -> int:
     """Write chunks into new packs, and the packs into the index.
+
+    Args:
+        condemned: As it was read when the intent was there.
 
     Returns:
         Size of the packs.
@@ -57,9 +68,10 @@ def write_packs(backend: Backend, catalog: Catalog, payloads: Iterator[Payload])
     ahead = _Lookahead(payloads)
     n_bytes = 0
     while ahead.has_more():
-        name = uuid.uuid4().hex
+        name = new_pack_name(backend)
         writer = PackWriter()
         backend.put_new(pack_key(name), writer.pieces(ahead.until(TARGET_BYTES)))
+        catalog.seen(condemned.generation).add(pack_key(name))
         catalog.publish(name, writer.entries())
         n_bytes += writer.n_bytes
     return n_bytes

@@ -28,8 +28,8 @@ from tensorcas_mlflow.errors import FencedError, FormatError
 from tensorcas_mlflow.manifest import Row
 from tensorcas_mlflow.store._catalog import Catalog
 from tensorcas_mlflow.store._claim import Intent, declare, probe, write_packs
+from tensorcas_mlflow.store._condemned import read_condemned
 from tensorcas_mlflow.store._encode import Piece, encode_pieces
-from tensorcas_mlflow.store._records import read_condemned
 from tensorcas_mlflow.store._sources import Source
 from tensorcas_mlflow.tensor import Spec
 
@@ -106,8 +106,8 @@ class Ingest:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for intent in self._intents:
-            self._backend.withdraw(*intent)
+        for key, _ in self._intents:
+            self._backend.delete(key)
 
     def take(self, tape: Tape) -> StreamSource:
         """Take a file apart and store all of it but the last batch.
@@ -249,7 +249,7 @@ class Ingest:
         # No manifest of this name will ever be: the intent is there for its digests.
         never = f"{uuid.uuid4().hex}{uuid.uuid4().hex}"
         self._intents.append(declare(self._backend, never, unique))
-        condemned = frozenset[str]().union(*(each.packs for each in read_condemned(self._backend)))
+        condemned = read_condemned(self._backend)
         new = np.sort(first[probe(self._backend, self._catalog, unique, condemned)]).tolist()
         if not new:
             return
@@ -264,7 +264,7 @@ class Ingest:
             )
             for at in new
         )
-        self.n_stored_bytes += write_packs(self._backend, self._catalog, encode_pieces(pieces))
+        self.n_stored_bytes += write_packs(self._backend, self._catalog, encode_pieces(pieces), condemned)
 
 
 class StreamSource(Source):

@@ -166,7 +166,7 @@ def _read_at(backend: Backend, places: Places, wanted: _Wanted, *, verify: bool)
     if len(extents) == 1:
         read(extents[0])
     else:
-        threads.run_all(read, extents)
+        threads.run_all(read, extents, waits=backend.is_remote)
 
 
 def _read_range(backend: Backend, key: str, start: int, out: memoryview) -> None:

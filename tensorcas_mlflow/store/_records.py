@@ -1,4 +1,4 @@
-"""Refs, intents and condemned lists: the small JSON blobs of the save/collect protocol (``docs/format.md``)."""
+"""Refs and intents: small JSON blobs of the save/collect protocol (``docs/format.md``)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from tensorcas_mlflow.store._keys import ARTIFACTS, artifact_key, path_segments,
 
 VERSION = 1
 MAX_REF_BYTES = 64 * 1024
-MAX_LIST_BYTES = 1 << 30
 
 Kind = Literal["checkpoint", "file"]
 
@@ -120,15 +119,6 @@ class Intent:
         return self.info.key.rpartition("/")[2]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Condemned:
-    """What some collector is about to delete."""
-
-    key: str
-    packs: frozenset[str]
-    manifests: frozenset[str]
-
-
 def now() -> str:
     """The time, as refs write it."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -194,7 +184,7 @@ def parse_ref(key: str, data: bytes) -> Ref:
         CorruptError: It is none.
         NewerFormatError: A later release wrote it.
     """
-    record = _load(key, data)
+    record = load_record(key, data)
     texts = [record.get(name) for name in ("path", "copy_path", "uri", "run_id", "name", "model_id", "flavor")]
     steps = step, parent_step = record.get("step"), record.get("parent_step")
     n_bytes, metrics = record.get("n_bytes"), record.get("metrics")
@@ -286,7 +276,7 @@ def parse_intent(info: BlobInfo, data: bytes) -> Intent:
     """
     head, newline, tail = data.partition(b"\n")
     try:
-        record = _load(info.key, head)
+        record = load_record(info.key, head)
     except CorruptError:
         # The commit writes the ref over the intent, shorter: what follows it in the first line is the old end.
         text = head.decode("utf-8", "replace")
@@ -294,7 +284,7 @@ def parse_intent(info: BlobInfo, data: bytes) -> Intent:
             _, end = json.JSONDecoder().raw_decode(text)
         except ValueError as error:
             raise CorruptError(info.key, f"it is not an intent: {error}") from error
-        record = _load(info.key, text[:end].encode())
+        record = load_record(info.key, text[:end].encode())
         newline = b""
     manifest = record.get("manifest")
     if not _is_manifest_name(manifest):
@@ -314,32 +304,13 @@ def parse_intent(info: BlobInfo, data: bytes) -> Intent:
     )
 
 
-def condemned_bytes(packs: frozenset[str], manifests: frozenset[str]) -> bytes:
-    """Write a condemned list."""
-    record = {"format": VERSION, "created": now(), "packs": sorted(packs), "manifests": sorted(manifests)}
-    return json.dumps(record, sort_keys=True).encode()
-
-
-def read_condemned(backend: Backend) -> list[Condemned]:
-    """Read every condemned list there is.
+def load_record(key: str, data: bytes) -> dict[str, Any]:
+    """Read the JSON object that every record is.
 
     Raises:
-        CorruptError: One cannot be read; nothing may be reused or deleted until it is looked at.
+        CorruptError: It is none.
+        NewerFormatError: A later release wrote it.
     """
-    lists: list[Condemned] = []
-    for info in backend.list("condemned"):
-        try:
-            record = _load(info.key, backend.get(info.key, max_bytes=MAX_LIST_BYTES))
-        except BlobNotFoundError:
-            continue
-        packs, manifests = record.get("packs"), record.get("manifests")
-        if not _is_names(packs) or not _is_names(manifests):
-            raise CorruptError(info.key, "it is not a condemned list")
-        lists.append(Condemned(key=info.key, packs=frozenset(packs), manifests=frozenset(manifests)))
-    return lists
-
-
-def _load(key: str, data: bytes) -> dict[str, Any]:
     try:
         record = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -356,10 +327,6 @@ _MANIFEST_NAME = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{8})?")
 
 def _is_manifest_name(name: object) -> bool:
     return isinstance(name, str) and _MANIFEST_NAME.fullmatch(name) is not None
-
-
-def _is_names(value: object) -> TypeGuard[list[str]]:
-    return isinstance(value, list) and all(isinstance(name, str) and 0 < len(name) < 200 for name in value)
 
 
 @cache

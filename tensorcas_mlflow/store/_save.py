@@ -29,14 +29,9 @@ from tensorcas_mlflow.index import Mask
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.store._catalog import Catalog
 from tensorcas_mlflow.store._claim import Intent, declare, probe, write_packs
+from tensorcas_mlflow.store._condemned import Condemnation, read_condemned
 from tensorcas_mlflow.store._encode import encode_chunks
-from tensorcas_mlflow.store._records import (
-    Ref,
-    RefTarget,
-    new_ref,
-    read_condemned,
-    ref_bytes,
-)
+from tensorcas_mlflow.store._records import Ref, RefTarget, new_ref, ref_bytes
 from tensorcas_mlflow.store._sources import NoSource, Source
 
 _log = logging.getLogger(__name__)
@@ -63,6 +58,7 @@ class PendingSave:
         self._unique, self._first, _ = unique_rows(manifest.digests)
         self._manifest_name = ""
         self._intent: Intent | None = None
+        self._condemned = Condemnation(lists=(), generation=None)
         self._lock = threading.Lock()
         self._missing: Mask | None = None
         """Which of the different chunks have to be written; None once all are there."""
@@ -164,8 +160,8 @@ class PendingSave:
 
     def _begin(self) -> None:
         """Steps 1 and 2 of the protocol: say what the save relies on, and then look what of it is there."""
-        condemned, self._has_manifest = self._declare(self._catalog.known_manifest(self.manifest.digest))
-        self._missing = self._probe(condemned)
+        self._declare(self._catalog.known_manifest(self.manifest.digest))
+        self._missing = probe(self._backend, self._catalog, self._unique, self._condemned)
         if self._missing.any():
             load_codecs()
 
@@ -174,11 +170,12 @@ class PendingSave:
         if self._missing is not None:
             if self._missing.any():
                 payloads = encode_chunks(self._source, self._new_chunks())
-                self.n_stored_bytes += write_packs(self._backend, self._catalog, payloads)
+                self.n_stored_bytes += write_packs(self._backend, self._catalog, payloads, self._condemned)
             self._missing = None
         if not self._has_manifest:
-            blob = self.manifest.to_blob()
-            self._backend.put_new(f"manifests/{self._manifest_name}", [blob])
+            blob, key = self.manifest.to_blob(), f"manifests/{self._manifest_name}"
+            self._backend.put_new(key, [blob])
+            self._catalog.seen(self._condemned.generation).add(key)
             self._catalog.know_manifest(self.manifest.digest, self._manifest_name)
             self._has_manifest = True
             self.n_stored_bytes += len(blob)
@@ -188,26 +185,24 @@ class PendingSave:
         none = np.empty(0, dtype=np.intp)
         return none if self._missing is None else np.sort(self._first[self._missing])
 
-    def _declare(self, known: str | None) -> tuple[frozenset[str], bool]:
+    def _declare(self, known: str | None) -> None:
         """Create the intent, and only then read what is condemned.
 
         Args:
             known: Name of a manifest that says the same and may be relied on like a pack, if it is still there.
-
-        Returns:
-            Packs not to be relied on, and whether the manifest named by the intent is there.
         """
         # A collector that was taken for dead may still be about to delete what it has condemned. So a manifest that
         # has to be written gets a name that never was.
         self._manifest_name = known or f"{self.manifest.digest}.{uuid.uuid4().hex[:8]}"
         self._intent = declare(self._backend, self._manifest_name, self._unique)
-        lists = read_condemned(self._backend)
-        if known is not None:
-            condemned = any(known in each.manifests for each in lists)
-            if condemned or self._backend.stat(f"manifests/{known}") is None:
-                self._backend.withdraw(*self._intent)
-                return self._declare(None)
-        return frozenset[str]().union(*(each.packs for each in lists)), known is not None
+        self._condemned = read_condemned(self._backend)
+        self._has_manifest = known is not None
+        if known is not None and (known in self._condemned.manifests or not self._is_there(f"manifests/{known}")):
+            self._backend.withdraw(*self._intent)
+            self._declare(None)
 
-    def _probe(self, condemned: frozenset[str]) -> Mask:
-        return probe(self._backend, self._catalog, self._unique, condemned)
+    def _is_there(self, key: str) -> bool:
+        seen = self._catalog.seen(self._condemned.generation)
+        if key not in seen and self._backend.stat(key) is not None:
+            seen.add(key)
+        return key in seen

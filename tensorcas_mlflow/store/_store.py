@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.backends import STORE_FOLDER, Backend, Token, local_path, open_backend, root_uri
+from tensorcas_mlflow.backends import Backend, Root, Token, open_backend
 from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
 from tensorcas_mlflow.containers import Readable, Tape
 from tensorcas_mlflow.errors import (
@@ -23,7 +23,8 @@ from tensorcas_mlflow.errors import (
 )
 from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
 from tensorcas_mlflow.store._catalog import Catalog
-from tensorcas_mlflow.store._format import FORMAT, Stamp, new_format, parse_format, stamp_of
+from tensorcas_mlflow.store._find import OpenStores, check_free
+from tensorcas_mlflow.store._format import FORMAT, new_format, parse_format
 from tensorcas_mlflow.store._ingest import Ingest
 from tensorcas_mlflow.store._keys import STAND_INS, artifact_key, artifact_prefix
 from tensorcas_mlflow.store._read import iter_chunks, read_rows
@@ -34,19 +35,16 @@ from tensorcas_mlflow.store._records import (
 )
 from tensorcas_mlflow.store._save import PendingSave
 from tensorcas_mlflow.store._sources import NoSource, TensorSource
-from tensorcas_mlflow.threads import Lock
 
-Root = str | os.PathLike[str]
-
-_open_stores: dict[str, tuple[Stamp, Store]] = {}
-_open_stores_lock = Lock()
+Place = str | os.PathLike[str] | Root
+"""A root or a place below one, as users write it; see `Root.parse`."""
 
 
 class Store:
     """One content-addressed store. Cheap to open, safe to share between threads and processes.
 
-    Open one with `Store.open`, `Store.init` or `Store.find`. A root is a path, a ``file:`` URI or a
-    ``tensorcas:///absolute/path`` URI of the artifact root; the store is its folder ``.tensorcas``.
+    Open one with `Store.open`, `Store.init` or `Store.find`. A root is a path, a ``file:`` or ``tensorcas:`` URI of a
+    folder, or a URI like ``tensorcas-s3://bucket/path``; the store is its folder ``.tensorcas``.
     """
 
     def __init__(self, backend: Backend, *, store_id: str, chunk_bytes: int) -> None:
@@ -64,7 +62,7 @@ class Store:
     # --- opening
 
     @classmethod
-    def init(cls, root: Root, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> Store:
+    def init(cls, root: Place, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> Store:
         """Make a store.
 
         Args:
@@ -79,16 +77,8 @@ class Store:
             raise ValueError(
                 f"a chunk size is a power of two from {MIN_CHUNK_BYTES} to {MAX_CHUNK_BYTES} bytes, not {chunk_bytes}"
             )
-        place = local_path(root)
-        for above in place.parents:
-            if (above / STORE_FOLDER / FORMAT).is_file():
-                raise ConflictError(f"{root_uri(place)!r} lies inside the store at {root_uri(above)!r}: use that one")
-        for folder, folders, _ in os.walk(place):
-            if STORE_FOLDER in folders and Path(folder) != place:
-                raise ConflictError(
-                    f"{root_uri(place)!r} lies above the store at {root_uri(folder)!r}: use that one, or another root"
-                )
-            folders[:] = [name for name in folders if name != STORE_FOLDER]
+        place = Root.parse(root)
+        check_free(place)
         return cls.init_backend(open_backend(place), chunk_bytes=chunk_bytes)
 
     @classmethod
@@ -107,7 +97,7 @@ class Store:
         return cls.open_backend(backend)
 
     @classmethod
-    def open(cls, root: Root, *, create: bool = False, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> Store:
+    def open(cls, root: Place, *, create: bool = False, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> Store:
         """Open the store at a root.
 
         Args:
@@ -121,14 +111,15 @@ class Store:
             FormatError: Its ``format`` blob is damaged.
             ValueError: The root is of a kind no store can be kept at.
         """
-        backend = open_backend(root)
+        place = Root.parse(root)
+        backend = open_backend(place)
         try:
             return cls.open_backend(backend)
         except StoreNotFoundError:
             if not create:
                 raise
         try:
-            return cls.init(root, chunk_bytes=chunk_bytes)
+            return cls.init(place, chunk_bytes=chunk_bytes)
         except ConflictError:
             # Another process may have made it just now; a conflict with a store elsewhere shows here again.
             if backend.stat(FORMAT) is None:
@@ -146,7 +137,7 @@ class Store:
         return cls(backend, store_id=store_id, chunk_bytes=chunk_bytes)
 
     @classmethod
-    def find(cls, uri: Root) -> tuple[Store, str]:
+    def find(cls, uri: Place) -> tuple[Store, str]:
         """Find the store a place belongs to: the nearest one at it or above.
 
         Stores stay open for the life of the process, so finding one again is cheap.
@@ -158,18 +149,7 @@ class Store:
             StoreNotFoundError: There is none.
             ValueError: The place is of a kind no store can be kept at.
         """
-        place = root = os.fspath(local_path(uri))
-        # Text and one look at a file a folder: the walk is done for every artifact path and every checkpoint.
-        while (stamp := stamp_of(root)) is None:
-            root, below = os.path.dirname(root), root
-            if root == below:
-                raise StoreNotFoundError(root_uri(place))
-        with _open_stores_lock:
-            known, store = _open_stores.get(root, (None, None))
-            if store is None or known != stamp:
-                store = cls.open_backend(open_backend(root))
-                _open_stores[root] = stamp, store
-        return store, place[len(root) :].lstrip(os.sep).replace(os.sep, "/")
+        return _open_stores.find(Root.parse(uri))
 
     # --- writing
 
@@ -384,6 +364,9 @@ class Store:
     def _check_id(self, manifest: Manifest) -> None:
         if manifest.store_id != self.id:
             raise WrongStoreError(manifest.store_id or "(none: a self-contained model)", self.id, self.uri)
+
+
+_open_stores = OpenStores(lambda root: Store.open_backend(open_backend(root)))
 
 
 def _written(save: PendingSave) -> PendingSave:

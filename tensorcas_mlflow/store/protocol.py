@@ -11,25 +11,20 @@ from collections.abc import Collection, Set
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError
 from tensorcas_mlflow.index import MAX_SEGMENT_BYTES, Table, only_packs, read_segment, segment_bytes
-from tensorcas_mlflow.store._catalog import list_packs, mark_loose, read_pack_table
+from tensorcas_mlflow.store._catalog import list_packs, mark_loose, new_pack_name, read_pack_table
+from tensorcas_mlflow.store._condemned import Condemned, begin_generation, condemned_bytes, read_condemned
 from tensorcas_mlflow.store._keys import STAND_INS
-from tensorcas_mlflow.store._records import (
-    Condemned,
-    Intent,
-    Ref,
-    condemned_bytes,
-    parse_intent,
-    read_condemned,
-    read_ref,
-)
+from tensorcas_mlflow.store._records import Intent, Ref, parse_intent, read_ref
 
 __all__ = [
     "STAND_INS",
     "Condemned",
     "Intent",
+    "begin_generation",
     "condemned_bytes",
     "list_packs",
     "mark_loose",
+    "new_pack_name",
     "parse_intent",
     "read_condemned",
     "read_pack_table",

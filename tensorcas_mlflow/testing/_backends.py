@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -153,6 +154,39 @@ class BackendConformance(ConcurrencyConformance):
             with pytest.raises(CorruptError):
                 backend.read_into("k", start, memoryview(bytearray(size)))
 
+    def test_many_can_be_looked_for_at_once(self, backend: Backend) -> None:
+        keys = [f"packs/{n}" for n in range(60)]
+        for key in keys[::2]:
+            backend.put_new(key, [b"x"])
+
+        assert backend.missing(keys) == set(keys[1::2])
+        assert backend.missing(keys[:3]) == {keys[1]}
+        assert backend.missing([]) == set()
+
+    def test_a_blob_may_be_longer_than_one_request_carries(self, backend: Backend) -> None:
+        content = random.Random(0).randbytes(1 << 20)
+        token = backend.put_new("packs/1", (content for _ in range(17)))
+        info = backend.stat("packs/1")
+        out = bytearray(2 << 20)
+        backend.read_into("packs/1", (15 << 20) + 1, memoryview(out)[:-1])
+
+        assert info is not None
+        assert (info.size, info.token) == (17 << 20, token)
+        assert out[:-1] == (content * 2)[1:]
+
+    def test_what_the_pieces_raise_late_comes_out_and_nothing_is_created(self, backend: Backend) -> None:
+        class NoMoreError(Exception):
+            pass
+
+        def pieces() -> Iterator[bytes]:
+            for _ in range(17):
+                yield bytes(1 << 20)
+            raise NoMoreError
+
+        with pytest.raises(NoMoreError):
+            backend.put_new("packs/1", pieces())
+        assert backend.stat("packs/1") is None
+
     # --- promote and withdraw
 
     def test_promote_turns_the_source_into_the_destination(self, backend: Backend) -> None:
@@ -201,7 +235,7 @@ class BackendConformance(ConcurrencyConformance):
         assert backend.stat("intent") is None
 
     def test_promote_relies_on_the_token(self, backend: Backend) -> None:
-        other = backend.put_new("other", [b"x"])
+        other = backend.put_new("other", [b"y"])
         backend.put_new("intent", [b"x"])
         backend.put_new("ref", [b"first"])
 
@@ -211,7 +245,7 @@ class BackendConformance(ConcurrencyConformance):
         assert backend.get("ref") == b"first"
 
     def test_withdraw_relies_on_the_token_and_happens_once(self, backend: Backend) -> None:
-        other = backend.put_new("other", [b"x"])
+        other = backend.put_new("other", [b"y"])
         token = backend.put_new("intent", [b"x"])
 
         assert not backend.withdraw("intent", other)
@@ -239,6 +273,22 @@ class BackendConformance(ConcurrencyConformance):
         assert sorted(info.key for info in backend.list("a/b")) == ["a/b/c/z", "a/b/y"]
         assert [(info.key, info.size) for info in backend.list("ab")] == [("ab/x", 4)]
         assert list(backend.list("absent")) == []
+
+    def test_list_can_begin_after_any_text(self, backend: Backend) -> None:
+        for key in ("a/b", "a/b0", "a/c", "a/d/e"):
+            backend.put_new(key, [b""])
+
+        assert sorted(info.key for info in backend.list("a", after="a/b")) == ["a/b0", "a/c", "a/d/e"]
+        assert sorted(info.key for info in backend.list("a", after="a/bz")) == ["a/c", "a/d/e"]
+        assert list(backend.list("a", after="a/d/e")) == []
+
+    def test_a_remote_listing_is_in_order(self, backend: Backend) -> None:
+        for key in ("a/c", "a/b/z", "a/b-", "a/B"):
+            backend.put_new(key, [b""])
+        keys = [info.key for info in backend.list("a")]
+
+        assert sorted(keys) == ["a/B", "a/b-", "a/b/z", "a/c"]
+        assert keys == sorted(keys) or not backend.is_remote
 
     def test_list_dir_gives_children_sorted(self, backend: Backend) -> None:
         for key in ("a/z", "a/c/y", "a/b/y", "a/b/x/w", "a/@k", "b/q"):

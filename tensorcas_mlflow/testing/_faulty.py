@@ -22,6 +22,7 @@ class FaultyBackend(Backend):
     def __init__(self, inner: Backend) -> None:
         self.inner = inner
         self.uri = inner.uri
+        self.is_remote = inner.is_remote
         self.calls: list[str] = []
         """The operations called so far, by name."""
         self._fault: tuple[int, frozenset[str] | None, When, bool] | None = None
@@ -90,5 +91,5 @@ class FaultyBackend(Backend):
     def sweep(self, older_than_s: float) -> int:
         return self._call("sweep", ".", lambda: self.inner.sweep(older_than_s))
 
-    def list(self, prefix: str) -> Iterator[BlobInfo]:
-        yield from self._call("list", prefix, lambda: tuple(self.inner.list(prefix)))
+    def list(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
+        yield from self._call("list", prefix, lambda: tuple(self.inner.list(prefix, after=after)))

@@ -109,7 +109,7 @@ def check_clean(store: Store) -> None:
     manifests = {ref.manifest for ref in refs}
     assert list(backend.list("intents")) == []
     packs = {name for name, _ in list_packs(backend)}
-    assert [each for each in read_condemned(backend) if not each.manifests & manifests | each.packs & packs] == []
+    assert [each for each in read_condemned(backend).lists if not each.manifests & manifests | each.packs & packs] == []
     assert sorted(held) == sorted(live)
     assert {info.key for info in backend.list("manifests")} == {f"manifests/{name}" for name in manifests}
     root = Path(store.uri.removeprefix("tensorcas://")) / ".tensorcas"
@@ -143,7 +143,7 @@ def test_killed_collectors_lose_nothing_and_the_next_one_cleans_up(store: Store)
     for ref in check_all(store):
         store.drop(ref)
     check_clean(store)
-    assert read_condemned(store.backend) == []
+    assert read_condemned(store.backend).lists == []
 
 
 def test_savers_and_collectors_of_many_processes_lose_nothing(store: Store) -> None:

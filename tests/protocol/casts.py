@@ -130,6 +130,20 @@ class Cast:
         self.saved_by[name] = step
         return self
 
+    def trainer(self, name: str, letters: str, *steps: int) -> Cast:
+        """Add a writer that saves the same again and again, with one store object."""
+
+        def program(backend: Backend) -> None:
+            store = open_store(backend)
+            for step in steps:
+                save(store, letters, step)
+
+        self.actors[name] = program
+        for step in steps:
+            self.may_hold.setdefault(step, set()).add(letters)
+        self.saved_by[name] = steps[-1]
+        return self
+
     def stream(self, name: str, letters: str, step: int) -> Cast:
         """Add a writer of a file that streams in."""
 
@@ -208,7 +222,7 @@ class Cast:
         return None
 
     def _check_loads(self, run: Run, when: str) -> None:
-        store = open_store(memory_of(blobs_of(run.memory)))
+        store = open_store(memory_of(blobs_of(run.memory), is_remote=run.memory.is_remote))
         steps = set()
         for ref in store.checkpoints():
             assert ref.step is not None
@@ -245,7 +259,7 @@ def _check_cleans_up(memory: MemoryBackend, *, abandon: bool) -> None:
     leaks = [info.key for info in memory.list("intents")]
     # The list of a dead collector stays as long as a manifest on it is needed; see `Survey.dead_lists`.
     needed = {ref.manifest for ref in refs}
-    leaks += [each.key for each in read_condemned(memory) if each.packs & packs or not each.manifests & needed]
+    leaks += [each.key for each in read_condemned(memory).lists if each.packs & packs or not each.manifests & needed]
     leaks += sorted(held_manifests - {f"manifests/{ref.manifest}" for ref in refs})
     for info in memory.list("index"):
         if info.key.endswith(".loose"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,8 +17,12 @@ from interleave import actors_uuid4
 @pytest.fixture(autouse=True)
 def _repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSORCAS_THREADS", "1")
+    monkeypatch.setattr("tensorcas_mlflow.threads._N_WAITING", 1)
     monkeypatch.setattr(uuid, "uuid4", actors_uuid4)
     monkeypatch.setattr("tensorcas_mlflow.store._records.now", lambda: "2026-01-31T12:00:00.000+00:00")
+    monkeypatch.setattr("tensorcas_mlflow.store._condemned.now", lambda: "2026-01-31T12:00:00.000+00:00")
+    # Packs of remote stores have the time in their names.
+    monkeypatch.setattr("tensorcas_mlflow.store._catalog.time", SimpleNamespace(time=lambda: 1.77e9))
     # Every chunk of a stream is a batch.
     monkeypatch.setattr("tensorcas_mlflow.store._ingest.BATCH_BYTES", 4096)
     monkeypatch.setattr("tensorcas_mlflow.store._ingest._TAKE_BYTES", 4096)

@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 from tensorcas_mlflow.backends import Backend, BlobInfo, Buffer, MemoryBackend, Token
 from tensorcas_mlflow.backends._contract import Children
 
+GENERATION = "condemned/@generation"
+
 T = TypeVar("T")
 Blobs = Mapping[str, bytes]
 Program = Callable[[Backend], None]
@@ -68,9 +70,9 @@ Chooser = Callable[["Run", Actor | None], Decision]
 """Called before every call with the run and the current actor, if that can go on; says what happens next."""
 
 
-def memory_of(blobs: Blobs) -> MemoryBackend:
+def memory_of(blobs: Blobs, *, is_remote: bool = False) -> MemoryBackend:
     """A backend holding some blobs."""
-    backend = MemoryBackend()
+    backend = MemoryBackend(is_remote=is_remote)
     for key, data in blobs.items():
         backend.put_new(key, [data])
     return backend
@@ -91,6 +93,7 @@ class Run:
         *,
         weak_lists: random.Random | None = None,
         view: type[WatchedBackend] | None = None,
+        is_remote: bool = False,
     ) -> None:
         """Carry out a schedule.
 
@@ -101,8 +104,9 @@ class Run:
             weak_lists: If given, listings take time, and it draws which of the blobs that came or went meanwhile are
                 listed.
             view: What the actors see of the backend, if not all there is.
+            is_remote: Whether the backend is one of a remote store.
         """
-        self.memory = memory_of(blobs)
+        self.memory = memory_of(blobs, is_remote=is_remote)
         self.content = 0
         """Hash of all blobs, relative to the start."""
         self.actors = [Actor(name, program, number) for number, (name, program) in enumerate(programs.items())]
@@ -229,6 +233,7 @@ class WatchedBackend(Backend):
 
     def __init__(self, run: Run, actor: Actor) -> None:
         self.uri = run.memory.uri
+        self.is_remote = run.memory.is_remote
         self._run = run
         self._actor = actor
 
@@ -261,9 +266,9 @@ class WatchedBackend(Backend):
 
         self._call("read", key, read)
 
-    def list(self, prefix: str) -> Iterator[BlobInfo]:
+    def list(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
         def look() -> Sequence[BlobInfo]:
-            return tuple(self._run.memory.list(prefix))
+            return tuple(self._run.memory.list(prefix, after=after))
 
         found = self._call("list", prefix, look)
         draw = self._run.weak_lists
@@ -286,7 +291,8 @@ def _digest_of(result: Any) -> int:
     if isinstance(result, tuple | list):
         return hash(tuple(map(_digest_of, result)))
     if isinstance(result, BlobInfo):
-        return hash((result.key, result.size))
+        # What an actor does may depend on whether it has seen this generation before.
+        return hash((result.key, result.size, result.token if result.key == GENERATION else 0))
     if isinstance(result, str):
         return 0  # a token
     return hash(result)

@@ -37,6 +37,7 @@ def explore(
     deaths: Sequence[str] = (),
     max_schedules: int = 1_000_000,
     view: type[WatchedBackend] | None = None,
+    is_remote: bool = False,
 ) -> Exploration:
     """Try all schedules with few preemptions, those with the fewest first, until one fails.
 
@@ -48,6 +49,7 @@ def explore(
         deaths: Actors that may die at any call.
         max_schedules: Where to stop in any case.
         view: What the actors see of the backend, if not all there is.
+        is_remote: Whether the backend is one of a remote store.
     """
     found = Exploration()
     seen: set[int] = set()
@@ -60,7 +62,8 @@ def explore(
             prefix = waiting.pop()
             found.n_schedules += 1
             try:
-                run = Run(blobs, programs, _Branching(prefix, seen, level, levels, frozenset(deaths)), view=view)
+                chooser = _Branching(prefix, seen, level, levels, frozenset(deaths))
+                run = Run(blobs, programs, chooser, view=view, is_remote=is_remote)
             except PrunedError:
                 continue
             finally:

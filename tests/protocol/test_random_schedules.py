@@ -45,9 +45,11 @@ def everybody(draw: random.Random) -> Cast:
     cast.writer("w2", draw.choice(["ab", "bg", "acd"]), draw.choice([1, 2, 3]))
     if draw.random() < 0.5:
         cast.stream("ws", draw.choice(["abf", "gcd", "e"]), 4)
+    if draw.random() < 0.5:
+        cast.trainer("wt", draw.choice(["ab", "bf", "acd"]), 6, 7, 8)
     cast.collector("c1", max_waste=waste, rounds=draw.choice([1, 2]))
     cast.collector("c2", max_waste=waste, grace_s=grace_s, rounds=draw.choice([1, 2]))
-    cast.deletion("deletion", *draw.sample([0, 1], draw.choice([1, 2])))
+    cast.deletion("deletion", *draw.sample([0, 1, 6, 7], draw.choice([1, 2, 3])))
     cast.reader("r1", draw.choice([1, 2]))
     cast.reader("r5", 5)
     return cast
@@ -60,7 +62,8 @@ def test_random_schedules_of_a_crowd_lose_nothing(part: int, monkeypatch: pytest
         draw = random.Random(seed)
         cast = everybody(draw)
         walk = RandomWalk(seed, deaths=[name for name in cast.actors if name[0] in "wc"])
-        run = Run(cast.blobs(), cast.actors, walk, weak_lists=draw if draw.random() < 0.5 else None)
+        weak_lists = draw if draw.random() < 0.5 else None
+        run = Run(cast.blobs(), cast.actors, walk, weak_lists=weak_lists, is_remote=draw.random() < 0.5)
 
         problem = cast.check(run)
 

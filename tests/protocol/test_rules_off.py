@@ -17,7 +17,7 @@ import pytest
 from casts import Cast
 from interleave import Run, WatchedBackend
 from schedules import Exploration, Script, explore
-from test_schedules import old_pack, save_against_collection, spared_by_another, two_copies
+from test_schedules import old_pack, save_against_collection, spared_by_another, trained_and_dropped, two_copies
 
 from tensorcas_mlflow.backends import Backend, BlobInfo, Buffer, MemoryBackend, Token
 from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError
@@ -25,6 +25,7 @@ from tensorcas_mlflow.gc import _plan
 from tensorcas_mlflow.gc._survey import Survey, survey
 from tensorcas_mlflow.index import pack_key
 from tensorcas_mlflow.store import _claim, _save, protocol
+from tensorcas_mlflow.store._condemned import Condemnation
 from tensorcas_mlflow.store._records import intent_bytes
 from tensorcas_mlflow.store._save import PendingSave
 
@@ -37,7 +38,7 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 def probe_before_reading_the_lists(patch: pytest.MonkeyPatch) -> None:
     declare = PendingSave._declare
 
-    def probe_then_declare(self: PendingSave, known: str | None) -> tuple[frozenset[str], bool]:
+    def probe_then_declare(self: PendingSave, known: str | None) -> None:
         put_new = self._backend.put_new
 
         class ProbesOnceDeclared:
@@ -53,32 +54,36 @@ def probe_before_reading_the_lists(patch: pytest.MonkeyPatch) -> None:
                     name: backend.stat(pack_key(name)) is not None
                     for name in sorted({places.packs[number] for number in places.pack[places.found]})
                 }
-                self.probed = (places, there)  # type: ignore[attr-defined]
+                self._catalog.probed = (places, there)  # type: ignore[attr-defined]
                 return token
 
         backend = self._backend
         self._backend = ProbesOnceDeclared()  # type: ignore[assignment]
-        return declare(self, known)
+        declare(self, known)
 
-    def probe(self: PendingSave, condemned: frozenset[str]) -> Any:
-        places, there = self.probed  # type: ignore[attr-defined]
+    def probe(backend: Backend, catalog: Any, digests: Any, condemned: Condemnation) -> Any:
+        places, there = catalog.probed
         names = [places.packs[number] if found else "" for number, found in zip(places.pack, places.found, strict=True)]
-        return np.array([not there.get(name, False) or name in condemned for name in names])
+        return np.array([not there.get(name, False) or name in condemned.packs for name in names])
 
     patch.setattr(PendingSave, "_declare", probe_then_declare)
-    patch.setattr(PendingSave, "_probe", probe)
+    patch.setattr(_save, "probe", probe)
 
 
 def rely_on_condemned_packs(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(_save, "read_condemned", lambda backend: [])
+    patch.setattr(_save, "read_condemned", lambda backend: Condemnation(lists=(), generation=None))
 
 
 def take_the_index_for_evidence(patch: pytest.MonkeyPatch) -> None:
-    def probe(self: PendingSave, condemned: frozenset[str]) -> Any:
-        self._catalog.refresh()
-        return ~self._catalog.find(self._unique, condemned).found
+    def probe(backend: Backend, catalog: Any, digests: Any, condemned: Condemnation) -> Any:
+        catalog.refresh()
+        return ~catalog.find(digests, condemned.packs).found
 
-    patch.setattr(PendingSave, "_probe", probe)
+    patch.setattr(_save, "probe", probe)
+
+
+def begin_no_generation(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(protocol, "begin_generation", lambda backend: None)
 
 
 def name_no_digests_in_the_intent(patch: pytest.MonkeyPatch) -> None:
@@ -210,8 +215,8 @@ class Without(Around):
         super().__init__(backend)
         self._prefix = prefix
 
-    def list(self, prefix: str) -> Iterator[BlobInfo]:
-        return iter(()) if prefix == self._prefix else self._inner.list(prefix)
+    def list(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
+        return iter(()) if prefix == self._prefix else self._inner.list(prefix, after=after)
 
 
 class Early(Around):
@@ -226,7 +231,7 @@ class Early(Around):
     def _at(self, key: str) -> Backend:
         return self._then if self._then is not None and key.startswith(self._prefix) else self._inner
 
-    def list(self, prefix: str) -> Iterator[BlobInfo]:
+    def list(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
         if prefix == self._when and self._then is None:
             then = MemoryBackend()
             for info in self._inner.list(self._prefix):
@@ -235,7 +240,7 @@ class Early(Around):
                 except BlobNotFoundError:
                     continue
             self._then = then
-        return self._at(prefix).list(prefix)
+        return self._at(prefix).list(prefix, after=after)
 
     def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
         return self._at(key).get(key, max_bytes=max_bytes)
@@ -257,6 +262,7 @@ class RuleOff:
     max_preemptions: int
     patch: Patch | None = None
     view: type[WatchedBackend] | None = None
+    is_remote: bool = False
 
 
 def warm_writer() -> Cast:
@@ -296,6 +302,7 @@ RULES = [
     RuleOff("lists are read before packs", two_copies, 2, read_packs_before_condemned_lists),
     RuleOff("a condemned copy is no copy", two_copies, 2, ignore_the_lists_of_others),
     RuleOff("a dead list is finished", a_save_and_two_collectors, 2, drop_the_lists_of_the_dead),
+    RuleOff("a collector begins a generation", trained_and_dropped, 2, begin_no_generation, is_remote=True),
     RuleOff("the list goes last", a_save_and_a_planned_collection, 2, view=ListGoesFirst),
 ]
 
@@ -314,7 +321,13 @@ def explore_without(rule: RuleOff, patch: pytest.MonkeyPatch) -> Exploration:
         return problem if problem is not None and problem.startswith("LOSS after the run") else None
 
     return explore(
-        blobs, cast.actors, check, max_preemptions=rule.max_preemptions, view=rule.view, max_schedules=20_000
+        blobs,
+        cast.actors,
+        check,
+        max_preemptions=rule.max_preemptions,
+        view=rule.view,
+        max_schedules=20_000,
+        is_remote=rule.is_remote,
     )
 
 

@@ -108,6 +108,38 @@ def two_copies() -> Cast:
     return cast.executor("first", earlier, max_waste=0).executor("second", later, max_waste=0)
 
 
+def test_no_schedule_loses_or_leaks_in_a_remote_store() -> None:
+    cast = save_against_collection(max_waste=0)
+
+    found = explore(
+        cast.blobs(),
+        cast.actors,
+        cast.check,
+        max_preemptions=1 + MORE_PREEMPTIONS,
+        deaths=["writer", "collector"],
+        is_remote=True,
+    )
+
+    print(found)
+    assert found.failure is None, str(found)
+    assert found.is_exhausted
+
+
+def trained_and_dropped() -> Cast:
+    """A training saves one state twice, while the first save is dropped and collected."""
+    return Cast().trainer("trainer", "ab", 1, 2).deletion("deletion", 1).collector("collector")
+
+
+def test_nor_where_a_training_relies_on_what_it_has_seen() -> None:
+    cast = trained_and_dropped()
+
+    found = explore(cast.blobs(), cast.actors, cast.check, max_preemptions=2 + MORE_PREEMPTIONS, is_remote=True)
+
+    print(found)
+    assert found.failure is None, str(found)
+    assert found.is_exhausted
+
+
 def test_a_save_under_way_is_left_alone_within_the_grace() -> None:
     cast = save_against_collection(grace_s=3600)
 

@@ -1,0 +1,384 @@
+"""Objects of one bucket below a prefix, through obstore: asked again when it fails, and writes known to be done."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tensorcas_mlflow.errors import BackendError, ForbiddenError, RefusedError
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+T = TypeVar("T")
+
+MAX_ATTEMPTS = 8
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 8.0
+PART_BYTES = 8 << 20
+"""Size of a part of an upload in parts; S3 takes 10,000 of them."""
+_PARTS_AT_ONCE = 8
+
+_STATUS = re.compile(r"non-2xx status code: (\d{3})")
+_EXPIRED = re.compile(r"ExpiredToken|TokenRefreshRequired|RequestExpired|ExpiredAuthenticationToken")
+_OVERLOADED = frozenset({408, 409, 429})
+"""Answers below 500 that say: later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectInfo:
+    """What a store says of one object."""
+
+    path: str
+    """Relative to the bucket's prefix."""
+    size: int
+    modified_s: float
+    token: str
+    """Its ETag, without quotes."""
+
+
+class TakenError(Exception):
+    """There is an object at a path that was to be created."""
+
+
+class TooLongError(Exception):
+    """An object is longer than it may be."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.size = size
+
+
+class Bucket:
+    """Objects by path below a prefix.
+
+    Every request that failed in a way that may pass is made again, with growing pauses, for a minute or so. After a
+    conditional write whose answer was lost, the object is read: if it holds what was written, the write was done. So
+    whoever writes conditionally writes bytes that nobody else writes.
+
+    Raises from every method:
+        BackendError: The store does not answer, or fails.
+        ForbiddenError: It does not allow it, or the credentials have expired.
+        RefusedError: It will never do it.
+    """
+
+    def __init__(self, reader: ObjectStore, writer: ObjectStore, *, uri: str, prefix: str, has_versions: bool) -> None:
+        """Take two views of one bucket.
+
+        Args:
+            reader: For what can be asked twice without harm; it may repeat requests by itself.
+            writer: For conditional writes; it must not repeat any.
+            uri: Of the place, for messages.
+            prefix: What all paths begin with, without slashes around it.
+            has_versions: Whether a conditional write names the version of an object and not its ETag.
+        """
+        self.uri = uri
+        self._reader = reader
+        self._writer = writer
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._has_versions = has_versions
+        self._pid = os.getpid()
+
+    def head(self, path: str) -> ObjectInfo | None:
+        """Describe an object, or return None if there is none."""
+        import obstore
+
+        def ask(attempt: int) -> ObjectInfo | None:
+            try:
+                return self._info(obstore.head(self._reader, self._prefix + path))
+            except FileNotFoundError:
+                return None
+
+        return self._repeated("look at", path, ask)
+
+    def get(self, path: str, *, max_bytes: int | None = None) -> tuple[bytes, ObjectInfo] | None:
+        """Read an object, and say what it is; None if there is none.
+
+        Raises:
+            TooLongError: It is longer than ``max_bytes``.
+        """
+        import obstore
+
+        def ask(attempt: int) -> tuple[bytes, ObjectInfo] | None:
+            try:
+                answer = obstore.get(self._reader, self._prefix + path)
+            except FileNotFoundError:
+                return None
+            info = self._info(answer.meta)
+            if max_bytes is not None and info.size > max_bytes:
+                raise TooLongError(info.size)
+            return bytes(answer.bytes()), info
+
+        return self._repeated("read", path, ask)
+
+    def read_into(self, path: str, start: int, out: memoryview) -> int | None:
+        """Fill a buffer, which is not empty, with an object's bytes from ``start`` on.
+
+        Returns:
+            How many bytes there were for it; None if there is no object.
+        """
+        import obstore
+
+        def ask(attempt: int) -> int | None:
+            try:
+                data = obstore.get_range(self._reader, self._prefix + path, start=start, length=len(out))
+            except FileNotFoundError:
+                return None
+            except Exception as error:
+                if _status(error) == 416:
+                    return 0
+                raise
+            n_bytes = len(data)
+            out[:n_bytes] = memoryview(data)
+            return n_bytes
+
+        return self._repeated("read", path, ask)
+
+    def walk(self, folder: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
+        """List all objects below a folder, in the order of their paths.
+
+        Args:
+            folder: Relative to the prefix; ``""`` is all of it.
+            after: Only what comes after this path.
+        """
+        last = after
+        pages: Iterator[Any] | None = None
+
+        def draw(attempt: int) -> Any:
+            import obstore
+
+            nonlocal pages
+            if pages is None or attempt:
+                offset = None if last is None else self._prefix + last
+                pages = iter(obstore.list(self._reader, (self._prefix + folder).rstrip("/") or None, offset=offset))
+            return next(pages, ())
+
+        while page := self._repeated("list", folder, draw):
+            for meta in page:
+                info = self._info(meta)
+                if last is None or info.path > last:  # some stores begin at the offset and not after it
+                    yield info
+                    last = info.path
+
+    def children(self, folder: str) -> tuple[list[ObjectInfo], list[str]]:
+        """List the objects directly in a folder, and the names of the folders in it."""
+        import obstore
+
+        def ask(attempt: int) -> tuple[list[ObjectInfo], list[str]]:
+            top = (self._prefix + folder).rstrip("/")
+            found = obstore.list_with_delimiter(self._reader, top or None)
+            names = [prefix.rstrip("/").rpartition("/")[2] for prefix in found["common_prefixes"]]
+            return [self._info(meta) for meta in found["objects"]], names
+
+        return self._repeated("list", folder, ask)
+
+    def create(self, path: str, data: bytes) -> str:
+        """Create an object and return its token.
+
+        Raises:
+            TakenError: There is one; it is as it was.
+        """
+        import obstore
+
+        def ask(attempt: int) -> str:
+            try:
+                return _token(obstore.put(self._writer, self._prefix + path, data, mode="create", use_multipart=False))
+            except obstore.exceptions.AlreadyExistsError as error:
+                return self._settled(path, data, attempt, error, TakenError(path))
+
+        return self._repeated("write", path, ask)
+
+    def swap(self, path: str, data: bytes, token: str) -> str | None:
+        """Replace an object that is still the one of a token.
+
+        Returns:
+            The new token; None if there is another object or none.
+        """
+        import obstore
+
+        def ask(attempt: int) -> str | None:
+            version: dict[str, Any] = {"e_tag": f'"{token}"'}
+            if self._has_versions:
+                meta = _or_none(lambda: obstore.head(self._reader, self._prefix + path))
+                if meta is None or _etag(meta) != token:
+                    return None if not attempt else self._written(path, data)
+                version = {"e_tag": meta["e_tag"], "version": meta["version"]}
+            try:
+                put = obstore.put(self._writer, self._prefix + path, data, mode=version, use_multipart=False)  # type: ignore[arg-type]
+                return _token(put)
+            except (obstore.exceptions.PreconditionError, obstore.exceptions.AlreadyExistsError) as error:
+                if _status(error) == 409:
+                    raise
+                return self._written(path, data) if attempt else None
+            except FileNotFoundError:
+                return None
+
+        return self._repeated("replace", path, ask)
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write an object, whatever is there."""
+        import obstore
+
+        self._repeated(
+            "write", path, lambda attempt: obstore.put(self._reader, self._prefix + path, data, use_multipart=False)
+        )
+
+    def upload(self, path: str, pieces: Iterable[Any]) -> str:
+        """Write a large object in parts, drawn as they are sent; whatever is there is replaced. Returns its token.
+
+        A path that nobody else writes is for the caller to choose.
+
+        Raises:
+            BaseException: What ``pieces`` raises; nothing is written then.
+        """
+        import obstore
+
+        self._check_process()
+        source = _Counted(pieces)
+        try:
+            put = obstore.put(
+                self._reader,
+                self._prefix + path,
+                source,
+                use_multipart=True,
+                chunk_size=PART_BYTES,
+                max_concurrency=_PARTS_AT_ONCE,
+            )
+        except BaseException as error:
+            if source.failure is not None:
+                # Which is why the upload broke off, whatever obstore says of it.
+                raise source.failure from None
+            if not isinstance(error, Exception):
+                raise
+            info = self.head(path) if source.is_drawn else None
+            if info is not None and info.size == source.n_bytes:
+                return info.token  # all had arrived, and only the answer to the last request was lost
+            raise _translated("write", path, self.uri, error) from error
+        return _token(put)
+
+    def delete(self, path: str) -> None:
+        """Remove an object; none there is no error."""
+        import obstore
+
+        def ask(attempt: int) -> None:
+            _or_none(lambda: obstore.delete(self._reader, self._prefix + path))
+
+        self._repeated("delete", path, ask)
+
+    def _settled(self, path: str, data: bytes, attempt: int, error: Exception, refusal: Exception) -> str:
+        if _status(error) == 409:  # others are writing there at this moment, and may yet fail
+            raise error
+        written = self._written(path, data) if attempt else None
+        if written is None:
+            raise refusal
+        return written
+
+    def _written(self, path: str, data: bytes) -> str | None:
+        """Give the token of an object if it holds these bytes: an earlier attempt has written them."""
+        try:
+            found = self.get(path, max_bytes=len(data))
+        except TooLongError:
+            return None
+        return found[1].token if found is not None and found[0] == data else None
+
+    def _info(self, meta: Any) -> ObjectInfo:
+        return ObjectInfo(
+            path=meta["path"].removeprefix(self._prefix),
+            size=meta["size"],
+            modified_s=meta["last_modified"].timestamp(),
+            token=_etag(meta),
+        )
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise BackendError(
+                "reach", self.uri, "a process made by fork cannot use its parent's connections: start it with 'spawn'"
+            )
+
+    def _repeated(self, action: str, path: str, ask: Callable[[int], T]) -> T:
+        """Ask until there is an answer."""
+        self._check_process()
+        for attempt in range(MAX_ATTEMPTS):
+            try:
+                return ask(attempt)
+            except (TakenError, TooLongError, BackendError):
+                raise
+            except Exception as error:
+                if not _may_pass(error) or attempt == MAX_ATTEMPTS - 1:
+                    raise _translated(action, path, self.uri, error) from error
+            time.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt) * (0.5 + random.random() / 2))
+        raise AssertionError("unreachable")
+
+
+class _Counted:
+    """An iterator of pieces that remembers how many bytes it gave, and why it broke off."""
+
+    def __init__(self, pieces: Iterable[Any]) -> None:
+        self._pieces = iter(pieces)
+        self.n_bytes = 0
+        self.is_drawn = False
+        self.failure: BaseException | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            piece = next(self._pieces)
+        except StopIteration:
+            self.is_drawn = True
+            raise
+        except BaseException as error:
+            self.failure = error
+            raise
+        view = memoryview(piece)
+        self.n_bytes += view.nbytes
+        return piece if isinstance(piece, bytes) else view.cast("B")
+
+
+def _or_none(ask: Callable[[], T]) -> T | None:
+    try:
+        return ask()
+    except FileNotFoundError:
+        return None
+
+
+def _etag(meta: Any) -> str:
+    return (meta["e_tag"] or "").strip('"')
+
+
+def _token(put: Any) -> str:
+    return _etag(put)
+
+
+def _status(error: Exception) -> int | None:
+    found = _STATUS.search(str(error))
+    return int(found[1]) if found else None
+
+
+def _may_pass(error: Exception) -> bool:
+    import obstore
+
+    lasting = (obstore.exceptions.PermissionDeniedError, obstore.exceptions.UnauthenticatedError, FileNotFoundError)
+    if isinstance(error, (*lasting, ValueError, TypeError, NotImplementedError)):
+        return False
+    status = _status(error)
+    return status is None or status >= 500 or status in _OVERLOADED
+
+
+def _translated(action: str, path: str, uri: str, error: Exception) -> BackendError:
+    import obstore
+
+    said = str(error).partition("\n")[0]
+    reason = f"{said[:500]} (in {uri})"
+    if _EXPIRED.search(str(error)):
+        return ForbiddenError(action, path, f"the credentials have expired: renew them and try again; {reason}")
+    if isinstance(error, obstore.exceptions.PermissionDeniedError | obstore.exceptions.UnauthenticatedError):
+        return ForbiddenError(action, path, reason)
+    if isinstance(error, FileNotFoundError):
+        return RefusedError(action, path, f"there is no such bucket or container; {reason}")
+    return (BackendError if _may_pass(error) else RefusedError)(action, path, reason)

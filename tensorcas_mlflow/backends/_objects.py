@@ -1,0 +1,241 @@
+"""Blobs as objects of an S3, GCS or Azure bucket (``docs/format.md``, Object stores)."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import secrets
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from tensorcas_mlflow import threads
+from tensorcas_mlflow.backends._buckets import PART_BYTES, Bucket, ObjectInfo, TakenError, TooLongError
+from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Buffer, Children, Token, check_key
+from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError, CorruptError
+
+_VOID = b"\x00tensorcas: there is no blob here\x00"
+_NONCE_BYTES = 16
+_VOID_BYTES = len(_VOID) + 2 * _NONCE_BYTES
+
+_MOVE = b"\n\x00tensorcas: on its way to\x00"
+_USED_ONCE = "intents/"
+"""Keys below it never come again."""
+_SPACES = (b" ", b"\t")
+_MOST_LOOKS = 32
+"""From so many keys on, a listing of where they lie is cheaper than a look at each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Move:
+    """What a promote says in its source before it writes its destination."""
+
+    dest: str
+    before: Token
+    """Of what stands at the destination: the promote is done by replacing just that."""
+    data: bytes
+
+    def to_bytes(self) -> bytes:
+        said = {"dest": self.dest, "before": self.before, "nonce": secrets.token_hex(_NONCE_BYTES)}
+        return self.data + _MOVE + json.dumps(said).encode()
+
+    @classmethod
+    def parse(cls, blob: bytes) -> _Move | None:
+        data, magic, tail = blob.rpartition(_MOVE)
+        if not magic:
+            return None
+        try:
+            said = json.loads(tail)
+            return cls(dest=check_key(str(said["dest"])), before=str(said["before"]), data=data)
+        except (ValueError, KeyError, TypeError):
+            return None
+
+
+class ObjectBackend(Backend):
+    """Blobs as objects: a key is a path below the bucket's prefix.
+
+    An object store compares and swaps one object at a time, but a commit concerns two: the intent, which a collector
+    may take away, and the ref. So `promote` first says in its source what stands at its destination, and then
+    replaces just that. Whoever wants to withdraw the source finds that there, and changes the destination before
+    it takes the source away; so the one or the other fails (``docs/design/protocol.md``, Object stores). What stands at
+    a destination that holds no blob is a *void*: an object of random bytes that counts as nothing.
+    """
+
+    is_remote = True
+
+    def __init__(self, bucket: Bucket, *, uri: str) -> None:
+        self.uri = uri
+        self._bucket = bucket
+        self._moved: dict[str, tuple[Token, Token]] = {}
+        """By source what token the caller of a promote that did not come to its end knows, and the one it has now."""
+
+    def put_new(self, key: str, pieces: Iterable[Buffer], *, durable: bool = True) -> Token:
+        check_key(key)
+        source = iter(pieces)
+        head = bytearray()
+        for piece in source:
+            head += memoryview(piece).cast("B")
+            if len(head) > PART_BYTES:
+                return self._bucket.upload(key, itertools.chain([bytes(head)], source))
+        return self._create(key, bytes(head))
+
+    def promote(self, source: str, dest: str, data: Buffer, *, token: Token, replace: bool) -> None:
+        check_key(source)
+        check_key(dest)
+        token = known = self._current(source, token)
+        content = bytes(data)
+        while True:
+            before = self._claim(dest, replace=replace)
+            moved = self._bucket.swap(source, _Move(dest=dest, before=before, data=content).to_bytes(), token)
+            if moved is None:
+                self._moved.pop(source, None)
+                raise BlobNotFoundError(source)
+            self._moved[source] = known, moved
+            token = moved
+            if self._bucket.swap(dest, content, before) is not None:
+                break
+            # Somebody else has committed there, or given this commit up, which the next round finds out.
+        self._moved.pop(source, None)
+        self._bucket.delete(source)
+
+    def withdraw(self, key: str, token: Token) -> bool:
+        found = self._bucket.get(check_key(key))
+        token = self._current(key, token)
+        if found is None or found[1].token != token or _is_void(found[0]):
+            return False
+        move = _Move.parse(found[0])
+        if move is not None and not self._prevent(move):
+            self._bucket.delete(key)
+            return False
+        if self._bucket.swap(key, _new_void(), token) is None:
+            return False
+        # Anywhere else somebody may have put a blob in the void's place by now.
+        if key.startswith(_USED_ONCE):
+            self._bucket.delete(key)
+        return True
+
+    def stat(self, key: str) -> BlobInfo | None:
+        info = self._bucket.head(check_key(key))
+        return None if info is None or self._is_void_object(info) else _blob_info(info)
+
+    def missing(self, keys: Iterable[str]) -> set[str]:
+        wanted = {check_key(key) for key in keys}
+        folders = {key.rpartition("/")[0] for key in wanted}
+        if len(wanted) >= _MOST_LOOKS and len(folders) == 1 and "" not in folders:
+            return wanted - {info.key for info in self.list(folders.pop())}
+        missing: set[str] = set()
+
+        def look(key: str) -> None:
+            if self.stat(key) is None:
+                missing.add(key)
+
+        threads.run_all(look, sorted(wanted), waits=True)
+        return missing
+
+    def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
+        try:
+            found = self._bucket.get(check_key(key), max_bytes=max_bytes)
+        except TooLongError as error:
+            raise CorruptError(key, f"it has {error.size} bytes, more than the {max_bytes} it may have") from error
+        if found is None or _is_void(found[0]):
+            raise BlobNotFoundError(key)
+        return found[0]
+
+    def read_into(self, key: str, start: int, out: memoryview) -> None:
+        if len(out) == 0:
+            info = self.stat(key)
+            n_bytes = None if info is None else 0
+        else:
+            n_bytes = self._bucket.read_into(check_key(key), start, out)
+        if n_bytes is None:
+            raise BlobNotFoundError(key)
+        if n_bytes < len(out):
+            raise CorruptError(key, f"it ends before byte {start + len(out)}")
+
+    def list(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
+        for info in self._bucket.walk(check_key(prefix), after=after):
+            if _is_key(info.path) and not self._is_void_object(info):
+                yield _blob_info(info)
+
+    def list_dir(self, prefix: str) -> Children:
+        objects, names = self._bucket.children(check_key(prefix))
+        blobs = [_blob_info(info) for info in objects if _is_key(info.path) and not self._is_void_object(info)]
+        return sorted(blobs, key=lambda info: info.key), sorted(name for name in names if _is_key(name))
+
+    def delete(self, key: str) -> None:
+        self._bucket.delete(check_key(key))
+
+    def _create(self, key: str, data: bytes) -> Token:
+        while True:
+            try:
+                return self._bucket.create(key, data)
+            except TakenError:
+                info = self._bucket.head(key)
+            if info is None:
+                continue
+            if not self._is_void_object(info):
+                raise BlobExistsError(key)
+            token = self._bucket.swap(key, data, info.token)
+            if token is not None:
+                return token
+
+    def _claim(self, dest: str, *, replace: bool) -> Token:
+        """Give the token of what stands at a destination, putting a void there if nothing does."""
+        while True:
+            try:
+                return self._bucket.create(dest, _new_void())
+            except TakenError:
+                info = self._bucket.head(dest)
+            if info is not None:
+                if not replace and not self._is_void_object(info):
+                    raise BlobExistsError(dest)
+                return info.token
+
+    def _prevent(self, move: _Move) -> bool:
+        """See to it that a promote cannot come to its end; returns whether it has not done so already."""
+        while True:
+            found = self._bucket.get(move.dest)
+            if found is None:
+                return True  # what is to be replaced is gone for good, for no two objects there are alike
+            blob, info = found
+            if info.token != move.before:
+                return blob.rstrip() != move.data.rstrip()
+            if self._bucket.swap(move.dest, _renewed(blob), info.token) is not None:
+                return True
+
+    def _current(self, key: str, token: Token) -> Token:
+        known, now = self._moved.get(key, (token, token))
+        return now if known == token else token
+
+    def _is_void_object(self, info: ObjectInfo) -> bool:
+        if info.size != _VOID_BYTES:
+            return False
+        found = self._bucket.get(info.path)
+        return found is None or _is_void(found[0])
+
+
+def _new_void() -> bytes:
+    return _VOID + secrets.token_hex(_NONCE_BYTES).encode()
+
+
+def _is_void(blob: bytes) -> bool:
+    return len(blob) == _VOID_BYTES and blob.startswith(_VOID)
+
+
+def _renewed(blob: bytes) -> bytes:
+    """Change the bytes of what `promote` has written, so that it gets another token, and nothing of what they say."""
+    if _is_void(blob):
+        return _new_void()
+    nonce = secrets.randbits(8 * _NONCE_BYTES)
+    return blob.rstrip() + b"\n" + b"".join(_SPACES[nonce >> n & 1] for n in range(8 * _NONCE_BYTES))
+
+
+def _is_key(path: str) -> bool:
+    try:
+        check_key(path)
+    except ValueError:
+        return False
+    return True
+
+
+def _blob_info(info: ObjectInfo) -> BlobInfo:
+    return BlobInfo(key=info.path, size=info.size, modified_s=info.modified_s, token=info.token)

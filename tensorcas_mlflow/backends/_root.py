@@ -1,0 +1,133 @@
+"""Roots: where stores and artifacts lie, as one kind of value for paths and URIs."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit
+
+SCHEME = "tensorcas"
+"""The scheme of local folders."""
+S3_SCHEME, GS_SCHEME, AZ_SCHEME = "tensorcas-s3", "tensorcas-gs", "tensorcas-az"
+REMOTE_SCHEMES = (S3_SCHEME, GS_SCHEME, AZ_SCHEME)
+"""The schemes of object stores."""
+SCHEMES = (SCHEME, *REMOTE_SCHEMES)
+
+_CONTAINER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A place that can hold a store, or lie below one: a local folder, or a prefix in a bucket.
+
+    Two that name one place are equal, as far as names tell: symbolic links are not followed.
+    """
+
+    scheme: str
+    """One of `SCHEMES`."""
+    container: str
+    """The bucket or container; empty for a local folder."""
+    path: str
+    """Absolute, without a slash at its end, not quoted; ``/`` is the top of the file system or bucket."""
+
+    @classmethod
+    def parse(cls, root: str | os.PathLike[str] | Root) -> Root:
+        """Read a root: a plain path, a ``file:`` URI, or a URI of one of `SCHEMES`.
+
+        Raises:
+            ValueError: It is a URI of another kind, a local one that names a host, a remote one that names no bucket,
+                one of no absolute path, or one with a query or fragment.
+        """
+        if isinstance(root, Root):
+            return root
+        if not isinstance(root, str):
+            return cls(SCHEME, "", Path(os.path.abspath(root)).as_posix())
+        parts = urlsplit(root)
+        if parts.scheme == "" or len(parts.scheme) == 1:
+            return cls(SCHEME, "", Path(os.path.abspath(root)).as_posix())
+        if parts.scheme in REMOTE_SCHEMES:
+            return cls._remote(root)
+        if parts.scheme not in (SCHEME, "file"):
+            raise ValueError(
+                f"no store can be kept at {root!r}: use a path, {SCHEME}:///absolute/path, {S3_SCHEME}://bucket/path, "
+                f"{GS_SCHEME}://bucket/path or {AZ_SCHEME}://container/path"
+            )
+        if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
+            raise ValueError(f"{root!r} must be {SCHEME}:///absolute/path, with no host, '?' or '#'")
+        path = unquote(parts.path)
+        if not path.startswith("/") or "\0" in path:
+            raise ValueError(f"{root!r} must name an absolute path")
+        # POSIX keeps two leading slashes apart from one, which would give one place two names.
+        return cls(SCHEME, "", Path(os.path.abspath("/" + path.lstrip("/"))).as_posix())
+
+    @classmethod
+    def _remote(cls, root: str) -> Root:
+        parts = urlsplit(root)
+        form = f"{parts.scheme}://{'container' if parts.scheme == AZ_SCHEME else 'bucket'}/path"
+        if parts.query or parts.fragment:
+            raise ValueError(f"{root!r} must be {form}, with no '?' or '#'")
+        if not _CONTAINER.fullmatch(parts.netloc):
+            raise ValueError(f"{root!r} must be {form}")
+        path = unquote(parts.path).strip("/")
+        segments = path.split("/") if path else []
+        if any(segment in ("", ".", "..") or not segment.isprintable() for segment in segments):
+            raise ValueError(f"{root!r} must be {form}, with no empty, '.' or '..' part and no control character")
+        return cls(parts.scheme, parts.netloc, f"/{path}")
+
+    def __str__(self) -> str:
+        return self.uri
+
+    @property
+    def uri(self) -> str:
+        """The one URI it is known by."""
+        return f"{self.scheme}://{self.container}{quote(self.path) if self.path != '/' or self.is_local else ''}"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a folder of this machine."""
+        return self.scheme == SCHEME
+
+    @property
+    def folder(self) -> Path:
+        """The local folder.
+
+        Raises:
+            ValueError: It is not local.
+        """
+        if not self.is_local:
+            raise ValueError(f"{self.uri!r} is no local folder")
+        return Path(self.path)
+
+    @property
+    def key(self) -> str:
+        """The path as object stores have it, without a slash in front; empty for the top of a bucket."""
+        return self.path.strip("/")
+
+    def parents(self) -> Iterator[Root]:
+        """The places it lies in, the nearest first."""
+        path = self.path
+        while path != "/":
+            path = posixpath.dirname(path)
+            yield replace(self, path=path)
+
+    def joined(self, path: str) -> Root:
+        """The place at a relative path below this one."""
+        return replace(self, path=posixpath.join(self.path, path)) if path else self
+
+    def path_of(self, other: Root) -> str | None:
+        """Give another place relative to this one, ``""`` for itself; None if it does not lie at or below it."""
+        if (self.scheme, self.container) != (other.scheme, other.container):
+            return None
+        if other.path == self.path:
+            return ""
+        top = self.path if self.path == "/" else f"{self.path}/"
+        return other.path.removeprefix(top) if other.path.startswith(top) else None
+
+
+def is_ours(uri: str) -> bool:
+    """Tell whether a URI is of one of `SCHEMES`."""
+    return urlsplit(uri).scheme in SCHEMES

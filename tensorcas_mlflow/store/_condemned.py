@@ -1,0 +1,100 @@
+"""Condemned lists, and what is known between two looks at them (``docs/design/protocol.md``)."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeGuard
+
+import numpy as np
+
+from tensorcas_mlflow.backends import Backend, Token
+from tensorcas_mlflow.digest import DIGEST_BYTES
+from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError
+from tensorcas_mlflow.store._records import VERSION, intent_bytes, load_record, now
+
+MAX_LIST_BYTES = 1 << 30
+
+GENERATION = "condemned/@generation"
+"""Replaced by every collector of a remote store before it deletes anything."""
+
+Generation = frozenset[tuple[str, Token]]
+"""What a listing of condemned lists has shown in a remote store. Between two looks that show the same nothing was
+deleted, so what was there after the first is there at the second, if no list names it (``docs/design/protocol.md``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condemned:
+    """What some collector is about to delete."""
+
+    key: str
+    packs: frozenset[str]
+    manifests: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condemnation:
+    """What all collectors are about to delete, at one time."""
+
+    lists: Sequence[Condemned]
+    generation: Generation | None
+
+    @property
+    def packs(self) -> frozenset[str]:
+        """Names of packs not to be relied on."""
+        return frozenset[str]().union(*(each.packs for each in self.lists))
+
+    @property
+    def manifests(self) -> frozenset[str]:
+        """Names of manifests not to be relied on."""
+        return frozenset[str]().union(*(each.manifests for each in self.lists))
+
+
+def condemned_bytes(packs: frozenset[str], manifests: frozenset[str]) -> bytes:
+    """Write a condemned list."""
+    record = {"format": VERSION, "created": now(), "packs": sorted(packs), "manifests": sorted(manifests)}
+    return json.dumps(record, sort_keys=True).encode()
+
+
+def read_condemned(backend: Backend) -> Condemnation:
+    """Read every condemned list there is.
+
+    Raises:
+        CorruptError: One cannot be read; nothing may be reused or deleted until it is looked at.
+    """
+    lists: list[Condemned] = []
+    listed = list(backend.list("condemned"))
+    for info in listed:
+        if info.key == GENERATION:
+            continue
+        try:
+            record = load_record(info.key, backend.get(info.key, max_bytes=MAX_LIST_BYTES))
+        except BlobNotFoundError:
+            continue
+        packs, manifests = record.get("packs"), record.get("manifests")
+        if not _is_names(packs) or not _is_names(manifests):
+            raise CorruptError(info.key, "it is not a condemned list")
+        lists.append(Condemned(key=info.key, packs=frozenset(packs), manifests=frozenset(manifests)))
+    generation = frozenset((info.key, info.token) for info in listed) if backend.is_remote else None
+    return Condemnation(lists=lists, generation=generation)
+
+
+def begin_generation(backend: Backend) -> None:
+    """Make it known that what was seen in a remote store so far may be deleted from now on.
+
+    A collector does so when its list is there and before it deletes anything.
+    """
+    while backend.is_remote:
+        source = f"intents/{uuid.uuid4().hex}"
+        token = backend.put_new(source, [intent_bytes("0" * 64, np.empty((0, DIGEST_BYTES), np.uint8))])
+        said = {"format": VERSION, "created": now(), "generation": uuid.uuid4().hex}
+        with suppress(BlobNotFoundError):  # another collector has taken this one for dead
+            backend.promote(source, GENERATION, json.dumps(said, sort_keys=True).encode(), token=token, replace=True)
+            return
+
+
+def _is_names(value: object) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(name, str) and 0 < len(name) < 200 for name in value)

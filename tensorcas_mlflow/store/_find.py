@@ -1,0 +1,134 @@
+"""Which store a place belongs to: the nearest at it or above; stores that were found stay open."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tensorcas_mlflow import threads
+from tensorcas_mlflow.backends import STORE_FOLDER, Root, open_bucket
+from tensorcas_mlflow.errors import ConflictError, ForbiddenError, StoreNotFoundError
+from tensorcas_mlflow.store._format import FORMAT, Stamp, stamp_of
+from tensorcas_mlflow.threads import Lock
+
+if TYPE_CHECKING:
+    from tensorcas_mlflow.store._store import Store
+
+_LOOK_AGAIN_S = 60.0
+"""After so long a remote store is looked at again: somebody may have put another in its place."""
+_MOST_LISTED = 20_000
+"""Objects among which stores below a remote place are looked for; a bucket may hold any number."""
+
+
+class OpenStores:
+    """The stores that this process has found."""
+
+    def __init__(self, open_at: Callable[[Root], Store]) -> None:
+        self._open_at = open_at
+        self._local: dict[str, tuple[Stamp, Store]] = {}
+        self._remote: dict[Root, tuple[float, Store]] = {}
+        self._lock = Lock()
+
+    def find(self, place: Root) -> tuple[Store, str]:
+        """Find the nearest store at a place or above; see `Store.find`."""
+        return self._find_local(place) if place.is_local else self._find_remote(place)
+
+    def _find_local(self, place: Root) -> tuple[Store, str]:
+        root = path = place.path
+        # Text and one look at a file a folder: the walk is done for every artifact path and every checkpoint.
+        while (stamp := stamp_of(root)) is None:
+            root, below = os.path.dirname(root), root
+            if root == below:
+                raise StoreNotFoundError(place.uri)
+        with self._lock:
+            known, store = self._local.get(root, (None, None))
+            if store is None or known != stamp:
+                store = self._open_at(Root.parse(Path(root)))
+                self._local[root] = stamp, store
+        return store, path[len(root) :].lstrip(os.sep).replace(os.sep, "/")
+
+    def _find_remote(self, place: Root) -> tuple[Store, str]:
+        candidates = [place, *place.parents()]
+        since = time.monotonic() - _LOOK_AGAIN_S
+        with self._lock:
+            # There is never a store within a store, so one that is known is the nearest.
+            for root in candidates:
+                seen_s, store = self._remote.get(root, (since, None))
+                if store is not None and seen_s > since:
+                    return store, root.path_of(place) or ""
+        found: dict[Root, Store] = {}
+        refused: list[ForbiddenError] = []
+
+        def look(root: Root) -> None:
+            try:
+                found[root] = self._open_at(root)
+            except StoreNotFoundError:
+                pass
+            except ForbiddenError as error:
+                # Whoever may use a part of a bucket only need not be let above it.
+                if root == place:
+                    refused.append(error)
+
+        threads.run_all(look, candidates, waits=True)
+        for root in candidates:
+            if root in found:
+                return self._keep(root, found[root]), root.path_of(place) or ""
+        if refused:
+            raise refused[0]
+        raise StoreNotFoundError(place.uri)
+
+    def _keep(self, root: Root, store: Store) -> Store:
+        """Keep a store open, or rather the one that is open already and has its index at hand."""
+        with self._lock:
+            _, known = self._remote.get(root, (0.0, None))
+            if known is not None and known.id == store.id:
+                store = known
+            self._remote[root] = time.monotonic(), store
+        return store
+
+
+def check_free(place: Root) -> None:
+    """See that no store lies above or below a place.
+
+    Raises:
+        ConflictError: One does.
+    """
+    for above in _stores_above(place):
+        raise ConflictError(f"{place.uri!r} lies inside the store at {above.uri!r}: use that one")
+    for below in _stores_below(place):
+        raise ConflictError(f"{place.uri!r} lies above the store at {below.uri!r}: use that one, or another root")
+
+
+def _stores_above(place: Root) -> list[Root]:
+    if place.is_local:
+        return [root for root in place.parents() if (root.folder / STORE_FOLDER / FORMAT).is_file()]
+    found: list[Root] = []
+
+    def look(root: Root) -> None:
+        try:
+            if open_bucket(root, STORE_FOLDER).head(FORMAT) is not None:
+                found.append(root)
+        except ForbiddenError:
+            pass
+
+    threads.run_all(look, list(place.parents()), waits=True)
+    return found
+
+
+def _stores_below(place: Root) -> list[Root]:
+    if place.is_local:
+        for folder, folders, _ in os.walk(place.folder):
+            if STORE_FOLDER in folders and Path(folder) != place.folder:
+                return [Root.parse(Path(folder))]
+            folders[:] = [name for name in folders if name != STORE_FOLDER]
+        return []
+    ending = f"/{STORE_FOLDER}/{FORMAT}"
+    for n, info in enumerate(open_bucket(place, "").walk("")):
+        if info.path.endswith(ending):
+            return [place.joined(info.path.removesuffix(ending))]
+        if n == _MOST_LISTED:
+            break
+    return []
