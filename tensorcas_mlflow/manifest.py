@@ -16,6 +16,7 @@ import zstandard
 from tensorcas_mlflow.chunking import MAX_CHUNK_BYTES, chunk_ends, n_chunks
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest
 from tensorcas_mlflow.errors import FormatError, NewerFormatError, TensorNotFoundError
+from tensorcas_mlflow.hints import split_hints
 from tensorcas_mlflow.tensor import Spec
 
 VERSION = 1
@@ -109,6 +110,8 @@ class Manifest:
     flavor: str | None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     rows: Sequence[Row]
+    hints: bytes = field(default=b"", repr=False, compare=False)
+    """Where its chunks lay when it was written, as its blob says it; empty where it says nothing."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("checkpoint", "file"):
@@ -192,7 +195,7 @@ class Manifest:
         return self.stream
 
     def to_blob(self) -> bytes:
-        """The manifest as a store keeps it: the stream, compressed if it is small."""
+        """The manifest as a store keeps it: the stream, compressed if it is small; without hints."""
         if len(self.stream) >= _COMPRESSED_BELOW:
             return self.stream
         return zstandard.ZstdCompressor(level=12).compress(self.stream)
@@ -238,11 +241,14 @@ class Manifest:
             name: The manifest's name, where it must hash to it. This is looked at first: damage must not be taken for a
                 later release's writing.
         """
-        return cls.from_bytes(cls.stream_in(blob, name))
+        manifest = cls.from_bytes(cls.stream_in(blob, name))
+        object.__setattr__(manifest, "hints", split_hints(blob)[1])
+        return manifest
 
     @staticmethod
     def stream_in(blob: bytes, name: str | None = None) -> bytes:
         """Take the Arrow stream out of what a store keeps; see `from_blob`."""
+        blob, _ = split_hints(blob)
         if blob[:4] == _ZSTD_MAGIC:
             try:
                 if not 0 < zstandard.frame_content_size(blob) < _COMPRESSED_BELOW:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 import uuid
@@ -15,7 +14,8 @@ import numpy as np
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.digest import Digests
-from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CorruptError
+from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
+from tensorcas_mlflow.hints import Hints
 from tensorcas_mlflow.index import (
     MAX_SEGMENT_BYTES,
     Mask,
@@ -24,11 +24,13 @@ from tensorcas_mlflow.index import (
     merge_tables,
     only_packs,
     pack_key,
+    prefixes,
     read_segment,
     segment_bytes,
 )
-from tensorcas_mlflow.pack import ENTRY, Entries, read_table
+from tensorcas_mlflow.pack import ENTRY, Entries
 from tensorcas_mlflow.store._condemned import Generation
+from tensorcas_mlflow.store._packs import drawn_s, list_packs, mark_loose, read_pack_table
 from tensorcas_mlflow.threads import Lock
 
 _log = logging.getLogger(__name__)
@@ -37,7 +39,7 @@ _MAX_TABLES = 8
 _MAX_LISTINGS = 3
 _FOLD_AT = 64
 """Loose packs after which their tables are folded into one segment."""
-_TAIL_BYTES = 64 * 1024
+_MAX_HINTS = 4
 _MAX_REMEMBERED = 4096
 """Digests of which the last look-up is remembered; comparing more would take time of its own."""
 _LATE_S = 3600.0
@@ -66,6 +68,8 @@ class Catalog:
         self._backend = backend
         self._lock = Lock()
         self._tables: list[Table] = []
+        self._hints: list[Table] = []
+        """What manifests that were read lately say; the last that is asked."""
         self._packs: set[str] = set()
         self._segments: set[str] = set()
         self._loose: dict[str, str | None] = {}
@@ -96,6 +100,7 @@ class Catalog:
         """Read the table of every pack anew: packs are the truth, and the index, which may be wrong, a cache."""
         with self._lock:
             self._tables.clear()
+            self._hints.clear()
             self._packs.clear()
             self._load_packs(dict(list_packs(self._backend)))
 
@@ -139,6 +144,14 @@ class Catalog:
         with self._lock:
             self._gone.update(packs)
 
+    def take_hints(self, hints: Hints) -> None:
+        """Take up where the chunks of a manifest are said to lie."""
+        table = Table(
+            packs=hints.packs, pack=hints.pack, entries=hints.entries, prefix=prefixes(hints.entries["digest"])
+        )
+        with self._lock:
+            self._hints = [table, *self._hints[: _MAX_HINTS - 1]]
+
     def know_manifest(self, digest: str, name: str) -> None:
         """Remember under what name this process has written a manifest, so that an equal save can share it."""
         if len(self._manifests) >= _MAX_MANIFESTS:
@@ -157,7 +170,7 @@ class Catalog:
             excluded: Packs whose copies do not count.
         """
         with self._lock:
-            tables = list(self._tables)
+            tables = [*reversed(self._hints), *self._tables]
             without = self._gone | set(excluded)
         if len(digests) > _MAX_REMEMBERED:
             return _find(tables, without, digests)
@@ -227,7 +240,7 @@ class Catalog:
     def _list_new_packs(self, *, most_new: int | None) -> dict[str, int] | None:
         """List packs and their sizes; None if more than so many are new, which is as far as it goes."""
         # Clocks differ, and so a pack may come later than one whose name is greater. No clock moves this one forward.
-        newest_s = min(_drawn_s(self._newest), time.time())
+        newest_s = min(drawn_s(self._newest), time.time())
         found: dict[str, int] = {}
         n_new = 0
         for name, size in list_packs(self._backend, since_s=newest_s - _LATE_S):
@@ -316,75 +329,3 @@ def _find(tables: list[Table], without: set[str], digests: Digests) -> Places:
         pack[at] = table.pack[rows].astype(np.int64) + len(packs)
         packs.extend(table.packs)
     return Places(found=found, pack=pack, packs=packs, entries=entries)
-
-
-def list_packs(backend: Backend, *, since_s: float = 0.0) -> list[tuple[str, int]]:
-    """List the packs of a store: name and size.
-
-    Args:
-        backend: Which.
-        since_s: For a remote store, leave out those whose names were drawn before, in seconds of Unix time.
-    """
-    found: list[tuple[str, int]] = []
-    after = f"packs/{_time_text(since_s)}" if backend.is_remote and since_s > 0 else None
-    for info in backend.list("packs", after=after):
-        name, _, ending = info.key.removeprefix("packs/").partition(".")
-        if ending == "pack":
-            found.append((name, info.size))
-    return found
-
-
-def new_pack_name(backend: Backend) -> str:
-    """Draw a name that no pack ever had. In a remote store, names are in the order in which they were drawn."""
-    name = uuid.uuid4().hex
-    return _time_text(time.time()) + name[_TIME_DIGITS:] if backend.is_remote else name
-
-
-_TIME_DIGITS = 12
-
-
-def _time_text(time_s: float) -> str:
-    return f"{max(0, int(time_s * 1000)):0{_TIME_DIGITS}x}"[:_TIME_DIGITS]
-
-
-def _drawn_s(name: str) -> float:
-    return int(name[:_TIME_DIGITS] or "0", 16) / 1000
-
-
-def read_pack_table(backend: Backend, name: str, *, size: int | None = None) -> Entries:
-    """Read the table of a pack, in one read if the pack is small.
-
-    Args:
-        backend: Where it is.
-        name: Which.
-        size: Of the pack, if it is known.
-
-    Raises:
-        BlobNotFoundError: The pack is gone.
-        CorruptError: It is damaged.
-    """
-    key = pack_key(name)
-    if size is None:
-        info = backend.stat(key)
-        if info is None:
-            raise BlobNotFoundError(key)
-        size = info.size
-    tail = bytearray(min(size, _TAIL_BYTES))
-    begin = size - len(tail)
-    backend.read_into(key, begin, memoryview(tail))
-
-    def read(start: int, stop: int) -> bytes | bytearray:
-        if start >= begin:
-            return tail[start - begin : stop - begin]
-        longer = bytearray(stop - start)
-        backend.read_into(key, start, memoryview(longer))
-        return longer
-
-    return read_table(key, size, read)
-
-
-def mark_loose(backend: Backend, name: str) -> None:
-    """Put a new pack into the index; in a remote store it is found without."""
-    if not backend.is_remote:
-        with contextlib.suppress(BlobExistsError):
-            backend.put_new(f"index/{name}.loose", [], durable=False)

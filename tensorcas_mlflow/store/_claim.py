@@ -11,8 +11,9 @@ from tensorcas_mlflow.backends import Backend, Token
 from tensorcas_mlflow.digest import Digests
 from tensorcas_mlflow.index import Mask, pack_key, pack_name
 from tensorcas_mlflow.pack import TARGET_BYTES, PackWriter, Payload
-from tensorcas_mlflow.store._catalog import Catalog, new_pack_name
+from tensorcas_mlflow.store._catalog import Catalog
 from tensorcas_mlflow.store._condemned import Condemnation
+from tensorcas_mlflow.store._packs import new_pack_name
 from tensorcas_mlflow.store._records import intent_bytes
 
 Intent = tuple[str, Token]

@@ -10,7 +10,8 @@ from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import BlobInfo, LocalBackend
 from tensorcas_mlflow.index import pack_key
 from tensorcas_mlflow.manifest import Manifest
-from tensorcas_mlflow.store._catalog import Catalog, read_pack_table
+from tensorcas_mlflow.store._catalog import Catalog
+from tensorcas_mlflow.store._packs import read_pack_table
 from tensorcas_mlflow.store._read import read_chunks, read_rows
 
 PACKED_FILE = "chunks.pack"

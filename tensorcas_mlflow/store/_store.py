@@ -11,6 +11,7 @@ from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import Backend, Root, Token, open_backend
 from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
 from tensorcas_mlflow.containers import Readable, Tape
+from tensorcas_mlflow.digest import unique_rows
 from tensorcas_mlflow.errors import (
     BlobExistsError,
     BlobNotFoundError,
@@ -21,6 +22,7 @@ from tensorcas_mlflow.errors import (
     StoreNotFoundError,
     WrongStoreError,
 )
+from tensorcas_mlflow.hints import read_hints
 from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
 from tensorcas_mlflow.store._catalog import Catalog
 from tensorcas_mlflow.store._find import OpenStores, check_free
@@ -312,13 +314,18 @@ class Store:
         """
         key = f"manifests/{ref.manifest}"
         try:
-            return Manifest.from_blob(self.backend.get(key, max_bytes=MAX_BYTES), ref.manifest)
+            manifest = Manifest.from_blob(self.backend.get(key, max_bytes=MAX_BYTES), ref.manifest)
         except BlobNotFoundError:
             raise CorruptError(key, f"it is gone, and {ref.label} needs it") from None
         except NewerFormatError:
             raise
         except FormatError as error:
             raise CorruptError(key, str(error)) from error
+        if manifest.hints:
+            hints = read_hints(manifest.hints, unique_rows(manifest.digests)[0])
+            if hints is not None:
+                self.catalog.take_hints(hints)
+        return manifest
 
     def read_tensors(
         self, manifest: Manifest, names: Iterable[str] | None = None, *, verify: bool = True

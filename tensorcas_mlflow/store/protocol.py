@@ -11,9 +11,9 @@ from collections.abc import Collection, Set
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError
 from tensorcas_mlflow.index import MAX_SEGMENT_BYTES, Table, only_packs, read_segment, segment_bytes
-from tensorcas_mlflow.store._catalog import list_packs, mark_loose, new_pack_name, read_pack_table
 from tensorcas_mlflow.store._condemned import Condemned, begin_generation, condemned_bytes, read_condemned
 from tensorcas_mlflow.store._keys import STAND_INS
+from tensorcas_mlflow.store._packs import list_packs, mark_loose, new_pack_name, read_pack_table
 from tensorcas_mlflow.store._records import Intent, Ref, parse_intent, read_ref
 
 __all__ = [

@@ -106,7 +106,12 @@ def test_percent_escapes_in_a_uri_are_decoded(tmp_path: Path) -> None:
         "tensorcas:///data/%00",
         "tensorcas:///data/.tensorcas",
         "tensorcas:///data/.tensorcas/packs",
-        "tensorcas-s3://bucket/data",
+        "tensorcas-s3:///data",
+        "tensorcas-s3://bucket/a/../b",
+        "tensorcas-s3://bucket/a/.tensorcas/b",
+        "tensorcas-s3://bucket/a?x=1",
+        "tensorcas-s3://bucket/a//b",
+        "tensorcas-ftp://bucket/a",
         "/data",
     ],
 )

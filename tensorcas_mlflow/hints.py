@@ -1,0 +1,112 @@
+"""Hints: where the chunks of one manifest lay when it was written (``docs/format.md``, Hints).
+
+They follow the manifest in its blob, so that a reader far away needs no index. They may be out of date, for packs are
+rewritten and manifests are not; so they are never evidence, and the index is asked where they lead nowhere.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import zstandard
+
+from tensorcas_mlflow.digest import Digests, digest
+from tensorcas_mlflow.pack import ENTRY, Entries
+
+MAGIC = b"\x89TCHNT\r\x01"
+_FOOTER = struct.Struct("<I16s8s")
+_DIGEST_BYTES = 16
+_MAX_BYTES = 1 << 29
+_PACK_NAME = re.compile(r"[0-9a-f]{32}")
+_COLUMNS = (("pack", "<u4"), ("offset", "<i8"), ("stored_bytes", "<u4"), ("raw_bytes", "<u4"), ("codec", "u1"))
+_ROW_BYTES = sum(np.dtype(dtype).itemsize for _, dtype in _COLUMNS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hints:
+    """Where chunks lie, one row a chunk, ascending by digest."""
+
+    packs: tuple[str, ...]
+    pack: Any
+    """For each row a position in ``packs``."""
+    entries: Entries
+    """For each row its entry in that pack, without the digest of its stored bytes and the type size."""
+
+
+def hint_bytes(packs: Sequence[str], pack: Any, entries: Entries) -> bytes:
+    """Write hints.
+
+    Args:
+        packs: Names.
+        pack: For each chunk a position in ``packs``.
+        entries: For each chunk its entry; ascending by digest, none twice.
+    """
+    used, number = np.unique(pack, return_inverse=True)
+    head = json.dumps({"packs": [packs[at] for at in used.tolist()], "n": len(entries)}).encode() + b"\n"
+    columns = {name: entries[name] for name, _ in _COLUMNS if name != "pack"} | {"pack": number}
+    # Chunks of a tensor lie one behind the other, so differences are small numbers.
+    columns["offset"] = np.diff(entries["offset"].astype(np.int64), prepend=np.int64(0))
+    body = b"".join(columns[name].astype(dtype).tobytes() for name, dtype in _COLUMNS)
+    packed = zstandard.ZstdCompressor(level=3).compress(head + body)
+    return packed + _FOOTER.pack(len(packed), digest(packed)[:_DIGEST_BYTES], MAGIC)
+
+
+def split_hints(blob: bytes) -> tuple[bytes, bytes]:
+    """Part a manifest's blob into what comes before its hints and the hints, which are empty where it has none."""
+    if not blob.endswith(MAGIC) or len(blob) < _FOOTER.size:
+        return blob, b""
+    n_bytes, _, _ = _FOOTER.unpack_from(blob, len(blob) - _FOOTER.size)
+    at = len(blob) - _FOOTER.size - n_bytes
+    return (blob, b"") if at < 0 else (blob[:at], blob[at:])
+
+
+def read_hints(data: bytes, digests: Digests) -> Hints | None:
+    """Read hints; None if they are damaged, or for other chunks.
+
+    Args:
+        data: As `split_hints` gave them.
+        digests: The different chunks of their manifest, ascending.
+    """
+    if len(data) < _FOOTER.size:
+        return None
+    packed = data[: -_FOOTER.size]
+    n_packed, said, _ = _FOOTER.unpack(data[-_FOOTER.size :])
+    if n_packed != len(packed) or digest(packed)[:_DIGEST_BYTES] != said:
+        return None
+    try:
+        if not 0 < zstandard.frame_content_size(packed) <= _MAX_BYTES:
+            return None
+        head, _, body = zstandard.ZstdDecompressor().decompress(packed).partition(b"\n")
+        facts = json.loads(head)
+        packs, n_rows = facts["packs"], facts["n"]
+    except (zstandard.ZstdError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    if n_rows != len(digests) or len(body) != n_rows * _ROW_BYTES or not isinstance(packs, list):
+        return None
+    if not all(isinstance(name, str) and _PACK_NAME.fullmatch(name) for name in packs):
+        return None
+    entries = np.zeros(n_rows, dtype=ENTRY)
+    entries["digest"] = digests
+    at = 0
+    pack = np.empty(0, np.uint32)
+    for name, dtype in _COLUMNS:
+        column = np.frombuffer(body, dtype, n_rows, at)
+        at += column.nbytes
+        if name == "pack":
+            pack = column
+        elif name == "offset":
+            offset = np.cumsum(column)
+            if n_rows and offset.min() < 0:
+                return None
+            entries[name] = offset
+        else:
+            entries[name] = column
+    if n_rows and int(pack.max()) >= len(packs):
+        return None
+    return Hints(packs=tuple(packs), pack=pack.astype(np.uint32), entries=entries)

@@ -1,0 +1,85 @@
+"""The packs of a store as blobs: named, listed, their tables read."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+
+from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError
+from tensorcas_mlflow.index import pack_key
+from tensorcas_mlflow.pack import Entries, read_table
+
+_TAIL_BYTES = 64 * 1024
+_TIME_DIGITS = 12
+
+
+def list_packs(backend: Backend, *, since_s: float = 0.0) -> list[tuple[str, int]]:
+    """List the packs of a store: name and size.
+
+    Args:
+        backend: Which.
+        since_s: For a remote store, leave out those whose names were drawn before, in seconds of Unix time.
+    """
+    found: list[tuple[str, int]] = []
+    after = f"packs/{_time_text(since_s)}" if backend.is_remote and since_s > 0 else None
+    for info in backend.list("packs", after=after):
+        name, _, ending = info.key.removeprefix("packs/").partition(".")
+        if ending == "pack":
+            found.append((name, info.size))
+    return found
+
+
+def new_pack_name(backend: Backend) -> str:
+    """Draw a name that no pack ever had. In a remote store, names are in the order in which they were drawn."""
+    name = uuid.uuid4().hex
+    return _time_text(time.time()) + name[_TIME_DIGITS:] if backend.is_remote else name
+
+
+def _time_text(time_s: float) -> str:
+    return f"{max(0, int(time_s * 1000)):0{_TIME_DIGITS}x}"[:_TIME_DIGITS]
+
+
+def drawn_s(name: str) -> float:
+    """When the name of a pack of a remote store was drawn, in seconds of Unix time; 0 for no name."""
+    return int(name[:_TIME_DIGITS] or "0", 16) / 1000
+
+
+def read_pack_table(backend: Backend, name: str, *, size: int | None = None) -> Entries:
+    """Read the table of a pack, in one read if the pack is small.
+
+    Args:
+        backend: Where it is.
+        name: Which.
+        size: Of the pack, if it is known.
+
+    Raises:
+        BlobNotFoundError: The pack is gone.
+        CorruptError: It is damaged.
+    """
+    key = pack_key(name)
+    if size is None:
+        info = backend.stat(key)
+        if info is None:
+            raise BlobNotFoundError(key)
+        size = info.size
+    tail = bytearray(min(size, _TAIL_BYTES))
+    begin = size - len(tail)
+    backend.read_into(key, begin, memoryview(tail))
+
+    def read(start: int, stop: int) -> bytes | bytearray:
+        if start >= begin:
+            return tail[start - begin : stop - begin]
+        longer = bytearray(stop - start)
+        backend.read_into(key, start, memoryview(longer))
+        return longer
+
+    return read_table(key, size, read)
+
+
+def mark_loose(backend: Backend, name: str) -> None:
+    """Put a new pack into the index; in a remote store it is found without."""
+    if not backend.is_remote:
+        with contextlib.suppress(BlobExistsError):
+            backend.put_new(f"index/{name}.loose", [], durable=False)
