@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 
 def store_uri() -> str | None:
@@ -50,6 +51,39 @@ def n_threads() -> int:
         return min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     if not value.isdigit() or int(value) < 1:
         raise ValueError(f"TENSORCAS_THREADS must be a positive whole number, not {value!r}")
+    return int(value)
+
+
+def cache_folder() -> Path | None:
+    """Folder of the chunk cache: TENSORCAS_CACHE, else `tensorcas` in XDG_CACHE_HOME or in ``~/.cache``.
+
+    Returns:
+        An absolute path; None if TENSORCAS_CACHE is ``off``, or if nothing is named and the user has no home.
+    """
+    named = os.environ.get("TENSORCAS_CACHE")
+    if named == "off":
+        return None
+    try:
+        if named:
+            return Path(named).expanduser().absolute()
+        base = os.environ.get("XDG_CACHE_HOME", "")
+        # Its specification says that a relative one is to be passed over.
+        return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "tensorcas"
+    except RuntimeError:
+        return None
+
+
+def cache_bytes() -> int | None:
+    """What the chunk cache may take on the disk: TENSORCAS_CACHE_BYTES; None where nothing is said.
+
+    Raises:
+        ValueError: It is not a positive whole number.
+    """
+    value = os.environ.get("TENSORCAS_CACHE_BYTES")
+    if not value:
+        return None
+    if not value.isdecimal() or int(value) < 1:
+        raise ValueError(f"TENSORCAS_CACHE_BYTES must be a positive whole number, not {value!r}")
     return int(value)
 
 

@@ -1,0 +1,223 @@
+"""One file of the cache: extents of one pack, and the digests of their bytes (``docs/format.md``, Chunk cache).
+
+The file's name is the digest of its head, and the head holds the digest of every block of the payload. So a reader who
+checks both gets the bytes that were put there for this very pack, whatever became of the file meanwhile. The same
+extents make the same name: two processes that put them at once write one file twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import struct
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from tensorcas_mlflow.digest import digest
+from tensorcas_mlflow.errors import CorruptError
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+Int64s: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+PutExtent: TypeAlias = tuple[int, Buffer]
+"""Where an extent begins in its pack, and its bytes."""
+
+BLOCK_BYTES = 256 << 10
+"""What is hashed as one. Larger ones make a lone small chunk dearer to read; with smaller ones, threads wait for each
+other at every digest."""
+NAME = re.compile(r"[0-9a-f]{32}\.extents")
+STAGING_NAME = re.compile(r"[0-9a-f]{32}\.staging")
+
+_MAGIC = b"\x89TCEX\r\n\x01"
+_HEADER = struct.Struct("<8sIIQ8x32s")
+_EXTENT = np.dtype([("start", "<u8"), ("n_bytes", "<u8")])
+_DIGEST_BYTES = 16
+_FIRST_READ_BYTES = 16 << 10
+"""Holds the whole head of a file of few extents."""
+_MOST_BYTES = 1 << 48
+_TOUCH_S = 60
+_OPEN = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtentFile:
+    """A file whose head has been checked. It may be gone by the time it is read."""
+
+    path: str
+    starts: Int64s
+    """Where each extent begins in the pack."""
+    stops: Int64s
+    positions: Int64s
+    """Where each extent begins in the payload, ascending."""
+    payload_at: int
+    payload_bytes: int
+    digests: bytes
+    """Of the payload's blocks, one after the other."""
+
+    def read(self, start: int, stop: int) -> memoryview:
+        """Read a stretch of the payload.
+
+        Args:
+            start: First byte; ``0 <= start < stop <= payload_bytes``.
+            stop: One past the last byte.
+
+        Returns:
+            The bytes, in memory that is the caller's own, and hashed there: what becomes of the file does not matter.
+
+        Raises:
+            CorruptError: The file is not what was written.
+            OSError: It cannot be read; most often it is gone.
+        """
+        first = start // BLOCK_BYTES
+        begin, end = first * BLOCK_BYTES, min(-(-stop // BLOCK_BYTES) * BLOCK_BYTES, self.payload_bytes)
+        # Not mapped: a map of a file that somebody cuts short kills the process, and its bytes may change once hashed.
+        block = np.empty(end - begin, dtype=np.uint8).data
+        descriptor = open_regular(self.path)
+        try:
+            _read_fully(descriptor, self.payload_at + begin, block, self.path)
+            _touch(descriptor)
+        finally:
+            os.close(descriptor)
+        expected = self.digests[first * _DIGEST_BYTES : -(-stop // BLOCK_BYTES) * _DIGEST_BYTES]
+        if _digests_of(block) != expected:
+            raise CorruptError(self.path, "its payload does not hash to the digests in its head")
+        return block[start - begin : stop - begin]
+
+
+def write_file(folder: str, label: bytes, extents: Sequence[PutExtent]) -> str:
+    """Write a file that others see when it is whole.
+
+    Args:
+        folder: Of the pack; it is there.
+        label: 32 bytes that stand for the pack.
+        extents: At least one; none is empty.
+
+    Returns:
+        The file's path.
+
+    Raises:
+        OSError: It could not be written; nothing stays behind, unless the process dies.
+    """
+    payload = extents[0][1] if len(extents) == 1 else b"".join([data for _, data in extents])
+    head = _head(label, extents, memoryview(payload).cast("B"))
+    path = os.path.join(folder, f"{digest(head)[:_DIGEST_BYTES].hex()}.extents")
+    staging = os.path.join(folder, f"{uuid.uuid4().hex}.staging")
+    descriptor = os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, 0o600)  # whatever the umask says
+            file.write(head)
+            file.write(payload)
+        # Not synced: after a crash of the machine the digests tell what is whole.
+        os.replace(staging, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(staging)
+        raise
+    return path
+
+
+def open_file(path: str, label: bytes) -> ExtentFile:
+    """Read and check a file's head.
+
+    Raises:
+        CorruptError: The file is damaged, of another pack, or not of this version.
+        OSError: It cannot be read; most often it is gone.
+    """
+    descriptor = open_regular(path)
+    try:
+        size = os.fstat(descriptor).st_size
+        head = bytearray(min(size, _FIRST_READ_BYTES))
+        _read_fully(descriptor, 0, memoryview(head), path)
+        if size < _HEADER.size:
+            raise CorruptError(path, f"a file of the chunk cache cannot have only {size} bytes")
+        magic, n_extents, _, payload_bytes, its_label = _HEADER.unpack_from(head)
+        digests_at = _HEADER.size + n_extents * _EXTENT.itemsize
+        payload_at = digests_at + -(-payload_bytes // BLOCK_BYTES) * _DIGEST_BYTES
+        if magic != _MAGIC or payload_at + payload_bytes != size:
+            raise CorruptError(path, "its header and its size do not fit each other")
+        if payload_at > len(head):
+            rest = bytearray(payload_at - len(head))
+            _read_fully(descriptor, len(head), memoryview(rest), path)
+            head += rest
+    finally:
+        os.close(descriptor)
+    del head[payload_at:]
+    if f"{digest(head)[:_DIGEST_BYTES].hex()}.extents" != os.path.basename(path):
+        raise CorruptError(path, "its head does not hash to its name")
+    if its_label != label:
+        raise CorruptError(path, "it is of another pack")
+    table = np.frombuffer(head, dtype=_EXTENT, count=n_extents, offset=_HEADER.size)
+    starts, sizes = table["start"].astype(np.int64), table["n_bytes"].astype(np.int64)
+    return ExtentFile(
+        path=path,
+        starts=starts,
+        stops=starts + sizes,
+        positions=sizes.cumsum() - sizes,
+        payload_at=payload_at,
+        payload_bytes=payload_bytes,
+        digests=bytes(head[digests_at:]),
+    )
+
+
+def open_regular(path: str) -> int:
+    """Open a file of the cache for reading; the caller closes the descriptor.
+
+    Raises:
+        OSError: There is no such file, or it is none that this user can have written.
+    """
+    descriptor = os.open(path, _OPEN)
+    found = os.fstat(descriptor)
+    # A file of somebody else's could hold any weights, with digests to match.
+    if not stat.S_ISREG(found.st_mode) or (hasattr(os, "geteuid") and found.st_uid != os.geteuid()):
+        os.close(descriptor)
+        raise PermissionError(f"{path} is no file of this user's")
+    return descriptor
+
+
+def file_bytes(extents: Sequence[PutExtent]) -> int:
+    """Size of the file that these extents make."""
+    payload = sum(memoryview(data).nbytes for _, data in extents)
+    return _HEADER.size + len(extents) * _EXTENT.itemsize + -(-payload // BLOCK_BYTES) * _DIGEST_BYTES + payload
+
+
+def disk_bytes(n_bytes: int) -> int:
+    """Bytes a file takes on a disk that gives room in pages."""
+    return -(-n_bytes // 4096) * 4096
+
+
+def _head(label: bytes, extents: Sequence[PutExtent], payload: memoryview) -> bytes:
+    table = np.zeros(len(extents), dtype=_EXTENT)
+    table["start"] = [start for start, _ in extents]
+    table["n_bytes"] = [memoryview(data).nbytes for _, data in extents]
+    if int(table["start"].max()) > _MOST_BYTES or not int(table["n_bytes"].min()):
+        raise ValueError("an extent is empty, or begins where no pack does")
+    header = _HEADER.pack(_MAGIC, len(extents), 0, payload.nbytes, label)
+    return header + table.tobytes() + _digests_of(payload)
+
+
+def _digests_of(payload: memoryview) -> bytes:
+    blocks = range(0, len(payload), BLOCK_BYTES)
+    return b"".join([digest(payload[at : at + BLOCK_BYTES])[:_DIGEST_BYTES] for at in blocks])
+
+
+def _read_fully(descriptor: int, start: int, out: memoryview, path: str) -> None:
+    at = 0
+    while at < len(out):
+        n_read = os.preadv(descriptor, [out[at:]], start + at)
+        if n_read == 0:
+            raise CorruptError(path, f"it ends before byte {start + len(out)}")
+        at += n_read
+
+
+def _touch(descriptor: int) -> None:
+    # Once a minute: which of two files was used a second later decides nothing, and a write a read costs.
+    if abs(time.time() - os.fstat(descriptor).st_mtime) > _TOUCH_S:
+        with contextlib.suppress(OSError):
+            os.utime(descriptor)
