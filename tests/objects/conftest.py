@@ -1,0 +1,42 @@
+"""One object store for all tests of a worker, and one proxy in front of it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from tests.objects.proxy import Proxy, proxy
+from tests.objects.relay import Link
+from tests.objects.servers import S3Server, moto
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Server]:
+    """A server that speaks S3."""
+    with moto() as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(s3: S3Server) -> str:
+    """An empty bucket of that server."""
+    return s3.make_bucket(f"bucket-{next(_numbers)}")
+
+
+@pytest.fixture(scope="session")
+def _way(s3: S3Server) -> Iterator[Proxy]:
+    with proxy(s3.endpoint) as running:
+        yield running
+
+
+@pytest.fixture
+def way(_way: Proxy) -> Proxy:
+    """A way to that server: as fast as it can, without faults, nothing counted yet."""
+    _way.calm()
+    _way.shape(Link())
+    _way.forget()
+    return _way
