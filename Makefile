@@ -2,7 +2,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help venv postgresql demo test test-long test-all stress check format clean
+.PHONY: help venv postgresql object-servers demo test test-long test-all stress check format clean
 .PHONY: bench-import bench-checkpoint bench-histories bench-server
 
 help: ## list the targets
@@ -19,13 +19,17 @@ $(STAMP): pyproject.toml setup.cfg constraints.txt
 postgresql: ## make sure that PostgreSQL is installed, which tests of servers need; installs Debian's package
 	.ci/postgresql
 
+object-servers: ## install what long tests of object stores run, below .venv: LocalStack's S3, and Azurite
+	.ci/localstack
+	.ci/azurite
+
 demo: $(STAMP) ## run examples/quickstart.py
 	$(BIN)/python examples/quickstart.py
 
 test: $(STAMP) postgresql ## run the tests
 	$(BIN)/python -m pytest
 
-test-long: $(STAMP) postgresql ## run the tests that take long; minutes
+test-long: $(STAMP) postgresql object-servers ## run the tests that take long; minutes
 	$(BIN)/python -m pytest -m long
 
 test-all: test test-long ## run all tests

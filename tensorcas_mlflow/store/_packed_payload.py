@@ -12,7 +12,7 @@ from tensorcas_mlflow.index import pack_key
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.store._catalog import Catalog
 from tensorcas_mlflow.store._packs import read_pack_table
-from tensorcas_mlflow.store._read import read_chunks, read_rows
+from tensorcas_mlflow.store._read import ChunkReader
 
 PACKED_FILE = "chunks.pack"
 """Name of the pack."""
@@ -43,17 +43,18 @@ class PackedPayload:
         """
         self.manifest = manifest
         self._backend = _PackFolder(folder)
-        self._catalog = Catalog(self._backend)
-        self._catalog.add(_PACK_NAME, read_pack_table(self._backend, _PACK_NAME))
+        catalog = Catalog(self._backend)
+        catalog.add(_PACK_NAME, read_pack_table(self._backend, _PACK_NAME))
+        self._chunks = ChunkReader(self._backend, catalog)
 
     def read(self, names: Iterable[str] | None = None, *, verify: bool = True) -> dict[str, Array]:
         """Read tensors; see `Store.read_tensors`."""
         wanted = self.manifest.names() if names is None else list(names)
         rows = [self.manifest.row(name) for name in wanted]
-        arrays = read_rows(self._backend, self._catalog, rows, self.manifest.chunk_bytes, verify=verify)
+        arrays = self._chunks.rows(rows, self.manifest.chunk_bytes, verify=verify)
         return dict(zip(wanted, arrays, strict=True))
 
     def fill(self, first: int, outs: list[memoryview]) -> None:
         """Read chunks that follow each other and check them: a `tensors_file.Fill`."""
         digests = self.manifest.digests[first : first + len(outs)]
-        read_chunks(self._backend, self._catalog, digests, outs, verify=True)
+        self._chunks.read(digests, outs, verify=True)

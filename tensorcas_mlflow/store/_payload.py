@@ -17,7 +17,6 @@ from tensorcas_mlflow.digest import digest_all
 from tensorcas_mlflow.errors import BlobNotFoundError, ConflictError, CorruptError
 from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
 from tensorcas_mlflow.store._packed_payload import PACKED_FILE, PackedPayload
-from tensorcas_mlflow.store._read import read_chunks
 from tensorcas_mlflow.store._records import Ref
 from tensorcas_mlflow.store._sources import TensorSource
 from tensorcas_mlflow.store._tensors_file import TensorsFile
@@ -146,7 +145,7 @@ def _payload_in(folder: Path) -> TensorsFile | PackedPayload:
 def _from_store(store: Store, manifest: Manifest) -> Fill:
     def fill(first: int, outs: list[memoryview]) -> None:
         digests = manifest.digests[first : first + len(outs)]
-        read_chunks(store.backend, store.catalog, digests, outs, verify=True)
+        store.chunks.read(digests, outs, verify=True)
 
     return fill
 

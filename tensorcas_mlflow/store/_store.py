@@ -22,6 +22,7 @@ from tensorcas_mlflow.errors import (
     StoreNotFoundError,
     WrongStoreError,
 )
+from tensorcas_mlflow.extent_cache import ExtentCache
 from tensorcas_mlflow.hints import read_hints
 from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
 from tensorcas_mlflow.store._catalog import Catalog
@@ -29,7 +30,7 @@ from tensorcas_mlflow.store._find import OpenStores, check_free
 from tensorcas_mlflow.store._format import FORMAT, new_format, parse_format
 from tensorcas_mlflow.store._ingest import Ingest
 from tensorcas_mlflow.store._keys import STAND_INS, artifact_key, artifact_prefix
-from tensorcas_mlflow.store._read import iter_chunks, read_rows
+from tensorcas_mlflow.store._read import ChunkReader
 from tensorcas_mlflow.store._records import (
     MAX_REF_BYTES,
     Ref,
@@ -57,6 +58,8 @@ class Store:
         self.id = store_id
         """32 hex digits, drawn when the store was made; manifests carry it."""
         self.chunk_bytes = chunk_bytes
+        cache = ExtentCache.of_environment() if backend.is_remote else None
+        self.chunks = ChunkReader(backend, self.catalog, cache=cache, store_id=store_id)
 
     def __repr__(self) -> str:
         return f"Store({self.uri!r})"
@@ -349,7 +352,7 @@ class Store:
         self._check_id(manifest)
         wanted = manifest.names() if names is None else list(names)
         rows = [manifest.row(name) for name in wanted]
-        arrays = read_rows(self.backend, self.catalog, rows, manifest.chunk_bytes, verify=verify)
+        arrays = self.chunks.rows(rows, manifest.chunk_bytes, verify=verify)
         return dict(zip(wanted, arrays, strict=True))
 
     def iter_file(self, ref: Ref, *, verify: bool = True) -> Iterator[bytes | memoryview]:
@@ -361,7 +364,7 @@ class Store:
         if ref.kind == "checkpoint":
             yield manifest.stream
             return
-        yield from iter_chunks(self.backend, self.catalog, manifest, verify=verify)
+        yield from self.chunks.pieces(manifest, verify=verify)
 
     def copy_file(self, ref: Ref, out: BinaryIO, *, verify: bool = True) -> None:
         """Write the bytes an artifact path shows into a file; see `iter_file`."""
