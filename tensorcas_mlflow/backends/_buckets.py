@@ -7,9 +7,12 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tensorcas_mlflow import threads
+from tensorcas_mlflow.backends._flow import Flow
 from tensorcas_mlflow.errors import BackendError, ForbiddenError, RefusedError
 
 if TYPE_CHECKING:
@@ -186,7 +189,7 @@ class Bucket:
 
         def ask(attempt: int) -> str:
             try:
-                return _token(obstore.put(self._writer, self._prefix + path, data, mode="create", use_multipart=False))
+                return _etag(obstore.put(self._writer, self._prefix + path, data, mode="create", use_multipart=False))
             except obstore.exceptions.AlreadyExistsError as error:
                 return self._settled(path, data, attempt, error, TakenError(path))
 
@@ -209,7 +212,7 @@ class Bucket:
                 version = {"e_tag": meta["e_tag"], "version": meta["version"]}
             try:
                 put = obstore.put(self._writer, self._prefix + path, data, mode=version, use_multipart=False)  # type: ignore[arg-type]
-                return _token(put)
+                return _etag(put)
             except (obstore.exceptions.PreconditionError, obstore.exceptions.AlreadyExistsError) as error:
                 if _status(error) == 409:
                     raise
@@ -238,27 +241,36 @@ class Bucket:
         import obstore
 
         self._check_process()
-        source = _Counted(pieces)
+        flow = Flow()
+
+        def send() -> str:
+            try:
+                put = obstore.put(
+                    self._reader,
+                    self._prefix + path,
+                    flow,
+                    use_multipart=True,
+                    chunk_size=PART_BYTES,
+                    max_concurrency=_PARTS_AT_ONCE,
+                )
+            finally:
+                flow.close()
+            return _etag(put)
+
+        # Drawn here and sent there: what draws them may want to ask this bucket something meanwhile.
+        sent = threads.start(send, "tensorcas-send")
         try:
-            put = obstore.put(
-                self._reader,
-                self._prefix + path,
-                source,
-                use_multipart=True,
-                chunk_size=PART_BYTES,
-                max_concurrency=_PARTS_AT_ONCE,
-            )
-        except BaseException as error:
-            if source.failure is not None:
-                # Which is why the upload broke off, whatever obstore says of it.
-                raise source.failure from None
-            if not isinstance(error, Exception):
-                raise
-            info = self.head(path) if source.is_drawn else None
-            if info is not None and info.size == source.n_bytes:
+            flow.feed(pieces)
+        except BaseException:
+            wait([sent])
+            raise
+        try:
+            return sent.result()
+        except Exception as error:
+            info = self.head(path) if flow.is_fed else None
+            if info is not None and info.size == flow.n_bytes:
                 return info.token  # all had arrived, and only the answer to the last request was lost
             raise _translated("write", path, self.uri, error) from error
-        return _token(put)
 
     def delete(self, path: str) -> None:
         """Remove an object; none there is no error."""
@@ -314,32 +326,6 @@ class Bucket:
         raise AssertionError("unreachable")
 
 
-class _Counted:
-    """An iterator of pieces that remembers how many bytes it gave, and why it broke off."""
-
-    def __init__(self, pieces: Iterable[Any]) -> None:
-        self._pieces = iter(pieces)
-        self.n_bytes = 0
-        self.is_drawn = False
-        self.failure: BaseException | None = None
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        try:
-            piece = next(self._pieces)
-        except StopIteration:
-            self.is_drawn = True
-            raise
-        except BaseException as error:
-            self.failure = error
-            raise
-        view = memoryview(piece)
-        self.n_bytes += view.nbytes
-        return piece if isinstance(piece, bytes) else view.cast("B")
-
-
 def _or_none(ask: Callable[[], T]) -> T | None:
     try:
         return ask()
@@ -349,10 +335,6 @@ def _or_none(ask: Callable[[], T]) -> T | None:
 
 def _etag(meta: Any) -> str:
     return (meta["e_tag"] or "").strip('"')
-
-
-def _token(put: Any) -> str:
-    return _etag(put)
 
 
 def _status(error: Exception) -> int | None:

@@ -73,7 +73,8 @@ class Backend(ABC):
 
         Args:
             key: Where.
-            pieces: The content; only one piece at a time need be held.
+            pieces: The content, drawn in the calling thread. A few of them are held at a time, and none may change
+                before the call has ended.
             durable: Whether the blob must survive a crash of the machine once this has returned. Without it a
                 crash may lose the blob whole, but not leave a part of it.
 

@@ -1,0 +1,75 @@
+"""Between the thread that draws the pieces of an upload and the one that sends them."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+_MOST_WAITING_BYTES = 8 << 20
+
+
+class _BrokenOffError(Exception):
+    """Ends an upload that is not to be completed."""
+
+
+class Flow:
+    """Pieces on their way from the thread that draws them to the one that sends them; few wait in between."""
+
+    def __init__(self) -> None:
+        self.n_bytes = 0
+        self.is_fed = False
+        """Whether all pieces have been handed over."""
+        self._changed = threading.Condition()
+        self._pieces: deque[Any] = deque()
+        self._n_waiting_bytes = 0
+        self._is_broken = False
+        self._is_closed = False
+
+    def feed(self, pieces: Iterable[Any]) -> None:
+        """Hand pieces over until there are no more, or nobody takes them any more; raises what they raise."""
+        try:
+            for piece in pieces:
+                view = memoryview(piece).cast("B")
+                if not view.nbytes:
+                    continue
+                with self._changed:
+                    while self._n_waiting_bytes > _MOST_WAITING_BYTES and not self._is_closed:
+                        self._changed.wait()
+                    if self._is_closed:
+                        return
+                    self._pieces.append(view)
+                    self._n_waiting_bytes += view.nbytes
+                    self.n_bytes += view.nbytes
+                    self._changed.notify_all()
+        except BaseException:
+            with self._changed:
+                self._is_broken = True
+                self._changed.notify_all()
+            raise
+        with self._changed:
+            self.is_fed = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Say that no more is taken."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        with self._changed:
+            while not (self._pieces or self.is_fed or self._is_broken):
+                self._changed.wait()
+            if self._is_broken:
+                raise _BrokenOffError
+            if not self._pieces:
+                raise StopIteration
+            piece = self._pieces.popleft()
+            self._n_waiting_bytes -= piece.nbytes
+            self._changed.notify_all()
+            return piece
