@@ -64,12 +64,13 @@ class Store:
     # --- opening
 
     @classmethod
-    def init(cls, root: Root, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> Store:
+    def init(cls, root: Root, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES, store_id: str | None = None) -> Store:
         """Make a store.
 
         Args:
             root: Where; the folder is made if it is not there.
             chunk_bytes: Size of its chunks, fixed for its life: a power of two from 4 KiB to 64 MiB.
+            store_id: 32 hex digits; drawn unless given. A copy of a store has its id.
 
         Raises:
             ConflictError: There is a store here, above, or below already.
@@ -89,7 +90,7 @@ class Store:
                     f"{root_uri(place)!r} lies above the store at {root_uri(folder)!r}: use that one, or another root"
                 )
             folders[:] = [name for name in folders if name != STORE_FOLDER]
-        return cls.init_backend(open_backend(place), chunk_bytes=chunk_bytes)
+        return cls.init_backend(open_backend(place), chunk_bytes=chunk_bytes, store_id=store_id)
 
     @classmethod
     def init_backend(
