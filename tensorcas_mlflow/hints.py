@@ -24,7 +24,14 @@ _FOOTER = struct.Struct("<I16s8s")
 _DIGEST_BYTES = 16
 _MAX_BYTES = 1 << 29
 _PACK_NAME = re.compile(r"[0-9a-f]{32}")
-_COLUMNS = (("pack", "<u4"), ("offset", "<i8"), ("stored_bytes", "<u4"), ("raw_bytes", "<u4"), ("codec", "u1"))
+_COLUMNS = (
+    ("pack", "<u4"),
+    ("offset", "<i8"),
+    ("stored_bytes", "<u4"),
+    ("raw_bytes", "<u4"),
+    ("codec", "u1"),
+    ("typesize", "u1"),
+)
 _ROW_BYTES = sum(np.dtype(dtype).itemsize for _, dtype in _COLUMNS)
 
 
@@ -36,7 +43,7 @@ class Hints:
     pack: Any
     """For each row a position in ``packs``."""
     entries: Entries
-    """For each row its entry in that pack, without the digest of its stored bytes and the type size."""
+    """For each row its entry in that pack, without the digest of its stored bytes."""
 
 
 def hint_bytes(packs: Sequence[str], pack: Any, entries: Entries) -> bytes:

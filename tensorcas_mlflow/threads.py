@@ -69,23 +69,26 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_begin_anew)
 
 
-def ordered_map(function: Callable[[T], R], items: Iterable[T], *, window: int | None = None) -> Iterator[R]:
+def ordered_map(
+    function: Callable[[T], R], items: Iterable[T], *, window: int | None = None, waits: bool = False
+) -> Iterator[R]:
     """Apply a function on the pool and yield its results in the order of the items.
 
     Args:
         function: Must not itself use this pool: the pool's threads do not wait for each other.
         items: Drawn from only as results are taken, so that memory stays bounded.
         window: How many items may be under way at once; by default twice the number of threads.
+        waits: Whether the function waits for another machine most of its time: then a pool of more threads is used.
 
     Raises:
         Exception: The first exception of a call, at its place in the order. Calls not yet begun are dropped, and those
             under way are over when it is raised.
     """
-    n_threads = config.n_threads()
+    n_threads = _N_WAITING if waits else config.n_threads()
     if n_threads == 1:
         yield from map(function, items)
         return
-    pool = _shared_pool()
+    pool = _shared_pool(waits=waits)
     ahead = window or 2 * n_threads
     waiting: deque[Future[R]] = deque()
     try:

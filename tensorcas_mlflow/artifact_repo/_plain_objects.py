@@ -6,15 +6,13 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import unquote
 
 from mlflow.entities.file_info import FileInfo
 
 from tensorcas_mlflow.artifact_repo._names import is_store, is_visible_path
 from tensorcas_mlflow.artifact_repo._plain import Remove
-from tensorcas_mlflow.backends import STORE_FOLDER, ObjectInfo, Root, open_bucket
+from tensorcas_mlflow.backends import STORE_FOLDER, ObjectInfo, Root, artifact_path, object_path, open_bucket
 
-_QUOTED = re.compile(r"[%\x00-\x1f\x7f]")
 _FORMAT = f"{STORE_FOLDER}/format"
 
 
@@ -35,7 +33,7 @@ class ObjectTree:
 
     def fetch(self, path: str, out: Path) -> bool:
         """Write a plain file to a local one; False if there is none."""
-        found = self._bucket.get(_object(path)) if path and is_visible_path(path) else None
+        found = self._bucket.get(object_path(path)) if path and is_visible_path(path) else None
         if found is None:
             return False
         out.write_bytes(found[0])
@@ -53,10 +51,10 @@ class ObjectTree:
         """List what a folder shows, in no order; nothing if there is no such folder."""
         if not is_visible_path(path):
             return
-        objects, names = self._bucket.children(_object(path))
+        objects, names = self._bucket.children(object_path(path))
         for name in names:
             if not is_store(name):
-                yield FileInfo(_joined(path, unquote(name)), True, None)
+                yield FileInfo(_joined(path, artifact_path(name)), True, None)
         for info in objects:
             yield _file_info(info)
 
@@ -86,47 +84,43 @@ class ObjectTree:
 
     def write(self, path: str, data: bytes, *, modified_ns: int | None = None) -> None:
         """Write a plain file whole, in place of the one there."""
-        self._bucket.put(_object(path), data)
+        self._bucket.put(object_path(path), data)
 
     def has_file(self, path: str) -> bool:
         """Tell whether there is a plain file at a path."""
-        return self._bucket.head(_object(path)) is not None
+        return self._bucket.head(object_path(path)) is not None
 
     @contextmanager
     def replacing(self, path: str) -> Iterator[Remove]:
         """Look at the plain file at a path, and give what removes just that one; see `PlainTree.replacing`."""
-        before = self._bucket.head(_object(path))
+        before = self._bucket.head(object_path(path))
 
         def remove(is_hidden: Callable[[], bool]) -> None:
-            now = None if before is None else self._bucket.head(_object(path))
+            now = None if before is None else self._bucket.head(object_path(path))
             if before is not None and now is not None and now.token == before.token and is_hidden():
-                self._bucket.delete(_object(path))
+                self._bucket.delete(object_path(path))
 
         yield remove
 
     def stores_below(self, path: str) -> list[str]:
         """Find the folders at or below a path that are roots of stores, relative to this root."""
-        found = (info.path for info in self._bucket.walk(_object(path)))
+        found = (info.path for info in self._bucket.walk(object_path(path)))
         ending = re.compile(rf"(?:(.*)/)?{re.escape(_FORMAT)}")
-        return [unquote(match[1] or "") for name in found if (match := ending.fullmatch(name))]
+        return [artifact_path(match[1] or "") for name in found if (match := ending.fullmatch(name))]
 
     def remove(self, path: str) -> None:
         """Remove what lies at a path, with all below it but stores; idempotent."""
         if not is_visible_path(path):
             return
         if path:
-            self._bucket.delete(_object(path))
+            self._bucket.delete(object_path(path))
         for info in self._below(path):
             self._bucket.delete(info.path)
 
     def _below(self, path: str) -> Iterator[ObjectInfo]:
-        for info in self._bucket.walk(_object(path)):
+        for info in self._bucket.walk(object_path(path)):
             if not any(map(is_store, info.path.split("/"))):
                 yield info
-
-
-def _object(path: str) -> str:
-    return _QUOTED.sub(lambda match: f"%{ord(match[0]):02X}", path)
 
 
 def _joined(folder: str, name: str) -> str:
@@ -134,4 +128,4 @@ def _joined(folder: str, name: str) -> str:
 
 
 def _file_info(info: ObjectInfo) -> FileInfo:
-    return FileInfo(unquote(info.path), False, info.size)
+    return FileInfo(artifact_path(info.path), False, info.size)

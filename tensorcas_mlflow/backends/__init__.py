@@ -9,6 +9,7 @@ from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Buffer, Child
 from tensorcas_mlflow.backends._credentials import open_bucket
 from tensorcas_mlflow.backends._local import LocalBackend
 from tensorcas_mlflow.backends._memory import MemoryBackend
+from tensorcas_mlflow.backends._names import artifact_path, object_path
 from tensorcas_mlflow.backends._objects import ObjectBackend
 from tensorcas_mlflow.backends._open import STORE_FOLDER, open_backend
 from tensorcas_mlflow.backends._root import REMOTE_SCHEMES, SCHEME, SCHEMES, Root, is_ours
@@ -29,8 +30,10 @@ __all__ = [
     "ObjectInfo",
     "Root",
     "Token",
+    "artifact_path",
     "check_key",
     "is_ours",
+    "object_path",
     "open_backend",
     "open_bucket",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import re
@@ -229,6 +230,17 @@ class Bucket:
         self._repeated(
             "write", path, lambda attempt: obstore.put(self._reader, self._prefix + path, data, use_multipart=False)
         )
+
+    def write(self, path: str, pieces: Iterable[Any]) -> None:
+        """Write an object from pieces, whatever is there; in one request if it is small. Raises as `upload`."""
+        source = iter(pieces)
+        head = bytearray()
+        for piece in source:
+            head += memoryview(piece).cast("B")
+            if len(head) > PART_BYTES:
+                self.upload(path, itertools.chain([bytes(head)], source))
+                return
+        self.put(path, bytes(head))
 
     def upload(self, path: str, pieces: Iterable[Any]) -> str:
         """Write a large object in parts, drawn as they are sent; whatever is there is replaced. Returns its token.

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 
 from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES
-from tensorcas_mlflow.cli import _change, _look
+from tensorcas_mlflow.cli import _change, _copy, _look
 from tensorcas_mlflow.gc import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE
 
 _Command = Callable[[str, str, str], argparse.ArgumentParser]
@@ -21,8 +21,9 @@ examples:
   tensorcas verify --full                       read every chunk and compare it with its digest
   tensorcas delete --run 8f3c --step 3          drop one checkpoint
   tensorcas gc                                  delete what nothing needs any more
+  tensorcas copy /data/mlflow /backup/mlflow    back a store up, or bring the backup up to date
 
-exit status: 0 done, 1 error, 2 wrong usage, 3 verify found problems, 130 interrupted
+exit status: 0 done, 1 error, 2 wrong usage, 3 verify found problems, 4 copy kept what differs, 130 interrupted
 """
 
 
@@ -62,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
 
     _add_looks(command)
     _add_changes(command)
+    _add_copy(command)
     return program
 
 
@@ -182,6 +184,41 @@ def _add_changes(command: _Command) -> None:
     gc.add_argument("--dry-run", action="store_true", help="print the plan and stop")
     _add_yes(gc)
     gc.set_defaults(act=_change.collect)
+
+
+def _add_copy(command: _Command) -> None:
+    copy = command(
+        "copy",
+        "copy what a store keeps to another one, moving only what is missing there",
+        "copy /data/mlflow /backup/mlflow\n"
+        "copy /backup/mlflow /data/mlflow --run 8f3c\n"
+        "copy /data/mlflow /backup/mlflow --dry-run",
+    )
+    copy.add_argument("source", metavar="SRC", help="the store's root or any place below it")
+    copy.add_argument("destination", metavar="DST", help="root of the other store, which is made if there is none")
+    copy.add_argument(
+        "--run",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="only what belongs to this run; several times for several",
+    )
+    copy.add_argument(
+        "--path",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="only what lies at or below this artifact path, such as the folder of a model; may be repeated",
+    )
+    copy.add_argument(
+        "--replace", action="store_true", help="replace what the destination has otherwise (default: keep and tell it)"
+    )
+    copy.add_argument(
+        "--new-id", action="store_true", help="give a store that is made an id of its own: both are to be written to"
+    )
+    copy.add_argument("--dry-run", action="store_true", help="tell what would be copied and stop")
+    copy.add_argument("-q", "--quiet", action="store_true", help="tell no progress")
+    copy.set_defaults(act=_copy.copy)
 
 
 def _add_checkpoint(made: argparse.ArgumentParser, *, step_help: str, is_step_required: bool) -> None:

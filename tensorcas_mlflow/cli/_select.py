@@ -25,7 +25,11 @@ def store_of(options: Namespace) -> Store:
     Raises:
         StoreNotFoundError: There is none.
     """
-    root = root_of(options)
+    return store_at(root_of(options))
+
+
+def store_at(root: str) -> Store:
+    """Open the store at a place or the nearest above; raises as `store_of`."""
     if root.startswith("mlflow-artifacts:"):
         from tensorcas_mlflow.carrier import find_carrier  # imports MLflow, which takes longer than most commands
 

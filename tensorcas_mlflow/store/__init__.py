@@ -1,5 +1,6 @@
 """Checkpoints and files in a content-addressed store: writing, reading, and what keeps them alive."""
 
+from tensorcas_mlflow.store._batch import PendingBatch
 from tensorcas_mlflow.store._format import is_carried
 from tensorcas_mlflow.store._payload import (
     MANIFEST_FILE,
@@ -21,6 +22,7 @@ __all__ = [
     "MANIFEST_FILE",
     "PAYLOAD_FILE",
     "PAYLOAD_FILES",
+    "PendingBatch",
     "PendingSave",
     "Ref",
     "RefTarget",

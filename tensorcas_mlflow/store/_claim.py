@@ -8,8 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend, Token
-from tensorcas_mlflow.digest import Digests
+from tensorcas_mlflow.digest import Digests, unique_rows
+from tensorcas_mlflow.hints import hint_bytes
 from tensorcas_mlflow.index import Mask, pack_key, pack_name
+from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.pack import TARGET_BYTES, PackWriter, Payload
 from tensorcas_mlflow.store._catalog import Catalog
 from tensorcas_mlflow.store._condemned import Condemnation
@@ -76,6 +78,15 @@ def write_packs(backend: Backend, catalog: Catalog, payloads: Iterator[Payload],
         catalog.publish(name, writer.entries())
         n_bytes += writer.n_bytes
     return n_bytes
+
+
+def manifest_blob(backend: Backend, catalog: Catalog, manifest: Manifest) -> bytes:
+    """Write a manifest, all of whose chunks are there: in a remote store with hints, for readers that know no index."""
+    blob = manifest.to_blob()
+    if backend.is_remote:
+        places = catalog.find(unique_rows(manifest.digests)[0])
+        blob += hint_bytes(places.packs, places.pack, places.entries)
+    return blob
 
 
 class _Lookahead:

@@ -25,11 +25,10 @@ from tensorcas_mlflow.errors import (
     CheckpointExistsError,
     FencedError,
 )
-from tensorcas_mlflow.hints import hint_bytes
 from tensorcas_mlflow.index import Mask
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.store._catalog import Catalog
-from tensorcas_mlflow.store._claim import Intent, declare, probe, write_packs
+from tensorcas_mlflow.store._claim import Intent, declare, manifest_blob, probe, write_packs
 from tensorcas_mlflow.store._condemned import Condemnation, read_condemned
 from tensorcas_mlflow.store._encode import encode_chunks
 from tensorcas_mlflow.store._records import Ref, RefTarget, new_ref, ref_bytes
@@ -174,20 +173,12 @@ class PendingSave:
                 self.n_stored_bytes += write_packs(self._backend, self._catalog, payloads, self._condemned)
             self._missing = None
         if not self._has_manifest:
-            blob, key = self._blob(), f"manifests/{self._manifest_name}"
+            blob, key = manifest_blob(self._backend, self._catalog, self.manifest), f"manifests/{self._manifest_name}"
             self._backend.put_new(key, [blob])
             self._catalog.seen(self._condemned.generation).add(key)
             self._catalog.know_manifest(self.manifest.digest, self._manifest_name)
             self._has_manifest = True
             self.n_stored_bytes += len(blob)
-
-    def _blob(self) -> bytes:
-        """The manifest as it is to be kept: in a remote store with hints, for readers that know nothing of it."""
-        blob = self.manifest.to_blob()
-        if self._backend.is_remote:
-            places = self._catalog.find(self._unique)
-            blob += hint_bytes(places.packs, places.pack, places.entries)
-        return blob
 
     def _new_chunks(self) -> Any:
         """The chunks to be written: for each the first place it stands in, counted over all rows; ascending."""

@@ -67,12 +67,13 @@ class Store:
     # --- opening
 
     @classmethod
-    def init(cls, root: Place, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> Store:
+    def init(cls, root: Place, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES, store_id: str | None = None) -> Store:
         """Make a store.
 
         Args:
             root: Where; the folder is made if it is not there.
             chunk_bytes: Size of its chunks, fixed for its life: a power of two from 4 KiB to 64 MiB.
+            store_id: 32 hex digits; drawn unless given. A copy of a store has its id.
 
         Raises:
             ConflictError: There is a store here, above, or below already.
@@ -84,7 +85,7 @@ class Store:
             )
         place = Root.parse(root)
         check_free(place)
-        return cls.init_backend(open_backend(place), chunk_bytes=chunk_bytes)
+        return cls.init_backend(open_backend(place), chunk_bytes=chunk_bytes, store_id=store_id)
 
     @classmethod
     def init_backend(

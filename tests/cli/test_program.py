@@ -22,7 +22,7 @@ Tensorcas = Callable[..., Any]
 
 PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
 PROGRAM = [sys.executable, "-c", "import sys; from tensorcas_mlflow.cli import main; sys.exit(main())"]
-COMMANDS = ["list", "stats", "show", "diff", "verify", "init", "delete", "gc"]
+COMMANDS = ["list", "stats", "show", "diff", "verify", "init", "delete", "gc", "copy"]
 
 HOSTILE = "red\x1b[31m\r\n\x07\u202eback\udc80"
 
@@ -275,15 +275,18 @@ def keys_of(value: Any) -> Any:
         ("verify", []),
         ("delete", ["--run", "train", "--step", "1", "--yes"]),
         ("gc", ["--yes"]),
+        ("copy", ["SRC", "NEW"]),
     ],
 )
 def test_the_page_shows_the_keys_that_a_command_answers_with(
     tensorcas: Tensorcas, store: Store, tmp_path: Path, command: str, words: list[str]
 ) -> None:
-    words = [word.replace("NEW", str(tmp_path / "new")) for word in words]
-    if command == "verify":
-        store.backend.delete(next(iter(store.backend.list("packs"))).key)
-    answered = tensorcas("--root", store.uri, "--format", "json", command, *words).json
+    words = [word.replace("NEW", str(tmp_path / "new")).replace("SRC", store.uri) for word in words]
+    packs = [info.key for info in store.backend.list("packs")]
+    for key in {"verify": packs[:1], "copy": packs}.get(command, []):
+        store.backend.delete(key)
+    place = [] if command == "copy" else ["--root", store.uri]
+    answered = tensorcas(*place, "--format", "json", command, *words).json
 
     shown = json_on_the_page()[command]
     if command == "list":

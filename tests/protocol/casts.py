@@ -16,6 +16,7 @@ from tensorcas_mlflow.gc import plan_gc
 from tensorcas_mlflow.index import read_segment
 from tensorcas_mlflow.store import Ref, RefTarget, Store
 from tensorcas_mlflow.store.protocol import list_packs, read_condemned, read_pack_table, read_refs
+from tensorcas_mlflow.transfer import copy_refs, read_source
 
 CHUNK_BYTES = 4096
 RUN_ID = "run"
@@ -51,6 +52,12 @@ def save_stream(store: Store, letters: str, step: int) -> None:
     data = b"".join(chunk(letter).tobytes() for letter in letters)
     with store.write_stream(io.BytesIO(data)) as pending:
         pending.commit(RefTarget(run_id=RUN_ID, step=step))
+
+
+def copy_to(destination: Store, source: Store) -> None:
+    """Copy everything; what comes of it is in the destination."""
+    refs, _ = read_source(source)
+    copy_refs(source, destination, refs)
 
 
 def load(store: Store, ref: Ref) -> Mapping[str, Array]:
@@ -153,6 +160,18 @@ class Cast:
         self.actors[name] = program
         self.may_hold.setdefault(step, set()).add(letters)
         self.saved_by[name] = step
+        return self
+
+    def copier(self, name: str, letters_by_step: Mapping[int, str]) -> Cast:
+        """Add somebody who copies steps from another store of the same id."""
+        source = memory_of(Cast(before=letters_by_step).blobs())
+
+        def program(backend: Backend) -> None:
+            copy_to(open_store(backend), open_store(source))
+
+        self.actors[name] = program
+        for step, letters in letters_by_step.items():
+            self.may_hold.setdefault(step, set()).add(letters)
         return self
 
     def collector(self, name: str, *, grace_s: float = 0, max_waste: float = 0.3, rounds: int = 1) -> Cast:

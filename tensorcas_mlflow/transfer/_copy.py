@@ -1,0 +1,230 @@
+"""From one store to another: only what is missing there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tensorcas_mlflow import threads
+from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, hex_of, unique_rows
+from tensorcas_mlflow.errors import CheckpointExistsError, ChunkNotFoundError, FencedError
+from tensorcas_mlflow.pack import TARGET_BYTES
+from tensorcas_mlflow.store import PendingBatch, Ref, Store
+from tensorcas_mlflow.transfer._chunks import ChunkReader
+from tensorcas_mlflow.transfer._compare import Wanted, compare, stands
+from tensorcas_mlflow.transfer._report import CopyPlan, CopyReport, Failure, Progress, Watcher
+
+MAX_BATCH_BYTES = 4 * TARGET_BYTES
+"""New bytes after which a batch is committed: a few packs, of which only the last is not full."""
+_MAX_BATCH_REFS = 256
+_MAX_BATCH_ROWS = 1 << 17
+"""Rows of manifests that are held at once; one takes about 1.4 KB."""
+_MAX_ATTEMPTS = 4
+
+
+def plan_copy(source: Store, destination: Store, refs: Sequence[Ref], *, replace: bool = False) -> CopyPlan:
+    """Find out what a copy would move; nothing is written, and no chunk is read. See `copy_refs`."""
+    n_new = n_there = 0
+    kept: list[str] = []
+    failed: list[Failure] = []
+    moving = _Moving(source, destination)
+    for ref, found in compare(source, destination, refs, replace=replace):
+        if isinstance(found, Failure):
+            failed.append(found)
+        elif isinstance(found, Wanted):
+            n_new += 1
+            moving.add(found.manifest.digests)
+        elif found == "kept":
+            kept.append(ref.label)
+        else:
+            n_there += found == "there"
+    return CopyPlan(
+        n_new=n_new,
+        n_there=n_there,
+        kept=tuple(kept),
+        failed=tuple(failed),
+        n_chunks=moving.n_chunks,
+        chunk_bytes=moving.n_bytes,
+    )
+
+
+def copy_refs(
+    source: Store, destination: Store, refs: Sequence[Ref], *, replace: bool = False, watch: Watcher | None = None
+) -> CopyReport:
+    """Copy checkpoints and files, moving only chunks that the destination does not hold.
+
+    Any number of processes may save into both stores, and collect in them, meanwhile. What is copied is there whole or
+    not at all; called again after any end, this goes on where it was. A ref keeps its key, its commit's time and id,
+    and all it says; only in a store of another id a ref that nothing but a URI says the place of loses that.
+
+    Args:
+        source: It is only read.
+        destination: Manifests of another store id are rewritten to its id.
+        refs: Of the source, in the order in which they are to be copied.
+        replace: Whether refs take the place of other ones that the destination has at their keys.
+        watch: Told of progress.
+
+    Raises:
+        BackendError: One of the storages failed; what was committed until then is there.
+    """
+    copier = _Copier(source, destination, n=len(refs), watch=watch)
+    for ref, found in compare(source, destination, refs, replace=replace):
+        if isinstance(found, Wanted):
+            copier.add(found)
+        elif isinstance(found, Failure):
+            copier.fail(found)
+        else:
+            copier.pass_by(ref, found)
+    copier.flush()
+    return copier.report()
+
+
+class _Moving:
+    """Adds up the chunks that some manifests need and a store does not hold, as far as indexes tell."""
+
+    def __init__(self, source: Store, destination: Store) -> None:
+        self.n_chunks = 0
+        self.n_bytes = 0
+        self._source = source
+        self._destination = destination
+        self._seen: Any = np.empty(0, dtype=f"V{DIGEST_BYTES}")
+        source.catalog.refresh()
+        destination.catalog.refresh()
+
+    def add(self, digests: Digests) -> None:
+        """Count what is new of a manifest."""
+        unique, _, _ = unique_rows(digests)
+        new = unique[~self._destination.catalog.find(unique).found]
+        keys = new.view(f"V{DIGEST_BYTES}").ravel()
+        is_unseen = ~np.isin(keys, self._seen)
+        self._seen = np.concatenate([self._seen, keys[is_unseen]])
+        places = self._source.catalog.find(new[is_unseen])
+        self.n_chunks += int(is_unseen.sum())
+        self.n_bytes += int(places.entries["stored_bytes"][places.found].sum(dtype=np.int64))
+
+
+class _Copier:
+    """One copy under way."""
+
+    def __init__(self, source: Store, destination: Store, *, n: int, watch: Watcher | None) -> None:
+        self._source = source
+        self._destination = destination
+        self._n = n
+        self._watch = watch or (lambda progress: None)
+        self._reader = ChunkReader(source, on_read=self._note_read)
+        self._n_done = self._n_copied = self._n_there = 0
+        self._read_bytes = self._written_bytes = 0
+        self._kept: list[str] = []
+        self._dropped: list[str] = []
+        self._failed: list[Failure] = []
+        self._batch: list[Wanted] = []
+        self._n_rows = 0
+        self._moving: _Moving | None = None
+
+    def add(self, wanted: Wanted) -> None:
+        """Copy a ref, soon: several are stored together, so that small ones share packs."""
+        if self._moving is None:
+            self._moving = _Moving(self._source, self._destination)
+        self._batch.append(wanted)
+        self._n_rows += len(wanted.manifest.rows)
+        self._moving.add(wanted.manifest.digests)
+        is_full = len(self._batch) >= _MAX_BATCH_REFS or self._n_rows >= _MAX_BATCH_ROWS
+        if is_full or self._moving.n_bytes >= MAX_BATCH_BYTES:
+            self.flush()
+
+    def pass_by(self, ref: Ref, state: str) -> None:
+        """Note a ref that needs no copy."""
+        if state == "there":
+            self._n_there += 1
+        elif state == "kept":
+            self._kept.append(ref.label)
+        else:
+            self._dropped.append(ref.label)
+        self._note_done()
+
+    def fail(self, failure: Failure) -> None:
+        """Note a ref that cannot be copied."""
+        self._failed.append(failure)
+        self._note_done()
+
+    def flush(self) -> None:
+        """Store and commit what has been added so far."""
+        batch, self._batch = self._batch, []
+        self._n_rows, self._moving = 0, None
+        for _ in range(_MAX_ATTEMPTS):
+            if not batch:
+                return
+            batch = self._store(batch)
+        for wanted in batch:
+            self.fail(Failure(what=wanted.ref.label, reason=str(FencedError(_MAX_ATTEMPTS))))
+
+    def report(self) -> CopyReport:
+        """Say what has been done."""
+        return CopyReport(
+            n_copied=self._n_copied,
+            n_there=self._n_there,
+            kept=tuple(self._kept),
+            dropped=tuple(self._dropped),
+            failed=tuple(self._failed),
+            read_bytes=self._read_bytes,
+            written_bytes=self._written_bytes,
+        )
+
+    def _store(self, batch: Sequence[Wanted]) -> list[Wanted]:
+        """Store a batch; returns those that a collector has given up."""
+        manifests = [wanted.manifest for wanted in batch]
+        fenced: list[Wanted] = []
+        with PendingBatch(self._destination.backend, self._destination.catalog, manifests) as pending:
+            try:
+                pending.write(self._reader.payloads(pending.missing))
+
+                def commit(number: int) -> bool | CheckpointExistsError | ChunkNotFoundError:
+                    wanted = batch[number]
+                    try:
+                        return pending.commit(number, wanted.ref, replace=wanted.replaces)
+                    except (CheckpointExistsError, ChunkNotFoundError) as error:
+                        return error
+
+                waits = self._destination.backend.is_remote
+                outcomes = threads.ordered_map(commit, range(len(batch)), waits=waits)
+                for wanted, outcome in zip(batch, outcomes, strict=True):
+                    if isinstance(outcome, CheckpointExistsError):
+                        self.pass_by(wanted.ref, "kept")
+                    elif isinstance(outcome, ChunkNotFoundError):
+                        self._explain(wanted)
+                    elif outcome:
+                        self._n_copied += 1
+                        self._note_done()
+                    else:
+                        fenced.append(wanted)
+            finally:
+                self._written_bytes += pending.n_stored_bytes
+        return fenced
+
+    def _explain(self, wanted: Wanted) -> None:
+        """Note why the chunks of a ref could not be had."""
+        if not stands(self._source, wanted.source):
+            self.pass_by(wanted.ref, "dropped")
+            return
+        faults: dict[str, str] = {}
+        for row in wanted.manifest.rows:
+            for each in row.digests:
+                if each.tobytes() in self._reader.faults:
+                    fault = f"chunk {hex_of(each)}: {self._reader.faults[each.tobytes()]}"
+                    faults.setdefault(row.spec.name, fault)
+                    break
+        reason = next(iter(faults.values()), "one of its chunks could not be read")
+        self.fail(Failure(what=wanted.ref.label, reason=reason, tensors=tuple(filter(None, faults))))
+
+    def _note_read(self, n_bytes: int) -> None:
+        self._read_bytes += n_bytes
+        self._tell()
+
+    def _note_done(self) -> None:
+        self._n_done += 1
+        self._tell()
+
+    def _tell(self) -> None:
+        self._watch(Progress(n_done=self._n_done, n=self._n, read_bytes=self._read_bytes))

@@ -1,0 +1,58 @@
+"""Plain files in an object store, each an object."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterable, Iterator
+from typing import BinaryIO
+
+from tensorcas_mlflow.backends import STORE_FOLDER, Bucket, artifact_path, object_path
+from tensorcas_mlflow.errors import BlobNotFoundError, ConflictError
+from tensorcas_mlflow.transfer._plain import PlainFile, PlainFiles
+
+
+class ObjectPlainFiles(PlainFiles):
+    """Plain files below a prefix of a bucket. There are no folders and no links; other stores are left out."""
+
+    is_remote = True
+
+    def __init__(self, bucket: Bucket, uri: str) -> None:
+        self.uri = uri
+        self._bucket = bucket
+        self._skipped: list[str] = []
+
+    def list(self) -> Iterator[PlainFile]:
+        self._skipped.clear()
+        files: list[PlainFile] = []
+        for info in self._bucket.walk(""):
+            folder, is_store, _ = f"/{info.path}".partition(f"/{STORE_FOLDER}/")
+            if not is_store:
+                path = artifact_path(info.path)
+                files.append(PlainFile(path=path, size=info.size, modified_ns=int(info.modified_s * 1e9)))
+            elif folder and folder[1:] not in self._skipped:
+                self._skipped.append(artifact_path(folder[1:]))
+        inside = tuple(f"{folder}/" for folder in self._skipped)
+        yield from (file for file in files if not file.path.startswith(inside))
+
+    def skipped(self) -> Iterable[str]:
+        return tuple(self._skipped)
+
+    @contextlib.contextmanager
+    def open(self, path: str) -> Iterator[BinaryIO]:
+        found = self._bucket.get(object_path(path))
+        if found is None:
+            raise BlobNotFoundError(path)
+        yield io.BytesIO(found[0])
+
+    def write(self, file: PlainFile, pieces: Iterable[bytes], *, replace: bool) -> None:
+        path = object_path(file.path)
+        if not replace and self._bucket.head(path) is not None:
+            raise ConflictError(f"there is another one at the destination by now: {file.path!r}")
+        self._bucket.write(path, pieces)
+
+    def make_folder(self, path: str) -> None:
+        """Nothing is to be done: a folder comes with what lies in it."""
+
+    def settle(self) -> None:
+        """Nothing is to be done: what has been written is durable."""

@@ -1,0 +1,218 @@
+"""``copy``: what it says, what it ends with, and what it chooses."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorcas_mlflow.backends import Root
+from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.store.protocol import list_packs
+
+Tensorcas = Callable[..., Any]
+
+RUN = "8" * 32
+MODEL = f"m-{'9' * 32}"
+
+
+@pytest.fixture
+def backup(tmp_path: Path) -> Path:
+    return tmp_path / "backup"
+
+
+def save(store: Store, value: float, **target: Any) -> None:
+    with store.write_checkpoint({"w": np.full((10, 3), value)}) as pending:
+        pending.commit(RefTarget(**target))
+
+
+def write(store: Store, path: str) -> None:
+    file = Root.parse(store.uri).folder / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(path)
+
+
+def plain_files(root: Path) -> set[str]:
+    found = (file.relative_to(root).as_posix() for file in root.rglob("*") if file.is_file())
+    return {path for path in found if not path.startswith(".tensorcas/")}
+
+
+def test_copy_makes_a_backup_and_says_so(tensorcas: Tensorcas, store: Store, backup: Path) -> None:
+    write(store, "MLmodel")
+    done = tensorcas("copy", store.uri, backup)
+
+    assert done.status == 0
+    made, refs, plain = done.out.splitlines()
+    assert made == f"made a store of the same id, {store.id}, at {Store.open(backup).uri}"
+    assert refs.startswith("copied 6 checkpoints and files, 0 were there already; read")
+    assert plain == "copied 1 plain files (7 B), 0 were there already"
+    assert done.err.splitlines()[-1].startswith("6 of 6 checkpoints and files")
+    assert tensorcas("verify", "--full", "--root", backup).status == 0
+
+
+def test_a_second_copy_finds_everything_there(tensorcas: Tensorcas, store: Store, backup: Path) -> None:
+    tensorcas("copy", store.uri, backup)
+    done = tensorcas("copy", store.uri, backup, "--format", "json")
+
+    assert done.status == 0
+    assert done.json == {
+        "source": store.uri,
+        "destination": Store.open(backup).uri,
+        "made": False,
+        "plan": None,
+        "report": {"n_copied": 0, "n_there": 6, "read_bytes": 0, "written_bytes": 0},
+        "plain": {"n_copied": 0, "bytes": 0, "n_there": 0, "skipped": []},
+        "kept": [],
+        "dropped": [],
+        "failed": [],
+    }
+
+
+def test_a_dry_run_says_what_would_move_and_makes_nothing(tensorcas: Tensorcas, store: Store, backup: Path) -> None:
+    write(store, "MLmodel")
+    told = tensorcas("copy", store.uri, backup, "--dry-run")
+    found = tensorcas("copy", store.uri, backup, "--dry-run", "--format", "json").json
+
+    assert not backup.exists()
+    assert told.out.splitlines()[0].startswith("would make a store of the same id")
+    assert told.out.splitlines()[-1] == "to copy: 1 plain files (7 B), 0 were there already"
+    assert (found["made"], found["report"]) == (False, None)
+    assert (found["plan"]["n_new"], found["plan"]["n_there"]) == (6, 0)
+    tensorcas("copy", store.uri, backup)
+    held = sum(size for _, size in list_packs(Store.open(backup).backend))
+    assert 0 < found["plan"]["bytes"] < held
+
+
+def test_what_the_destination_has_otherwise_is_kept_and_the_exit_status_says_so(
+    tensorcas: Tensorcas, store: Store, backup: Path
+) -> None:
+    write(store, "MLmodel")
+    other = Store.init(backup)
+    save(other, 7, run_id="train", step=1)
+    (backup / "MLmodel").write_text("another")
+    done = tensorcas("copy", store.uri, backup)
+    found = tensorcas("copy", store.uri, backup, "--format", "json")
+
+    assert (done.status, found.status) == (4, 4)
+    assert "kept: run train step 1: the destination has another one" in done.out
+    assert found.json["kept"] == ["run train step 1", "MLmodel"]
+    assert tensorcas("copy", store.uri, backup, "--replace").status == 0
+    assert (backup / "MLmodel").read_text() == "MLmodel"
+
+
+def test_what_is_damaged_is_told_and_the_exit_status_is_1(tensorcas: Tensorcas, store: Store, backup: Path) -> None:
+    [ref] = [ref for ref in store.checkpoints() if ref.name == "ema"]
+    shared = [each for each in store.checkpoints() if each.manifest[:64] == ref.manifest[:64]]
+    for each in shared:
+        place = Root.parse(store.uri).folder / ".tensorcas" / "manifests" / each.manifest
+        place.unlink(missing_ok=True)
+        place.write_bytes(b"damaged")
+    (Root.parse(store.uri).folder / ".tensorcas/refs/runs/train/@9").write_bytes(b"damaged")
+    done = tensorcas("copy", store.uri, backup)
+    found = tensorcas("copy", store.uri, backup, "--format", "json")
+
+    assert (done.status, found.status) == (1, 1)
+    assert "failed: run other ema step 1" in done.out
+    assert "refs/runs/train/@9" in [each["what"] for each in found.json["failed"]]
+    assert found.json["report"]["n_there"] == 6 - len(shared)
+
+
+# --- what is chosen
+
+
+@pytest.fixture
+def laid(tmp_path: Path) -> Store:
+    """A store as MLflow lays artifacts: a run with a checkpoint and a model, and another run."""
+    store = Store.init(tmp_path / "laid")
+    save(store, 1, run_id=RUN, step=1, path=f"1/{RUN}/artifacts/checkpoints/step-1.arrow")
+    save(store, 2, run_id=RUN, model_id=MODEL, path=f"1/models/{MODEL}/artifacts/data/checkpoint.arrow")
+    save(store, 3, run_id="other", step=1, path="2/other/artifacts/checkpoints/step-1.arrow")
+    for path in (
+        f"1/{RUN}/artifacts/notes.txt",
+        f"1/models/{MODEL}/artifacts/MLmodel",
+        f"1/models/m-{'7' * 32}/artifacts/MLmodel",
+        "2/other/artifacts/notes.txt",
+        "readme.txt",
+    ):
+        write(store, path)
+    return store
+
+
+def test_a_run_is_copied_with_its_models_and_their_plain_files(tensorcas: Tensorcas, laid: Store, backup: Path) -> None:
+    done = tensorcas("copy", laid.uri, backup, "--run", RUN)
+
+    assert done.status == 0
+    assert {ref.run_id for ref in Store.open(backup).checkpoints()} == {RUN}
+    assert plain_files(backup) == {f"1/{RUN}/artifacts/notes.txt", f"1/models/{MODEL}/artifacts/MLmodel"}
+
+
+def test_several_runs_are_copied_together(tensorcas: Tensorcas, laid: Store, backup: Path) -> None:
+    tensorcas("copy", laid.uri, backup, "--run", RUN, "--run", "other")
+
+    assert len(Store.open(backup).checkpoints()) == 3
+    assert "2/other/artifacts/notes.txt" in plain_files(backup)
+
+
+def test_an_artifact_path_is_copied_with_all_below_it(tensorcas: Tensorcas, laid: Store, backup: Path) -> None:
+    tensorcas("copy", laid.uri, backup, "--path", "2/")
+
+    assert [ref.run_id for ref in Store.open(backup).checkpoints()] == ["other"]
+    assert plain_files(backup) == {"2/other/artifacts/notes.txt"}
+
+
+def test_a_run_that_is_not_there_is_an_error(tensorcas: Tensorcas, laid: Store, backup: Path) -> None:
+    done = tensorcas("copy", laid.uri, backup, "--run", "nobody")
+
+    assert done.status == 1
+    assert "there is no checkpoint of run 'nobody'" in done.err
+    assert not backup.exists()
+
+
+# --- the rest
+
+
+def test_a_store_of_an_id_of_its_own(tensorcas: Tensorcas, store: Store, backup: Path) -> None:
+    done = tensorcas("copy", store.uri, backup, "--new-id")
+
+    assert done.status == 0
+    assert Store.open(backup).id != store.id
+    assert tensorcas("verify", "--full", "--root", backup).status == 0
+
+
+def test_quiet_tells_no_progress(tensorcas: Tensorcas, store: Store, backup: Path) -> None:
+    assert tensorcas("copy", store.uri, backup, "--quiet").err == ""
+
+
+def test_at_a_terminal_progress_is_one_line(
+    tensorcas: Tensorcas, store: Store, backup: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    tensorcas("copy", store.uri, backup)
+
+    told = terminal.getvalue()
+    assert told.count("\n") == 1
+    assert told.count("\r") >= 6
+    assert told.split("\r")[-1].startswith("6 of 6 checkpoints and files")
+
+
+@pytest.mark.parametrize("words", [["copy"], ["copy", "a"], ["copy", "a", "b", "--root", "c"]])
+def test_wrong_usage_ends_with_2(tensorcas: Tensorcas, words: list[str]) -> None:
+    assert tensorcas(*words).status == 2
+
+
+def test_a_source_without_a_store_is_an_error_and_makes_nothing(
+    tensorcas: Tensorcas, tmp_path: Path, backup: Path
+) -> None:
+    done = tensorcas("copy", tmp_path, backup)
+
+    assert (done.status, done.out) == (1, "")
+    assert not backup.exists()

@@ -1,0 +1,94 @@
+"""Copies between stores, under every schedule with few preemptions of those who collect at either end."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from casts import Cast, load, open_store
+from interleave import Run
+from schedules import explore
+
+from tensorcas_mlflow.backends import Backend, MemoryBackend
+from tensorcas_mlflow.transfer import copy_refs, read_source
+
+MORE_PREEMPTIONS = int(os.environ.get("TENSORCAS_PREEMPTIONS", "0"))
+
+
+def copy_against_collection() -> Cast:
+    """A copy of two steps that share chunks with an old pack whose only ref is dropped meanwhile."""
+    return Cast(before={0: "ab"}).copier("copier", {1: "ac", 2: "b"}).collector("collector").deletion("deletion", 0)
+
+
+def copied_all(cast: Cast, run: Run) -> str | None:
+    """Say what is wrong after a run: besides all else, a copy that has ended must have copied everything."""
+    problem = cast.check(run)
+    [copier] = [actor for actor in run.actors if actor.name == "copier"]
+    there = {ref.step for ref in open_store(run.memory).checkpoints()}
+    if problem is None and copier.done and not copier.killed and copier.error is None and not {1, 2} <= there:
+        return f"the copy has ended, and there are only {there}"
+    return problem
+
+
+@pytest.mark.parametrize("max_preemptions", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_no_schedule_of_a_copy_and_a_collection_at_its_destination_loses_or_leaks(max_preemptions: int) -> None:
+    cast = copy_against_collection()
+
+    found = explore(
+        cast.blobs(), cast.actors, lambda run: copied_all(cast, run), max_preemptions=max_preemptions + MORE_PREEMPTIONS
+    )
+
+    print(found)
+    assert found.failure is None, str(found)
+    assert found.is_exhausted
+
+
+def test_nor_does_one_in_which_somebody_dies() -> None:
+    cast = copy_against_collection()
+
+    found = explore(
+        cast.blobs(),
+        cast.actors,
+        lambda run: copied_all(cast, run),
+        max_preemptions=1 + MORE_PREEMPTIONS,
+        deaths=["copier", "collector"],
+    )
+
+    print(found)
+    assert found.failure is None, str(found)
+    assert found.is_exhausted
+
+
+@pytest.mark.long
+def test_nor_one_of_a_copy_and_a_save_of_the_same_chunks() -> None:
+    cast = copy_against_collection().writer("writer", "ac", 3)
+
+    found = explore(cast.blobs(), cast.actors, lambda run: copied_all(cast, run), max_preemptions=1 + MORE_PREEMPTIONS)
+
+    print(found)
+    assert found.failure is None, str(found)
+
+
+def test_a_collection_at_the_source_leaves_a_dropped_step_out_and_never_copies_a_half() -> None:
+    cast = Cast(before={0: "ab", 1: "bc", 2: "ad"}).collector("collector", max_waste=0).deletion("deletion", 0)
+
+    def copier(backend: Backend) -> None:
+        source, destination = open_store(backend), open_store(MemoryBackend())
+        refs, _ = read_source(source)
+        report = copy_refs(source, destination, refs)
+        # Here, where every run is looked at: what the others see does not depend on it.
+        copied = open_store(destination.backend)
+        steps = {ref.step for ref in copied.checkpoints()}
+        for ref in copied.checkpoints():
+            assert ref.step is not None
+            cast.check_tensors(ref.step, load(copied, ref))
+        assert report.failed == ()
+        assert {1, 2} <= steps
+
+    cast.actors["copier"] = copier
+
+    found = explore(cast.blobs(), cast.actors, cast.check, max_preemptions=1 + MORE_PREEMPTIONS)
+
+    print(found)
+    assert found.failure is None, str(found)
+    assert found.is_exhausted
