@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.codecs import codec_numbered
 from tensorcas_mlflow.digest import digest, unique_rows
@@ -15,10 +16,14 @@ from tensorcas_mlflow.errors import BlobNotFoundError, CorruptChunkError, Corrup
 from tensorcas_mlflow.gc._survey import Survey
 from tensorcas_mlflow.index import Table, pack_key
 from tensorcas_mlflow.pack import STORED_DIGEST_BYTES, TARGET_BYTES, PackWriter, Payload
+from tensorcas_mlflow.readplan import Extent, plan_reads
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
 
 _log = logging.getLogger(__name__)
+
+_WINDOW = 8
+"""Reads of a remote store under way at once, of some 8 MiB each."""
 
 
 def copy_out(store: Store, state: Survey, *, doomed: frozenset[str], sources: frozenset[str]) -> int:
@@ -79,27 +84,41 @@ def _next_rows(state: Survey, wanted: Any) -> Any:
 
 
 def _payloads(backend: Backend, table: Table, rows: Any) -> Iterator[Payload]:
+    """Read chunks as they are stored, near ones together, in the order they lie in."""
+    entries = table.entries[rows]
     end = (-1, -1)
-    for row in rows.tolist():
-        entry = table.entries[row]
-        begin = (int(table.pack[row]), int(entry["offset"]))
-        # What lay without a gap stays so: the chunks of one raw tensor can still be mapped as one.
-        begins_row, end = begin != end, (begin[0], begin[1] + int(entry["stored_bytes"]))
-        key = table.key_of(row)
-        data = bytearray(int(entry["stored_bytes"]))
-        wanted = entry["digest"].tobytes()
+
+    def read(extent: Extent) -> bytearray:
+        block = bytearray(extent.stop - extent.start)
         try:
-            backend.read_into(key, int(entry["offset"]), memoryview(data))
-            if digest(data)[:STORED_DIGEST_BYTES] != entry["stored_digest"].tobytes():
-                raise CorruptChunkError(wanted.hex(), key, "its stored bytes do not hash to what the pack's table says")
-            codec = codec_numbered(int(entry["codec"]))
-        except (BlobNotFoundError, CorruptError, FormatError) as error:
-            raise _UnreadableError(table.packs[int(table.pack[row])]) from error
-        yield Payload(
-            digest=wanted,
-            raw_bytes=int(entry["raw_bytes"]),
-            codec=codec,
-            typesize=int(entry["typesize"]),
-            data=data,
-            begins_row=begins_row,
-        )
+            backend.read_into(pack_key(table.packs[extent.pack]), extent.start, memoryview(block))
+        except (BlobNotFoundError, CorruptError) as error:
+            raise _UnreadableError(table.packs[extent.pack]) from error
+        return block
+
+    extents = list(plan_reads(table.pack[rows], entries["offset"], entries["stored_bytes"]))
+    blocks = threads.ordered_map(read, extents, window=_WINDOW, waits=True) if backend.is_remote else map(read, extents)
+    for extent, block in zip(extents, blocks, strict=True):
+        name = table.packs[extent.pack]
+        for entry in entries[extent.members]:
+            begin = (extent.pack, int(entry["offset"]))
+            # What lay without a gap stays so: the chunks of one raw tensor can still be mapped as one.
+            begins_row, end = begin != end, (begin[0], begin[1] + int(entry["stored_bytes"]))
+            at = begin[1] - extent.start
+            data = memoryview(block)[at : at + int(entry["stored_bytes"])]
+            wanted = entry["digest"].tobytes()
+            try:
+                if digest(data)[:STORED_DIGEST_BYTES] != entry["stored_digest"].tobytes():
+                    reason = "its stored bytes do not hash to what the pack's table says"
+                    raise CorruptChunkError(wanted.hex(), pack_key(name), reason)
+                codec = codec_numbered(int(entry["codec"]))
+            except FormatError as error:
+                raise _UnreadableError(name) from error
+            yield Payload(
+                digest=wanted,
+                raw_bytes=int(entry["raw_bytes"]),
+                codec=codec,
+                typesize=int(entry["typesize"]),
+                data=data,
+                begins_row=begins_row,
+            )

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from tensorcas_mlflow import threads
 from tensorcas_mlflow._texts import size_text
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.errors import DirectAccessError, FormatError, PendingSavesError
@@ -189,12 +190,16 @@ def _execute(plan: GcPlan) -> GcReport:
         dead_packs = doomed - spared
         manifests -= state.live_manifests
         p.begin_generation(backend)
-        for name in sorted(manifests):
-            info = backend.stat(f"manifests/{name}")
-            freed_bytes += info.size if info is not None else 0
-            backend.delete(f"manifests/{name}")
-        for name in sorted(dead_packs):
-            backend.delete(pack_key(name))
+        waits = backend.is_remote
+        keys = [f"manifests/{name}" for name in sorted(manifests)]
+        infos = threads.ordered_map(backend.stat, keys, waits=True) if waits else map(backend.stat, keys)
+        freed_bytes += sum(info.size for info in infos if info is not None)
+        for some in (keys, [pack_key(name) for name in sorted(dead_packs)]):
+            if waits:
+                threads.run_all(backend.delete, some, waits=True)
+            else:
+                for each in some:
+                    backend.delete(each)
         plan.store.catalog.forget(dead_packs)
         backend.delete(key)
         for condemned in finishing:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
+from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends import Backend, BlobInfo
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, unique_rows
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError, FormatError
@@ -17,6 +19,9 @@ from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
 from tensorcas_mlflow.pack import Entries
 from tensorcas_mlflow.store import Ref
 from tensorcas_mlflow.store import protocol as p
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 _FOLD_ROWS = 1 << 20
 _INTENT_READS = 3
@@ -128,8 +133,9 @@ def survey(backend: Backend, grace_s: float, *, count_stale: bool, abandon: Coll
     for intent in half_committed:
         if intent.manifest not in holders:
             live.add(_digests_of_intent(backend, intent))
-    for name, its_refs in holders.items():
-        live.add(_digests_of_refs(backend, name, its_refs))
+    read = partial(_digests_of_refs, backend)
+    for digests in _in_order(backend, lambda held: read(*held), holders.items()):
+        live.add(digests)
 
     lists = p.read_condemned(backend).lists
     ages = {info.key: info.modified_s for info in backend.list("condemned")}
@@ -137,13 +143,14 @@ def survey(backend: Backend, grace_s: float, *, count_stale: bool, abandon: Coll
     sizes = dict(p.list_packs(backend))
     tables: dict[str, Entries] = {}
     unreadable: dict[str, CorruptError] = {}
-    for name in list(sizes):
-        try:
-            tables[name] = p.read_pack_table(backend, name)
-        except BlobNotFoundError:
+    look = partial(_table_of, backend)
+    for name, found in zip(list(sizes), _in_order(backend, lambda pack: look(*pack), list(sizes.items())), strict=True):
+        if found is None:
             del sizes[name]
-        except CorruptError as error:
-            unreadable[name] = error
+        elif isinstance(found, CorruptError):
+            unreadable[name] = found
+        else:
+            tables[name] = found
     table = make_table(tables)
     needed = live.digests()
     if unreadable and not np.isin(_as_keys(needed), _as_keys(table.entries["digest"])).all():
@@ -168,6 +175,21 @@ def survey(backend: Backend, grace_s: float, *, count_stale: bool, abandon: Coll
         unreadable=sorted(unreadable),
         table=table,
     )
+
+
+def _in_order(backend: Backend, read: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    """Apply a function that reads to items: in a remote store to many at once."""
+    return threads.ordered_map(read, items, waits=True) if backend.is_remote else map(read, items)
+
+
+def _table_of(backend: Backend, name: str, size: int) -> Entries | CorruptError | None:
+    """Read the table of a pack; None if the pack is gone by now."""
+    try:
+        return p.read_pack_table(backend, name, size=size)
+    except BlobNotFoundError:
+        return None
+    except CorruptError as error:
+        return error
 
 
 class _DigestSet:

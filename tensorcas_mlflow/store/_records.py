@@ -8,14 +8,15 @@ import os
 import platform
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 import numpy as np
 
+from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends import Backend, BlobInfo
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError, NewerFormatError
@@ -247,6 +248,13 @@ def read_ref(backend: Backend, key: str) -> Ref | None:
     except BlobNotFoundError:
         return None
     return parse_ref(key, data)
+
+
+def read_refs(backend: Backend, keys: Iterable[str]) -> list[Ref]:
+    """Read the refs at some keys, in their order, those left out that are gone."""
+    read = partial(read_ref, backend)
+    refs = threads.ordered_map(read, keys, waits=True) if backend.is_remote else map(read, keys)
+    return [ref for ref in refs if ref is not None]
 
 
 def intent_bytes(manifest: str, digests: Digests, *, through_carrier: bool = False) -> bytes:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from tensorcas_mlflow import threads
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import Backend, Root, Token, open_backend
 from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
@@ -35,6 +36,7 @@ from tensorcas_mlflow.store._records import (
     MAX_REF_BYTES,
     Ref,
     read_ref,
+    read_refs,
 )
 from tensorcas_mlflow.store._save import PendingSave
 from tensorcas_mlflow.store._sources import NoSource, TensorSource
@@ -256,22 +258,24 @@ class Store:
             The refs directly in it, and the names of directories in it that hold refs further down.
         """
         blobs, segments = self.backend.list_dir(artifact_prefix(directory))
-        refs = [ref for info in blobs if (ref := read_ref(self.backend, info.key)) is not None and ref.path is not None]
+        refs = [ref for ref in read_refs(self.backend, (info.key for info in blobs)) if ref.path is not None]
         prefix = f"{directory}/" if directory else ""
-        names: set[str] = set()
-        for segment in segments:
+
+        def name_of(segment: str) -> str | None:
             # The segment is an encoding of the name; the refs below say the name itself.
             for info in self.backend.list(f"{artifact_prefix(directory)}/{segment}"):
                 ref = read_ref(self.backend, info.key)
                 if ref is not None and ref.path is not None:
-                    names.add(ref.path.removeprefix(prefix).split("/")[0])
-                    break
-        return refs, sorted(names)
+                    return ref.path.removeprefix(prefix).split("/")[0]
+            return None
+
+        names = threads.ordered_map(name_of, segments, waits=True) if self.backend.is_remote else map(name_of, segments)
+        return refs, sorted({name for name in names if name is not None})
 
     def walk_artifacts(self, directory: str = "") -> list[Ref]:
         """List all refs below an artifact directory, by path."""
-        refs = (read_ref(self.backend, info.key) for info in self.backend.list(artifact_prefix(directory)))
-        return sorted((ref for ref in refs if ref is not None), key=lambda ref: ref.path or "")
+        refs = read_refs(self.backend, (info.key for info in self.backend.list(artifact_prefix(directory))))
+        return sorted(refs, key=lambda ref: ref.path or "")
 
     def artifact_token(self, path: str) -> Token | None:
         """Tell one ref of an artifact path from another that takes its place; None where no ref stands."""
@@ -293,8 +297,7 @@ class Store:
         keys = [info.key for info in self.backend.list(artifact_prefix(path))]
         if path and self.backend.stat(artifact_key(path)) is not None:
             keys.append(artifact_key(path))
-        for key in keys:
-            self.backend.delete(key)
+        threads.run_all(self.backend.delete, keys, waits=self.backend.is_remote)
         return len(keys)
 
     def drop(self, ref: Ref) -> None:
@@ -304,8 +307,8 @@ class Store:
     def checkpoints(self) -> list[Ref]:
         """List every ref of the store but those that stand in for one, in the order of their creation."""
         keys = (info.key for info in self.backend.list("refs"))
-        refs = (read_ref(self.backend, key) for key in keys if not key.startswith(f"{STAND_INS}/"))
-        return sorted((ref for ref in refs if ref is not None), key=lambda ref: (ref.created, ref.key))
+        refs = read_refs(self.backend, (key for key in keys if not key.startswith(f"{STAND_INS}/")))
+        return sorted(refs, key=lambda ref: (ref.created, ref.key))
 
     # --- reading
 

@@ -11,6 +11,7 @@ from collections.abc import Collection, Set
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError
 from tensorcas_mlflow.index import MAX_SEGMENT_BYTES, Table, only_packs, read_segment, segment_bytes
+from tensorcas_mlflow.store import _records
 from tensorcas_mlflow.store._condemned import Condemned, begin_generation, condemned_bytes, read_condemned
 from tensorcas_mlflow.store._keys import STAND_INS
 from tensorcas_mlflow.store._packs import list_packs, mark_loose, new_pack_name, read_pack_table
@@ -40,8 +41,7 @@ def read_refs(backend: Backend, *, but: Collection[str] = ()) -> list[Ref]:
     Raises:
         CorruptError: One cannot be read.
     """
-    refs = (read_ref(backend, info.key) for info in backend.list("refs") if info.key not in but)
-    return [ref for ref in refs if ref is not None]
+    return _records.read_refs(backend, (info.key for info in backend.list("refs") if info.key not in but))
 
 
 def tidy_index(backend: Backend, packs: Set[str]) -> None:
