@@ -3,7 +3,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .PHONY: help venv postgresql object-servers demo test test-long test-all stress check format clean
-.PHONY: bench-import bench-checkpoint bench-histories bench-server
+.PHONY: bench-import bench-checkpoint bench-histories bench-server bench-remote
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -55,6 +55,9 @@ bench-checkpoint: $(STAMP) ## measure log_checkpoint of an unchanged state again
 
 bench-histories: $(STAMP) ## measure what histories of growing models take, every byte counted
 	$(BIN)/python -m benchmarks.histories
+
+bench-remote: $(STAMP) object-servers ## measure saves to and loads from an object store far away against plain transfers
+	$(BIN)/python -m benchmarks.remote
 
 bench-server: $(STAMP) ## measure uploads to a server whose destination is a store against those to a plain one
 	$(BIN)/python -m benchmarks.server_upload
