@@ -138,9 +138,8 @@ def main() -> None:
         for number in range(options.rounds):
             bench.round(number, options.mb * 10**6)
     peers = {"first save": "upload of", "load, no cache": "download of"}
-    print(
-        f"{options.mb} MB, {LATENCY_S * 1000:.0f} ms a request, {BYTES_PER_S / 1e9:.0f} GB/s; medians of {options.rounds}"
-    )
+    way_said = f"{LATENCY_S * 1000:.0f} ms a request, {BYTES_PER_S / 1e9:.0f} GB/s"
+    print(f"{options.mb} MB, {way_said}; medians of {options.rounds}")
     print(f"{'':32}{'s':>8}{'requests':>10}{'MB moved':>10}{'to the bytes of the model':>28}{'stored':>8}")
     medians = {
         what: [statistics.median(column) for column in zip(*rows, strict=True)] for what, rows in bench.rows.items()

@@ -1,0 +1,86 @@
+"""Hints come back as they were written, and whatever else is found in their place is passed over."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensorcas_mlflow.digest import DIGEST_BYTES, unique_rows
+from tensorcas_mlflow.hints import MAGIC, hint_bytes, read_hints, split_hints
+from tensorcas_mlflow.manifest import Manifest, Row
+from tensorcas_mlflow.pack import ENTRY, Entries
+from tensorcas_mlflow.tensor import Spec
+
+PACKS = ("a" * 32, "b" * 32, "c" * 32)
+
+
+def entries(n: int, seed: int = 0) -> Entries:
+    draw = np.random.default_rng(seed)
+    made = np.zeros(n, dtype=ENTRY)
+    made["digest"] = unique_rows(draw.integers(0, 256, (n, DIGEST_BYTES), dtype=np.uint8))[0]
+    made["offset"] = draw.integers(0, 1 << 40, n)
+    for name, most in (("stored_bytes", 1 << 20), ("raw_bytes", 1 << 20), ("codec", 3), ("typesize", 9)):
+        made[name] = draw.integers(0, most, n)
+    return made
+
+
+def manifest(digests: object) -> Manifest:
+    spec = Spec(name="w", dtype=None, shape=(4096 * 7,))
+    rows = [Row(spec=spec, cuts=None, digests=digests)]  # type: ignore[arg-type]
+    return Manifest(kind="checkpoint", chunk_bytes=4096, store_id="0" * 32, flavor=None, rows=rows)
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 5000])
+def test_hints_come_back_as_they_were_written(n: int) -> None:
+    written = entries(n)
+    pack = np.arange(n) % 2 * 2  # the second pack is not used
+    found = read_hints(hint_bytes(PACKS, pack, written), written["digest"])
+
+    assert found is not None
+    assert found.packs == tuple(PACKS[at] for at in np.unique(pack))
+    assert [found.packs[at] for at in found.pack] == [PACKS[at] for at in pack]
+    for name in ("digest", "offset", "stored_bytes", "raw_bytes", "codec", "typesize"):
+        assert (found.entries[name] == written[name]).all(), name
+
+
+def test_a_manifest_is_the_same_with_and_without_them() -> None:
+    written = entries(7)
+    plain = manifest(written["digest"])
+    blob = plain.to_blob() + hint_bytes(PACKS, np.zeros(7, int), written)
+    found = Manifest.from_blob(blob, plain.digest)
+
+    assert found.stream == plain.stream
+    assert found.to_blob() == plain.to_blob()
+    assert read_hints(found.hints, written["digest"]) is not None
+    assert split_hints(plain.to_blob()) == (plain.to_blob(), b"")
+
+
+def test_hints_for_other_chunks_are_passed_over() -> None:
+    written = entries(7)
+
+    assert read_hints(hint_bytes(PACKS, np.zeros(7, int), written), written["digest"][:6]) is None
+
+
+@pytest.mark.parametrize("at", [0, 10, -1, -10, -20, -28, -29])
+def test_damaged_hints_are_passed_over_and_spoil_no_manifest(at: int) -> None:
+    written = entries(7)
+    plain = manifest(written["digest"])
+    hints = bytearray(hint_bytes(PACKS, np.zeros(7, int), written))
+    hints[at] ^= 1
+    stream, rest = split_hints(plain.to_blob() + hints)
+
+    assert rest == b"" or read_hints(rest, written["digest"]) is None or len(rest) != len(hints)
+    if stream == plain.to_blob():
+        assert Manifest.from_blob(plain.to_blob() + hints, plain.digest).stream == plain.stream
+
+
+@given(st.binary(max_size=200))
+def test_whatever_stands_there_is_read_or_passed_over(data: bytes) -> None:
+    digests = entries(3)["digest"]
+    for blob in (data, data + MAGIC, data + bytes(20) + MAGIC):
+        stream, rest = split_hints(blob)
+
+        assert stream + rest == blob
+        assert rest == b"" or read_hints(rest, digests) is None
