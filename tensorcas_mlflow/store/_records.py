@@ -291,7 +291,9 @@ def parse_intent(info: BlobInfo, data: bytes) -> Intent:
         raise CorruptError(info.key, "it is not an intent")
     n_digests = record.get("n_digests")
     digests: Digests | None = None
-    if newline and type(n_digests) is int and len(tail) == n_digests * DIGEST_BYTES:
+    if n_digests == 0:
+        digests = np.empty((0, DIGEST_BYTES), np.uint8)
+    elif newline and type(n_digests) is int and len(tail) == n_digests * DIGEST_BYTES:
         digests = np.frombuffer(tail, np.uint8).reshape(-1, DIGEST_BYTES)
     return Intent(
         info=info,
