@@ -180,8 +180,13 @@ class Bucket:
 
         return self._repeated("list", folder, ask)
 
-    def create(self, path: str, data: bytes) -> str:
+    def create(self, path: str, data: bytes | Callable[[], bytes]) -> str:
         """Create an object and return its token.
+
+        Args:
+            path: Where.
+            data: Its bytes. Where they must not come again once they are gone, a function that draws others for each
+                attempt: what an attempt has left whose answer was lost then counts as somebody else's.
 
         Raises:
             TakenError: There is one; it is as it was.
@@ -189,10 +194,11 @@ class Bucket:
         import obstore
 
         def ask(attempt: int) -> str:
+            blob = data if isinstance(data, bytes) else data()
             try:
-                return _etag(obstore.put(self._writer, self._prefix + path, data, mode="create", use_multipart=False))
+                return _etag(obstore.put(self._writer, self._prefix + path, blob, mode="create", use_multipart=False))
             except obstore.exceptions.AlreadyExistsError as error:
-                return self._settled(path, data, attempt, error, TakenError(path))
+                return self._settled(path, blob, attempt, error, TakenError(path))
 
         return self._repeated("write", path, ask)
 

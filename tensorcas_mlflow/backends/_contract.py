@@ -88,14 +88,16 @@ class Backend(ABC):
         """Turn the blob at ``source``, if it is still there unchanged, into a durable blob ``dest`` holding ``data``.
 
         This is the compare-and-swap of the protocol. After a `withdraw` of ``source`` has returned True no `promote` of
-        it returns. When this has returned, ``source`` is gone and ``dest`` is durable. If the process dies inside,
-        either ``dest`` is there with ``data``, or ``source`` is there, unchanged or holding a beginning of ``data``.
+        it makes ``dest``, and none had made a blob that still is there: one that returns all the same had made it
+        before, and somebody has removed or replaced it since. When this has returned, ``source`` is gone and ``dest``
+        is durable. If the process dies inside, either ``dest`` was made with ``data``, or ``source`` is there:
+        unchanged, or holding a beginning of ``data``, or ``data`` and a line of the backend's own.
 
         Args:
             source: An existing blob, at a key that never comes again.
-            dest: Another key.
+            dest: Another key. Nothing is put there by `put_new` while promotes to it are under way.
             data: What ``dest`` is to hold, at most a few KiB, different each time. White space at its end says nothing:
-                a backend may change it later.
+                a backend may change it later, and with it the token.
             token: The state of ``source`` this call relies on.
             replace: Whether a blob at ``dest`` may be replaced, in one step.
 

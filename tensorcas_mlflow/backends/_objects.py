@@ -81,7 +81,7 @@ class ObjectBackend(Backend):
     def promote(self, source: str, dest: str, data: Buffer, *, token: Token, replace: bool) -> None:
         check_key(source)
         check_key(dest)
-        token = known = self._current(source, token)
+        known, token = token, self._current(source, token)
         content = bytes(data)
         while True:
             before = self._claim(dest, replace=replace)
@@ -91,9 +91,12 @@ class ObjectBackend(Backend):
                 raise BlobNotFoundError(source)
             self._moved[source] = known, moved
             token = moved
-            if self._bucket.swap(dest, content, before) is not None:
+            if self._bucket.swap(dest, content, before) is not None or self._holds(dest, content):
                 break
-            # Somebody else has committed there, or given this commit up, which the next round finds out.
+            # Somebody else has committed there, or given this commit up, which the next round finds out. Or it was
+            # done, and gone before its answer came: then other bytes have to come next, as a promote that was to
+            # replace just these may have been prevented since.
+            content = _renewed(content)
         self._moved.pop(source, None)
         self._bucket.delete(source)
 
@@ -115,7 +118,8 @@ class ObjectBackend(Backend):
 
     def stat(self, key: str) -> BlobInfo | None:
         info = self._bucket.head(check_key(key))
-        return None if info is None or self._is_void_object(info) else _blob_info(info)
+        shown = None if info is None else self._shown(info)
+        return None if shown is None else _blob_info(shown)
 
     def missing(self, keys: Iterable[str]) -> set[str]:
         wanted = {check_key(key) for key in keys}
@@ -141,24 +145,36 @@ class ObjectBackend(Backend):
         return found[0]
 
     def read_into(self, key: str, start: int, out: memoryview) -> None:
+        check_key(key)
+        stop = start + len(out)
+        n_bytes: int | None
         if len(out) == 0:
-            info = self.stat(key)
-            n_bytes = None if info is None else 0
+            n_bytes = None if self.stat(key) is None else 0
+        elif stop <= _VOID_BYTES:
+            # These may be bytes of a void, which the rest of it tells.
+            whole = bytearray(_VOID_BYTES + 1)
+            n_read = self._bucket.read_into(key, 0, memoryview(whole))
+            is_there = n_read is not None and not _is_void(bytes(whole[:n_read]))
+            n_bytes = len(whole[:n_read][start:stop]) if is_there else None
+            out[: n_bytes or 0] = whole[start : start + (n_bytes or 0)]
         else:
-            n_bytes = self._bucket.read_into(check_key(key), start, out)
+            n_bytes = self._bucket.read_into(key, start, out)
+            if n_bytes is not None and n_bytes < len(out) and self.stat(key) is None:
+                n_bytes = None
         if n_bytes is None:
             raise BlobNotFoundError(key)
         if n_bytes < len(out):
-            raise CorruptError(key, f"it ends before byte {start + len(out)}")
+            raise CorruptError(key, f"it ends before byte {stop}")
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
         for info in self._bucket.walk(check_key(prefix), after=after):
-            if _is_key(info.path) and not self._is_void_object(info):
-                yield _blob_info(info)
+            if _is_key(info.path) and (shown := self._shown(info)) is not None:
+                yield _blob_info(shown)
 
     def list_dir(self, prefix: str) -> Children:
         objects, names = self._bucket.children(check_key(prefix))
-        blobs = [_blob_info(info) for info in objects if _is_key(info.path) and not self._is_void_object(info)]
+        shown = [self._shown(info) for info in objects if _is_key(info.path)]
+        blobs = [_blob_info(info) for info in shown if info is not None]
         return sorted(blobs, key=lambda info: info.key), sorted(name for name in names if _is_key(name))
 
     def delete(self, key: str) -> None:
@@ -172,7 +188,7 @@ class ObjectBackend(Backend):
                 info = self._bucket.head(key)
             if info is None:
                 continue
-            if not self._is_void_object(info):
+            if self._shown(info) is not None:
                 raise BlobExistsError(key)
             token = self._bucket.swap(key, data, info.token)
             if token is not None:
@@ -182,11 +198,11 @@ class ObjectBackend(Backend):
         """Give the token of what stands at a destination, putting a void there if nothing does."""
         while True:
             try:
-                return self._bucket.create(dest, _new_void())
+                return self._bucket.create(dest, _new_void)
             except TakenError:
                 info = self._bucket.head(dest)
             if info is not None:
-                if not replace and not self._is_void_object(info):
+                if not replace and self._shown(info) is not None:
                     raise BlobExistsError(dest)
                 return info.token
 
@@ -206,11 +222,17 @@ class ObjectBackend(Backend):
         known, now = self._moved.get(key, (token, token))
         return now if known == token else token
 
-    def _is_void_object(self, info: ObjectInfo) -> bool:
+    def _holds(self, dest: str, content: bytes) -> bool:
+        """Tell whether a promote is done though its answer was lost and the end of its blob has changed since."""
+        found = self._bucket.get(dest)
+        return found is not None and found[0].rstrip() == content.rstrip()
+
+    def _shown(self, info: ObjectInfo) -> ObjectInfo | None:
+        """Describe what a caller sees of an object: None of a void."""
         if info.size != _VOID_BYTES:
-            return False
+            return info
         found = self._bucket.get(info.path)
-        return found is None or _is_void(found[0])
+        return None if found is None or _is_void(found[0]) else found[1]
 
 
 def _new_void() -> bytes:

@@ -89,8 +89,11 @@ def begin_generation(backend: Backend) -> None:
     """
     while backend.is_remote:
         source = f"intents/{uuid.uuid4().hex}"
-        token = backend.put_new(source, [intent_bytes("0" * 64, np.empty((0, DIGEST_BYTES), np.uint8))])
-        said = {"format": VERSION, "created": now(), "generation": uuid.uuid4().hex}
+        intent = intent_bytes("0" * 64, np.empty((0, DIGEST_BYTES), np.uint8))
+        token = backend.put_new(source, [intent])
+        # It says all that the intent says: a promote of objects puts it in the intent's place first, and who dies then
+        # leaves an intent that others have to read.
+        said = {**json.loads(intent), "generation": uuid.uuid4().hex}
         with suppress(BlobNotFoundError):  # another collector has taken this one for dead
             backend.promote(source, GENERATION, json.dumps(said, sort_keys=True).encode(), token=token, replace=True)
             return

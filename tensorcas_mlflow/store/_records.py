@@ -24,6 +24,8 @@ from tensorcas_mlflow.store._keys import ARTIFACTS, artifact_key, path_segments,
 
 VERSION = 1
 MAX_REF_BYTES = 64 * 1024
+_MAX_SPACE_BYTES = 256
+"""White space that a backend may have put behind a ref."""
 
 Kind = Literal["checkpoint", "file"]
 
@@ -244,7 +246,7 @@ def _read_float(value: object) -> float:
 def read_ref(backend: Backend, key: str) -> Ref | None:
     """Read the ref at a key, or return None if there is none."""
     try:
-        data = backend.get(key, max_bytes=MAX_REF_BYTES)
+        data = backend.get(key, max_bytes=MAX_REF_BYTES + _MAX_SPACE_BYTES)
     except BlobNotFoundError:
         return None
     return parse_ref(key, data)
@@ -299,7 +301,9 @@ def parse_intent(info: BlobInfo, data: bytes) -> Intent:
         raise CorruptError(info.key, "it is not an intent")
     n_digests = record.get("n_digests")
     digests: Digests | None = None
-    if newline and type(n_digests) is int and len(tail) == n_digests * DIGEST_BYTES:
+    if n_digests == 0:
+        digests = np.empty((0, DIGEST_BYTES), np.uint8)
+    elif newline and type(n_digests) is int and len(tail) == n_digests * DIGEST_BYTES:
         digests = np.frombuffer(tail, np.uint8).reshape(-1, DIGEST_BYTES)
     return Intent(
         info=info,

@@ -227,6 +227,10 @@ class Cast:
         for letter, array in found.items():
             assert np.array_equal(array, chunk(letter)), f"step {step} is not what was saved"
 
+    def seen(self, memory: MemoryBackend) -> Backend:
+        """Give the backend through which it is looked what a run has left."""
+        return memory
+
     def check(self, run: Run) -> str | None:
         """Say what is wrong after a run."""
         try:
@@ -234,14 +238,14 @@ class Cast:
                 if not isinstance(error, ConflictError):
                     raise AssertionError(f"{name} raised {error!r}") from error
             self._check_loads(run, "after the run")
-            _check_cleans_up(run.memory, abandon=self.abandons_in_the_end)
+            _check_cleans_up(self.seen(run.memory), abandon=self.abandons_in_the_end)
             self._check_loads(run, "after the last collection")
         except AssertionError as error:
             return str(error)
         return None
 
     def _check_loads(self, run: Run, when: str) -> None:
-        store = open_store(memory_of(blobs_of(run.memory), is_remote=run.memory.is_remote))
+        store = open_store(self.seen(memory_of(blobs_of(run.memory), is_remote=run.memory.is_remote)))
         steps = set()
         for ref in store.checkpoints():
             assert ref.step is not None
@@ -259,31 +263,31 @@ class Cast:
             assert step in steps or step in self.dropped, f"LOSS {when}: step {step} is gone"
 
 
-def _check_cleans_up(memory: MemoryBackend, *, abandon: bool) -> None:
+def _check_cleans_up(backend: Backend, *, abandon: bool) -> None:
     """Collect twice, after which nothing may be left that no ref needs."""
-    store = open_store(memory)
+    store = open_store(backend)
     try:
         for _ in range(2):
-            ids = [info.key.rpartition("/")[2] for info in memory.list("intents")] if abandon else []
+            ids = [info.key.rpartition("/")[2] for info in backend.list("intents")] if abandon else []
             plan_gc(store, grace_s=0, max_waste=0, abandon=ids).execute()
     except Exception as error:
         raise AssertionError(f"the last collection raised {error!r}") from error
-    refs = read_refs(memory)
+    refs = read_refs(backend)
     live = {row.tobytes() for ref in refs for row in store.manifest(ref).digests}
-    packs = {name for name, _ in list_packs(memory)}
+    packs = {name for name, _ in list_packs(backend)}
     for name in packs:
-        held = {entry["digest"].tobytes() for entry in read_pack_table(memory, name)}
+        held = {entry["digest"].tobytes() for entry in read_pack_table(backend, name)}
         assert held <= live, f"LEAK: pack {name} holds chunks nobody needs"
-    held_manifests = {info.key for info in memory.list("manifests")}
-    leaks = [info.key for info in memory.list("intents")]
+    held_manifests = {info.key for info in backend.list("manifests")}
+    leaks = [info.key for info in backend.list("intents")]
     # The list of a dead collector stays as long as a manifest on it is needed; see `Survey.dead_lists`.
     needed = {ref.manifest for ref in refs}
-    leaks += [each.key for each in read_condemned(memory).lists if each.packs & packs or not each.manifests & needed]
+    leaks += [each.key for each in read_condemned(backend).lists if each.packs & packs or not each.manifests & needed]
     leaks += sorted(held_manifests - {f"manifests/{ref.manifest}" for ref in refs})
-    for info in memory.list("index"):
+    for info in backend.list("index"):
         if info.key.endswith(".loose"):
             named = {info.key.removeprefix("index/").removesuffix(".loose")}
         else:
-            named = set(read_segment(info.key, memory.get(info.key)).packs)
+            named = set(read_segment(info.key, backend.get(info.key)).packs)
         leaks += [f"{info.key} (names {name})" for name in named - packs]
     assert not leaks, f"LEAK: {leaks}"

@@ -21,8 +21,10 @@ GENERATION = "condemned/@generation"
 
 T = TypeVar("T")
 Blobs = Mapping[str, bytes]
-Program = Callable[[Backend], None]
-"""What an actor does: called with its view of the backend."""
+Program = Callable[[Backend], object]
+"""What an actor does: called with its view of the backend. What it returns is a function of the actor's past."""
+View = Callable[["Run", "Actor"], Backend]
+"""Makes an actor's view of the backend."""
 
 _real_uuid4 = uuid.uuid4
 _acting = threading.local()
@@ -49,6 +51,8 @@ class Actor:
     past: int = 0
     """Hash of all calls so far and their results."""
     n_drawn: int = 0
+    said: object = None
+    """What its program has returned."""
     done: bool = False
     killed: bool = False
     error: BaseException | None = None
@@ -92,7 +96,7 @@ class Run:
         chooser: Chooser,
         *,
         weak_lists: random.Random | None = None,
-        view: type[WatchedBackend] | None = None,
+        view: View | None = None,
         is_remote: bool = False,
     ) -> None:
         """Carry out a schedule.
@@ -114,7 +118,7 @@ class Run:
         self.weak_lists = weak_lists
         self._broken: BaseException | None = None
         self._chooser = chooser
-        self._view = view or WatchedBackend
+        self._view: View = view or WatchedBackend
         self._stopping = False
         self._over = _thread.allocate_lock()
         self._over.acquire()
@@ -139,7 +143,7 @@ class Run:
 
     def state(self, current: Actor | None) -> int:
         """Hash of everything that determines what can still happen."""
-        parts = tuple((actor.past, actor.done, actor.killed) for actor in self.actors)
+        parts = tuple((actor.past, actor.pending == "start", actor.done, actor.killed) for actor in self.actors)
         return hash((self.content, parts, -1 if current is None else current.number))
 
     def call(self, actor: Actor, action: str, key: str, function: Callable[[], T], *changes: str) -> T:
@@ -217,7 +221,7 @@ class Run:
         _acting.actor = actor
         try:
             if not self._stopping:
-                actor.program(self._view(self, actor))
+                actor.said = actor.program(self._view(self, actor))
         except KilledError:
             pass
         except BaseException as error:  # noqa: BLE001 - judged by who checks the run

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from interleave import Actor, Blobs, Decision, Kill, Program, PrunedError, Run, WatchedBackend
+from interleave import Actor, Blobs, Decision, Kill, Program, PrunedError, Run, View
 
 
 @dataclass(slots=True)
@@ -33,10 +33,10 @@ def explore(
     programs: Mapping[str, Program],
     check: Callable[[Run], str | None],
     *,
-    max_preemptions: int,
+    max_preemptions: int | None,
     deaths: Sequence[str] = (),
     max_schedules: int = 1_000_000,
-    view: type[WatchedBackend] | None = None,
+    view: View | None = None,
     is_remote: bool = False,
 ) -> Exploration:
     """Try all schedules with few preemptions, those with the fewest first, until one fails.
@@ -45,7 +45,8 @@ def explore(
         blobs: What the backend holds at the start.
         programs: By actor.
         check: Looks at a run that went to the end; returns what is wrong.
-        max_preemptions: How often an actor that could go on may be interrupted. A death counts as one.
+        max_preemptions: How often an actor that could go on may be interrupted. A death counts as one. None is without
+            bound: then what is checked may depend on what each actor has seen, and not only on the blobs.
         deaths: Actors that may die at any call.
         max_schedules: Where to stop in any case.
         view: What the actors see of the backend, if not all there is.
@@ -54,7 +55,8 @@ def explore(
     found = Exploration()
     seen: set[int] = set()
     checked: set[int] = set()
-    levels: list[list[list[int]]] = [[[]], *([] for _ in range(max_preemptions))]
+    levels: list[list[list[int]]] = [[[]], *([] for _ in range(max_preemptions or 0))]
+    is_bounded = max_preemptions is not None
     for level, waiting in enumerate(levels):
         while waiting:
             if found.n_schedules >= max_schedules:
@@ -62,20 +64,21 @@ def explore(
             prefix = waiting.pop()
             found.n_schedules += 1
             try:
-                chooser = _Branching(prefix, seen, level, levels, frozenset(deaths))
+                chooser = _Branching(prefix, seen, level, levels, frozenset(deaths), is_bounded=is_bounded)
                 run = Run(blobs, programs, chooser, view=view, is_remote=is_remote)
             except PrunedError:
                 continue
             finally:
                 found.n_states = len(seen)
             found.n_complete += 1
-            if run.content in checked and not run.errors():
+            end = run.content if is_bounded else run.state(None)
+            if end in checked and not run.errors():
                 continue
             found.failure = check(run)
             if found.failure is not None:
                 found.trace = run.trace
                 return found
-            checked.add(run.content)
+            checked.add(end)
     found.is_exhausted = True
     return found
 
@@ -84,13 +87,21 @@ class _Branching:
     """Follows a prefix, then goes straight on, noting every turn that could have been taken instead."""
 
     def __init__(
-        self, prefix: list[int], seen: set[int], level: int, levels: list[list[list[int]]], deaths: frozenset[str]
+        self,
+        prefix: list[int],
+        seen: set[int],
+        level: int,
+        levels: list[list[list[int]]],
+        deaths: frozenset[str],
+        *,
+        is_bounded: bool,
     ) -> None:
         self._prefix = prefix
         self._seen = seen
         self._level = level
         self._levels = levels
         self._deaths = deaths
+        self._is_bounded = is_bounded
         self._taken: list[int] = []
 
     def __call__(self, run: Run, current: Actor | None) -> Decision:
@@ -102,13 +113,13 @@ class _Branching:
                 return run.actors[number]
             assert current is not None
             return Kill(current)
-        state = run.state(current)
+        state = run.state(current if self._is_bounded or self._deaths else None)
         if state in self._seen:
             raise PrunedError
         self._seen.add(state)
         able = [actor for actor in run.actors if actor.can_run]
         chosen = able[0] if current is None else current
-        costs = 0 if current is None else 1
+        costs = 0 if current is None or not self._is_bounded else 1
         if self._level + costs < len(self._levels):
             others = [actor.number for actor in able if actor is not chosen]
             if current is not None and current.name in self._deaths:

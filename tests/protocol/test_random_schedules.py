@@ -32,9 +32,9 @@ def start(is_after_a_death: bool) -> Blobs:
     return Cast(before=STEPS, prepare=with_a_dead_collector if is_after_a_death else None).blobs()
 
 
-def everybody(draw: random.Random) -> Cast:
+def everybody(draw: random.Random, kind: type[Cast] = Cast) -> Cast:
     """A crowd of two writers, two collectors, a deletion and two readers."""
-    cast = Cast(before=STEPS, may_hold={step: {letters} for step, letters in STEPS.items()})
+    cast = kind(before=STEPS, may_hold={step: {letters} for step, letters in STEPS.items()})
     is_after_a_death = draw.random() < 0.5
     cast.start = start(is_after_a_death)
     if is_after_a_death:

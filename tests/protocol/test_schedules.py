@@ -133,7 +133,7 @@ def trained_and_dropped() -> Cast:
 def test_nor_where_a_training_relies_on_what_it_has_seen() -> None:
     cast = trained_and_dropped()
 
-    found = explore(cast.blobs(), cast.actors, cast.check, max_preemptions=2 + MORE_PREEMPTIONS, is_remote=True)
+    found = explore(cast.blobs(), cast.actors, cast.check, max_preemptions=1 + MORE_PREEMPTIONS, is_remote=True)
 
     print(found)
     assert found.failure is None, str(found)

@@ -1,0 +1,190 @@
+"""Plays on the contract of `promote` and `withdraw` alone, and what must be true of every change that is made."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from buckets import HISTORY, Loses, etag, objects, quietly
+from interleave import Program, Run
+from schedules import Exploration, explore
+
+from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.backends._objects import ObjectBackend, _is_void, _new_void
+from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError
+
+DEST = "refs/@1"
+OLD = b"the old ref"
+START: Mapping[str, Mapping[str, bytes]] = {"absent": {}, "a blob": {DEST: OLD}, "a void": {DEST: _new_void()}}
+
+
+@dataclass
+class Play:
+    """Who promotes, withdraws, deletes and looks, and what there is at the start."""
+
+    start: Mapping[str, bytes]
+    actors: dict[str, Program] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+    """By actor that promotes or puts: its source, "" for one that puts."""
+    replaces: set[str] = field(default_factory=set)
+    withdrawn_by: dict[str, str] = field(default_factory=dict)
+    """By actor that withdraws: what."""
+    removers: set[str] = field(default_factory=set)
+    """Who may make an end of what stands at the destination."""
+    loses: dict[str, Loses] = field(default_factory=dict)
+
+    def promoter(self, name: str, *, replace: bool, times: int = 1) -> Play:
+        """Add one that promotes an intent of its own, again and again if it is refused."""
+        source = f"intents/{name}"
+        token = etag(intent_of(name))
+
+        def program(backend: Backend) -> str:
+            for _ in range(times):
+                try:
+                    backend.promote(source, DEST, ref_of(name), token=token, replace=replace)
+                except BlobExistsError:
+                    continue
+                except BlobNotFoundError:
+                    return "gone"
+                return "promoted"
+            return "taken"
+
+        self.start = {**self.start, source: intent_of(name)}
+        self.sources[name] = source
+        if replace:
+            self.replaces.add(name)
+        return self._add(name, program)
+
+    def putter(self, name: str, key: str = DEST) -> Play:
+        def program(backend: Backend) -> str:
+            try:
+                backend.put_new(key, [ref_of(name)])
+            except BlobExistsError:
+                return "taken"
+            return "put"
+
+        self.sources[name] = ""
+        return self._add(name, program)
+
+    def withdrawer(self, name: str, key: str) -> Play:
+        def program(backend: Backend) -> bool | None:
+            info = backend.stat(key)
+            return None if info is None else backend.withdraw(key, info.token)
+
+        self.withdrawn_by[name] = key
+        if key == DEST:
+            self.removers.add(name)
+        return self._add(name, program)
+
+    def deleter(self, name: str, key: str = DEST) -> Play:
+        self.removers.add(name)
+        return self._add(name, lambda backend: backend.delete(key))
+
+    def looker(self, name: str, look: Callable[[Backend], object]) -> Play:
+        """Add one that looks at the destination; it says what it sees, as `check` knows it."""
+        return self._add(name, look)
+
+    def losing(self, name: str, number: int) -> Play:
+        """Have the answer to one of an actor's writes get lost."""
+        self.loses[name] = lambda action, path, n: n == number
+        return self
+
+    def explore(
+        self, kind: type[ObjectBackend] = ObjectBackend, *, deaths: Sequence[str] = (), has_versions: bool = False
+    ) -> Exploration:
+        """Try all schedules."""
+        start = {**self.start, HISTORY: b""}
+        view = objects(kind, loses=self.loses, has_versions=has_versions)
+        return explore(start, self.actors, self.check, max_preemptions=None, deaths=deaths, view=view)
+
+    def check(self, run: Run) -> str | None:
+        """Say what is wrong after a run."""
+        try:
+            for name, error in run.errors().items():
+                raise AssertionError(f"{name} raised {error!r}") from error
+            self._check_history(run)
+            self._check_end(run)
+        except AssertionError as error:
+            return f"{error}\n{run.memory._blobs[HISTORY][0].decode()}"
+        return None
+
+    def _add(self, name: str, program: Callable[[Backend], object]) -> Play:
+        self.actors[name] = program
+        return self
+
+    def _check_history(self, run: Run) -> None:
+        at_dest = shown(self.start.get(DEST, b""))
+        given_up: set[str] = set()
+        ended: set[str] = set()
+        for who, path, data in history(run):
+            if path in self.sources.values() and shown(data) is None and who in self.withdrawn_by:
+                # A ref that stands when its intent is withdrawn is one that nobody takes for committed.
+                name = path.rpartition("/")[2]
+                if _is_void(data):
+                    assert at_dest != ref_of(name), f"{path} was withdrawn although it is promoted"
+                    given_up.add(name)
+            if path != DEST or shown(data) == at_dest:
+                continue
+            if shown(data) is None:
+                assert who in self.removers, f"{who} lost {at_dest!r}"
+                # Who withdraws takes away what it has seen, and not what has taken its place.
+                assert who not in self.withdrawn_by or who not in ended, f"{who} lost {at_dest!r} too"
+                ended.add(who)
+            else:
+                assert shown(data) == ref_of(who), f"{who} wrote {data!r}"
+                assert at_dest is None or who in self.replaces, f"{who} replaced {at_dest!r}"
+                assert who not in given_up, f"{who} was promoted after its source was withdrawn"
+            at_dest = shown(data)
+
+    def _check_end(self, run: Run) -> None:
+        commits = [who for who, path, data in history(run) if path == DEST and shown(data) == ref_of(who)]
+        memory = quietly(run.memory)
+        for actor in run.actors:
+            name, said = actor.name, actor.said
+            source = self.sources.get(name)
+            if not source:
+                continue
+            is_withdrawn = any(self._said(run, who) is True for who, key in self.withdrawn_by.items() if key == source)
+            assert commits.count(name) <= 1 or self.loses, f"{name} was promoted twice"
+            if said == "promoted":
+                assert name in commits, f"{name} says it is promoted"
+                assert memory.stat(source) is None, f"{source} is still there"
+            elif said == "gone":
+                assert name not in commits or self.loses, f"{name} is promoted and says it is not"
+                assert is_withdrawn or self.loses, f"nobody withdrew the source of {name}"
+            elif said == "taken":
+                assert name not in commits, f"{name} is promoted and says it is not"
+                assert is_withdrawn or memory.stat(source) is not None, f"{source} is gone"
+            else:
+                assert actor.killed, f"{name} said {said!r}"
+                assert name in commits or is_withdrawn or memory.stat(source) is not None, f"{source} is gone"
+        last = shown(run.memory._blobs[DEST][0]) if DEST in run.memory._blobs else None
+        assert (memory.stat(DEST) is None) == (last is None), "a void shows"
+        assert [info.key for info in memory.list("refs")] == [DEST] * (last is not None), "a void is listed"
+        for name, actor_said in ((actor.name, actor.said) for actor in run.actors):
+            if name.startswith("look"):
+                known = {None, OLD, *map(ref_of, self.sources)}
+                assert actor_said in known, f"{name} saw {actor_said!r}"
+
+    def _said(self, run: Run, name: str) -> object:
+        return next(actor.said for actor in run.actors if actor.name == name)
+
+
+def intent_of(name: str) -> bytes:
+    return f"the intent of {name}".encode()
+
+
+def ref_of(name: str) -> bytes:
+    return f"the ref of {name}".encode()
+
+
+def shown(data: bytes) -> bytes | None:
+    """What an object's bytes are to a reader: white space at the end says nothing."""
+    return None if not data or _is_void(data) else data.rstrip()
+
+
+def history(run: Run) -> list[tuple[str, str, bytes]]:
+    """Every change of an object: by whom, where, and to what (nothing if it was deleted)."""
+    lines = run.memory._blobs[HISTORY][0].decode().splitlines()
+    return [ast.literal_eval(line) for line in lines]

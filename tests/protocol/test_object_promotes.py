@@ -1,0 +1,195 @@
+"""`promote` and `withdraw` over objects, under every schedule of their requests, with deaths and lost answers."""
+
+from __future__ import annotations
+
+import pytest
+from buckets import HISTORY, objects, use_memory
+from interleave import Run
+from promotes import DEST, OLD, START, Play, ref_of
+from schedules import Exploration, Script
+
+from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.errors import BlobNotFoundError
+
+BOTH = pytest.mark.parametrize("replace", [True, False], ids=["replacing", "not replacing"])
+ALL = pytest.mark.parametrize("start", list(START))
+SWAP = f"put if unchanged {DEST}"
+
+
+@pytest.fixture(autouse=True)
+def _bucket_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_memory(monkeypatch)
+
+
+def one(start: str, *, replace: bool) -> Play:
+    """A promote against a withdraw of its source."""
+    return Play(START[start]).promoter("p", replace=replace).withdrawer("w", "intents/p")
+
+
+def assert_holds(found: Exploration) -> None:
+    print(found)
+    assert found.failure is None, str(found)
+    assert found.is_exhausted
+
+
+# --- every schedule
+
+
+@ALL
+@BOTH
+def test_a_promote_and_a_withdraw_exclude_each_other_though_the_promoter_may_die(start: str, replace: bool) -> None:
+    assert_holds(one(start, replace=replace).explore(deaths=["p"]))
+
+
+@ALL
+@BOTH
+def test_they_do_if_a_version_is_looked_up_before_each_conditional_write(start: str, replace: bool) -> None:
+    assert_holds(one(start, replace=replace).explore(deaths=["p"], has_versions=True))
+    assert_holds(one(start, replace=replace).losing("p", 3).explore(has_versions=True))
+
+
+@pytest.mark.long
+@ALL
+@BOTH
+def test_they_do_if_two_withdraw(start: str, replace: bool) -> None:
+    assert_holds(one(start, replace=replace).withdrawer("w2", "intents/p").explore())
+
+
+@ALL
+@BOTH
+def test_they_do_while_the_destination_is_deleted(start: str, replace: bool) -> None:
+    assert_holds(one(start, replace=replace).deleter("d").explore(deaths=["p"]))
+
+
+@pytest.mark.long
+@ALL
+@BOTH
+def test_they_do_while_the_destination_is_withdrawn(start: str, replace: bool) -> None:
+    assert_holds(one(start, replace=replace).withdrawer("d", DEST).explore(deaths=["p"]))
+
+
+TWO = [("absent", True, True), ("absent", False, False), ("absent", True, False), ("absent", False, True)]
+TWO += [("a blob", True, True), ("a void", True, True), ("a void", False, False)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("start", "replace", "other"), TWO)
+def test_they_do_while_another_is_promoted_to_the_same_place(start: str, replace: bool, other: bool) -> None:
+    assert_holds(one(start, replace=replace).promoter("q", replace=other).explore())
+
+
+@pytest.mark.long
+def test_they_do_while_another_replaces_the_same_blob() -> None:
+    assert_holds(one("a blob", replace=True).promoter("q", replace=True).explore())
+
+
+@ALL
+def test_two_promotes_that_replace_nothing_do_not_both_come_to_an_end(start: str) -> None:
+    assert_holds(Play(START[start]).promoter("p", replace=False).promoter("q", replace=False).explore(deaths=["p"]))
+
+
+@ALL
+def test_a_blob_that_is_put_where_another_is_withdrawn_is_not_lost(start: str) -> None:
+    assert_holds(Play(START[start]).putter("u").withdrawer("w", DEST).promoter("p", replace=True).explore())
+
+
+@ALL
+@BOTH
+def test_a_void_never_shows(start: str, replace: bool) -> None:
+    for look in (by_get, by_stat, by_list, by_read):
+        cast = Play(START[start]).promoter("p", replace=replace).withdrawer("d", DEST)
+        assert_holds(cast.looker("look", look).explore())
+
+
+def by_get(backend: Backend) -> bytes | None:
+    try:
+        return backend.get(DEST).rstrip()
+    except BlobNotFoundError:
+        return None
+
+
+def by_stat(backend: Backend) -> bytes | None:
+    info = backend.stat(DEST)
+    return None if info is None else blob_of_size(info.size)
+
+
+def by_list(backend: Backend) -> bytes | None:
+    sizes = [info.size for info in backend.list("refs")]
+    return blob_of_size(sizes[0]) if sizes else None
+
+
+def by_read(backend: Backend) -> bytes | None:
+    out = bytearray(4)
+    try:
+        backend.read_into(DEST, 0, memoryview(out))
+    except BlobNotFoundError:
+        return None
+    return next((blob for blob in (OLD, ref_of("p")) if blob.startswith(out)), bytes(out))
+
+
+def blob_of_size(size: int) -> bytes:
+    """The blob that has so many bytes, as it was written or with what a withdraw adds."""
+    return next((blob for blob in (OLD, ref_of("p")) if size in (len(blob), len(blob) + 129)), b"%d bytes" % size)
+
+
+# --- lost answers
+
+
+@pytest.mark.parametrize("number", range(1, 6))
+@ALL
+@BOTH
+def test_an_answer_that_gets_lost_changes_nothing(start: str, replace: bool, number: int) -> None:
+    assert_holds(one(start, replace=replace).losing("p", number).explore())
+    assert_holds(one(start, replace=replace).losing("w", number).explore())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", range(1, 6))
+@ALL
+@BOTH
+def test_nor_does_it_while_the_destination_is_deleted(start: str, replace: bool, number: int) -> None:
+    assert_holds(one(start, replace=replace).deleter("d").losing("p", number).explore())
+    assert_holds(one(start, replace=replace).deleter("d").losing("w", number).explore())
+
+
+# --- schedules that once broke the contract
+
+
+def play(cast: Play, *steps: tuple[str, str]) -> str | None:
+    run = Run({**cast.start, HISTORY: b""}, cast.actors, Script(*steps), view=objects(loses=cast.loses))
+    return cast.check(run)
+
+
+def with_a_deletion(number: int) -> Play:
+    """One promote that is to replace what another, which loses an answer, has written, and that is withdrawn."""
+    two = Play({}).promoter("p", replace=True).promoter("q", replace=True)
+    return two.withdrawer("w", "intents/q").deleter("d").losing("p", number)
+
+
+def test_what_a_promote_has_written_does_not_come_again_if_it_is_deleted_before_the_answer() -> None:
+    steps = [("p", f"again: {SWAP}"), ("q", SWAP), ("d", ""), ("w", ""), ("p", ""), ("q", "")]
+
+    assert play(with_a_deletion(3), *steps) is None
+
+
+def test_nor_does_a_void_that_is_deleted_before_the_answer() -> None:
+    steps = [("p", "again: put if absent"), ("q", SWAP), ("d", ""), ("w", ""), ("p", "put if unchanged"), ("q", "")]
+
+    assert play(with_a_deletion(1), *steps, ("p", "")) is None
+
+
+def test_a_promote_whose_answer_gets_lost_knows_its_blob_though_a_withdraw_has_changed_its_end() -> None:
+    two = Play({}).promoter("p", replace=False).promoter("q", replace=True).withdrawer("w", "intents/q").losing("p", 3)
+
+    assert play(two, ("p", f"again: {SWAP}"), ("q", SWAP), ("w", ""), ("p", ""), ("q", "")) is None
+
+
+def test_a_promote_that_was_refused_twice_can_be_tried_again() -> None:
+    cast = Play({}).promoter("p", replace=False, times=3)
+    for n in (1, 2):
+        cast.promoter(f"q{n}", replace=False).deleter(f"d{n}")
+    steps: list[tuple[str, str]] = []
+    for n in (1, 2):
+        steps += [("p", SWAP), (f"q{n}", ""), ("p", "head"), ("p", "put if absent"), (f"d{n}", "")]
+
+    assert play(cast, *steps, ("p", "")) is None

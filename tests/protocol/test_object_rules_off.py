@@ -1,0 +1,171 @@
+"""Each rule of a promote over objects, switched off: some schedule must break the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from buckets import objects, use_memory
+from interleave import Run
+from promotes import DEST, START, Play
+from schedules import explore
+from test_object_schedules import save_against_collection
+
+from tensorcas_mlflow.backends import Buffer, Token
+from tensorcas_mlflow.backends._buckets import TakenError
+from tensorcas_mlflow.backends._objects import _VOID, ObjectBackend, _Move
+from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+@pytest.fixture(autouse=True)
+def _bucket_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_memory(monkeypatch)
+
+
+class PreventsNothing(ObjectBackend):
+    """A withdraw that swaps the source and leaves the destination as it is."""
+
+    def _prevent(self, move: _Move) -> bool:
+        return True
+
+
+class PreventsOnlyVoids(ObjectBackend):
+    """A withdraw that takes another token at the destination for a promote that is done."""
+
+    def _prevent(self, move: _Move) -> bool:
+        found = self._bucket.get(move.dest)
+        return found is not None and found[1].token == move.before and super()._prevent(move)
+
+
+class CreatesItsDestination(ObjectBackend):
+    """A promote that claims nothing where nothing stands: it relies on nothing being there still."""
+
+    def promote(self, source: str, dest: str, data: Buffer, *, token: Token, replace: bool) -> None:
+        while True:
+            info = self._bucket.head(dest)
+            before = "" if info is None else info.token
+            if info is not None and not replace and self._shown(info) is not None:
+                raise BlobExistsError(dest)
+            moved = self._bucket.swap(source, _Move(dest=dest, before=before, data=bytes(data)).to_bytes(), token)
+            if moved is None:
+                raise BlobNotFoundError(source)
+            token = moved
+            try:
+                if info is None:
+                    self._bucket.create(dest, bytes(data))
+                    break
+            except TakenError:
+                continue
+            if self._bucket.swap(dest, bytes(data), before) is not None:
+                break
+        self._bucket.delete(source)
+
+
+class SaysItOnce(ObjectBackend):
+    """A promote that, when somebody was faster, tries again without saying so."""
+
+    def promote(self, source: str, dest: str, data: Buffer, *, token: Token, replace: bool) -> None:
+        before = self._claim(dest, replace=replace)
+        if self._bucket.swap(source, _Move(dest=dest, before=before, data=bytes(data)).to_bytes(), token) is None:
+            raise BlobNotFoundError(source)
+        while self._bucket.swap(dest, bytes(data), before) is None:
+            before = self._claim(dest, replace=replace)
+        self._bucket.delete(source)
+
+
+class SaysNothing(ObjectBackend):
+    """A promote that takes its source away first."""
+
+    def promote(self, source: str, dest: str, data: Buffer, *, token: Token, replace: bool) -> None:
+        before = self._claim(dest, replace=replace)
+        if self._bucket.swap(source, bytes(data), token) is None:
+            raise BlobNotFoundError(source)
+        while self._bucket.swap(dest, bytes(data), before) is None:
+            before = self._claim(dest, replace=replace)
+        self._bucket.delete(source)
+
+
+class DeletesItsVoids(ObjectBackend):
+    """A withdraw that leaves nothing behind at any key."""
+
+    def withdraw(self, key: str, token: Token) -> bool:
+        is_withdrawn = super().withdraw(key, token)
+        if is_withdrawn:
+            self._bucket.delete(key)
+        return is_withdrawn
+
+
+def keep_the_bytes(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("tensorcas_mlflow.backends._objects._renewed", lambda blob: blob)
+
+
+def make_all_voids_alike(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("tensorcas_mlflow.backends._objects._new_void", lambda: _VOID + b"0" * 32)
+
+
+@dataclass(frozen=True)
+class RuleOff:
+    name: str
+    play: Callable[[], Play]
+    kind: type[ObjectBackend] = ObjectBackend
+    patch: Patch | None = None
+
+
+def one(start: str, *, replace: bool = True) -> Play:
+    """A promote against a withdraw of its source."""
+    return Play(START[start]).promoter("p", replace=replace).withdrawer("w", "intents/p")
+
+
+RULES = [
+    RuleOff("a withdraw prevents the promote", lambda: one("absent"), PreventsNothing),
+    RuleOff("also where a blob is to be replaced", lambda: one("a blob"), PreventsNothing),
+    RuleOff("another token is not the promote's own", lambda: one("a blob").deleter("d"), PreventsOnlyVoids),
+    RuleOff("a promote claims what does not exist", lambda: one("absent"), CreatesItsDestination),
+    RuleOff("a promote says every attempt", lambda: one("a blob").promoter("q", replace=True), SaysItOnce),
+    RuleOff("a promote says what it does", lambda: one("absent"), SaysNothing),
+    RuleOff(
+        "a void stays where a blob may come",
+        lambda: Play(START["a blob"]).promoter("p", replace=True).withdrawer("w", DEST),
+        DeletesItsVoids,
+    ),
+    RuleOff("what is prevented has other bytes", lambda: one("absent"), patch=keep_the_bytes),
+    RuleOff("also where a blob is to be replaced", lambda: one("a blob"), patch=keep_the_bytes),
+    RuleOff("no two voids are alike", lambda: one("absent").deleter("d"), patch=make_all_voids_alike),
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_without_a_rule_the_contract_is_broken(rule: RuleOff, monkeypatch: pytest.MonkeyPatch) -> None:
+    if rule.patch is not None:
+        rule.patch(monkeypatch)
+
+    found = rule.play().explore(rule.kind)
+
+    print(f"{rule.name}: {found.n_schedules} schedules: {found.failure}")
+    assert found.failure is not None, str(found)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", [PreventsNothing, CreatesItsDestination, SaysItOnce, SaysNothing])
+def test_without_it_a_checkpoint_is_lost(kind: type[ObjectBackend]) -> None:
+    cast = save_against_collection()
+
+    def check(run: Run) -> str | None:
+        problem = cast.check(run)
+        return problem if problem is not None and problem.startswith("LOSS after the run") else None
+
+    found = explore(
+        cast.blobs(),
+        cast.actors,
+        check,
+        max_preemptions=2,
+        max_schedules=2000,
+        view=objects(kind),
+        is_remote=True,
+    )
+
+    print(f"{kind.__name__}: lost after {found.n_schedules} schedules")
+    assert found.failure is not None, str(found)

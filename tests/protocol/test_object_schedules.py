@@ -1,0 +1,120 @@
+"""Writers, collectors and deletions over objects: a step is a request to a bucket, and answers get lost."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from buckets import ObjectCast, objects, use_memory
+from casts import Cast
+from interleave import Run
+from schedules import Exploration, RandomWalk, Script, explore
+from test_random_schedules import N_PARTS, N_RANDOM, everybody
+
+N_OVER_OBJECTS = N_RANDOM // 4
+N_ON_EVERY_CHANGE = 25
+
+
+@pytest.fixture(autouse=True)
+def _bucket_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_memory(monkeypatch)
+
+
+def save_against_collection() -> Cast:
+    """A save that shares a chunk with an old pack whose only ref is dropped meanwhile."""
+    cast = ObjectCast(before={0: "ab"}).writer("writer", "ac", 1)
+    return cast.collector("collector", max_waste=0).deletion("deletion", 0)
+
+
+def saves_of_one_step() -> Cast:
+    """Two saves of one step, while a collector takes both for dead and the step is deleted."""
+    cast = ObjectCast(before={1: "ab"}).writer("first", "a", 1).writer("second", "b", 1)
+    return cast.collector("collector").deletion("deletion", 1)
+
+
+def trained_and_dropped() -> Cast:
+    """A training saves one state twice, while the first save is dropped and collected."""
+    return ObjectCast().trainer("trainer", "ab", 1, 2).deletion("deletion", 1).collector("collector")
+
+
+def two_collectors() -> Cast:
+    """Somebody saves again what two collectors have planned to delete."""
+    cast = ObjectCast(before={0: "ab"}).drop(0).writer("writer", "ab", 1)
+    return cast.collector("first").collector("second")
+
+
+def assert_safe(cast: Cast, *, max_preemptions: int, deaths: list[str]) -> None:
+    found: Exploration = explore(
+        cast.blobs(),
+        cast.actors,
+        cast.check,
+        max_preemptions=max_preemptions,
+        deaths=deaths,
+        view=objects(),
+        is_remote=True,
+    )
+
+    print(found)
+    assert found.failure is None, str(found)
+    assert found.is_exhausted
+
+
+# --- every schedule within a bound
+
+
+def test_no_schedule_of_a_training_a_deletion_and_a_collection_loses_or_leaks() -> None:
+    assert_safe(trained_and_dropped(), max_preemptions=1, deaths=[])
+
+
+def test_nor_does_one_of_a_save_a_collection_and_a_deletion() -> None:
+    assert_safe(save_against_collection(), max_preemptions=1, deaths=[])
+
+
+@pytest.mark.long
+def test_nor_does_one_in_which_somebody_dies() -> None:
+    assert_safe(save_against_collection(), max_preemptions=1, deaths=["writer", "collector"])
+
+
+@pytest.mark.long
+def test_nor_one_of_two_collectors() -> None:
+    assert_safe(two_collectors(), max_preemptions=1, deaths=["first"])
+
+
+@pytest.mark.long
+def test_nor_one_of_two_saves_of_one_step() -> None:
+    assert_safe(saves_of_one_step(), max_preemptions=1, deaths=["first"])
+
+
+# --- random schedules
+
+
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.long) for part in range(1, N_PARTS))])
+def test_random_schedules_of_a_crowd_whose_answers_get_lost_lose_nothing(
+    part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tensorcas_mlflow.store._catalog._FOLD_AT", 2)
+    for seed in range(part, N_OVER_OBJECTS if part else N_PARTS * N_ON_EVERY_CHANGE, N_PARTS):
+        draw = random.Random(seed)
+        cast = everybody(draw, ObjectCast)
+        walk = RandomWalk(seed, deaths=[name for name in cast.actors if name[0] in "wc"])
+        share = draw.choice([0.0, 0.05, 0.3])
+        view = objects(loses=dict.fromkeys(cast.actors, lambda *write, draw=draw, share=share: draw.random() < share))
+        run = Run(cast.blobs(), cast.actors, walk, view=view, is_remote=True)
+
+        problem = cast.check(run)
+
+        assert problem is None, "\n".join([f"seed {seed}: {problem}", *run.trace])
+
+
+# --- schedules that once broke something
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_collection_that_begins_a_generation_or_dies_over_it_keeps_nobody_from_collecting(dies: bool) -> None:
+    cast = ObjectCast(before={0: "ab"}).drop(0).collector("first", grace_s=3600).collector("second", grace_s=3600)
+    steps = [("first", "put if unchanged condemned/@generation"), ("second", "")]
+    script = Script(*steps) if dies else Script(*steps, ("first", ""))
+
+    run = Run(cast.blobs(), cast.actors, script, view=objects(), is_remote=True)
+
+    assert cast.check(run) is None
