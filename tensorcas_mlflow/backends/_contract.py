@@ -88,7 +88,8 @@ class Backend(ABC):
         """Turn the blob at ``source``, if it is still there unchanged, into a durable blob ``dest`` holding ``data``.
 
         This is the compare-and-swap of the protocol. After a `withdraw` of ``source`` has returned True no `promote` of
-        it returns. When this has returned, ``source`` is gone and ``dest`` is durable. If the process dies inside,
+        it returns. When this has returned, ``dest`` is durable and ``source`` is gone, or, if the storage failed at the
+        very end, garbage that a collection withdraws. If the process dies inside,
         either ``dest`` is there with ``data``, or ``source`` is there, unchanged or holding a beginning of ``data``.
 
         Args:
