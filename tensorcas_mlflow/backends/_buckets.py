@@ -5,32 +5,29 @@ from __future__ import annotations
 import itertools
 import os
 import random
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import wait
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends._flow import Flow
-from tensorcas_mlflow.errors import BackendError, ForbiddenError, RefusedError
+from tensorcas_mlflow.backends._object_errors import may_have_expired, may_pass, says_later, status_of, translated
+from tensorcas_mlflow.errors import BackendError
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 T = TypeVar("T")
 
-MAX_ATTEMPTS = 8
+GIVE_UP_S = 60.0
+"""After so long no further attempt is begun. One may itself take a while, if the store is silent."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 8.0
 PART_BYTES = 8 << 20
 """Size of a part of an upload in parts; S3 takes 10,000 of them."""
 _PARTS_AT_ONCE = 8
-
-_STATUS = re.compile(r"non-2xx status code: (\d{3})")
-_EXPIRED = re.compile(r"ExpiredToken|TokenRefreshRequired|RequestExpired|ExpiredAuthenticationToken")
-_OVERLOADED = frozenset({408, 409, 429})
-"""Answers below 500 that say: later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +54,18 @@ class TooLongError(Exception):
         self.size = size
 
 
+class _PartlySentError(Exception):
+    """An upload failed after some of it was drawn; the cause says why."""
+
+
+Connect = Callable[[], "tuple[ObjectStore, ObjectStore]"]
+
+
 class Bucket:
     """Objects by path below a prefix.
 
-    Every request that failed in a way that may pass is made again, with growing pauses, for a minute or so. After a
+    Every request that failed in a way that may pass is made again, with growing pauses, for a minute or so; one that
+    failed for expired credentials is made again with new ones, if there are some. After a
     conditional write whose answer was lost, the object is read: if it holds what was written, the write was done. So
     whoever writes conditionally writes bytes that nobody else writes.
 
@@ -70,19 +75,21 @@ class Bucket:
         RefusedError: It will never do it.
     """
 
-    def __init__(self, reader: ObjectStore, writer: ObjectStore, *, uri: str, prefix: str, has_versions: bool) -> None:
+    def __init__(self, connect: Connect, *, uri: str, prefix: str, has_versions: bool) -> None:
         """Take two views of one bucket.
 
         Args:
-            reader: For what can be asked twice without harm; it may repeat requests by itself.
-            writer: For conditional writes; it must not repeat any.
+            connect: Gives one for what can be asked twice without harm, which may repeat requests by itself, and one
+                for conditional writes, which must not repeat any. Asked again, for views with new credentials, when
+                those of the last ones have expired.
             uri: Of the place, for messages.
             prefix: What all paths begin with, without slashes around it.
             has_versions: Whether a conditional write names the version of an object and not its ETag.
         """
         self.uri = uri
-        self._reader = reader
-        self._writer = writer
+        self._connect = connect
+        self._reader, self._writer = connect()
+        self._renewing = threads.Lock()
         self._prefix = f"{prefix}/" if prefix else ""
         self._has_versions = has_versions
         self._pid = os.getpid()
@@ -133,7 +140,7 @@ class Bucket:
             except FileNotFoundError:
                 return None
             except Exception as error:
-                if _status(error) == 416:
+                if status_of(error) == 416:
                     return 0
                 raise
             n_bytes = len(data)
@@ -221,7 +228,7 @@ class Bucket:
                 put = obstore.put(self._writer, self._prefix + path, data, mode=version, use_multipart=False)  # type: ignore[arg-type]
                 return _etag(put)
             except (obstore.exceptions.PreconditionError, obstore.exceptions.AlreadyExistsError) as error:
-                if _status(error) == 409:
+                if says_later(error):
                     raise
                 return self._written(path, data) if attempt else None
             except FileNotFoundError:
@@ -261,19 +268,30 @@ class Bucket:
         self._check_process()
         flow = Flow()
 
-        def send() -> str:
+        def ask(attempt: int) -> str:
+            reader = self._reader
             try:
                 put = obstore.put(
-                    self._reader,
+                    reader,
                     self._prefix + path,
                     flow,
                     use_multipart=True,
                     chunk_size=PART_BYTES,
                     max_concurrency=_PARTS_AT_ONCE,
                 )
+            except Exception as error:
+                if not flow.has_begun:
+                    raise
+                if may_have_expired(error):
+                    self._renew(reader)  # for the next call
+                raise _PartlySentError from error
+            return _etag(put)
+
+        def send() -> str:
+            try:
+                return self._repeated("write", path, ask)
             finally:
                 flow.close()
-            return _etag(put)
 
         # Drawn here and sent there: what draws them may want to ask this bucket something meanwhile.
         sent = threads.start(send, "tensorcas-send")
@@ -284,11 +302,13 @@ class Bucket:
             raise
         try:
             return sent.result()
-        except Exception as error:
+        except _PartlySentError as error:
             info = self.head(path) if flow.is_fed else None
             if info is not None and info.size == flow.n_bytes:
                 return info.token  # all had arrived, and only the answer to the last request was lost
-            raise _translated("write", path, self.uri, error) from error
+            cause = error.__cause__
+            assert isinstance(cause, Exception)
+            raise translated("write", path, self.uri, cause) from cause
 
     def delete(self, path: str) -> None:
         """Remove an object; none there is no error."""
@@ -300,7 +320,7 @@ class Bucket:
         self._repeated("delete", path, ask)
 
     def _settled(self, path: str, data: bytes, attempt: int, error: Exception, refusal: Exception) -> str:
-        if _status(error) == 409:  # others are writing there at this moment, and may yet fail
+        if says_later(error):
             raise error
         written = self._written(path, data) if attempt else None
         if written is None:
@@ -329,18 +349,34 @@ class Bucket:
                 "reach", self.uri, "a process made by fork cannot use its parent's connections: start it with 'spawn'"
             )
 
+    def _renew(self, expired: ObjectStore) -> bool:
+        """Connect anew, unless another thread has done so since; returns whether that could be done."""
+        with self._renewing:
+            if self._reader is expired:
+                with suppress(ValueError):
+                    self._reader, self._writer = self._connect()
+            return self._reader is not expired
+
     def _repeated(self, action: str, path: str, ask: Callable[[int], T]) -> T:
         """Ask until there is an answer."""
         self._check_process()
-        for attempt in range(MAX_ATTEMPTS):
+        give_up = time.monotonic() + GIVE_UP_S
+        has_renewed = False
+        for attempt in itertools.count():
+            reader = self._reader
+            pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(attempt, 32)) * (0.5 + random.random() / 2)
             try:
                 return ask(attempt)
-            except (TakenError, TooLongError, BackendError):
+            except (TakenError, TooLongError, BackendError, _PartlySentError):
                 raise
             except Exception as error:
-                if not _may_pass(error) or attempt == MAX_ATTEMPTS - 1:
-                    raise _translated(action, path, self.uri, error) from error
-            time.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt) * (0.5 + random.random() / 2))
+                if may_have_expired(error) and not has_renewed:
+                    has_renewed = True
+                    if self._renew(reader):
+                        continue
+                if not may_pass(error) or time.monotonic() + pause > give_up:
+                    raise translated(action, path, self.uri, error, n_attempts=attempt + 1) from error
+            time.sleep(pause)
         raise AssertionError("unreachable")
 
 
@@ -353,32 +389,3 @@ def _or_none(ask: Callable[[], T]) -> T | None:
 
 def _etag(meta: Any) -> str:
     return (meta["e_tag"] or "").strip('"')
-
-
-def _status(error: Exception) -> int | None:
-    found = _STATUS.search(str(error))
-    return int(found[1]) if found else None
-
-
-def _may_pass(error: Exception) -> bool:
-    import obstore
-
-    lasting = (obstore.exceptions.PermissionDeniedError, obstore.exceptions.UnauthenticatedError, FileNotFoundError)
-    if isinstance(error, (*lasting, ValueError, TypeError, NotImplementedError)):
-        return False
-    status = _status(error)
-    return status is None or status >= 500 or status in _OVERLOADED
-
-
-def _translated(action: str, path: str, uri: str, error: Exception) -> BackendError:
-    import obstore
-
-    said = str(error).partition("\n")[0]
-    reason = f"{said[:500]} (in {uri})"
-    if _EXPIRED.search(str(error)):
-        return ForbiddenError(action, path, f"the credentials have expired: renew them and try again; {reason}")
-    if isinstance(error, obstore.exceptions.PermissionDeniedError | obstore.exceptions.UnauthenticatedError):
-        return ForbiddenError(action, path, reason)
-    if isinstance(error, FileNotFoundError):
-        return RefusedError(action, path, f"there is no such bucket or container; {reason}")
-    return (BackendError if _may_pass(error) else RefusedError)(action, path, reason)

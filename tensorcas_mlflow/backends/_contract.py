@@ -89,9 +89,10 @@ class Backend(ABC):
 
         This is the compare-and-swap of the protocol. After a `withdraw` of ``source`` has returned True no `promote` of
         it makes ``dest``, and none had made a blob that still is there: one that returns all the same had made it
-        before, and somebody has removed or replaced it since. When this has returned, ``source`` is gone and ``dest``
-        is durable. If the process dies inside, either ``dest`` was made with ``data``, or ``source`` is there:
-        unchanged, or holding a beginning of ``data``, or ``data`` and a line of the backend's own.
+        before, and somebody has removed or replaced it since. When this has returned, ``dest`` is durable, and
+        ``source`` is gone or, if the storage failed at the very end, garbage that a `withdraw` clears away. If the
+        process dies inside, either ``dest`` was made with ``data``, or ``source`` is there: unchanged, or holding a
+        beginning of ``data``, or ``data`` and a line of the backend's own.
 
         Args:
             source: An existing blob, at a key that never comes again.

@@ -18,8 +18,12 @@ from tensorcas_mlflow.errors import RefusedError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from obstore.store import ObjectStore
+
 _CONNECT_S, _SILENCE_S, _REQUEST_S = 10, 30, 600
-_RETRIES = {"max_retries": 5, "retry_timeout": timedelta(seconds=60)}
+_BACKOFF = {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=8), "base": 2}
+_RETRIES = {"max_retries": 30, "retry_timeout": timedelta(seconds=60), "backoff": _BACKOFF}
+"""Bounded by time: the parts of an upload are asked for again by nobody else."""
 _NO_RETRIES = {"max_retries": 0}
 _CREDENTIALS_LIFE = timedelta(minutes=5)
 """How long credentials are used before boto3 is asked again. It renews its own well before they expire."""
@@ -46,17 +50,21 @@ def open_bucket(root: Root, folder: str) -> Bucket:
         GS_SCHEME: obstore.store.GCSStore,
         AZ_SCHEME: obstore.store.AzureStore,
     }
-    settings = {S3_SCHEME: _s3, GS_SCHEME: _gcs, AZ_SCHEME: _azure}[root.scheme](root)
     name = root.container.partition("@")[0]
-    try:
-        reader, writer = (
-            make[root.scheme](name, retry_config=retries, **settings) for retries in (_RETRIES, _NO_RETRIES)
-        )
-    except Exception as error:
-        # Whatever obstore or boto3 find wrong with the settings.
-        raise ValueError(f"{root.uri!r} cannot be opened: {error}") from error
+
+    def connect() -> tuple[ObjectStore, ObjectStore]:
+        settings = {S3_SCHEME: _s3, GS_SCHEME: _gcs, AZ_SCHEME: _azure}[root.scheme](root)
+        try:
+            reader, writer = (
+                make[root.scheme](name, retry_config=retries, **settings) for retries in (_RETRIES, _NO_RETRIES)
+            )
+        except Exception as error:
+            # Whatever obstore or boto3 find wrong with the settings.
+            raise ValueError(f"{root.uri!r} cannot be opened: {error}") from error
+        return reader, writer
+
     prefix = "/".join(filter(None, (root.key, folder)))
-    return Bucket(reader, writer, uri=root.uri, prefix=prefix, has_versions=root.scheme == GS_SCHEME)
+    return Bucket(connect, uri=root.uri, prefix=prefix, has_versions=root.scheme == GS_SCHEME)
 
 
 def _client(endpoint: str | None) -> dict[str, Any]:

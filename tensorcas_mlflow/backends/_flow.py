@@ -21,6 +21,8 @@ class Flow:
         self.n_bytes = 0
         self.is_fed = False
         """Whether all pieces have been handed over."""
+        self.has_begun = False
+        """Whether a piece has been asked for; from then on what is sent cannot be sent anew."""
         self._changed = threading.Condition()
         self._pieces: deque[Any] = deque()
         self._n_waiting_bytes = 0
@@ -63,6 +65,7 @@ class Flow:
 
     def __next__(self) -> Any:
         with self._changed:
+            self.has_begun = True
             while not (self._pieces or self.is_fed or self._is_broken):
                 self._changed.wait()
             if self._is_broken:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import secrets
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends._buckets import PART_BYTES, Bucket, ObjectInfo, TakenError, TooLongError
 from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Buffer, Children, Token, check_key
-from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError, CorruptError
+from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CorruptError
+
+_log = logging.getLogger(__name__)
 
 _VOID = b"\x00tensorcas: there is no blob here\x00"
 _NONCE_BYTES = 16
@@ -98,7 +102,7 @@ class ObjectBackend(Backend):
             # replace just these may have been prevented since.
             content = _renewed(content)
         self._moved.pop(source, None)
-        self._bucket.delete(source)
+        self._remove_used(source)
 
     def withdraw(self, key: str, token: Token) -> bool:
         found = self._bucket.get(check_key(key))
@@ -107,13 +111,13 @@ class ObjectBackend(Backend):
             return False
         move = _Move.parse(found[0])
         if move is not None and not self._prevent(move):
-            self._bucket.delete(key)
+            self._remove_used(key)
             return False
         if self._bucket.swap(key, _new_void(), token) is None:
             return False
         # Anywhere else somebody may have put a blob in the void's place by now.
         if key.startswith(_USED_ONCE):
-            self._bucket.delete(key)
+            self._remove_used(key)
         return True
 
     def stat(self, key: str) -> BlobInfo | None:
@@ -179,6 +183,23 @@ class ObjectBackend(Backend):
 
     def delete(self, key: str) -> None:
         self._bucket.delete(check_key(key))
+
+    def sweep(self, older_than_s: float) -> int:
+        """Remove the voids of intents that were withdrawn by a call that did not come to remove them."""
+        before = time.time() - older_than_s
+        n_bytes = 0
+        for info in self._bucket.walk(_USED_ONCE.rstrip("/")):
+            if info.modified_s <= before and self._shown(info) is None:
+                self._bucket.delete(info.path)
+                n_bytes += info.size
+        return n_bytes
+
+    def _remove_used(self, key: str) -> None:
+        """Remove the source of a promote or withdraw that is done, and cannot be undone by what happens now."""
+        try:
+            self._bucket.delete(key)
+        except BackendError as error:
+            _log.warning("what was asked for is done, but its intent stays until a collection: %s", error)
 
     def _create(self, key: str, data: bytes) -> Token:
         while True:

@@ -11,8 +11,10 @@ from tests.objects.servers import S3Server
 def bucket_of(server: S3Server, name: str, prefix: str = "") -> Bucket:
     """A bucket, without asking the environment where it is."""
     settings = {**server.config, "bucket": name, "disable_bulk_delete": True}
-    reader, writer = (S3Store(**settings, retry_config={"max_retries": retries}) for retries in (5, 0))
-    return Bucket(reader, writer, uri=f"tensorcas-s3://{name}/{prefix}", prefix=prefix, has_versions=False)
+    views = tuple(S3Store(**settings, retry_config={"max_retries": retries}) for retries in (5, 0))
+    return Bucket(
+        lambda: (views[0], views[1]), uri=f"tensorcas-s3://{name}/{prefix}", prefix=prefix, has_versions=False
+    )
 
 
 def backend_of(server: S3Server, name: str, prefix: str = ".tensorcas") -> ObjectBackend:

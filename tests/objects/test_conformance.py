@@ -50,10 +50,10 @@ class TestAnotherS3(BackendConformance):
 class TestAzure(BackendConformance):
     @pytest.fixture
     def backend(self, azure: AzureServer, container: str) -> ObjectBackend:
-        reader, writer = (AzureStore(container, **azure.config, retry_config={"max_retries": n}) for n in (5, 0))
+        views = tuple(AzureStore(container, **azure.config, retry_config={"max_retries": n}) for n in (5, 0))
         prefix = f"team/{next(_prefixes)}/.tensorcas"
-        bucket = Bucket(reader, writer, uri=f"tensorcas-az://{container}", prefix=prefix, has_versions=False)
-        return ObjectBackend(bucket, uri=f"tensorcas-az://{container}")
+        uri = f"tensorcas-az://{container}"
+        return ObjectBackend(Bucket(lambda: (views[0], views[1]), uri=uri, prefix=prefix, has_versions=False), uri=uri)
 
 
 def test_a_bucket_that_is_not_there_is_said_to_be_missing(s3: S3Server) -> None:

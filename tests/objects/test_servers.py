@@ -209,6 +209,7 @@ def listed(store: S3Store | AzureStore, **kwargs: Any) -> list[str]:
     return [meta["path"] for batch in obstore.list(store, **kwargs) for meta in batch]
 
 
+@pytest.mark.long
 class TestMoto(S3Checks):
     @pytest.fixture
     def at(self, s3: S3Server, bucket: str) -> tuple[S3Server, str]:

@@ -137,7 +137,7 @@ class Requests:
 def over(requests: Requests, kind: type[ObjectBackend] = ObjectBackend, *, has_versions: bool = False) -> ObjectBackend:
     """The real backend and the real bucket over some requests."""
     store: Any = requests
-    return kind(Bucket(store, store, uri=URI, prefix="", has_versions=has_versions), uri=URI)
+    return kind(Bucket(lambda: (store, store), uri=URI, prefix="", has_versions=has_versions), uri=URI)
 
 
 def quietly(memory: MemoryBackend) -> ObjectBackend:
@@ -175,7 +175,9 @@ def use_memory(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(obstore, name, lambda store, *args, _name=name, **more: getattr(store, _name)(*args, **more))
     drawn = SimpleNamespace(token_hex=lambda n_bytes: actors_uuid4().hex, randbits=lambda n_bits: actors_uuid4().int)
     patch.setattr("tensorcas_mlflow.backends._objects.secrets", drawn)
-    patch.setattr("tensorcas_mlflow.backends._buckets.time", SimpleNamespace(sleep=lambda seconds: None))
+    patch.setattr(
+        "tensorcas_mlflow.backends._buckets.time", SimpleNamespace(sleep=lambda seconds: None, monotonic=lambda: 0.0)
+    )
 
 
 class ObjectCast(Cast):
