@@ -116,7 +116,8 @@ def _upload_settings(extra: str | None) -> dict[str, str]:
         args = json.loads(extra)
         unknown = sorted(args.keys() - _ENCRYPTION.keys())
     except (ValueError, AttributeError) as error:
-        raise ValueError(f"MLFLOW_S3_UPLOAD_EXTRA_ARGS must be a JSON object, not {extra!r}") from error
+        # Not with what it says, which may be a key.
+        raise ValueError("MLFLOW_S3_UPLOAD_EXTRA_ARGS must be a JSON object") from error
     if unknown:
         raise ValueError(
             f"MLFLOW_S3_UPLOAD_EXTRA_ARGS has {unknown[0]!r}, which cannot be kept here: set it for the whole bucket"
