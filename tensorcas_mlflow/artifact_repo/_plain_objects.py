@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mimetypes
+import posixpath
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +13,17 @@ from mlflow.entities.file_info import FileInfo
 
 from tensorcas_mlflow.artifact_repo._names import is_store, is_visible_path
 from tensorcas_mlflow.artifact_repo._plain import Remove
-from tensorcas_mlflow.backends import STORE_FOLDER, ObjectInfo, Root, artifact_path, object_path, open_bucket
+from tensorcas_mlflow.backends import (
+    STORE_FOLDER,
+    ObjectInfo,
+    Root,
+    artifact_path,
+    is_void,
+    is_void_object,
+    new_void,
+    object_path,
+    open_bucket,
+)
 
 _FORMAT = f"{STORE_FOLDER}/format"
 
@@ -21,6 +33,9 @@ class ObjectTree:
 
     There are no folders but those that hold something, and a name can be both a file and a folder, as everywhere in
     object stores. Names are kept as they are, except that ``%`` and control characters are percent-encoded.
+
+    Nobody can delete just the object that was looked at, and nothing written there since; but it can be replaced. So a
+    plain file that a file in the store takes the place of becomes a void.
     """
 
     def __init__(self, root: Root) -> None:
@@ -34,7 +49,7 @@ class ObjectTree:
     def fetch(self, path: str, out: Path) -> bool:
         """Write a plain file to a local one; False if there is none."""
         found = self._bucket.get(object_path(path)) if path and is_visible_path(path) else None
-        if found is None:
+        if found is None or is_void(found[0]):
             return False
         out.write_bytes(found[0])
         return True
@@ -56,7 +71,8 @@ class ObjectTree:
             if not is_store(name):
                 yield FileInfo(_joined(path, artifact_path(name)), True, None)
         for info in objects:
-            yield _file_info(info)
+            if not is_void_object(self._bucket, info):
+                yield _file_info(info)
 
     def is_changing(self, path: str) -> bool:
         """Tell whether a file is being put in its place at this moment: here each is put there at once."""
@@ -84,11 +100,15 @@ class ObjectTree:
 
     def write(self, path: str, data: bytes, *, modified_ns: int | None = None) -> None:
         """Write a plain file whole, in place of the one there."""
-        self._bucket.put(object_path(path), data)
+        # All that is plain is text, whatever else its name may mean.
+        guessed, encoding = mimetypes.guess_type(posixpath.basename(path))
+        content_type = guessed if guessed is not None and encoding is None else "text/plain"
+        self._bucket.put(object_path(path), data, content_type=content_type)
 
     def has_file(self, path: str) -> bool:
         """Tell whether there is a plain file at a path."""
-        return self._bucket.head(object_path(path)) is not None
+        info = self._bucket.head(object_path(path))
+        return info is not None and not is_void_object(self._bucket, info)
 
     @contextmanager
     def replacing(self, path: str) -> Iterator[Remove]:
@@ -96,9 +116,15 @@ class ObjectTree:
         before = self._bucket.head(object_path(path))
 
         def remove(is_hidden: Callable[[], bool]) -> None:
-            now = None if before is None else self._bucket.head(object_path(path))
-            if before is not None and now is not None and now.token == before.token and is_hidden():
-                self._bucket.delete(object_path(path))
+            found = None if before is None else self._bucket.get(object_path(path))
+            if before is None or found is None or found[1].token != before.token or is_void(found[0]):
+                return
+            if not is_hidden():
+                return
+            token = self._bucket.swap(object_path(path), new_void(), before.token)
+            # Somebody may just have written the same text once more, which has the same token, and dropped the ref.
+            if token is not None and not is_hidden():
+                self._bucket.swap(object_path(path), found[0], token)
 
         yield remove
 
@@ -114,13 +140,18 @@ class ObjectTree:
             return
         if path:
             self._bucket.delete(object_path(path))
-        for info in self._below(path):
-            self._bucket.delete(info.path)
+        for info in self._bucket.walk(object_path(path)):
+            if _is_plain(info):
+                self._bucket.delete(info.path)
 
     def _below(self, path: str) -> Iterator[ObjectInfo]:
         for info in self._bucket.walk(object_path(path)):
-            if not any(map(is_store, info.path.split("/"))):
+            if _is_plain(info) and not is_void_object(self._bucket, info):
                 yield info
+
+
+def _is_plain(info: ObjectInfo) -> bool:
+    return not any(map(is_store, info.path.split("/")))
 
 
 def _joined(folder: str, name: str) -> str:

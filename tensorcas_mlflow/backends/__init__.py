@@ -13,6 +13,7 @@ from tensorcas_mlflow.backends._names import artifact_path, object_path
 from tensorcas_mlflow.backends._objects import ObjectBackend
 from tensorcas_mlflow.backends._open import STORE_FOLDER, open_backend
 from tensorcas_mlflow.backends._root import REMOTE_SCHEMES, SCHEME, SCHEMES, Root, is_ours
+from tensorcas_mlflow.backends._voids import is_void, is_void_object, new_void
 
 __all__ = [
     "REMOTE_SCHEMES",
@@ -33,6 +34,9 @@ __all__ = [
     "artifact_path",
     "check_key",
     "is_ours",
+    "is_void",
+    "is_void_object",
+    "new_void",
     "object_path",
     "open_backend",
     "open_bucket",

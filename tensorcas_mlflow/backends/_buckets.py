@@ -150,7 +150,7 @@ class Bucket:
         return self._repeated("read", path, ask)
 
     def walk(self, folder: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
-        """List all objects below a folder, in the order of their paths.
+        """List all objects below a folder, in the order of their paths; without markers, see `_is_marker`.
 
         Args:
             folder: Relative to the prefix; ``""`` is all of it.
@@ -172,7 +172,8 @@ class Bucket:
             for meta in page:
                 info = self._info(meta)
                 if last is None or info.path > last:  # some stores begin at the offset and not after it
-                    yield info
+                    if not self._is_marker(info):
+                        yield info
                     last = info.path
 
     def children(self, folder: str) -> tuple[list[ObjectInfo], list[str]]:
@@ -185,7 +186,8 @@ class Bucket:
             names = [prefix.rstrip("/").rpartition("/")[2] for prefix in found["common_prefixes"]]
             return [self._info(meta) for meta in found["objects"]], names
 
-        return self._repeated("list", folder, ask)
+        infos, names = self._repeated("list", folder, ask)
+        return [info for info in infos if info.path != folder and not self._is_marker(info)], names
 
     def create(self, path: str, data: bytes | Callable[[], bytes]) -> str:
         """Create an object and return its token.
@@ -236,13 +238,13 @@ class Bucket:
 
         return self._repeated("replace", path, ask)
 
-    def put(self, path: str, data: bytes) -> None:
-        """Write an object, whatever is there."""
+    def put(self, path: str, data: bytes, *, content_type: str | None = None) -> None:
+        """Write an object, whatever is there, and perhaps say what its bytes are to those who look at it without us."""
         import obstore
 
-        self._repeated(
-            "write", path, lambda attempt: obstore.put(self._reader, self._prefix + path, data, use_multipart=False)
-        )
+        said = None if content_type is None else {"Content-Type": content_type}
+        whole: dict[str, Any] = {"use_multipart": False, "attributes": said}
+        self._repeated("write", path, lambda attempt: obstore.put(self._reader, self._prefix + path, data, **whole))
 
     def write(self, path: str, pieces: Iterable[Any]) -> None:
         """Write an object from pieces, whatever is there; in one request if it is small. Raises as `upload`."""
@@ -334,6 +336,11 @@ class Bucket:
         except TooLongError:
             return None
         return found[1].token if found is not None and found[0] == data else None
+
+    def _is_marker(self, info: ObjectInfo) -> bool:
+        # Consoles make a folder by an empty object whose name ends with a slash. obstore leaves the slash out, and so
+        # tells a name of no object. No blob of ours is empty.
+        return info.size == 0 and self.head(info.path) is None
 
     def _info(self, meta: Any) -> ObjectInfo:
         return ObjectInfo(

@@ -83,6 +83,10 @@ def _s3(root: Root) -> dict[str, Any]:
     client = _client(endpoint)
     if (config.given("MLFLOW_S3_IGNORE_TLS") or "").lower() in ("true", "1"):
         client["allow_invalid_certificates"] = True
+    owner = config.given("MLFLOW_S3_EXPECTED_BUCKET_OWNER")
+    if owner is not None:
+        # S3 refuses the header where it is not signed; obstore signs it.
+        client["default_headers"] = {"x-amz-expected-bucket-owner": owner}
     bundle = config.given("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
     if bundle is not None:
         with open(bundle, "rb") as file:

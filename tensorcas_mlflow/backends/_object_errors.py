@@ -37,7 +37,12 @@ def may_pass(error: Exception) -> bool:
     """Whether the same request may come through a little later."""
     import obstore
 
-    lasting = (obstore.exceptions.PermissionDeniedError, obstore.exceptions.UnauthenticatedError, FileNotFoundError)
+    lasting = (
+        obstore.exceptions.InvalidPathError,
+        obstore.exceptions.PermissionDeniedError,
+        obstore.exceptions.UnauthenticatedError,
+        FileNotFoundError,
+    )
     if isinstance(error, (*lasting, ValueError, TypeError, NotImplementedError)):
         return False
     status = status_of(error)
@@ -59,14 +64,16 @@ def translated(action: str, path: str, uri: str, error: Exception, *, n_attempts
     reason = f"{_said(error)} (in {uri})"
     if n_attempts > 1:
         reason = f"after {n_attempts} attempts: {reason}"
-    is_forbidden = isinstance(error, obstore.exceptions.PermissionDeniedError | obstore.exceptions.UnauthenticatedError)
+    # Of what a listing is answered, obstore makes no more than a general error.
+    status = status_of(error)
+    denied = obstore.exceptions.PermissionDeniedError, obstore.exceptions.UnauthenticatedError
     if _EXPIRED.search(str(error)):
         return ForbiddenError(action, path, f"the credentials have expired: renew them and try again; {reason}")
     if may_have_expired(error):
         return ForbiddenError(action, path, f"the credentials do not allow it or have expired; {reason}")
-    if is_forbidden:
+    if isinstance(error, denied) or status == 403:
         return ForbiddenError(action, path, reason)
-    if isinstance(error, FileNotFoundError):
+    if isinstance(error, FileNotFoundError) or status == 404:
         return RefusedError(action, path, f"there is no such bucket or container; {reason}")
     return (BackendError if may_pass(error) else RefusedError)(action, path, reason)
 

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends._buckets import PART_BYTES, Bucket, ObjectInfo, TakenError, TooLongError
 from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Buffer, Children, Token, check_key
+from tensorcas_mlflow.backends._voids import VOID_BYTES, is_void, new_void
 from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CorruptError
 
 _log = logging.getLogger(__name__)
 
-_VOID = b"\x00tensorcas: there is no blob here\x00"
 _NONCE_BYTES = 16
-_VOID_BYTES = len(_VOID) + 2 * _NONCE_BYTES
 
 _MOVE = b"\n\x00tensorcas: on its way to\x00"
 _USED_ONCE = "intents/"
@@ -107,13 +106,13 @@ class ObjectBackend(Backend):
     def withdraw(self, key: str, token: Token) -> bool:
         found = self._bucket.get(check_key(key))
         token = self._current(key, token)
-        if found is None or found[1].token != token or _is_void(found[0]):
+        if found is None or found[1].token != token or is_void(found[0]):
             return False
         move = _Move.parse(found[0])
         if move is not None and not self._prevent(move):
             self._remove_used(key)
             return False
-        if self._bucket.swap(key, _new_void(), token) is None:
+        if self._bucket.swap(key, new_void(), token) is None:
             return False
         # Anywhere else somebody may have put a blob in the void's place by now.
         if key.startswith(_USED_ONCE):
@@ -144,7 +143,7 @@ class ObjectBackend(Backend):
             found = self._bucket.get(check_key(key), max_bytes=max_bytes)
         except TooLongError as error:
             raise CorruptError(key, f"it has {error.size} bytes, more than the {max_bytes} it may have") from error
-        if found is None or _is_void(found[0]):
+        if found is None or is_void(found[0]):
             raise BlobNotFoundError(key)
         return found[0]
 
@@ -154,11 +153,11 @@ class ObjectBackend(Backend):
         n_bytes: int | None
         if len(out) == 0:
             n_bytes = None if self.stat(key) is None else 0
-        elif stop <= _VOID_BYTES:
+        elif stop <= VOID_BYTES:
             # These may be bytes of a void, which the rest of it tells.
-            whole = bytearray(_VOID_BYTES + 1)
+            whole = bytearray(VOID_BYTES + 1)
             n_read = self._bucket.read_into(key, 0, memoryview(whole))
-            is_there = n_read is not None and not _is_void(bytes(whole[:n_read]))
+            is_there = n_read is not None and not is_void(bytes(whole[:n_read]))
             n_bytes = len(whole[:n_read][start:stop]) if is_there else None
             out[: n_bytes or 0] = whole[start : start + (n_bytes or 0)]
         else:
@@ -219,7 +218,7 @@ class ObjectBackend(Backend):
         """Give the token of what stands at a destination, putting a void there if nothing does."""
         while True:
             try:
-                return self._bucket.create(dest, _new_void)
+                return self._bucket.create(dest, new_void)
             except TakenError:
                 info = self._bucket.head(dest)
             if info is not None:
@@ -250,24 +249,16 @@ class ObjectBackend(Backend):
 
     def _shown(self, info: ObjectInfo) -> ObjectInfo | None:
         """Describe what a caller sees of an object: None of a void."""
-        if info.size != _VOID_BYTES:
+        if info.size != VOID_BYTES:
             return info
         found = self._bucket.get(info.path)
-        return None if found is None or _is_void(found[0]) else found[1]
-
-
-def _new_void() -> bytes:
-    return _VOID + secrets.token_hex(_NONCE_BYTES).encode()
-
-
-def _is_void(blob: bytes) -> bool:
-    return len(blob) == _VOID_BYTES and blob.startswith(_VOID)
+        return None if found is None or is_void(found[0]) else found[1]
 
 
 def _renewed(blob: bytes) -> bytes:
     """Change the bytes of what `promote` has written, so that it gets another token, and nothing of what they say."""
-    if _is_void(blob):
-        return _new_void()
+    if is_void(blob):
+        return new_void()
     nonce = secrets.randbits(8 * _NONCE_BYTES)
     return blob.rstrip() + b"\n" + b"".join(_SPACES[nonce >> n & 1] for n in range(8 * _NONCE_BYTES))
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tensorcas_mlflow.backends import STORE_FOLDER, Bucket, ObjectInfo, Root, open_bucket
+from tensorcas_mlflow.backends import STORE_FOLDER, Bucket, ObjectInfo, Root, is_void_object, open_bucket
 from tensorcas_mlflow.store import Store
 
 # The first match from the left counts, as everywhere: what lies below an artifact root belongs to it.
@@ -51,7 +51,7 @@ class PlainObjects:
 
     def measure(self, root: str) -> Measure:
         """Measure what lies in an artifact root."""
-        infos = [info for info in self._bucket.walk(root) if _is_plain(info)]
+        infos = [info for info in self._bucket.walk(root) if _is_plain(info) and not is_void_object(self._bucket, info)]
         return Measure(
             n_files=len(infos),
             n_bytes=sum(info.size for info in infos),

@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
-from tensorcas_mlflow.backends import STORE_FOLDER, Bucket, artifact_path, object_path
+from tensorcas_mlflow.backends import STORE_FOLDER, Bucket, artifact_path, is_void_object, object_path
 from tensorcas_mlflow.errors import BlobNotFoundError, ConflictError
 from tensorcas_mlflow.transfer._plain import PlainFile, PlainFiles
 
@@ -27,7 +27,7 @@ class ObjectPlainFiles(PlainFiles):
         files: list[PlainFile] = []
         for info in self._bucket.walk(""):
             folder, is_store, _ = f"/{info.path}".partition(f"/{STORE_FOLDER}/")
-            if not is_store:
+            if not is_store and not is_void_object(self._bucket, info):
                 path = artifact_path(info.path)
                 files.append(PlainFile(path=path, size=info.size, modified_ns=int(info.modified_s * 1e9)))
             elif folder and folder[1:] not in self._skipped:

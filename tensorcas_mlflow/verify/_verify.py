@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.digest import DIGEST_BYTES, hex_of
+from tensorcas_mlflow.digest import DIGEST_BYTES, hex_of, unique_rows
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, FormatError
-from tensorcas_mlflow.index import MAX_SEGMENT_BYTES, read_segment
+from tensorcas_mlflow.hints import read_hints
+from tensorcas_mlflow.index import MAX_SEGMENT_BYTES, pack_key, read_segment
 from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
 from tensorcas_mlflow.store import Ref, Store
 from tensorcas_mlflow.store import protocol as p
@@ -126,6 +127,8 @@ def _misplaced(packs: Packs, manifest: Manifest) -> Iterator[_Fault]:
     if len(missing):
         lost = packs.lost()
         hint = f"; lost or unreadable are {', '.join(lost[:_N_NAMES])}" if len(lost) > 1 else ""
+        if not lost and (once := _saved_in(manifest, missing)):
+            hint = f"; when it was saved it was to be found in {', '.join(once[:_N_NAMES])}"
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         reason = f"no pack that can be read holds chunk {hex_of(digests[missing[0]])}{more}{hint}"
         yield _Fault(key=lost[0] if len(lost) == 1 else None, reason=reason, chunks=missing)
@@ -179,6 +182,15 @@ def _names(manifest: Manifest, chunks: Any) -> tuple[str, ...]:
     counts = np.fromiter((len(row.digests) for row in manifest.rows), np.int64, len(manifest.rows))
     rows = np.unique(np.searchsorted(np.cumsum(counts), chunks, side="right"))
     return tuple(manifest.rows[row].spec.name for row in rows.tolist())
+
+
+def _saved_in(manifest: Manifest, chunks: Any) -> list[str]:
+    """Name the packs in which some chunks, by their numbers in a manifest, lay when it was written, if it says so."""
+    different, _, which = unique_rows(manifest.digests)
+    hints = read_hints(manifest.hints, different)
+    if hints is None:
+        return []
+    return [pack_key(hints.packs[at]) for at in np.unique(hints.pack[which[chunks]]).tolist()]
 
 
 def _chunk_sizes(manifest: Manifest) -> Any:

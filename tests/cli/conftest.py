@@ -14,6 +14,10 @@ import pytest
 
 from tensorcas_mlflow.cli import main
 from tensorcas_mlflow.store import RefTarget, Store
+from tests.objects.conftest import fresh_name, s3
+from tests.objects.servers import S3Server
+
+__all__ = ["s3"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +61,22 @@ def tensorcas(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
     return give
 
 
+@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.long)])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Root for a store: a folder, or a place in a bucket."""
+    if request.param == "local":
+        return str(tmp_path / "store")
+    server: S3Server = request.getfixturevalue("s3")
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TENSORCAS_CACHE", str(tmp_path / "cache"))
+    return f"tensorcas-s3://{server.make_bucket(fresh_name())}/store"
+
+
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(place: str, tmp_path: Path) -> Store:
     """A run of three steps that share a tensor, a second run of one, a model and a file."""
-    store = Store.init(tmp_path / "store")
+    store = Store.init(place)
     fixed = np.random.default_rng(0).normal(size=1000)
     for step in range(1, 4):
         save(store, {"fixed": fixed, "w": np.full((10, 3), step, "f4")}, run_id="train", step=step)

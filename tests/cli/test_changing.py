@@ -32,9 +32,9 @@ def steps(store: Store) -> list[Any]:
 
 
 @pytest.fixture
-def garbage(tmp_path: Path) -> Store:
+def garbage(place: str) -> Store:
     """A store of two steps, one of them dropped."""
-    store = Store.init(tmp_path / "garbage")
+    store = Store.init(place)
     save(store, 1)
     save(store, 2)
     store.drop(store.checkpoints()[0])
@@ -45,12 +45,12 @@ def garbage(tmp_path: Path) -> Store:
 
 
 @pytest.mark.parametrize("words", [["init", "ROOT"], ["init", "--root", "ROOT"], ["--root", "ROOT", "init"]])
-def test_init_makes_a_store_once(tensorcas: Tensorcas, tmp_path: Path, words: list[str]) -> None:
-    words = [word.replace("ROOT", str(tmp_path / "new")) for word in words]
+def test_init_makes_a_store_once(tensorcas: Tensorcas, place: str, words: list[str]) -> None:
+    words = [word.replace("ROOT", place) for word in words]
     first, second = tensorcas(*words, "--chunk-bytes", "65536"), tensorcas(*words)
 
     assert (first.status, second.status) == (0, 1)
-    assert Store.open(tmp_path / "new").chunk_bytes == 65536
+    assert Store.open(place).chunk_bytes == 65536
     assert "already a store" in second.err
 
 
@@ -197,8 +197,8 @@ def test_gc_keeps_what_a_save_relies_on_that_has_been_silent_for_less_than_the_g
     assert tensorcas("verify", "--full", "--root", garbage.uri).status == 0
 
 
-def test_gc_rewrites_packs_that_waste_more_than_is_allowed(tensorcas: Tensorcas, tmp_path: Path) -> None:
-    store = Store.init(tmp_path)
+def test_gc_rewrites_packs_that_waste_more_than_is_allowed(tensorcas: Tensorcas, place: str) -> None:
+    store = Store.init(place)
     rng = np.random.default_rng(0)
     big, small = rng.normal(size=10_000), rng.normal(size=1_000)
     with store.write_checkpoint({"big": big, "small": small}) as pending:
@@ -207,9 +207,9 @@ def test_gc_rewrites_packs_that_waste_more_than_is_allowed(tensorcas: Tensorcas,
         pending.commit(RefTarget(run_id="run", step=2))
     store.drop(first)
 
-    kept = tensorcas("gc", "--yes", "--root", tmp_path, "--format", "json").json["report"]
+    kept = tensorcas("gc", "--yes", "--root", place, "--format", "json").json["report"]
     assert kept["n_packs"] == 0
-    rewritten = tensorcas("gc", "--yes", "--max-waste", "0", "--root", tmp_path, "--format", "json").json
+    rewritten = tensorcas("gc", "--yes", "--max-waste", "0", "--root", place, "--format", "json").json
     assert (rewritten["plan"]["n_rewrites"], rewritten["report"]["n_packs"]) == (1, 1)
 
 

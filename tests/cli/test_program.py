@@ -81,8 +81,9 @@ def test_the_place_is_said_by_the_environment_where_no_word_does(
 
 
 def test_the_place_is_the_working_directory_where_nothing_says_it(
-    tensorcas: Tensorcas, store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    tensorcas: Tensorcas, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    store = Store.init(tmp_path / "store")
     below = tmp_path / "store" / "below"
     below.mkdir()
     monkeypatch.chdir(below)

@@ -64,16 +64,16 @@ def test_a_text_that_is_written_during_a_commit_leaves_one_of_the_two(
     repo: TensorCasArtifactRepository, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text, other = files
-    drop = PlainTree.drop_file
+    drop = PlainTree._drop
 
     def after_a_text(*args: object, **kwargs: object) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(PlainTree, "drop_file", drop)
+            patch.setattr(PlainTree, "_drop", drop)
             repo.log_artifact(text)
         drop(*args, **kwargs)  # type: ignore[arg-type]
 
     repo.log_artifact(text)
-    monkeypatch.setattr(PlainTree, "drop_file", after_a_text)
+    monkeypatch.setattr(PlainTree, "_drop", after_a_text)
     repo.log_artifact(other)
 
     assert shown(repo, tmp_path / "out") == TEXT
