@@ -21,6 +21,9 @@ from sklearn.linear_model import LinearRegression
 
 from tensorcas_mlflow.artifact_repo import TensorCasArtifactRepository
 from tests.deploy.calls import contents, fill
+from tests.objects.faults import Answer
+from tests.objects.proxy import Proxy
+from tests.objects.requests_seen import Kind
 from tests.objects.servers import S3Server
 from tests.tracking import active_experiment, empty_database, no_stray_settings, tracking_uri
 
@@ -29,6 +32,9 @@ __all__ = ["empty_database", "no_stray_settings", "tracking_uri"]
 X = np.random.default_rng(0).normal(size=(50, 400))
 MODEL = LinearRegression().fit(X, np.random.default_rng(1).normal(size=(50, 30)))
 BINARY = b"\0" + bytes(range(256)) * 4000
+
+WRITING = (Kind.PUT, Kind.COPY, Kind.DELETE, Kind.CREATE, Kind.PART, Kind.COMPLETE)
+"""Requests that change what is there."""
 
 NAMES = [
     "with space.x",
@@ -169,6 +175,21 @@ def test_checkpoints_are_logged_loaded_listed_and_deleted(experiment: str, track
     assert in_another_process(tracking_uri, program, run_id) == [-1, -1, -1, 3]
     with pytest.raises(MlflowException):
         mlflow.tensorcas.load_checkpoint(run_id, step=1)
+
+
+def test_who_may_only_read_loads_models_and_checkpoints(
+    experiment: str, s3: S3Server, way: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with mlflow.start_run() as run:
+        info = mlflow.tensorcas.log_model(MODEL, name="line", pip_requirements=[])
+        mlflow.tensorcas.log_checkpoint({"weights": np.ones(100_000)}, step=1)
+    way.inject(Answer(status=403, code="AccessDenied"), kinds=WRITING, times=None)
+    for name, value in s3.at(way.endpoint).environment.items():
+        monkeypatch.setenv(name, value)
+
+    assert np.array_equal(mlflow.tensorcas.load_model(info.model_uri).coef_, MODEL.coef_)
+    assert mlflow.tensorcas.load_checkpoint(run.info.run_id)["weights"].sum() == 100_000
+    assert [exchange.kind for exchange in way.traffic().exchanges if exchange.fault is not None] == []
 
 
 def test_a_folder_comes_back_bit_for_bit(experiment: str, tmp_path: Path) -> None:
