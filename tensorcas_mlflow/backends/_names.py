@@ -1,4 +1,4 @@
-"""Names of plain artifacts as paths of objects, which hold no control characters."""
+"""Paths of artifacts and roots as paths of objects, which hold no control characters."""
 
 from __future__ import annotations
 

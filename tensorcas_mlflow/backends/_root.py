@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
+from tensorcas_mlflow.backends._names import object_path
+
 SCHEME = "tensorcas"
 """The scheme of local folders."""
 S3_SCHEME, GS_SCHEME, AZ_SCHEME = "tensorcas-s3", "tensorcas-gs", "tensorcas-az"
@@ -104,8 +106,8 @@ class Root:
 
     @property
     def key(self) -> str:
-        """The path as object stores have it, without a slash in front; empty for the top of a bucket."""
-        return self.path.strip("/")
+        """The path as objects' names have it, without a slash in front; empty for the top of a bucket."""
+        return object_path(self.path.strip("/"))
 
     def parents(self) -> Iterator[Root]:
         """The places it lies in, the nearest first."""

@@ -74,12 +74,10 @@ def contents(folder: str | Path) -> dict[str, bytes]:
 
 def pack_bytes(server: Server) -> int:
     """Add up the packs of a server's store."""
-    packs = server.store_root / ".tensorcas/packs"
-    return sum(pack.stat().st_size for pack in packs.rglob("*.pack"))
+    return sum(blob.size for blob in server.backend.list("packs") if blob.key.endswith(".pack"))
 
 
 def refs(server: Server, run_id: str = "") -> list[str]:
     """Names of all refs of a server's store, or of one run's."""
-    folder = server.store_root / ".tensorcas/refs/artifacts"
-    names = (path.relative_to(folder).as_posix() for path in folder.rglob("@*"))
+    names = (blob.key.removeprefix("refs/artifacts/") for blob in server.backend.list("refs/artifacts"))
     return sorted(name for name in names if run_id in name)

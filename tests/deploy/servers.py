@@ -12,9 +12,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import requests
+
+if TYPE_CHECKING:
+    from tensorcas_mlflow.backends import Backend
 
 START_S = 120
 ANSWER_S = 20
@@ -39,6 +42,8 @@ class Server:
     """Its working directory."""
     backend_store_uri: str
     process: subprocess.Popen[bytes]
+    backend: Backend
+    """Of the store at its artifact destination, if it keeps one."""
 
     @property
     def store_root(self) -> Path:
@@ -102,6 +107,7 @@ def serve(
     backend_store_uri: str | None = None,
     settings: Mapping[str, str] | None = None,
     port: int | None = None,
+    backend: Backend | None = None,
 ) -> Iterator[Server]:
     """Run ``mlflow server`` for as long as the block lasts.
 
@@ -112,7 +118,11 @@ def serve(
         backend_store_uri: Where it keeps all but artifacts; by default an SQLite file in its folder.
         settings: Environment variables.
         port: Where it listens; a free port unless given.
+        backend: Of the store at its artifact destination, if that is not the local folder ``artifacts``.
     """
+    # Clients without this package import this module too.
+    from tensorcas_mlflow.backends import STORE_FOLDER, LocalBackend
+
     backend_store_uri = backend_store_uri or f"sqlite:///{folder}/mlflow.db"
     port = port or free_port()
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), *options]
@@ -120,7 +130,13 @@ def serve(
     env = environment(plugin=plugin, MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false", **(settings or {}))
     with (folder / "server.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True)
-    server = Server(uri=f"http://127.0.0.1:{port}", folder=folder, backend_store_uri=backend_store_uri, process=process)
+    server = Server(
+        uri=f"http://127.0.0.1:{port}",
+        folder=folder,
+        backend_store_uri=backend_store_uri,
+        process=process,
+        backend=backend or LocalBackend(folder / "artifacts" / STORE_FOLDER),
+    )
     running.append(server)
     try:
         _wait(server)
@@ -136,7 +152,8 @@ def serve(
 def _wait(server: Server) -> None:
     give_up = time.monotonic() + START_S
     while time.monotonic() < give_up and server.process.poll() is None:
-        with suppress(requests.ConnectionError):
+        # Gunicorn takes connections before its workers answer any.
+        with suppress(requests.ConnectionError, requests.Timeout):
             if server.get("health").ok:
                 return
         time.sleep(0.1)

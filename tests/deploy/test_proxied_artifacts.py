@@ -64,7 +64,7 @@ def test_folders_come_back_bit_for_bit_through_every_address(
     for address in (f"runs:/{run_id}/folder", plain_client(root_of, run_id) + "/folder"):
         assert contents(plain_client(download, address)) == files
     assert Path(plain_client(download, f"runs:/{run_id}/folder/sub/weights.bin")).read_bytes() == BINARY
-    assert (proxy.store_root / ".tensorcas/format").is_file()
+    assert proxy.backend.stat("format") is not None
 
 
 def log_one_of_each() -> tuple[str, dict[str, Any]]:
