@@ -126,7 +126,9 @@ def test_the_wheel_names_its_entry_points_and_ships_the_modules_behind_them(whee
 
     assert entry_points == {
         "console_scripts": {"tensorcas": "tensorcas_mlflow.cli:main"},
-        "mlflow.artifact_repository": {"tensorcas": "tensorcas_mlflow.plugin:artifact_repository"},
+        "mlflow.artifact_repository": dict.fromkeys(
+            ("tensorcas", "tensorcas-s3", "tensorcas-gs", "tensorcas-az"), "tensorcas_mlflow.plugin:artifact_repository"
+        ),
         "tensorcas.flavors": {
             "generic": "tensorcas_flavors.generic:GenericAdapter",
             "pytorch": "tensorcas_flavors.pytorch:PyTorchAdapter",

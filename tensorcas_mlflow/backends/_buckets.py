@@ -29,6 +29,9 @@ PART_BYTES = 8 << 20
 """Size of a part of an upload in parts; S3 takes 10,000 of them."""
 _PARTS_AT_ONCE = 8
 
+_process: int | None = None
+"""The process that has sent the first request: obstore's threads are in that one, and its children wait for them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectInfo:
@@ -92,7 +95,6 @@ class Bucket:
         self._renewing = threads.Lock()
         self._prefix = f"{prefix}/" if prefix else ""
         self._has_versions = has_versions
-        self._pid = os.getpid()
 
     def head(self, path: str) -> ObjectInfo | None:
         """Describe an object, or return None if there is none."""
@@ -351,7 +353,9 @@ class Bucket:
         )
 
     def _check_process(self) -> None:
-        if os.getpid() != self._pid:
+        global _process
+        _process = _process or os.getpid()
+        if os.getpid() != _process:
             raise BackendError(
                 "reach", self.uri, "a process made by fork cannot use its parent's connections: start it with 'spawn'"
             )

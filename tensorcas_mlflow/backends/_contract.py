@@ -169,6 +169,14 @@ class Backend(ABC):
     def delete(self, key: str) -> None:
         """Remove a blob; none at the key is no error."""
 
+    def check_conditions(self) -> None:
+        """See that the storage keeps what is promised here, where some storages of a kind do not.
+
+        Raises:
+            RefusedError: It does not; no store may be kept there.
+        """
+        return
+
     def sweep(self, older_than_s: float) -> int:
         """Remove what crashed calls left behind outside of any key, such as temporary files.
 

@@ -14,11 +14,14 @@ from tensorcas_mlflow import config
 from tensorcas_mlflow.backends._buckets import Bucket
 from tensorcas_mlflow.backends._root import AZ_SCHEME, GS_SCHEME, S3_SCHEME, Root
 from tensorcas_mlflow.errors import RefusedError
+from tensorcas_mlflow.threads import Lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from obstore.store import ObjectStore
+
+    Views = tuple[ObjectStore, ObjectStore]
 
 _CONNECT_S, _SILENCE_S, _REQUEST_S = 10, 30, 600
 _BACKOFF = {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=8), "base": 2}
@@ -30,6 +33,43 @@ _CREDENTIALS_LIFE = timedelta(minutes=5)
 
 _ENCRYPTION = {"ServerSideEncryption": "server_side_encryption", "SSEKMSKeyId": "sse_kms_key_id"}
 """What of MLflow's MLFLOW_S3_UPLOAD_EXTRA_ARGS has an equal here."""
+
+
+_VARIABLES = (
+    "MLFLOW_S3_ENDPOINT_URL",
+    "MLFLOW_S3_IGNORE_TLS",
+    "MLFLOW_S3_UPLOAD_EXTRA_ARGS",
+    "MLFLOW_S3_EXPECTED_BUCKET_OWNER",
+    "MLFLOW_BOTO_CLIENT_ADDRESSING_STYLE",
+    "MLFLOW_S3_ADDRESSING_STYLE",
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT",
+    "AWS_CA_BUNDLE",
+    "REQUESTS_CA_BUNDLE",
+    "AWS_REGION",
+    "AWS_DEFAULT_REGION",
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_PROFILE",
+    "AWS_CONFIG_FILE",
+    "AWS_SHARED_CREDENTIALS_FILE",
+    "HOME",
+    "STORAGE_EMULATOR_HOST",
+    "GOOGLE_APPLICATION_CREDENTIALS",
+    "AZURE_STORAGE_CONNECTION_STRING",
+    "AZURE_STORAGE_ACCOUNT_NAME",
+    "AZURE_STORAGE_ACCESS_KEY",
+    "AZURE_STORAGE_ACCOUNT_KEY",
+    "AZURE_STORAGE_KEY",
+    "AZURE_STORAGE_SAS_TOKEN",
+)
+"""What tells one way to a container from another."""
+
+_views: dict[tuple[object, ...], Views] = {}
+"""Views of containers, each shared by all folders of it: so are their connections and credentials."""
+_views_lock = Lock()
 
 
 def open_bucket(root: Root, folder: str) -> Bucket:
@@ -51,17 +91,26 @@ def open_bucket(root: Root, folder: str) -> Bucket:
         AZ_SCHEME: obstore.store.AzureStore,
     }
     name = root.container.partition("@")[0]
+    last: Views | None = None
 
-    def connect() -> tuple[ObjectStore, ObjectStore]:
-        settings = {S3_SCHEME: _s3, GS_SCHEME: _gcs, AZ_SCHEME: _azure}[root.scheme](root)
-        try:
-            reader, writer = (
-                make[root.scheme](name, retry_config=retries, **settings) for retries in (_RETRIES, _NO_RETRIES)
-            )
-        except Exception as error:
-            # Whatever obstore or boto3 find wrong with the settings.
-            raise ValueError(f"{root.uri!r} cannot be opened: {error}") from error
-        return reader, writer
+    def connect() -> Views:
+        nonlocal last
+        about = (root.scheme, root.container, _CONNECT_S, _SILENCE_S, _REQUEST_S, *map(config.given, _VARIABLES))
+        with _views_lock:
+            views = _views.get(about)
+            # Whoever connects again does so because what it got the last time has expired.
+            if views is None or views is last:
+                settings = {S3_SCHEME: _s3, GS_SCHEME: _gcs, AZ_SCHEME: _azure}[root.scheme](root)
+                try:
+                    reader, writer = (
+                        make[root.scheme](name, retry_config=retries, **settings) for retries in (_RETRIES, _NO_RETRIES)
+                    )
+                except Exception as error:
+                    # Whatever obstore or boto3 find wrong with the settings.
+                    raise ValueError(f"{root.uri!r} cannot be opened: {error}") from error
+                views = _views[about] = reader, writer
+            last = views
+            return views
 
     prefix = "/".join(filter(None, (root.key, folder)))
     return Bucket(connect, uri=root.uri, prefix=prefix, has_versions=root.scheme == GS_SCHEME)

@@ -8,13 +8,14 @@ import logging
 import secrets
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends._buckets import PART_BYTES, Bucket, ObjectInfo, TakenError, TooLongError
 from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Buffer, Children, Token, check_key
 from tensorcas_mlflow.backends._voids import VOID_BYTES, is_void, new_void
-from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CorruptError
+from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CorruptError, RefusedError
 
 _log = logging.getLogger(__name__)
 
@@ -183,6 +184,20 @@ class ObjectBackend(Backend):
     def delete(self, key: str) -> None:
         self._bucket.delete(check_key(key))
 
+    def check_conditions(self) -> None:
+        key = f"{_USED_ONCE}{secrets.token_hex(_NONCE_BYTES)}"
+        token = self._bucket.create(key, new_void())
+        try:
+            with suppress(TakenError):
+                self._bucket.create(key, new_void())
+                raise _careless(self.uri, "If-None-Match")
+            if self._bucket.swap(key, new_void(), f"{token}-not") is not None:
+                raise _careless(self.uri, "If-Match")
+            if self._bucket.swap(key, new_void(), token) is None:
+                raise _careless(self.uri, "If-Match")
+        finally:
+            self._remove_used(key)
+
     def sweep(self, older_than_s: float) -> int:
         """Remove the voids of intents that were withdrawn by a call that did not come to remove them."""
         before = time.time() - older_than_s
@@ -261,6 +276,14 @@ def _renewed(blob: bytes) -> bytes:
         return new_void()
     nonce = secrets.randbits(8 * _NONCE_BYTES)
     return blob.rstrip() + b"\n" + b"".join(_SPACES[nonce >> n & 1] for n in range(8 * _NONCE_BYTES))
+
+
+def _careless(uri: str, header: str) -> RefusedError:
+    return RefusedError(
+        "keep a store at",
+        uri,
+        f"this storage does not honour {header}, so two who write at once could lose a checkpoint",
+    )
 
 
 def _is_key(path: str) -> bool:

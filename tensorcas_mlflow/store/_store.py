@@ -98,6 +98,7 @@ class Store:
         Args:
             store_id: 32 hex digits; drawn unless given.
         """
+        backend.check_conditions()
         try:
             backend.put_new(FORMAT, [new_format(chunk_bytes, store_id, is_carried=backend.is_carrier)])
         except BlobExistsError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from obstore.store import AzureStore
 
 from tensorcas_mlflow.backends import Bucket, ObjectBackend
 from tensorcas_mlflow.errors import ForbiddenError, RefusedError
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.testing import BackendConformance
 from tests.objects.conftest import fresh_name
 from tests.objects.servers import AzureServer, S3Server
@@ -101,3 +103,38 @@ def test_a_child_made_by_fork_is_told_instead_of_waiting_for_ever(s3: S3Server, 
     os.waitpid(child, 0)
 
     assert "'spawn'" in (tmp_path / "said").read_text()
+
+
+class CarelessBucket(Bucket):
+    """A storage that takes conditional writes for others, as some do that speak S3."""
+
+    careless = "create"
+
+    def create(self, path: str, data: bytes | Callable[[], bytes]) -> str:
+        if self.careless == "create":
+            self.put(path, data if isinstance(data, bytes) else data())
+            info = self.head(path)
+            assert info is not None
+            return info.token
+        return super().create(path, data)
+
+    def swap(self, path: str, data: bytes, token: str) -> str | None:
+        if self.careless == "swap":
+            self.put(path, data)
+            info = self.head(path)
+            assert info is not None
+            return info.token
+        return super().swap(path, data, token)
+
+
+@pytest.mark.parametrize(("careless", "header"), [("create", "If-None-Match"), ("swap", "If-Match")])
+def test_no_store_is_made_where_conditions_are_not_honoured(
+    s3: S3Server, bucket: str, careless: str, header: str
+) -> None:
+    plain = bucket_of(s3, bucket, ".tensorcas")
+    storage = CarelessBucket(plain._connect, uri=plain.uri, prefix=".tensorcas", has_versions=False)
+    storage.careless = careless
+
+    with pytest.raises(RefusedError, match=f"does not honour {header}"):
+        Store.init_backend(ObjectBackend(storage, uri=plain.uri))
+    assert list(plain.walk("")) == []

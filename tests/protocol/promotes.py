@@ -11,12 +11,13 @@ from interleave import Program, Run
 from schedules import Exploration, explore
 
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.backends._objects import ObjectBackend, _is_void, _new_void
+from tensorcas_mlflow.backends._objects import ObjectBackend
+from tensorcas_mlflow.backends._voids import is_void, new_void
 from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError
 
 DEST = "refs/@1"
 OLD = b"the old ref"
-START: Mapping[str, Mapping[str, bytes]] = {"absent": {}, "a blob": {DEST: OLD}, "a void": {DEST: _new_void()}}
+START: Mapping[str, Mapping[str, bytes]] = {"absent": {}, "a blob": {DEST: OLD}, "a void": {DEST: new_void()}}
 
 
 @dataclass
@@ -121,7 +122,7 @@ class Play:
             if path in self.sources.values() and shown(data) is None and who in self.withdrawn_by:
                 # A ref that stands when its intent is withdrawn is one that nobody takes for committed.
                 name = path.rpartition("/")[2]
-                if _is_void(data):
+                if is_void(data):
                     assert at_dest != ref_of(name), f"{path} was withdrawn although it is promoted"
                     given_up.add(name)
             if path != DEST or shown(data) == at_dest:
@@ -181,7 +182,7 @@ def ref_of(name: str) -> bytes:
 
 def shown(data: bytes) -> bytes | None:
     """What an object's bytes are to a reader: white space at the end says nothing."""
-    return None if not data or _is_void(data) else data.rstrip()
+    return None if not data or is_void(data) else data.rstrip()
 
 
 def history(run: Run) -> list[tuple[str, str, bytes]]:

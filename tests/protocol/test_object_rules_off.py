@@ -14,7 +14,8 @@ from test_object_schedules import save_against_collection
 
 from tensorcas_mlflow.backends import Buffer, Token
 from tensorcas_mlflow.backends._buckets import TakenError
-from tensorcas_mlflow.backends._objects import _VOID, ObjectBackend, _Move
+from tensorcas_mlflow.backends._objects import ObjectBackend, _Move
+from tensorcas_mlflow.backends._voids import _VOID
 from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -103,7 +104,7 @@ def keep_the_bytes(patch: pytest.MonkeyPatch) -> None:
 
 
 def make_all_voids_alike(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("tensorcas_mlflow.backends._objects._new_void", lambda: _VOID + b"0" * 32)
+    patch.setattr("tensorcas_mlflow.backends._objects.new_void", lambda: _VOID + b"0" * 32)
 
 
 @dataclass(frozen=True)
