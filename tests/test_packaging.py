@@ -163,6 +163,7 @@ def test_a_model_logged_through_the_wheel_alone_loads_and_predicts_the_same(whee
     assert "loaded and equal" in output
 
 
+@pytest.mark.long
 def test_a_wheel_built_from_the_sdist_is_the_same_wheel(sdist: Path, wheel: Path, tmp_path: Path) -> None:
     run_python("-m", "pip", "wheel", "--no-deps", "--wheel-dir", tmp_path, sdist, cwd=tmp_path)
     [rebuilt] = tmp_path.glob("*.whl")

@@ -14,15 +14,18 @@ from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError
 class ConcurrencyConformance:
     """A part of `BackendConformance`."""
 
+    rounds = 60
+    """How often what is done at once is done again; fewer where every call takes long."""
+
     def test_of_many_that_put_one_key_one_wins(self, backend: Backend) -> None:
-        for turn in range(20):
+        for turn in range(self.rounds // 3):
             won = _race(8, lambda n, turn=turn: _put(backend, f"race/{turn}", n))  # type: ignore[misc]
 
             assert won.count(True) == 1
             assert backend.get(f"race/{turn}") == str(won.index(True)).encode() * 50
 
     def test_of_many_that_withdraw_one_blob_one_does(self, backend: Backend) -> None:
-        for turn in range(20):
+        for turn in range(self.rounds // 3):
             token = backend.put_new(f"intents/{turn}", [b"x"])
             done = _race(6, lambda n, turn=turn, token=token: backend.withdraw(f"intents/{turn}", token))  # type: ignore[misc]
 
@@ -31,7 +34,7 @@ class ConcurrencyConformance:
     @pytest.mark.parametrize("replace", [True, False])
     def test_a_blob_is_promoted_or_withdrawn_and_never_both(self, backend: Backend, replace: bool) -> None:
         n_promoted = 0
-        for turn in range(150):
+        for turn in range(2 * self.rounds):
             source, dest = f"intents/{turn}", f"refs/@{turn}"
             token = backend.put_new(source, [b"x" * 500], durable=False)
 
@@ -50,10 +53,10 @@ class ConcurrencyConformance:
             assert promoted == (backend.stat(dest) is not None)
             assert backend.stat(source) is None
             n_promoted += promoted
-        assert n_promoted < 150
+        assert n_promoted < 2 * self.rounds
 
     def test_of_many_that_promote_to_one_key_one_wins_if_none_may_replace(self, backend: Backend) -> None:
-        for turn in range(15):
+        for turn in range(self.rounds // 4):
             tokens = [backend.put_new(f"intents/{turn}-{n}", [b"x"], durable=False) for n in range(5)]
 
             def act(n: int, turn: int = turn, tokens: list[Token] = tokens) -> bool:
@@ -82,7 +85,7 @@ class ConcurrencyConformance:
         watcher = threading.Thread(target=watch)
         watcher.start()
         try:
-            for n in range(60):
+            for n in range(self.rounds):
                 token = backend.put_new(f"intents/{n}", [b"x" * 700], durable=False)
                 backend.promote(f"intents/{n}", "refs/@1", str(n % 10).encode() * (n + 1), token=token, replace=True)
         finally:
@@ -107,7 +110,7 @@ class ConcurrencyConformance:
         stirrer = threading.Thread(target=stir)
         stirrer.start()
         try:
-            for _ in range(30):
+            for _ in range(self.rounds // 2):
                 keys = [info.key for info in backend.list("a")]
                 assert len(keys) == len(set(keys))
                 assert lasting <= set(keys)

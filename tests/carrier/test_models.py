@@ -70,6 +70,7 @@ def test_a_registered_version_loads(carried: Experiment) -> None:
     assert torch.equal(loaded[0].weight, model[0].weight)
 
 
+@pytest.mark.long
 def test_another_process_loads_it(carried: Experiment) -> None:
     info = log(network(3))
     code = "import sys, mlflow; print(mlflow.tensorcas.load_model(sys.argv[1])[0].weight.detach().sum().item())"
@@ -146,6 +147,7 @@ def test_what_was_saved_without_the_server_is_shared_with_what_is_saved_through_
     assert info.bytes_new < 2_000
 
 
+@pytest.mark.long
 def test_two_processes_make_one_store_and_save_at_once(carried: Experiment) -> None:
     code = (
         "import sys, mlflow, numpy as np\n"

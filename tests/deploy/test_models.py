@@ -231,7 +231,13 @@ def folders_of_a_logged_model(n_steps: int, *, trained: bool) -> tuple[str, int]
     return experiment_id, plain_bytes
 
 
-@pytest.mark.parametrize(("trained", "share"), [(True, 0.60), (False, 0.11)], ids=["half-frozen", "identical"])
+@pytest.mark.parametrize(
+    ("trained", "share"),
+    [
+        pytest.param(True, 0.60, id="half-frozen", marks=pytest.mark.long),
+        pytest.param(False, 0.11, id="identical"),
+    ],
+)
 def test_ten_steps_of_a_network_take_a_fraction_of_their_bytes(
     uvicorn: Server, user: Client, trained: bool, share: float
 ) -> None:

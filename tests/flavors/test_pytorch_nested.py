@@ -158,6 +158,7 @@ class TestPlainStates:
         assert end == len(before)
         assert json.loads(b"[" + before[start:-1]) == [1, 0.5]
 
+    @pytest.mark.long
     def test_a_state_is_loaded_in_a_fresh_process(self, tmp_path: Path) -> None:
         path = str(tmp_path / "rows.npz")
         state = as_plain(trained("adam", "steps")) | {"values": plain_values()["random"]}

@@ -121,6 +121,7 @@ def store(tmp_path: Path) -> Store:
     return Store.init(tmp_path / "root", chunk_bytes=4096)
 
 
+@pytest.mark.long
 def test_killed_collectors_lose_nothing_and_the_next_one_cleans_up(store: Store) -> None:
     draw = random.Random(1)
     deadline = time.monotonic() + KILLS_S

@@ -139,6 +139,7 @@ def test_a_missing_artifact_is_said_to_be_missing(artifacts: Path) -> None:
     assert caught.value.error_code == "RESOURCE_DOES_NOT_EXIST"
 
 
+@pytest.mark.long
 def test_mlflow_gc_deletes_the_artifacts_of_deleted_runs(tracking_uri: str, artifacts: Path, inbox: Path) -> None:
     with mlflow.start_run() as kept:
         mlflow.log_artifacts(str(inbox))

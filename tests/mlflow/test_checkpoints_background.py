@@ -163,6 +163,7 @@ def test_an_interpreter_that_ends_saves_first(experiment: str, tracking_uri: str
     assert np.array_equal(state["w"], np.random.default_rng(0).normal(size=(3_000_000,)))
 
 
+@pytest.mark.long
 def test_an_interpreter_that_ends_tells_of_a_save_that_failed(experiment: str, tracking_uri: str) -> None:
     run = mlflow.MlflowClient().create_run(experiment)
     body = (
@@ -238,6 +239,7 @@ def test_a_child_cannot_wait_for_a_save_of_its_parent(
     assert os.waitstatus_to_exitcode(status) == 7
 
 
+@pytest.mark.long
 def test_a_function_that_runs_at_exit_may_log(experiment: str, tracking_uri: str) -> None:
     run = mlflow.MlflowClient().create_run(experiment)
     body = (

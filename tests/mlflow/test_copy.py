@@ -76,6 +76,7 @@ def test_a_model_loads_from_a_backup_that_is_put_back_in_place(
     np.testing.assert_array_equal(predicted_elsewhere(info.model_uri, tracking_uri, tmp_path), model.predict(X))
 
 
+@pytest.mark.long
 @OF_EITHER_ID
 def test_a_model_loads_from_where_the_backup_is(
     plain_experiment: str, tracking_uri: str, artifacts: Path, backup: Path, tmp_path: Path, words: list[str]
@@ -90,6 +91,7 @@ def test_a_model_loads_from_where_the_backup_is(
     np.testing.assert_array_equal(predicted_elsewhere(folder, tracking_uri, tmp_path), model.predict(X))
 
 
+@pytest.mark.long
 @OF_EITHER_ID
 def test_a_model_under_a_location_of_ours_loads_from_the_backup_that_is_named(
     cas_experiment: str,
@@ -112,6 +114,7 @@ def test_a_model_under_a_location_of_ours_loads_from_the_backup_that_is_named(
     np.testing.assert_array_equal(mlflow.tensorcas.load_model(uri).coef_, model.coef_)
 
 
+@pytest.mark.long
 def test_a_model_of_another_flavor_loads_from_a_restored_backup(
     cas_experiment: str, tracking_uri: str, artifacts: Path, backup: Path, tmp_path: Path
 ) -> None:
@@ -124,6 +127,7 @@ def test_a_model_of_another_flavor_loads_from_a_restored_backup(
     np.testing.assert_array_equal(predicted_elsewhere(info.model_uri, tracking_uri, tmp_path), model.predict(X))
 
 
+@pytest.mark.long
 def test_a_runs_checkpoints_are_restored_by_its_id(
     experiment: str, tracking_uri: str, artifacts: Path, backup: Path, tmp_path: Path
 ) -> None:

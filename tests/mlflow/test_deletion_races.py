@@ -113,6 +113,7 @@ def model_folder(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_a_root_that_is_deleted_again_and_again_takes_every_save(
     no_stray_settings: None, tmp_path: Path, model_folder: Path, together: Together
 ) -> None:

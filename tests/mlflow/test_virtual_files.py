@@ -287,6 +287,7 @@ def test_loading_a_model_by_its_uri_writes_no_weights(
     assert not [path for path in scratch.rglob("*") if path.suffix in (".tensors", ".html")]
 
 
+@pytest.mark.long
 def test_a_model_that_is_downloaded_to_a_place_loads_where_its_store_is_not(
     cas_experiment: str, tmp_path: Path, moved_away: Callable[[], None]
 ) -> None:

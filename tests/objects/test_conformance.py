@@ -36,6 +36,8 @@ def container(azure: AzureServer) -> str:
 
 
 class TestS3(BackendConformance):
+    rounds = 12
+
     @pytest.fixture
     def backend(self, s3: S3Server, shared_bucket: str) -> ObjectBackend:
         return backend_of(s3, shared_bucket, f"team/{next(_prefixes)}/.tensorcas")

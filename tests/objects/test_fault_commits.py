@@ -121,6 +121,7 @@ def test_a_save_that_fails_in_its_commit_can_be_made_again(place: Place, monkeyp
     place.check()
 
 
+@pytest.mark.long
 def test_what_a_withdrawal_could_not_remove_goes_with_a_collection(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

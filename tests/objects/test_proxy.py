@@ -36,6 +36,8 @@ from tests.objects.relay import Link
 from tests.objects.requests_seen import Kind, kind_of
 from tests.objects.servers import S3Server
 
+pytestmark = pytest.mark.long
+
 if TYPE_CHECKING:
     from obstore.store import BackoffConfig
 

@@ -67,6 +67,7 @@ def test_nor_one_in_which_the_save_is_given_up_while_it_lives(
     assert found.is_exhausted
 
 
+@pytest.mark.long
 def test_nor_one_in_which_somebody_saves_without_a_server() -> None:
     cast = sharing_save().writer("other", "bd", 2).collector("collector")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import pytest
 from casts import Cast, save
 from interleave import Run
 from schedules import Script, explore
@@ -51,6 +52,7 @@ def test_nor_does_one_in_which_somebody_dies() -> None:
     assert found.is_exhausted
 
 
+@pytest.mark.long
 def test_nor_one_in_which_packs_are_rewritten() -> None:
     cast = save_against_collection(max_waste=0).writer("other", "b", 2)
 
@@ -90,6 +92,7 @@ def test_nor_one_of_two_collectors() -> None:
     assert found.is_exhausted
 
 
+@pytest.mark.long
 def test_nor_one_of_two_collectors_that_choose_different_copies() -> None:
     cast = two_copies()
 

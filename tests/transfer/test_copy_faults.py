@@ -185,6 +185,7 @@ print("done", flush=True)
 """
 
 
+@pytest.mark.long
 def test_kill_9_at_random_moments_and_then_copies_to_the_end(tmp_path: Path) -> None:
     source = Store.init(tmp_path / "source", chunk_bytes=4096)
     steps = range(120)

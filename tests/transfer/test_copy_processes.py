@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.transfer import copy_refs, read_source
@@ -94,6 +95,7 @@ def check_all(root: Path) -> int:
     return len(refs)
 
 
+@pytest.mark.long
 def test_collectors_at_both_ends_break_no_copy(tmp_path: Path) -> None:
     source = Store.init(tmp_path / "source", chunk_bytes=4096)
     destination = Store.init(tmp_path / "destination", chunk_bytes=4096, store_id=source.id)
