@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends._flow import Flow
 from tensorcas_mlflow.backends._object_errors import may_have_expired, may_pass, says_later, status_of, translated
-from tensorcas_mlflow.errors import BackendError
+from tensorcas_mlflow.errors import BackendError, RefusedError
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -159,24 +159,34 @@ class Bucket:
             after: Only what comes after this path.
         """
         last = after
+        restart = after
         pages: Iterator[Any] | None = None
 
         def draw(attempt: int) -> Any:
             import obstore
 
-            nonlocal pages
+            nonlocal pages, restart
             if pages is None or attempt:
+                restart = last
                 offset = None if last is None else self._prefix + last
                 pages = iter(obstore.list(self._reader, (self._prefix + folder).rstrip("/") or None, offset=offset))
             return next(pages, ())
 
         while page := self._repeated("list", folder, draw):
             for meta in page:
+                if not meta["path"].startswith(self._prefix):
+                    continue  # the marker of the prefix itself, whose name says nothing of where the listing is
                 info = self._info(meta)
                 if last is None or info.path > last:  # some stores begin at the offset and not after it
                     if not self._is_marker(info):
                         yield info
                     last = info.path
+                elif info.path != restart and info.size and self.head(info.path) is not None:
+                    # To go on from here, or to take this one for listed, would be to leave out objects in silence. A
+                    # folder's marker may be out of order: its slash is left out.
+                    raise RefusedError(
+                        "list", folder, f"this storage does not list in the order of names (in {self.uri})"
+                    )
 
     def children(self, folder: str) -> tuple[list[ObjectInfo], list[str]]:
         """List the objects directly in a folder, and the names of the folders in it."""
@@ -255,14 +265,19 @@ class Bucket:
         for piece in source:
             head += memoryview(piece).cast("B")
             if len(head) > PART_BYTES:
-                self.upload(path, itertools.chain([bytes(head)], source))
+                self.upload(path, itertools.chain([bytes(head)], source), before=self.head(path))
                 return
         self.put(path, bytes(head))
 
-    def upload(self, path: str, pieces: Iterable[Any]) -> str:
+    def upload(self, path: str, pieces: Iterable[Any], *, before: ObjectInfo | None = None) -> str:
         """Write a large object in parts, drawn as they are sent; whatever is there is replaced. Returns its token.
 
         A path that nobody else writes is for the caller to choose.
+
+        Args:
+            path: Where.
+            pieces: Its bytes.
+            before: The object there, if there is one: an upload whose answer was lost is not taken for done by it.
 
         Raises:
             BaseException: What ``pieces`` raises; nothing is written then.
@@ -308,7 +323,8 @@ class Bucket:
             return sent.result()
         except _PartlySentError as error:
             info = self.head(path) if flow.is_fed else None
-            if info is not None and info.size == flow.n_bytes:
+            is_new = info is not None and (before is None or info.token != before.token)
+            if info is not None and is_new and info.size == flow.n_bytes:
                 return info.token  # all had arrived, and only the answer to the last request was lost
             cause = error.__cause__
             assert isinstance(cause, Exception)
@@ -356,7 +372,7 @@ class Bucket:
         global _process
         _process = _process or os.getpid()
         if os.getpid() != _process:
-            raise BackendError(
+            raise RefusedError(
                 "reach", self.uri, "a process made by fork cannot use its parent's connections: start it with 'spawn'"
             )
 

@@ -69,6 +69,8 @@ _VARIABLES = (
 
 _views: dict[tuple[object, ...], Views] = {}
 """Views of containers, each shared by all folders of it: so are their connections and credentials."""
+_MAX_VIEWS = 64
+"""A server opens whatever bucket its clients name."""
 _views_lock = Lock()
 
 
@@ -100,14 +102,17 @@ def open_bucket(root: Root, folder: str) -> Bucket:
             views = _views.get(about)
             # Whoever connects again does so because what it got the last time has expired.
             if views is None or views is last:
-                settings = {S3_SCHEME: _s3, GS_SCHEME: _gcs, AZ_SCHEME: _azure}[root.scheme](root)
                 try:
+                    settings = {S3_SCHEME: _s3, GS_SCHEME: _gcs, AZ_SCHEME: _azure}[root.scheme](root)
                     reader, writer = (
                         make[root.scheme](name, retry_config=retries, **settings) for retries in (_RETRIES, _NO_RETRIES)
                     )
                 except Exception as error:
-                    # Whatever obstore or boto3 find wrong with the settings.
-                    raise ValueError(f"{root.uri!r} cannot be opened: {error}") from error
+                    # Whatever obstore or boto3 find wrong with the settings; what follows is for obstore's developers.
+                    reason = str(error).partition("\n\nDebug source")[0]
+                    raise ValueError(f"{root.uri!r} cannot be opened: {reason}") from error
+                while len(_views) >= _MAX_VIEWS:
+                    del _views[next(iter(_views))]  # whoever uses them has them
                 views = _views[about] = reader, writer
             last = views
             return views

@@ -99,10 +99,14 @@ class Catalog:
     def refresh_from_packs(self) -> None:
         """Read the table of every pack anew: packs are the truth, and the index, which may be wrong, a cache."""
         with self._lock:
-            self._tables.clear()
-            self._hints.clear()
-            self._packs.clear()
-            self._load_packs(dict(list_packs(self._backend)))
+            before = self._tables, self._hints, self._packs
+            self._tables, self._hints, self._packs = [], [], set()
+            try:
+                self._load_packs(dict(list_packs(self._backend)))
+            except BaseException:
+                # What was known is not listed again, and would be stored again if it was forgotten.
+                self._tables, self._hints, self._packs = before
+                raise
 
     def seen(self, generation: Generation | None) -> set[str]:
         """Keys of blobs of a remote store that are known to be there; for the caller to add to.
@@ -196,10 +200,11 @@ class Catalog:
             try:
                 self._backend.put_new(f"index/{name}.arrow", [segment_bytes(merge_tables(tables))])
                 self._segments.add(name)
-                for marker in self._loose.values():
+                # Others that are published meanwhile are not in this segment.
+                for pack in loose:
+                    marker = self._loose.pop(pack)
                     if marker is not None:
                         self._backend.delete(marker)
-                self._loose.clear()
             except BackendError as error:
                 _log.warning("the index could not be folded, which costs time but no data: %s", error)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
+from collections.abc import Iterator
 
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError
@@ -15,20 +16,18 @@ _TAIL_BYTES = 64 * 1024
 _TIME_DIGITS = 12
 
 
-def list_packs(backend: Backend, *, since_s: float = 0.0) -> list[tuple[str, int]]:
-    """List the packs of a store: name and size.
+def list_packs(backend: Backend, *, since_s: float = 0.0) -> Iterator[tuple[str, int]]:
+    """List the packs of a store, as they are drawn: name and size.
 
     Args:
         backend: Which.
         since_s: For a remote store, leave out those whose names were drawn before, in seconds of Unix time.
     """
-    found: list[tuple[str, int]] = []
     after = f"packs/{_time_text(since_s)}" if backend.is_remote and since_s > 0 else None
     for info in backend.list("packs", after=after):
         name, _, ending = info.key.removeprefix("packs/").partition(".")
         if ending == "pack":
-            found.append((name, info.size))
-    return found
+            yield name, info.size
 
 
 def new_pack_name(backend: Backend) -> str:

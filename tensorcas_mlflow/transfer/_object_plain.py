@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
-from tensorcas_mlflow.backends import STORE_FOLDER, Bucket, artifact_path, is_void_object, object_path
+from tensorcas_mlflow.backends import STORE_FOLDER, Bucket, artifact_path, is_void, is_void_object, object_path
 from tensorcas_mlflow.errors import BlobNotFoundError, ConflictError
 from tensorcas_mlflow.transfer._plain import PlainFile, PlainFiles
 
@@ -41,13 +41,14 @@ class ObjectPlainFiles(PlainFiles):
     @contextlib.contextmanager
     def open(self, path: str) -> Iterator[BinaryIO]:
         found = self._bucket.get(object_path(path))
-        if found is None:
+        if found is None or is_void(found[0]):
             raise BlobNotFoundError(path)
         yield io.BytesIO(found[0])
 
     def write(self, file: PlainFile, pieces: Iterable[bytes], *, replace: bool) -> None:
         path = object_path(file.path)
-        if not replace and self._bucket.head(path) is not None:
+        there = None if replace else self._bucket.head(path)
+        if there is not None and not is_void_object(self._bucket, there):
             raise ConflictError(f"there is another one at the destination by now: {file.path!r}")
         self._bucket.write(path, pieces)
 

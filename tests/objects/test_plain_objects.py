@@ -10,11 +10,15 @@ import pytest
 from mlflow.exceptions import MlflowException
 
 from tensorcas_mlflow.artifact_repo import TensorCasArtifactRepository
-from tensorcas_mlflow.backends import Bucket
+from tensorcas_mlflow.backends import Bucket, new_void
+from tensorcas_mlflow.errors import BlobNotFoundError
 from tensorcas_mlflow.store import Store
+from tensorcas_mlflow.transfer._object_plain import ObjectPlainFiles
+from tensorcas_mlflow.transfer._plain import PlainFile
 from tests.objects.faults import Answer
 from tests.objects.proxy import Proxy
 from tests.objects.servers import S3Server
+from tests.objects.stores import bucket_of
 
 TEXT, OTHER = b"text\n" * 10, b"\0bin" * 1000
 
@@ -61,6 +65,15 @@ def test_the_marker_of_a_folder_that_a_console_has_made_is_no_file(
     assert shown(repo, folder) == {f"{folder}other": None, f"{folder}text": None}
     below = Path(repo.download_artifacts(folder))
     assert {file.relative_to(below).as_posix() for file in below.rglob("*") if file.is_file()} == {"other/x", "text/x"}
+
+
+def test_the_marker_of_a_root_hides_nothing_that_lies_there(s3: S3Server, bucket: str) -> None:
+    s3.client().put_object(Bucket=bucket, Key="some/path/", Body=b"")
+    objects = bucket_of(s3, bucket, "some/path")
+    for name in ("a.txt", "z.txt"):
+        objects.put(name, TEXT)
+
+    assert [info.path for info in objects.walk("")] == ["a.txt", "z.txt"]
 
 
 def test_an_empty_file_is_a_file(repo: TensorCasArtifactRepository, tmp_path: Path) -> None:
@@ -180,3 +193,21 @@ def test_a_name_that_others_have_put_there_and_that_nothing_can_list_is_an_error
     with pytest.raises(MlflowException, match="empty path segment") as caught:
         repo.list_artifacts("folder")
     assert caught.value.error_code == "BAD_REQUEST"
+
+
+def test_a_copy_writes_a_file_where_there_is_only_a_void(s3: S3Server, bucket: str) -> None:
+    objects = bucket_of(s3, bucket)
+    objects.put("file.txt", new_void())
+    there = ObjectPlainFiles(objects, "tensorcas-s3://bucket")
+    there.write(PlainFile(path="file.txt", size=len(TEXT), modified_ns=0), [TEXT], replace=False)
+
+    with there.open("file.txt") as file:
+        assert file.read() == TEXT
+
+
+def test_a_copy_takes_no_file_from_a_void(s3: S3Server, bucket: str) -> None:
+    objects = bucket_of(s3, bucket)
+    objects.put("file.txt", new_void())
+
+    with pytest.raises(BlobNotFoundError), ObjectPlainFiles(objects, "tensorcas-s3://bucket").open("file.txt"):
+        pass

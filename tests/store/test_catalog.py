@@ -1,0 +1,99 @@
+"""What one process keeps in mind of a remote store's packs, when something comes in between."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+import pytest
+
+from tensorcas_mlflow.adapter import Array
+from tensorcas_mlflow.backends import BlobInfo, Buffer, MemoryBackend, Token
+from tensorcas_mlflow.errors import BackendError
+from tensorcas_mlflow.store import RefTarget, Store, _catalog
+
+
+class Remote(MemoryBackend):
+    """Lists in order, as remote ones do, and notes what is drawn of listings of packs."""
+
+    def __init__(self) -> None:
+        super().__init__(is_remote=True)
+        self.n_drawn = 0
+        self.meanwhile: Callable[[], object] = lambda: None
+        """Called as a segment of the index is written."""
+        self.is_down = False
+
+    def list(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
+        for info in super().list(prefix, after=after):
+            self.n_drawn += prefix == "packs"
+            yield info
+
+    def put_new(self, key: str, pieces: Iterable[Buffer], *, durable: bool = True) -> Token:
+        if key.startswith("index/"):
+            self.meanwhile()
+        return super().put_new(key, pieces, durable=durable)
+
+    def read_into(self, key: str, start: int, out: memoryview) -> None:
+        if self.is_down:
+            raise BackendError("read", key, "it is down")
+        super().read_into(key, start, out)
+
+
+def weights(seed: int) -> dict[str, Array]:
+    return {"w": np.random.default_rng(seed).integers(0, 256, 5_000, dtype=np.uint8)}
+
+
+def save(store: Store, seed: int) -> int:
+    with store.write_checkpoint(weights(seed)) as pending:
+        pending.commit(RefTarget(path=f"m/{seed}"))
+        return pending.n_new_bytes
+
+
+@pytest.fixture
+def backend() -> Remote:
+    return Remote()
+
+
+def test_a_process_that_meets_many_packs_lists_those_that_no_segment_tells_of(
+    backend: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_catalog, "_FOLD_AT", 8)
+    monkeypatch.setattr(_catalog, "_LATE_S", 0.0)
+    store = Store.init_backend(backend)
+    for seed in range(40):
+        save(store, seed)
+    backend.n_drawn = 0
+    Store.open_backend(backend).catalog.refresh()
+
+    assert backend.n_drawn < 20
+
+
+def test_a_pack_that_is_published_while_others_are_folded_is_in_the_next_segment(
+    backend: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_catalog, "_FOLD_AT", 2)
+    store = Store.init_backend(backend)
+    save(store, 0)
+    late = "f" * 32
+    backend.meanwhile = lambda: store.catalog._loose.setdefault(late)
+    save(store, 1)
+
+    assert list(store.catalog._loose) == [late]
+
+
+def test_a_catalog_that_could_not_be_read_anew_still_knows_what_it_knew(
+    backend: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_catalog, "_LATE_S", 0.0)
+    store = Store.init_backend(backend)
+    save(store, 0)
+    time.sleep(0.01)  # so that the second pack has a later name
+    save(store, 1)
+    store.catalog.refresh()
+    backend.is_down = True
+    with pytest.raises(BackendError):
+        store.catalog.refresh_from_packs()
+    backend.is_down = False
+
+    assert save(store, 0) == 0
