@@ -14,7 +14,7 @@ TOGETHER = ("deploy", "carrier", "served")
 """Folders whose tests share servers, which take longer to start than most tests to run."""
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in this hook too
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in this hook too
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Group tests for the workers: each module by itself, those that share servers together."""
     for item in items:
