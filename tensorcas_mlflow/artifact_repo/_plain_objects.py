@@ -48,10 +48,12 @@ class ObjectTree:
 
     def fetch(self, path: str, out: Path) -> bool:
         """Write a plain file to a local one; False if there is none."""
-        found = self._bucket.get(object_path(path)) if path and is_visible_path(path) else None
-        if found is None or is_void(found[0]):
+        found = self._bucket.stream(object_path(path)) if path and is_visible_path(path) else None
+        if found is None or is_void_object(self._bucket, found[1]):
             return False
-        out.write_bytes(found[0])
+        with out.open("wb") as file:
+            for piece in found[0]:
+                file.write(piece)
         return True
 
     def is_file(self, path: str, file: Path) -> bool:

@@ -111,6 +111,10 @@ class StoreFinder:
         place = self.servers_folder()
         if place is None:
             raise self._refusal()
+        if not place.is_local:
+            # In a bucket stores that were found are not looked for again, so there is never one around another.
+            Store.open(place, create=True)
+            return
         # Around stores that may lie in experiments' folders already; what is nearest counts.
         with suppress(ConflictError):
             Store.init_backend(open_backend(place))

@@ -4,12 +4,13 @@ The contract is in `Backend`; a new kind of storage is one subclass that passes
 `tensorcas_mlflow.testing.BackendConformance` and one line in `_open.py`.
 """
 
-from tensorcas_mlflow.backends._buckets import Bucket, ObjectInfo
+from tensorcas_mlflow.backends._buckets import Bucket
 from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Buffer, Children, Token, check_key
 from tensorcas_mlflow.backends._credentials import open_bucket
 from tensorcas_mlflow.backends._local import LocalBackend
 from tensorcas_mlflow.backends._memory import MemoryBackend
 from tensorcas_mlflow.backends._names import artifact_path, object_path
+from tensorcas_mlflow.backends._object_info import ObjectInfo
 from tensorcas_mlflow.backends._objects import ObjectBackend
 from tensorcas_mlflow.backends._open import STORE_FOLDER, open_backend
 from tensorcas_mlflow.backends._root import REMOTE_SCHEMES, SCHEME, SCHEMES, Root, is_ours

@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import wait
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends._flow import Flow
 from tensorcas_mlflow.backends._object_errors import may_have_expired, may_pass, says_later, status_of, translated
+from tensorcas_mlflow.backends._object_info import ObjectInfo, PartlySentError, TakenError, TooLongError
 from tensorcas_mlflow.errors import BackendError, RefusedError
 
 if TYPE_CHECKING:
@@ -31,34 +31,6 @@ _PARTS_AT_ONCE = 8
 
 _process: int | None = None
 """The process that has sent the first request: obstore's threads are in that one, and its children wait for them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObjectInfo:
-    """What a store says of one object."""
-
-    path: str
-    """Relative to the bucket's prefix."""
-    size: int
-    modified_s: float
-    token: str
-    """Its ETag, without quotes."""
-
-
-class TakenError(Exception):
-    """There is an object at a path that was to be created."""
-
-
-class TooLongError(Exception):
-    """An object is longer than it may be."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__(size)
-        self.size = size
-
-
-class _PartlySentError(Exception):
-    """An upload failed after some of it was drawn; the cause says why."""
 
 
 Connect = Callable[[], "tuple[ObjectStore, ObjectStore]"]
@@ -127,6 +99,28 @@ class Bucket:
             return bytes(answer.bytes()), info
 
         return self._repeated("read", path, ask)
+
+    def stream(self, path: str) -> tuple[Iterator[Any], ObjectInfo] | None:
+        """Read an object piece by piece, some 8 MiB at a time, and say what it is; None if there is none.
+
+        What breaks off after its beginning raises, and is not taken up again.
+        """
+        import obstore
+
+        def ask(attempt: int) -> Any:
+            return _or_none(lambda: obstore.get(self._reader, self._prefix + path))
+
+        answer = self._repeated("read", path, ask)
+        if answer is None:
+            return None
+
+        def pieces() -> Iterator[Any]:
+            try:
+                yield from answer.stream(min_chunk_size=PART_BYTES)
+            except Exception as error:
+                raise translated("read", path, self.uri, error) from error
+
+        return pieces(), self._info(answer.meta)
 
     def read_into(self, path: str, start: int, out: memoryview) -> int | None:
         """Fill a buffer, which is not empty, with an object's bytes from ``start`` on.
@@ -303,7 +297,7 @@ class Bucket:
                     raise
                 if may_have_expired(error):
                     self._renew(reader)  # for the next call
-                raise _PartlySentError from error
+                raise PartlySentError from error
             return _etag(put)
 
         def send() -> str:
@@ -321,7 +315,7 @@ class Bucket:
             raise
         try:
             return sent.result()
-        except _PartlySentError as error:
+        except PartlySentError as error:
             info = self.head(path) if flow.is_fed else None
             is_new = info is not None and (before is None or info.token != before.token)
             if info is not None and is_new and info.size == flow.n_bytes:
@@ -394,7 +388,7 @@ class Bucket:
             pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(attempt, 32)) * (0.5 + random.random() / 2)
             try:
                 return ask(attempt)
-            except (TakenError, TooLongError, BackendError, _PartlySentError):
+            except (TakenError, TooLongError, BackendError, PartlySentError):
                 raise
             except Exception as error:
                 if may_have_expired(error) and not has_renewed:

@@ -12,8 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from tensorcas_mlflow import threads
-from tensorcas_mlflow.backends._buckets import PART_BYTES, Bucket, ObjectInfo, TakenError, TooLongError
+from tensorcas_mlflow.backends._buckets import PART_BYTES, Bucket
 from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Buffer, Children, Token, check_key
+from tensorcas_mlflow.backends._object_info import ObjectInfo, TakenError, TooLongError
 from tensorcas_mlflow.backends._voids import VOID_BYTES, is_void, new_void
 from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CorruptError, RefusedError
 
@@ -25,8 +26,8 @@ _MOVE = b"\n\x00tensorcas: on its way to\x00"
 _USED_ONCE = "intents/"
 """Keys below it never come again."""
 _SPACES = (b" ", b"\t")
-_MOST_LOOKS = 32
-"""From so many keys on, a listing of where they lie is cheaper than a look at each."""
+_MOST_LOOKS = 256
+"""From so many keys on, a listing of where they lie is mostly cheaper than a look at each, many at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +116,7 @@ class ObjectBackend(Backend):
             return False
         if self._bucket.swap(key, new_void(), token) is None:
             return False
+        self._moved.pop(key, None)
         # Anywhere else somebody may have put a blob in the void's place by now.
         if key.startswith(_USED_ONCE):
             self._remove_used(key)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 
-from tensorcas_mlflow.backends._buckets import Bucket, ObjectInfo
+from tensorcas_mlflow.backends._buckets import Bucket
+from tensorcas_mlflow.backends._object_info import ObjectInfo
 
 _VOID = b"\x00tensorcas: there is no blob here\x00"
 _NONCE_BYTES = 16

@@ -5,11 +5,36 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Iterable, Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO, cast
 
-from tensorcas_mlflow.backends import STORE_FOLDER, Bucket, artifact_path, is_void, is_void_object, object_path
+from tensorcas_mlflow.backends import STORE_FOLDER, Bucket, artifact_path, is_void_object, object_path
 from tensorcas_mlflow.errors import BlobNotFoundError, ConflictError
 from tensorcas_mlflow.transfer._plain import PlainFile, PlainFiles
+
+_BUFFER_BYTES = 1 << 20
+
+
+class _Pieces(io.RawIOBase):
+    """A file to read from pieces as they come."""
+
+    def __init__(self, pieces: Iterator[Any]) -> None:
+        self._pieces = pieces
+        self._piece = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        out = memoryview(buffer).cast("B")
+        while not len(self._piece):
+            piece = next(self._pieces, None)
+            if piece is None:
+                return 0
+            self._piece = memoryview(piece)
+        n_bytes = min(len(out), len(self._piece))
+        out[:n_bytes] = self._piece[:n_bytes]
+        self._piece = self._piece[n_bytes:]
+        return n_bytes
 
 
 class ObjectPlainFiles(PlainFiles):
@@ -40,10 +65,10 @@ class ObjectPlainFiles(PlainFiles):
 
     @contextlib.contextmanager
     def open(self, path: str) -> Iterator[BinaryIO]:
-        found = self._bucket.get(object_path(path))
-        if found is None or is_void(found[0]):
+        found = self._bucket.stream(object_path(path))
+        if found is None or is_void_object(self._bucket, found[1]):
             raise BlobNotFoundError(path)
-        yield io.BytesIO(found[0])
+        yield cast(BinaryIO, io.BufferedReader(_Pieces(found[0]), _BUFFER_BYTES))
 
     def write(self, file: PlainFile, pieces: Iterable[bytes], *, replace: bool) -> None:
         path = object_path(file.path)

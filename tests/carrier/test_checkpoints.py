@@ -68,6 +68,7 @@ def test_steps_come_back_and_share_what_is_equal(carried: Experiment) -> None:
     assert all(record.created and record.flavor for record in mlflow.tensorcas.list_checkpoints())
 
 
+@pytest.mark.long
 def test_mlflow_shows_a_copy_of_each_manifest(carried: Experiment) -> None:
     with mlflow.start_run() as run:
         log(0)

@@ -13,6 +13,8 @@ from tests.deploy.clients import Client, client
 from tests.deploy.models import round_trip_sklearn, round_trip_tensorcas
 from tests.deploy.servers import Server
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def user(uvicorn: Server) -> Iterator[Client]:
@@ -36,7 +38,6 @@ def one_store(uvicorn: Server) -> Iterator[None]:
     assert found == [".tensorcas"]
 
 
-@pytest.mark.long
 def test_models_of_mlflows_flavors_come_back_as_they_were(user: Client) -> None:
     assert user(round_trip_sklearn) == []
 
@@ -66,7 +67,6 @@ def load_step(run_id: str, step: int) -> list[float]:
     return [float(value) for value in loaded["weights"][:5]]
 
 
-@pytest.mark.long
 def test_checkpoints_of_a_training_come_back(uvicorn: Server, user: Client) -> None:
     run_id, _ = user(log_weights, 3)
 
@@ -82,7 +82,6 @@ def files_of(uri: str) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if path.is_file())
 
 
-@pytest.mark.long
 def test_a_client_without_the_package_gets_a_whole_folder(user: Client, stranger: Client) -> None:
     _, uri = user(log_weights, 1)
 

@@ -17,6 +17,8 @@ from tensorcas_mlflow.cli import main
 from tensorcas_mlflow.store import Store
 from tests.deploy.servers import Server
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def tracking_to_restore() -> Iterator[None]:

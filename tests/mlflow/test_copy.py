@@ -31,6 +31,8 @@ np.save(sys.argv[4], mlflow.pyfunc.load_model(sys.argv[2]).predict(np.load(sys.a
 LOAD_CHECKPOINT = """
 import sys
 import mlflow, numpy as np
+
+pytestmark = pytest.mark.long
 mlflow.set_tracking_uri(sys.argv[1])
 np.save(sys.argv[3], mlflow.tensorcas.load_checkpoint(sys.argv[2], step=2)["w"])
 """
@@ -76,7 +78,6 @@ def test_a_model_loads_from_a_backup_that_is_put_back_in_place(
     np.testing.assert_array_equal(predicted_elsewhere(info.model_uri, tracking_uri, tmp_path), model.predict(X))
 
 
-@pytest.mark.long
 @OF_EITHER_ID
 def test_a_model_loads_from_where_the_backup_is(
     plain_experiment: str, tracking_uri: str, artifacts: Path, backup: Path, tmp_path: Path, words: list[str]
@@ -91,7 +92,6 @@ def test_a_model_loads_from_where_the_backup_is(
     np.testing.assert_array_equal(predicted_elsewhere(folder, tracking_uri, tmp_path), model.predict(X))
 
 
-@pytest.mark.long
 @OF_EITHER_ID
 def test_a_model_under_a_location_of_ours_loads_from_the_backup_that_is_named(
     cas_experiment: str,
@@ -114,7 +114,6 @@ def test_a_model_under_a_location_of_ours_loads_from_the_backup_that_is_named(
     np.testing.assert_array_equal(mlflow.tensorcas.load_model(uri).coef_, model.coef_)
 
 
-@pytest.mark.long
 def test_a_model_of_another_flavor_loads_from_a_restored_backup(
     cas_experiment: str, tracking_uri: str, artifacts: Path, backup: Path, tmp_path: Path
 ) -> None:
@@ -127,7 +126,6 @@ def test_a_model_of_another_flavor_loads_from_a_restored_backup(
     np.testing.assert_array_equal(predicted_elsewhere(info.model_uri, tracking_uri, tmp_path), model.predict(X))
 
 
-@pytest.mark.long
 def test_a_runs_checkpoints_are_restored_by_its_id(
     experiment: str, tracking_uri: str, artifacts: Path, backup: Path, tmp_path: Path
 ) -> None:

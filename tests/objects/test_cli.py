@@ -15,6 +15,8 @@ from tests.cli.conftest import Tensorcas, tensorcas
 from tests.objects.servers import S3Server
 from tests.tracking import active_experiment, empty_database, no_stray_settings, tracking_uri
 
+pytestmark = pytest.mark.long
+
 __all__ = ["empty_database", "no_stray_settings", "tensorcas", "tracking_uri"]
 
 

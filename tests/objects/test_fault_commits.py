@@ -17,6 +17,8 @@ from tests.objects.requests_seen import Kind
 from tests.objects.servers import S3Server
 from tests.objects.trials import SILENCE_S, Place, Trials, be_hasty, model_of, reach
 
+pytestmark = pytest.mark.long
+
 N_REQUESTS = 4
 """Of a commit: it claims the ref's place, says so in the intent, writes the ref, and removes the intent."""
 TARGET = RefTarget(run_id="run", step=0)
@@ -121,7 +123,6 @@ def test_a_save_that_fails_in_its_commit_can_be_made_again(place: Place, monkeyp
     place.check()
 
 
-@pytest.mark.long
 def test_what_a_withdrawal_could_not_remove_goes_with_a_collection(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,8 @@ DENIED = Answer(403, "AccessDenied")
 
 PROVIDER = f"""#!{sys.executable}
 import json, pathlib
+
+pytestmark = pytest.mark.long
 count = pathlib.Path(__file__).with_suffix(".count")
 n = int(count.read_text()) + 1 if count.exists() else 1
 count.write_text(str(n))

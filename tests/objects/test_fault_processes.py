@@ -21,6 +21,8 @@ from tests.objects.requests_seen import Kind
 from tests.objects.servers import S3Server
 from tests.objects.trials import Place, Trials, model_of, reach
 
+pytestmark = pytest.mark.long
+
 N_TENSORS, TENSOR_BYTES = 24, 100_000
 PACK_BYTES = 3 * TENSOR_BYTES
 MODEL_BYTES = N_TENSORS * TENSOR_BYTES

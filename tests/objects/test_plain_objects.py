@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -211,3 +212,30 @@ def test_a_copy_takes_no_file_from_a_void(s3: S3Server, bucket: str) -> None:
 
     with pytest.raises(BlobNotFoundError), ObjectPlainFiles(objects, "tensorcas-s3://bucket").open("file.txt"):
         pass
+
+
+def test_a_large_plain_object_is_read_piece_by_piece(
+    repo: TensorCasArtifactRepository, s3: S3Server, bucket: str, tmp_path: Path
+) -> None:
+    data = random.Random(0).randbytes(1 << 20) * 20
+    s3.client().put_object(Bucket=bucket, Key="some/path/large.bin", Body=data)
+    fetched = Path(repo.download_artifacts("large.bin", str(tmp_path)))
+    there = ObjectPlainFiles(bucket_of(s3, bucket, "some/path"), "tensorcas-s3://bucket")
+    with there.open("large.bin") as file:
+        parts = list(iter(lambda: file.read(3_000_000), b""))
+
+    assert fetched.read_bytes() == data
+    assert b"".join(parts) == data
+
+
+def test_a_server_makes_no_store_around_another_in_a_bucket(
+    settings: None, bucket: str, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Store.init(f"tensorcas-s3://{bucket}/mlflow/7")
+    monkeypatch.setenv("_MLFLOW_SERVER_ARTIFACT_DESTINATION", f"tensorcas-s3://{bucket}/mlflow")
+    served = TensorCasArtifactRepository(f"tensorcas-s3://{bucket}/mlflow")
+
+    with pytest.raises(MlflowException, match="lies above the store"):
+        served.log_artifact(files[1], "8/run/artifacts")
+    served.log_artifact(files[1], "7/run/artifacts")
+    assert shown(served, "7/run/artifacts") == {"7/run/artifacts/x": len(OTHER)}

@@ -55,6 +55,7 @@ def test_they_do_if_two_withdraw(start: str, replace: bool) -> None:
     assert_holds(one(start, replace=replace).withdrawer("w2", "intents/p").explore())
 
 
+@pytest.mark.long
 @ALL
 @BOTH
 def test_they_do_while_the_destination_is_deleted(start: str, replace: bool) -> None:

@@ -13,7 +13,7 @@ from schedules import explore
 from test_object_schedules import save_against_collection
 
 from tensorcas_mlflow.backends import Buffer, Token
-from tensorcas_mlflow.backends._buckets import TakenError
+from tensorcas_mlflow.backends._object_info import TakenError
 from tensorcas_mlflow.backends._objects import ObjectBackend, _Move
 from tensorcas_mlflow.backends._voids import _VOID
 from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError

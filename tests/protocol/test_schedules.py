@@ -68,6 +68,7 @@ def stream_against_collection(**collector: Any) -> Cast:
     return Cast(before={0: "ab"}).stream("stream", "acd", 1).collector("collector", **collector).deletion("deletion", 0)
 
 
+@pytest.mark.long
 def test_nor_one_of_a_stream() -> None:
     cast = stream_against_collection()
 

@@ -142,8 +142,8 @@ def test_many_small_checkpoints_share_a_pack() -> None:
     report = copy(source, destination)
 
     assert report.n_copied == 40
-    assert len(protocol.list_packs(source.backend)) == 40
-    assert len(protocol.list_packs(destination.backend)) == 1
+    assert len(list(protocol.list_packs(source.backend))) == 40
+    assert len(list(protocol.list_packs(destination.backend))) == 1
 
 
 def test_what_is_new_is_committed_before_all_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:

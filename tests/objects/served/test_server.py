@@ -18,6 +18,8 @@ from tests.objects.conftest import fresh_name
 from tests.objects.served.calls import PREFIX, log_folders, mlflow_command, objects_in, tensorcas_command
 from tests.objects.servers import S3Server
 
+pytestmark = pytest.mark.long
+
 N_BYTES = 1_500_000
 WEIGHTS = np.random.default_rng(3).bytes(N_BYTES)
 HEADER = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({N_BYTES},), }}"
@@ -51,7 +53,6 @@ def test_a_file_that_is_sent_twice_is_in_the_bucket_once(gunicorn: Server) -> No
     assert gunicorn.proxied("GET", "7/a/weights.npy").content == NPY
 
 
-@pytest.mark.long
 def test_clients_that_upload_at_once_store_equal_weights_once(
     uvicorn: Server, s3: S3Server, team_bucket: str, user: Client, tmp_path: Path
 ) -> None:
@@ -72,7 +73,6 @@ def test_clients_that_upload_at_once_store_equal_weights_once(
     assert sorted(texts) == sorted(run_ids)
 
 
-@pytest.mark.long
 def test_what_mlflow_forgets_is_freed_in_the_bucket(
     uvicorn: Server, s3: S3Server, team_bucket: str, user: Client, tmp_path: Path
 ) -> None:
@@ -106,7 +106,6 @@ def send(server: Server, run_id: str, path: str, data: bytes) -> requests.Respon
     return server.request("POST", "ajax-api/2.0/mlflow/upload-artifact", params=params, data=data)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("place", ["another bucket", "beside the server's own"])
 def test_a_root_that_is_no_store_is_neither_read_nor_written(
     uvicorn: Server, s3: S3Server, team_bucket: str, user: Client, place: str
@@ -138,7 +137,6 @@ def test_a_root_that_is_no_store_is_neither_read_nor_written(
     assert objects_in(s3, bucket) == before
 
 
-@pytest.mark.long
 def test_a_store_in_another_bucket_is_served(uvicorn: Server, s3: S3Server, user: Client) -> None:
     root = f"tensorcas-s3://{s3.make_bucket(fresh_name())}/shared"
     tensorcas_command(s3, "init", root)
@@ -151,7 +149,6 @@ def test_a_store_in_another_bucket_is_served(uvicorn: Server, s3: S3Server, user
     assert uvicorn.get("get-artifact", run_id=run_id, path="x.npy").content == NPY
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("root", ["tensorcas-s3://no-such-bucket/x", "tensorcas-az://box/x"])
 def test_a_root_that_the_server_cannot_reach_is_an_error_at_once(uvicorn: Server, user: Client, root: str) -> None:
     run_id = user(new_run, user(new_experiment, root))
