@@ -15,6 +15,8 @@ from sklearn.linear_model import LinearRegression
 from tensorcas_mlflow.cli import main
 from tensorcas_mlflow.store import Store
 
+pytestmark = pytest.mark.long
+
 X = np.random.default_rng(0).normal(size=(50, 4))
 
 OF_EITHER_ID = pytest.mark.parametrize(
@@ -32,7 +34,6 @@ LOAD_CHECKPOINT = """
 import sys
 import mlflow, numpy as np
 
-pytestmark = pytest.mark.long
 mlflow.set_tracking_uri(sys.argv[1])
 np.save(sys.argv[3], mlflow.tensorcas.load_checkpoint(sys.argv[2], step=2)["w"])
 """

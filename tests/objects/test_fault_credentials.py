@@ -18,13 +18,14 @@ from tests.objects.requests_seen import Kind
 from tests.objects.servers import S3Server
 from tests.objects.trials import Place, Trials, be_hasty, model_of, reach, save
 
+pytestmark = pytest.mark.long
+
 SECRET, TOKEN = "5ecret-of-this-test", "t0ken-of-this-test"
 DENIED = Answer(403, "AccessDenied")
 
 PROVIDER = f"""#!{sys.executable}
 import json, pathlib
 
-pytestmark = pytest.mark.long
 count = pathlib.Path(__file__).with_suffix(".count")
 n = int(count.read_text()) + 1 if count.exists() else 1
 count.write_text(str(n))
