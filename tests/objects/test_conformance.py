@@ -45,6 +45,8 @@ class TestS3(BackendConformance):
 
 @pytest.mark.long
 class TestAnotherS3(BackendConformance):
+    rounds = 12
+
     @pytest.fixture
     def backend(self, second_s3: S3Server, second_bucket: str) -> ObjectBackend:
         return backend_of(second_s3, second_bucket, f"team/{next(_prefixes)}/.tensorcas")
