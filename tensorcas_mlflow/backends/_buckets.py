@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tensorcas_mlflow import threads
-from tensorcas_mlflow.backends._flow import Flow
+from tensorcas_mlflow.backends._flow import Flow, joined
 from tensorcas_mlflow.backends._object_errors import may_have_expired, may_pass, says_later, status_of, translated
 from tensorcas_mlflow.backends._object_info import ObjectInfo, PartlySentError, TakenError, TooLongError
 from tensorcas_mlflow.errors import BackendError, RefusedError
@@ -40,9 +40,9 @@ class Bucket:
     """Objects by path below a prefix.
 
     Every request that failed in a way that may pass is made again, with growing pauses, for a minute or so; one that
-    failed for expired credentials is made again with new ones, if there are some. After a
-    conditional write whose answer was lost, the object is read: if it holds what was written, the write was done. So
-    whoever writes conditionally writes bytes that nobody else writes.
+    failed for expired credentials is made again with new ones, if there are some. After a conditional write whose
+    answer was lost, the object is read: if it holds what was written, the write was done. So whoever writes
+    conditionally writes bytes that nobody else writes.
 
     Raises from every method:
         BackendError: The store does not answer, or fails.
@@ -254,14 +254,11 @@ class Bucket:
 
     def write(self, path: str, pieces: Iterable[Any]) -> None:
         """Write an object from pieces, whatever is there; in one request if it is small. Raises as `upload`."""
-        source = iter(pieces)
-        head = bytearray()
-        for piece in source:
-            head += memoryview(piece).cast("B")
-            if len(head) > PART_BYTES:
-                self.upload(path, itertools.chain([bytes(head)], source), before=self.head(path))
-                return
-        self.put(path, bytes(head))
+        content = joined(pieces, PART_BYTES)
+        if isinstance(content, bytes):
+            self.put(path, content)
+        else:
+            self.upload(path, content, before=self.head(path))
 
     def upload(self, path: str, pieces: Iterable[Any], *, before: ObjectInfo | None = None) -> str:
         """Write a large object in parts, drawn as they are sent; whatever is there is replaced. Returns its token.

@@ -1,13 +1,27 @@
-"""Between the thread that draws the pieces of an upload and the one that sends them."""
+"""Pieces of an upload, and their way from the thread that draws them to the one that sends them."""
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 _MOST_WAITING_BYTES = 8 << 20
+
+
+def joined(pieces: Iterable[Any], most_bytes: int) -> bytes | Iterator[Any]:
+    """Join pieces, copied once, if together they have no more than so many bytes; else give all of them in turn."""
+    source = iter(pieces)
+    drawn: list[memoryview] = []
+    n_bytes = 0
+    for piece in source:
+        drawn.append(memoryview(piece).cast("B"))
+        n_bytes += drawn[-1].nbytes
+        if n_bytes > most_bytes:
+            return itertools.chain(drawn, source)
+    return b"".join(drawn)
 
 
 class _BrokenOffError(Exception):

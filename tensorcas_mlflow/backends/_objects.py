@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import secrets
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends._buckets import PART_BYTES, Bucket
 from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Buffer, Children, Token, check_key
+from tensorcas_mlflow.backends._flow import joined
 from tensorcas_mlflow.backends._object_info import ObjectInfo, TakenError, TooLongError
 from tensorcas_mlflow.backends._voids import VOID_BYTES, is_void, new_void
 from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CorruptError, RefusedError
@@ -75,13 +75,8 @@ class ObjectBackend(Backend):
 
     def put_new(self, key: str, pieces: Iterable[Buffer], *, durable: bool = True) -> Token:
         check_key(key)
-        source = iter(pieces)
-        head = bytearray()
-        for piece in source:
-            head += memoryview(piece).cast("B")
-            if len(head) > PART_BYTES:
-                return self._bucket.upload(key, itertools.chain([bytes(head)], source))
-        return self._create(key, bytes(head))
+        content = joined(pieces, PART_BYTES)
+        return self._create(key, content) if isinstance(content, bytes) else self._bucket.upload(key, content)
 
     def promote(self, source: str, dest: str, data: Buffer, *, token: Token, replace: bool) -> None:
         check_key(source)

@@ -55,7 +55,6 @@ def test_an_upload_that_fails_is_not_taken_for_done_by_an_object_of_its_size_tha
     ("name", "value"), [("AWS_CA_BUNDLE", "/there/is/no/such.pem"), ("AWS_PROFILE", "no-such-profile")]
 )
 def test_a_setting_that_leads_nowhere_is_a_value_error(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("boto3")
     monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
     monkeypatch.setenv(name, value)
 
