@@ -16,13 +16,16 @@ from typing import Any
 import numpy as np
 import zstandard
 
+from tensorcas_mlflow.chunking import MAX_CHUNK_BYTES
 from tensorcas_mlflow.digest import Digests, digest
 from tensorcas_mlflow.pack import ENTRY, Entries
 
 MAGIC = b"\x89TCHNT\r\x01"
 _FOOTER = struct.Struct("<I16s8s")
 _DIGEST_BYTES = 16
-_MAX_BYTES = 1 << 29
+_MAX_OFFSET = 1 << 56
+_PACK_BYTES = 40
+"""A pack's name in JSON takes fewer."""
 _PACK_NAME = re.compile(r"[0-9a-f]{32}")
 _COLUMNS = (
     ("pack", "<u4"),
@@ -87,7 +90,9 @@ def read_hints(data: bytes, digests: Digests) -> Hints | None:
     if n_packed != len(packed) or digest(packed)[:_DIGEST_BYTES] != said:
         return None
     try:
-        if not 0 < zstandard.frame_content_size(packed) <= _MAX_BYTES:
+        # No more packs than chunks: a small manifest must not claim hints that take much memory.
+        most_bytes = len(digests) * (_ROW_BYTES + _PACK_BYTES) + 1024
+        if not 0 < zstandard.frame_content_size(packed) <= most_bytes:
             return None
         head, _, body = zstandard.ZstdDecompressor().decompress(packed).partition(b"\n")
         facts = json.loads(head)
@@ -114,6 +119,12 @@ def read_hints(data: bytes, digests: Digests) -> Hints | None:
             entries[name] = offset
         else:
             entries[name] = column
-    if n_rows and int(pack.max()) >= len(packs):
+    if n_rows and (int(pack.max()) >= len(packs) or not _is_possible(entries)):
         return None
     return Hints(packs=tuple(packs), pack=pack.astype(np.uint32), entries=entries)
+
+
+def _is_possible(entries: Entries) -> bool:
+    """Tell whether there can be such chunks: what a reader takes memory for has bounds."""
+    is_short = entries["stored_bytes"].max() <= 2 * MAX_CHUNK_BYTES and entries["raw_bytes"].max() <= MAX_CHUNK_BYTES
+    return bool(is_short and entries["offset"].max() <= _MAX_OFFSET)

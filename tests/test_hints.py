@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import struct
+import tracemalloc
+
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorcas_mlflow.digest import DIGEST_BYTES, unique_rows
+from tensorcas_mlflow.digest import DIGEST_BYTES, digest, unique_rows
 from tensorcas_mlflow.hints import MAGIC, hint_bytes, read_hints, split_hints
 from tensorcas_mlflow.manifest import Manifest, Row
 from tensorcas_mlflow.pack import ENTRY, Entries
@@ -74,6 +78,28 @@ def test_damaged_hints_are_passed_over_and_spoil_no_manifest(at: int) -> None:
     assert rest == b"" or read_hints(rest, written["digest"]) is None or len(rest) != len(hints)
     if stream == plain.to_blob():
         assert Manifest.from_blob(plain.to_blob() + hints, plain.digest).stream == plain.stream
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("stored_bytes", (1 << 32) - 1), ("raw_bytes", 1 << 30), ("offset", 1 << 60)]
+)
+def test_hints_of_chunks_that_cannot_be_are_passed_over(column: str, value: int) -> None:
+    written = entries(7)
+    written[column][3] = value
+
+    assert read_hints(hint_bytes(PACKS, np.zeros(7, int), written), written["digest"]) is None
+
+
+def test_hints_that_claim_to_be_long_take_no_memory() -> None:
+    packed = zstandard.ZstdCompressor().compress(b'{"packs": [], "n": 3}\n' + bytes(64 << 20))
+    data = packed + struct.pack("<I16s8s", len(packed), digest(packed)[:16], MAGIC)
+    tracemalloc.start()
+    found = read_hints(data, entries(3)["digest"])
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert found is None
+    assert most_bytes < 1 << 20
 
 
 @given(st.binary(max_size=200))
