@@ -27,6 +27,20 @@ def save_against_collection(**collector: Any) -> Cast:
     return Cast(before={0: "ab"}).writer("writer", "ac", 1).collector("collector", **collector).deletion("deletion", 0)
 
 
+# --- every schedule
+
+
+@pytest.mark.long
+def test_no_schedule_at_all_of_a_save_a_collection_and_a_deletion_loses_or_leaks() -> None:
+    cast = save_against_collection()
+
+    found = explore(cast.blobs(), cast.actors, cast.check, max_preemptions=None)
+
+    print(found)
+    assert found.failure is None, str(found)
+    assert found.is_exhausted
+
+
 # --- every schedule within a bound
 
 
