@@ -2,8 +2,8 @@
 
 It says what ``docs/design/protocol.md`` says and no more: a step is one call of a backend, what a call has shown is
 kept by who made it, and a collector may plan whatever it likes, take anybody for dead, and stop for ever. So a plan, a
-clock and a crash need no states of their own: the promise is checked in each state there is. Chunks may be stored as deltas
-against the entry of a pack, which the code cannot do yet; their rules are here first.
+clock and a crash need no states of their own: the promise is checked in each state there is. Chunks may be stored as
+deltas against the entry of a pack, which the code cannot do yet; their rules are here first.
 """
 
 from __future__ import annotations
