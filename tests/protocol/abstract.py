@@ -307,6 +307,8 @@ class Machine:
         for e in sorted(self._at_risk(seen, packs | self._condemned(seen))):
             if e.pack in packs:
                 copied.setdefault(e.chunk, e)
+        if rules.collector_looks_again:
+            seen = Survey(lists=seen.lists)
         later = me._replace(seen=seen, dead=dead, packs=packs, manifests=manifests)
         if not packs and not manifests and not dead:
             yield world, Collector(me.number, at="done")
