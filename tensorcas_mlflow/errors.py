@@ -241,7 +241,7 @@ class DirectAccessError(TensorCasError):
     def __str__(self) -> str:
         return (
             f"{self.action} cannot be done through the MLflow server that keeps {self.uri!r}: do it where the server's "
-            "artifact folder is, as in `tensorcas gc --root <the server's artifact folder>/<experiment id>`"
+            "artifact folder is, with `--root <the server's artifact folder>/<experiment id>`"
         )
 
 

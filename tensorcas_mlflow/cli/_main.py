@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0, or 1 after an error, which is told on standard error in one line; 3 if ``verify`` has found
-        problems; 130 after an interrupt; 141 if nobody reads the output any more.
+        problems or ``repair`` has left some; 130 after an interrupt; 141 if nobody reads the output any more.
 
     Raises:
         SystemExit: The words are no command (2), or ask for help (0).
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNREAD
     except CorruptError as error:
-        complain(f"error: {error}; `tensorcas verify` lists all that is damaged")
+        complain(f"error: {error}; `tensorcas verify` lists all that is damaged, `tensorcas repair` mends what can be")
         return FAILED
     except (TensorCasError, ValueError, OSError) as error:
         complain(f"error: {error}")

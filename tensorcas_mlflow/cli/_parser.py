@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 
 from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES
-from tensorcas_mlflow.cli import _change, _copy, _look
+from tensorcas_mlflow.cli import _change, _copy, _look, _repair
 from tensorcas_mlflow.gc import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE
 
 _Command = Callable[[str, str, str], argparse.ArgumentParser]
@@ -19,11 +19,13 @@ examples:
   tensorcas show --run 8f3c --step 20           the tensors of one checkpoint
   tensorcas diff --run 8f3c --steps 10 20       what changed between two
   tensorcas verify --full                       read every chunk and compare it with its digest
+  tensorcas repair --from /backup/mlflow        mend what is damaged, with a backup
   tensorcas delete --run 8f3c --step 3          drop one checkpoint
   tensorcas gc                                  delete what nothing needs any more
   tensorcas copy /data/mlflow /backup/mlflow    back a store up, or bring the backup up to date
 
-exit status: 0 done, 1 error, 2 wrong usage, 3 verify found problems, 4 copy kept what differs, 130 interrupted
+exit status: 0 done, 1 error, 2 wrong usage, 3 verify found problems or repair left some, 4 copy kept what differs,
+130 interrupted
 """
 
 
@@ -64,6 +66,7 @@ def parser() -> argparse.ArgumentParser:
     _add_looks(command)
     _add_changes(command)
     _add_copy(command)
+    _add_repair(command)
     return program
 
 
@@ -219,6 +222,33 @@ def _add_copy(command: _Command) -> None:
     copy.add_argument("--dry-run", action="store_true", help="tell what would be copied and stop")
     copy.add_argument("-q", "--quiet", action="store_true", help="tell no progress")
     copy.set_defaults(act=_copy.copy)
+
+
+def _add_repair(command: _Command) -> None:
+    repair = command(
+        "repair",
+        "mend what is damaged, put aside what cannot be mended, and say what is lost",
+        "repair --dry-run\nrepair --from /backup/mlflow\nrepair --from tensorcas-s3://backup/mlflow --yes",
+    )
+    repair.add_argument(
+        "--from",
+        dest="sources",
+        action="append",
+        default=[],
+        metavar="STORE",
+        help="another store to take from what is lost here, such as a backup; several times for several",
+    )
+    repair.add_argument(
+        "--abandon",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="take away the damaged condemned list of this key, whose collector must be dead, or give up what cannot "
+        "be read of the pack of this key; several times for several",
+    )
+    repair.add_argument("--dry-run", action="store_true", help="read everything, tell what is damaged, and stop")
+    repair.add_argument("-y", "--yes", action="store_true", help="do not ask before anything is changed")
+    repair.set_defaults(act=_repair.repair)
 
 
 def _add_checkpoint(made: argparse.ArgumentParser, *, step_help: str, is_step_required: bool) -> None:

@@ -124,7 +124,8 @@ def survey(backend: Backend, grace_s: float, *, count_stale: bool, abandon: Coll
     try:
         refs = p.read_refs(backend, but=damaged)
     except CorruptError as error:
-        remedy = f"`tensorcas gc --abandon {error.key}` gives it up, with what it kept"
+        giving_up = f"`tensorcas gc --abandon {error.key}` gives it up, with what it kept"
+        remedy = f"`tensorcas repair --from` restores it from another store, {giving_up}"
         raise CorruptError(error.key, f"{error.reason}; {remedy}") from error
     holders: dict[str, list[Ref]] = {}
     for ref in refs:

@@ -71,15 +71,31 @@ def read_condemned(backend: Backend) -> Condemnation:
         if info.key == GENERATION:
             continue
         try:
-            record = load_record(info.key, backend.get(info.key, max_bytes=MAX_LIST_BYTES))
+            lists.append(read_list(backend, info.key))
         except BlobNotFoundError:
             continue
-        packs, manifests = record.get("packs"), record.get("manifests")
-        if not _is_names(packs) or not _is_names(manifests):
-            raise CorruptError(info.key, "it is not a condemned list")
-        lists.append(Condemned(key=info.key, packs=frozenset(packs), manifests=frozenset(manifests)))
+        except CorruptError as error:
+            remedy = (
+                "if it stays, the collection that wrote it is dead: see to that, and "
+                f"`tensorcas repair --abandon {info.key}` takes it away"
+            )
+            raise CorruptError(info.key, f"{error.reason}; {remedy}") from error
     generation = frozenset((info.key, info.token) for info in listed) if backend.is_remote else None
     return Condemnation(lists=lists, generation=generation)
+
+
+def read_list(backend: Backend, key: str) -> Condemned:
+    """Read one condemned list.
+
+    Raises:
+        BlobNotFoundError: It is gone.
+        CorruptError: It cannot be read.
+    """
+    record = load_record(key, backend.get(key, max_bytes=MAX_LIST_BYTES))
+    packs, manifests = record.get("packs"), record.get("manifests")
+    if not _is_names(packs) or not _is_names(manifests):
+        raise CorruptError(key, "it is not a condemned list")
+    return Condemned(key=key, packs=frozenset(packs), manifests=frozenset(manifests))
 
 
 def begin_generation(backend: Backend) -> None:

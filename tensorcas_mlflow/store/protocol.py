@@ -6,32 +6,53 @@ For `tensorcas_mlflow.gc` and other maintenance; programs use `Store`.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Set
+from collections.abc import Collection, Iterator, Set
 
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError
 from tensorcas_mlflow.index import MAX_SEGMENT_BYTES, Table, only_packs, read_segment, segment_bytes
-from tensorcas_mlflow.store import _records
-from tensorcas_mlflow.store._condemned import Condemned, begin_generation, condemned_bytes, read_condemned
+from tensorcas_mlflow.pack import Payload
+from tensorcas_mlflow.store import _claim, _records
+from tensorcas_mlflow.store._catalog import Catalog
+from tensorcas_mlflow.store._claim import declare
+from tensorcas_mlflow.store._condemned import (
+    GENERATION,
+    Condemnation,
+    Condemned,
+    begin_generation,
+    condemned_bytes,
+    read_condemned,
+    read_list,
+)
+from tensorcas_mlflow.store._format import FORMAT, new_format, parse_format
 from tensorcas_mlflow.store._keys import STAND_INS
 from tensorcas_mlflow.store._packs import list_packs, mark_loose, new_pack_name, read_pack_table
-from tensorcas_mlflow.store._records import Intent, Ref, parse_intent, read_ref
+from tensorcas_mlflow.store._records import MAX_REF_BYTES, Intent, Ref, intent_bytes, parse_intent, read_ref
 
 __all__ = [
+    "FORMAT",
+    "GENERATION",
+    "MAX_REF_BYTES",
     "STAND_INS",
     "Condemned",
     "Intent",
     "begin_generation",
     "condemned_bytes",
+    "declare",
+    "intent_bytes",
     "list_packs",
     "mark_loose",
+    "new_format",
     "new_pack_name",
+    "parse_format",
     "parse_intent",
     "read_condemned",
+    "read_list",
     "read_pack_table",
     "read_ref",
     "read_refs",
     "tidy_index",
+    "write_packs",
 ]
 
 
@@ -42,6 +63,15 @@ def read_refs(backend: Backend, *, but: Collection[str] = ()) -> list[Ref]:
         CorruptError: One cannot be read.
     """
     return _records.read_refs(backend, (info.key for info in backend.list("refs") if info.key not in but))
+
+
+def write_packs(backend: Backend, catalog: Catalog, payloads: Iterator[Payload]) -> int:
+    """Write chunks that some ref needs, or that lie in a pack which is to go, into new packs.
+
+    Returns:
+        Size of the packs.
+    """
+    return _claim.write_packs(backend, catalog, payloads, Condemnation(lists=(), generation=None))
 
 
 def tidy_index(backend: Backend, packs: Set[str]) -> None:

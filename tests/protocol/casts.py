@@ -14,6 +14,7 @@ from tensorcas_mlflow.backends import Backend, MemoryBackend
 from tensorcas_mlflow.errors import ConflictError
 from tensorcas_mlflow.gc import plan_gc
 from tensorcas_mlflow.index import read_segment
+from tensorcas_mlflow.repair import plan_repair
 from tensorcas_mlflow.store import Ref, RefTarget, Store
 from tensorcas_mlflow.store.protocol import list_packs, read_condemned, read_pack_table, read_refs
 from tensorcas_mlflow.transfer import copy_refs, read_source
@@ -179,6 +180,15 @@ class Cast:
             store = open_store(backend)
             for _ in range(rounds):
                 collect(store, grace_s=grace_s, max_waste=max_waste)
+
+        self.actors[name] = program
+        return self
+
+    def repairer(self, name: str) -> Cast:
+        """Add somebody who repairs what is damaged, without another store."""
+
+        def program(backend: Backend) -> None:
+            plan_repair(open_store(backend)).execute()
 
         self.actors[name] = program
         return self

@@ -1,0 +1,137 @@
+"""Chunks as they lie in packs, read and judged one by one: the only evidence is the hash."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from tensorcas_mlflow import threads
+from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.chunking import MAX_CHUNK_BYTES
+from tensorcas_mlflow.codecs import RAW, codec_numbered, load_codecs
+from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest
+from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError
+from tensorcas_mlflow.index import pack_key
+from tensorcas_mlflow.pack import ENTRY, Entries, Payload
+from tensorcas_mlflow.readplan import plan_reads
+
+MAX_STORED_BYTES = 2 * MAX_CHUNK_BYTES
+"""No codec makes more of a chunk; a longer one is not read, so that what a table says costs no memory."""
+_WINDOW = 8
+"""Reads under way at once, of some 8 MiB each."""
+NO_DIGESTS: Digests = np.empty((0, DIGEST_BYTES), np.uint8)
+NO_ENTRIES: Entries = np.empty(0, ENTRY)
+
+
+class Verdict(Enum):
+    """What became of a look at one chunk."""
+
+    GOOD = "good"
+    """Its bytes decode to what its digest says."""
+    BAD = "bad"
+    """They were read, and do not."""
+    FAILED = "failed"
+    """The storage did not give them: which says nothing of what they are."""
+    GONE = "gone"
+    """The pack is not there any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """One chunk that was looked at."""
+
+    row: int
+    """Which of the chunks that were asked for."""
+    verdict: Verdict
+    reason: str = ""
+    stored: Any = b""
+    """What lies there, where it was read."""
+
+
+def look_at(backend: Backend, names: Sequence[str], pack: Any, entries: Entries) -> Iterator[Look]:
+    """Read chunks and compare each with its digest.
+
+    Args:
+        backend: Where the packs are.
+        names: Of packs.
+        pack: For each chunk a position in ``names``.
+        entries: For each chunk what is said of it; nothing of it is believed.
+
+    Yields:
+        One look a chunk, by pack and in the order in which they lie there.
+    """
+    fits = (entries["raw_bytes"] <= MAX_CHUNK_BYTES) & (entries["stored_bytes"] <= MAX_STORED_BYTES)
+    for row in np.flatnonzero(~fits).tolist():
+        said = f"its entry says {entries['raw_bytes'][row]} bytes in {entries['stored_bytes'][row]}"
+        yield Look(row=row, verdict=Verdict.BAD, reason=said)
+    rows = np.flatnonzero(fits)
+    if len(rows) and (entries["codec"][rows] != RAW.number).any():
+        load_codecs()
+
+    def read(place: tuple[int, int, int, Any]) -> list[Look]:
+        number, start, stop, members = place
+        block = np.empty(stop - start, dtype=np.uint8).data
+        try:
+            backend.read_into(pack_key(names[number]), start, block)
+        except BlobNotFoundError:
+            return [Look(row=row, verdict=Verdict.GONE, reason="its pack is gone") for row in members.tolist()]
+        except (CorruptError, BackendError) as error:
+            if len(members) > 1:
+                # One bad sector of a disk is no reason to call all that lies near it damaged.
+                alone = ((number, *_span(entries[row]), np.array([row])) for row in members.tolist())
+                return [look for each in alone for look in read(each)]
+            verdict = Verdict.BAD if isinstance(error, CorruptError) else Verdict.FAILED
+            return [Look(row=int(members[0]), verdict=verdict, reason=f"it cannot be read: {error.reason}")]
+        return [_judged(row, entries[row], block, start) for row in members.tolist()]
+
+    plan = plan_reads(pack[rows], entries["offset"][rows], entries["stored_bytes"][rows])
+    places = ((extent.pack, extent.start, extent.stop, rows[extent.members]) for extent in plan)
+    for looks in threads.ordered_map(read, places, window=_WINDOW, waits=backend.is_remote):
+        yield from looks
+
+
+def fault_of(entry: Any, stored: Any) -> str | None:
+    """Say what is wrong with a chunk as it is stored, if anything is."""
+    n_raw = int(entry["raw_bytes"])
+    raw: Any = stored
+    if int(entry["codec"]) != RAW.number or len(stored) != n_raw:
+        raw = memoryview(bytearray(min(n_raw, MAX_CHUNK_BYTES)))
+        try:
+            codec_numbered(int(entry["codec"])).decode_into(stored, raw)
+        except FormatError as error:
+            return str(error)
+    actual = digest(raw)
+    return None if actual == entry["digest"].tobytes() else f"its bytes hash to {actual.hex()}"
+
+
+def payload_of(entry: Any, stored: Any, *, begins_row: bool) -> Payload:
+    """Give a chunk that was found good as a new pack takes it."""
+    return Payload(
+        digest=entry["digest"].tobytes(),
+        raw_bytes=int(entry["raw_bytes"]),
+        codec=codec_numbered(int(entry["codec"])),
+        typesize=int(entry["typesize"]),
+        data=stored,
+        begins_row=begins_row,
+    )
+
+
+def as_keys(digests: Digests) -> Any:
+    """Each digest as one value."""
+    return np.ascontiguousarray(digests).view(f"V{DIGEST_BYTES}").ravel()
+
+
+def _span(entry: Any) -> tuple[int, int]:
+    start = int(entry["offset"])
+    return start, start + int(entry["stored_bytes"])
+
+
+def _judged(row: int, entry: Any, block: memoryview, start: int) -> Look:
+    begin, end = _span(entry)
+    stored = block[begin - start : end - start]
+    fault = fault_of(entry, stored)
+    return Look(row=row, verdict=Verdict.GOOD if fault is None else Verdict.BAD, reason=fault or "", stored=stored)

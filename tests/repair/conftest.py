@@ -1,0 +1,34 @@
+"""Stores that the tests of repair damage."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from damaging import new_store, save
+
+from tensorcas_mlflow.store import Store
+
+
+@pytest.fixture
+def store() -> Store:
+    """Three steps that share chunks: step 0 has a and b, step 1 b and c, step 2 d."""
+    store = new_store()
+    save(store, "ab", 0)
+    save(store, "bc", 1)
+    save(store, "d", 2)
+    return store
+
+
+@pytest.fixture
+def backup() -> Store:
+    """Another store that has the same steps."""
+    store = new_store()
+    save(store, "ab", 0)
+    save(store, "bc", 1)
+    save(store, "d", 2)
+    return store
