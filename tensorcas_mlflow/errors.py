@@ -108,7 +108,7 @@ class ChunkNotFoundError(NotFoundError):
         more = f" and {self.n_missing - 1} more" if self.n_missing > 1 else ""
         return (
             f"no pack of this store holds chunk {self.digest}{more}: the checkpoint was deleted and collected, "
-            "or a pack is lost or damaged"
+            "or a pack is lost or damaged (`tensorcas repair --from` brings it from a backup)"
         )
 
 
@@ -138,7 +138,10 @@ class CorruptChunkError(FormatError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"chunk {self.digest} is damaged in {self.key!r}: {self.reason}"
+        return (
+            f"chunk {self.digest} is damaged in {self.key!r}: {self.reason} (`tensorcas repair` heals it from a "
+            "backup, or lets the next save write it again)"
+        )
 
 
 class NewerFormatError(FormatError):

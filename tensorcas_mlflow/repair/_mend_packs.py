@@ -104,7 +104,7 @@ def mend_packs(
         backend.delete(condemned)
         done.gone = {pack_key(name) for name in going}
         for name in (doomed & holdings.packs.keys()) - going:
-            done.left[pack_key(name)] = "collectors are about to delete where its chunks were copied to: repair again"
+            done.left[pack_key(name)] = "not all of its good chunks could be copied: repair again"
     return done
 
 

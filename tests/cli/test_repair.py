@@ -1,0 +1,147 @@
+"""What ``tensorcas repair`` says and does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.store.protocol import list_packs
+from tests.cli.conftest import Tensorcas
+
+CHUNK_BYTES = 4096
+
+
+def save(store: Store, step: int, *names: str) -> None:
+    arrays = {name: np.random.default_rng(ord(name)).integers(0, 256, CHUNK_BYTES, dtype=np.uint8) for name in names}
+    with store.write_checkpoint(arrays) as pending:
+        pending.commit(RefTarget(run_id="8f3c", step=step))
+
+
+def damage(folder: Path, key: str, at: int) -> None:
+    """Flip a bit of a file of a store; what is not writable is made so."""
+    path = folder / ".tensorcas" / key
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(data)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A store of one step, of which a chunk is damaged."""
+    store = Store.init(tmp_path / "store", chunk_bytes=CHUNK_BYTES)
+    save(store, 1, "a", "b")
+    [(name, _)] = list_packs(store.backend)
+    damage(tmp_path / "store", f"packs/{name}.pack", 100)
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def backup(tmp_path: Path) -> Path:
+    """Another store that has the step too."""
+    save(Store.init(tmp_path / "backup", chunk_bytes=CHUNK_BYTES), 1, "a", "b")
+    return tmp_path / "backup"
+
+
+def test_a_sound_store_needs_no_answer(tensorcas: Tensorcas, backup: Path) -> None:
+    done = tensorcas("repair", "--root", backup)
+
+    assert (done.status, done.out) == (0, "nothing is damaged\n")
+
+
+def test_a_dry_run_tells_what_is_lost_and_changes_nothing(tensorcas: Tensorcas, folder: Path) -> None:
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    done = tensorcas("repair", "--root", folder, "--dry-run")
+
+    assert done.status == 3
+    assert "its 1 good chunks go to a new pack, the rest to quarantine" in done.out
+    assert "would stay lost: run 8f3c step 1: tensor 'a' (4,096 bytes): 1 of its 2 chunks are damaged" in done.out
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_no_is_no(tensorcas: Tensorcas, folder: Path) -> None:
+    done = tensorcas("repair", "--root", folder, typed="n\n")
+
+    assert done.status == 3
+    assert done.out.endswith("nothing was changed\n")
+    assert not (folder / ".tensorcas" / "quarantine").exists()
+
+
+def test_what_nobody_has_any_more_is_named_and_the_status_says_so(tensorcas: Tensorcas, folder: Path) -> None:
+    done = tensorcas("repair", "--root", folder, typed="yes\n")
+
+    assert done.status == 3
+    assert "is lost: run 8f3c step 1: tensor 'a' (4,096 bytes)" in done.out
+    assert "replaced 1 damaged packs, put 1 stretches of them into quarantine" in done.out
+    assert tensorcas("verify", "--root", folder, "--full").status == 3
+
+
+def test_a_backup_heals_all_of_it(tensorcas: Tensorcas, folder: Path, backup: Path) -> None:
+    done = tensorcas("repair", "--root", folder, "--from", backup, "--yes")
+
+    assert done.status == 0
+    assert "healed 1 chunks" in done.out
+    assert tensorcas("verify", "--root", folder, "--full").status == 0
+
+
+def test_the_answer_in_json(tensorcas: Tensorcas, folder: Path, backup: Path) -> None:
+    dry = tensorcas("repair", "--root", folder, "--dry-run", "--format", "json")
+    done = tensorcas("repair", "--root", folder, "--from", backup, "--yes", "--format", "json")
+
+    [finding] = dry.json["plan"]["findings"]
+    assert finding["is_mended"]
+    assert dry.json["report"] is None
+    [loss] = dry.json["plan"]["losses"]
+    assert loss == {
+        "key": "refs/runs/8f3c/@1",
+        "checkpoint": "run 8f3c step 1",
+        "tensors": ["a"],
+        "bytes": CHUNK_BYTES,
+        "reason": "1 of its 2 chunks are damaged or missing",
+    }
+    assert done.json["plan"]["remaining"] == []
+    assert done.json["report"]["n_healed"] == 1
+    assert done.json["report"]["losses"] == []
+
+
+def test_a_damaged_format_is_mended_where_every_other_command_fails(
+    tensorcas: Tensorcas, folder: Path, backup: Path
+) -> None:
+    damage(folder, "format", 0)
+    failed = tensorcas("list", "--root", folder)
+    done = tensorcas("repair", "--root", folder, "--from", backup, "--yes")
+
+    assert failed.status == 1
+    assert "`tensorcas repair` mends what can be" in failed.err
+    assert done.status == 0
+    assert "restored format" in done.out
+    assert tensorcas("list", "--root", folder).status == 0
+
+
+def test_a_store_is_not_repaired_from_itself(tensorcas: Tensorcas, folder: Path) -> None:
+    done = tensorcas("repair", "--root", folder, "--from", folder, "--yes")
+
+    assert done.status == 1
+    assert "give --from another one" in done.err
+
+
+def test_names_in_a_store_do_not_reach_the_terminal_as_they_are(tensorcas: Tensorcas, tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "store", chunk_bytes=CHUNK_BYTES)
+    with store.write_checkpoint({"a\x1b[31m": np.arange(100)}) as pending:
+        pending.commit(RefTarget(run_id="8f3c\x1b", step=1))
+    for path in (tmp_path / "store" / ".tensorcas" / "packs").iterdir():
+        path.unlink()
+    done = tensorcas("repair", "--root", tmp_path / "store", "--dry-run")
+
+    assert done.status == 3
+    assert "\x1b" not in done.out
+
+
+def test_behind_a_server_it_says_where_to_repair(tensorcas: Tensorcas) -> None:
+    done = tensorcas("repair", "--root", "mlflow-artifacts://host/1", "--yes")
+
+    assert done.status == 1
+    assert "repair cannot be done through the MLflow server" in done.err
