@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -17,11 +18,14 @@ from tensorcas_mlflow.index import read_segment
 from tensorcas_mlflow.repair import plan_repair
 from tensorcas_mlflow.store import Ref, RefTarget, Store
 from tensorcas_mlflow.store.protocol import list_packs, read_condemned, read_pack_table, read_refs
+from tensorcas_mlflow.testing import FaultyBackend
 from tensorcas_mlflow.transfer import copy_refs, read_source
 
 CHUNK_BYTES = 4096
 RUN_ID = "run"
 LETTERS = "abcdefg"
+WITNESS = "witness"
+"""Where a repairer leaves notes; no store knows it."""
 
 
 def chunk(letter: str) -> Array:
@@ -36,6 +40,16 @@ def tensors_of(letters: str) -> dict[str, Array]:
 
 def key_of(step: int) -> str:
     return RefTarget(run_id=RUN_ID, step=step).key
+
+
+class _Witness(FaultyBackend):
+    """What a repairer works on: before he deletes a pack he leaves a note of the refs that are there."""
+
+    def delete(self, key: str) -> None:
+        if key.startswith("packs/"):
+            there = sorted(info.key for info in self.inner.list("refs"))
+            self.inner.put_new(f"{WITNESS}/{uuid.uuid4().hex}", ["\n".join(there).encode()])
+        super().delete(key)
 
 
 def open_store(backend: Backend) -> Store:
@@ -185,10 +199,10 @@ class Cast:
         return self
 
     def repairer(self, name: str) -> Cast:
-        """Add somebody who repairs what is damaged, without another store."""
+        """Add somebody who repairs what is damaged, without another store, and notes what was committed before."""
 
         def program(backend: Backend) -> None:
-            plan_repair(open_store(backend)).execute()
+            plan_repair(open_store(_Witness(backend))).execute()
 
         self.actors[name] = program
         return self

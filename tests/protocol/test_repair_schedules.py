@@ -10,7 +10,7 @@ import os
 from contextlib import suppress
 
 import pytest
-from casts import Cast, chunk, key_of, open_store, save
+from casts import WITNESS, Cast, chunk, key_of, open_store, save
 from interleave import Blobs, Run, memory_of
 from schedules import Exploration, Script, explore
 
@@ -43,6 +43,7 @@ def lost_only_what_was(cast: Cast, run: Run) -> str | None:
     try:
         for name, error in run.errors().items():
             assert isinstance(error, ConflictError), f"{name} raised {error!r}"
+        _check_later_saves(cast, run)
         for _ in range(2):
             _check(cast, open_store(run.memory), "after the run")
             plan_repair(open_store(run.memory)).execute()
@@ -69,6 +70,18 @@ def _check(cast: Cast, store: Store, when: str) -> None:
                 assert found.tobytes() == chunk(letter).tobytes(), f"step {ref.step} is not what was saved"
                 continue
             assert letter == BAD, f"LOSS {when}: {letter} of step {ref.step} does not load"
+
+
+def _check_later_saves(cast: Cast, run: Run) -> None:
+    """See that what was committed after a repair has deleted packs is whole, the damaged chunk included."""
+    store = open_store(run.memory)
+    early = [run.memory.get(info.key).decode().split("\n") for info in run.memory.list(WITNESS)]
+    for ref in store.checkpoints():
+        if ref.step not in cast.before and early and not any(ref.key in keys for keys in early):
+            try:
+                store.read_tensors(store.manifest(ref))
+            except (CorruptChunkError, ChunkNotFoundError) as error:
+                raise AssertionError(f"{ref.label} was committed after a repair, and does not load: {error}") from error
 
 
 def explored(cast: Cast, *, max_preemptions: int, deaths: tuple[str, ...] = ()) -> Exploration:
@@ -134,11 +147,27 @@ def test_nor_one_of_two_repairs_and_a_collection() -> None:
     assert found.is_exhausted
 
 
-def test_a_save_that_commits_after_the_repair_is_whole() -> None:
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        [("writer", "promote"), ("repairer", ""), ("writer", "")],
+        [("repairer", "delete packs"), ("writer", "promote"), ("repairer", ""), ("writer", "")],
+        [("repairer", "delete condemned"), ("writer", "promote"), ("repairer", ""), ("writer", "")],
+        [
+            ("writer", "list condemned"),
+            ("repairer", "delete packs"),
+            ("writer", "promote"),
+            ("repairer", ""),
+            ("writer", ""),
+        ],
+    ],
+)
+def test_a_save_that_commits_after_the_repair_is_whole(schedule: list[tuple[str, str]]) -> None:
     cast = Cast(before={0: "ab"}).repairer("repairer").writer("writer", "abc", 1)
-    run = Run(damaged(cast), cast.actors, Script(("writer", "promote"), ("repairer", ""), ("writer", "")))
+    run = Run(damaged(cast), cast.actors, Script(*schedule))
     store = open_store(run.memory)
     ref = store.ref(key_of(1))
     assert ref is not None
 
     assert set(store.read_tensors(store.manifest(ref))) == {"a", "b", "c"}
+    assert set(store.read_tensors(store.manifest(store.checkpoints()[0]))) == {"a", "b"}

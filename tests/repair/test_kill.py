@@ -120,6 +120,18 @@ def test_what_was_good_loads_after_every_death_before_anything_else_is_done() ->
         assert set(left.read_tensors(left.manifest(ref), ["a"])) == {"a"}
 
 
+def test_one_that_dies_between_a_damaged_ref_and_its_replacement_is_finished() -> None:
+    store, backup = healthy(), healthy()
+    overwrite(store.backend, target(2).key, b"{")
+    faulty = FaultyBackend(store.backend)
+    faulty.crash(0, operations=["promote"])
+    with pytest.raises(SimulatedCrash):
+        attempt(backup, faulty)
+    assert store.backend.stat(target(2).key) is None
+
+    check(store, backup)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("is_remote", [False, True])
 def test_so_it_is_at_every_call_that_reads_or_fails(is_remote: bool) -> None:

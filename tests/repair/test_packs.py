@@ -14,7 +14,6 @@ from damaging import (
     keys,
     loads,
     new_store,
-    overwrite,
     pack_of,
     packs_of,
     repair,
@@ -27,8 +26,7 @@ from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import BackendError, CorruptChunkError, FencedError
 from tensorcas_mlflow.gc import plan_gc
-from tensorcas_mlflow.index import make_table, pack_key, segment_bytes
-from tensorcas_mlflow.pack import FOOTER_BYTES
+from tensorcas_mlflow.index import pack_key
 from tensorcas_mlflow.repair import plan_repair
 from tensorcas_mlflow.store import RefTarget, Store
 from tensorcas_mlflow.store.protocol import condemned_bytes, read_pack_table
@@ -269,84 +267,57 @@ def test_chunks_that_nothing_needs_yet_are_copied_too(store: Store) -> None:
     assert len(packs_of(store.backend, "a")) == 1
 
 
-# --- tables
-
-
-@pytest.mark.parametrize("at", [-1, -FOOTER_BYTES, -FOOTER_BYTES - 1, -FOOTER_BYTES - 60])
-def test_a_pack_with_a_damaged_table_gives_back_what_hashes_right(store: Store, at: int) -> None:
-    key = pack_key(pack_of(store.backend, "a"))
-    size = len(store.backend.get(key))
-    flip(store.backend, key, size + at)
-    report = repair(store)
-
-    assert key not in keys(store.backend, "packs")
-    assert loads(store, "ab", 0, "a")
-    # The last row of the table is that of b or of a: what is said wrongly of a chunk does not bring it back.
-    assert report.is_whole or at == -FOOTER_BYTES - 60
-    if report.is_whole:
-        assert loads(store, "ab", 0)
-
-
-def test_a_pack_that_is_cut_short_gives_back_what_an_index_segment_knows_of(store: Store) -> None:
-    name = pack_of(store.backend, "a")
-    table = make_table({name: read_pack_table(store.backend, name)})
-    for key in keys(store.backend, "index"):
-        store.backend.delete(key)
-    store.backend.put_new("index/" + "f" * 32 + ".arrow", [segment_bytes(table)])
-    whole = store.backend.get(pack_key(name))
-    overwrite(store.backend, pack_key(name), whole[: 8 + 2 * CHUNK_BYTES + 70])
-    report = repair(store)
-
-    assert report.is_whole
-    assert loads(store, "ab", 0)
-
-
-def test_the_rest_of_a_cut_pack_is_put_aside(store: Store) -> None:
-    name = pack_of(store.backend, "d")
-    for key in keys(store.backend, "index"):
-        store.backend.delete(key)
-    cut = store.backend.get(pack_key(name))[:3000]
-    overwrite(store.backend, pack_key(name), cut)
-    report = repair(store)
-
-    assert [loss.checkpoint for loss in report.losses] == ["run run step 2"]
-    assert [store.backend.get(key).partition(b"\n")[2] for key in keys(store.backend, "quarantine")] == [cut[8:]]
-
-
-def test_hints_of_manifests_find_chunks_of_a_pack_without_a_table() -> None:
-    store = new_store(MemoryBackend(is_remote=True))
-    save(store, "ab", 0)
-    name = pack_of(store.backend, "a")
-    whole = store.backend.get(pack_key(name))
-    overwrite(store.backend, pack_key(name), whole[: -FOOTER_BYTES - 2 * 68])
-
-    assert repair(store).is_whole
-    assert loads(store, "ab", 0)
-
-
 # --- what the storage does not give
 
 
+class BadSector(MemoryBackend):
+    """A disk that does not give one stretch of a pack: that of chunk a."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self._blobs = store.backend._blobs  # type: ignore[attr-defined]
+        self.pack = pack_key(pack_of(store.backend, "a"))
+        self.is_bad = True
+
+    def read_into(self, key: str, start: int, out: memoryview) -> None:
+        if self.is_bad and key == self.pack and start <= 100 < start + len(out):
+            raise BackendError("read", key, "Input/output error")
+        super().read_into(key, start, out)
+
+
 def test_what_cannot_be_read_is_not_called_damaged_until_it_is_given_up(store: Store) -> None:
-    class BadSector(MemoryBackend):
-        bad: str | None = None
-
-        def read_into(self, key: str, start: int, out: memoryview) -> None:
-            if key == self.bad and start <= 100 < start + len(out):
-                raise BackendError("read", key, "Input/output error")
-            super().read_into(key, start, out)
-
-    disk = BadSector()
-    disk._blobs = store.backend._blobs  # type: ignore[attr-defined]
-    disk.bad = pack_key(pack_of(store.backend, "a"))
+    disk = BadSector(store)
     first = plan_repair(Store.open_backend(disk)).execute()
-    assert disk.bad in keys(disk, "packs")
-    assert f"tensorcas repair --abandon {disk.bad}" in first.left[disk.bad]
-    report = plan_repair(Store.open_backend(disk), abandon=[disk.bad]).execute()
+    assert disk.pack in keys(disk, "packs")
+    assert f"tensorcas repair --abandon {disk.pack}" in first.left[disk.pack]
+    report = plan_repair(Store.open_backend(disk), abandon=[disk.pack]).execute()
 
-    assert report.packs_gone == (disk.bad,)
+    assert report.packs_gone == (disk.pack,)
     assert [loss.tensors for loss in report.losses] == [("a",)]
     assert loads(store, "ab", 0, "b")
+
+
+def test_a_pack_with_a_bad_sector_stays_although_another_chunk_of_it_is_damaged(store: Store) -> None:
+    flip_chunk(store.backend, "b")
+    disk = BadSector(store)
+    report = plan_repair(Store.open_backend(disk)).execute()
+    disk.is_bad = False
+
+    assert disk.pack in report.left
+    assert loads(store, "ab", 0, "a")
+
+
+def test_a_pack_stays_if_a_good_chunk_of_it_could_not_be_copied(store: Store) -> None:
+    flip_chunk(store.backend, "b")
+    disk = BadSector(store)
+    disk.is_bad = False
+    plan = plan_repair(Store.open_backend(disk))
+    disk.is_bad = True
+    report = plan.execute()
+    disk.is_bad = False
+
+    assert report.left[disk.pack] == "not all of its good chunks could be copied: repair again"
+    assert loads(store, "ab", 0, "a")
 
 
 def test_a_collection_after_a_repair_deletes_nothing_that_is_needed(store: Store, backup: Store) -> None:

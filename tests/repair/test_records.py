@@ -77,6 +77,16 @@ def test_a_manifest_that_is_damaged_in_the_other_store_too_is_not_taken(store: S
     assert [(loss.checkpoint, loss.tensors) for loss in report.losses] == [("run run step 0", ())]
 
 
+def test_a_manifest_that_is_another_one_in_the_other_store_is_not_taken(store: Store, backup: Store) -> None:
+    key = manifest_key(store, 0)
+    store.backend.delete(key)
+    overwrite(backup.backend, manifest_key(backup, 0), backup.backend.get(manifest_key(backup, 1)))
+    report = repair(store, backup)
+
+    assert store.backend.stat(key) is None
+    assert [loss.checkpoint for loss in report.losses] == ["run run step 0"]
+
+
 def test_a_store_of_another_id_restores_a_manifest_that_is_the_same_but_for_the_id(store: Store) -> None:
     other = Store.init_backend(MemoryBackend(), chunk_bytes=CHUNK_BYTES, store_id="7" * 32)
     save(other, "ab", 0)
