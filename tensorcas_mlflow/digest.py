@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -25,6 +25,14 @@ _MOST_BYTES = 8 << 20
 def digest(data: Any) -> bytes:
     """Hash a buffer of contiguous bytes."""
     return blake3.blake3(data).digest()
+
+
+def digest_of(parts: Iterable[Any]) -> bytes:
+    """Hash buffers of contiguous bytes as if they were one."""
+    hasher = blake3.blake3()
+    for part in parts:
+        hasher.update(part)
+    return hasher.digest()
 
 
 def digest_all(pieces: Sequence[memoryview]) -> Digests:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from tensorcas_mlflow.digest import DIGEST_BYTES, Digests
+from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest_of
 from tensorcas_mlflow.errors import CorruptError, NewerFormatError
 from tensorcas_mlflow.pack import ENTRY, STORED_DIGEST_BYTES, Entries
 
@@ -37,6 +37,8 @@ class Table:
     """For each row its entry in that pack."""
     prefix: Any
     """For each row the first eight bytes of its digest as a big-endian number, ascending."""
+    is_checked: bool = True
+    """Whether a save may rely on it: that each chunk was put into the pack it is said to lie in."""
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -173,9 +175,8 @@ def segment_bytes(table: Table) -> bytes:
         "pack": pa.array(table.pack),
     }
     columns.update({name: pa.array(np.ascontiguousarray(table.entries[name])) for name in _COLUMNS})
-    batch = pa.record_batch(columns).replace_schema_metadata(
-        {_SCHEMA_KEY: json.dumps({"format": VERSION, "packs": table.packs})}
-    )
+    said = {"format": VERSION, "packs": table.packs, "digest": _digest_of_rows(table.packs, table.pack, table.entries)}
+    batch = pa.record_batch(columns).replace_schema_metadata({_SCHEMA_KEY: json.dumps(said)})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
@@ -185,9 +186,13 @@ def segment_bytes(table: Table) -> bytes:
 def read_segment(key: str, data: bytes) -> Table:
     """Read an index segment.
 
+    Returns:
+        What it says. One of an earlier release carries no digest, and then the table is not checked: any number in it
+        may have changed, and lead to a pack that does not hold the chunk. Where all is in the one pack by whose name
+        the segment goes, there is no other to lead to.
+
     Raises:
-        CorruptError: It is not one, or is damaged where that can be seen. An index is never evidence: what it says
-            is checked against the pack when a chunk is read.
+        CorruptError: It is not one, or does not hash to its digest.
         NewerFormatError: A later release wrote it.
     """
     try:
@@ -214,6 +219,8 @@ def read_segment(key: str, data: bytes) -> Table:
         for name in _COLUMNS:
             entries[name] = batch.column(name).to_numpy(zero_copy_only=True)
         pack = batch.column("pack").to_numpy(zero_copy_only=True)
+        if "digest" in head and head["digest"] != _digest_of_rows(packs, pack, entries):
+            raise CorruptError(key, "an index segment does not hash to the digest in it")
     except (pa.ArrowException, KeyError, TypeError, ValueError, AttributeError, OSError, RecursionError) as error:
         raise CorruptError(key, f"not an index segment: {error}") from error
     if len(pack) and int(pack.max()) >= len(packs):
@@ -222,4 +229,14 @@ def read_segment(key: str, data: bytes) -> Table:
         raise CorruptError(key, "an index segment lists something that is no pack's name")
     if len(entries) and int(entries["offset"].max()) > MAX_OFFSET:
         raise CorruptError(key, "an index segment points where no pack can reach")
-    return _sorted(packs, pack, entries)
+    return replace(_sorted(packs, pack, entries), is_checked="digest" in head or packs == (_name_of(key),))
+
+
+def _name_of(key: str) -> str:
+    return key.removeprefix("index/").removesuffix(".arrow")
+
+
+def _digest_of_rows(packs: Sequence[str], pack: Any, entries: Entries) -> str:
+    """Hash all that a segment says, as ``docs/format.md`` has it."""
+    columns = [np.ascontiguousarray(pack if name == "pack" else entries[name]) for name, _ in _FIELDS]
+    return digest_of(["".join(packs).encode(), *(column.reshape(-1).view(np.uint8) for column in columns)]).hex()

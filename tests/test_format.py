@@ -204,7 +204,9 @@ def test_a_segment_has_the_columns_that_are_printed_in_order() -> None:
 
     assert places == sorted(places)
     assert schema.field("stored_digest").type == pa.binary(16)
-    assert json.loads(schema.metadata[b"tensorcas"]) == {"format": 1, "packs": ["0" * 32]}
+    said = json.loads(schema.metadata[b"tensorcas"])
+    columns = b"".join(entries[name].tobytes() if name != "pack" else bytes(4 * len(entries)) for name in schema.names)
+    assert said == {"format": 1, "packs": ["0" * 32], "digest": digest(b"0" * 32 + columns).hex()}
 
 
 def test_a_manifest_has_the_columns_and_the_head_that_are_printed() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.digest import Digests
-from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
+from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError
 from tensorcas_mlflow.hints import Hints
 from tensorcas_mlflow.index import (
     MAX_SEGMENT_BYTES,
@@ -75,6 +75,12 @@ class Catalog:
         self._loose: dict[str, str | None] = {}
         """Packs in no segment of many, by name, each with the key of an index blob of its own if it has one."""
         self._gone: set[str] = set()
+        self._unreadable: set[str] = set()
+        """Packs whose own tables are damaged."""
+        self._distrusted: set[tuple[str, bytes]] = set()
+        """Copies that were found damaged: the pack and the digest of each."""
+        self._has_bad_segments = False
+        """Whether a segment could not be read, so that packs may be there of which the index tells nothing."""
         self._manifests: dict[str, str] = {}
         self._last: tuple[tuple[bytes, list[Table], set[str]], Places] | None = None
         self._newest = ""
@@ -99,14 +105,21 @@ class Catalog:
     def refresh_from_packs(self) -> None:
         """Read the table of every pack anew: packs are the truth, and the index, which may be wrong, a cache."""
         with self._lock:
-            before = self._tables, self._hints, self._packs
-            self._tables, self._hints, self._packs = [], [], set()
+            before = self._tables, self._hints, self._packs, self._unreadable
+            self._tables, self._hints, self._packs, self._unreadable = [], [], set(), set()
             try:
                 self._load_packs(dict(list_packs(self._backend)))
             except BaseException:
                 # What was known is not listed again, and would be stored again if it was forgotten.
-                self._tables, self._hints, self._packs = before
+                self._tables, self._hints, self._packs, self._unreadable = before
                 raise
+            # Where a pack's own table is damaged, what the index says of it is all there is; a reader checks what it
+            # reads there.
+            known = self._unreadable & before[2]
+            if known:
+                self._packs |= known
+                self._tables += [only_packs(table, known) for table in before[0]]
+                self._merge()
 
     def seen(self, generation: Generation | None) -> set[str]:
         """Keys of blobs of a remote store that are known to be there; for the caller to add to.
@@ -148,6 +161,11 @@ class Catalog:
         with self._lock:
             self._gone.update(packs)
 
+    def distrust(self, pack: str, digest: bytes) -> None:
+        """Remember a copy that was found damaged: no save of this process is to rely on it."""
+        with self._lock:
+            self._distrusted.add((pack, digest))
+
     def take_hints(self, hints: Hints) -> None:
         """Take up where the chunks of a manifest are said to lie."""
         table = Table(
@@ -184,6 +202,24 @@ class Catalog:
         if last is None or last[0] != asked:
             self._last = last = (asked, _find(tables, without, digests))
         return last[1]
+
+    def find_sound(self, digests: Digests, excluded: Collection[str]) -> Places:
+        """Look up what a save may rely on: as `find`, but nothing that is known to be damaged."""
+        with self._lock:
+            doubted, without = set(self._distrusted), {*excluded, *self._unreadable}
+        places = self.find(digests, without)
+        if not doubted:
+            return places
+        held = zip(places.found.tolist(), places.pack.tolist(), digests, strict=True)
+        bad = [
+            at for at, (found, pack, row) in enumerate(held) if found and (places.packs[pack], row.tobytes()) in doubted
+        ]
+        if not bad:
+            return places
+        others = self.find_sound(digests[bad], without | {places.packs[places.pack[at]] for at in bad})
+        found, pack, entries = places.found.copy(), places.pack.copy(), places.entries.copy()
+        found[bad], pack[bad], entries[bad] = others.found, others.pack + len(places.packs), others.entries
+        return Places(found=found, pack=pack, packs=[*places.packs, *others.packs], entries=entries)
 
     def fold(self) -> None:
         """Fold the tables of loose packs into one segment, once there are many.
@@ -224,6 +260,9 @@ class Catalog:
                 elif name in self._packs:
                     self._loose[name] = info.key
         self._load_packs(dict.fromkeys(loose))
+        if self._has_bad_segments:
+            self._load_packs(dict(list_packs(self._backend)))
+            self._has_bad_segments = False
         return is_whole
 
     def _read_new_packs(self) -> set[str]:
@@ -237,7 +276,7 @@ class Catalog:
             self._read_segments()
             found = self._list_new_packs(most_new=None)
         assert found is not None
-        new = {name: size for name, size in found.items() if name not in self._packs and name not in self._gone}
+        new = {name: size for name, size in found.items() if self._is_new(name)}
         self._load_packs(new)
         self._loose.update(dict.fromkeys(new))
         return {pack_key(name) for name in found}
@@ -250,7 +289,7 @@ class Catalog:
         n_new = 0
         for name, size in list_packs(self._backend, since_s=newest_s - _LATE_S):
             found[name] = size
-            n_new += name not in self._packs and name not in self._gone
+            n_new += self._is_new(name)
             if most_new is not None and n_new > most_new:
                 return None
         self._newest = max([self._newest, *found])
@@ -266,20 +305,25 @@ class Catalog:
         folded = self._packs - loaded
         for name in folded:
             self._loose.pop(name, None)
-        self._newest = max([self._newest, *folded])
+        if not self._has_bad_segments:
+            self._newest = max([self._newest, *folded])
+        self._has_bad_segments = False
 
     def _load_segment(self, name: str, key: str) -> bool:
         try:
             table = read_segment(key, self._backend.get(key, max_bytes=MAX_SEGMENT_BYTES))
         except BlobNotFoundError:
             return False
-        except CorruptError as error:
+        except FormatError as error:
             _log.warning("%s; chunks are looked up in their packs instead", error)
             self._segments.add(name)
+            self._has_bad_segments = True
             return True
         self._segments.add(name)
         new = set(table.packs) - self._packs
-        if new:
+        if new and not table.is_checked:
+            self._load_packs(dict.fromkeys(sorted(new)))
+        elif new:
             self._packs |= new
             self._tables.append(only_packs(table, new))
             self._merge()
@@ -296,9 +340,9 @@ class Catalog:
                 self._gone.add(name)
             except CorruptError as error:
                 _log.warning("%s; what it holds cannot be found", error)
-                self._gone.add(name)
+                self._unreadable.add(name)
 
-        new = [name for name in packs if name not in self._packs and name not in self._gone]
+        new = [name for name in packs if self._is_new(name)]
         if self._backend.is_remote and len(new) > 1:
             threads.run_all(load, new, waits=True)
         else:
@@ -308,6 +352,9 @@ class Catalog:
             self._packs |= tables.keys()
             self._tables.append(make_table({name: tables[name] for name in new if name in tables}))
             self._merge()
+
+    def _is_new(self, pack: str) -> bool:
+        return pack not in self._packs and pack not in self._gone and pack not in self._unreadable
 
     def _merge(self) -> None:
         if len(self._tables) > _MAX_TABLES:

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Collection, Iterator, Set
 
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError
+from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError, NewerFormatError
 from tensorcas_mlflow.index import MAX_SEGMENT_BYTES, Table, only_packs, read_segment, segment_bytes
 from tensorcas_mlflow.pack import Payload
 from tensorcas_mlflow.store import _claim, _records
@@ -75,7 +75,7 @@ def write_packs(backend: Backend, catalog: Catalog, payloads: Iterator[Payload])
 
 
 def tidy_index(backend: Backend, packs: Set[str]) -> None:
-    """Take out of the index what names packs that are gone, and what cannot be read; put in the packs it misses.
+    """Take out of the index what names packs that are gone, cannot be read or is not checked; put in what it misses.
 
     Args:
         backend: Which.
@@ -89,10 +89,15 @@ def tidy_index(backend: Backend, packs: Set[str]) -> None:
             loose.add(name)
         elif ending == "arrow":
             try:
-                segments[info.key] = read_segment(info.key, backend.get(info.key, max_bytes=MAX_SEGMENT_BYTES))
-            except BlobNotFoundError:
+                table = read_segment(info.key, backend.get(info.key, max_bytes=MAX_SEGMENT_BYTES))
+            except (BlobNotFoundError, NewerFormatError):
                 continue
             except CorruptError:
+                backend.delete(info.key)
+                continue
+            if table.is_checked:
+                segments[info.key] = table
+            else:
                 backend.delete(info.key)
     # Listed after the index: what the index names was there before, so what is not there now is gone for good.
     there = {name for name, _ in list_packs(backend)}
