@@ -138,9 +138,16 @@ def test_the_format_that_is_printed_is_read_and_written() -> None:
     Store.init_backend(backend)
     written = json.loads(backend.get("format"))
 
+    assert with_check(text).strip() == text.strip().encode()
     assert parse_format(text.encode()) == ("9f1c0e5a7b3d4c2e8f6a1b0c9d8e7f60", 262144)
-    assert written == {**json.loads(text), "id": written["id"]}
+    assert written == {**json.loads(text), "id": written["id"], "check": written["check"]}
     assert re.fullmatch("[0-9a-f]{32}", written["id"])
+
+
+def with_check(text: str) -> bytes:
+    """Put the check that it has to have into a record that is printed."""
+    said, _, _ = text.rpartition(', "check": ')
+    return f'{said}, "check": "{digest(said.encode()).hex()[:32]}"}}'.encode()
 
 
 def written_store() -> tuple[MemoryBackend, Store]:
@@ -151,13 +158,15 @@ def written_store() -> tuple[MemoryBackend, Store]:
 def test_the_ref_that_is_printed_is_read_and_has_the_fields_that_are_written() -> None:
     text = examples("Refs and intents", "json")[0].strip()
     name = "0" * 64
-    ref = parse_ref("refs/x", text.replace("<name below manifests/>", name).encode())
+    ref = parse_ref("refs/x", with_check(text.replace("<name below manifests/>", name)))
     backend, store = written_store()
     target = RefTarget(path=ref.path, uri="u", run_id="r", step=3, model_id="m")
     with store.write_checkpoint({"a": np.arange(3)}, flavor="sklearn") as save:
         committed = save.commit(target)
-    written = json.loads(backend.get(committed.key))
+    blob = backend.get(committed.key)
+    written = json.loads(blob)
 
+    assert with_check(blob.decode()) == blob
     assert (ref.path, ref.step, ref.n_bytes, ref.flavor) == (target.path, 3, 1840, "sklearn")
     assert set(written) == {*json.loads(text), "uri", "run_id", "model_id"}
     assert f"manifests/{written['manifest']}" in {info.key for info in backend.list("manifests")}
@@ -165,8 +174,9 @@ def test_the_ref_that_is_printed_is_read_and_has_the_fields_that_are_written() -
 
 def test_the_intent_that_is_printed_is_read_and_has_the_fields_that_are_written() -> None:
     text = examples("Refs and intents", "json")[1].strip().replace("<name>", "0" * 64)
+    text = text.replace("<32 hex>", digest(bytes(12 * 32)).hex()[:32], 1)
     info = BlobInfo(key="intents/x", size=0, modified_s=0.0, token="")
-    intent = parse_intent(info, text.encode() + b"\n" + bytes(12 * 32))
+    intent = parse_intent(info, with_check(text) + b"\n" + bytes(12 * 32))
     backend, store = written_store()
     with store.write_checkpoint({"a": np.arange(3)}):
         (found,) = backend.list("intents")

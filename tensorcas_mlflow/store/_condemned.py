@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,7 +13,8 @@ import numpy as np
 from tensorcas_mlflow.backends import Backend, Token
 from tensorcas_mlflow.digest import DIGEST_BYTES
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError
-from tensorcas_mlflow.store._records import VERSION, intent_bytes, load_record, now
+from tensorcas_mlflow.store._json import VERSION, load_record, record_bytes
+from tensorcas_mlflow.store._records import intent_bytes, now
 
 MAX_LIST_BYTES = 1 << 30
 
@@ -56,7 +56,7 @@ class Condemnation:
 def condemned_bytes(packs: frozenset[str], manifests: frozenset[str]) -> bytes:
     """Write a condemned list."""
     record = {"format": VERSION, "created": now(), "packs": sorted(packs), "manifests": sorted(manifests)}
-    return json.dumps(record, sort_keys=True).encode()
+    return record_bytes(record)
 
 
 def read_condemned(backend: Backend) -> Condemnation:
@@ -109,9 +109,10 @@ def begin_generation(backend: Backend) -> None:
         token = backend.put_new(source, [intent])
         # It says all that the intent says: a promote of objects puts it in the intent's place first, and who dies then
         # leaves an intent that others have to read.
-        said = {**json.loads(intent), "generation": uuid.uuid4().hex}
+        said = {**load_record(source, intent.partition(b"\n")[0]), "generation": uuid.uuid4().hex}
+        del said["check"]
         with suppress(BlobNotFoundError):  # another collector has taken this one for dead
-            backend.promote(source, GENERATION, json.dumps(said, sort_keys=True).encode(), token=token, replace=True)
+            backend.promote(source, GENERATION, record_bytes(said), token=token, replace=True)
             return
 
 

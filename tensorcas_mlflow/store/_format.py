@@ -12,6 +12,7 @@ from typing import Any
 from tensorcas_mlflow.backends import STORE_FOLDER
 from tensorcas_mlflow.chunking import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
 from tensorcas_mlflow.errors import BackendError, CorruptError, NewerFormatError
+from tensorcas_mlflow.store._json import is_whole, record_bytes
 
 FORMAT = "format"
 """Its key."""
@@ -33,7 +34,7 @@ def new_format(chunk_bytes: int, store_id: str | None = None, *, is_carried: boo
     }
     if is_carried:
         settings["carried"] = True
-    return json.dumps(settings, sort_keys=True).encode() + b"\n"
+    return record_bytes(settings) + b"\n"
 
 
 def is_carried(root: str | os.PathLike[str]) -> bool:
@@ -80,6 +81,8 @@ def parse_format(blob: bytes) -> tuple[str, int]:
         version, store_id, chunk_bytes = settings["format"], settings["id"], settings["chunk_bytes"]
         if type(version) is not int:
             raise CorruptError(FORMAT, "it says no version")
+        if not is_whole(settings, blob):
+            raise CorruptError(FORMAT, "it does not hash to the check in it")
         if version > VERSION:
             raise NewerFormatError("the store", version, VERSION)
         if settings["digest"] != "blake3-256" or not (isinstance(store_id, str) and len(store_id) == 32):

@@ -12,6 +12,12 @@ _MAX_SEGMENT = 180
 ARTIFACTS = "refs/artifacts/"
 """How the keys of refs begin that say what an artifact path shows."""
 
+RUNS = "refs/runs/"
+"""How the keys of refs begin that keep a step of a run."""
+
+COPIES = "refs/copies/"
+"""How the keys of refs begin that keep a model whose manifest MLflow has a copy of."""
+
 STAND_INS = "refs/replacing"
 """The key prefix of refs that hold what is saved while it is put in the place of another, through a carrier."""
 
@@ -29,7 +35,12 @@ def quote_segment(text: str) -> str:
 
 def run_prefix(run_id: str, name: str | None = None) -> str:
     """The key prefix of the refs of a run's steps, or of those of one name."""
-    return "/".join(["refs/runs", quote_segment(run_id), *([] if name is None else [quote_segment(name)])])
+    return "/".join([RUNS.rstrip("/"), quote_segment(run_id), *([] if name is None else [quote_segment(name)])])
+
+
+def copies_prefix(place: str) -> str:
+    """The key prefix of the refs of models of whose manifests MLflow keeps a copy at a place."""
+    return COPIES + digest(place.encode()).hex()
 
 
 def artifact_prefix(directory: str) -> str:

@@ -19,10 +19,18 @@ import numpy as np
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends import Backend, BlobInfo
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest
-from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError, NewerFormatError
-from tensorcas_mlflow.store._keys import ARTIFACTS, artifact_key, path_segments, run_prefix
+from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError
+from tensorcas_mlflow.store._json import VERSION, load_record, record_bytes, short_digest
+from tensorcas_mlflow.store._keys import (
+    ARTIFACTS,
+    COPIES,
+    RUNS,
+    artifact_key,
+    copies_prefix,
+    path_segments,
+    run_prefix,
+)
 
-VERSION = 1
 MAX_REF_BYTES = 64 * 1024
 _MAX_SPACE_BYTES = 256
 """White space that a backend may have put behind a ref."""
@@ -67,7 +75,7 @@ class RefTarget:
             return artifact_key(self.path)
         copy = self.copy_path or self.uri
         if copy is not None and self.name is None:
-            return f"refs/copies/{digest(copy.encode()).hex()}/@{uuid.uuid4().hex}"
+            return f"{copies_prefix(copy)}/@{uuid.uuid4().hex}"
         if self.run_id is not None and self.step is not None:
             return f"{run_prefix(self.run_id, self.name)}/@{self.step}"
         raise ValueError("a ref needs an artifact path, an artifact URI, or a run and a step")
@@ -172,7 +180,7 @@ def ref_bytes(ref: Ref) -> bytes:
     record: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
     record |= {"format": VERSION, "kind": ref.kind, "manifest": ref.manifest, "n_bytes": ref.n_bytes}
     record |= {"created": ref.created, "write": ref.write}
-    data = json.dumps(record, sort_keys=True).encode()
+    data = record_bytes(record)
     if len(data) > MAX_REF_BYTES:
         raise ValueError(
             f"a ref of {len(data)} bytes is too long: shorten its path, URI, run id or name, or give fewer metrics"
@@ -207,8 +215,7 @@ def parse_ref(key: str, data: bytes) -> Ref:
     try:
         for artifact in (path, copy_path):
             path_segments(artifact or "")
-        if key.startswith(ARTIFACTS) and (not path or artifact_key(path) != key):
-            raise ValueError(f"it says it is the ref of {path!r}")
+        _check_key(key, path=path, run_id=run_id, name=name, step=step, copy=copy_path or uri)
         figures = None if metrics is None else {key: _read_float(value) for key, value in metrics.items()}
     except ValueError as error:
         raise CorruptError(key, str(error)) from error
@@ -230,6 +237,22 @@ def parse_ref(key: str, data: bytes) -> Ref:
         created=created,
         write=str(record.get("write", "")),
     )
+
+
+def _check_key(
+    key: str, *, path: str | None, run_id: str | None, name: str | None, step: int | None, copy: str | None
+) -> None:
+    """See that a ref is the one of its key: in the place of another it would show the wrong tensors.
+
+    Raises:
+        ValueError: It is another's.
+    """
+    if key.startswith(ARTIFACTS) and (not path or artifact_key(path) != key):
+        raise ValueError(f"it says it is the ref of {path!r}")
+    if key.startswith(RUNS) and (run_id is None or f"{run_prefix(run_id, name)}/@{step}" != key):
+        raise ValueError(f"it says it is the ref of run {run_id!r}, name {name!r}, step {step}")
+    if key.startswith(COPIES) and copy is not None and not key.startswith(copies_prefix(copy)):
+        raise ValueError(f"it says it is the ref of a copy at {copy!r}")
 
 
 def _write_float(value: float) -> float | str:
@@ -274,7 +297,9 @@ def intent_bytes(manifest: str, digests: Digests, *, through_carrier: bool = Fal
     }
     if through_carrier:
         record["carrier"] = True
-    return json.dumps(record, sort_keys=True).encode() + b"\n" + digests.tobytes()
+    tail = digests.tobytes()
+    record["digest"] = short_digest(tail)
+    return record_bytes(record) + b"\n" + tail
 
 
 def parse_intent(info: BlobInfo, data: bytes) -> Intent:
@@ -304,6 +329,8 @@ def parse_intent(info: BlobInfo, data: bytes) -> Intent:
     if n_digests == 0:
         digests = np.empty((0, DIGEST_BYTES), np.uint8)
     elif newline and type(n_digests) is int and len(tail) == n_digests * DIGEST_BYTES:
+        if record.get("digest", short_digest(tail)) != short_digest(tail):
+            raise CorruptError(info.key, "the digests in it do not hash to what it says")
         digests = np.frombuffer(tail, np.uint8).reshape(-1, DIGEST_BYTES)
     return Intent(
         info=info,
@@ -314,24 +341,6 @@ def parse_intent(info: BlobInfo, data: bytes) -> Intent:
         host=str(record.get("host", ""))[:200],
         created=str(record.get("created", ""))[:200],
     )
-
-
-def load_record(key: str, data: bytes) -> dict[str, Any]:
-    """Read the JSON object that every record is.
-
-    Raises:
-        CorruptError: It is none.
-        NewerFormatError: A later release wrote it.
-    """
-    try:
-        record = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise CorruptError(key, f"it is not JSON: {error}") from error
-    if not isinstance(record, dict) or type(record.get("format")) is not int:
-        raise CorruptError(key, "it is not a record of a store")
-    if record["format"] > VERSION:
-        raise NewerFormatError(f"{key!r}", record["format"], VERSION)
-    return record
 
 
 _MANIFEST_NAME = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{8})?")

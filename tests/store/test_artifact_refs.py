@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tensorcas_mlflow.backends import LocalBackend, MemoryBackend, check_key
 from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.store import Ref, RefTarget, Store
+from tensorcas_mlflow.store._json import record_bytes
 from tensorcas_mlflow.store._keys import artifact_key, quote_segment
 
 PATHS = [
@@ -167,11 +168,12 @@ def test_any_path_is_a_key_or_refused(segments: list[str]) -> None:
 @pytest.mark.parametrize("path", ["", "file", "dir/other", None])
 def test_a_ref_of_an_artifact_that_says_it_is_anothers_is_damaged(store: Store, path: str | None) -> None:
     ref = put(store, "dir/file")
-    record = json.loads(store.backend.get(ref.key))
+    record = json.loads(store.backend.get(ref.key)) | {"path": path}
+    del record["check"]
     store.backend.delete(ref.key)
-    store.backend.put_new(ref.key, [json.dumps(record | {"path": path}).encode()])
+    store.backend.put_new(ref.key, [record_bytes(record)])
 
-    with pytest.raises(CorruptError):
+    with pytest.raises(CorruptError, match="it is the ref of|not a ref"):
         store.artifact("dir/file")
     with pytest.raises(CorruptError):
         store.checkpoints()

@@ -11,6 +11,7 @@ import pytest
 from tensorcas_mlflow.backends import LocalBackend, MemoryBackend
 from tensorcas_mlflow.errors import ConflictError, CorruptError, NewerFormatError, StoreNotFoundError
 from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.store._json import record_bytes
 
 
 def blob(root: Path) -> Path:
@@ -146,10 +147,16 @@ def test_a_store_whose_root_was_moved_is_the_same_store(tmp_path: Path) -> None:
         Store.open(tmp_path / "old")
 
 
+def write_settings(root: Path, **changed: object) -> None:
+    """Put a ``format`` blob in place that says something else, as somebody would write it."""
+    settings = {**json.loads(blob(root).read_bytes()), **changed}
+    del settings["check"]
+    blob(root).write_bytes(record_bytes(settings))
+
+
 def test_a_store_of_a_later_release_is_refused_by_name(tmp_path: Path) -> None:
     Store.init(tmp_path)
-    settings = json.loads(blob(tmp_path).read_bytes())
-    blob(tmp_path).write_text(json.dumps({**settings, "format": 2}))
+    write_settings(tmp_path, format=2)
 
     for call in (Store.open, Store.find):
         with pytest.raises(NewerFormatError, match="upgrade tensorcas-mlflow"):
@@ -180,9 +187,10 @@ def test_a_store_of_a_later_release_is_refused_by_name(tmp_path: Path) -> None:
 )
 def test_a_damaged_format_blob_is_corrupt(tmp_path: Path, change: dict[str, object] | bytes) -> None:
     Store.init(tmp_path)
-    settings = json.loads(blob(tmp_path).read_bytes())
-    damaged = change if isinstance(change, bytes) else json.dumps({**settings, **change}).encode()
-    blob(tmp_path).write_bytes(damaged)
+    if isinstance(change, bytes):
+        blob(tmp_path).write_bytes(change)
+    else:
+        write_settings(tmp_path, **change)
 
     for call in (Store.open, Store.find):
         with pytest.raises(CorruptError, match="format"):
@@ -191,8 +199,7 @@ def test_a_damaged_format_blob_is_corrupt(tmp_path: Path, change: dict[str, obje
 
 def test_fields_a_later_release_added_are_ignored(tmp_path: Path) -> None:
     store = Store.init(tmp_path)
-    settings = json.loads(blob(tmp_path).read_bytes())
-    blob(tmp_path).write_text(json.dumps({**settings, "later": [1, 2]}))
+    write_settings(tmp_path, later=[1, 2])
 
     assert Store.open(tmp_path).id == store.id
 
