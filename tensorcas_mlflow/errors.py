@@ -12,6 +12,8 @@ The arguments are the facts, so that a handler can use them and an error survive
 
 from __future__ import annotations
 
+_N_NAMES = 3
+
 
 class TensorCasError(Exception):
     """Base of all errors of this package but `ValueError`."""
@@ -96,19 +98,45 @@ class TensorNotFoundError(NotFoundError):
         return f"the checkpoint has no tensor named {self.name!r}"
 
 
+def in_words(checkpoint: str | None, tensors: tuple[str, ...]) -> str:
+    """Say who suffers from damage: a checkpoint or file, and those of its tensors that do; empty if nobody is known."""
+    said = [] if checkpoint is None else [checkpoint]
+    if tensors:
+        names = ", ".join(repr(name) for name in tensors[:_N_NAMES])
+        more = f" and {len(tensors) - _N_NAMES} more" if len(tensors) > _N_NAMES else ""
+        said.append(f"tensors {names}{more}" if len(tensors) > 1 else f"tensor {names}")
+    return ", ".join(said)
+
+
 class ChunkNotFoundError(NotFoundError):
     """No pack of a store holds a chunk that a checkpoint needs."""
 
-    def __init__(self, digest: str, n_missing: int) -> None:
-        super().__init__(digest, n_missing)
+    def __init__(
+        self,
+        digest: str,
+        n_missing: int,
+        checkpoint: str | None = None,
+        tensors: tuple[str, ...] = (),
+        suspects: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(digest, n_missing, checkpoint, tensors, suspects)
         self.digest = digest
         self.n_missing = n_missing
+        self.checkpoint = checkpoint
+        """The checkpoint or file that needs it, in words; None where that is not known."""
+        self.tensors = tensors
+        """Those of its tensors of which chunks are missing, as far as they are known."""
+        self.suspects = suspects
+        """Keys of packs that may have held it: they are gone, or their tables are damaged."""
 
     def __str__(self) -> str:
+        who = in_words(self.checkpoint, self.tensors)
         more = f" and {self.n_missing - 1} more" if self.n_missing > 1 else ""
+        keys = ", ".join(repr(key) for key in self.suspects[:_N_NAMES])
+        lost = f"; lost or damaged are {keys}" if keys else ""
         return (
-            f"no pack of this store holds chunk {self.digest}{more}: the checkpoint was deleted and collected, "
-            "or a pack is lost or damaged (`tensorcas repair --from` brings it from a backup)"
+            f"{who}{': ' if who else ''}no pack of this store holds chunk {self.digest}{more}: the checkpoint was "
+            f"deleted and collected, or a pack is lost or damaged{lost} (`tensorcas repair --from` brings it from a backup)"
         )
 
 
@@ -129,18 +157,25 @@ class CorruptError(FormatError):
 
 
 class CorruptChunkError(FormatError):
-    """A chunk's bytes do not hash to its digest."""
+    """A chunk's bytes do not hash to its digest, in any pack that holds it."""
 
-    def __init__(self, digest: str, key: str, reason: str) -> None:
-        super().__init__(digest, key, reason)
+    def __init__(
+        self, digest: str, key: str, reason: str, checkpoint: str | None = None, tensors: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(digest, key, reason, checkpoint, tensors)
         self.digest = digest
         self.key = key
         self.reason = reason
+        self.checkpoint = checkpoint
+        """The checkpoint or file that needs it, in words; None where that is not known."""
+        self.tensors = tensors
+        """Those of its tensors that are damaged, as far as they are known."""
 
     def __str__(self) -> str:
+        who = in_words(self.checkpoint, self.tensors)
         return (
-            f"chunk {self.digest} is damaged in {self.key!r}: {self.reason} (`tensorcas repair` heals it from a "
-            "backup, or lets the next save write it again)"
+            f"{who}{': ' if who else ''}chunk {self.digest} is damaged in {self.key!r}: {self.reason} "
+            "(`tensorcas repair` heals it from a backup, or lets the next save write it again)"
         )
 
 

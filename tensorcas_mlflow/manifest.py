@@ -112,6 +112,8 @@ class Manifest:
     rows: Sequence[Row]
     hints: bytes = field(default=b"", repr=False, compare=False)
     """Where its chunks lay when it was written, as its blob says it; empty where it says nothing."""
+    label: str | None = field(default=None, repr=False, compare=False)
+    """What it was read as, in words, for errors; None if it was not read."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("checkpoint", "file"):

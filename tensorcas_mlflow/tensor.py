@@ -16,6 +16,7 @@ from tensorcas_mlflow.errors import FormatError
 MAX_NAME_BYTES = 4096
 MAX_DIMENSIONS = 64
 MAX_TENSOR_BYTES = 1 << 56
+_ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,3 +83,15 @@ def bytes_of(array: Array) -> memoryview:
 def pieces_of(data: memoryview, ends: Any) -> list[memoryview]:
     """Cut bytes at ascending offsets, the last one their size."""
     return [data[start:stop] for start, stop in pairwise([0, *ends.tolist()])]
+
+
+def empty_array(spec: Spec) -> Array:
+    """Allocate an array as the frameworks do, at a multiple of 64 bytes.
+
+    Their kernels go by the address: from another one, a model would predict other last digits.
+    """
+    if spec.n_bytes == 0:
+        return np.empty(spec.shape, dtype=spec.numpy_dtype)
+    block = np.empty(spec.n_bytes + _ALIGNMENT, dtype=np.uint8)
+    start = -block.ctypes.data % _ALIGNMENT
+    return block[start : start + spec.n_bytes].view(spec.numpy_dtype).reshape(spec.shape)

@@ -11,6 +11,7 @@ from tensorcas_mlflow.backends import BlobInfo, LocalBackend
 from tensorcas_mlflow.index import pack_key
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.store._catalog import Catalog
+from tensorcas_mlflow.store._owner import Owner
 from tensorcas_mlflow.store._packs import read_pack_table
 from tensorcas_mlflow.store._read import ChunkReader
 
@@ -51,10 +52,11 @@ class PackedPayload:
         """Read tensors; see `Store.read_tensors`."""
         wanted = self.manifest.names() if names is None else list(names)
         rows = [self.manifest.row(name) for name in wanted]
-        arrays = self._chunks.rows(rows, self.manifest.chunk_bytes, verify=verify)
+        arrays = self._chunks.rows(rows, self.manifest.chunk_bytes, verify=verify, label=self.manifest.label)
         return dict(zip(wanted, arrays, strict=True))
 
     def fill(self, first: int, outs: list[memoryview]) -> None:
         """Read chunks that follow each other and check them: a `tensors_file.Fill`."""
         digests = self.manifest.digests[first : first + len(outs)]
-        self._chunks.read(digests, outs, verify=True)
+        owner = Owner(label=self.manifest.label, rows=self.manifest.rows, first=first)
+        self._chunks.read(digests, outs, verify=True, owner=owner)

@@ -16,6 +16,7 @@ from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES
 from tensorcas_mlflow.digest import digest_all
 from tensorcas_mlflow.errors import BlobNotFoundError, ConflictError, CorruptError
 from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
+from tensorcas_mlflow.store._owner import Owner
 from tensorcas_mlflow.store._packed_payload import PACKED_FILE, PackedPayload
 from tensorcas_mlflow.store._records import Ref
 from tensorcas_mlflow.store._sources import TensorSource
@@ -145,7 +146,8 @@ def _payload_in(folder: Path) -> TensorsFile | PackedPayload:
 def _from_store(store: Store, manifest: Manifest) -> Fill:
     def fill(first: int, outs: list[memoryview]) -> None:
         digests = manifest.digests[first : first + len(outs)]
-        store.chunks.read(digests, outs, verify=True)
+        owner = Owner(label=manifest.label, rows=manifest.rows, first=first)
+        store.chunks.read(digests, outs, verify=True, owner=owner)
 
     return fill
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends import Backend, BlobInfo
-from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest
+from tensorcas_mlflow.digest import DIGEST_BYTES, Digests
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError
 from tensorcas_mlflow.store._json import VERSION, load_record, record_bytes, short_digest
 from tensorcas_mlflow.store._keys import (

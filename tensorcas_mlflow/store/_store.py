@@ -328,7 +328,8 @@ class Store:
         except NewerFormatError:
             raise
         except FormatError as error:
-            raise CorruptError(key, str(error)) from error
+            raise CorruptError(key, f"{getattr(error, 'reason', error)}, and {ref.label} needs it") from error
+        object.__setattr__(manifest, "label", ref.label)
         if manifest.hints:
             hints = read_hints(manifest.hints, unique_rows(manifest.digests)[0])
             if hints is not None:
@@ -357,7 +358,7 @@ class Store:
         self._check_id(manifest)
         wanted = manifest.names() if names is None else list(names)
         rows = [manifest.row(name) for name in wanted]
-        arrays = self.chunks.rows(rows, manifest.chunk_bytes, verify=verify)
+        arrays = self.chunks.rows(rows, manifest.chunk_bytes, verify=verify, label=manifest.label)
         return dict(zip(wanted, arrays, strict=True))
 
     def iter_file(self, ref: Ref, *, verify: bool = True) -> Iterator[bytes | memoryview]:

@@ -24,8 +24,7 @@ from tensorcas_mlflow.errors import (
 )
 from tensorcas_mlflow.manifest import Manifest, Row
 from tensorcas_mlflow.readplan import Extent, plan_reads
-from tensorcas_mlflow.store._read import empty_array
-from tensorcas_mlflow.tensor import pieces_of
+from tensorcas_mlflow.tensor import empty_array, pieces_of
 from tensorcas_mlflow.tensors_file import HEADER_BYTES, Header, Layout
 
 _IOV_MAX = 1024
