@@ -60,6 +60,15 @@ class _Damage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Unread:
+    """A read that has failed."""
+
+    reason: str
+    error: BackendError | None
+    """What the storage said, if it is that which failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Task:
     """One read, of the storage or of the cache, and the chunks it brings."""
 
@@ -274,30 +283,22 @@ class ChunkReader:
                 if not _take_cached(task, task.cached, places, wanted):
                     missed.append(task.members)
                 return
-            try:
-                block = self._fetch(task, wanted, places)
-            except CorruptError as error:
-                fail(task, f"it cannot be read: {error.reason}", None)
-                return
-            except BackendError as error:
-                # Far away, a request that fails says nothing of the blob.
-                if self._backend.is_remote:
-                    raise
-                fail(task, str(error), error)
-                return
-            found = _take(task, block, places, wanted)
-            damaged.extend(found)
-            if filling is not None and not found:
-                filling.add(pack_name(task.key), task.start, block)
-
-        def fail(task: _Task, reason: str, error: BackendError | None) -> None:
-            if len(task.members) == 1:
-                damaged.append(_Damage(chunk=int(task.members[0]), key=task.key, reason=reason, error=error))
-                return
-            # A pack cut short, or one bad sector of a disk, is no reason to call all that lies near it damaged.
-            for member in task.members:
-                for each in _reads(places, np.array([member])):
-                    run(each)
+            waiting = [task]
+            while waiting:
+                each = waiting.pop()
+                block = self._fetch(each, wanted, places)
+                if not isinstance(block, _Unread):
+                    found = _take(each, block, places, wanted)
+                    damaged.extend(found)
+                    if filling is not None and not found:
+                        filling.add(pack_name(each.key), each.start, block)
+                elif len(each.members) == 1:
+                    chunk = int(each.members[0])
+                    damaged.append(_Damage(chunk=chunk, key=each.key, reason=block.reason, error=block.error))
+                else:
+                    # A pack cut short, or one bad sector of a disk, is no reason to call all near it damaged.
+                    for member in each.members:
+                        waiting.extend(_reads(places, np.array([member])))
 
         if len(tasks) == 1:
             run(tasks[0])
@@ -305,13 +306,21 @@ class ChunkReader:
             threads.run_all(run, tasks, waits=self._backend.is_remote)
         return missed
 
-    def _fetch(self, task: _Task, wanted: _Wanted, places: Places) -> memoryview:
+    def _fetch(self, task: _Task, wanted: _Wanted, places: Places) -> memoryview | _Unread:
         first = int(task.members[0])
         entry = places.entries[first]
         is_lone = len(task.members) == 1 and int(entry["codec"]) == RAW.number
         # A raw chunk alone goes from the storage straight into place.
         block = wanted.outs[first] if is_lone else np.empty(task.stop - task.start, dtype=np.uint8).data
-        self._backend.read_into(task.key, task.start, block)
+        try:
+            self._backend.read_into(task.key, task.start, block)
+        except CorruptError as error:
+            return _Unread(reason=f"it cannot be read: {error.reason}", error=None)
+        except BackendError as error:
+            # Far away, a request that fails says nothing of the blob.
+            if self._backend.is_remote:
+                raise
+            return _Unread(reason=str(error), error=error)
         return block
 
 
