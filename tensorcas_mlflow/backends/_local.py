@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import time
@@ -204,7 +205,11 @@ class LocalBackend(Backend):
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     names.append(entry.name)
-                elif entry.is_file(follow_symlinks=False) and not entry.name.startswith(_MLFLOW_STAGING):
+                # A link is no blob, and is not followed; but it may stand where one was, and whoever collects has to
+                # come upon it.
+                elif (entry.is_symlink() or entry.is_file(follow_symlinks=False)) and not entry.name.startswith(
+                    _MLFLOW_STAGING
+                ):
                     with contextlib.suppress(FileNotFoundError):
                         blobs.append(_info(key, entry.stat(follow_symlinks=False)))
         return sorted(blobs, key=lambda info: info.key), sorted(names)
@@ -237,6 +242,10 @@ class LocalBackend(Backend):
             return os.open(self._path(key), os.O_RDONLY | _O_BINARY | getattr(os, "O_NOFOLLOW", 0))
         except (FileNotFoundError, NotADirectoryError):
             raise BlobNotFoundError(key) from None
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise CorruptError(key, "it is a link, and links are not followed") from None
+            raise
 
     def _create_staging(self, folder: str) -> tuple[int, str]:
         staging = f"{folder}{os.sep}{_STAGING}{os.getpid()}-{_HOST}-{uuid.uuid4().hex}"
@@ -318,5 +327,7 @@ def _info(key: str, found: os.stat_result) -> BlobInfo:
 def _translated(action: str, key: str) -> Iterator[None]:
     try:
         yield
+    except IsADirectoryError:
+        raise CorruptError(key, "it is a folder") from None
     except OSError as error:
         raise BackendError(action, key, f"{type(error).__name__}: {error}") from error

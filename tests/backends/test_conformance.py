@@ -150,13 +150,33 @@ def test_a_disk_that_refuses_is_a_backend_error(local: LocalBackend, tmp_path: P
 def test_a_file_that_is_no_blob_is_passed_over(local: LocalBackend, tmp_path: Path) -> None:
     local.put_new("a/blob", [b"x"])
     (tmp_path / "a" / "not a key").write_bytes(b"")
-    (tmp_path / "a" / "link").symlink_to("/etc/passwd")
-    (tmp_path / "b").symlink_to(tmp_path / "a")
 
     assert [info.key for info in local.list("a")] == ["a/blob"]
-    assert local.stat("a/link") is None
-    with pytest.raises(BackendError):
-        local.get("a/link")
+
+
+def test_a_link_in_the_place_of_a_blob_or_a_folder_is_listed_and_not_followed(
+    local: LocalBackend, tmp_path: Path
+) -> None:
+    local.put_new("a/blob", [b"x"])
+    (tmp_path / "a" / "link").symlink_to(tmp_path / "a" / "blob")
+    (tmp_path / "a" / "folder").symlink_to(tmp_path / "a")
+
+    assert [info.key for info in local.list("a")] == ["a/blob", "a/folder", "a/link"]
+    for key in ("a/link", "a/folder"):
+        assert local.stat(key) is None
+        with pytest.raises(CorruptError, match="links are not followed"):
+            local.get(key)
+        with pytest.raises(CorruptError, match="links are not followed"):
+            local.read_into(key, 0, memoryview(bytearray(1)))
+
+
+def test_a_folder_in_the_place_of_a_blob_is_damage(local: LocalBackend, tmp_path: Path) -> None:
+    (tmp_path / "a" / "blob").mkdir(parents=True)
+
+    with pytest.raises(CorruptError, match="it is a folder"):
+        local.get("a/blob")
+    with pytest.raises(CorruptError, match="it is a folder"):
+        local.read_into("a/blob", 0, memoryview(bytearray(1)))
 
 
 def crashed_writer(root: Path) -> None:
