@@ -25,6 +25,8 @@ Buffer = Any
 """Anything with contiguous bytes: bytes, memoryview, a 1-d uint8 array."""
 
 MAX_TYPESIZE = 255
+MOST_OVERHEAD_BYTES = 4096
+"""No payload is longer than twice its chunk and this; what an entry says beyond it is damage, and costs no memory."""
 _SMALL_BYTES = 64 * 1024
 """Below this a slower, tighter level costs less than the file that holds the result."""
 _LEAST_SHUFFLED_BYTES = 512

@@ -85,7 +85,10 @@ def test_a_sound_store_has_no_problems(store: Store, tmp_path: Path, full: bool)
     save(store, 3, {})
     save(store, 4, {"empty": np.empty((0, 3)), "scalar": np.float64(1), "cut": np.arange(5000)})
 
-    assert verify(store, full=full) == VerifyReport(n_refs=5, n_packs=4, n_chunks=21, full=full, problems=())
+    n_read = 21 if full else 0
+    assert verify(store, full=full) == VerifyReport(
+        n_refs=5, n_packs=4, n_chunks=21, n_read=n_read, full=full, problems=()
+    )
 
 
 def test_a_store_with_nothing_in_it_is_sound() -> None:
@@ -222,7 +225,7 @@ def test_a_table_that_claims_impossible_sizes_costs_no_memory(store: Store) -> N
     overwrite(store.backend, key, bytes(data))
 
     problems = found_in(store, full=True)
-    assert {problem.tensors for problem in problems} == {("own",)}
+    assert {problem.tensors for problem in problems if problem.checkpoint} == {("own",)}
     assert any("4294967295" in problem.reason for problem in problems)
 
 

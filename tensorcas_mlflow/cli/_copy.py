@@ -6,11 +6,11 @@ import re
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from typing import TextIO
 
 from tensorcas_mlflow._texts import size_text
 from tensorcas_mlflow.cli._output import Json, printable, say, say_json
 from tensorcas_mlflow.cli._select import is_json, of_run, store_at
+from tensorcas_mlflow.cli._teller import Teller
 from tensorcas_mlflow.store import Ref, Store
 from tensorcas_mlflow.transfer import (
     Copied,
@@ -29,8 +29,6 @@ FAILED, KEPT = 1, 4
 """Exit statuses: something could not be copied; the destination has something else, which was kept."""
 
 _ID_OF_MLFLOW = re.compile(r"[0-9a-f]{32}|m-[0-9a-f]{32}|tr-[0-9a-f]{32}")
-_LINE_BYTES = 256 << 20
-"""Where nobody sits at a terminal, a line for so much read."""
 
 
 def copy(options: Namespace) -> int:
@@ -45,7 +43,12 @@ def copy(options: Namespace) -> int:
         made = "would make" if options.dry_run else "made"
         whose = "of an id of its own" if options.new_id else f"of the same id, {source.store.id},"
         say(printable(f"{made} a store {whose} at {destination.uri}"))
-    with _Teller(sys.stderr, is_quiet=options.quiet) as teller:
+    with Teller(sys.stderr, is_quiet=options.quiet) as teller:
+
+        def watch(progress: Progress) -> None:
+            line = f"{progress.n_done} of {progress.n} checkpoints and files, {size_text(progress.read_bytes)} read"
+            teller.tell(line, progress.read_bytes, is_last=progress.n_done == progress.n)
+
         copied = copy_all(
             source,
             destination,
@@ -53,7 +56,7 @@ def copy(options: Namespace) -> int:
             wanted_plain=_wanted_plain(chosen, options.run, options.path),
             replace=options.replace,
             dry_run=options.dry_run,
-            watch=teller.tell,
+            watch=watch,
         )
     failed = [*unreadable, *copied.refs.failed, *(() if copied.plain is None else copied.plain.failed)]
     kept = [*copied.refs.kept, *(() if copied.plain is None else copied.plain.kept)]
@@ -160,38 +163,3 @@ def _plain_json(plain: PlainReport) -> Json:
         "n_there": plain.n_there,
         "skipped": list(plain.skipped),
     }
-
-
-class _Teller:
-    """Tells of progress: at a terminal in one line, else by a line now and then."""
-
-    def __init__(self, stream: TextIO, *, is_quiet: bool) -> None:
-        self._stream = stream
-        self._is_quiet = is_quiet
-        self._is_terminal = stream.isatty()
-        self._width = 0
-        self._told_bytes = 0
-
-    def __enter__(self) -> _Teller:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._width:
-            self._stream.write("\n")
-            self._stream.flush()
-
-    def tell(self, progress: Progress) -> None:
-        """Show how far the copy has come."""
-        is_last = progress.n_done == progress.n
-        if self._is_quiet or not (
-            self._is_terminal or is_last or progress.read_bytes >= self._told_bytes + _LINE_BYTES
-        ):
-            return
-        self._told_bytes = progress.read_bytes
-        line = f"{progress.n_done} of {progress.n} checkpoints and files, {size_text(progress.read_bytes)} read"
-        if self._is_terminal:
-            self._stream.write(f"\r{line.ljust(self._width)}")
-            self._width = len(line)
-        else:
-            self._stream.write(f"{line}\n")
-        self._stream.flush()

@@ -1,4 +1,4 @@
-"""The commands that look: ``list``, ``stats``, ``show``, ``diff``, ``verify``. None of them changes anything."""
+"""The commands that look: ``list``, ``stats``, ``show`` and ``diff``. None of them changes anything."""
 
 from __future__ import annotations
 
@@ -21,11 +21,7 @@ from tensorcas_mlflow.diff import Diff, diff
 from tensorcas_mlflow.digest import unique_rows
 from tensorcas_mlflow.manifest import Manifest, Row
 from tensorcas_mlflow.stats import run_stats, store_stats
-from tensorcas_mlflow.store import Ref, Store
-from tensorcas_mlflow.verify import verify
-
-PROBLEMS = 3
-"""Exit status of a look at a store that is not sound."""
+from tensorcas_mlflow.store import Ref
 
 
 def list_all(options: Namespace) -> int:
@@ -234,33 +230,3 @@ def _say_diff(found: Diff, old: Manifest, new: Manifest) -> None:
         f"{len(found.changed)} changed ({size_text(found.changed_bytes)}), "
         f"{len(found.equal)} equal ({size_text(found.equal_bytes)})"
     )
-
-
-def check(options: Namespace) -> int:
-    """Look whether everything is there that a store says it keeps."""
-    store: Store = store_of(options)
-    report = verify(store, full=options.full)
-    if is_json(options):
-        problems = [
-            {
-                "key": problem.key,
-                "reason": problem.reason,
-                "checkpoint": problem.checkpoint,
-                "tensors": list(problem.tensors),
-            }
-            for problem in report.problems
-        ]
-        say_json(
-            {
-                "store": store.uri,
-                "full": report.full,
-                "n_refs": report.n_refs,
-                "n_packs": report.n_packs,
-                "n_chunks": report.n_chunks,
-                "problems": problems,
-            }
-        )
-    else:
-        for line in str(report).split("\n"):
-            say(printable(line))
-    return PROBLEMS if report.problems else 0

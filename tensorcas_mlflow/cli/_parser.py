@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 
 from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES
-from tensorcas_mlflow.cli import _change, _copy, _look, _repair
+from tensorcas_mlflow.cli import _change, _copy, _look, _repair, _verify
 from tensorcas_mlflow.gc import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE
 
 _Command = Callable[[str, str, str], argparse.ArgumentParser]
@@ -103,10 +103,27 @@ def _add_looks(command: _Command) -> None:
     verify = command(
         "verify",
         "look whether all is there that a store says it keeps",
-        "verify\nverify --full --format json",
+        "verify\nverify --full --format json\nverify --sample 5%\nverify --full --part 3/7",
     )
-    verify.add_argument("--full", action="store_true", help="read every chunk and compare it with its digest")
-    verify.set_defaults(act=_look.check)
+    verify.add_argument(
+        "--full", action="store_true", help="read every chunk, decode it and compare it with its digest"
+    )
+    verify.add_argument(
+        "--sample",
+        type=_percent,
+        metavar="N%",
+        help="read only so many of the chunks, drawn at random; without --full their stored bytes are compared, which "
+        "is faster than decoding",
+    )
+    verify.add_argument(
+        "--part",
+        type=_share_of,
+        metavar="K/N",
+        help="read only the K-th of N parts of the chunks, always the same: N calls read all; otherwise as --sample",
+    )
+    verify.add_argument("--seed", type=int, metavar="N", help="with --sample: draw the same chunks again")
+    verify.add_argument("-q", "--quiet", action="store_true", help="tell no progress")
+    verify.set_defaults(act=_verify.check, parser=verify)
 
 
 def _add_changes(command: _Command) -> None:
@@ -271,6 +288,17 @@ def _hours(text: str) -> float:
 
 def _part(text: str) -> float:
     return _number(text, most=1.0, what="a number from 0 to 1")
+
+
+def _percent(text: str) -> float:
+    return _number(text.removesuffix("%"), most=100.0, what="a number of percent, 0 to 100") / 100
+
+
+def _share_of(text: str) -> tuple[int, int]:
+    k, _, n = text.partition("/")
+    if not (k.isdecimal() and n.isdecimal() and 1 <= int(k) <= int(n)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of several parts, such as 3/7")
+    return int(k), int(n)
 
 
 def _number(text: str, *, most: float, what: str) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import unquote
 
 from tensorcas_mlflow.digest import digest
 
@@ -41,6 +42,17 @@ def run_prefix(run_id: str, name: str | None = None) -> str:
 def copies_prefix(place: str) -> str:
     """The key prefix of the refs of models of whose manifests MLflow keeps a copy at a place."""
     return COPIES + digest(place.encode()).hex()
+
+
+def label_of(key: str) -> str | None:
+    """Say in words, as `Ref.label` does, what the ref at a key is of, where the key tells it."""
+    folders, _, leaf = key.rpartition("/@")
+    texts = [unquote(segment, errors="replace") for segment in folders.split("/")[2:]]
+    if key.startswith(RUNS) and 1 <= len(texts) <= 2:
+        return f"run {' '.join(texts)} step {unquote(leaf, errors='replace')}"
+    if key.startswith(ARTIFACTS):
+        return "/".join([*texts, unquote(leaf, errors="replace")])
+    return None
 
 
 def artifact_prefix(directory: str) -> str:

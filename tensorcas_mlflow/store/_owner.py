@@ -24,9 +24,14 @@ class Owner:
 
     def names(self, chunks: Any) -> tuple[str, ...]:
         """Name the tensors that some of the chunks, by their numbers, belong to; stretches of a file have no name."""
-        counts = np.fromiter((len(row.digests) for row in self.rows), np.int64, len(self.rows))
-        at = np.unique(np.searchsorted(np.cumsum(counts), np.asarray(chunks) + self.first, side="right"))
-        return tuple(name for row in at.tolist() if row < len(self.rows) and (name := self.rows[row].spec.name))
+        return names_of(self.rows, np.asarray(chunks) + self.first)
+
+
+def names_of(rows: Sequence[Row], chunks: Any) -> tuple[str, ...]:
+    """Name the tensors that some chunks, by their numbers counted over all rows, belong to."""
+    counts = np.fromiter((len(row.digests) for row in rows), np.int64, len(rows))
+    at = np.unique(np.searchsorted(np.cumsum(counts), chunks, side="right"))
+    return tuple(name for row in at.tolist() if row < len(rows) and (name := rows[row].spec.name))
 
 
 NOBODY = Owner()

@@ -11,7 +11,7 @@ import numpy as np
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.codecs import RAW, codec_numbered, load_codecs
+from tensorcas_mlflow.codecs import MOST_OVERHEAD_BYTES, RAW, codec_numbered, load_codecs
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest
 from tensorcas_mlflow.errors import (
     BackendError,
@@ -31,7 +31,6 @@ from tensorcas_mlflow.store._sources import chunk_sizes
 from tensorcas_mlflow.tensor import empty_array, pieces_of
 
 _FILE_BATCH_BYTES = 16 << 20
-_MOST_OVERHEAD_BYTES = 4096
 _MAX_ATTEMPTS = 100
 """How often a chunk may be moved under a reader. Each time a whole collection has to fall into one read, which happens
 many times in a row only where collectors that rewrite everything run without a pause and the reader hardly does."""
@@ -387,9 +386,7 @@ def _check_sizes(places: Places, wanted: _Wanted) -> list[_Damage]:
     sizes = np.fromiter((len(out) for out in wanted.outs), dtype=np.int64, count=len(wanted.outs))
     raw_bytes, stored_bytes = places.entries["raw_bytes"], places.entries["stored_bytes"].astype(np.int64)
     is_raw = places.entries["codec"] == RAW.number
-    wrong = (
-        (raw_bytes != sizes) | (is_raw & (stored_bytes != sizes)) | (stored_bytes > 2 * sizes + _MOST_OVERHEAD_BYTES)
-    )
+    wrong = (raw_bytes != sizes) | (is_raw & (stored_bytes != sizes)) | (stored_bytes > 2 * sizes + MOST_OVERHEAD_BYTES)
     return [
         _Damage(
             chunk=at,

@@ -25,7 +25,8 @@ from tensorcas_mlflow.store._condemned import (
     read_list,
 )
 from tensorcas_mlflow.store._format import FORMAT, new_format, parse_format
-from tensorcas_mlflow.store._keys import STAND_INS
+from tensorcas_mlflow.store._keys import STAND_INS, label_of
+from tensorcas_mlflow.store._owner import names_of
 from tensorcas_mlflow.store._packs import list_packs, mark_loose, new_pack_name, read_pack_table
 from tensorcas_mlflow.store._records import MAX_REF_BYTES, Intent, Ref, intent_bytes, parse_intent, read_ref
 
@@ -40,8 +41,10 @@ __all__ = [
     "condemned_bytes",
     "declare",
     "intent_bytes",
+    "label_of",
     "list_packs",
     "mark_loose",
+    "names_of",
     "new_format",
     "new_pack_name",
     "parse_format",

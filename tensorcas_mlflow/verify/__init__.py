@@ -6,7 +6,7 @@ print(report)  # 40 checkpoints and files, 3 packs, 840 chunks, every one read: 
 ```
 """
 
-from tensorcas_mlflow.verify._report import Problem, VerifyReport
+from tensorcas_mlflow.verify._report import Problem, Progress, VerifyReport, Watcher
 from tensorcas_mlflow.verify._verify import verify
 
-__all__ = ["Problem", "VerifyReport", "verify"]
+__all__ = ["Problem", "Progress", "VerifyReport", "Watcher", "verify"]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-_N_NAMES = 3
+from tensorcas_mlflow.errors import in_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,13 +21,21 @@ class Problem:
     """Those of its tensors that suffer."""
 
     def __str__(self) -> str:
-        where = [] if self.checkpoint is None else [self.checkpoint]
-        if self.tensors:
-            names = ", ".join(repr(name) for name in self.tensors[:_N_NAMES])
-            more = f" and {len(self.tensors) - _N_NAMES} more" if len(self.tensors) > _N_NAMES else ""
-            where.append(f"tensors {names}{more}" if len(self.tensors) > 1 else f"tensor {names}")
-        where += [] if self.key is None else [self.key]
-        return f"{', '.join(where)}: {self.reason}"
+        where = [in_words(self.checkpoint, self.tensors), self.key or ""]
+        return f"{', '.join(filter(None, where))}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far the reading of chunks has come."""
+
+    read_bytes: int
+    n_bytes: int
+    """What is to be read."""
+
+
+Watcher = Callable[[Progress], None]
+"""Told of progress, in the thread of the caller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +47,21 @@ class VerifyReport:
     n_packs: int
     n_chunks: int
     """Chunks in the packs, needed or not."""
+    n_read: int = 0
+    """Those of them that were read; a chunk that lies in several packs counts each time."""
     full: bool
-    """Whether each of them was read and decoded."""
+    """Whether what was read was decoded and compared with the chunks' digests, and not only their stored bytes."""
+    seed: int | None = None
+    """What a sample was drawn by, to draw the same again; None where none was drawn."""
     problems: tuple[Problem, ...]
     """Empty for a store that is sound."""
 
     def __str__(self) -> str:
-        chunks = f"{self.n_chunks} chunks, {'every one' if self.full else 'none of them'} read"
+        how_many = {0: "none of them", self.n_chunks: "every one"}.get(self.n_read, f"{self.n_read} of them")
+        if self.n_chunks == 0:
+            how_many = "every one" if self.full else "none of them"
+        how = " as it is stored" if self.n_read and not self.full else ""
+        chunks = f"{self.n_chunks} chunks, {how_many} read{how}"
         found = {0: "no problem found", 1: "1 problem"}.get(len(self.problems), f"{len(self.problems)} problems")
         summary = f"{self.n_refs} checkpoints and files, {self.n_packs} packs, {chunks}: {found}"
         return "\n".join([*map(str, self.problems), summary])

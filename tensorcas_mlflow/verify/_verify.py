@@ -2,50 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+import secrets
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.digest import DIGEST_BYTES, hex_of, unique_rows
-from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, FormatError
+from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError
 from tensorcas_mlflow.hints import read_hints
-from tensorcas_mlflow.index import MAX_SEGMENT_BYTES, pack_key, read_segment
-from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
+from tensorcas_mlflow.index import pack_key
+from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.store import Ref, Store
 from tensorcas_mlflow.store import protocol as p
-from tensorcas_mlflow.verify._packs import Damage, Packs, read_all
-from tensorcas_mlflow.verify._report import Problem, VerifyReport, reason_of
+from tensorcas_mlflow.verify._chunks import NO_DAMAGE, Choice, Damage, read_chunks
+from tensorcas_mlflow.verify._packs import Packs
+from tensorcas_mlflow.verify._report import Problem, VerifyReport, Watcher, reason_of
+from tensorcas_mlflow.verify._small import small_blob_problems
 
 _N_NAMES = 3
 
+Lost = Mapping[bytes, tuple[str, str]]
 
-def verify(store: Store, *, full: bool = False) -> VerifyReport:
+
+def verify(
+    store: Store,
+    *,
+    full: bool = False,
+    sample: float | None = None,
+    part: tuple[int, int] | None = None,
+    seed: int | None = None,
+    watch: Watcher = lambda progress: None,
+) -> VerifyReport:
     """Look at every ref, its manifest, and every chunk that it names.
+
+    Without any of ``full``, ``sample`` and ``part`` no chunk is read: each is looked for in the packs' tables. What is
+    read are chunks in packs, also those that nothing needs, because the next save may rely on them.
 
     A store may be written, read and collected meanwhile; what is committed later is not looked at.
 
     Args:
         store: Which.
-        full: Whether to read every chunk of every pack too, and compare it with its digest: also chunks that nothing
-            needs, because the next save may rely on them. Without it chunks are looked for in the packs' tables.
+        full: Whether to decode what is read and compare it with its digest. Else stored bytes are compared with the
+            digests that the packs' tables have of them, which is faster and finds all that has changed since it was
+            written.
+        sample: Read only a share of the chunks, from 0 to 1, drawn at random.
+        part: Read only the k-th of n parts of the chunks: ``(k, n)``. A chunk is always in the same part, so n calls
+            read all.
+        seed: Draws the same sample again.
+        watch: Told how far the reading has come.
 
     Raises:
         BackendError: The storage failed to list what it holds.
+        ValueError: There is no such share or part.
     """
+    seed = secrets.randbits(32) if seed is None else seed
+    choice = Choice(part=part or (1, 1), share=1.0 if sample is None else sample, seed=seed)
+    if not 0 <= choice.share <= 1 or not 1 <= choice.part[0] <= choice.part[1]:
+        raise ValueError(f"a sample is from 0 to 1, and a part the k-th of n: {sample}, {part}")
     refs, unreadable = _read_refs(store)
     packs = Packs(store.backend)
-    damage = read_all(store.backend, packs) if full else {}
+    damage = NO_DAMAGE
+    if full or sample is not None or part is not None:
+        damage = read_chunks(store.backend, packs, choice, decode=full, watch=watch)
+    if full or not store.backend.is_remote:
+        packs.check_heads()
     needed: set[bytes] = set()
-    found = [problem for holders in refs for problem in _check(store, packs, holders, damage, needed)]
-    found += [*_unneeded(damage, needed), *_check_protocol(store.backend)]
+    found = [problem for holders in refs for problem in _check(store, packs, holders, damage.lost, needed)]
+    found += [*_unneeded(damage, needed), *_format_problems(store), *small_blob_problems(store.backend, packs)]
     return VerifyReport(
         n_refs=sum(map(len, refs)),
         n_packs=len(packs.table.packs),
         n_chunks=len(packs.table),
+        n_read=damage.n_read,
         full=full,
+        seed=None if sample is None else seed,
         problems=(*unreadable, *packs.problems, *found),
     )
 
@@ -68,21 +100,21 @@ def _read_refs(store: Store) -> tuple[list[list[Ref]], list[Problem]]:
         try:
             ref = store.ref(info.key)
         except (FormatError, BackendError) as error:
-            problems.append(Problem(key=info.key, reason=reason_of(error)))
+            problems.append(Problem(key=info.key, reason=reason_of(error), checkpoint=p.label_of(info.key)))
             continue
         if ref is not None:
             by_manifest.setdefault(ref.manifest, []).append(ref)
     return list(by_manifest.values()), problems
 
 
-def _check(store: Store, packs: Packs, refs: list[Ref], damage: Damage, needed: set[bytes]) -> list[Problem]:
+def _check(store: Store, packs: Packs, refs: list[Ref], damage: Lost, needed: set[bytes]) -> list[Problem]:
     """Check the manifest that some refs name, and that its chunks are there and sound.
 
     Args:
         store: Whose.
         packs: Where its chunks are looked for.
         refs: All refs of one manifest.
-        damage: Chunks that cannot be decoded.
+        damage: Chunks of which no copy is sound.
         needed: Those of them that are needed are put in here.
     """
     key = f"manifests/{refs[0].manifest}"
@@ -95,11 +127,18 @@ def _check(store: Store, packs: Packs, refs: list[Ref], damage: Damage, needed: 
     if manifest.store_id != store.id:
         reason = f"it is of store {manifest.store_id}, and this is {store.id}"
         return [Problem(key=key, reason=reason, checkpoint=ref.label) for ref in refs]
+    unhinted = []
+    if manifest.hints and read_hints(manifest.hints, unique_rows(manifest.digests)[0]) is None:
+        unhinted.append(
+            Problem(key=key, reason="its hints are damaged (nothing is lost, and the index is asked instead)")
+        )
     faults = [*_misplaced(packs, manifest), *_undecodable(manifest, damage, needed)]
     if not faults:
-        return []
-    return [
-        Problem(key=fault.key, reason=fault.reason, checkpoint=ref.label, tensors=_names(manifest, fault.chunks))
+        return unhinted
+    return unhinted + [
+        Problem(
+            key=fault.key, reason=fault.reason, checkpoint=ref.label, tensors=p.names_of(manifest.rows, fault.chunks)
+        )
         for ref in refs
         if _stands(store, ref)
         for fault in faults
@@ -144,7 +183,7 @@ def _misplaced(packs: Packs, manifest: Manifest) -> Iterator[_Fault]:
         yield _Fault(key=packs.table.key_of(first), reason=reason, chunks=wrong)
 
 
-def _undecodable(manifest: Manifest, damage: Damage, needed: set[bytes]) -> Iterator[_Fault]:
+def _undecodable(manifest: Manifest, damage: Lost, needed: set[bytes]) -> Iterator[_Fault]:
     """Give the chunks of a manifest that cannot be decoded, those of one pack together."""
     if not damage:
         return
@@ -166,22 +205,26 @@ def _undecodable(manifest: Manifest, damage: Damage, needed: set[bytes]) -> Iter
 def _unneeded(damage: Damage, needed: Set[bytes]) -> Iterator[Problem]:
     """Give the damaged chunks that no checkpoint suffers from, those of one pack together."""
     by_pack: dict[str, list[str]] = {}
-    for found, (key, reason) in damage.items():
+    for found, (key, reason) in damage.lost.items():
         if found not in needed:
             by_pack.setdefault(key, []).append(reason)
     for key, reasons in by_pack.items():
         yield Problem(key=key, reason=f"{_and_more(reasons[0], len(reasons))}; nothing needs it yet")
+    for key, reasons in damage.copies.items():
+        yield Problem(key=key, reason=f"{_and_more(reasons[0], len(reasons))}; another pack has a whole copy")
+
+
+def _format_problems(store: Store) -> Iterator[Problem]:
+    """Look at the blob that says which store this is, which may have changed since the store was opened."""
+    try:
+        if Store.open_backend(store.backend).id != store.id:
+            yield Problem(key="format", reason=f"it is another store's, and this was {store.id}")
+    except (FormatError, NotFoundError, BackendError) as error:
+        yield Problem(key="format", reason=reason_of(error))
 
 
 def _and_more(reason: str, n_chunks: int) -> str:
     return reason if n_chunks == 1 else f"{reason}, and {n_chunks - 1} more chunks are damaged"
-
-
-def _names(manifest: Manifest, chunks: Any) -> tuple[str, ...]:
-    """Name the tensors that some chunks, by their numbers in a manifest, belong to."""
-    counts = np.fromiter((len(row.digests) for row in manifest.rows), np.int64, len(manifest.rows))
-    rows = np.unique(np.searchsorted(np.cumsum(counts), chunks, side="right"))
-    return tuple(manifest.rows[row].spec.name for row in rows.tolist())
 
 
 def _saved_in(manifest: Manifest, chunks: Any) -> list[str]:
@@ -203,29 +246,3 @@ def _chunk_sizes(manifest: Manifest) -> Any:
         else:
             sizes.extend(np.diff(row.ends(manifest.chunk_bytes), prepend=0).tolist())
     return np.array(sizes, dtype=np.int64)
-
-
-def _check_protocol(backend: Backend) -> Iterator[Problem]:
-    """Give the small blobs that savers and collectors leave for each other and that cannot be read."""
-    for info in list(backend.list("intents")):
-        try:
-            p.parse_intent(info, backend.get(info.key, max_bytes=MAX_BYTES))
-        except BlobNotFoundError:
-            continue
-        except (FormatError, BackendError) as error:
-            # A commit may have been writing it just then, and has turned it into a ref since.
-            if backend.stat(info.key) is not None:
-                yield Problem(key=info.key, reason=f"{reason_of(error)} (gc removes it once its grace is over)")
-    try:
-        p.read_condemned(backend)
-    except FormatError as error:
-        yield Problem(key=getattr(error, "key", None), reason=f"{reason_of(error)} (gc refuses to work until it goes)")
-    for info in list(backend.list("index")):
-        if not info.key.endswith(".arrow"):
-            continue
-        try:
-            read_segment(info.key, backend.get(info.key, max_bytes=MAX_SEGMENT_BYTES))
-        except BlobNotFoundError:
-            continue
-        except (FormatError, BackendError) as error:
-            yield Problem(key=info.key, reason=f"{reason_of(error)} (nothing is lost, and gc removes it)")

@@ -1,0 +1,65 @@
+"""``verify``: is everything there that a store says it keeps? It changes nothing."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+
+from tensorcas_mlflow._texts import size_text
+from tensorcas_mlflow.cli._output import printable, say, say_json
+from tensorcas_mlflow.cli._select import is_json, store_of
+from tensorcas_mlflow.cli._teller import Teller
+from tensorcas_mlflow.verify import Problem, Progress, VerifyReport, verify
+
+PROBLEMS = 3
+"""Exit status of a look at a store that is not sound."""
+
+
+def check(options: Namespace) -> int:
+    """Look at a store."""
+    if options.seed is not None and options.sample is None:
+        options.parser.error("--seed draws a --sample: say how much of the chunks, such as --sample 5%")
+    store = store_of(options)
+    with Teller(sys.stderr, is_quiet=options.quiet) as teller:
+
+        def watch(progress: Progress) -> None:
+            line = f"{size_text(progress.read_bytes)} of {size_text(progress.n_bytes)} read"
+            teller.tell(line, progress.read_bytes)
+
+        report = verify(
+            store, full=options.full, sample=options.sample, part=options.part, seed=options.seed, watch=watch
+        )
+    if is_json(options):
+        _say_json(store.uri, options, report)
+    else:
+        for line in str(report).split("\n"):
+            say(printable(line))
+        if report.seed is not None:
+            say(f"drawn by --seed {report.seed}")
+    return PROBLEMS if report.problems else 0
+
+
+def _say_json(uri: str, options: Namespace, report: VerifyReport) -> None:
+    say_json(
+        {
+            "store": uri,
+            "full": report.full,
+            "sample": options.sample,
+            "part": None if options.part is None else "{}/{}".format(*options.part),
+            "seed": report.seed,
+            "n_refs": report.n_refs,
+            "n_packs": report.n_packs,
+            "n_chunks": report.n_chunks,
+            "n_read": report.n_read,
+            "problems": [_problem_json(problem) for problem in report.problems],
+        }
+    )
+
+
+def _problem_json(problem: Problem) -> dict[str, object]:
+    return {
+        "key": problem.key,
+        "reason": problem.reason,
+        "checkpoint": problem.checkpoint,
+        "tensors": list(problem.tensors),
+    }
