@@ -58,6 +58,8 @@ def _bring_tensors(saved: SavedModel, folder: Path) -> None:
     # Whatever the copy brought is replaced: it may say which store it came from, or have a form of long ago.
     with _set_aside(data, [MANIFEST_FILE, *PAYLOAD_FILES, _PAGE_FILE]) as aside:
         store = store_for(saved, saved.configured_store())
+        if store is not None:
+            saved.check_manifest(store)
         manifest = copy_payload(data, store if store is not None else aside, saved.manifest)
     _name_no_store(folder / MLMODEL_FILE_NAME, manifest)
 

@@ -15,10 +15,11 @@ from mlflow.models.model import MLMODEL_FILE_NAME
 from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
 from mlflow.utils.model_utils import _get_overridden_pyfunc_model_config
 
+from tensorcas_mlflow.errors import CorruptError, FormatError, NewerFormatError
 from tensorcas_mlflow.flavor._fetch import LocalFolder, ModelFolder
 from tensorcas_mlflow.flavor._folder import FLAVOR, STORE_KEY
 from tensorcas_mlflow.manifest import Manifest
-from tensorcas_mlflow.store import MANIFEST_FILE, PAYLOAD_FILES
+from tensorcas_mlflow.store import MANIFEST_FILE, PAYLOAD_FILES, Store
 
 _logger = logging.getLogger(__name__)
 
@@ -45,9 +46,12 @@ class SavedModel:
         self.data: str = section["data"]
         self.code: str | None = section.get("code")
         self.store_uri: str | None = section.get("store")
+        self._manifest_digest: str | None = section.get("manifest")
         self.config: dict[str, Any] = dict(flavors.get(pyfunc.FLAVOR_NAME, {}).get(pyfunc.MODEL_CONFIG) or {})
         """The model configuration as declared, which a load may override."""
         self._artifact_path: str | None = model.artifact_path
+        # The folder may be one that MLflow has downloaded the model to.
+        self._label = folder.uri if model.model_id is None else f"model {model.model_id}"
 
     @property
     def is_local(self) -> bool:
@@ -68,8 +72,41 @@ class SavedModel:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """The manifest of the model's tensors."""
-        return Manifest.from_bytes(self.manifest_file.read_bytes())
+        """The manifest of the model's tensors.
+
+        Raises:
+            CorruptError: It is damaged where that can be seen; see `check_manifest`.
+            NewerFormatError: A later release wrote it.
+        """
+        try:
+            manifest = Manifest.from_bytes(self.manifest_file.read_bytes())
+        except NewerFormatError:
+            raise
+        except FormatError as error:
+            raise CorruptError(self._manifest_place, str(error)) from error
+        object.__setattr__(manifest, "label", self._label)
+        return manifest
+
+    def check_manifest(self, store: Store) -> None:
+        """See that the manifest is one that was saved: a name or a shape in it could change and all chunks be found.
+
+        Args:
+            store: That holds its chunks.
+
+        Raises:
+            CorruptError: It is not the one that the MLmodel names, and the store does not have it either.
+        """
+        actual = self.manifest.digest
+        if self._manifest_digest in (None, actual):
+            return
+        # A store that was copied and given another id has manifests that say so, and the MLmodel stays as it was.
+        if not any(info.key.startswith(f"manifests/{actual}") for info in store.backend.list("manifests")):
+            reason = f"it hashes to {actual}, and the MLmodel says {self._manifest_digest}"
+            raise CorruptError(self._manifest_place, reason)
+
+    @property
+    def _manifest_place(self) -> str:
+        return f"{self.folder.uri}/{self.data}/{MANIFEST_FILE}"
 
     @cached_property
     def payload(self) -> str | None:

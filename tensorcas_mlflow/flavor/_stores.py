@@ -19,9 +19,16 @@ from tensorcas_mlflow.store import PAYLOAD_FILE, Store, read_payload
 
 
 def reader_for(saved: SavedModel, named_store: str | None) -> Reader:
-    """Find what reads the tensors of a model; see `store_for`."""
+    """Find what reads the tensors of a model; see `store_for`.
+
+    Raises:
+        CorruptError: The model's manifest is damaged.
+    """
     store = store_for(saved, named_store)
-    return _payload_reader(saved) if store is None else partial(store.read_tensors, saved.manifest)
+    if store is None:
+        return _payload_reader(saved)
+    saved.check_manifest(store)
+    return partial(store.read_tensors, saved.manifest)
 
 
 def store_for(saved: SavedModel, named_store: str | None) -> Store | None:

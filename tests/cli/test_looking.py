@@ -287,6 +287,26 @@ def test_other_commands_point_to_verify_where_something_cannot_be_read(tensorcas
     assert tensorcas("verify", "--root", root(store)).status == 3
 
 
+def test_verify_reads_a_part_or_a_sample_and_says_so(tensorcas: Tensorcas, store: Store) -> None:
+    parts = [tensorcas("verify", "--part", f"{k}/3", "--root", root(store), "--format", "json").json for k in (1, 2, 3)]
+    sample = tensorcas("verify", "--sample", "50%", "--root", root(store), "--format", "json").json
+    seed = ["--sample", "50", "--seed", str(sample["seed"])]
+    again = tensorcas("verify", "--full", *seed, "--root", root(store), "--format", "json").json
+
+    assert sum(part["n_read"] for part in parts) == parts[0]["n_chunks"] == 6
+    assert [part["part"] for part in parts] == ["1/3", "2/3", "3/3"]
+    assert (again["n_read"], again["sample"], again["full"]) == (sample["n_read"], 0.5, True)
+
+
+@pytest.mark.parametrize(
+    "words", [["--part", "0/3"], ["--part", "4/3"], ["--part", "x"], ["--sample", "101%"], ["--seed", "1"]]
+)
+def test_a_part_or_sample_that_there_is_not_is_wrong_usage(
+    tensorcas: Tensorcas, store: Store, words: list[str]
+) -> None:
+    assert tensorcas("verify", *words, "--root", root(store)).status == 2
+
+
 def test_scalars_and_empty_tensors_are_shown(tensorcas: Tensorcas, tmp_path: Path) -> None:
     store = Store.init(tmp_path)
     save(store, {"s": np.float32(1), "e": np.empty((0, 2))}, run_id="run", step=1)

@@ -10,11 +10,13 @@ import pytest
 from stores import CHUNK_BYTES, noise, put, save, told
 
 from tensorcas_mlflow.backends import Backend, LocalBackend, MemoryBackend
+from tensorcas_mlflow.codecs import codec_numbered
 from tensorcas_mlflow.errors import CorruptChunkError, CorruptError
 from tensorcas_mlflow.gc import plan_gc
 from tensorcas_mlflow.pack import PackWriter, Payload
 from tensorcas_mlflow.store import Ref, RefTarget, Store
 from tensorcas_mlflow.store.protocol import list_packs, mark_loose, new_pack_name, read_pack_table
+from tensorcas_mlflow.verify import verify
 
 
 @pytest.fixture(params=[False, True], ids=["local", "remote"])
@@ -31,8 +33,6 @@ def second_copy(store: Store) -> str:
     [key] = packs_of(store.backend)
     name = key.removeprefix("packs/").removesuffix(".pack")
     data = store.backend.get(key)
-    from tensorcas_mlflow.codecs import codec_numbered
-
     payloads = [
         Payload(
             digest=entry["digest"].tobytes(),
@@ -144,6 +144,4 @@ def test_a_collection_takes_nothing_that_a_linked_ref_or_folder_of_refs_keeps(tm
 
 
 def told_at(backend: Backend) -> tuple[Any, ...]:
-    from tensorcas_mlflow.verify import verify
-
     return verify(Store.open_backend(backend)).problems

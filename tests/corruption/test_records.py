@@ -10,6 +10,7 @@ from stores import noise, put, save, told
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.gc import plan_gc
+from tensorcas_mlflow.pack import ENTRY, FOOTER_BYTES
 from tensorcas_mlflow.store import RefTarget, Store
 from tensorcas_mlflow.store.protocol import condemned_bytes, read_condemned
 
@@ -44,6 +45,26 @@ def test_the_ref_of_another_copy_is_refused(store: Store) -> None:
 
     with pytest.raises(CorruptError, match=r"a copy at 's3://b/checkpoint\.arrow'"):
         store.ref(first.key)
+
+
+def test_a_figure_that_has_changed_in_a_ref_is_damage(store: Store) -> None:
+    ref = save(store, {"w": noise(1)}, run_id="run", step=1, metrics={"loss": 0.5})
+    replace(store, ref.key, store.backend.get(ref.key).replace(b'"loss": 0.5', b'"loss": 0.7'))
+
+    with pytest.raises(CorruptError, match=r"refs/runs/run/@1.*does not hash to the check"):
+        store.ref(ref.key)
+
+
+def test_a_byte_that_has_changed_in_a_packs_table_is_seen_without_reading_a_chunk(store: Store) -> None:
+    save(store, {"w": noise(1)}, run_id="run", step=1)
+    [info] = store.backend.list("packs")
+    data = bytearray(store.backend.get(info.key))
+    data[-FOOTER_BYTES - ENTRY.itemsize + 40] ^= 1  # in the digest of the stored bytes
+    replace(store, info.key, bytes(data))
+    pack, checkpoint = told(store.backend, full=False)
+
+    assert (pack.key, checkpoint.key, checkpoint.tensors) == (info.key, info.key, ("w",))
+    assert "its table does not hash" in pack.reason
 
 
 def test_a_ref_of_an_earlier_release_is_read_without_a_check(store: Store) -> None:

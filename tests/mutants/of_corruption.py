@@ -19,7 +19,7 @@ MUTANTS = (
     ),
     Mutant(
         fault="a pack's table changes",
-        test="tests/test_verify.py::test_every_flipped_byte_of_a_pack_is_seen_or_without_effect",
+        test="tests/corruption/test_records.py::test_a_byte_that_has_changed_in_a_packs_table_is_seen_without_reading_a_chunk",
         path="tensorcas_mlflow/pack.py",
         before="    if digest(table + footer[:32]) != wanted:\n",
         after="    if False:\n",
@@ -32,8 +32,8 @@ MUTANTS = (
         after="        if False:\n",
     ),
     Mutant(
-        fault="a ref changes, or another one is put in its place",
-        test=f"{_DAMAGED}[local-refs]",
+        fault="a figure in a ref changes",
+        test="tests/corruption/test_records.py::test_a_figure_that_has_changed_in_a_ref_is_damage",
         path="tensorcas_mlflow/store/_json.py",
         before="    if not is_whole(record, data):\n",
         after="    if False:\n",
