@@ -136,7 +136,8 @@ class ChunkNotFoundError(NotFoundError):
         lost = f"; lost or damaged are {keys}" if keys else ""
         return (
             f"{who}{': ' if who else ''}no pack of this store holds chunk {self.digest}{more}: the checkpoint was "
-            f"deleted and collected, or a pack is lost or damaged{lost} (`tensorcas repair --from` brings it from a backup)"
+            f"deleted and collected, or a pack is lost or damaged{lost} (`tensorcas repair --from` brings it from a "
+            "backup)"
         )
 
 

@@ -173,7 +173,7 @@ def test_a_ref_of_an_artifact_that_says_it_is_anothers_is_damaged(store: Store, 
     store.backend.delete(ref.key)
     store.backend.put_new(ref.key, [record_bytes(record)])
 
-    with pytest.raises(CorruptError, match="it is the ref of|not a ref"):
+    with pytest.raises(CorruptError, match=r"it is the ref of|not a ref"):
         store.artifact("dir/file")
     with pytest.raises(CorruptError):
         store.checkpoints()
