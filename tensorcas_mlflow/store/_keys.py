@@ -31,7 +31,25 @@ def quote_segment(text: str) -> str:
         quoted = "".join(chr(c) if _PLAIN.fullmatch(chr(c)) else f"%{c:02X}" for c in encoded)
     if len(quoted) <= _MAX_SEGMENT and quoted not in ("", ".", "..") and not quoted.startswith("~"):
         return quoted
+    return _hashed_segment(text)
+
+
+def _hashed_segment(text: str) -> str:
     return "~" + digest(text.encode("utf-8", "surrogateescape")).hex()[:32]
+
+
+def is_run_key(key: str, run_id: str, name: str | None, step: int | None) -> bool:
+    """Tell whether a key is that of a run's step; a carrier writes what is quoted as if it were long."""
+    *folders, leaf = key.removeprefix(RUNS).split("/")
+    texts = [run_id, *([] if name is None else [name])]
+    return (
+        leaf == f"@{step}"
+        and len(folders) == len(texts)
+        and all(
+            segment in (quote_segment(text), _hashed_segment(text))
+            for segment, text in zip(folders, texts, strict=True)
+        )
+    )
 
 
 def run_prefix(run_id: str, name: str | None = None) -> str:

@@ -27,6 +27,7 @@ from tensorcas_mlflow.store._keys import (
     RUNS,
     artifact_key,
     copies_prefix,
+    is_run_key,
     path_segments,
     run_prefix,
 )
@@ -249,7 +250,7 @@ def _check_key(
     """
     if key.startswith(ARTIFACTS) and (not path or artifact_key(path) != key):
         raise ValueError(f"it says it is the ref of {path!r}")
-    if key.startswith(RUNS) and (run_id is None or f"{run_prefix(run_id, name)}/@{step}" != key):
+    if key.startswith(RUNS) and (run_id is None or not is_run_key(key, run_id, name, step)):
         raise ValueError(f"it says it is the ref of run {run_id!r}, name {name!r}, step {step}")
     if key.startswith(COPIES) and copy is not None and not key.startswith(copies_prefix(copy)):
         raise ValueError(f"it says it is the ref of a copy at {copy!r}")

@@ -42,7 +42,7 @@ MUTANTS = (
         fault="the ref of one step is put in the place of another's",
         test="tests/corruption/test_records.py::test_the_ref_of_another_step_is_refused",
         path="tensorcas_mlflow/store/_records.py",
-        before='    if key.startswith(RUNS) and (run_id is None or f"{run_prefix(run_id, name)}/@{step}" != key):\n',
+        before="    if key.startswith(RUNS) and (run_id is None or not is_run_key(key, run_id, name, step)):\n",
         after="    if False:\n",
     ),
     Mutant(
