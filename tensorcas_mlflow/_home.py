@@ -11,6 +11,7 @@ from mlflow.utils.uri import is_local_uri
 
 from tensorcas_mlflow import config
 from tensorcas_mlflow._store_root import store_root_for
+from tensorcas_mlflow._texts import without_secrets
 from tensorcas_mlflow.backends import is_ours
 from tensorcas_mlflow.carrier import find_carrier, is_carrier_uri, is_served_by_us, open_carrier
 from tensorcas_mlflow.errors import StoreNotFoundError
@@ -55,8 +56,9 @@ def home_of(artifact_uri: str, *, create: bool) -> Home:
         store, path = _find_or_make(lookup, create=create)
     else:
         raise MlflowException.invalid_parameter_value(
-            f"tensors cannot be put beside the artifacts of this experiment, at {artifact_uri!r}: name a store in "
-            "TENSORCAS_STORE (a folder, or a URI like tensorcas-s3://bucket/path), or use an experiment whose artifact "
+            "tensors cannot be put beside the artifacts of this experiment, at "
+            f"{without_secrets(artifact_uri)!r}: name a store in TENSORCAS_STORE (a folder, "
+            "or a URI like tensorcas-s3://bucket/path), or use an experiment whose artifact "
             "location is a tensorcas URI, a local folder, or behind an MLflow server (mlflow-artifacts:)"
         )
     return Home(store=store, path=path, is_ours=path is not None and is_ours(artifact_uri))

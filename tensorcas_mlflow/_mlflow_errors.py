@@ -16,6 +16,7 @@ from mlflow.protos.databricks_pb2 import (
     TEMPORARILY_UNAVAILABLE,
 )
 
+from tensorcas_mlflow._texts import without_secrets
 from tensorcas_mlflow.errors import (
     AdapterError,
     BackendError,
@@ -53,8 +54,8 @@ def to_mlflow(error: TensorCasError | ValueError) -> MlflowException:
     """Make the exception MLflow knows, saying the same sentence; raise it ``from`` the error it stands for."""
     for kind, code in _CODES:
         if isinstance(error, kind):
-            return MlflowException(str(error), error_code=code)
-    return MlflowException(str(error))
+            return MlflowException(without_secrets(str(error)), error_code=code)
+    return MlflowException(without_secrets(str(error)))
 
 
 @contextmanager

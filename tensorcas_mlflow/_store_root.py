@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import unquote
 
+from tensorcas_mlflow._texts import without_secrets
 from tensorcas_mlflow.backends import Root, is_ours
 
 # How MLflow names the roots it makes below an experiment's artifact location: one for each run, logged model and trace.
@@ -54,8 +55,10 @@ def root_of(artifact_uri: str) -> Root:
         ValueError: The URI is of another scheme, names a host, no folder or a relative one, or has a query.
     """
     if not is_ours(artifact_uri):
-        raise ValueError(f"{artifact_uri!r} is no tensorcas URI")
+        raise ValueError(f"{without_secrets(artifact_uri)!r} is no tensorcas URI")
     root = Root.parse(artifact_uri)
     if (root.is_local and root.path == "/") or ".." in unquote(artifact_uri).split("/"):
-        raise ValueError(f"{artifact_uri!r} must name a folder plainly, as tensorcas:///data/mlflow does")
+        raise ValueError(
+            f"{without_secrets(artifact_uri)!r} must name a folder plainly, as tensorcas:///data/mlflow does"
+        )
     return root

@@ -1,6 +1,24 @@
-"""Figures in words."""
+"""Texts for people: figures in words, and nothing that is a secret."""
 
 from __future__ import annotations
+
+import re
+
+_LOGIN = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://[^\s/?#'\"]*@")
+_CONTAINER = re.compile(r"://[A-Za-z0-9][A-Za-z0-9._-]*@\Z")
+_CONTAINER_SCHEMES = ("tensorcas-az", "abfs", "abfss", "wasb", "wasbs")
+"""In whose URIs a container stands where others have a login."""
+_QUERY = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^\s?'\"]*\?)[^\s'\"]+")
+
+
+def without_secrets(text: str) -> str:
+    """Leave out of the URIs in a text what opens doors: logins, and queries, in which signatures and tokens stand."""
+    return _QUERY.sub(r"\1…", _LOGIN.sub(_without_login, text)) if "://" in text else text
+
+
+def _without_login(match: re.Match[str]) -> str:
+    is_container = match[1].lower() in _CONTAINER_SCHEMES and _CONTAINER.search(match[0])
+    return match[0] if is_container else f"{match[1]}://…@"
 
 
 def size_text(n_bytes: float) -> str:

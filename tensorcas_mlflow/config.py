@@ -5,6 +5,20 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+_SECRETS = (
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AZURE_STORAGE_CONNECTION_STRING",
+    "AZURE_STORAGE_ACCESS_KEY",
+    "AZURE_STORAGE_ACCOUNT_KEY",
+    "AZURE_STORAGE_KEY",
+    "AZURE_STORAGE_SAS_TOKEN",
+    "AZURE_CLIENT_SECRET",
+    "MLFLOW_TRACKING_PASSWORD",
+    "MLFLOW_TRACKING_TOKEN",
+)
+_LEAST_SECRET = 8
+
 
 def store_uri() -> str | None:
     """Root of the store that logging and loading use, whatever the artifact location; None where none is named."""
@@ -38,6 +52,11 @@ def given(*names: str) -> str | None:
     For the settings of object stores, which are those of their own tools and of MLflow.
     """
     return next((value for name in names if (value := os.environ.get(name))), None)
+
+
+def secrets() -> tuple[str, ...]:
+    """What the settings of object stores hold that no message may say; what is very short is no secret."""
+    return tuple(value for name in _SECRETS if len(value := os.environ.get(name, "")) >= _LEAST_SECRET)
 
 
 def n_threads() -> int:

@@ -8,9 +8,12 @@
 * `ValueError`: the call is wrong; fix the call.
 
 The arguments are the facts, so that a handler can use them and an error survives pickling; ``str`` is the sentence.
+Places among them come without the logins and signatures that their URIs may hold.
 """
 
 from __future__ import annotations
+
+from tensorcas_mlflow._texts import without_secrets
 
 _N_NAMES = 3
 
@@ -23,6 +26,7 @@ class BackendError(TensorCasError):
     """The storage under a store failed to do what it was asked."""
 
     def __init__(self, action: str, key: str, reason: str) -> None:
+        key, reason = without_secrets(key), without_secrets(reason)
         super().__init__(action, key, reason)
         self.action = action
         self.key = key
@@ -48,6 +52,7 @@ class BlobNotFoundError(NotFoundError):
     """A backend holds no blob at a key."""
 
     def __init__(self, key: str) -> None:
+        key = without_secrets(key)
         super().__init__(key)
         self.key = key
 
@@ -59,6 +64,7 @@ class StoreNotFoundError(NotFoundError):
     """A place holds no store."""
 
     def __init__(self, uri: str) -> None:
+        uri = without_secrets(uri)
         super().__init__(uri)
         self.uri = uri
 
@@ -200,6 +206,7 @@ class WrongStoreError(FormatError):
     """A checkpoint belongs to another store than the one that was found."""
 
     def __init__(self, wanted: str, found: str, uri: str) -> None:
+        uri = without_secrets(uri)
         super().__init__(wanted, found, uri)
         self.wanted = wanted
         self.found = found
@@ -256,6 +263,7 @@ class PendingSavesError(ConflictError):
     """Saves through an MLflow server are under way, which a collection cannot fence."""
 
     def __init__(self, uri: str, saves: tuple[tuple[str, str], ...]) -> None:
+        uri = without_secrets(uri)
         super().__init__(uri, saves)
         self.uri = uri
         self.saves = saves
@@ -273,6 +281,7 @@ class DirectAccessError(TensorCasError):
     """Something was asked of a store through an MLflow server that only direct access to its folder can do."""
 
     def __init__(self, action: str, uri: str) -> None:
+        uri = without_secrets(uri)
         super().__init__(action, uri)
         self.action = action
         self.uri = uri

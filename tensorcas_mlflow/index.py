@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tensorcas_mlflow._arrow import UNREADABLE, read_batch, read_schema, stream_in_file
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest_of
-from tensorcas_mlflow.errors import CorruptError, NewerFormatError
+from tensorcas_mlflow.errors import CorruptError, FormatError, NewerFormatError
 from tensorcas_mlflow.pack import ENTRY, STORED_DIGEST_BYTES, Entries
 
 VERSION = 1
@@ -96,6 +97,11 @@ def pack_key(name: str) -> str:
 def pack_name(key: str) -> str:
     """The name of the pack at a key; see `pack_key`."""
     return key.removeprefix("packs/").removesuffix(".pack")
+
+
+def is_pack_name(name: object) -> bool:
+    """Tell whether something is the name of a pack."""
+    return isinstance(name, str) and _PACK_NAME.fullmatch(name) is not None
 
 
 def prefixes(digests: Digests) -> Any:
@@ -196,19 +202,14 @@ def read_segment(key: str, data: bytes) -> Table:
         NewerFormatError: A later release wrote it.
     """
     try:
-        reader = pa.ipc.open_file(pa.py_buffer(data))
-        if reader.num_record_batches != 1:
-            raise CorruptError(key, "an index segment has one record batch")
-        batch = reader.get_batch(0)
-        batch.validate(full=True)
-        head = json.loads((batch.schema.metadata or {})[_SCHEMA_KEY])
+        stream = stream_in_file(data)
+        head = json.loads((read_schema(stream).metadata or {})[_SCHEMA_KEY])
         version, packs = head["format"], tuple(head["packs"])
         if type(version) is not int:
             raise CorruptError(key, "an index segment says no version")
         if version > VERSION:
             raise NewerFormatError(f"index segment {key!r}", version, VERSION)
-        if not batch.schema.equals(_SCHEMA, check_metadata=False):
-            raise CorruptError(key, "an index segment has other columns than it should")
+        batch = read_batch(stream, _SCHEMA, what="an index segment")
         entries = np.zeros(batch.num_rows, dtype=ENTRY)
         for name in ("digest", "stored_digest"):
             column: Any = batch.column(name)
@@ -221,11 +222,15 @@ def read_segment(key: str, data: bytes) -> Table:
         pack = batch.column("pack").to_numpy(zero_copy_only=True)
         if "digest" in head and head["digest"] != _digest_of_rows(packs, pack, entries):
             raise CorruptError(key, "an index segment does not hash to the digest in it")
-    except (pa.ArrowException, KeyError, TypeError, ValueError, AttributeError, OSError, RecursionError) as error:
+    except (CorruptError, NewerFormatError):
+        raise
+    except FormatError as error:
+        raise CorruptError(key, str(error)) from error
+    except UNREADABLE as error:
         raise CorruptError(key, f"not an index segment: {error}") from error
     if len(pack) and int(pack.max()) >= len(packs):
         raise CorruptError(key, "an index segment names a pack it does not list")
-    if not all(isinstance(name, str) and _PACK_NAME.fullmatch(name) for name in packs):
+    if not all(is_pack_name(name) for name in packs):
         raise CorruptError(key, "an index segment lists something that is no pack's name")
     if len(entries) and int(entries["offset"].max()) > MAX_OFFSET:
         raise CorruptError(key, "an index segment points where no pack can reach")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
@@ -13,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import zstandard
 
+from tensorcas_mlflow._arrow import UNREADABLE, read_batch, read_schema
 from tensorcas_mlflow.chunking import MAX_CHUNK_BYTES, chunk_ends, n_chunks
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest
 from tensorcas_mlflow.errors import FormatError, NewerFormatError, TensorNotFoundError
@@ -28,7 +27,7 @@ _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _COMPRESSED_BELOW = 64 * 1024
 """Longer ones are kept as they are, so that they can be mapped."""
 
-_SCHEMA = pa.schema(
+MANIFEST_SCHEMA = pa.schema(
     [
         pa.field("name", pa.utf8()),
         pa.field("dtype", pa.utf8()),
@@ -36,18 +35,6 @@ _SCHEMA = pa.schema(
         pa.field("chunks", pa.list_(pa.binary(DIGEST_BYTES))),
         pa.field("cuts", pa.list_(pa.int64())),
     ]
-)
-
-# What pyarrow, json and a constructor raise for bytes that are not a manifest.
-_UNREADABLE = (
-    pa.ArrowException,
-    KeyError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    OSError,
-    RecursionError,
-    struct.error,
 )
 
 _MAX_RECENT = 64
@@ -182,7 +169,7 @@ class Manifest:
                 pa.ListArray.from_arrays(pa.array(counts, pa.int32()), flat),
                 pa.array([row.cuts for row in self.rows], pa.list_(pa.int64())),
             ],
-            schema=_SCHEMA.with_metadata({_SCHEMA_KEY: said}),
+            schema=MANIFEST_SCHEMA.with_metadata({_SCHEMA_KEY: said}),
         )
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema) as writer:
@@ -230,8 +217,8 @@ class Manifest:
         if 8 + int.from_bytes(head[4:8], "little") > len(head):
             return True  # the schema, which has the metadata in it, is longer
         try:
-            return _SCHEMA_KEY in (pa.ipc.open_stream(pa.py_buffer(head)).schema.metadata or {})
-        except _UNREADABLE:
+            return _SCHEMA_KEY in (read_schema(head).metadata or {})
+        except UNREADABLE:
             return False
 
     @classmethod
@@ -277,8 +264,7 @@ class Manifest:
         if len(data) > MAX_BYTES:
             raise FormatError(f"a manifest of {len(data)} bytes is too long")
         try:
-            reader = pa.ipc.open_stream(pa.py_buffer(data))
-            head = json.loads((reader.schema.metadata or {})[_SCHEMA_KEY])
+            head = json.loads((read_schema(data).metadata or {})[_SCHEMA_KEY])
             version = head["format"]
             if type(version) is not int:
                 raise FormatError("a manifest says no version")
@@ -286,13 +272,7 @@ class Manifest:
                 raise NewerFormatError("the manifest", version, VERSION)
             if type(head["metadata"]) is not dict:
                 raise FormatError("a manifest's metadata are not a JSON object")
-            if not reader.schema.equals(_SCHEMA, check_metadata=False):
-                raise FormatError("a manifest has other columns than it should")
-            _check_messages(data)
-            batch = reader.read_next_batch()
-            if max_rows is not None and batch.num_rows > max_rows:
-                raise FormatError(f"a manifest of {batch.num_rows} rows, more than {max_rows}")
-            batch.validate(full=True)
+            batch = read_batch(data, MANIFEST_SCHEMA, what="a manifest", max_rows=max_rows)
             manifest = cls(
                 kind=head["kind"],
                 chunk_bytes=head["chunk_bytes"],
@@ -301,9 +281,7 @@ class Manifest:
                 metadata=head["metadata"],
                 rows=_read_rows(batch, head["chunk_bytes"]),
             )
-        except StopIteration as error:
-            raise FormatError("a manifest holds no table") from error
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise FormatError(f"not a manifest: {error}") from error
         manifest.__dict__["stream"] = data
         return manifest
@@ -319,41 +297,10 @@ def _content_key(said: str, rows: Sequence[Row]) -> bytes:
     return digest(b"\0".join(parts))
 
 
-def _check_messages(data: bytes) -> None:
-    """Refuse any stream but one schema and one batch without Arrow's own compression.
-
-    Compressed, a small manifest could unpack to any size before a byte of it is checked.
-    """
-    kinds: list[str] = []
-    messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(data))
-    with contextlib.suppress(StopIteration):
-        while True:
-            message = messages.read_next_message()
-            kinds.append(message.type)
-            if kinds == ["schema"]:
-                continue
-            # A Message is a flatbuffer: its third field is the header, and of a record batch the fourth compression.
-            head = memoryview(message.metadata)
-            header = _field(head, struct.unpack_from("<I", head, 0)[0], 2)
-            table = header + struct.unpack_from("<I", head, header)[0]
-            if kinds != ["schema", "record batch"] or _field(head, table, 3):
-                raise FormatError("a manifest holds one plain record batch")
-
-
-def _field(flatbuffer: memoryview, table: int, number: int) -> int:
-    """Find a field of a flatbuffer's table: its position, or 0 if it is left out."""
-    vtable = table - struct.unpack_from("<i", flatbuffer, table)[0]
-    at = 4 + 2 * number
-    if at >= struct.unpack_from("<H", flatbuffer, vtable)[0]:
-        return 0
-    offset = struct.unpack_from("<H", flatbuffer, vtable + at)[0]
-    return table + offset if offset else 0
-
-
 def _read_rows(batch: pa.RecordBatch, chunk_bytes: object) -> list[Row]:
     if type(chunk_bytes) is not int or not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
         raise FormatError("a manifest has an impossible chunk size")
-    columns: list[Any] = [batch.column(name) for name in _SCHEMA.names]
+    columns: list[Any] = [batch.column(name) for name in MANIFEST_SCHEMA.names]
     names, dtypes, shapes, chunks, cuts = columns
     if any(column.null_count for column in (names, shapes, chunks)) or any(
         column.values.null_count for column in (shapes, chunks, cuts)

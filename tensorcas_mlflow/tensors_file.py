@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
+from tensorcas_mlflow._arrow import UNREADABLE, read_batch
 from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.dtypes import parse_dtype
 from tensorcas_mlflow.errors import FormatError, NewerFormatError
-from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
+from tensorcas_mlflow.manifest import MANIFEST_SCHEMA, MAX_BYTES, Manifest
+from tensorcas_mlflow.tensor import MAX_DIMENSIONS, MAX_TENSOR_BYTES
 
 MAGIC = b"\x89TCTF\r\n\x01"
 """The first bytes of a file; the last of them is the version."""
@@ -130,17 +131,25 @@ def file_bytes(stream: bytes) -> int:
         FormatError: It is not a manifest.
     """
     try:
-        batch: Any = pa.ipc.open_stream(pa.py_buffer(stream)).read_next_batch()
+        batch = read_batch(stream, MANIFEST_SCHEMA, what="a manifest")
         dtypes = batch.column("dtype").dictionary_encode()
         itemsizes = np.array([1, *(parse_dtype(name).itemsize for name in dtypes.dictionary.to_pylist())], np.int64)
         sizes = itemsizes[dtypes.indices.fill_null(-1).to_numpy() + 1]
         shapes = batch.column("shape")
-        offsets, sides = shapes.offsets.to_numpy(), shapes.values.to_numpy()
-    except (pa.ArrowException, StopIteration, KeyError, ValueError) as error:
+        offsets, sides = shapes.offsets.to_numpy(), shapes.values.to_numpy(zero_copy_only=True)
+    except UNREADABLE as error:
         raise FormatError(f"not a manifest: {error}") from error
-    for dimension in range(int(np.diff(offsets).max(initial=0))):
+    n_dimensions = int(np.diff(offsets).max(initial=0))
+    if n_dimensions > MAX_DIMENSIONS or sides.min(initial=0) < 0:
+        raise FormatError("a manifest has a tensor of an impossible shape")
+    at_most = sizes.astype(np.float64)
+    for dimension in range(n_dimensions):
         has = np.flatnonzero(np.diff(offsets) > dimension)
         sizes[has] *= sides[offsets[has] + dimension]
+        at_most[has] *= sides[offsets[has] + dimension]
+    # What does not fit 64 bits has wrapped round in the one sum, and is large in the other.
+    if at_most.sum() > MAX_TENSOR_BYTES:
+        raise FormatError("a manifest has a tensor of an impossible shape")
     return _end_of(len(stream), sizes)
 
 

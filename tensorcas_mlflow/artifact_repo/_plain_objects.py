@@ -18,6 +18,7 @@ from tensorcas_mlflow.backends import (
     ObjectInfo,
     Root,
     artifact_path,
+    is_readable_name,
     is_void,
     is_void_object,
     new_void,
@@ -32,7 +33,8 @@ class ObjectTree:
     """Plain artifacts by their path below one root.
 
     There are no folders but those that hold something, and a name can be both a file and a folder, as everywhere in
-    object stores. Names are kept as they are, except that ``%`` and control characters are percent-encoded.
+    object stores. Names are kept as they are, except that ``%`` and control characters are percent-encoded; objects of
+    names that no artifact path has are as if they were not there.
 
     Nobody can delete just the object that was looked at, and nothing written there since; but it can be replaced. So a
     plain file that a file in the store takes the place of becomes a void.
@@ -70,10 +72,10 @@ class ObjectTree:
             return
         objects, names = self._bucket.children(object_path(path))
         for name in names:
-            if not is_store(name):
+            if not is_store(name) and is_readable_name(name):
                 yield FileInfo(_joined(path, artifact_path(name)), True, None)
         for info in objects:
-            if not is_void_object(self._bucket, info):
+            if is_readable_name(info.path) and not is_void_object(self._bucket, info):
                 yield _file_info(info)
 
     def is_changing(self, path: str) -> bool:
@@ -148,7 +150,7 @@ class ObjectTree:
 
     def _below(self, path: str) -> Iterator[ObjectInfo]:
         for info in self._bucket.walk(object_path(path)):
-            if _is_plain(info) and not is_void_object(self._bucket, info):
+            if _is_plain(info) and is_readable_name(info.path) and not is_void_object(self._bucket, info):
                 yield info
 
 

@@ -12,6 +12,7 @@ from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
 
 from tensorcas_mlflow import config
 from tensorcas_mlflow._store_root import root_of, store_root_for
+from tensorcas_mlflow._texts import without_secrets
 from tensorcas_mlflow.artifact_repo._names import is_visible_path
 from tensorcas_mlflow.artifact_repo._plain import PlainTree
 from tensorcas_mlflow.artifact_repo._plain_objects import ObjectTree
@@ -121,7 +122,8 @@ class StoreFinder:
 
     def _refusal(self) -> MlflowException:
         return MlflowException(
-            f"This server does not touch {self._artifact_uri!r}: there is no store at or above it, and it is not the "
+            f"This server does not touch {without_secrets(self._artifact_uri)!r}: "
+            "there is no store at or above it, and it is not the "
             "server's own artifact destination. Make a store there with `tensorcas init`, or log to it without the "
             "server.",
             error_code=PERMISSION_DENIED,

@@ -9,7 +9,7 @@ from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Buffer, Child
 from tensorcas_mlflow.backends._credentials import open_bucket
 from tensorcas_mlflow.backends._local import LocalBackend
 from tensorcas_mlflow.backends._memory import MemoryBackend
-from tensorcas_mlflow.backends._names import artifact_path, object_path
+from tensorcas_mlflow.backends._names import artifact_path, is_readable_name, object_path
 from tensorcas_mlflow.backends._object_info import ObjectInfo
 from tensorcas_mlflow.backends._objects import ObjectBackend
 from tensorcas_mlflow.backends._open import STORE_FOLDER, open_backend
@@ -35,6 +35,7 @@ __all__ = [
     "artifact_path",
     "check_key",
     "is_ours",
+    "is_readable_name",
     "is_void",
     "is_void_object",
     "new_void",

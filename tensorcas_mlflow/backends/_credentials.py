@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensorcas_mlflow import config
 from tensorcas_mlflow.backends._buckets import Bucket
+from tensorcas_mlflow.backends._object_errors import without_credentials
 from tensorcas_mlflow.backends._root import AZ_SCHEME, GS_SCHEME, S3_SCHEME, Root
 from tensorcas_mlflow.errors import RefusedError
 from tensorcas_mlflow.threads import Lock
@@ -109,7 +110,8 @@ def open_bucket(root: Root, folder: str) -> Bucket:
                     )
                 except Exception as error:
                     # Whatever obstore or boto3 find wrong with the settings; what follows is for obstore's developers.
-                    reason = str(error).partition("\n\nDebug source")[0]
+                    error.args = (without_credentials(str(error)),)
+                    reason = error.args[0].partition("\n\nDebug source")[0]
                     raise ValueError(f"{root.uri!r} cannot be opened: {reason}") from error
                 while len(_views) >= _MAX_VIEWS:
                     del _views[next(iter(_views))]  # whoever uses them has them
@@ -215,7 +217,7 @@ def _gcs(root: Root) -> dict[str, Any]:
     endpoint = config.given("STORAGE_EMULATOR_HOST")
     settings: dict[str, Any] = {"client_options": _client(endpoint)}
     if endpoint is not None:
-        settings |= {"url": endpoint, "skip_signature": True}
+        settings |= {"base_url": endpoint, "skip_signature": True}
     return settings
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tensorcas_mlflow._durable import sync_folder
 from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Buffer, Children, Token, check_key
-from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CorruptError
+from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CorruptError, RefusedError
 
 if os.name == "posix":
     import fcntl
@@ -25,6 +25,8 @@ _MLFLOW_STAGING = ".artifact.uploading."
 """Begins the names of an MLflow server's files under way, where clients reach the store through one (a carrier)."""
 
 _O_BINARY = getattr(os, "O_BINARY", 0)
+_READ = os.O_RDONLY | _O_BINARY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+"""Not through a link, and without waiting for somebody at the other end of a pipe."""
 _READ_BYTES = 1 << 30
 """Linux reads at most 2 GiB in one call."""
 
@@ -52,7 +54,12 @@ def _alone_in(folder: str) -> Iterator[None]:
 
 
 class LocalBackend(Backend):
-    """Blobs as files: a key is a path below the root."""
+    """Blobs as files: a key is a path below the root.
+
+    The root may lie behind symbolic links; no link below it is followed, whoever made it, be it a blob or a folder of
+    blobs: a collector would delete what it leads to, and two stores that share a folder would take each other's packs
+    for garbage. A link is listed as if it were a blob, which cannot be read, so that whoever collects comes upon it.
+    """
 
     def __init__(self, root: Path, *, uri: str | None = None) -> None:
         self.root = root
@@ -136,7 +143,7 @@ class LocalBackend(Backend):
             contextlib.suppress(FileNotFoundError, NotADirectoryError),
             _alone_in(os.path.dirname(path)),
         ):
-            descriptor = os.open(path, os.O_RDONLY | _O_BINARY | getattr(os, "O_NOFOLLOW", 0))
+            descriptor = os.open(path, _READ)
             try:
                 if _token(os.fstat(descriptor)) != token:
                     return False
@@ -194,7 +201,9 @@ class LocalBackend(Backend):
         names: list[str] = []
         with _translated("list", prefix):
             try:
-                entries = list(os.scandir(self._path(prefix)))
+                folder = self._path(prefix)
+                _check_no_link(folder, prefix)
+                entries = list(os.scandir(folder))
             except (FileNotFoundError, NotADirectoryError):
                 return [], []
             for entry in entries:
@@ -235,17 +244,26 @@ class LocalBackend(Backend):
         return freed
 
     def _path(self, key: str) -> str:
-        return f"{self._top}{os.sep}{check_key(key)}"
+        *folders, leaf = check_key(key).split("/")
+        place = self._top
+        for folder in folders:
+            place = f"{place}{os.sep}{folder}"
+            _check_no_link(place, key)
+        return f"{place}{os.sep}{leaf}"
 
     def _open(self, key: str) -> int:
         try:
-            return os.open(self._path(key), os.O_RDONLY | _O_BINARY | getattr(os, "O_NOFOLLOW", 0))
+            descriptor = os.open(self._path(key), _READ)
         except (FileNotFoundError, NotADirectoryError):
             raise BlobNotFoundError(key) from None
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise CorruptError(key, "it is a link, and links are not followed") from None
             raise
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise CorruptError(key, "it is no file")
+        return descriptor
 
     def _create_staging(self, folder: str) -> tuple[int, str]:
         staging = f"{folder}{os.sep}{_STAGING}{os.getpid()}-{_HOST}-{uuid.uuid4().hex}"
@@ -297,6 +315,11 @@ def _writer_is_dead(staging: str) -> bool:
     except (PermissionError, OverflowError):
         return False
     return False
+
+
+def _check_no_link(folder: str, key: str) -> None:
+    if os.path.islink(folder):
+        raise RefusedError("use", key, f"{folder!r} is a symbolic link, and nothing of a store lies behind one")
 
 
 def _write_all(descriptor: int, piece: Buffer) -> None:

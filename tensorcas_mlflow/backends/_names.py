@@ -16,3 +16,12 @@ def object_path(path: str) -> str:
 def artifact_path(path: str) -> str:
     """Read back what `object_path` wrote."""
     return unquote(path, errors="surrogateescape")
+
+
+def is_readable_name(name: str) -> bool:
+    """Tell whether an object's name is one that `object_path` gives to some artifact path that leads nowhere else.
+
+    Others may have put anything into a bucket, such as what would read back as a path out of it.
+    """
+    path = artifact_path(name)
+    return object_path(path) == name and not any(part in ("", ".", "..") or "\0" in part for part in path.split("/"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from tensorcas_mlflow import config
+from tensorcas_mlflow._texts import without_secrets
 from tensorcas_mlflow.errors import BackendError, ForbiddenError, RefusedError
 
 _STATUS = re.compile(r"non-2xx status code: (\d{3})")
@@ -61,6 +63,8 @@ def translated(action: str, path: str, uri: str, error: Exception, *, n_attempts
     """
     import obstore
 
+    # It is told as the cause of ours, in every traceback.
+    error.args = tuple(without_credentials(fact) if isinstance(fact, str) else fact for fact in error.args)
     reason = f"{_said(error)} (in {uri})"
     if n_attempts > 1:
         reason = f"after {n_attempts} attempts: {reason}"
@@ -78,9 +82,16 @@ def translated(action: str, path: str, uri: str, error: Exception, *, n_attempts
     return (BackendError if may_pass(error) else RefusedError)(action, path, reason)
 
 
+def without_credentials(text: str) -> str:
+    """Leave out of what obstore or a server says what the environment keeps secret, and logins and signatures."""
+    for secret in config.secrets():
+        text = text.replace(secret, "…")
+    return without_secrets(text)
+
+
 def _said(error: Exception) -> str:
     """The sentence of an error; of an answer in XML, which may have many lines, what it says."""
-    text = str(error)
+    text = without_credentials(str(error))
     said = text.partition("\n")[0].partition("<?xml")[0][:500].rstrip(" \ufeff")
     if "<?xml" not in text.partition("Debug source")[0]:
         return said

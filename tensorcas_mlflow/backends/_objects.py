@@ -51,7 +51,7 @@ class _Move:
         try:
             said = json.loads(tail)
             return cls(dest=check_key(str(said["dest"])), before=str(said["before"]), data=data)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return None
 
 

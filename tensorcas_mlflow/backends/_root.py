@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
+from tensorcas_mlflow._texts import without_secrets
 from tensorcas_mlflow.backends._names import object_path
 
 SCHEME = "tensorcas"
@@ -55,14 +56,15 @@ class Root:
             return cls._remote(root)
         if parts.scheme not in (SCHEME, "file"):
             raise ValueError(
-                f"no store can be kept at {root!r}: use a path, {SCHEME}:///absolute/path, {S3_SCHEME}://bucket/path, "
+                f"no store can be kept at {without_secrets(root)!r}: "
+                f"use a path, {SCHEME}:///absolute/path, {S3_SCHEME}://bucket/path, "
                 f"{GS_SCHEME}://bucket/path or {AZ_SCHEME}://container/path"
             )
         if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
-            raise ValueError(f"{root!r} must be {SCHEME}:///absolute/path, with no host, '?' or '#'")
+            raise ValueError(f"{without_secrets(root)!r} must be {SCHEME}:///absolute/path, with no host, '?' or '#'")
         path = unquote(parts.path)
         if not path.startswith("/") or "\0" in path:
-            raise ValueError(f"{root!r} must name an absolute path")
+            raise ValueError(f"{without_secrets(root)!r} must name an absolute path")
         # POSIX keeps two leading slashes apart from one, which would give one place two names.
         return cls(SCHEME, "", Path(os.path.abspath("/" + path.lstrip("/"))).as_posix())
 
@@ -71,13 +73,15 @@ class Root:
         parts = urlsplit(root)
         form = f"{parts.scheme}://{'container' if parts.scheme == AZ_SCHEME else 'bucket'}/path"
         if parts.query or parts.fragment:
-            raise ValueError(f"{root!r} must be {form}, with no '?' or '#'")
+            raise ValueError(f"{without_secrets(root)!r} must be {form}, with no '?' or '#'")
         if not _CONTAINER.fullmatch(parts.netloc):
-            raise ValueError(f"{root!r} must be {form}")
+            raise ValueError(f"{without_secrets(root)!r} must be {form}")
         path = unquote(parts.path).strip("/")
         segments = path.split("/") if path else []
         if any(segment in ("", ".", "..") or not segment.isprintable() for segment in segments):
-            raise ValueError(f"{root!r} must be {form}, with no empty, '.' or '..' part and no control character")
+            raise ValueError(
+                f"{without_secrets(root)!r} must be {form}, with no empty, '.' or '..' part and no control character"
+            )
         return cls(parts.scheme, parts.netloc, f"/{path}")
 
     def __str__(self) -> str:

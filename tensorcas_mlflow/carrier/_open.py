@@ -13,6 +13,7 @@ from mlflow.store.artifact.artifact_repository_registry import get_artifact_repo
 from mlflow.tracking import MlflowClient
 
 from tensorcas_mlflow._store_root import store_root_for
+from tensorcas_mlflow._texts import without_secrets
 from tensorcas_mlflow.backends import STORE_FOLDER
 from tensorcas_mlflow.carrier._artifacts import ArtifactShelf
 from tensorcas_mlflow.carrier._backend import CarrierBackend
@@ -105,8 +106,8 @@ def open_carrier(root: str, *, create: bool = False) -> Store:
     found = _root_at(root)
     if found.is_ours:
         raise ConflictError(
-            f"the server at {root!r} keeps its artifacts in a store of its own, and there is never a store within a "
-            "store: leave TENSORCAS_STORE unset, and files go to it as they are"
+            f"the server at {without_secrets(root)!r} keeps its artifacts in a store of its own, "
+            "and there is never a store within a store: leave TENSORCAS_STORE unset, and files go to it as they are"
         )
     backend = CarrierBackend(found.shelf, uri=root)
     if found.has_cut_format:
@@ -143,7 +144,7 @@ def _opened(root: str, *, is_above: bool = False) -> Store | None:
 
 def _root_at(uri: str) -> _Root:
     if not is_carrier_uri(uri):
-        raise ValueError(f"{uri!r} is no {SCHEME}: URI")
+        raise ValueError(f"{without_secrets(uri)!r} is no {SCHEME}: URI")
     uri = uri.rstrip("/") if urlsplit(uri).path.strip("/") else uri
     repository = get_artifact_repository(uri)
     with _roots_lock:

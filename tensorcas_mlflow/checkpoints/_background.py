@@ -6,6 +6,7 @@ import atexit
 import logging
 
 from tensorcas_mlflow._mlflow_errors import translate_errors
+from tensorcas_mlflow._texts import without_secrets
 from tensorcas_mlflow.threads import Background
 
 _logger = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ def _finish_at_exit() -> None:
             saves.wait()
             break
         except Exception as error:  # noqa: BLE001 -- there is nobody left to raise it to
-            _logger.error("a checkpoint was not saved in the background: %s", error)
+            _logger.error("a checkpoint was not saved in the background: %s", without_secrets(str(error)))
     reports.wait()
     # Of functions that run at exit, those registered first come last.
     saves.end()

@@ -10,6 +10,7 @@ from typing import Literal
 
 from mlflow.tracking import MlflowClient
 
+from tensorcas_mlflow._texts import without_secrets
 from tensorcas_mlflow.checkpoints._series import Series
 from tensorcas_mlflow.errors import TensorCasError
 
@@ -95,7 +96,9 @@ def prune(series: Series, keep: Keep, *, newest: int, tracking_uri: str) -> None
 
 
 def _warn(series: Series, error: Exception) -> None:
-    _logger.warning("older checkpoints %r of run %s stay for now: %s", series.name, series.run.run_id, error)
+    _logger.warning(
+        "older checkpoints %r of run %s stay for now: %s", series.name, series.run.run_id, without_secrets(str(error))
+    )
 
 
 _MAX_KNOWN = 256

@@ -23,6 +23,7 @@ from mlflow.tracking import MlflowClient
 
 from tensorcas_mlflow._durable import sync_folder
 from tensorcas_mlflow._home import as_lookup
+from tensorcas_mlflow._texts import without_secrets
 from tensorcas_mlflow.backends import is_ours
 from tensorcas_mlflow.carrier import is_carrier_uri, shelf_at
 from tensorcas_mlflow.checkpoints._background import reports
@@ -177,4 +178,4 @@ def _as_warning(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # noqa: BLE001 -- MLflow's stores fail in their own ways, and nothing of ours is lost
-        _logger.warning("%s: %s", what, error)
+        _logger.warning("%s: %s", what, without_secrets(str(error)))

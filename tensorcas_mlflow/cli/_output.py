@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, TextIO
 
+from tensorcas_mlflow._texts import without_secrets
 from tensorcas_mlflow.store import Ref
 
 Json = dict[str, Any]
@@ -30,7 +31,7 @@ def say(text: str = "") -> None:
 
 def complain(text: str) -> None:
     """Print a line on standard error, after the program's name; the text may hold names from a store."""
-    _print(f"tensorcas: {printable(text)}", sys.stderr)
+    _print(f"tensorcas: {printable(without_secrets(text))}", sys.stderr)
 
 
 def say_json(document: Json) -> None:

@@ -154,7 +154,11 @@ def open_file(path: str, label: bytes) -> ExtentFile:
     if its_label != label:
         raise CorruptError(path, "it is of another pack")
     table = np.frombuffer(head, dtype=_EXTENT, count=n_extents, offset=_HEADER.size)
+    if n_extents and max(int(table["start"].max()), int(table["n_bytes"].max())) > _MOST_BYTES:
+        raise CorruptError(path, "it has extents that no pack has")
     starts, sizes = table["start"].astype(np.int64), table["n_bytes"].astype(np.int64)
+    if int(sizes.sum()) != payload_bytes or not sizes.all():
+        raise CorruptError(path, "its extents are not its payload")
     return ExtentFile(
         path=path,
         starts=starts,

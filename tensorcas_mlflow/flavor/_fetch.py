@@ -20,6 +20,7 @@ from mlflow.store.artifact.runs_artifact_repo import RunsArtifactRepository
 from mlflow.tracking.artifact_utils import _get_root_uri_and_artifact_path
 from mlflow.utils.file_utils import get_local_path_or_none
 
+from tensorcas_mlflow._texts import without_secrets
 from tensorcas_mlflow.backends import is_ours
 
 
@@ -62,7 +63,9 @@ class LocalFolder(ModelFolder):
 
     def file(self, path: str) -> Path:
         if not self.has(path):
-            raise MlflowException(f"there is no {path!r} in {self.uri!r}: is it a model?", RESOURCE_DOES_NOT_EXIST)
+            raise MlflowException(
+                f"there is no {path!r} in {without_secrets(self.uri)!r}: is it a model?", RESOURCE_DOES_NOT_EXIST
+            )
         return self._root / path
 
     def has(self, path: str) -> bool:
@@ -70,7 +73,7 @@ class LocalFolder(ModelFolder):
 
     def copy_to(self, out: Path) -> None:
         if out.resolve().is_relative_to(self._root.resolve()):
-            raise ValueError(f"{self.uri!r} cannot be copied into itself, to {os.fspath(out)!r}")
+            raise ValueError(f"{without_secrets(self.uri)!r} cannot be copied into itself, to {os.fspath(out)!r}")
         shutil.copytree(self._root, out, dirs_exist_ok=True)
 
     def code(self, path: str) -> Path:
@@ -120,7 +123,7 @@ def open_folder(model_uri: str) -> Iterator[ModelFolder]:
     if local is not None:
         if not Path(local).is_dir():
             hint = f"; did you mean 'models:/{model_uri}'?" if model_uri.startswith("m-") else ""
-            raise MlflowException(f"there is no folder {model_uri!r}{hint}", RESOURCE_DOES_NOT_EXIST)
+            raise MlflowException(f"there is no folder {without_secrets(model_uri)!r}{hint}", RESOURCE_DOES_NOT_EXIST)
         yield LocalFolder(Path(local).absolute())
         return
     repository, path = _resolve(model_uri)

@@ -29,6 +29,7 @@ from mlflow.utils.yaml_utils import write_yaml
 
 import tensorcas_mlflow
 from tensorcas_mlflow._steps import as_step
+from tensorcas_mlflow._texts import without_secrets
 from tensorcas_mlflow.adapter import Adapter, Array
 from tensorcas_mlflow.flavor._pyfunc import PyFuncWrapper
 from tensorcas_mlflow.manifest import Manifest
@@ -111,7 +112,7 @@ def write_folder(
         conda_env=_CONDA_ENV_FILE_NAME,
         python_env=_PYTHON_ENV_FILE_NAME,
         # MLflow passes on only keys that are declared here. A self-contained folder needs no store.
-        model_config={STORE_KEY: stored.store.uri} if stored.store else None,
+        model_config={STORE_KEY: without_secrets(stored.store.uri)} if stored.store else None,
     )
     mlflow_model.add_flavor(
         FLAVOR,
@@ -119,7 +120,7 @@ def write_folder(
         step=extras.step,
         data=DATA,
         code=code,
-        store=stored.store.uri if stored.store else None,
+        store=without_secrets(stored.store.uri) if stored.store else None,
         store_id=stored.manifest.store_id,
         manifest=stored.manifest.digest,
         version=tensorcas_mlflow.__version__,

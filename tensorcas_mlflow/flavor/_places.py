@@ -13,6 +13,7 @@ from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
 from tensorcas_mlflow._home import home_of
+from tensorcas_mlflow._texts import without_secrets
 from tensorcas_mlflow.flavor._folder import DATA
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.store import MANIFEST_FILE, Ref, RefTarget, Store
@@ -65,7 +66,11 @@ def withdraw(place: Place, ref: Ref) -> None:
     try:
         shown = _shown_at(place.destination)
     except Exception as error:  # noqa: BLE001 -- MLflow's repositories fail in their own ways
-        _logger.warning("the tensors of a model stay, as it cannot be seen whether it is at %r: %s", ref.uri, error)
+        _logger.warning(
+            "the tensors of a model stay, as it cannot be seen whether it is at %r: %s",
+            ref.uri,
+            without_secrets(str(error)),
+        )
         return
     if shown is None or shown.digest != place.store.manifest(ref).digest:
         place.store.drop(ref)

@@ -15,6 +15,7 @@ from mlflow.models.model import MLMODEL_FILE_NAME
 from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
 from mlflow.utils.model_utils import _get_overridden_pyfunc_model_config
 
+from tensorcas_mlflow._texts import without_secrets
 from tensorcas_mlflow.errors import CorruptError, FormatError, NewerFormatError
 from tensorcas_mlflow.flavor._fetch import LocalFolder, ModelFolder
 from tensorcas_mlflow.flavor._folder import FLAVOR, STORE_KEY
@@ -38,7 +39,8 @@ class SavedModel:
         flavors: Mapping[str, Any] = model.flavors
         if FLAVOR not in flavors:
             raise MlflowException(
-                f"the model at {folder.uri!r} was not saved by mlflow.tensorcas, but by {', '.join(flavors)}",
+                f"the model at {without_secrets(folder.uri)!r} was not saved by mlflow.tensorcas, "
+                f"but by {', '.join(flavors)}",
                 RESOURCE_DOES_NOT_EXIST,
             )
         section: Mapping[str, Any] = flavors[FLAVOR]

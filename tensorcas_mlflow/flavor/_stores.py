@@ -12,6 +12,7 @@ from tensorcas_mlflow import config
 from tensorcas_mlflow._home import find_store, open_root
 from tensorcas_mlflow._mlflow_errors import to_mlflow
 from tensorcas_mlflow._rebuild import Reader
+from tensorcas_mlflow._texts import without_secrets
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.errors import BackendError, StoreNotFoundError, WrongStoreError
 from tensorcas_mlflow.flavor._saved import SavedModel
@@ -62,6 +63,7 @@ def store_for(saved: SavedModel, named_store: str | None) -> Store | None:
             continue
         except (WrongStoreError, BackendError, MlflowException) as error:
             failed = failed or error
+    named = without_secrets(saved.store_uri or "")
     if saved.payload is not None:  # a remote one: the last resort, as all of it must be fetched
         return None
     if isinstance(failed, WrongStoreError):
@@ -69,12 +71,12 @@ def store_for(saved: SavedModel, named_store: str | None) -> Store | None:
     if failed is not None:
         told = to_mlflow(failed) if isinstance(failed, BackendError) else failed
         raise MlflowException(
-            f"the tensors of this model are in store {manifest.store_id}, and its place {saved.store_uri!r} cannot be "
-            f"looked at: {failed}",
+            f"the tensors of this model are in store {manifest.store_id}, and its place {named!r} cannot be "
+            f"looked at: {without_secrets(str(failed))}",
             ErrorCode.Value(told.error_code),
         ) from failed
     raise MlflowException(
-        f"the tensors of this model are in store {manifest.store_id}, which is not at {saved.store_uri!r} any more: "
+        f"the tensors of this model are in store {manifest.store_id}, which is not at {named!r} any more: "
         "name its new place in TENSORCAS_STORE, or to mlflow.pyfunc.load_model as model_config={'store': …}; or, where "
         "the store can be reached, write a folder that needs none with mlflow.tensorcas.export_model",
         RESOURCE_DOES_NOT_EXIST,

@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import fields
-from datetime import datetime
 from pathlib import Path
 
 from tensorcas_mlflow._store_root import store_root_for
@@ -43,11 +42,7 @@ def orphaned_refs(store: Store, *, grace_s: float) -> list[Ref]:
         OSError: One of the places cannot be looked at.
     """
     before = time.time() - grace_s
-    return [
-        ref
-        for ref in store.checkpoints()
-        if datetime.fromisoformat(ref.created).timestamp() <= before and _is_orphan(store, ref)
-    ]
+    return [ref for ref in store.checkpoints() if ref.created_s <= before and _is_orphan(store, ref)]
 
 
 def drop_orphans(store: Store, refs: Iterable[Ref]) -> int:

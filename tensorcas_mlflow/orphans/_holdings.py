@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Literal
 
 from tensorcas_mlflow.orphans._copies import copy_of
@@ -100,7 +99,7 @@ def _holding(store: Store, root: str, *, refs: Iterable[Ref], is_elsewhere: bool
     kind: Kind = "run" if match["run"] else "model" if match["model"] else "trace"
     plain = Measure() if is_elsewhere else plain_below(store).measure(root)
     in_order = tuple(sorted(refs, key=lambda ref: ref.key))
-    written = [datetime.fromisoformat(ref.created).timestamp() for ref in in_order]
+    written = [ref.created_s for ref in in_order]
     return Holding(
         kind=kind,
         id=match[kind],

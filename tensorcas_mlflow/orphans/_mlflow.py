@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from tensorcas_mlflow._texts import without_secrets
 from tensorcas_mlflow.errors import BackendError
 from tensorcas_mlflow.orphans._holdings import Kind
 from tensorcas_mlflow.orphans._tracker import Experiment, Registry, Tracker
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 _ID = re.compile(r"(?:m-)?[0-9a-f]{32}")
 _BY_ID = re.compile(r"models:/m-[0-9a-f]{32}")
-_PASSWORD = re.compile(r"(//[^/\s:@]*):[^/\s@]*@")
 _PAGE = 1000
 
 
@@ -45,7 +45,7 @@ class _MlflowTracker:
     def __init__(self, uri: str) -> None:
         from mlflow import MlflowClient
 
-        self.name = _without_password(uri)
+        self.name = without_secrets(uri)
         _check_database(uri)
         with _asked("anything", self.name):
             self._client = MlflowClient(uri)
@@ -89,7 +89,7 @@ class _MlflowRegistry:
     def __init__(self, uri: str) -> None:
         from mlflow import MlflowClient
 
-        self.name = _without_password(uri)
+        self.name = without_secrets(uri)
         _check_database(uri)
         with _asked("anything", self.name):
             # Both are named: what the environment says of either must not come in the place of this one.
@@ -127,7 +127,7 @@ def _asked(what: str, of: str) -> Iterator[None]:
         yield
     except (MlflowException, SQLAlchemyError, ImportError, OSError) as error:
         reason = str(error).strip().partition("\n")[0]
-        raise BackendError(f"ask {what} of", of, _without_password(reason)) from error
+        raise BackendError(f"ask {what} of", of, without_secrets(reason)) from error
 
 
 def _run(store: Any, of: str) -> str:
@@ -163,8 +163,3 @@ def _check_database(uri: str) -> None:
         file = Path(parts.path[1:])
         if not file.is_file():
             raise ValueError(f"there is no database {str(file)!r}")
-
-
-def _without_password(text: str) -> str:
-    """Leave the passwords out of the URIs in a text."""
-    return _PASSWORD.sub(r"\1@", text)

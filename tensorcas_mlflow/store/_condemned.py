@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeGuard
@@ -13,8 +13,9 @@ import numpy as np
 from tensorcas_mlflow.backends import Backend, Token
 from tensorcas_mlflow.digest import DIGEST_BYTES
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError
+from tensorcas_mlflow.index import is_pack_name
 from tensorcas_mlflow.store._json import VERSION, load_record, record_bytes
-from tensorcas_mlflow.store._records import intent_bytes, now
+from tensorcas_mlflow.store._records import intent_bytes, is_manifest_name, now
 
 MAX_LIST_BYTES = 1 << 30
 
@@ -93,7 +94,7 @@ def read_list(backend: Backend, key: str) -> Condemned:
     """
     record = load_record(key, backend.get(key, max_bytes=MAX_LIST_BYTES))
     packs, manifests = record.get("packs"), record.get("manifests")
-    if not _is_names(packs) or not _is_names(manifests):
+    if not _are_names(packs, is_pack_name) or not _are_names(manifests, is_manifest_name):
         raise CorruptError(key, "it is not a condemned list")
     return Condemned(key=key, packs=frozenset(packs), manifests=frozenset(manifests))
 
@@ -116,5 +117,5 @@ def begin_generation(backend: Backend) -> None:
             return
 
 
-def _is_names(value: object) -> TypeGuard[list[str]]:
-    return isinstance(value, list) and all(isinstance(name, str) and 0 < len(name) < 200 for name in value)
+def _are_names(value: object, is_name: Callable[[object], bool]) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(map(is_name, value))

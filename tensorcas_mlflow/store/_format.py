@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import stat
 import uuid
 from typing import Any
@@ -18,6 +19,7 @@ FORMAT = "format"
 """Its key."""
 VERSION = 1
 MAX_FORMAT_BYTES = 4096
+_ID = re.compile(r"[0-9a-f]{32}")
 
 Stamp = tuple[int, int, int]
 """Tells one ``format`` file from another that has taken its place."""
@@ -85,7 +87,7 @@ def parse_format(blob: bytes) -> tuple[str, int]:
             raise CorruptError(FORMAT, "it does not hash to the check in it")
         if version > VERSION:
             raise NewerFormatError("the store", version, VERSION)
-        if settings["digest"] != "blake3-256" or not (isinstance(store_id, str) and len(store_id) == 32):
+        if settings["digest"] != "blake3-256" or not (isinstance(store_id, str) and _ID.fullmatch(store_id)):
             raise CorruptError(FORMAT, "it says impossible settings")
         if type(chunk_bytes) is not int or not MIN_CHUNK_BYTES <= chunk_bytes <= MAX_CHUNK_BYTES:
             raise CorruptError(FORMAT, "it says impossible settings")

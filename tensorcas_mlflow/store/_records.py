@@ -9,6 +9,7 @@ import platform
 import re
 import uuid
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -17,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from tensorcas_mlflow import threads
+from tensorcas_mlflow._texts import without_secrets
 from tensorcas_mlflow.backends import Backend, BlobInfo
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError
@@ -33,6 +35,7 @@ from tensorcas_mlflow.store._keys import (
 )
 
 MAX_REF_BYTES = 64 * 1024
+_MAX_NUMBER = (1 << 63) - 1
 _MAX_SPACE_BYTES = 256
 """White space that a backend may have put behind a ref."""
 
@@ -54,7 +57,7 @@ class RefTarget:
     copy_path: str | None = None
     """Path, relative to the artifact root, where MLflow keeps a copy of the manifest; it moves with the root."""
     uri: str | None = None
-    """The artifact URI as MLflow knows it."""
+    """The artifact URI as MLflow knows it, without a login or signature that may stand in it."""
     run_id: str | None = None
     step: int | None = None
     name: str | None = None
@@ -64,6 +67,11 @@ class RefTarget:
     metrics: Mapping[str, float] | None = None
     """Figures recorded with the step."""
     model_id: str | None = None
+
+    def __post_init__(self) -> None:
+        # What a ref says is shown in lists and pages, and everybody who reads the store reads it.
+        if self.uri is not None:
+            object.__setattr__(self, "uri", without_secrets(self.uri))
 
     @property
     def key(self) -> str:
@@ -101,6 +109,18 @@ class Ref(RefTarget):
     @property
     def key(self) -> str:
         return self.key_
+
+    @property
+    def created_s(self) -> float:
+        """When it was made, in seconds of Unix time.
+
+        Raises:
+            CorruptError: What it says is no time.
+        """
+        try:
+            return datetime.fromisoformat(self.created).timestamp()
+        except (ValueError, OverflowError) as error:
+            raise CorruptError(self.key, f"it says no time at which it was made: {error}") from error
 
     @property
     def label(self) -> str:
@@ -203,13 +223,13 @@ def parse_ref(key: str, data: bytes) -> Ref:
     manifest, kind, created = record.get("manifest"), record.get("kind"), record.get("created")
     if (
         any(text is not None and not isinstance(text, str) for text in texts)
-        or not all(value is None or type(value) is int for value in steps)
+        or not all(value is None or (type(value) is int and abs(value) <= _MAX_NUMBER) for value in steps)
         or not (metrics is None or isinstance(metrics, dict))
         or type(n_bytes) is not int
-        or n_bytes < 0
+        or not 0 <= n_bytes <= _MAX_NUMBER
         or kind not in ("checkpoint", "file")
         or not isinstance(created, str)
-        or not _is_manifest_name(manifest)
+        or not is_manifest_name(manifest)
     ):
         raise CorruptError(key, "it is not a ref")
     path, copy_path, uri, run_id, name, model_id, flavor = texts
@@ -263,7 +283,8 @@ def _write_float(value: float) -> float | str:
 
 def _read_float(value: object) -> float:
     if type(value) in (int, float) or value in ("nan", "inf", "-inf"):
-        return float(value)  # type: ignore[arg-type]
+        with suppress(OverflowError):  # JSON has numbers of any size
+            return float(value)  # type: ignore[arg-type]
     raise ValueError("it has a metric that is no number")
 
 
@@ -318,12 +339,12 @@ def parse_intent(info: BlobInfo, data: bytes) -> Intent:
         text = head.decode("utf-8", "replace")
         try:
             _, end = json.JSONDecoder().raw_decode(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CorruptError(info.key, f"it is not an intent: {error}") from error
         record = load_record(info.key, text[:end].encode())
         newline = b""
     manifest = record.get("manifest")
-    if not _is_manifest_name(manifest):
+    if not is_manifest_name(manifest):
         raise CorruptError(info.key, "it is not an intent")
     n_digests = record.get("n_digests")
     digests: Digests | None = None
@@ -347,7 +368,8 @@ def parse_intent(info: BlobInfo, data: bytes) -> Intent:
 _MANIFEST_NAME = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{8})?")
 
 
-def _is_manifest_name(name: object) -> bool:
+def is_manifest_name(name: object) -> bool:
+    """Tell whether something is the name of a manifest, as its key has it."""
     return isinstance(name, str) and _MANIFEST_NAME.fullmatch(name) is not None
 
 

@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, cast
 
-from tensorcas_mlflow.backends import STORE_FOLDER, Bucket, artifact_path, is_void_object, object_path
+from tensorcas_mlflow.backends import STORE_FOLDER, Bucket, artifact_path, is_readable_name, is_void_object, object_path
 from tensorcas_mlflow.errors import BlobNotFoundError, ConflictError
 from tensorcas_mlflow.transfer._plain import PlainFile, PlainFiles
 
@@ -52,7 +52,9 @@ class ObjectPlainFiles(PlainFiles):
         files: list[PlainFile] = []
         for info in self._bucket.walk(""):
             folder, is_store, _ = f"/{info.path}".partition(f"/{STORE_FOLDER}/")
-            if not is_store and not is_void_object(self._bucket, info):
+            if not is_store and not is_readable_name(info.path):
+                self._skipped.append(info.path)
+            elif not is_store and not is_void_object(self._bucket, info):
                 path = artifact_path(info.path)
                 files.append(PlainFile(path=path, size=info.size, modified_ns=int(info.modified_s * 1e9)))
             elif folder and folder[1:] not in self._skipped:

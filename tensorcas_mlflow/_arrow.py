@@ -1,0 +1,110 @@
+"""One table out of an Arrow IPC stream that anybody may have written.
+
+Arrow trusts what it reads: where offsets point, and what compressed buffers will unpack to. So whatever comes from a
+store is read here, and nothing of it is touched before it has been looked through.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from typing import Any
+
+import pyarrow as pa
+
+from tensorcas_mlflow.errors import FormatError
+
+UNREADABLE = (
+    pa.ArrowException,
+    KeyError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    OSError,
+    RecursionError,
+    OverflowError,
+    struct.error,
+)
+"""What pyarrow, json and a constructor raise for bytes that are not what they should be."""
+
+FILE_MAGIC = b"ARROW1"
+_FILE_HEAD = FILE_MAGIC + b"\0\0"
+
+
+def read_schema(stream: Any) -> pa.Schema:
+    """Read what a stream says its table is; raises one of `UNREADABLE` if it is none."""
+    return pa.ipc.open_stream(pa.py_buffer(stream)).schema
+
+
+def read_batch(stream: Any, schema: pa.Schema, *, what: str, max_rows: int | None = None) -> Any:
+    """Read the one record batch of a stream, without copying it.
+
+    Args:
+        stream: The bytes.
+        schema: The columns it must have; metadata may differ.
+        what: What it is, for messages.
+        max_rows: More rows are refused before they are looked at.
+
+    Returns:
+        The batch, every offset and length in which is sound.
+
+    Raises:
+        FormatError: It has other columns, is compressed inside, or holds more than one record batch.
+        Exception: One of `UNREADABLE`: it is no such stream.
+    """
+    reader = pa.ipc.open_stream(pa.py_buffer(stream))
+    if not reader.schema.equals(schema, check_metadata=False):
+        raise FormatError(f"{what} has other columns than it should")
+    _check_messages(stream, what)
+    try:
+        batch = reader.read_next_batch()
+    except StopIteration as error:
+        raise FormatError(f"{what} holds no table") from error
+    if max_rows is not None and batch.num_rows > max_rows:
+        raise FormatError(f"{what} of {batch.num_rows} rows, more than {max_rows}")
+    # Arrow reads out of bounds, and the process dies, where offsets lead out of their buffers.
+    batch.validate(full=True)
+    return batch
+
+
+def stream_in_file(data: Any) -> memoryview:
+    """Take the stream out of an Arrow IPC file; what its footer says is not needed, and so not believed.
+
+    Raises:
+        FormatError: It is no such file, or was cut off.
+    """
+    view = memoryview(data)
+    if view[: len(_FILE_HEAD)] != _FILE_HEAD or view[-len(FILE_MAGIC) :] != FILE_MAGIC:
+        raise FormatError("it is no Arrow file, or not all of one")
+    return view[len(_FILE_HEAD) :]
+
+
+def _check_messages(stream: Any, what: str) -> None:
+    """Refuse any stream but one schema and one batch without Arrow's own compression.
+
+    Compressed, a small stream could unpack to any size before a byte of it is checked.
+    """
+    kinds: list[str] = []
+    messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(stream))
+    with contextlib.suppress(StopIteration):
+        while True:
+            message = messages.read_next_message()
+            kinds.append(message.type)
+            if kinds == ["schema"]:
+                continue
+            # A Message is a flatbuffer: its third field is the header, and of a record batch the fourth compression.
+            head = memoryview(message.metadata)
+            header = _field(head, struct.unpack_from("<I", head, 0)[0], 2)
+            table = header + struct.unpack_from("<I", head, header)[0]
+            if kinds != ["schema", "record batch"] or _field(head, table, 3):
+                raise FormatError(f"{what} holds one plain record batch")
+
+
+def _field(flatbuffer: memoryview, table: int, number: int) -> int:
+    """Find a field of a flatbuffer's table: its position, or 0 if it is left out."""
+    vtable = table - struct.unpack_from("<i", flatbuffer, table)[0]
+    at = 4 + 2 * number
+    if at >= struct.unpack_from("<H", flatbuffer, vtable)[0]:
+        return 0
+    offset = struct.unpack_from("<H", flatbuffer, vtable + at)[0]
+    return table + offset if offset else 0
