@@ -130,6 +130,40 @@ class Case:
         store = self.store().store
         return [store.read_tensors(store.manifest(ref)) for ref in store.checkpoints()]
 
+    def export(self) -> Any:
+        import mlflow
+
+        return mlflow.tensorcas.export_model(self.model_uri, str(self.folder / "exports" / self.adapter))
+
+    def copy(self) -> Any:
+        from tensorcas_mlflow.cli import main
+
+        return main(["copy", str(self.root), str(self.folder / "copies" / self.adapter), "--quiet"])
+
+    def pages(self) -> Any:
+        from tensorcas_mlflow.artifact_repo._page import render_page
+
+        store = self.store().store
+        return [render_page(store, ref) for ref in store.checkpoints()]
+
+    def read_a_file_of_its_own(self) -> Any:
+        from tensorcas_mlflow.store import payload_pieces
+        from tensorcas_mlflow.store._tensors_file import TensorsFile
+
+        store = self.store().store
+        file = self.folder / f"{self.adapter}.tensors"
+        file.write_bytes(b"".join(payload_pieces(store, store.manifest(store.checkpoints()[0]))))
+        return TensorsFile(file).read()
+
+    def upload_again(self) -> Any:
+        from tensorcas_mlflow.artifact_repo import TensorCasArtifactRepository
+
+        repository = TensorCasArtifactRepository(f"tensorcas://{self.folder}/uploads/{self.adapter}")
+        for file in (self.folder / "downloads").rglob("*"):
+            if file.is_file():
+                repository.log_artifact(str(file))
+        return repository.list_artifacts()
+
     def load_checkpoint(self, **options: Any) -> Any:
         import mlflow
 
@@ -149,6 +183,11 @@ SAFE: dict[str, Callable[[Case], Any]] = {
     "list_checkpoints": Case.list_checkpoints,
     "list artifacts": Case.list_artifacts,
     "download artifacts": Case.download,
+    "upload what was downloaded": Case.upload_again,
+    "export_model": Case.export,
+    "tensorcas copy": Case.copy,
+    "pages": Case.pages,
+    "a self-contained file": Case.read_a_file_of_its_own,
     "manifests and identities": Case.identities,
     "Store.read_tensors": Case.read_tensors,
     "TensorCasStore.load_tensors": lambda case: case.store().load_tensors(1),
@@ -234,7 +273,13 @@ def read(folder: Path) -> None:
             watch(case, name, partial(forbidden, case))
         for command in COMMANDS:
             for form in ("text", "json"):
-                words = ["--root", str(case.root), "--format", form, *command.format(run=adapter).split()]
+                words = [
+                    "--root",
+                    str(case.root),
+                    "--format",
+                    form,
+                    *command.format(run=adapter).split(),
+                ]
                 if form == "json" and words[4] in ("delete", "gc"):
                     continue
                 watch(case, f"{command} {form}", partial(main, words))

@@ -48,6 +48,8 @@ MORE_BYTES = 1 << 30
 """What the program may take beyond what it has when it begins."""
 FREE_BYTES = 8 << 20
 SLOW_S = 2.0
+POOLS: list[pa.MemoryPool] = []
+"""None may go while something is left that was taken from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,6 +330,7 @@ def attack(parser: Parser, seeds: range) -> dict[str, Any]:
     for seed in seeds:
         data = parser.mended(damaged(samples[seed % len(samples)], seed)) if seed >= len(samples) else samples[seed]
         pool = pa.proxy_memory_pool(pa.system_memory_pool())
+        POOLS.append(pool)
         pa.set_memory_pool(pool)
         tracemalloc.reset_peak()
         before, begun = tracemalloc.get_traced_memory()[0], time.process_time()

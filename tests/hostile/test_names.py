@@ -1,0 +1,206 @@
+"""Names are shown as text, in pages and at the terminal, whatever they are made of."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensorcas_mlflow.artifact_repo._page import render_page
+from tensorcas_mlflow.backends import MemoryBackend
+from tensorcas_mlflow.cli import main
+from tensorcas_mlflow.errors import FormatError
+from tensorcas_mlflow.store import Ref, RefTarget, Store
+from tensorcas_mlflow.tensor import Spec
+
+ATTRIBUTES = {"html": {"lang"}, "meta": {"charset", "http-equiv", "content", "name"}, "td": {"class"}, "th": {"class"}}
+PLAIN = {"head", "title", "style", "body", "h1", "p", "ul", "li", "span", "table", "thead", "tbody", "tr"}
+"""Elements of a page that have attributes, and those that have none."""
+CLASSES = {"name", "dtype", "shape", "size", "new", "part", "shared"}
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+PIECES = [
+    *("</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", '" onload="x', "' x='", "</title></style>"),
+    *("</td></tr></table>", "&lt;b&gt;", "&#60;i&#62;", "<!--", "-->", "]]>", "<base href=//x>", "javascript:"),
+    *("<meta http-equiv=refresh>", "\x1b[2J\x1b]0;title\x07", "\u202e", "\u2066", "\u200b", "\u2028", "\x85", "\x00"),
+    *("\n", "\r", "\t", "\ufeff"),
+]
+texts = st.lists(st.sampled_from(PIECES) | st.text(max_size=8), min_size=1, max_size=4).map("".join)
+
+
+class Strict(HTMLParser):
+    """Reads a page, and refuses what no page of ours has."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.policies: list[str] = []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        said = dict(attrs)
+        assert tag in PLAIN or tag in ATTRIBUTES
+        assert said.keys() <= ATTRIBUTES.get(tag, set())
+        assert said.get("class", "name") in CLASSES
+        if said.get("http-equiv"):
+            assert said["http-equiv"] == "Content-Security-Policy"
+            self.policies.append(said["content"] or "")
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_comment(self, data: str) -> None:
+        raise AssertionError(data)
+
+    def unknown_decl(self, data: str) -> None:
+        raise AssertionError(data)
+
+    def handle_pi(self, data: str) -> None:
+        raise AssertionError(data)
+
+
+def named(text: str) -> str:
+    """The nearest name that a tensor can have."""
+    return re.sub("[\0\r\n]", "", text).encode("utf-8", "ignore").decode() or "x"
+
+
+def checkpoint(store: Store, text: str) -> Ref:
+    """Save one that is called so in every place."""
+    tensors = {named(text): np.arange(3.0), f"a{named(text)}": np.zeros(2, [("f", "i1")])}
+    with store.write_checkpoint(tensors, flavor=text[:200].encode("utf-8", "ignore").decode() or "x") as save:
+        target = RefTarget(
+            uri=f"file:///{text}",
+            run_id=text,
+            step=1,
+            name=text,
+            model_id=text,
+            metrics={text: float("nan"), "x": 1e300},
+        )
+        return save.commit(target)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@given(texts)
+def test_nothing_in_a_page_comes_of_a_name_but_text(text: str) -> None:
+    store = Store.init_backend(MemoryBackend())
+    page = render_page(store, checkpoint(store, text)).decode()
+
+    assert Strict(page).policies == [POLICY]
+    assert "<script" not in page.lower()
+    assert all(char.isprintable() for char in page.replace("\n", ""))
+
+
+@pytest.mark.long
+@settings(max_examples=1500, deadline=None, derandomize=True, database=None)
+@given(texts)
+def test_nothing_in_any_page_comes_of_a_name_but_text(text: str) -> None:
+    store = Store.init_backend(MemoryBackend())
+
+    assert Strict(render_page(store, checkpoint(store, text)).decode()).policies == [POLICY]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store in which everything is called as somebody who means harm would call it."""
+    folder = tmp_path_factory.mktemp("named")
+    store = Store.init(folder)
+    checkpoint(store, "".join(piece for piece in PIECES if piece != "\0"))
+    checkpoint(store, "\n".join(["run r", "  steps 1, 2, 3"]))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "command", ["list", "stats", "verify", "gc --dry-run", "show --step 1 --run", "delete --yes --step 9 --run"]
+)
+def test_a_name_moves_no_cursor_and_begins_no_line(
+    command: str, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = [Store.open(root).checkpoints()[0].run_id or ""] if command.endswith("--run") else []
+    main(["--root", str(root), *command.split(), *run])
+    printed = capsys.readouterr()
+
+    assert printed.out + printed.err
+    assert all(char.isprintable() for char in (printed.out + printed.err).replace("\n", ""))
+    assert "\n  steps 1, 2, 3" not in printed.out
+
+
+@pytest.mark.parametrize("command", ["list", "stats", "verify"])
+def test_names_in_json_are_texts(command: str, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--root", str(root), *command.split(), "--format", "json"]) == 0
+    printed = capsys.readouterr().out
+
+    assert isinstance(json.loads(printed), dict)
+    assert printed.isascii()
+    assert all(char.isprintable() for char in printed.replace("\n", ""))
+
+
+WORDS: list[list[str]] = [
+    ["show", "--run", "\0", "--step", "1"],
+    ["--root", "/\0", "list"],
+    ["--root", "/dev/null/x", "list"],
+    ["--root", "/" + "x" * 5000, "list"],
+    ["--root", "tensorcas:///a%00b", "list"],
+    ["--root", "tensorcas-s3://", "list"],
+    ["--root", "tensorcas-s3://b/%2e%2e/x", "list"],
+    ["--root", "http://[::1", "list"],
+    ["--root", "file://host/x", "list"],
+    ["--root", "/\udcff\n\x1b[2J", "list"],
+    ["gc", "--abandon", "../../x", "--yes"],
+    ["gc", "--abandon", "refs/../x", "--yes"],
+    ["copy", ".", "\0"],
+    ["init", "--chunk-bytes", "4097"],
+]
+
+
+@pytest.mark.parametrize("words", WORDS, ids=repr)
+def test_words_of_any_kind_are_an_error_in_one_line(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Store.init(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    status = main(words)
+    error = capsys.readouterr().err
+
+    assert status == 1
+    assert error.startswith("tensorcas: ")
+    assert error.count("\n") == 1
+    assert error[:-1].isprintable()
+
+
+# --- dtypes and shapes that claim anything
+
+CLAIMS: list[tuple[str, Any]] = [
+    ("S99999999999", (1,)),
+    ("S999999999", (1,)),
+    ("U999999999", (0,)),
+    ("{a:{b:int8}}", (1,)),
+    ("{" + "a:int8," * 5000 + "}", (1,)),
+    ("{a:int8[" + ",".join(["99999999"] * 30) + "]}", (0,)),
+    ("{a:int8,a:int8}", (1,)),
+    ("{" * 10_000, (1,)),
+    ("object", (1,)),
+    ("O", (1,)),
+    ("datetime64[9999999999s]", (1,)),
+    ("float64", (1 << 62, 4)),
+    ("float64", (1 << 62, 0)),
+    ("float64", (-1,)),
+    ("float64", (0,) * 65),
+    ("uint8", (1 << 57,)),
+]
+
+
+@pytest.mark.parametrize(("dtype", "shape"), CLAIMS, ids=lambda value: repr(value)[:30])
+def test_a_dtype_or_shape_that_cannot_be_is_refused(dtype: str, shape: tuple[int, ...]) -> None:
+    with pytest.raises(FormatError):
+        Spec(name="x", dtype=dtype, shape=shape)
