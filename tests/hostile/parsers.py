@@ -30,7 +30,7 @@ from tensorcas_mlflow.backends._objects import _MOVE, _Move
 from tensorcas_mlflow.codecs import RAW, SHUFFLE_ZSTD, ZSTD, codec_numbered
 from tensorcas_mlflow.digest import digest, unique_rows
 from tensorcas_mlflow.errors import CorruptError, TensorCasError
-from tensorcas_mlflow.extent_cache._file import NAME, open_file, write_file
+from tensorcas_mlflow.extent_cache._file import NAME, PutExtent, open_file, write_file
 from tensorcas_mlflow.hints import hint_bytes, read_hints, split_hints
 from tensorcas_mlflow.index import make_table, read_segment, segment_bytes
 from tensorcas_mlflow.manifest import Manifest, Row
@@ -228,11 +228,12 @@ def with_manifest_digest(data: bytes) -> bytes:
 
 
 @cache
-def extents() -> bytes:
+def extents() -> list[bytes]:
+    """Files of a few bytes, in which nearly every one is of the head, and of several blocks."""
+    small: list[PutExtent] = [(8, b"x" * 50), (900, b"y" * 30), (1 << 40, b"z")]
+    large: list[PutExtent] = [(8, b"x" * 5000), (9000, b"y" * 300_000)]
     with TemporaryDirectory() as folder:
-        return Path(
-            write_file(folder, b"L" * 32, [(8, b"x" * 5000), (9000, b"y" * 300_000), (1 << 40, b"z")])
-        ).read_bytes()
+        return [Path(write_file(folder, b"L" * 32, each)).read_bytes() for each in (small, small, small, large)]
 
 
 def read_extents(scratch: Path, data: bytes) -> None:
@@ -316,7 +317,7 @@ def parsers(scratch: Path) -> dict[str, Parser]:
         "self-contained file": Parser(
             samples=lambda: [self_contained()], read=file_of, mended=with_manifest_digest, times=64
         ),
-        "file of the chunk cache": Parser(samples=lambda: [extents()], read=partial(read_extents, scratch)),
+        "file of the chunk cache": Parser(samples=extents, read=partial(read_extents, scratch)),
     }
 
 

@@ -7,7 +7,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -112,7 +112,7 @@ def test_a_manifest_under_anothers_name_is_damage(root: Path) -> None:
 # --- Arrow
 
 
-def segment(compression: str | None, n: int) -> bytes:
+def segment(compression: Literal["zstd"] | None, n: int) -> bytes:
     """An index segment of many entries that are all alike."""
     entries = np.zeros(n, dtype=ENTRY)
     entries["offset"] = 8
