@@ -258,7 +258,7 @@ class LocalBackend(Backend):
             raise BlobNotFoundError(key) from None
         except OSError as error:
             if error.errno == errno.ELOOP:
-                raise CorruptError(key, "it is a link, and links are not followed") from None
+                raise CorruptError(key, "it is a symbolic link, and links are not followed") from None
             raise
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)

@@ -273,7 +273,7 @@ def _check_key(
     if key.startswith(RUNS) and (run_id is None or not is_run_key(key, run_id, name, step)):
         raise ValueError(f"it says it is the ref of run {run_id!r}, name {name!r}, step {step}")
     if key.startswith(COPIES) and copy is not None and not key.startswith(copies_prefix(copy)):
-        raise ValueError(f"it says it is the ref of a copy at {copy!r}")
+        raise ValueError(f"it says it is the ref of a copy at {without_secrets(copy)!r}")
 
 
 def _write_float(value: float) -> float | str:

@@ -173,9 +173,9 @@ def test_a_link_in_the_place_of_a_blob_or_a_folder_is_listed_and_not_followed(
 def test_a_folder_in_the_place_of_a_blob_is_damage(local: LocalBackend, tmp_path: Path) -> None:
     (tmp_path / "a" / "blob").mkdir(parents=True)
 
-    with pytest.raises(CorruptError, match="it is a folder"):
+    with pytest.raises(CorruptError, match="it is no file"):
         local.get("a/blob")
-    with pytest.raises(CorruptError, match="it is a folder"):
+    with pytest.raises(CorruptError, match="it is no file"):
         local.read_into("a/blob", 0, memoryview(bytearray(1)))
 
 

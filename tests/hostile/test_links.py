@@ -16,7 +16,7 @@ from obstore.store import MemoryStore
 from tensorcas_mlflow.artifact_repo._plain_objects import ObjectTree
 from tensorcas_mlflow.backends import Bucket, LocalBackend, Root
 from tensorcas_mlflow.cli import main
-from tensorcas_mlflow.errors import ChunkNotFoundError, RefusedError, TensorCasError
+from tensorcas_mlflow.errors import ChunkNotFoundError, CorruptError, RefusedError, TensorCasError
 from tensorcas_mlflow.gc import plan_gc
 from tensorcas_mlflow.store import RefTarget, Store
 from tensorcas_mlflow.transfer._local_plain import LocalPlainFiles
@@ -121,15 +121,15 @@ def test_a_collection_deletes_no_packs_behind_a_link(root: Path, outside: Path) 
     assert len(list((outside / "packs").iterdir())) == 1
 
 
-def test_a_blob_that_is_a_link_is_none(root: Path, outside: Path) -> None:
+def test_a_blob_that_is_a_link_is_damage(root: Path, outside: Path) -> None:
     [pack] = (root / ".tensorcas/packs").iterdir()
     [other] = (outside / "packs").iterdir()
     pack.unlink()
     pack.symlink_to(other)
     backend = LocalBackend(root / ".tensorcas")
 
-    assert list(backend.list("packs")) == []
-    with pytest.raises(RefusedError):
+    assert [info.key for info in backend.list("packs")] == [f"packs/{pack.name}"]
+    with pytest.raises(CorruptError, match="symbolic link"):
         backend.get(f"packs/{pack.name}")
     with pytest.raises(ChunkNotFoundError):
         load(Store.open(root))
@@ -142,7 +142,7 @@ def test_a_blob_that_is_a_pipe_is_not_waited_for(root: Path) -> None:
     os.mkfifo(root / ".tensorcas/refs/@pipe")
     backend = LocalBackend(root / ".tensorcas")
 
-    with pytest.raises(RefusedError, match="no file"):
+    with pytest.raises(CorruptError, match="no file"):
         backend.get("refs/@pipe")
     assert [info.key for info in backend.list("refs")] == ["refs/runs/r/@1"]
 

@@ -35,6 +35,7 @@ from tensorcas_mlflow.errors import (
     WrongStoreError,
 )
 from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.store._keys import copies_prefix
 
 SECRET = "s3cr3tpassw0rd"
 URIS = [
@@ -148,7 +149,11 @@ def test_a_ref_that_an_earlier_release_wrote_is_shown_without(tmp_path: Path) ->
     with store.write_checkpoint({"w": np.arange(9.0)}) as save:
         save.commit(RefTarget(uri="ftp://host/x", run_id="r", step=1))
     [file] = tmp_path.glob(".tensorcas/refs/copies/*/@*")
-    file.write_text(json.dumps({**json.loads(file.read_text()), "uri": URIS[3]}))
+    said = {name: value for name, value in json.loads(file.read_text()).items() if name != "check"}
+    there = tmp_path / ".tensorcas" / copies_prefix(URIS[3]) / file.name
+    there.parent.mkdir()
+    there.write_text(json.dumps({**said, "uri": URIS[3]}))
+    file.unlink()
     [ref] = Store.open(tmp_path).checkpoints()
 
     assert ref.uri == "ftp://…@host/artifacts/1"

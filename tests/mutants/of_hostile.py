@@ -35,7 +35,7 @@ MUTANTS = (
         fault="other bytes under a chunk's name, with digests that fit them",
         test=f"{_FORGERIES}::test_other_bytes_under_a_chunks_name_are_never_given_out",
         path="tensorcas_mlflow/store/_read.py",
-        before="            if actual != expected:\n",
+        before="            if actual != wanted.digests[at].tobytes():\n",
         after="            if actual == b'':\n",
     ),
     Mutant(
@@ -84,8 +84,8 @@ MUTANTS = (
         fault="a link deep among refs",
         test=f"{_LINKS}::test_what_a_folder_of_a_store_links_to_stays_as_it_is",
         path="tensorcas_mlflow/backends/_local.py",
-        before="                if entry.is_dir():\n",
-        after="                if entry.is_dir(follow_symlinks=False):\n",
+        before="elif (entry.is_symlink() or entry.is_file(follow_symlinks=False)) and not",
+        after="elif entry.is_file(follow_symlinks=False) and not",
     ),
     Mutant(
         fault="a pipe in the place of a blob",
