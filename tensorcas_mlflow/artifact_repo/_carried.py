@@ -19,7 +19,7 @@ from pathlib import Path
 from mlflow.entities import FileInfo
 
 from tensorcas_mlflow import config
-from tensorcas_mlflow._durable import sync_folder
+from tensorcas_mlflow._durable import Settled
 from tensorcas_mlflow._store_root import root_of
 from tensorcas_mlflow.artifact_repo._names import UPLOADING, is_visible
 from tensorcas_mlflow.backends import STORE_FOLDER, Root, check_key
@@ -27,6 +27,8 @@ from tensorcas_mlflow.containers import Readable
 from tensorcas_mlflow.store import is_carried
 
 _BLOCK_BYTES = 1 << 20
+
+_settled = Settled()
 
 
 class CarriedStores:
@@ -82,7 +84,7 @@ class CarriedStores:
         except BaseException:
             staging.unlink(missing_ok=True)
             raise
-        sync_folder(file.parent)
+        _settled.settle(os.path.abspath(file.parent))
 
     def remove(self, file: Path) -> None:
         """Remove a file; none there, and a folder, is no error."""

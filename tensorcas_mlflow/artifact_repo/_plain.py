@@ -14,6 +14,7 @@ from pathlib import Path
 
 from mlflow.entities.file_info import FileInfo
 
+from tensorcas_mlflow._durable import Settled
 from tensorcas_mlflow.artifact_repo._names import UPLOADING, is_store, is_visible, is_visible_path
 from tensorcas_mlflow.backends import STORE_FOLDER
 
@@ -28,6 +29,9 @@ Remove = Callable[[Callable[[], bool]], None]
 _Held = int
 """An open descriptor: as long as it is open, no other file gets its inode."""
 _OF_ITSELF = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_NOFOLLOW", 0)
+
+
+_settled = Settled()
 
 
 class PlainTree:
@@ -140,25 +144,30 @@ class PlainTree:
     def make_folder(self, path: str) -> None:
         """Make a plain folder and those above it, where they are missing."""
         place = self._root / path
-        _against_removals(lambda: place.mkdir(parents=True, exist_ok=True))
+        _against_removals(lambda: _make(place))
 
     def write(self, path: str, data: bytes, *, modified_ns: int | None = None) -> None:
-        """Write a plain file whole, in place of the one there; its folder is made if it is missing."""
+        """Write a plain file whole and durably, in place of the one there; its folder is made if it is missing."""
         place = self._root / path
 
         def write() -> None:
-            place.parent.mkdir(parents=True, exist_ok=True)
+            _make(place.parent)
             staging = place.with_name(f"{UPLOADING}{uuid.uuid4().hex}")
             try:
-                staging.write_bytes(data)
-                if modified_ns is not None:
-                    os.utime(staging, ns=(modified_ns, modified_ns))
+                with staging.open("xb") as file:
+                    file.write(data)
+                    file.flush()
+                    if modified_ns is not None:
+                        os.utime(file.fileno(), ns=(modified_ns, modified_ns))
+                    os.fsync(file.fileno())
                 staging.replace(place)
             except BaseException:
                 staging.unlink(missing_ok=True)
                 raise
 
         _against_removals(write)
+        with suppress(FileNotFoundError):  # somebody has removed it since, with its folder
+            _settled.settle(os.path.abspath(place.parent))
 
     def has_file(self, path: str) -> bool:
         """Tell whether anything lies at a path, a link that leads nowhere included."""
@@ -218,6 +227,12 @@ class PlainTree:
     def _is_reached(self, path: str) -> bool:
         # Whether no link lies on the way to a path, itself left out.
         return not path or Path(os.path.realpath((self._root / path).parent)) == self._unlinked(path).parent
+
+
+def _make(folder: Path) -> None:
+    if not folder.is_dir():
+        _settled.forget(os.path.abspath(folder))
+        folder.mkdir(parents=True, exist_ok=True)
 
 
 def _is_held(place: Path, held: _Held) -> bool:

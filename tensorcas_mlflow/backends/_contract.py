@@ -76,7 +76,7 @@ class Backend(ABC):
             pieces: The content, drawn in the calling thread. A few of them are held at a time, and none may change
                 before the call has ended.
             durable: Whether the blob must survive a crash of the machine once this has returned. Without it a
-                crash may lose the blob whole, but not leave a part of it.
+                crash may lose the blob, or what it holds.
 
         Raises:
             BlobExistsError: The key is taken; the blob there is untouched.
@@ -112,7 +112,8 @@ class Backend(ABC):
         """Remove a blob in a way that excludes a later `promote` of it.
 
         Returns:
-            Whether this call removed it; False if it was gone or changed before.
+            Whether this call removed it; False if it was gone or changed before. One that was removed does not come
+            back in a crash of the machine.
         """
 
     @abstractmethod
@@ -120,7 +121,10 @@ class Backend(ABC):
         """Describe one blob, or return None if there is none."""
 
     def missing(self, keys: Iterable[str]) -> set[str]:
-        """Tell which of some blobs are not there. Each is looked at after the call has begun."""
+        """Tell which of some blobs are not there. Each is looked at after the call has begun.
+
+        Those that are there are durable when this has returned, whoever made them, unless they were put otherwise.
+        """
         return {key for key in keys if self.stat(key) is None}
 
     @abstractmethod
@@ -167,7 +171,14 @@ class Backend(ABC):
 
     @abstractmethod
     def delete(self, key: str) -> None:
-        """Remove a blob; none at the key is no error."""
+        """Remove a blob; none at the key is no error. A crash of the machine may bring it back, whole; see `settle`."""
+
+    def settle(self, prefix: str) -> None:
+        """Make durable all that has been made, replaced and removed below a prefix, by whatever process.
+
+        Where each call does so before it returns there is nothing left to do.
+        """
+        return
 
     def check_conditions(self) -> None:
         """See that the storage keeps what is promised here, where some storages of a kind do not.

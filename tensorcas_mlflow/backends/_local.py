@@ -8,10 +8,10 @@ import os
 import stat
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 
-from tensorcas_mlflow._durable import sync_folder
+from tensorcas_mlflow._durable import Settled, sync_folder
 from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Buffer, Children, Token, check_key
 from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CorruptError, RefusedError
 
@@ -29,6 +29,8 @@ _READ = os.O_RDONLY | _O_BINARY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_
 """Not through a link, and without waiting for somebody at the other end of a pipe."""
 _READ_BYTES = 1 << 30
 """Linux reads at most 2 GiB in one call."""
+_MAX_REMEMBERED = 1 << 16
+"""Keys of durable blobs that are remembered; beyond it all are forgotten, and their folders synced once more."""
 
 
 @contextlib.contextmanager
@@ -65,8 +67,9 @@ class LocalBackend(Backend):
         self.root = root
         self.uri = uri or root.as_uri()
         self._top = os.fspath(root)
-        self._settled: set[str] = set()
-        """Folders whose own names, up to the root, are known to be durable."""
+        self._settled = Settled()
+        self._durable: set[str] = set()
+        """Keys of blobs whose names are known to be durable."""
 
     def put_new(self, key: str, pieces: Iterable[Buffer], *, durable: bool = True) -> Token:
         path = self._path(key)
@@ -97,7 +100,8 @@ class LocalBackend(Backend):
                 os.unlink(staging)
         if durable:
             with _translated("write", key):
-                self._settle(folder)
+                self._settled.settle(folder)
+            self._remember({key})
         return token
 
     def promote(self, source: str, dest: str, data: Buffer, *, token: Token, replace: bool) -> None:
@@ -134,7 +138,7 @@ class LocalBackend(Backend):
             if not replace:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(source_path)
-            self._settle(folder)
+            self._settled.settle(folder)
 
     def withdraw(self, key: str, token: Token) -> bool:
         path = self._path(key)
@@ -148,6 +152,7 @@ class LocalBackend(Backend):
                 if _token(os.fstat(descriptor)) != token:
                     return False
                 os.unlink(path)
+                sync_folder(os.path.dirname(path))
                 # A promote that does not replace links the file before it unlinks the source, and may be between the
                 # two. If the file has a name left, that promote was first; without one nobody can link it any more.
                 return os.fstat(descriptor).st_nlink == 0
@@ -162,6 +167,26 @@ class LocalBackend(Backend):
             except (FileNotFoundError, NotADirectoryError):
                 return None
         return _info(key, found) if stat.S_ISREG(found.st_mode) else None
+
+    def missing(self, keys: Iterable[str]) -> set[str]:
+        gone: set[str] = set()
+        there: set[str] = set()
+        for key in keys:
+            (gone if self.stat(key) is None else there).add(key)
+        # Whoever made one may have died before its name was durable, and what is made to rely on it now must not be
+        # there without it.
+        new = there - self._durable
+        for folder in {os.path.dirname(self._path(key)) for key in new}:
+            with _translated("sync", os.path.relpath(folder, self._top)):
+                self._settled.settle(folder)
+        self._remember(new)
+        return gone
+
+    def settle(self, prefix: str) -> None:
+        with _translated("sync", prefix):
+            for folder, _, _ in os.walk(self._path(prefix), onerror=_refuse):
+                with contextlib.suppress(FileNotFoundError):
+                    self._settled.settle(folder)
 
     def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
         with _translated("read", key):
@@ -280,24 +305,14 @@ class LocalBackend(Backend):
         except FileExistsError:
             return
         except FileNotFoundError:
-            _make_folders(folder)
-        else:
-            if folder == self._top:
-                sync_folder(os.path.dirname(folder))
+            os.makedirs(folder, exist_ok=True)
         # Somebody may have removed what stood here before.
-        self._settled.discard(folder)
+        self._settled.forget(folder)
 
-    def _settle(self, folder: str) -> None:
-        """Make the names in a folder durable; the first time also its own name, and those above it up to the root.
-
-        Another process may have made the folder and died before its name was durable.
-        """
-        sync_folder(folder)
-        above = folder
-        while folder not in self._settled and above != self._top:
-            above = os.path.dirname(above)
-            sync_folder(above)
-        self._settled.add(folder)
+    def _remember(self, keys: Set[str]) -> None:
+        if len(self._durable) > _MAX_REMEMBERED:
+            self._durable.clear()
+        self._durable |= keys
 
 
 _HOST = "".join(c for c in os.uname().nodename if c.isalnum())[:40] if hasattr(os, "uname") else "host"
@@ -328,14 +343,9 @@ def _write_all(descriptor: int, piece: Buffer) -> None:
         view = view[os.write(descriptor, view[:_READ_BYTES]) :]
 
 
-def _make_folders(folder: str) -> None:
-    """Make a folder and those it lies in; the names of all that were not there are durable afterwards."""
-    missing = [folder]
-    while not os.path.isdir(above := os.path.dirname(missing[-1])) and above != missing[-1]:
-        missing.append(above)
-    os.makedirs(folder, exist_ok=True)
-    for path in reversed(missing):
-        sync_folder(os.path.dirname(path))
+def _refuse(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
 
 
 def _token(found: os.stat_result) -> Token:

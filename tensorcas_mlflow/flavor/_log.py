@@ -156,6 +156,7 @@ class _StoringFlavor:
         """
         if self._committed is not None:
             place, ref = self._committed
+            place.settle()
             if place.store.ref(ref.key) is None:
                 self._write(place).commit(place.target)
 

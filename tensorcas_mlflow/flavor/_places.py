@@ -12,8 +12,11 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
-from tensorcas_mlflow._home import home_of
+from tensorcas_mlflow._durable import sync_tree
+from tensorcas_mlflow._home import as_lookup, home_of
 from tensorcas_mlflow._texts import without_secrets
+from tensorcas_mlflow.backends import is_ours
+from tensorcas_mlflow.errors import BackendError
 from tensorcas_mlflow.flavor._folder import DATA
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.store import MANIFEST_FILE, Ref, RefTarget, Store
@@ -31,6 +34,21 @@ class Place:
     target: RefTarget
     is_committed_on_arrival: bool
     """Our artifact repository serves the destination from this very store, and commits when the manifest arrives."""
+
+    def settle(self) -> None:
+        """Make durable what MLflow has uploaded, where that is a local folder.
+
+        The ref is, and a manifest that is lost in a crash of the machine would be taken for that of a deleted model.
+
+        Raises:
+            BackendError: It cannot be.
+        """
+        folder = as_lookup(self.destination)
+        if folder is not None and not is_ours(self.destination):
+            try:
+                sync_tree(folder)
+            except OSError as error:
+                raise BackendError("sync", folder, f"{type(error).__name__}: {error}") from error
 
 
 def place_for(destination: str, *, run_id: str | None, model_id: str | None, step: int | None) -> Place:

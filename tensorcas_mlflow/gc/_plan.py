@@ -190,6 +190,9 @@ def _execute(plan: GcPlan) -> GcReport:
         dead_packs = doomed - spared
         manifests -= state.live_manifests
         p.begin_generation(backend)
+        # What has just been seen to be gone, or replaced, must not come back in a crash without what it needs.
+        for prefix in ("intents", "refs"):
+            backend.settle(prefix)
         waits = backend.is_remote
         keys = [f"manifests/{name}" for name in sorted(manifests)]
         infos = threads.ordered_map(backend.stat, keys, waits=True) if waits else map(backend.stat, keys)

@@ -102,7 +102,7 @@ def survey(backend: Backend, grace_s: float, *, count_stale: bool, abandon: Coll
         try:
             intent = _read_intent(backend, info)
         except FormatError:
-            if count_stale or not silent:
+            if count_stale or not (silent or _is_blank(backend, info.key)):
                 raise
             stale.append(info.key)
             continue
@@ -227,6 +227,17 @@ def _read_intent(backend: Backend, info: BlobInfo) -> p.Intent | None:
                 raise
             time.sleep(_INTENT_PAUSE_S)
     return None
+
+
+def _is_blank(backend: Backend, key: str) -> bool:
+    """Tell whether an intent says nothing at all, which none does that somebody is still to commit.
+
+    It was there, but not what it holds, when the machine went down.
+    """
+    try:
+        return not any(backend.get(key, max_bytes=MAX_BYTES))
+    except (BlobNotFoundError, CorruptError):
+        return False
 
 
 def _digests_of_intent(backend: Backend, intent: p.Intent) -> Digests:

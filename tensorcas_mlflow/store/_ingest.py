@@ -9,6 +9,7 @@ cannot be read again, and nothing is committed.
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from tensorcas_mlflow.containers import More, Part, Skeleton, Tape, Tensor, spli
 from tensorcas_mlflow.content_cuts import ContentCutter
 from tensorcas_mlflow.digest import Digests, digest_all, unique_rows
 from tensorcas_mlflow.dtypes import parse_dtype
-from tensorcas_mlflow.errors import FencedError, FormatError
+from tensorcas_mlflow.errors import BackendError, FencedError, FormatError
 from tensorcas_mlflow.manifest import Row
 from tensorcas_mlflow.store._catalog import Catalog
 from tensorcas_mlflow.store._claim import Intent, declare, probe, write_packs
@@ -32,6 +33,8 @@ from tensorcas_mlflow.store._condemned import read_condemned
 from tensorcas_mlflow.store._encode import Piece, encode_pieces
 from tensorcas_mlflow.store._sources import Source
 from tensorcas_mlflow.tensor import Spec
+
+_log = logging.getLogger(__name__)
 
 BATCH_BYTES = 32 << 20
 """Bytes that are held before they are stored; a shorter file is saved as a checkpoint is, with one intent."""
@@ -107,7 +110,11 @@ class Ingest:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for key, _ in self._intents:
-            self._backend.delete(key)
+            try:
+                self._backend.delete(key)
+            except BackendError as failure:
+                # All is stored, or something else is told already. What stays is removed by a collection.
+                _log.warning("the intent of a batch stays: %s", failure)
 
     def take(self, tape: Tape) -> StreamSource:
         """Take a file apart and store all of it but the last batch.

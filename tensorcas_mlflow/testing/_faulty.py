@@ -42,6 +42,10 @@ class FaultyBackend(Backend):
         """Let one call raise `SimulatedCrash`, and every later one too: the dead do nothing. See `fail`."""
         self._arm(nth, operations, when, crash=True)
 
+    def has_met(self) -> bool:
+        """Tell whether the fault that was asked for last has been met."""
+        return self._fault is None
+
     def _arm(self, nth: int, operations: Iterable[str] | None, when: When, *, crash: bool) -> None:
         names = None if operations is None else frozenset(operations)
         self._fault = (nth, names, when, crash)
@@ -87,6 +91,12 @@ class FaultyBackend(Backend):
 
     def delete(self, key: str) -> None:
         self._call("delete", key, lambda: self.inner.delete(key))
+
+    def missing(self, keys: Iterable[str]) -> set[str]:
+        return self._call("missing", ".", lambda: self.inner.missing(keys))
+
+    def settle(self, prefix: str) -> None:
+        self._call("settle", prefix, lambda: self.inner.settle(prefix))
 
     def sweep(self, older_than_s: float) -> int:
         return self._call("sweep", ".", lambda: self.inner.sweep(older_than_s))

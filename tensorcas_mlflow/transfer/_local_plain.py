@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from tensorcas_mlflow._durable import sync_folder
+from tensorcas_mlflow._durable import Settled
 from tensorcas_mlflow.backends import STORE_FOLDER
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, ConflictError
 from tensorcas_mlflow.transfer._plain import PlainFile, PlainFiles
@@ -30,8 +30,9 @@ class LocalPlainFiles(PlainFiles):
         self.uri = root.as_uri()
         self._root = root
         self._skipped: list[str] = []
-        self._written: set[Path] = set()
-        """Folders whose names are to be made durable."""
+        self._settled = Settled()
+        self._folders: set[Path] = set()
+        """Folders whose names are to be made durable: also those that were there, as an earlier copy may have died."""
 
     def list(self) -> Iterator[PlainFile]:
         self._skipped.clear()
@@ -43,6 +44,7 @@ class LocalPlainFiles(PlainFiles):
                     entries = list(os.scandir(self._root / folder))
                 except (FileNotFoundError, NotADirectoryError):
                     continue
+            self._folders.add(self._root / folder)
             if folder and any(_is_store(entry.name) and entry.is_dir(follow_symlinks=False) for entry in entries):
                 self._skipped.append(folder)  # the files of another store, to be copied with it
                 continue
@@ -94,7 +96,7 @@ class LocalPlainFiles(PlainFiles):
         finally:
             with contextlib.suppress(OSError):
                 staging.unlink()
-        self._written.add(place.parent)
+        self._folders.add(place.parent)
 
     def make_folder(self, path: str) -> None:
         _check(path)
@@ -102,9 +104,10 @@ class LocalPlainFiles(PlainFiles):
 
     def settle(self) -> None:
         with _translated("sync", "."):
-            for folder in self._written:
-                sync_folder(folder)
-        self._written.clear()
+            for folder in self._folders:
+                with contextlib.suppress(FileNotFoundError):
+                    self._settled.settle(os.path.abspath(folder))
+        self._folders.clear()
 
     def _put(self, staging: Path, place: Path, path: str, *, replace: bool) -> None:
         try:
@@ -129,8 +132,7 @@ class LocalPlainFiles(PlainFiles):
                 except FileExistsError:
                     if name and not stat.S_ISDIR(place.lstat().st_mode):
                         raise ConflictError(f"{path!r} is no folder at the destination, or behind a link") from None
-                else:
-                    self._written.add(place.parent)
+            self._folders.add(place)
         return place
 
     def _look_at(self, path: str, *, is_link: bool) -> PlainFile | None:

@@ -1,0 +1,398 @@
+"""What the package does to the files below one folder, as it does it; and faults put in its way."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from disk import Effect, Entry, Mark, Named, Node, Resized, Synced, Wrote
+
+from tensorcas_mlflow.testing import SimulatedCrash
+
+OF_THE_DEAD = 1 << 23
+"""A process id that no process has, so that who looks finds the one that was recorded gone."""
+
+LOOKS = frozenset({"lstat", "stat", "fstat", "scandir", "preadv", "fdopen"})
+"""Calls that change nothing, but may fail."""
+WRITES = frozenset(
+    {"create", "write", "ftruncate", "fsync", "sync", "rename", "replace", "link", "unlink", "mkdir", "rmdir", "utime"}
+)
+"""Calls that change something; ``create`` is an open that makes a file, ``sync`` an fsync of a folder."""
+
+
+@dataclass
+class Fault:
+    """What goes wrong, and when."""
+
+    nth: int
+    """At which call from now on, counted from 0."""
+    error: BaseException
+    calls: frozenset[str] | None = None
+    """Only these count; all if not given."""
+    lasts: bool = False
+    """Whether every later one fails too."""
+    after: bool = False
+    """Whether the call is done before it fails."""
+
+
+class Recorder:
+    """Watches `os` below one folder while it is installed."""
+
+    def __init__(self, top: Path) -> None:
+        self.top = os.path.realpath(top)
+        self.log: list[Entry] = []
+        self.calls: list[str] = []
+        """Names of all calls below the folder."""
+        self.fault: Fault | None = None
+        self.short_writes = False
+        self._is_dead = False
+        self._lock = threading.RLock()
+        self._nodes: dict[tuple[int, int], Node] = {}
+        self._n_nodes = 0
+        self._folders: set[Node] = set()
+        self._scan()
+
+    @property
+    def folders(self) -> set[Node]:
+        """All nodes that are folders."""
+        return set(self._folders)
+
+    def mark(self, said: Any) -> None:
+        """Put something into the log."""
+        with self._lock:
+            self.log.append((Mark(said),))
+
+    def kill(self, nth: int) -> None:
+        """Let one call be the last of the process; the dead do nothing, and what was not synced is not synced by it."""
+        self.fault = Fault(nth, SimulatedCrash(), lasts=True)
+
+    def revive(self) -> None:
+        """Let another process begin, on the same machine."""
+        self.fault, self._is_dead = None, False
+
+    def open_descriptors(self) -> list[str]:
+        """Files below the folder that are still open."""
+        names = []
+        for each in os.listdir("/proc/self/fd"):
+            try:
+                place = os.readlink(f"/proc/self/fd/{each}")
+            except OSError:
+                continue
+            if self._is_below(place):
+                names.append(place)
+        return names
+
+    @contextmanager
+    def installed(self) -> Iterator[Recorder]:
+        """Watch."""
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("write", "ftruncate", "fsync", "link", "mkdir", "rmdir", "utime", *LOOKS - {"fdopen"}):
+                patch.setattr(os, name, getattr(self, f"_{name}")(getattr(os, name)))
+            for name in ("rename", "replace"):
+                patch.setattr(os, name, self._rename(name, getattr(os, name)))
+            for name in ("unlink", "remove"):
+                patch.setattr(os, name, self._unlink(getattr(os, name)))
+            real_open = os.open
+            patch.setattr(os, "open", self._open(real_open))
+            patch.setattr(os, "fdopen", self._fdopen(os.fdopen))
+            opened = self._io_open(io.open)
+            patch.setattr(io, "open", opened)
+            patch.setattr(builtins, "open", opened)
+            patch.setattr(os, "getpid", lambda: OF_THE_DEAD)
+            yield self
+
+    # --- which file
+
+    def _is_below(self, path: Any) -> bool:
+        if not isinstance(path, str | os.PathLike):
+            return False
+        place = os.path.abspath(os.fspath(path))
+        return place == self.top or place.startswith(self.top + os.sep)
+
+    def _place_of(self, descriptor: int) -> str | None:
+        try:
+            place = _readlink(f"/proc/self/fd/{descriptor}")
+        except OSError:
+            return None
+        return place if self._is_below(place) else None
+
+    def _node(self, found: os.stat_result) -> Node:
+        return self._nodes[found.st_dev, found.st_ino]
+
+    def _new_node(self, found: os.stat_result) -> Node:
+        node = self._n_nodes
+        self._n_nodes += 1
+        self._nodes[found.st_dev, found.st_ino] = node
+        if stat.S_ISDIR(found.st_mode):
+            self._folders.add(node)
+        return node
+
+    def _folder_of(self, path: Any) -> tuple[Node, str]:
+        folder, name = os.path.split(os.path.abspath(os.fspath(path)))
+        return self._node(_stat(folder)), name
+
+    def _scan(self) -> None:
+        """What is there at first is durable."""
+        self._new_node(_stat(self.top))
+        first: list[Effect] = []
+        for folder, folders, files in os.walk(self.top):
+            above = self._node(_stat(folder))
+            for name in [*folders, *files]:
+                found = os.lstat(os.path.join(folder, name))
+                is_known = (found.st_dev, found.st_ino) in self._nodes
+                node = self._node(found) if is_known else self._new_node(found)
+                first.append(Named(above, name, node))
+                if name in files and not is_known:
+                    first.append(Wrote(node, 0, Path(folder, name).read_bytes()))
+        self.log.append((*first, *(Synced(node) for node in range(self._n_nodes))))
+
+    # --- calls
+
+    def _call(self, name: str, act: Callable[[], Any]) -> Any:
+        """Do one call, or let it fail."""
+        if self._is_dead:
+            raise SimulatedCrash
+        self.calls.append(name)
+        fault = self.fault
+        if fault is None or (fault.calls is not None and name not in fault.calls):
+            return act()
+        fault.nth -= 1
+        if fault.nth >= 0:
+            return act()
+        if not fault.lasts:
+            self.fault = None
+        if fault.after:
+            with suppress(OSError):
+                act()
+        self._is_dead = isinstance(fault.error, SimulatedCrash)
+        if isinstance(fault.error, OSError):
+            raise OSError(*fault.error.args)
+        raise fault.error
+
+    def _did(self, *effects: Effect) -> None:
+        self.log.append(effects)
+
+    def _open(self, real: Callable[..., int]) -> Callable[..., int]:
+        def call(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+            if not self._is_below(path):
+                return real(path, flags, mode, dir_fd=dir_fd)
+
+            def act() -> int:
+                is_new = bool(flags & os.O_CREAT) and not _exists(path)
+                descriptor = real(path, flags, mode)
+                if is_new:
+                    folder, name = self._folder_of(path)
+                    self._did(Named(folder, name, self._new_node(_fstat(descriptor))))
+                elif flags & os.O_TRUNC:
+                    self._did(Resized(self._node(_fstat(descriptor)), 0))
+                return descriptor
+
+            with self._lock:
+                return int(self._call("create" if flags & os.O_CREAT else "open", act))
+
+        return call
+
+    def _write(self, real: Callable[[int, Any], int]) -> Callable[[int, Any], int]:
+        def call(descriptor: int, data: Any) -> int:
+            if self._place_of(descriptor) is None:
+                return real(descriptor, data)
+
+            def act() -> int:
+                view = memoryview(data).cast("B")
+                at = os.lseek(descriptor, 0, os.SEEK_CUR)
+                n = real(descriptor, view[: max(1, len(view) // 3)] if self.short_writes else view)
+                self._did(Wrote(self._node(_fstat(descriptor)), at, bytes(view[:n])))
+                return n
+
+            with self._lock:
+                return int(self._call("write", act))
+
+        return call
+
+    def _ftruncate(self, real: Callable[[int, int], None]) -> Callable[[int, int], None]:
+        def call(descriptor: int, size: int) -> None:
+            if self._place_of(descriptor) is None:
+                return real(descriptor, size)
+
+            def act() -> None:
+                real(descriptor, size)
+                self._did(Resized(self._node(_fstat(descriptor)), size))
+
+            with self._lock:
+                self._call("ftruncate", act)
+
+        return call
+
+    def _fsync(self, real: Callable[[int], None]) -> Callable[[int], None]:
+        def call(descriptor: int) -> None:
+            if self._place_of(descriptor) is None:
+                return real(descriptor)
+            found = _fstat(descriptor)
+            name = "sync" if stat.S_ISDIR(found.st_mode) else "fsync"
+            with self._lock:
+                self._call(name, lambda: self._did(Synced(self._node(found))))
+
+        return call
+
+    def _rename(self, name: str, real: Callable[..., None]) -> Callable[..., None]:
+        def call(source: Any, dest: Any, **options: Any) -> None:
+            if not self._is_below(dest):
+                return real(source, dest, **options)
+
+            def act() -> None:
+                node = self._node(_lstat(source))
+                real(source, dest, **options)
+                if not _exists(source):  # to rename one name of a file to another does nothing
+                    self._did(Named(*self._folder_of(dest), node), Named(*self._folder_of(source), None))
+
+            with self._lock:
+                self._call(name, act)
+
+        return call
+
+    def _link(self, real: Callable[..., None]) -> Callable[..., None]:
+        def call(source: Any, dest: Any, **options: Any) -> None:
+            if not self._is_below(dest):
+                return real(source, dest, **options)
+
+            def act() -> None:
+                real(source, dest, **options)
+                self._did(Named(*self._folder_of(dest), self._node(_lstat(dest))))
+
+            with self._lock:
+                self._call("link", act)
+
+        return call
+
+    def _unlink(self, real: Callable[..., None]) -> Callable[..., None]:
+        def call(path: Any, **options: Any) -> None:
+            if not self._is_below(path):
+                return real(path, **options)
+
+            def act() -> None:
+                real(path, **options)
+                self._did(Named(*self._folder_of(path), None))
+
+            with self._lock:
+                self._call("unlink", act)
+
+        return call
+
+    def _mkdir(self, real: Callable[..., None]) -> Callable[..., None]:
+        def call(path: Any, *arguments: Any, **options: Any) -> None:
+            if not self._is_below(path):
+                return real(path, *arguments, **options)
+
+            def act() -> None:
+                real(path, *arguments, **options)
+                self._did(Named(*self._folder_of(path), self._new_node(_lstat(path))))
+
+            with self._lock:
+                self._call("mkdir", act)
+
+        return call
+
+    def _rmdir(self, real: Callable[..., None]) -> Callable[..., None]:
+        def call(path: Any, **options: Any) -> None:
+            if not self._is_below(path):
+                return real(path, **options)
+
+            def act() -> None:
+                real(path, **options)
+                self._did(Named(*self._folder_of(path), None))
+
+            with self._lock:
+                self._call("rmdir", act)
+
+        return call
+
+    def _utime(self, real: Callable[..., None]) -> Callable[..., None]:
+        return self._looking("utime", real)
+
+    def _lstat(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        return self._looking("lstat", real)
+
+    def _stat(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        return self._looking("stat", real)
+
+    def _fstat(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        return self._looking("fstat", real)
+
+    def _scandir(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        return self._looking("scandir", real)
+
+    def _preadv(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        return self._looking("preadv", real)
+
+    def _looking(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(what: Any = ".", *arguments: Any, **options: Any) -> Any:
+            is_ours = self._place_of(what) is not None if isinstance(what, int) else self._is_below(what)
+            if not is_ours:
+                return real(what, *arguments, **options)
+            return self._call(name, lambda: real(what, *arguments, **options))
+
+        return call
+
+    def _fdopen(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(descriptor: int, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+            if self._place_of(descriptor) is None:
+                return real(descriptor, mode, *arguments, **options)
+            if "r" in mode:
+                return self._call("fdopen", lambda: real(descriptor, mode, *arguments, **options))
+            return io.BufferedWriter(_Writer(descriptor))
+
+        return call
+
+    def _io_open(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(file: Any, mode: str = "r", buffering: int = -1, *arguments: Any, **options: Any) -> Any:
+            if not self._is_below(file):
+                return real(file, mode, buffering, *arguments, **options)
+            if "r" in mode:
+                return self._call("open", lambda: real(file, mode, buffering, *arguments, **options))
+            assert "b" in mode
+            flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if "x" in mode else os.O_TRUNC)
+            raw = _Writer(os.open(file, flags, 0o666))
+            return raw if buffering == 0 else io.BufferedWriter(raw)
+
+        return call
+
+
+class _Writer(io.RawIOBase):
+    """A file opened by Python, written through `os`, where it is seen."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        return os.write(self._descriptor, data)
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            os.close(self._descriptor)
+
+
+_stat, _lstat, _fstat, _readlink = os.stat, os.lstat, os.fstat, os.readlink
+
+
+def _exists(path: Any) -> bool:
+    try:
+        _lstat(path)
+    except FileNotFoundError:
+        return False
+    return True
