@@ -23,12 +23,9 @@ def __getattr__(name: str) -> Any:
         return TensorCasStore
     if name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib.metadata import PackageNotFoundError, version
+    from tensorcas_mlflow._release import release
 
-    try:
-        return version("tensorcas-mlflow")
-    except PackageNotFoundError:
-        return "0+unknown"  # a checkout that was not installed
+    return release()
 
 
 def __dir__() -> list[str]:

@@ -13,6 +13,7 @@ Places among them come without the logins and signatures that their URIs may hol
 
 from __future__ import annotations
 
+from tensorcas_mlflow._release import release
 from tensorcas_mlflow._texts import without_secrets
 
 _N_NAMES = 3
@@ -197,8 +198,9 @@ class NewerFormatError(FormatError):
 
     def __str__(self) -> str:
         return (
-            f"{self.what} has format version {self.version}, and this release reads up to {self.supported}: "
-            "upgrade tensorcas-mlflow"
+            f"{self.what} has format version {self.version}: it needs a release of tensorcas-mlflow that reads format "
+            f"{self.version} or later, and this is {release()}, which reads up to {self.supported}: upgrade "
+            "tensorcas-mlflow"
         )
 
 

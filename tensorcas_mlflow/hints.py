@@ -69,7 +69,8 @@ def hint_bytes(packs: Sequence[str], pack: Any, entries: Entries) -> bytes:
 
 def split_hints(blob: bytes) -> tuple[bytes, bytes]:
     """Part a manifest's blob into what comes before its hints and the hints, which are empty where it has none."""
-    if not blob.endswith(MAGIC) or len(blob) < _FOOTER.size:
+    # Whatever version they are: what this release does not know it passes over (`read_hints`).
+    if blob[-len(MAGIC) : -1] != MAGIC[:-1] or len(blob) < _FOOTER.size:
         return blob, b""
     n_bytes, _, _ = _FOOTER.unpack_from(blob, len(blob) - _FOOTER.size)
     at = len(blob) - _FOOTER.size - n_bytes
@@ -77,7 +78,7 @@ def split_hints(blob: bytes) -> tuple[bytes, bytes]:
 
 
 def read_hints(data: bytes, digests: Digests) -> Hints | None:
-    """Read hints; None if they are damaged, or for other chunks.
+    """Read hints; None if they are damaged, of a later version, or for other chunks.
 
     Args:
         data: As `split_hints` gave them.
@@ -86,8 +87,8 @@ def read_hints(data: bytes, digests: Digests) -> Hints | None:
     if len(data) < _FOOTER.size:
         return None
     packed = data[: -_FOOTER.size]
-    n_packed, said, _ = _FOOTER.unpack(data[-_FOOTER.size :])
-    if n_packed != len(packed) or digest(packed)[:_DIGEST_BYTES] != said:
+    n_packed, said, magic = _FOOTER.unpack(data[-_FOOTER.size :])
+    if magic != MAGIC or n_packed != len(packed) or digest(packed)[:_DIGEST_BYTES] != said:
         return None
     try:
         # No more packs than chunks: a small manifest must not claim hints that take much memory.

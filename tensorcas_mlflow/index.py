@@ -189,6 +189,35 @@ def segment_bytes(table: Table) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
+def segment_head_bytes(start: bytes) -> int:
+    """Say how many bytes of a segment `check_segment_head` needs, from its first 16."""
+    return 16 + int.from_bytes(start[12:16], "little")
+
+
+def check_segment_head(key: str, head: bytes) -> None:
+    """See from the beginning of a segment that it can be read by this release.
+
+    Raises:
+        CorruptError: It is not one.
+        NewerFormatError: A later release wrote it.
+    """
+    try:
+        _checked_head(key, read_schema(head[8:]))
+    except UNREADABLE as error:
+        raise CorruptError(key, f"not an index segment: {error}") from error
+
+
+def _checked_head(key: str, schema: pa.Schema) -> dict[str, Any]:
+    """Read what a segment says of itself, its version before anything else."""
+    head: dict[str, Any] = json.loads((schema.metadata or {})[_SCHEMA_KEY])
+    version = head["format"]
+    if type(version) is not int:
+        raise CorruptError(key, "an index segment says no version")
+    if version > VERSION:
+        raise NewerFormatError(f"the index segment {key!r}", version, VERSION)
+    return head
+
+
 def read_segment(key: str, data: bytes) -> Table:
     """Read an index segment.
 
@@ -203,12 +232,8 @@ def read_segment(key: str, data: bytes) -> Table:
     """
     try:
         stream = stream_in_file(data)
-        head = json.loads((read_schema(stream).metadata or {})[_SCHEMA_KEY])
-        version, packs = head["format"], tuple(head["packs"])
-        if type(version) is not int:
-            raise CorruptError(key, "an index segment says no version")
-        if version > VERSION:
-            raise NewerFormatError(f"index segment {key!r}", version, VERSION)
+        head = _checked_head(key, read_schema(stream))
+        packs = tuple(head["packs"])
         batch = read_batch(stream, _SCHEMA, what="an index segment")
         entries = np.zeros(batch.num_rows, dtype=ENTRY)
         for name in ("digest", "stored_digest"):

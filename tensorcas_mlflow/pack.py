@@ -11,10 +11,11 @@ import numpy as np
 
 from tensorcas_mlflow.codecs import RAW, Buffer, Codec
 from tensorcas_mlflow.digest import digest
-from tensorcas_mlflow.errors import CorruptError
+from tensorcas_mlflow.errors import CorruptError, NewerFormatError
 
 MAGIC = b"\x89TCPK\r\n\x01"
 TABLE_MAGIC = b"TCPTBL\r\x01"
+_VERSION = TABLE_MAGIC[-1]
 RAW_ALIGNMENT = 64
 STORED_DIGEST_BYTES = 16
 MAX_ENTRIES = 1 << 24
@@ -113,12 +114,15 @@ def read_table(key: str, size: int, read: Callable[[int, int], Buffer]) -> Entri
 
     Raises:
         CorruptError: The pack is cut short or damaged.
+        NewerFormatError: A later release wrote it.
     """
     if size < len(MAGIC) + FOOTER_BYTES:
         raise CorruptError(key, f"a pack cannot have only {size} bytes")
     footer = bytes(read(size - FOOTER_BYTES, size))
     magic, entry_bytes, n_entries, offset, _, wanted = _FOOTER.unpack(footer)
     if magic != TABLE_MAGIC:
+        if magic[:-1] == TABLE_MAGIC[:-1] and magic[-1] > _VERSION and not _would_be_ours(footer, size, read):
+            raise NewerFormatError(f"the pack {key!r}", magic[-1], _VERSION)
         raise CorruptError(key, "it does not end with a pack's footer")
     if entry_bytes < ENTRY.itemsize or n_entries > MAX_ENTRIES:
         raise CorruptError(key, "its footer says impossible sizes")
@@ -134,3 +138,12 @@ def read_table(key: str, size: int, read: Callable[[int, int], Buffer]) -> Entri
     if n_entries and (entries["offset"].min() < len(MAGIC) or ends.max() > offset or (ends < entries["offset"]).any()):
         raise CorruptError(key, "its table points outside of it")
     return entries
+
+
+def _would_be_ours(footer: bytes, size: int, read: Callable[[int, int], Buffer]) -> bool:
+    """Tell whether a pack is whole but for the version that its footer says: then that is damaged, and not later."""
+    _, entry_bytes, n_entries, offset, _, wanted = _FOOTER.unpack(footer)
+    end = size - FOOTER_BYTES
+    if n_entries > MAX_ENTRIES or not 0 <= offset <= end or offset + entry_bytes * n_entries != end:
+        return False
+    return digest(bytes(read(offset, end)) + TABLE_MAGIC + footer[len(TABLE_MAGIC) : 32]) == bytes(wanted)

@@ -124,11 +124,13 @@ def plan_gc(
         DirectAccessError: The store is reached through an MLflow server itself.
         CorruptError: A ref, manifest, intent or pack cannot be read, so what is needed cannot be known: verify the
             store, or drop the ref the error names.
+        NewerFormatError: A later release has written something here, which this one does not understand.
     """
     if grace_s < 0 or not 0 <= max_waste <= 1:
         raise ValueError(f"grace_s must not be negative and max_waste must be from 0 to 1: {grace_s}, {max_waste}")
     if store.backend.is_carrier:
         raise DirectAccessError("collection", store.uri)
+    p.check_index(store.backend)
     state = survey(store.backend, grace_s, count_stale=False, abandon=abandon)
     if state.unfenced:
         raise PendingSavesError(store.uri, tuple((intent.id, _who(intent)) for intent in state.unfenced))

@@ -13,7 +13,7 @@ import numpy as np
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends import Backend, BlobInfo
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, unique_rows
-from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError, FormatError
+from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError, FormatError, NewerFormatError
 from tensorcas_mlflow.index import Mask, Table, make_table, pack_key
 from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
 from tensorcas_mlflow.pack import Entries
@@ -89,6 +89,7 @@ def survey(backend: Backend, grace_s: float, *, count_stale: bool, abandon: Coll
 
     Raises:
         CorruptError: Something cannot be read that says what is needed.
+        NewerFormatError: A later release has written something.
     """
     before = time.time() - grace_s
     stale: list[str] = []
@@ -101,6 +102,8 @@ def survey(backend: Backend, grace_s: float, *, count_stale: bool, abandon: Coll
         silent = is_given_up or info.modified_s <= before
         try:
             intent = _read_intent(backend, info)
+        except NewerFormatError:
+            raise  # what it keeps, and how it is given up, only a later release knows
         except FormatError:
             if count_stale or not (silent or _is_blank(backend, info.key)):
                 raise
@@ -271,6 +274,8 @@ def _read_manifest(backend: Backend, name: str, needed_by: str) -> Manifest:
         return Manifest.from_blob(blob, name)
     except CorruptError as error:
         raise CorruptError(key, f"{error.reason}; {needed_by} needs it") from error
+    except NewerFormatError as error:
+        raise NewerFormatError(f"the manifest of {needed_by}", error.version, error.supported) from error
     except FormatError as error:
         raise CorruptError(key, f"{error}; {needed_by} needs it") from error
 

@@ -80,13 +80,15 @@ def parse_format(blob: bytes) -> tuple[str, int]:
     """
     try:
         settings = json.loads(blob)
-        version, store_id, chunk_bytes = settings["format"], settings["id"], settings["chunk_bytes"]
+        version = settings["format"]
         if type(version) is not int:
             raise CorruptError(FORMAT, "it says no version")
         if not is_whole(settings, blob):
             raise CorruptError(FORMAT, "it does not hash to the check in it")
+        # Before anything else is looked for: a later version may say other things.
         if version > VERSION:
             raise NewerFormatError("the store", version, VERSION)
+        store_id, chunk_bytes = settings["id"], settings["chunk_bytes"]
         if settings["digest"] != "blake3-256" or not (isinstance(store_id, str) and _ID.fullmatch(store_id)):
             raise CorruptError(FORMAT, "it says impossible settings")
         if type(chunk_bytes) is not int or not MIN_CHUNK_BYTES <= chunk_bytes <= MAX_CHUNK_BYTES:

@@ -325,8 +325,8 @@ class Store:
             manifest = Manifest.from_blob(self.backend.get(key, max_bytes=MAX_BYTES), ref.manifest)
         except BlobNotFoundError:
             raise CorruptError(key, f"it is gone, and {ref.label} needs it") from None
-        except NewerFormatError:
-            raise
+        except NewerFormatError as error:
+            raise NewerFormatError(f"the manifest of {ref.label}", error.version, error.supported) from error
         except FormatError as error:
             raise CorruptError(key, f"{getattr(error, 'reason', error)}, and {ref.label} needs it") from error
         object.__setattr__(manifest, "label", ref.label)

@@ -5,12 +5,21 @@ For `tensorcas_mlflow.gc` and other maintenance; programs use `Store`.
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Collection, Iterator, Set
 
-from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.backends import Backend, BlobInfo
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError, NewerFormatError
-from tensorcas_mlflow.index import MAX_SEGMENT_BYTES, Table, only_packs, read_segment, segment_bytes
+from tensorcas_mlflow.index import (
+    MAX_SEGMENT_BYTES,
+    Table,
+    check_segment_head,
+    only_packs,
+    read_segment,
+    segment_bytes,
+    segment_head_bytes,
+)
 from tensorcas_mlflow.pack import Payload
 from tensorcas_mlflow.store import _claim, _records
 from tensorcas_mlflow.store._catalog import Catalog
@@ -38,6 +47,7 @@ __all__ = [
     "Condemned",
     "Intent",
     "begin_generation",
+    "check_index",
     "condemned_bytes",
     "declare",
     "intent_bytes",
@@ -58,6 +68,8 @@ __all__ = [
     "write_packs",
 ]
 
+_HEAD_BYTES = 64 << 10
+
 
 def read_refs(backend: Backend, *, but: Collection[str] = ()) -> list[Ref]:
     """Read every ref of a store, except those at some keys.
@@ -75,6 +87,30 @@ def write_packs(backend: Backend, catalog: Catalog, payloads: Iterator[Payload])
         Size of the packs.
     """
     return _claim.write_packs(backend, catalog, payloads, Condemnation(lists=(), generation=None))
+
+
+def check_index(backend: Backend) -> None:
+    """See that no later release has written a segment of the index.
+
+    A collection does not need the index, but one that a later release uses is not to be collected by this one.
+
+    Raises:
+        NewerFormatError: One has.
+    """
+    for info in list(backend.list("index")):
+        if not info.key.endswith(".arrow"):
+            continue
+        with contextlib.suppress(BlobNotFoundError, CorruptError):
+            head = _first_bytes(backend, info, min(info.size, _HEAD_BYTES))
+            n_bytes = min(segment_head_bytes(head), info.size)
+            check_segment_head(info.key, head if n_bytes <= len(head) else _first_bytes(backend, info, n_bytes))
+
+
+def _first_bytes(backend: Backend, info: BlobInfo, n_bytes: int) -> bytes:
+    data = bytearray(n_bytes)
+    if data:
+        backend.read_into(info.key, 0, memoryview(data))
+    return bytes(data)
 
 
 def tidy_index(backend: Backend, packs: Set[str]) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tensorcas_mlflow.errors import ConflictError
 from tensorcas_mlflow.store import Ref
+from tensorcas_mlflow.store.protocol import read_condemned
 from tensorcas_mlflow.transfer._copy import copy_refs, plan_copy
 from tensorcas_mlflow.transfer._open import Place
 from tensorcas_mlflow.transfer._plain import PlainReport, copy_plain
@@ -51,10 +52,15 @@ def copy_all(
 
     Raises:
         ConflictError: Both are one store.
+        NewerFormatError: A later release has written into one of them what a copy must know; nothing is copied.
         BackendError: A storage failed; what was copied until then is there, and the next copy goes on.
     """
     if source.uri == destination.uri:
         raise ConflictError(f"{source.uri!r} cannot be copied to itself")
+    # What a later release has written is refused before anything is copied.
+    source.store.catalog.refresh()
+    destination.store.catalog.refresh()
+    read_condemned(destination.store.backend)
     plain = _copy_plain(source, destination, refs, wanted=wanted_plain, replace=replace, dry_run=dry_run)
     if dry_run:
         return Copied(refs=plan_copy(source.store, destination.store, refs, replace=replace), plain=plain)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError
+from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NewerFormatError
 from tensorcas_mlflow.index import MAX_SEGMENT_BYTES, Table, read_segment
 from tensorcas_mlflow.manifest import MAX_BYTES
 from tensorcas_mlflow.pack import Entries
@@ -28,7 +28,7 @@ def small_blob_problems(backend: Backend, packs: Packs) -> Iterator[Problem]:
         except (FormatError, BackendError) as error:
             # A commit may have been writing it just then, and has turned it into a ref since.
             if not isinstance(error, CorruptError) or _is_listed(backend, info.key):
-                yield Problem(key=info.key, reason=f"{reason_of(error)} (gc removes it once its grace is over)")
+                yield Problem(key=info.key, reason=_reason_and(error, "gc removes it once its grace is over"))
     try:
         p.read_condemned(backend)
     except FormatError as error:
@@ -41,10 +41,15 @@ def small_blob_problems(backend: Backend, packs: Packs) -> Iterator[Problem]:
         except BlobNotFoundError:
             continue
         except (FormatError, BackendError) as error:
-            yield Problem(key=info.key, reason=f"{reason_of(error)} (nothing is lost, and gc removes it)")
+            yield Problem(key=info.key, reason=_reason_and(error, "nothing is lost, and gc removes it"))
             continue
         for name in _belied(table, packs) if table.is_checked else ():
             yield Problem(key=info.key, reason=f"it says other things of pack {name} than that itself: remove it")
+
+
+def _reason_and(error: Exception, outcome: str) -> str:
+    """Say what is wrong with a blob and what comes of it: what a later release wrote, gc does not touch."""
+    return reason_of(error) if isinstance(error, NewerFormatError) else f"{reason_of(error)} ({outcome})"
 
 
 def _is_listed(backend: Backend, key: str) -> bool:

@@ -1,0 +1,336 @@
+"""What a later release has written is refused, in words that say what is needed, before anything is written or deleted.
+
+Each kind of blob is made one of version 2 in a store that is otherwise of version 1, as a later release might leave it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tensorcas_mlflow import __version__
+from tensorcas_mlflow.digest import digest
+from tensorcas_mlflow.errors import CorruptError, NewerFormatError
+from tensorcas_mlflow.gc import plan_gc
+from tensorcas_mlflow.hints import hint_bytes
+from tensorcas_mlflow.manifest import Manifest
+from tensorcas_mlflow.pack import ENTRY, FOOTER_BYTES
+from tensorcas_mlflow.runs import TensorCasStore
+from tensorcas_mlflow.store import Ref, RefTarget, Store, _catalog
+from tensorcas_mlflow.store.protocol import read_pack_table
+from tensorcas_mlflow.transfer import copy_all, open_destination, place_of, read_source
+from tensorcas_mlflow.verify import verify
+
+NEEDS = f"needs a release of tensorcas-mlflow that reads format 2 or later, and this is {re.escape(__version__)}"
+LONG_AGO = 1_000_000_000
+
+
+def model(seed: int) -> dict[str, np.ndarray]:
+    return {"w": np.random.default_rng(seed).integers(0, 256, 9_000, dtype=np.uint8), "n": np.array(seed)}
+
+
+def save(store: Store, seed: int, step: int) -> Ref:
+    with store.write_checkpoint(model(seed)) as pending:
+        return pending.commit(RefTarget(run_id="run", step=step))
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store of version 1 with a segment, a loose pack, two steps and something to collect."""
+    monkeypatch.setattr(_catalog, "_FOLD_AT", 2)
+    store = Store.init(tmp_path / "root", chunk_bytes=4096)
+    store.drop(save(store, 1, 1))
+    for step in (2, 3):
+        save(store, step, step)
+    (tmp_path / "root" / "plain.txt").write_text("beside it")
+    return tmp_path / "root"
+
+
+def the_store(root: Path) -> Path:
+    return root / ".tensorcas"
+
+
+def later_record(path: Path) -> None:
+    head, newline, tail = path.read_bytes().partition(b"\n")
+    said = {**json.loads(head), "format": 2}
+    said.pop("check", None)
+    path.write_bytes(json.dumps(said).encode() + newline + tail)
+
+
+def later_format(root: Path) -> None:
+    # What else it says is not what this release looks for.
+    (the_store(root) / "format").write_text('{"format": 2, "digests": ["sha3"]}')
+
+
+def later_ref(root: Path) -> None:
+    later_record(the_store(root) / "refs" / "runs" / "run" / "@2")
+
+
+def later_manifest(root: Path) -> None:
+    path = the_store(root) / "refs" / "runs" / "run" / "@2"
+    said = json.loads(path.read_bytes())
+    old = the_store(root) / "manifests" / said["manifest"]
+    stream = Manifest.stream_in(old.read_bytes())
+    assert stream.count(b'"format":1') == 1
+    stream = stream.replace(b'"format":1', b'"format":2')
+    said["manifest"] = f"{digest(stream).hex()}.00000000"
+    said.pop("check", None)
+    (the_store(root) / "manifests" / said["manifest"]).write_bytes(stream)
+    old.unlink()
+    path.write_text(json.dumps(said))
+
+
+def later_intent(root: Path) -> None:
+    folder = the_store(root) / "intents"
+    folder.mkdir(exist_ok=True)
+    (folder / ("a" * 32)).write_text('{"format": 2, "manifests": []}\n')
+    os.utime(folder / ("a" * 32), (LONG_AGO, LONG_AGO))
+
+
+def later_list(root: Path) -> None:
+    folder = the_store(root) / "condemned"
+    folder.mkdir(exist_ok=True)
+    (folder / ("a" * 32)).write_text('{"format": 2, "packs": []}')
+    os.utime(folder / ("a" * 32), (LONG_AGO, LONG_AGO))
+
+
+def later_pack(root: Path) -> None:
+    """Of the dropped step, so that nothing needs it."""
+    store = Store.open(root)
+    held = {row.tobytes() for ref in store.checkpoints() for row in store.manifest(ref).digests}
+    for path in sorted((the_store(root) / "packs").iterdir()):
+        data = path.read_bytes()
+        if any(data.find(each) >= 0 for each in held):
+            continue
+        path.write_bytes(with_version(data, 2))
+        # Nobody has folded it: it is listed by itself.
+        for segment in (the_store(root) / "index").glob("*.arrow"):
+            segment.unlink()
+        for pack in (the_store(root) / "packs").iterdir():
+            (the_store(root) / "index" / f"{pack.stem}.loose").touch()
+        return
+    raise AssertionError("every pack is needed")
+
+
+def with_version(pack: bytes, version: int) -> bytes:
+    """A pack whose table is of another version, and whole."""
+    table_at = int.from_bytes(pack[-FOOTER_BYTES + 16 : -FOOTER_BYTES + 24], "little")
+    table = pack[table_at:-FOOTER_BYTES]
+    head = pack[-FOOTER_BYTES : -FOOTER_BYTES + 7] + bytes([version]) + pack[-FOOTER_BYTES + 8 : -FOOTER_BYTES + 32]
+    return pack[:table_at] + table + head + digest(table + head)
+
+
+def later_segment(root: Path) -> None:
+    [path] = (the_store(root) / "index").glob("*.arrow")
+    data = path.read_bytes()
+    assert b'"format": 1' in data
+    path.write_bytes(data.replace(b'"format": 1', b'"format": 2'))
+
+
+KINDS: dict[str, Callable[[Path], None]] = {
+    "format": later_format,
+    "ref": later_ref,
+    "manifest": later_manifest,
+    "intent": later_intent,
+    "condemned list": later_list,
+    "pack": later_pack,
+    "segment": later_segment,
+}
+
+
+def load(root: Path) -> None:
+    store = Store.open(root)
+    ref = store.ref(RefTarget(run_id="run", step=2).key)
+    assert ref is not None
+    store.read_tensors(store.manifest(ref))
+
+
+def load_run(root: Path) -> None:
+    TensorCasStore(root, "run").load_tensors(2)
+
+
+def save_new(root: Path) -> None:
+    save(Store.open(root), 7, 7)
+
+
+def save_file(root: Path) -> None:
+    store = Store.open(root)
+    with store.write_file(root / "plain.txt") as pending:
+        pending.commit(RefTarget(path="file.txt"))
+
+
+def collect(root: Path) -> None:
+    plan_gc(Store.open(root), grace_s=0, max_waste=0).execute()
+
+
+def copy_from(root: Path) -> None:
+    copy(Store.open(root), root.parent / "copy")
+
+
+def copy_to(root: Path) -> None:
+    other = Store.open(root.parent / "other", create=True, chunk_bytes=4096)
+    save(other, 2, 2)
+    (root.parent / "other" / "plain too.txt").write_text("beside the other")
+    copy(other, root)
+
+
+def copy(source: Store, destination: Path) -> None:
+    refs, failed = read_source(source)
+    for each in failed:
+        raise NewerFormatError(each.what, 2, 1) if "format version 2" in each.reason else AssertionError(each)
+    copied = copy_all(place_of(source), open_destination(destination, source), refs)
+    for each in copied.refs.failed:
+        assert "format version 2" in each.reason
+        if "the manifest" in each.reason:
+            raise NewerFormatError(each.what, 2, 1)
+
+
+WAYS: dict[str, Callable[[Path], None]] = {
+    "load": load,
+    "load a step of a run": load_run,
+    "save": save_new,
+    "save a file": save_file,
+    "collect": collect,
+    "copy from": copy_from,
+    "copy to": copy_to,
+}
+
+PASSES = {
+    ("ref", "save"): "no save reads the refs of others",
+    ("ref", "save a file"): "the same",
+    ("ref", "copy to"): "it is told, and the others are copied",
+    ("manifest", "save"): "a manifest is read by whoever loads it",
+    ("manifest", "save a file"): "the same",
+    ("manifest", "copy to"): "the ref that names it is another one, and is kept",
+    ("intent", "load"): "intents are read by collectors",
+    ("intent", "load a step of a run"): "the same",
+    ("intent", "save"): "the same",
+    ("intent", "save a file"): "the same",
+    ("intent", "copy from"): "the same",
+    ("intent", "copy to"): "the same",
+    ("condemned list", "load"): "a load relies on its ref",
+    ("condemned list", "load a step of a run"): "the same",
+    ("condemned list", "copy from"): "the same",
+    **dict.fromkeys((("segment", way) for way in WAYS if way != "collect"), "packs are asked instead"),
+}
+
+
+def everything(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_later_release_wrote_is_refused_before_anything_is_changed(root: Path, kind: str, way: str) -> None:
+    KINDS[kind](root)
+    before = everything(root)
+    if (kind, way) in PASSES:
+        WAYS[way](root)
+        # Whoever wrote it finds it as it was.
+        assert before.items() <= everything(root).items()
+        return
+    with pytest.raises(NewerFormatError, match=NEEDS):
+        WAYS[way](root)
+
+    assert everything(root) == before
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "format"])
+def test_a_collection_refuses_even_if_it_is_to_abandon_what_is_later(root: Path, kind: str) -> None:
+    KINDS[kind](root)
+    before = everything(root)
+    with pytest.raises(NewerFormatError):
+        plan_gc(Store.open(root), grace_s=0, max_waste=0, abandon=["a" * 32, "refs/runs/run/@2"])
+
+    assert everything(root) == before
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "format"])
+def test_verify_tells_which_blob_is_of_a_later_release(root: Path, kind: str) -> None:
+    KINDS[kind](root)
+    before = everything(root)
+    reasons = [problem.reason for problem in verify(Store.open(root)).problems]
+
+    assert everything(root) == before
+    [reason] = [reason for reason in reasons if "upgrade tensorcas-mlflow" in reason]
+    assert "version 2" in reason
+    assert "gc removes it" not in reason
+
+
+def test_what_a_later_release_writes_during_a_collection_is_kept(root: Path) -> None:
+    plan = plan_gc(Store.open(root), grace_s=0, max_waste=0)
+    later_segment(root)
+    [segment] = (the_store(root) / "index").glob("*.arrow")
+    before = segment.read_bytes()
+    plan.execute()
+
+    assert segment.read_bytes() == before
+
+
+def test_a_plan_made_before_a_later_release_came_deletes_nothing(root: Path) -> None:
+    plan = plan_gc(Store.open(root), grace_s=0, max_waste=0)
+    assert plan.packs
+    later_ref(root)
+    before = everything(root)
+    with pytest.raises(NewerFormatError):
+        plan.execute()
+
+    assert everything(root) == before
+
+
+@pytest.mark.parametrize("bit", range(8))
+def test_a_flipped_bit_in_the_version_of_a_pack_is_damage_and_no_later_release(root: Path, bit: int) -> None:
+    path = next((the_store(root) / "packs").iterdir())
+    data = bytearray(path.read_bytes())
+    data[-FOOTER_BYTES + 7] ^= 1 << bit
+    path.write_bytes(data)
+    with pytest.raises(CorruptError, match="does not end with a pack's footer"):
+        read_pack_table(Store.open(root).backend, path.stem)
+
+
+def test_hints_of_a_later_version_are_passed_over(root: Path) -> None:
+    store = Store.open(root)
+    ref = store.ref(RefTarget(run_id="run", step=2).key)
+    assert ref is not None
+    path = the_store(root) / "manifests" / ref.manifest
+    hints = hint_bytes(["0" * 32], np.zeros(1, np.uint32), np.zeros(1, ENTRY))
+    for blob in (path.read_bytes(), Manifest.stream_in(path.read_bytes())):
+        path.write_bytes(blob + hints[:-1] + b"\x02")
+        manifest = Store.open(root).manifest(ref)
+        assert np.array_equal(store.read_tensors(manifest)["w"], model(2)["w"])
+
+
+def test_a_save_as_a_step_that_a_later_release_saved_is_refused(root: Path) -> None:
+    later_ref(root)
+    before = everything(root)
+    with pytest.raises(NewerFormatError, match=NEEDS):
+        TensorCasStore(root, "run").save(np.arange(5), 2)
+
+    assert everything(root) == before
+
+
+def test_the_release_that_is_needed_is_said() -> None:
+    sentence = str(NewerFormatError("the store", 3, 1))
+
+    assert "reads format 3 or later" in sentence
+    assert f"this is {__version__}, which reads up to 1" in sentence
+
+
+def test_a_copy_of_the_whole_folder_is_refused_as_the_store_is(root: Path) -> None:
+    later_format(root)
+    shutil.copytree(root, root.parent / "moved")
+    with pytest.raises(NewerFormatError, match=NEEDS):
+        Store.open(root.parent / "moved")
+    with pytest.raises(NewerFormatError, match=NEEDS):
+        Store.open(root.parent / "moved", create=True)
+    with pytest.raises(NewerFormatError, match=NEEDS):
+        TensorCasStore(root.parent / "moved", "run")
+
+    assert everything(root.parent / "moved") == everything(root)
