@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import os
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from types import TracebackType
 from typing import Any, ClassVar, TypeVar
 
 from tensorcas_mlflow import config
@@ -17,31 +18,25 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Lock:
+class Lock(_thread.RLock):  # type: ignore[misc]  # final for type checkers alone
     """A re-entrant lock that a child made by fork finds open.
 
-    The thread that held it is not in the child, where nobody would ever open it.
+    The thread that held it is not in the child, where nobody would ever open it. It is entered by the interpreter's own
+    code and not by a method in Python, in which a KeyboardInterrupt could come when the lock is taken and nobody has
+    promised to open it again yet: all other threads would wait for ever.
     """
 
     _all: ClassVar[weakref.WeakSet[Lock]] = weakref.WeakSet()
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        super().__init__()
         Lock._all.add(self)
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._lock.release()
 
     @classmethod
     def open_all(cls) -> None:
-        """Replace every lock by an open one."""
+        """Open every lock, whoever held it."""
         for lock in list(cls._all):
-            lock._lock = threading.RLock()
+            lock._at_fork_reinit()  # type: ignore[attr-defined]  # as the locks of `logging` and `threading` are
 
 
 _N_WAITING = 16
@@ -135,6 +130,7 @@ def run_all(function: Callable[[T], None], items: Iterable[T], *, waits: bool = 
     Raises:
         Exception: Of the calls that failed, what the first in the order of the items raised. Items not yet begun are
             dropped, and calls under way are over when it is raised.
+        KeyboardInterrupt: It came meanwhile, whatever else has failed; the same holds.
     """
     n_threads = _N_WAITING if waits else config.n_threads()
     if n_threads == 1:
@@ -160,9 +156,10 @@ def run_all(function: Callable[[T], None], items: Iterable[T], *, waits: bool = 
                 errors.append((at, error))
 
     pool = _shared_pool(waits=waits)
-    helpers = [_submit(pool, _call, work) for _ in range(n_threads - 1)]
-    work()
+    helpers: list[Future[None]] = []
     try:
+        helpers += (_submit(pool, _call, work) for _ in range(n_threads - 1))
+        work()
         wait([helper for helper in helpers if not helper.cancel()])
     except BaseException as error:
         with lock:
@@ -170,7 +167,8 @@ def run_all(function: Callable[[T], None], items: Iterable[T], *, waits: bool = 
         wait(helpers)
         raise
     if errors:
-        raise min(errors, key=lambda each: each[0])[1]
+        # An interrupt is nobody's failure, and must not be lost behind one.
+        raise min(errors, key=lambda each: (isinstance(each[1], Exception), each[0]))[1]
 
 
 def start(job: Callable[[], T], name: str) -> Future[T]:
@@ -214,23 +212,32 @@ class Background:
         self._open: list[Future[Any]] = []
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
-        """Do a job after those that were given before; here and now if no thread can be had for it."""
+        """Do a job after those that were given before; here and now if no thread can be had for it.
+
+        If a KeyboardInterrupt comes meanwhile the job may have been given all the same; then it is done, at the latest
+        when somebody waits.
+        """
         future: Future[T] = Future()
         with self._lock:
-            self._jobs.append((job, future))
             self._open.append(future)
-            if self._thread is not None and not self._is_ending:
-                return future
-            thread = threading.Thread(target=self._work, name=self._name, daemon=False)
-            self._thread = thread
-        try:
-            if not self._is_ending:
-                thread.start()
-                return future
-        except RuntimeError:
-            pass  # there are too many
-        self._work()
+            self._jobs.append((job, future))
+        self._see_to_it()
         return future
+
+    def _see_to_it(self) -> None:
+        """Have somebody do the jobs that are given: the thread, or else the caller."""
+        with self._lock:
+            if not self._jobs:
+                return
+            if not self._is_ending:
+                if self._thread is not None and self._thread.is_alive():
+                    return
+                self._thread = threading.Thread(target=self._work, name=self._name, daemon=False)
+                with contextlib.suppress(RuntimeError):  # there are too many
+                    self._thread.start()
+                    return
+                self._thread = None
+        self._work()
 
     def end(self) -> None:
         """Do whatever comes from now on here and now: the interpreter is ending and waits for no more threads."""
@@ -245,6 +252,7 @@ class Background:
         with self._lock:
             if not future.done() and future not in self._open:
                 raise RuntimeError("this is done by the process that began it; wait for it there")
+        self._see_to_it()  # whoever gave it may have been interrupted before
         try:
             return future.result()
         finally:
@@ -264,6 +272,7 @@ class Background:
                 self._open.remove(future)
 
     def _work(self) -> None:
+        is_here = threading.current_thread() is not self._thread
         while True:
             with self._lock:
                 if not self._jobs:
@@ -272,8 +281,12 @@ class Background:
                 job, future = self._jobs.popleft()
             try:
                 result = job()
-            except BaseException as error:  # noqa: BLE001 -- it is raised where the job is waited for
+            except BaseException as error:
+                # It is raised where the job is waited for; but an interrupt of the caller is the caller's, at once.
                 future.set_exception(error)
+                if is_here and not isinstance(error, Exception):
+                    self._forget(future)
+                    raise
             else:
                 future.set_result(result)
                 self._forget(future)

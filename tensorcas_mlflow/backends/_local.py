@@ -47,12 +47,32 @@ def _alone_in(folder: str) -> Iterator[None]:
         yield
         return
     descriptor = os.open(folder, os.O_RDONLY)
+    _locking.add(descriptor)
     try:
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
+        _locking.discard(descriptor)
+        # A child that was forked meanwhile has the file open too, and closing it here alone would leave it locked.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
+
+
+_locking: set[int] = set()
+"""Descriptors of folders that threads of this process have locked, or are about to."""
+
+
+def _let_go() -> None:
+    """In a child made by fork: close what its parent's threads have locked, which their end would not unlock else."""
+    while _locking:
+        with contextlib.suppress(OSError):
+            os.close(_locking.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
 
 
 class LocalBackend(Backend):

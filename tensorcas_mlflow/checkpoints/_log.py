@@ -108,28 +108,28 @@ def log_checkpoint(
     adapter = adapter_for(state)
     tensors = adapter.extract(state)
     saving = series.begin(step, tensors, flavor=adapter.name, cuts=adapter.cuts(tensors), overwrite=overwrite)
-    finish = _Finish(
-        series=series,
-        saving=saving,
-        keep=keep,
-        log_metrics=log_metrics,
-        tracking_uri=tracking_uri,
-        info=CheckpointInfo(
-            uri=series.uri(step),
-            run_id=series.run.run_id,
-            name=name,
-            step=step,
-            n_tensors=len(tensors) - (SKELETON in tensors),
-            bytes_total=saving.manifest.n_bytes,
-            bytes_new=saving.n_new_bytes,
-            bytes_stored=None,
-            seconds=0.0,
-        ),
-    )
-    if blocking:
-        info = finish()
-        return dataclasses.replace(info, seconds=time.perf_counter() - began)
     try:
+        finish = _Finish(
+            series=series,
+            saving=saving,
+            keep=keep,
+            log_metrics=log_metrics,
+            tracking_uri=tracking_uri,
+            info=CheckpointInfo(
+                uri=series.uri(step),
+                run_id=series.run.run_id,
+                name=name,
+                step=step,
+                n_tensors=len(tensors) - (SKELETON in tensors),
+                bytes_total=saving.manifest.n_bytes,
+                bytes_new=saving.n_new_bytes,
+                bytes_stored=None,
+                seconds=0.0,
+            ),
+        )
+        if blocking:
+            info = finish()
+            return dataclasses.replace(info, seconds=time.perf_counter() - began)
         saving.detach()
     except BaseException:
         saving.abandon()

@@ -154,8 +154,8 @@ class Catalog:
     def add(self, name: str, entries: Entries) -> None:
         """Take up a pack."""
         with self._lock:
-            self._packs.add(name)
             self._tables.append(make_table({name: entries}))
+            self._packs.add(name)  # last: what an interrupt leaves undone is looked up again
             self._merge()
 
     def forget(self, packs: Collection[str]) -> None:
@@ -326,14 +326,14 @@ class Catalog:
             self._segments.add(name)
             self._has_bad_segments = True
             return True
-        self._segments.add(name)
         new = set(table.packs) - self._packs
         if new and not table.is_checked:
             self._load_packs(dict.fromkeys(sorted(new)))
         elif new:
-            self._packs |= new
             self._tables.append(only_packs(table, new))
+            self._packs |= new
             self._merge()
+        self._segments.add(name)
         return True
 
     def _load_packs(self, packs: Mapping[str, int | None]) -> None:
@@ -357,8 +357,8 @@ class Catalog:
             for name in new:
                 load(name)
         if tables:
-            self._packs |= tables.keys()
             self._tables.append(make_table({name: tables[name] for name in new if name in tables}))
+            self._packs |= tables.keys()
             self._merge()
 
     def _is_new(self, pack: str) -> bool:

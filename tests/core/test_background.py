@@ -59,3 +59,35 @@ def test_a_job_is_done_here_and_now_if_no_thread_can_be_had(monkeypatch: pytest.
         assert future.result(0) == threading.get_ident()
 
     assert background.result(background.submit(threading.get_ident)) != threading.get_ident()
+
+
+def test_a_job_whose_giver_was_interrupted_is_done_when_somebody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(self: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    background = Background("test")
+    done: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            background.submit(lambda: done.append(1))
+    waiter = threading.Thread(target=background.wait, daemon=True)
+    waiter.start()
+    waiter.join(10)
+
+    assert not waiter.is_alive()
+    assert done == [1]
+
+
+def test_an_interrupt_of_a_job_done_here_and_now_is_raised_here_and_now() -> None:
+    background = Background("test")
+    background.end()
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        background.submit(interrupted)
+
+    background.wait()
+    assert background.result(background.submit(lambda: 7)) == 7

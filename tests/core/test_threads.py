@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import itertools
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -159,3 +161,71 @@ def test_an_error_of_the_items_themselves_is_raised_when_all_are_run(n_threads: 
 
     with pytest.raises(OSError, match="no more"):
         threads.run_all(lambda item: None, items())
+
+
+def test_an_interrupt_is_not_lost_behind_the_failure_of_an_earlier_item(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSORCAS_THREADS", "2")
+    main, helpers, interrupted = threading.get_ident(), list[int](), threading.Event()
+
+    def work(item: int) -> None:
+        if threading.get_ident() != main:
+            helpers.append(item)
+            assert interrupted.wait(10)
+            raise OSError(str(item))
+        if helpers and item > helpers[0]:
+            interrupted.set()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        threads.run_all(work, itertools.count())
+
+    assert helpers != []
+
+
+def test_an_interrupt_leaves_no_lock_taken() -> None:
+    lock = threads.Lock()
+    n_interrupts = 0
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        while n_interrupts < 200:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.0003)
+                while True:
+                    with lock:
+                        pass
+            except KeyboardInterrupt:
+                n_interrupts += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    taken: list[bool] = []
+    other = threading.Thread(target=lambda: taken.append(lock.acquire(timeout=5)))
+    other.start()
+    other.join()
+
+    assert taken == [True]
+
+
+def test_a_lock_that_another_thread_holds_is_open_in_a_forked_child() -> None:
+    lock, held, done = threads.Lock(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            done.wait(30)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait(10)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if lock.acquire(timeout=5) else 1)
+    _, status = os.waitpid(child, 0)
+    done.set()
+    holder.join()
+
+    assert status == 0

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -11,7 +14,9 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.errors import CheckpointExistsError
+from tensorcas_mlflow.gc import plan_gc
 from tensorcas_mlflow.store import Ref, RefTarget, Store
+from tensorcas_mlflow.verify import verify
 
 
 @pytest.fixture
@@ -83,6 +88,40 @@ def test_threads_that_share_a_store_save_and_load_what_is_theirs(store: Store) -
     other = Store.open(store.uri)
     assert all(is_right(other, ref) for ref in other.checkpoints())
     assert list(store.backend.list("intents")) == []
+
+
+def test_32_threads_that_share_a_store_lose_nothing_while_another_one_collects(store: Store) -> None:
+    done = threading.Event()
+    n_collected: list[int] = []
+
+    def collect() -> None:
+        while not done.is_set():
+            n_collected.append(plan_gc(store, grace_s=3600, max_waste=0).execute().n_packs)
+
+    def work(n: int) -> None:
+        ref = save(store, n, n)
+        assert is_right(store, ref)
+        assert n in {each.step for each in store.checkpoints()}
+        if n % 2:
+            store.drop(ref)
+
+    collector = threading.Thread(target=collect)
+    collector.start()
+    try:
+        in_threads(32, work)
+    finally:
+        done.set()
+        collector.join()
+    collect_rest(store)
+
+    assert sum(n_collected) > 0
+    assert [ref.step for ref in sorted(store.checkpoints(), key=lambda ref: ref.step or 0)] == list(range(0, 32, 2))
+    assert all(is_right(store, ref) for ref in store.checkpoints())
+    assert verify(store, full=True).problems == ()
+
+
+def collect_rest(store: Store) -> None:
+    plan_gc(Store.open(store.uri), grace_s=0, max_waste=0).execute()
 
 
 def test_of_threads_that_save_one_step_one_wins(store: Store) -> None:
@@ -163,6 +202,98 @@ def test_a_child_forked_while_threads_save_can_save(store: Store) -> None:
         saver.join()
 
     assert {ref.step for ref in store.checkpoints()} >= set(range(8))
+
+
+def pooled(n: int) -> bool:
+    """In a process of a pool: by the store that its parent has open, and by one of its own."""
+    assert pooled_store is not None
+    ref = save(pooled_store, n, n)
+    return is_right(pooled_store, ref) and is_right(Store.open(pooled_store.uri), ref)
+
+
+pooled_store: Store | None = None
+
+
+def test_a_pool_forked_while_threads_save_and_collect_can_save_and_load(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "pooled_store", store)
+    save(store, 99, 99)
+    done = threading.Event()
+
+    def keep(work: Callable[[], object]) -> threading.Thread:
+        def repeat() -> None:
+            while not done.is_set():
+                work()
+
+        thread = threading.Thread(target=repeat)
+        thread.start()
+        return thread
+
+    busy = [
+        keep(lambda: save(store, 98, 98)),
+        keep(lambda: is_right(store, save(store, 97, 97))),
+        keep(lambda: plan_gc(store, grace_s=3600, max_waste=0).execute()),
+    ]
+    try:
+        for _ in range(3):
+            with multiprocessing.get_context("fork").Pool(2) as pool:
+                assert all(pool.map_async(pooled, range(6)).get(60))
+    finally:
+        done.set()
+        for thread in busy:
+            thread.join()
+
+    assert {ref.step for ref in store.checkpoints()} == {*range(6), 97, 98, 99}
+    assert all(is_right(store, ref) for ref in store.checkpoints())
+
+
+ENDING = """
+import sys, threading, time
+import numpy as np
+from tensorcas_mlflow.store import RefTarget, Store
+
+store = Store.open(sys.argv[1])
+begun = threading.Event()
+
+def keep_saving(name, ends):
+    step = 0
+    while True:
+        weights = np.random.default_rng(step).normal(size=20_000)
+        with store.write_checkpoint({"w": weights, "n": np.array(step)}) as save:
+            if ends and step == 3:
+                sys.exit("from a thread")
+            save.commit(RefTarget(run_id=name, step=step))
+        begun.set()
+        step += 1
+
+threading.Thread(target=keep_saving, args=("daemon", False), daemon=True).start()
+threading.Thread(target=keep_saving, args=("ends", True)).start()
+begun.wait()
+time.sleep(0.2)
+sys.exit(7)
+"""
+
+
+def test_an_interpreter_that_ends_waits_for_no_daemon_and_leaves_a_sound_store(store: Store) -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", ENDING, store.uri],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    saved = [ref.run_id for ref in store.checkpoints()]
+    for ref in store.checkpoints():
+        loaded = store.read_tensors(store.manifest(ref))
+        assert np.array_equal(loaded["w"], np.random.default_rng(ref.step).normal(size=20_000))
+    collect_rest(store)
+
+    assert done.returncode == 7, done.stderr
+    assert saved.count("ends") == 3
+    assert "daemon" in saved
+    assert list(store.backend.list("intents")) == []
+    assert verify(store, full=True).problems == ()
 
 
 def test_a_save_begun_before_a_fork_is_committed_by_one_of_the_two(store: Store) -> None:
