@@ -34,7 +34,8 @@ test-long: $(STAMP) postgresql object-servers ## run the tests that take long; m
 
 test-all: test test-long ## run all tests
 
-stress: $(STAMP) ## explore the save/collect protocol further than the tests do; an hour and more
+stress: $(STAMP) ## let processes race, and explore the save/collect protocol further than the tests do; an hour and more
+	TENSORCAS_RACE_S=180 $(BIN)/python -m pytest -n 0 -m long tests/race
 	TENSORCAS_SCHEDULES=100000 TENSORCAS_PREEMPTIONS=1 TENSORCAS_ALL_STATES=1 $(BIN)/python -m pytest -m '' tests/protocol
 
 check: $(STAMP) ## lint, formatting, types, layers; changes nothing

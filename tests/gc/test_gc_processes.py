@@ -147,6 +147,7 @@ def test_killed_collectors_lose_nothing_and_the_next_one_cleans_up(store: Store)
     assert read_condemned(store.backend).lists == []
 
 
+@pytest.mark.long  # tests/race does more on every change
 def test_savers_and_collectors_of_many_processes_lose_nothing(store: Store) -> None:
     savers = [start(SAVER, store, seed, TOGETHER_S) for seed in range(3)]
     collectors = [start(COLLECTOR, store, seed, TOGETHER_S) for seed in range(2)]
