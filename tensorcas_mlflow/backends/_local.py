@@ -305,9 +305,12 @@ class LocalBackend(Backend):
             if error.errno == errno.ELOOP:
                 raise CorruptError(key, "it is a symbolic link, and links are not followed") from None
             raise
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise CorruptError(key, "it is no file")
+        except BaseException:
             os.close(descriptor)
-            raise CorruptError(key, "it is no file")
+            raise
         return descriptor
 
     def _create_staging(self, folder: str) -> tuple[int, str]:

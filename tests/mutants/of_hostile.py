@@ -91,8 +91,8 @@ MUTANTS = (
         fault="a pipe in the place of a blob",
         test=f"{_LINKS}::test_a_blob_that_is_a_pipe_is_not_waited_for",
         path="tensorcas_mlflow/backends/_local.py",
-        before="        if not stat.S_ISREG(os.fstat(descriptor).st_mode):\n",
-        after="        if descriptor < 0:\n",
+        before="            if not stat.S_ISREG(os.fstat(descriptor).st_mode):\n",
+        after="            if descriptor < 0:\n",
     ),
     Mutant(
         fault="objects whose names lead out of the folder they are copied to",
