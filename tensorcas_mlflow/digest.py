@@ -85,6 +85,29 @@ def unique_rows(digests: Digests) -> tuple[Digests, Any, Any]:
     if len(digests) == 0:
         none = np.empty(0, dtype=np.intp)
         return digests, none, none
-    keys = np.ascontiguousarray(digests).view(f"V{DIGEST_BYTES}").ravel()
-    unique, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
-    return unique.view(np.uint8).reshape(-1, DIGEST_BYTES), first, inverse.ravel()
+    order, is_new = _sorted_rows(digests)
+    first = order[is_new]
+    inverse = np.empty(len(digests), dtype=np.intp)
+    inverse[order] = np.cumsum(is_new) - 1
+    return np.ascontiguousarray(digests[first]), first, inverse
+
+
+def prefixes(digests: Digests) -> Any:
+    """Read the first eight bytes of many digests as big-endian numbers."""
+    return np.ascontiguousarray(digests[:, :8]).view(">u8").ravel().astype(np.uint64)
+
+
+def _sorted_rows(digests: Digests) -> tuple[Any, Any]:
+    """Sort digests: their rows, equal ones in their order, and for each of these whether it differs from the last."""
+    prefix = prefixes(digests)
+    order = np.argsort(prefix, kind="stable")
+    ranked = prefix[order]
+    is_new = np.ones(len(order), dtype=bool)
+    is_new[1:] = ranked[1:] != ranked[:-1]
+    again = np.flatnonzero(~is_new)
+    if (digests[order[again]] != digests[order[again - 1]]).any():
+        # Different digests that begin alike: nobody meets two by chance, but anybody may write them into a manifest.
+        keys = np.ascontiguousarray(digests).view(f"V{DIGEST_BYTES}").ravel()
+        order = np.argsort(keys, kind="stable")
+        is_new[1:] = keys[order][1:] != keys[order][:-1]
+    return order, is_new

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from tensorcas_mlflow._arrow import UNREADABLE, read_batch, read_schema, stream_in_file
-from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest_of
+from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest_of, prefixes
 from tensorcas_mlflow.errors import CorruptError, FormatError, NewerFormatError
 from tensorcas_mlflow.pack import ENTRY, STORED_DIGEST_BYTES, Entries
 
@@ -102,11 +102,6 @@ def pack_name(key: str) -> str:
 def is_pack_name(name: object) -> bool:
     """Tell whether something is the name of a pack."""
     return isinstance(name, str) and _PACK_NAME.fullmatch(name) is not None
-
-
-def prefixes(digests: Digests) -> Any:
-    """Read the first eight bytes of many digests as big-endian numbers."""
-    return np.ascontiguousarray(digests[:, :8]).view(">u8").ravel().astype(np.uint64)
 
 
 def make_table(parts: Mapping[str, Entries]) -> Table:

@@ -46,6 +46,7 @@ class DiskUsage(_Figures):
     refs: int
     intents: int
     condemned: int
+    census: int
     quarantine: int
     format: int
 
@@ -110,7 +111,7 @@ def store_stats(store: Store) -> StoreStats:
 
 def disk_usage(backend: Backend) -> DiskUsage:
     """Add up the sizes of all blobs of a store."""
-    prefixes = ("packs", "index", "manifests", "refs", "intents", "condemned", "quarantine")
+    prefixes = ("packs", "index", "manifests", "refs", "intents", "condemned", "census", "quarantine")
     sizes = {prefix: sum(info.size for info in backend.list(prefix)) for prefix in prefixes}
     settings = backend.stat("format")
     sizes["format"] = 0 if settings is None else settings.size

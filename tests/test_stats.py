@@ -69,6 +69,7 @@ def test_every_byte_of_the_store_is_counted(store: Store, tmp_path: Path) -> Non
     store.backend.put_new("index/" + "0" * 32 + ".arrow", [b"segment"])
     store.backend.put_new("condemned/" + "0" * 32, [condemned_bytes(frozenset(), frozenset())])
     store.backend.put_new("quarantine/" + "0" * 32 + "-0-1.00000000", [b"damaged"])
+    store.backend.put_new("census/" + "0" * 32, [b"census"])
     with store.write_checkpoint({"w": np.arange(7)}):
         found = disk_usage(store.backend)
         on_disk = bytes_below(tmp_path / "store")

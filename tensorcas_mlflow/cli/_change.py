@@ -102,6 +102,22 @@ def _plan_json(plan: GcPlan) -> Json:
         "n_manifests": len(plan.manifests),
         "n_dead_saves": len(plan.stale_intents),
         "n_dead_collections": len(plan.dead_lists),
+        "why": [_why_json(plan, reason) for reason in sorted(set(plan.reasons.values()))],
+        "rewrites": [
+            {"pack": name, "bytes": size, "needed_bytes": needed}
+            for name, (needed, size) in sorted(plan.rewrites.items())
+        ],
+    }
+
+
+def _why_json(plan: GcPlan, reason: str) -> Json:
+    packs = sorted(name for name in plan.packs if plan.reasons[name] == reason)
+    manifests = [name for name in plan.manifests if plan.reasons[name] == reason]
+    return {
+        "reason": reason,
+        "packs_bytes": sum(plan.packs[name] for name in packs),
+        "packs": packs,
+        "manifests": manifests,
     }
 
 

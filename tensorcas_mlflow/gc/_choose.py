@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from tensorcas_mlflow.digest import unique_rows
 from tensorcas_mlflow.gc._survey import Survey
 
 
@@ -21,24 +20,22 @@ def choose(state: Survey, max_waste: float) -> tuple[list[str], dict[str, int]]:
     Returns:
         Packs nothing needs; and packs that waste too much, with the payload bytes that are needed.
     """
-    table = state.table
     condemned = state.condemned_packs()
-    n_packs = len(table.packs)
-    stored = table.entries["stored_bytes"].astype(np.int64)
+    n_packs = len(state.packs)
+    stored = state.stored_bytes
     wanted = state.live_rows() & ~state.rows_in(condemned)
-    weight = np.bincount(table.pack[wanted], weights=stored[wanted], minlength=n_packs)
+    weight = np.bincount(state.pack[wanted], weights=stored[wanted], minlength=n_packs)
     rank = np.empty(n_packs, dtype=np.int64)
     rank[np.argsort(-weight, kind="stable")] = np.arange(n_packs)
     rows = np.flatnonzero(wanted)
-    rows = rows[np.argsort(rank[table.pack[rows]], kind="stable")]
-    _, first, _ = unique_rows(np.ascontiguousarray(table.entries["digest"][rows]))
-    kept = rows[first]
-    n_kept = np.bincount(table.pack[kept], minlength=n_packs)
-    needed = np.bincount(table.pack[kept], weights=stored[kept], minlength=n_packs)
-    total = np.bincount(table.pack, weights=stored, minlength=n_packs)
+    rows = rows[np.argsort(rank[state.pack[rows]], kind="stable")]
+    kept = rows[np.unique(state.chunk[rows], return_index=True)[1]]
+    n_kept = np.bincount(state.pack[kept], minlength=n_packs)
+    needed = np.bincount(state.pack[kept], weights=stored[kept], minlength=n_packs)
+    total = np.bincount(state.pack, weights=stored, minlength=n_packs)
     doomed = [name for name in state.unreadable if name not in condemned]
     rewrites: dict[str, int] = {}
-    for number, name in enumerate(table.packs):
+    for number, name in enumerate(state.packs):
         if name in condemned:
             continue
         if n_kept[number] == 0:
@@ -53,8 +50,7 @@ def still_needed(state: Survey, ours: frozenset[str]) -> frozenset[str]:
 
     A copy in a pack that anybody has condemned is none: two collectors may each have chosen the other's.
     """
-    keys = state.keys()
     live = state.live_rows()
-    safe = live & ~state.rows_in(state.condemned_packs() | ours)
-    at_risk = live & ~np.isin(keys, keys[safe])
-    return frozenset(state.table.packs[number] for number in np.unique(state.table.pack[at_risk])) & ours
+    safe = state.has_row(live & ~state.rows_in(state.condemned_packs() | ours))
+    at_risk = live & ~safe[state.chunk]
+    return frozenset(state.packs[number] for number in np.unique(state.pack[at_risk])) & ours

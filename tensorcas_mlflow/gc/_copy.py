@@ -14,8 +14,8 @@ from tensorcas_mlflow.codecs import codec_numbered
 from tensorcas_mlflow.digest import digest, unique_rows
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptChunkError, CorruptError, FormatError
 from tensorcas_mlflow.gc._survey import Survey
-from tensorcas_mlflow.index import Table, pack_key
-from tensorcas_mlflow.pack import STORED_DIGEST_BYTES, TARGET_BYTES, PackWriter, Payload
+from tensorcas_mlflow.index import Mask, Table, make_table, pack_key
+from tensorcas_mlflow.pack import STORED_DIGEST_BYTES, TARGET_BYTES, Entries, PackWriter, Payload
 from tensorcas_mlflow.readplan import Extent, plan_reads
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
@@ -41,18 +41,21 @@ def copy_out(store: Store, state: Survey, *, doomed: frozenset[str], sources: fr
     Returns:
         Bytes of the new packs.
     """
-    keys = state.keys()
-    live = state.live_rows()
-    has_copy = np.isin(keys, keys[live & ~state.rows_in(state.condemned_packs() | doomed)])
+    has_copy = state.has_row(state.live_rows() & ~state.rows_in(state.condemned_packs() | doomed))
+    lacking = state.live & ~has_copy
+    table = _tables(store.backend, state, sources, lacking)
+    chunk = state.facts.find(table.entries["digest"])
+    lacks = (chunk >= 0) & lacking[chunk]
     written_bytes = 0
     while True:
-        rows = _next_rows(state, live & ~has_copy & state.rows_in(sources))
+        usable = np.array([name in sources for name in table.packs], dtype=bool)
+        rows = _next_rows(table, lacks & usable[table.pack] if len(table) else lacks)
         if len(rows) == 0:
             return written_bytes
         name = p.new_pack_name(store.backend)
         writer = PackWriter()
         try:
-            store.backend.put_new(pack_key(name), writer.pieces(_payloads(store.backend, state.table, rows)))
+            store.backend.put_new(pack_key(name), writer.pieces(_payloads(store.backend, table, rows)))
         except _UnreadableError as error:
             if not isinstance(error.__cause__, BlobNotFoundError):
                 _log.warning("pack %s is not rewritten: %s", error.pack, error.__cause__)
@@ -61,7 +64,8 @@ def copy_out(store: Store, state: Survey, *, doomed: frozenset[str], sources: fr
         p.mark_loose(store.backend, name)
         store.catalog.add(name, writer.entries())
         written_bytes += writer.n_bytes
-        has_copy |= np.isin(keys, keys[rows])
+        lacking[chunk[rows]] = False
+        lacks = (chunk >= 0) & lacking[chunk]
 
 
 class _UnreadableError(Exception):
@@ -72,9 +76,22 @@ class _UnreadableError(Exception):
         self.pack = pack
 
 
-def _next_rows(state: Survey, wanted: Any) -> Any:
+def _tables(backend: Backend, state: Survey, sources: frozenset[str], lacking: Mask) -> Table:
+    """Read, once more, where chunks lie in those packs that hold some of what lacks a copy."""
+    packs = {state.packs[number] for number in np.unique(state.pack[lacking[state.chunk]])} & sources
+    tables: dict[str, Entries] = {}
+    for name in sorted(packs):
+        try:
+            tables[name] = p.read_pack_table(backend, name, size=state.sizes[name])
+        except BlobNotFoundError:
+            continue
+        except CorruptError as error:
+            _log.warning("pack %s is not rewritten: %s", name, error)
+    return make_table(tables)
+
+
+def _next_rows(table: Table, wanted: Any) -> Any:
     """Rows for one pack: each chunk once, in the order they lie in."""
-    table = state.table
     rows = np.flatnonzero(wanted)
     _, first, _ = unique_rows(np.ascontiguousarray(table.entries["digest"][rows]))
     rows = rows[first]

@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from tensorcas_mlflow import threads
 from tensorcas_mlflow._texts import size_text
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.errors import DirectAccessError, FormatError, PendingSavesError
+from tensorcas_mlflow.census import Census
+from tensorcas_mlflow.errors import ConflictError, DirectAccessError, FormatError, PendingSavesError
 from tensorcas_mlflow.gc._choose import choose, still_needed
 from tensorcas_mlflow.gc._copy import copy_out
+from tensorcas_mlflow.gc._reasons import IN_WORDS, Reason, find_reasons
 from tensorcas_mlflow.gc._survey import is_damaged, survey
 from tensorcas_mlflow.index import pack_key
 from tensorcas_mlflow.store import Store
@@ -27,6 +29,8 @@ class GcPlan:
     """What a collection would do, as things stand. Printing it says so in words."""
 
     store: Store = field(repr=False)
+    census: Census = field(repr=False, compare=False)
+    """What is known of manifests and packs, so that they are not read again."""
     grace_s: float
     stale_intents: tuple[str, ...]
     """Keys of intents of saves that are dead, have been silent for longer than the grace, or are to be abandoned."""
@@ -38,6 +42,8 @@ class GcPlan:
     """Packs that are needed in part: name, payload bytes needed, size in bytes."""
     manifests: tuple[str, ...]
     """Manifests no ref names."""
+    reasons: Mapping[str, Reason]
+    """Why nothing needs them, for each of ``packs`` and ``manifests``."""
     dead_lists: tuple[str, ...]
     """Keys of condemned lists of collectors that died before they were done."""
     n_refs: int
@@ -52,7 +58,7 @@ class GcPlan:
     def __str__(self) -> str:
         lines = [
             f"{self.n_refs} checkpoints and files keep {self.n_live_chunks} chunks",
-            f"{len(self.packs)} packs to delete ({size_text(sum(self.packs.values()))})",
+            f"{len(self.packs)} packs to delete ({self._packs_text()})",
         ]
         if self.rewrites:
             live = sum(needed for needed, _ in self.rewrites.values())
@@ -67,13 +73,27 @@ class GcPlan:
             lines.append(f"{len(self.dead_lists)} dead collections to finish")
         return ", ".join(lines)
 
+    def bytes_by_reason(self) -> dict[Reason, int]:
+        """How many bytes of ``packs`` are deleted for each reason there is, most first."""
+        sums: dict[Reason, int] = {}
+        for name, size in self.packs.items():
+            sums[self.reasons[name]] = sums.get(self.reasons[name], 0) + size
+        return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+    def _packs_text(self) -> str:
+        parts = [f"{size_text(size)} {IN_WORDS[reason]}" for reason, size in self.bytes_by_reason().items()]
+        if len(parts) == 1:
+            return parts[0]
+        return ": ".join(filter(None, [size_text(sum(self.packs.values())), ", ".join(parts)]))
+
     def execute(self) -> GcReport:
         """Carry the plan out.
 
         What has come to be needed since the plan was made is spared; nothing outside of the plan is deleted.
 
         Raises:
-            CorruptError: Something cannot be read that says what is needed; nothing was deleted.
+            CorruptError: Something cannot be read that says what is needed; nothing was deleted. Nor is anything, where
+                the store is gone, another one, or a later release's by now; see `plan_gc`.
             BackendError: The storage failed; a later collection finishes this one.
         """
         return _execute(self)
@@ -122,16 +142,21 @@ def plan_gc(
     Raises:
         PendingSavesError: Saves through an MLflow server are under way, which ``abandon`` does not name.
         DirectAccessError: The store is reached through an MLflow server itself.
-        CorruptError: A ref, manifest, intent or pack cannot be read, so what is needed cannot be known: verify the
-            store, or drop the ref the error names.
+        CorruptError: A ref, manifest, intent, pack or the store's ``format`` cannot be read, so what is needed cannot
+            be known: verify the store, or drop the ref the error names.
         NewerFormatError: A later release has written something here, which this one does not understand.
+        StoreNotFoundError: The store is gone by now.
+        ConflictError: Another store is in its place.
     """
     if grace_s < 0 or not 0 <= max_waste <= 1:
         raise ValueError(f"grace_s must not be negative and max_waste must be from 0 to 1: {grace_s}, {max_waste}")
     if store.backend.is_carrier:
         raise DirectAccessError("collection", store.uri)
+    _check_understood(store)
     p.check_index(store.backend)
-    state = survey(store.backend, grace_s, count_stale=False, abandon=abandon)
+    census = Census(store.backend)
+    census.load()
+    state = survey(store.backend, grace_s, count_stale=False, abandon=abandon, census=census)
     if state.unfenced:
         raise PendingSavesError(store.uri, tuple((intent.id, _who(intent)) for intent in state.unfenced))
     unknown = sorted(set(abandon) - {key.rpartition("/")[2] for key in state.stale} - state.damaged_refs)
@@ -141,18 +166,28 @@ def plan_gc(
             "abandoned"
         )
     doomed, rewrites = choose(state, max_waste)
+    manifests = tuple(sorted(state.manifests - state.live_manifests))
     return GcPlan(
         store=store,
+        census=census,
         grace_s=grace_s,
         damaged_refs=state.damaged_refs,
         stale_intents=tuple(state.stale),
         packs={name: state.sizes[name] for name in doomed},
         rewrites={name: (needed, state.sizes[name]) for name, needed in rewrites.items()},
-        manifests=tuple(sorted(state.manifests - state.live_manifests)),
+        manifests=manifests,
+        reasons=find_reasons(store.backend, census, state, doomed, manifests),
         dead_lists=tuple(condemned.key for condemned in state.dead_lists),
         n_refs=state.n_refs,
-        n_live_chunks=len(state.live),
+        n_live_chunks=state.n_live,
     )
+
+
+def _check_understood(store: Store) -> None:
+    """See that there still is the store that was opened, and that this release knows what is needed in it."""
+    now = Store.open_backend(store.backend)
+    if now.id != store.id:
+        raise ConflictError(f"{store.uri!r} is store {now.id} by now, and no longer {store.id}: nothing was deleted")
 
 
 def _who(intent: p.Intent) -> str:
@@ -162,11 +197,12 @@ def _who(intent: p.Intent) -> str:
 
 def _execute(plan: GcPlan) -> GcReport:
     backend = plan.store.backend
+    _check_understood(plan.store)
     n_aborted = sum(_abort(backend, key) for key in plan.stale_intents)
     for key in plan.damaged_refs:
         if is_damaged(backend, key):
             backend.delete(key)
-    state = survey(backend, plan.grace_s, count_stale=True)
+    state = survey(backend, plan.grace_s, count_stale=True, census=plan.census)
     # A dead collector's list is finished, never just dropped: its owner may only be slow. What is on it goes on a list
     # of our own too, since the owner may yet remove it.
     finishing = [condemned for condemned in state.dead_lists if condemned.key in plan.dead_lists]
@@ -184,7 +220,7 @@ def _execute(plan: GcPlan) -> GcReport:
         backend.put_new(key, [p.condemned_bytes(doomed, manifests)])
         # From here on no save comes to rely on what is listed. Those that did before are seen now.
         try:
-            state = survey(backend, plan.grace_s, count_stale=True)
+            state = survey(backend, plan.grace_s, count_stale=True, census=plan.census)
         except FormatError:
             backend.delete(key)
             raise
@@ -213,6 +249,8 @@ def _execute(plan: GcPlan) -> GcReport:
                 backend.delete(condemned.key)
     _drop_stand_ins(backend, plan.grace_s)
     p.tidy_index(backend, state.sizes.keys() - dead_packs - set(state.unreadable))
+    left = {name: size for name, size in state.sizes.items() if name not in dead_packs}
+    plan.census.save(manifests=state.manifests - manifests, packs=left, refs=state.refs)
     freed_bytes += sum(state.sizes.get(name, 0) for name in dead_packs) - written_bytes
     # A save that is given up by mistake starts again, but a write whose temporary file goes fails.
     freed_bytes += backend.sweep(max(plan.grace_s, DEFAULT_GRACE_S))

@@ -3,41 +3,48 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow import threads
-from tensorcas_mlflow.backends import Backend, BlobInfo
+from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.census import Census, Facts, RefSeen
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, unique_rows
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError, FormatError, NewerFormatError
-from tensorcas_mlflow.index import Mask, Table, make_table, pack_key
-from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
+from tensorcas_mlflow.gc._needed import check_there, in_order, learn_needed, read_intent, read_refs
+from tensorcas_mlflow.index import Mask, pack_key
+from tensorcas_mlflow.manifest import MAX_BYTES
 from tensorcas_mlflow.pack import Entries
-from tensorcas_mlflow.store import Ref
 from tensorcas_mlflow.store import protocol as p
 
-T = TypeVar("T")
-R = TypeVar("R")
-
 _FOLD_ROWS = 1 << 20
-_INTENT_READS = 3
-_INTENT_PAUSE_S = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """A store as a collector sees it at one time."""
+    """A store as a collector sees it at one time.
 
-    live: Digests
-    """Chunks that somebody needs, each once."""
+    A *chunk* is a position in the digests of ``facts``, and a *row* one of ``pack``, ``chunk`` and ``stored_bytes``.
+    """
+
+    facts: Facts
+    """What is known of all that was ever read; it may tell of what is gone."""
+    live: Mask
+    """For each chunk whether somebody needs it."""
+    n_live: int
+    """Chunks that somebody needs, also those that are in no pack and no manifest yet."""
     live_manifests: frozenset[str]
+    refs: frozenset[RefSeen]
+    """Refs as a remote store has listed them."""
     n_refs: int
     stale: Sequence[str]
     """Keys of intents that may be aborted."""
+    given_up: Digests
+    """What intents rely on that may be aborted and did not count."""
+    manifests_given_up: frozenset[str]
+    """The manifests of those."""
     damaged_refs: frozenset[str]
     """Keys of refs that cannot be read and have been given up."""
     unfenced: Sequence[p.Intent]
@@ -53,32 +60,44 @@ class Survey:
     """All packs there are, and their bytes."""
     unreadable: Sequence[str]
     """Packs whose table cannot be read, all that is needed being elsewhere; most likely uploads that were cut short."""
-    table: Table
-    """All entries of all packs."""
+    packs: tuple[str, ...]
+    """The others."""
+    pack: Any
+    """For each row, which is one entry of one of these, a position in ``packs``."""
+    chunk: Any
+    stored_bytes: Any
 
     def condemned_packs(self) -> frozenset[str]:
         """Packs that somebody is about to delete."""
         return frozenset[str]().union(*(condemned.packs for condemned in self.lists))
 
     def live_rows(self) -> Mask:
-        """For each row of the table whether its chunk is needed."""
-        return np.isin(self.keys(), _as_keys(self.live))
+        """For each row whether its chunk is needed."""
+        rows: Mask = self.live[self.chunk]
+        return rows
 
     def rows_in(self, packs: frozenset[str]) -> Mask:
-        """For each row of the table whether it lies in one of some packs."""
-        chosen = np.array([name in packs for name in self.table.packs], dtype=bool)
-        return chosen[self.table.pack] if len(self.table) else np.zeros(0, dtype=bool)
+        """For each row whether it lies in one of some packs."""
+        chosen = np.array([name in packs for name in self.packs], dtype=bool)
+        return chosen[self.pack] if len(self.pack) else np.zeros(0, dtype=bool)
 
-    def keys(self) -> Any:
-        """The digests of the table's rows, each as one value."""
-        return _as_keys(self.table.entries["digest"])
+    def has_row(self, rows: Mask) -> Mask:
+        """For each chunk whether one of some rows is of it."""
+        found = np.zeros(len(self.live), dtype=bool)
+        found[self.chunk[rows]] = True
+        return found
 
 
-def survey(backend: Backend, grace_s: float, *, count_stale: bool, abandon: Collection[str] = ()) -> Survey:
+def survey(
+    backend: Backend, grace_s: float, *, count_stale: bool, abandon: Collection[str] = (), census: Census | None = None
+) -> Survey:
     """Look at everything.
 
     Intents come before refs: a save that commits meanwhile is seen as the one or the other. Condemned lists come before
     packs: a pack that another collector deletes meanwhile is still on its list, or gone already.
+
+    What manifests and packs say never changes, so it does not matter when they were read, and a census that knows it
+    saves reading them again. What there *is* is listed here, each time.
 
     Args:
         backend: Which.
@@ -86,22 +105,25 @@ def survey(backend: Backend, grace_s: float, *, count_stale: bool, abandon: Coll
         count_stale: Whether intents that may be aborted keep their chunks alive. They must where something is deleted
             by this survey: only an intent that has been withdrawn cannot become a ref any more.
         abandon: Ids of intents that may be aborted whatever their age, and keys of damaged refs that count as gone.
+        census: What is known of the store; comes to know what has to be read.
 
     Raises:
         CorruptError: Something cannot be read that says what is needed.
         NewerFormatError: A later release has written something.
     """
+    census = census or Census(backend)
     before = time.time() - grace_s
     stale: list[str] = []
-    live = _DigestSet()
+    live, given_up = _DigestSet(), _DigestSet()
     live_manifests: set[str] = set()
+    manifests_given_up: set[str] = set()
     half_committed: list[p.Intent] = []
     unfenced: list[p.Intent] = []
     for info in list(backend.list("intents")):
         is_given_up = info.key.rpartition("/")[2] in abandon
         silent = is_given_up or info.modified_s <= before
         try:
-            intent = _read_intent(backend, info)
+            intent = read_intent(backend, info)
         except NewerFormatError:
             raise  # what it keeps, and how it is given up, only a later release knows
         except FormatError:
@@ -117,6 +139,8 @@ def survey(backend: Backend, grace_s: float, *, count_stale: bool, abandon: Coll
         elif silent or intent.writer_is_dead:
             stale.append(info.key)
             if not count_stale:
+                manifests_given_up.add(intent.manifest)
+                given_up.add(_NO_DIGESTS if intent.digests is None else intent.digests)
                 continue
         live_manifests.add(intent.manifest)
         if intent.digests is not None:
@@ -124,47 +148,33 @@ def survey(backend: Backend, grace_s: float, *, count_stale: bool, abandon: Coll
         else:
             half_committed.append(intent)
     damaged = frozenset(key for key in abandon if key.startswith("refs/") and is_damaged(backend, key))
-    try:
-        refs = p.read_refs(backend, but=damaged)
-    except CorruptError as error:
-        giving_up = f"`tensorcas gc --abandon {error.key}` gives it up, with what it kept"
-        remedy = f"`tensorcas repair --from` restores it from another store, {giving_up}"
-        raise CorruptError(error.key, f"{error.reason}; {remedy}") from error
-    holders: dict[str, list[Ref]] = {}
-    for ref in refs:
-        holders.setdefault(ref.manifest, []).append(ref)
-    live_manifests.update(holders)
-    for intent in half_committed:
-        if intent.manifest not in holders:
-            live.add(_digests_of_intent(backend, intent))
-    read = partial(_digests_of_refs, backend)
-    for digests in _in_order(backend, lambda held: read(*held), holders.items()):
-        live.add(digests)
+    refs = read_refs(backend, census, but=damaged)
+    learn_needed(backend, census, refs, half_committed)
+    live_manifests.update(refs.holders)
 
     lists = p.read_condemned(backend).lists
     ages = {info.key: info.modified_s for info in backend.list("condemned")}
-    manifests = frozenset(info.key.removeprefix("manifests/") for info in backend.list("manifests"))
-    sizes = dict(p.list_packs(backend))
-    tables: dict[str, Entries] = {}
-    unreadable: dict[str, CorruptError] = {}
-    look = partial(_table_of, backend)
-    for name, found in zip(list(sizes), _in_order(backend, lambda pack: look(*pack), list(sizes.items())), strict=True):
-        if found is None:
-            del sizes[name]
-        elif isinstance(found, CorruptError):
-            unreadable[name] = found
-        else:
-            tables[name] = found
-    table = make_table(tables)
-    needed = live.digests()
-    if unreadable and not np.isin(_as_keys(needed), _as_keys(table.entries["digest"])).all():
-        name, cause = min(unreadable.items())
-        raise CorruptError(pack_key(name), f"{cause.reason}, and no other pack has all that is needed") from cause
-    return Survey(
-        live=needed,
+    manifests = {info.key.removeprefix("manifests/"): info.size for info in backend.list("manifests")}
+    check_there(backend, census, refs, manifests)
+    sizes, unreadable = _read_packs(backend, census)
+    facts = census.facts
+    is_there = np.array([name not in unreadable and name in sizes for name in facts.packs], dtype=bool)
+    rows = is_there[facts.entry_pack] if len(facts.packs) else np.zeros(0, dtype=bool)
+    # An intent's digests are all needed; a manifest's if a ref names it, or an intent that does not say them itself.
+    named = facts.chunks_of({*refs.holders, *(intent.manifest for intent in half_committed)})
+    declared = live.digests()
+    chunks = facts.find(declared)
+    named[chunks[chunks >= 0]] = True
+    state = Survey(
+        facts=facts,
+        live=named,
+        n_live=int(named.sum()) + int((chunks < 0).sum()),
         live_manifests=frozenset(live_manifests),
-        n_refs=len(refs),
+        refs=refs.seen,
+        n_refs=refs.n,
         stale=stale,
+        given_up=given_up.digests(),
+        manifests_given_up=frozenset(manifests_given_up),
         damaged_refs=damaged,
         unfenced=unfenced,
         lists=lists,
@@ -172,18 +182,38 @@ def survey(backend: Backend, grace_s: float, *, count_stale: bool, abandon: Coll
             condemned
             for condemned in lists
             if ages.get(condemned.key, before + 1) <= before
-            and (condemned.packs & sizes.keys() or not condemned.manifests & manifests & live_manifests)
+            and (condemned.packs & sizes.keys() or not condemned.manifests & manifests.keys() & live_manifests)
         ],
-        manifests=manifests,
+        manifests=frozenset(manifests),
         sizes=sizes,
         unreadable=sorted(unreadable),
-        table=table,
+        packs=tuple(name for name, there in zip(facts.packs, is_there, strict=True) if there),
+        pack=(np.cumsum(is_there) - 1)[facts.entry_pack[rows]],
+        chunk=facts.entry_chunk[rows],
+        stored_bytes=facts.entry_bytes[rows].astype(np.int64),
     )
+    if unreadable and ((chunks < 0).any() or (named & ~state.has_row(np.ones(len(state.pack), dtype=bool))).any()):
+        name, cause = min(unreadable.items())
+        raise CorruptError(pack_key(name), f"{cause.reason}, and no other pack has all that is needed") from cause
+    return state
 
 
-def _in_order(backend: Backend, read: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """Apply a function that reads to items: in a remote store to many at once."""
-    return threads.ordered_map(read, items, waits=True) if backend.is_remote else map(read, items)
+def _read_packs(backend: Backend, census: Census) -> tuple[dict[str, int], dict[str, CorruptError]]:
+    """List the packs, and see that the tables are known of all but those that cannot be read."""
+    sizes = dict(p.list_packs(backend))
+    unknown = [(name, size) for name, size in sizes.items() if census.packs.get(name) != size]
+    tables: dict[str, Entries] = {}
+    unreadable: dict[str, CorruptError] = {}
+    found = in_order(backend, lambda pack: _table_of(backend, *pack), unknown)
+    for (name, _), table in zip(unknown, found, strict=True):
+        if table is None:
+            del sizes[name]
+        elif isinstance(table, CorruptError):
+            unreadable[name] = table
+        else:
+            tables[name] = table
+    census.learn_packs(tables, sizes)
+    return sizes, unreadable
 
 
 def _table_of(backend: Backend, name: str, size: int) -> Entries | CorruptError | None:
@@ -212,24 +242,7 @@ class _DigestSet:
 
     def digests(self) -> Digests:
         """Each once, ascending."""
-        if not self._parts:
-            return np.empty((0, DIGEST_BYTES), np.uint8)
-        return unique_rows(np.concatenate(self._parts))[0]
-
-
-def _read_intent(backend: Backend, info: BlobInfo) -> p.Intent | None:
-    """Read an intent; None if it is committed or withdrawn meanwhile."""
-    for attempt in range(_INTENT_READS):
-        try:
-            return p.parse_intent(info, backend.get(info.key, max_bytes=MAX_BYTES))
-        except BlobNotFoundError:
-            return None
-        except CorruptError:
-            # A commit writes the ref over its intent, and this may have been read just then.
-            if attempt == _INTENT_READS - 1:
-                raise
-            time.sleep(_INTENT_PAUSE_S)
-    return None
+        return unique_rows(np.concatenate([_NO_DIGESTS, *self._parts]))[0]
 
 
 def _is_blank(backend: Backend, key: str) -> bool:
@@ -243,52 +256,6 @@ def _is_blank(backend: Backend, key: str) -> bool:
         return False
 
 
-def _digests_of_intent(backend: Backend, intent: p.Intent) -> Digests:
-    """What an intent relies on that its commit has half turned into a ref, so that only its manifest says it."""
-    try:
-        return _read_manifest(backend, intent.manifest, intent.info.key).digests
-    except BlobNotFoundError:
-        if backend.stat(intent.info.key) is None:
-            return _none()
-        raise _gone(intent.manifest, intent.info.key) from None
-
-
-def _digests_of_refs(backend: Backend, name: str, refs: Sequence[Ref]) -> Digests:
-    """What some refs of one manifest keep alive; nothing if they have been dropped since they were read."""
-    try:
-        return _read_manifest(backend, name, refs[0].label).digests
-    except BlobNotFoundError:
-        for ref in refs:
-            # A ref that has been replaced since needs no look at what it says now: that comes from an intent which was
-            # there when intents were read, or which was made after and relies on nothing that is condemned.
-            now = p.read_ref(backend, ref.key)
-            if now is not None and now.manifest == name:
-                raise _gone(name, ref.label) from None
-        return _none()
-
-
-def _read_manifest(backend: Backend, name: str, needed_by: str) -> Manifest:
-    key = f"manifests/{name}"
-    blob = backend.get(key, max_bytes=MAX_BYTES)
-    try:
-        return Manifest.from_blob(blob, name)
-    except CorruptError as error:
-        raise CorruptError(key, f"{error.reason}; {needed_by} needs it") from error
-    except NewerFormatError as error:
-        raise NewerFormatError(f"the manifest of {needed_by}", error.version, error.supported) from error
-    except FormatError as error:
-        raise CorruptError(key, f"{error}; {needed_by} needs it") from error
-
-
-def _gone(name: str, needed_by: str) -> CorruptError:
-    return CorruptError(f"manifests/{name}", f"it is gone, and {needed_by} needs it")
-
-
-def _as_keys(digests: Digests) -> Any:
-    """Each digest as one value."""
-    return np.ascontiguousarray(digests).view(f"V{DIGEST_BYTES}").ravel()
-
-
 def is_damaged(backend: Backend, key: str) -> bool:
     """Tell whether there is a ref at a key that cannot be read."""
     try:
@@ -298,5 +265,4 @@ def is_damaged(backend: Backend, key: str) -> bool:
     return False
 
 
-def _none() -> Digests:
-    return np.empty((0, DIGEST_BYTES), np.uint8)
+_NO_DIGESTS = np.empty((0, DIGEST_BYTES), np.uint8)

@@ -13,7 +13,7 @@ import numpy as np
 
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.digest import Digests
+from tensorcas_mlflow.digest import Digests, prefixes
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError
 from tensorcas_mlflow.hints import Hints
 from tensorcas_mlflow.index import (
@@ -24,7 +24,6 @@ from tensorcas_mlflow.index import (
     merge_tables,
     only_packs,
     pack_key,
-    prefixes,
     read_segment,
     segment_bytes,
 )

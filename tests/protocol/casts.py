@@ -17,12 +17,14 @@ from tensorcas_mlflow.gc import plan_gc
 from tensorcas_mlflow.index import read_segment
 from tensorcas_mlflow.repair import plan_repair
 from tensorcas_mlflow.store import Ref, RefTarget, Store
+from tensorcas_mlflow.store._format import FORMAT, new_format
 from tensorcas_mlflow.store.protocol import list_packs, read_condemned, read_pack_table, read_refs
 from tensorcas_mlflow.testing import FaultyBackend
 from tensorcas_mlflow.transfer import copy_refs, read_source
 
 CHUNK_BYTES = 4096
 RUN_ID = "run"
+STORE_ID = "5" * 32
 LETTERS = "abcdefg"
 WITNESS = "witness"
 """Where a repairer leaves notes; no store knows it."""
@@ -54,7 +56,7 @@ class _Witness(FaultyBackend):
 
 def open_store(backend: Backend) -> Store:
     """A store with a catalog of its own, without asking the backend anything."""
-    return Store(backend, store_id="5" * 32, chunk_bytes=CHUNK_BYTES)
+    return Store(backend, store_id=STORE_ID, chunk_bytes=CHUNK_BYTES)
 
 
 def save(store: Store, letters: str, step: int) -> None:
@@ -116,6 +118,7 @@ class Cast:
         if self.start is not None:
             return self.start
         memory = MemoryBackend()
+        memory.put_new(FORMAT, [new_format(CHUNK_BYTES, STORE_ID)])
         for step, letters in self.before.items():
             apart = MemoryBackend()
             save(open_store(apart), letters, step)
