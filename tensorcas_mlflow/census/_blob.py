@@ -17,7 +17,7 @@ VERSION = 1
 MAGIC = b"\x89TCCN\r\n\x01"
 MAX_BYTES = 2 << 30
 """No larger census is written or read."""
-_MAX_HEAD_BYTES = 256 << 20
+MAX_HEAD_BYTES = 64 << 20
 _HEADER = struct.Struct("<8sQ16s32s")
 _COLUMNS = (
     ("manifest_bytes", "<u8", "manifests"),
@@ -70,7 +70,7 @@ def read_census(key: str, blob: bytes) -> Facts:
     body = memoryview(blob)[_HEADER.size :]
     if digest(b"".join([body, blob[:32]])) != wanted:
         raise CorruptError(key, "it does not hash to the digest in its header")
-    if head_bytes > min(len(body), _MAX_HEAD_BYTES):
+    if head_bytes > min(len(body), MAX_HEAD_BYTES):
         raise CorruptError(key, "its header says impossible sizes")
     try:
         head = json.loads(bytes(body[:head_bytes]))

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.census._blob import MAX_BYTES, census_bytes, read_census
+from tensorcas_mlflow.census._blob import MAX_BYTES, MAX_HEAD_BYTES, census_bytes, read_census
 from tensorcas_mlflow.census._facts import Facts, RefSeen, facts_of_manifests, facts_of_packs, merge_facts
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, NewerFormatError
@@ -27,7 +27,7 @@ _STALE_BYTES = 1 << 20
 """One that tells more of blobs that are gone than of others is written anew, unless it is smaller than this."""
 _MOST_BLOBS = 4
 _MOST_PARTS = 8
-_FOLD_ROWS = 1 << 20
+_FOLD_ROWS = 1 << 18
 _NAME_BYTES = 80
 
 
@@ -122,10 +122,11 @@ class Census:
         """
         kept = self.facts.only(manifests=manifests, packs=packs)
         facts = replace(kept, refs={seen: name for seen, name in self._refs.items() if seen in refs})
-        size = _about_bytes(facts)
+        head_bytes, columns_bytes = _about_bytes(facts)
+        size = head_bytes + columns_bytes
         is_worth_it = self._n_new >= LEAST_NEW and self._new_bytes * _NEW_PART >= size
         is_stale = sum(self._loaded.values()) > max(2 * size, _STALE_BYTES) or len(self._loaded) > _MOST_BLOBS
-        if size > MAX_BYTES or not (is_worth_it or is_stale):
+        if size > MAX_BYTES or head_bytes > MAX_HEAD_BYTES or not (is_worth_it or is_stale):
             return
         key = f"{PREFIX}/{uuid.uuid4().hex}"
         try:
@@ -155,9 +156,9 @@ class Census:
             self._take(facts_of_manifests(pending))
 
 
-def _about_bytes(facts: Facts) -> int:
-    """How many bytes a census takes, or some more."""
+def _about_bytes(facts: Facts) -> tuple[int, int]:
+    """How many bytes the head of a census takes, and the rest, or some more."""
     n_names = len(facts.manifests) + len(facts.packs)
     refs = sum(len(seen.key) + len(seen.token) + 4 * _NAME_BYTES for seen in facts.refs)
     columns = 12 * len(facts.span_chunk) + 8 * len(facts.entry_chunk) + 16 * n_names
-    return DIGEST_BYTES * len(facts.digests) + columns + _NAME_BYTES * n_names + refs + 1024
+    return _NAME_BYTES * n_names + refs + 1024, DIGEST_BYTES * len(facts.digests) + columns

@@ -287,7 +287,8 @@ def test_the_page_shows_the_keys_that_a_command_answers_with(
     for key in {"verify": packs[:1], "copy": packs}.get(command, []):
         store.backend.delete(key)
     if command == "gc":
-        store.drop(store.checkpoints()[0])
+        for ref in store.checkpoints():
+            store.drop(ref)
     place = [] if command == "copy" else ["--root", store.uri]
     answered = tensorcas(*place, "--format", "json", command, *words).json
 

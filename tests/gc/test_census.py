@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import tracemalloc
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -426,21 +426,19 @@ def test_a_pack_that_is_rewritten_is_read_itself(store: Store) -> None:
     assert plan_now(store, max_waste=0).is_empty
 
 
-def test_what_is_known_takes_little_more_memory_than_the_census(tmp_path: Path) -> None:
-    import tracemalloc
-
+def test_what_is_known_takes_little_more_memory_than_the_census() -> None:
     universe = np.random.default_rng(0).integers(0, 256, (30_000, 32), dtype=np.uint8)
     census = Census(MemoryBackend())
     tables = np.zeros(30_000, ENTRY)
     tables["digest"] = universe
     census.learn_packs({"0" * 32: tables}, {"0" * 32: 1 << 30})
     tracemalloc.start()
-    for n in range(200):
+    for n in range(60):
         census.learn_manifest(f"{n:064x}.00000000", universe[n : n + 20_000].copy(), n_bytes=640_000)
     facts = census.facts
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
-    # 200 manifests of 640 KB; a million rows are held before they are folded.
-    assert sum(map(len, census_bytes(facts))) < 3_000_000
-    assert most < 200_000_000
+    # Of 38 MB of manifests no more are held than fit a bounded buffer.
+    assert sum(map(len, census_bytes(facts))) < 2_000_000
+    assert most < 70_000_000

@@ -26,9 +26,9 @@ def test_a_plan_says_in_words_what_would_be_done(store: Store) -> None:
     save(store, "ab", 0)
     store.drop(save(store, "cd", 1))
 
-    assert (
-        str(plan_now(store))
-        == "1 checkpoints and files keep 2 chunks, 1 packs to delete (8.5 KB of dropped checkpoints), 1 manifests to delete"
+    assert str(plan_now(store)) == (
+        "1 checkpoints and files keep 2 chunks, 1 packs to delete (8.5 KB of dropped checkpoints), "
+        "1 manifests to delete"
     )
 
 
