@@ -3,7 +3,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .PHONY: help venv postgresql object-servers demo test test-long test-all stress check format clean
-.PHONY: bench-import bench-checkpoint bench-histories bench-server bench-remote
+.PHONY: bench-import bench-checkpoint bench-histories bench-server bench-remote bench-collection
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -59,6 +59,9 @@ bench-histories: $(STAMP) ## measure what histories of growing models take, ever
 
 bench-remote: $(STAMP) object-servers ## measure saves to and loads from an object store far away against plain transfers
 	$(BIN)/python -m benchmarks.remote
+
+bench-collection: $(STAMP) ## measure what a collection reads after one new step and one that was dropped
+	$(BIN)/python -m benchmarks.collection
 
 bench-server: $(STAMP) ## measure uploads to a server whose destination is a store against those to a plain one
 	$(BIN)/python -m benchmarks.server_upload

@@ -1,10 +1,9 @@
-"""The commands that look: ``list``, ``stats``, ``show`` and ``diff``. None of them changes anything."""
+"""The commands that look: ``list``, ``show`` and ``diff``. None of them changes anything."""
 
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from tensorcas_mlflow._texts import size_text
 from tensorcas_mlflow.cli._output import (
@@ -14,13 +13,13 @@ from tensorcas_mlflow.cli._output import (
     ref_json,
     say,
     say_json,
+    say_table,
     steps_text,
 )
 from tensorcas_mlflow.cli._select import Wanted, is_json, of_run, store_of, the_one
 from tensorcas_mlflow.diff import Diff, diff
 from tensorcas_mlflow.digest import unique_rows
 from tensorcas_mlflow.manifest import Manifest, Row
-from tensorcas_mlflow.stats import run_stats, store_stats
 from tensorcas_mlflow.store import Ref
 
 
@@ -80,33 +79,6 @@ def _say_group(group: Json) -> None:
         say(printable(f"  file {ref.label}  {size_text(ref.n_bytes)}"))
 
 
-def count(options: Namespace) -> int:
-    """Count what a store or a run keeps, and what it takes on disk."""
-    store = store_of(options)
-    if options.run is None:
-        figures: Mapping[str, Any] = store_stats(store)
-    else:
-        of_run(store.checkpoints(), options.run)
-        figures = run_stats(store, options.run)
-    if is_json(options):
-        say_json({"store": store.uri, **figures})
-        return 0
-    whose = [f"run {options.run}"] if options.run is not None else [count_text(figures["runs"], "run")]
-    whose += [count_text(figures["checkpoints"], "checkpoint"), count_text(figures["files"], "file")]
-    if options.run is not None and figures["steps"]:
-        whose.append(f"steps {steps_text(list(figures['steps']))}")
-    disk = figures["disk"]
-    parts = ", ".join(f"{kind} {size_text(n)}" for kind, n in disk.items() if kind != "total" and n)
-    shared = "whole store on disk" if options.run is not None else "on disk"
-    say(printable(f"store {store.uri}"))
-    say(printable(", ".join(whose)))
-    say(f"{figures['total_bytes']:,} bytes as logged ({size_text(figures['total_bytes'])})")
-    say(f"{figures['disk_bytes']:,} bytes {shared} ({size_text(figures['disk_bytes'])}: {parts})")
-    chunks = count_text(figures["total_chunks"], "chunk")
-    say(f"{chunks}, {figures['unique_chunks']} of them different, ratio {figures['dedup_ratio']}")
-    return 0
-
-
 def show(options: Namespace) -> int:
     """Show the tensors of one checkpoint."""
     store = store_of(options)
@@ -136,7 +108,7 @@ def show(options: Namespace) -> int:
         [printable(row.spec.name), *_spec_text(row), str(row.spec.n_bytes), str(len(row.digests))]
         for row in manifest.rows
     ]
-    _say_table(rows, right={3, 4})
+    say_table(rows, right={3, 4})
     say(
         f"{count_text(totals['n_tensors'], 'tensor')}, {totals['n_bytes']:,} bytes, "
         f"{count_text(totals['n_chunks'], 'chunk')}, {totals['n_unique_chunks']} of them different"
@@ -169,16 +141,6 @@ def _say_checkpoint(ref: Ref) -> None:
     for what, value in facts.items():
         if value is not None:
             say(printable(f"  {what}: {value}"))
-
-
-def _say_table(rows: Sequence[Sequence[str]], *, right: set[int]) -> None:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [
-            cell.rjust(width) if at in right else cell.ljust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        say("  ".join(cells).rstrip())
 
 
 def _spec_text(row: Row) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TextIO
 
@@ -55,6 +55,17 @@ def confirm(question: str, *, yes: bool, as_json: bool) -> bool:
     if not answer:
         print(file=sys.stderr)
     return answer.strip().lower() in ("y", "yes")
+
+
+def say_table(rows: Sequence[Sequence[str]], *, right: set[int]) -> None:
+    """Print rows of cells below each other; those of some columns end in line."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [
+            cell.rjust(width) if at in right else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        say("  ".join(cells).rstrip())
 
 
 def count_text(n: int, thing: str) -> str:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 
 from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES
-from tensorcas_mlflow.cli import _change, _copy, _look, _repair, _verify
+from tensorcas_mlflow.cli import _change, _copy, _look, _repair, _stats, _verify
 from tensorcas_mlflow.gc import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE
 
 _Command = Callable[[str, str, str], argparse.ArgumentParser]
@@ -76,10 +76,18 @@ def _add_looks(command: _Command) -> None:
     listing.set_defaults(act=_look.list_all)
 
     stats = command(
-        "stats", "count what a store or a run keeps, and its bytes on disk", "stats\nstats --run 8f3c --format json"
+        "stats",
+        "count what a store or a run keeps, and its bytes on disk",
+        "stats\nstats --run 8f3c --format json\nstats --by run --top 10",
     )
     stats.add_argument("--run", metavar="ID", help="only what belongs to this run")
-    stats.set_defaults(act=_look.count)
+    stats.add_argument(
+        "--by",
+        choices=["experiment", "run", "step"],
+        help="tell how many bytes each of these needs alone, shares with others, and added when it was logged",
+    )
+    stats.add_argument("--top", type=int, metavar="N", help="with --by: only the N that need most bytes alone")
+    stats.set_defaults(act=_stats.count)
 
     show = command(
         "show", "show the tensors of one checkpoint, reading none of them", "show --run 8f3c\nshow --run 8f3c --step 20"

@@ -181,6 +181,9 @@ def test_a_dry_run_prints_the_plan_and_stops(tensorcas: Tensorcas, garbage: Stor
 def test_gc_in_json_is_one_document(tensorcas: Tensorcas, garbage: Store) -> None:
     done = tensorcas("gc", "--yes", "--root", garbage.uri, "--format", "json")
 
+    [why] = done.json["plan"]["why"]
+    assert (why["reason"], len(why["packs"]), len(why["manifests"])) == ("dropped", 1, 1)
+    assert why["packs_bytes"] == done.json["plan"]["packs_bytes"]
     assert (done.json["report"]["n_packs"], done.json["report"]["n_manifests"]) == (1, 1)
     assert 0 < done.json["plan"]["packs_bytes"] < done.json["report"]["freed_bytes"]
 

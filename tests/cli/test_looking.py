@@ -128,6 +128,31 @@ def test_stats_of_a_run_are_its_own(tensorcas: Tensorcas, store: Store) -> None:
     assert "run train, 4 checkpoints" in tensorcas("stats", "--run", "train", "--root", root(store)).out
 
 
+def test_stats_tell_whose_the_bytes_are(tensorcas: Tensorcas, store: Store) -> None:
+    found = tensorcas("stats", "--by", "run", "--root", root(store), "--format", "json").json
+    shares = {share["run_id"]: share for share in found["shares"]}
+    said = tensorcas("stats", "--by", "step", "--root", root(store), "--top", "1").out.splitlines()
+
+    assert found["needed_bytes"] == sum(share["marginal_bytes"] for share in found["shares"])
+    assert found["needed_bytes"] == found["exclusive_bytes"] + found["shared_bytes"]
+    assert shares["train"]["refs"] == 4
+    assert said[1].split() == ["experiment", "run", "step", "kept", "exclusive", "shared", "marginal"]
+    assert len(said) == 5
+    assert said[3].startswith("and ")
+    assert " needed by all: " in said[4]
+
+
+def test_stats_of_one_run_tell_only_its_own_steps(tensorcas: Tensorcas, store: Store) -> None:
+    found = tensorcas("stats", "--by", "step", "--run", "train", "--root", root(store), "--format", "json").json
+
+    assert {(share["run_id"], share["step"]) for share in found["shares"]} == {("train", step) for step in (1, 2, 3)}
+
+
+@pytest.mark.parametrize("words", [["--top", "3"], ["--by", "run", "--top", "0"], ["--by", "epoch"]])
+def test_stats_want_to_know_by_what_and_how_many(tensorcas: Tensorcas, store: Store, words: list[str]) -> None:
+    assert tensorcas("stats", "--root", root(store), *words).status == 2
+
+
 # --- show
 
 

@@ -184,6 +184,7 @@ def test_no_standard_input_is_no_answer(store: Store) -> None:
         ["list"],
         ["stats"],
         ["stats", "--run", HOSTILE],
+        ["stats", "--by", "step"],
         ["show", "--run", HOSTILE, "--step", "1"],
         ["diff", "--run", HOSTILE, "--steps", "1", "2"],
         ["delete", "--run", HOSTILE, "--step", "1"],

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 import pytest
-from casts import Cast, save
+from casts import Cast, collect, save
 from interleave import Run
 from schedules import Script, explore
 
@@ -59,6 +59,44 @@ def test_nor_does_one_in_which_somebody_dies() -> None:
 
     found = explore(
         cast.blobs(), cast.actors, cast.check, max_preemptions=1 + MORE_PREEMPTIONS, deaths=["writer", "collector"]
+    )
+
+    print(found)
+    assert found.failure is None, str(found)
+    assert found.is_exhausted
+
+
+@pytest.mark.parametrize("is_remote", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_nor_one_in_which_collectors_find_and_leave_censuses(is_remote: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensorcas_mlflow.census._census.LEAST_NEW", 1)
+    monkeypatch.setattr("tensorcas_mlflow.census._census._NEW_PART", 1 << 40)
+    cast = Cast(before={0: "ab", 2: "bd"}, prepare=collect)
+    cast.writer("writer", "ac", 1).collector("collector", max_waste=0).deletion("deletion", 0)
+    assert any(key.startswith("census/") for key in cast.blobs())
+
+    found = explore(
+        cast.blobs(),
+        cast.actors,
+        cast.check,
+        max_preemptions=1 + MORE_PREEMPTIONS,
+        deaths=["collector"],
+        is_remote=is_remote,
+    )
+
+    print(found)
+    assert found.failure is None, str(found)
+    assert found.is_exhausted
+
+
+@pytest.mark.long
+def test_nor_one_of_two_collectors_that_find_and_leave_censuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensorcas_mlflow.census._census.LEAST_NEW", 1)
+    monkeypatch.setattr("tensorcas_mlflow.census._census._NEW_PART", 1 << 40)
+    cast = Cast(before={0: "ab", 2: "bd"}, prepare=collect).drop(0)
+    cast.writer("writer", "ab", 1).collector("first").collector("second", max_waste=0)
+
+    found = explore(
+        cast.blobs(), cast.actors, cast.check, max_preemptions=1 + MORE_PREEMPTIONS, deaths=["first", "second"]
     )
 
     print(found)

@@ -17,7 +17,7 @@ from tensorcas_mlflow.store import Ref, Store
 _FOLD_ROWS = 1 << 20
 
 
-class _Figures(Mapping[str, Any]):
+class Figures(Mapping[str, Any]):
     """A record that is also read as a mapping from its fields' names."""
 
     def _names(self) -> list[str]:
@@ -36,7 +36,7 @@ class _Figures(Mapping[str, Any]):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class DiskUsage(_Figures):
+class DiskUsage(Figures):
     """Bytes of all blobs of a store, by kind. Temporary files of writers that died are not among them."""
 
     total: int
@@ -52,7 +52,7 @@ class DiskUsage(_Figures):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class StoreStats(_Figures):
+class StoreStats(Figures):
     """What all runs of a store keep. Its fields can also be read as items of a mapping."""
 
     runs: int
@@ -74,7 +74,7 @@ class StoreStats(_Figures):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class RunStats(_Figures):
+class RunStats(Figures):
     """What one run keeps. Its fields can also be read as items of a mapping; see `StoreStats`."""
 
     run_id: str
@@ -125,7 +125,7 @@ def _figures_of(store: Store, refs: Iterable[Ref]) -> dict[str, Any]:
     n_checkpoints = n_files = n_chunks = n_bytes = 0
     distinct = _Distinct()
     for holders in by_manifest.values():
-        manifest = _manifest_of(store, holders)
+        manifest = manifest_of(store, holders)
         if manifest is None:
             continue
         n_files += sum(ref.kind == "file" for ref in holders)
@@ -147,7 +147,7 @@ def _figures_of(store: Store, refs: Iterable[Ref]) -> dict[str, Any]:
     }
 
 
-def _manifest_of(store: Store, refs: list[Ref]) -> Manifest | None:
+def manifest_of(store: Store, refs: list[Ref]) -> Manifest | None:
     """Read the manifest of some refs; None if none of them stands any more."""
     try:
         return store.manifest(refs[0])
