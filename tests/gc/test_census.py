@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import tracemalloc
 from collections import Counter
@@ -10,16 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collecting import CHUNK_BYTES, keys, loads, overwrite, plan_now, save, target, tensors
+from censuses import always_worth_it, census_of, facts_in
+from collecting import CHUNK_BYTES, keys, loads, plan_now, save, tensors
 
-from tensorcas_mlflow.backends import Backend, LocalBackend, MemoryBackend
-from tensorcas_mlflow.census import Census, Facts, census_bytes, facts_of_manifests, merge_facts, read_census
-from tensorcas_mlflow.digest import digest
-from tensorcas_mlflow.errors import BackendError, CorruptError, NewerFormatError
+from tensorcas_mlflow.backends import Backend, MemoryBackend
+from tensorcas_mlflow.census import Census, census_bytes, facts_of_manifests, merge_facts
+from tensorcas_mlflow.errors import BackendError
 from tensorcas_mlflow.gc._survey import Survey, survey
 from tensorcas_mlflow.pack import ENTRY
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.testing import FaultyBackend
+
+__all__ = ["always_worth_it"]
 
 LETTERS = "abcdefghij"
 
@@ -34,30 +35,6 @@ class CountingBackend(MemoryBackend):
     def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
         self.read[key.partition("/")[0]] += 1
         return super().get(key, max_bytes=max_bytes)
-
-
-@pytest.fixture(autouse=True)
-def always_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the smallest change be worth a census."""
-    monkeypatch.setattr("tensorcas_mlflow.census._census.LEAST_NEW", 1)
-    monkeypatch.setattr("tensorcas_mlflow.census._census._NEW_PART", 1 << 40)
-
-
-def census_of(store: Store) -> str:
-    [key] = keys(store, "census")
-    return key
-
-
-def facts_in(store: Store) -> Facts:
-    return read_census(census_of(store), store.backend.get(census_of(store)))
-
-
-def put_census(store: Store, facts: Facts) -> str:
-    """Put one in the place of those there are."""
-    for key in keys(store, "census"):
-        store.backend.delete(key)
-    store.backend.put_new("census/" + "7" * 32, census_bytes(facts))
-    return "census/" + "7" * 32
 
 
 def seen_by(state: Survey) -> dict[str, Any]:
@@ -231,199 +208,6 @@ def test_digests_that_begin_alike_are_told_apart() -> None:
 
     assert facts.digests[:, 31].tolist() == [1, 2, 3]
     assert facts.find(np.concatenate([alike, alike + np.uint8(1)])).tolist() == [2, 0, 1, 0, -1, -1, -1, -1]
-
-
-# --- damage
-
-
-def test_a_census_with_a_flipped_bit_is_not_believed(store: Store) -> None:
-    kept, dropped = save(store, "ab", 0), save(store, "cd", 1)
-    plan_now(store).execute()
-    key = census_of(store)
-    facts = facts_in(store)
-    # The first entry of the kept pack is turned into one of the pack that is about to go: all of it that was needed
-    # is then told to be elsewhere or nowhere.
-    data = bytearray(store.backend.get(key))
-    at = len(data) - 4 * 2 * len(facts.entry_chunk)
-    wrong = facts.find(store.manifest(dropped).digests[:1])[0]
-    of_kept = np.flatnonzero(np.isin(facts.entry_chunk, facts.find(store.manifest(kept).digests)))
-    for row in of_kept.tolist():
-        data[at + 4 * row] = wrong
-    overwrite(store.backend, key, bytes(data))
-    store.drop(dropped)
-    plan_now(store).execute()
-
-    assert loads(store, "ab", 0)
-    assert len(keys(store, "packs")) == 1
-    assert key not in keys(store, "census")
-
-
-def test_every_flipped_byte_and_every_cut_of_a_census_is_seen(store: Store) -> None:
-    save(store, "ab", 0)
-    plan_now(store).execute()
-    blob = store.backend.get(census_of(store))
-
-    for at in range(len(blob)):
-        with pytest.raises(CorruptError):
-            read_census("census/x", blob[:at] + bytes([blob[at] ^ 0x10]) + blob[at + 1 :])
-        with pytest.raises(CorruptError):
-            read_census("census/x", blob[:at])
-
-
-def sealed(blob: bytes) -> bytes:
-    """A census with the digest that its bytes have."""
-    return blob[:32] + digest(blob[64:] + blob[:32]) + blob[64:]
-
-
-def test_a_census_whose_spans_are_not_what_the_manifests_said_is_refused(store: Store) -> None:
-    save(store, "ab", 0)
-    save(store, "abc", 1)
-    plan_now(store).execute()
-    facts = facts_in(store)
-    data = bytearray(store.backend.get(census_of(store)))
-    at = len(data) - 8 * len(facts.entry_chunk) - 4 * len(facts.span_chunk)
-    stops = data[at : at + 4]
-    assert stops == b"\x02\0\0\0"
-    data[at] = 1
-
-    with pytest.raises(CorruptError, match="contradicts itself"):
-        read_census("census/x", sealed(bytes(data)))
-
-
-def test_no_census_however_made_ends_in_anything_but_our_errors(store: Store) -> None:
-    for step, letters in enumerate(["ab", "bc", "cde"]):
-        save(store, letters, step)
-    plan_now(store).execute()
-    blob = store.backend.get(census_of(store))
-    draw = random.Random(0)
-    n_refused = 0
-    for _ in range(3000):
-        data = bytearray(blob)
-        for _ in range(draw.randrange(1, 4)):
-            data[draw.randrange(8, len(data))] = draw.choice([0, 1, 2, 127, 255, draw.randrange(256)])
-        if draw.random() < 0.2:
-            del data[draw.randrange(64, len(data)) :]
-        try:
-            facts = read_census("census/x", sealed(bytes(data)))
-        except (CorruptError, NewerFormatError):
-            n_refused += 1
-        else:
-            merge_facts([facts, facts]).only(manifests=facts.manifests, packs=facts.sizes)
-
-    assert n_refused > 2000
-
-
-@pytest.mark.parametrize(
-    "head",
-    [b"[]", b"{}", b"[" * 100_000, b'{"format": 1}', b'{"format": "1"}', b"\xff", b'{"format": 1, "manifests": 7}'],
-)
-def test_a_head_that_is_none_is_refused(head: bytes) -> None:
-    blob = b"\x89TCCN\r\n\x01" + len(head).to_bytes(8, "little") + bytes(16)
-
-    with pytest.raises(CorruptError):
-        read_census("census/x", sealed(blob + bytes(32) + head))
-
-
-def test_a_later_releases_census_is_left_alone(store: Store) -> None:
-    save(store, "ab", 0)
-    plan_now(store).execute()
-    head = b'{"format": 2}'
-    blob = sealed(b"\x89TCCN\r\n\x01" + len(head).to_bytes(8, "little") + bytes(16) + bytes(32) + head)
-    store.backend.put_new("census/" + "8" * 32, [blob])
-    store.drop(save(store, "cd", 1))
-    plan_now(store).execute()
-
-    assert "census/" + "8" * 32 in keys(store, "census")
-    assert loads(store, "ab", 0)
-
-
-# --- what was counted and is there no longer, or otherwise
-
-
-def test_a_needed_manifest_that_is_gone_stops_a_collection_that_knows_what_it_said(store: Store) -> None:
-    ref = save(store, "ab", 0)
-    plan_now(store).execute()
-    store.backend.delete(f"manifests/{ref.manifest}")
-
-    with pytest.raises(CorruptError, match="run run step 0 needs it"):
-        plan_now(store)
-
-
-def test_a_needed_manifest_that_was_cut_short_does_too(store: Store) -> None:
-    ref = save(store, "ab", 0)
-    plan_now(store).execute()
-    key = f"manifests/{ref.manifest}"
-    overwrite(store.backend, key, store.backend.get(key)[:-10])
-
-    with pytest.raises(CorruptError, match="run run step 0 needs it"):
-        plan_now(store)
-
-
-def test_a_pack_that_was_cut_short_since_it_was_counted_holds_nothing(store: Store) -> None:
-    save(store, "ab", 0)
-    plan_now(store).execute()
-    [pack] = keys(store, "packs")
-    overwrite(store.backend, pack, store.backend.get(pack)[:-10])
-
-    with pytest.raises(CorruptError, match="no other pack has all that is needed"):
-        plan_now(store)
-
-
-def test_a_dropped_step_is_not_needed_though_the_census_tells_of_it(store: Store) -> None:
-    save(store, "ab", 0)
-    ref = save(store, "bc", 1)
-    plan_now(store).execute()
-    store.drop(ref)
-    report = plan_now(store, max_waste=0).execute()
-
-    assert (report.n_packs, report.n_manifests) == (1, 1)
-    assert loads(store, "ab", 0)
-
-
-def test_a_ref_in_a_file_is_read_though_its_file_looks_as_it_did(local_store: Store) -> None:
-    save(local_store, "ab", 0)
-    other = save(local_store, "cd", 1)
-    plan_now(local_store).execute()
-    assert isinstance(local_store.backend, LocalBackend)
-    path = local_store.backend.root / target(0).key
-    before = os.stat(path)
-    said = local_store.backend.get(target(1).key)
-    # A file number is given out again, and clocks may stand still.
-    path.write_bytes(said.replace(b'"step": 1', b'"step": 0').ljust(before.st_size))
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    local_store.drop(other)
-    plan_now(local_store).execute()
-
-    assert os.stat(path).st_ino == before.st_ino
-    assert loads(local_store, "cd", 0)
-
-
-def test_what_a_census_says_of_packs_that_are_gone_means_nothing(store: Store) -> None:
-    save(store, "ab", 0)
-    plan_now(store).execute()
-    facts = facts_in(store)
-    store.drop(store.checkpoints()[0])
-    plan_now(store).execute()
-    put_census(store, facts)
-    save(store, "ab", 1)
-
-    assert plan_now(store).is_empty
-    assert loads(store, "ab", 1)
-
-
-def test_a_pack_that_is_rewritten_is_read_itself(store: Store) -> None:
-    save(store, "a", 0)
-    with store.write_checkpoint(tensors("abcd")) as pending:
-        ref = pending.commit(target(1))
-    save(store, "bc", 2)
-    plan_now(store).execute()
-    facts = facts_in(store)
-    put_census(store, facts)
-    store.drop(ref)
-    plan_now(store, max_waste=0).execute()
-
-    assert loads(store, "bc", 2)
-    assert plan_now(store, max_waste=0).is_empty
 
 
 def test_what_is_known_takes_little_more_memory_than_the_census() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutant import Mutant
 
-CENSUS = "tests/gc/test_census.py::"
+CENSUS = "tests/gc/test_census_damage.py::"
 RULES = "tests/gc/test_gc_rules.py::"
 
 MUTANTS = (
