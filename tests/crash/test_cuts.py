@@ -116,10 +116,10 @@ def test_a_cut_after_others_went_on_where_one_was_killed_loses_nothing(tmp_path:
 @pytest.mark.long
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_cut_after_others_went_on_where_any_was_killed_loses_nothing(tmp_path: Path, name: str) -> None:
-    n_kills, n_checked = check_kills(name, tmp_path, every=1, n_drawn=2, stride=5)
+    n_kills, n_checked = check_kills(name, tmp_path, every=1, n_drawn=2, stride=17)
 
     assert n_kills > 20
-    assert n_checked > 50
+    assert n_checked > 20
 
 
 def check_second_cuts(name: str, tmp_path: Path, *, n_first: int, n_drawn: int, stride: int) -> int:
@@ -147,7 +147,7 @@ def check_second_cuts(name: str, tmp_path: Path, *, n_first: int, n_drawn: int, 
 @pytest.mark.long
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_second_cut_after_a_first_loses_nothing(tmp_path: Path, name: str) -> None:
-    assert check_second_cuts(name, tmp_path, n_first=4, n_drawn=2, stride=3) > 50
+    assert check_second_cuts(name, tmp_path, n_first=3, n_drawn=2, stride=7) > 10
 
 
 # --- the disk itself
