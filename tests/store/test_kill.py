@@ -173,6 +173,8 @@ def test_kill_9_at_random_moments_loses_nothing_that_was_committed(tmp_path: Pat
         )
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
+        if turn % 2:  # or else while it makes its first save
+            committed.add(int(child.stdout.readline()))
         time.sleep(chance.uniform(0.0, 0.15))
         child.send_signal(signal.SIGKILL)
         said, _ = child.communicate()
@@ -184,7 +186,7 @@ def test_kill_9_at_random_moments_loses_nothing_that_was_committed(tmp_path: Pat
     plan_gc(store, grace_s=0, max_waste=0).execute()
 
     assert committed <= steps
-    assert len(committed) > 8
+    assert len(committed) >= 4
     assert assert_all_load(Store.open(tmp_path)) == steps
     assert_no_garbage(Store.open(tmp_path))
     assert not list(tmp_path.rglob("+staging-*"))
