@@ -115,6 +115,8 @@ class Census:
     def save(self, *, manifests: Collection[str], packs: Mapping[str, int], refs: Collection[RefSeen]) -> None:
         """Write what is known as one census in the place of those that were read, if that is worth it.
 
+        Of a store without manifests and packs there is nothing to tell, and none is left.
+
         Args:
             manifests: Those there are.
             packs: Those there are, and their sizes.
@@ -126,17 +128,20 @@ class Census:
         size = head_bytes + columns_bytes
         is_worth_it = self._n_new >= LEAST_NEW and self._new_bytes * _NEW_PART >= size
         is_stale = sum(self._loaded.values()) > max(2 * size, _STALE_BYTES) or len(self._loaded) > _MOST_BLOBS
+        is_stale |= bool(self._loaded) and not facts.manifests and not facts.packs
         if size > MAX_BYTES or head_bytes > MAX_HEAD_BYTES or not (is_worth_it or is_stale):
             return
         key = f"{PREFIX}/{uuid.uuid4().hex}"
+        says_something = bool(facts.manifests or facts.packs)
         try:
-            self._backend.put_new(key, census_bytes(facts), durable=False)
+            if says_something:
+                self._backend.put_new(key, census_bytes(facts), durable=False)
             for old in self._loaded:
                 self._backend.delete(old)
         except BackendError as error:
             _log.warning("no census was written, which costs time but no data: %s", error)
             return
-        self._loaded = {key: size}
+        self._loaded = {key: size} if says_something else {}
         self._n_new = self._new_bytes = 0
 
     def _note(self, n_bytes: int) -> None:

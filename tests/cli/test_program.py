@@ -297,6 +297,8 @@ def test_the_page_shows_the_keys_that_a_command_answers_with(
     if command == "list":
         first = answered["runs"][0]
         first["files"] = answered["runs"][-1]["files"]
+    if command == "verify":
+        answered["problems"].sort(key=lambda problem: not problem["tensors"])  # of others than tensors it says less
     assert keys_of(answered) == keys_of(shown)
 
 

@@ -70,8 +70,8 @@ MUTANTS = (
         fault="a power cut that takes what a compaction has copied and not synced",
         test=f"{_CUTS}::test_what_a_compaction_copies_is_durable_before_the_rest_goes",
         path="tensorcas_mlflow/gc/_copy.py",
-        before="writer.pieces(_payloads(store.backend, state.table, rows)))",
-        after="writer.pieces(_payloads(store.backend, state.table, rows)), durable=False)",
+        before="writer.pieces(_payloads(store.backend, table, rows)))",
+        after="writer.pieces(_payloads(store.backend, table, rows)), durable=False)",
     ),
     Mutant(
         fault="a power cut that takes the bytes of a text that was not synced",
