@@ -64,10 +64,10 @@ def test_import_mlflow_loads_only_the_facade_because_of_us(tmp_path: Path) -> No
     "script",
     [
         "import mlflow; mlflow.tensorcas.log_model",
-        "import mlflow.tensorcas; mlflow.tensorcas.log_model",
-        "from mlflow import tensorcas; tensorcas.log_model",
+        pytest.param("import mlflow.tensorcas; mlflow.tensorcas.log_model", marks=pytest.mark.long),
+        pytest.param("from mlflow import tensorcas; tensorcas.log_model", marks=pytest.mark.long),
         "from mlflow.tensorcas import log_model",
-        "import tensorcas_mlflow; import mlflow; mlflow.tensorcas.log_model",
+        pytest.param("import tensorcas_mlflow; import mlflow; mlflow.tensorcas.log_model", marks=pytest.mark.long),
         "import tensorcas_mlflow.plugin; import mlflow; mlflow.tensorcas.log_model",
     ],
 )

@@ -97,6 +97,7 @@ def test_a_model_whose_server_is_gone_says_where_its_store_is(
     assert caught.value.error_code == "TEMPORARILY_UNAVAILABLE"
 
 
+@pytest.mark.long
 def test_ten_identical_models_cost_little_more_than_one(carried: Experiment) -> None:
     model = network()
     with mlflow.start_run():

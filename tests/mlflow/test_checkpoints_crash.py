@@ -30,7 +30,7 @@ for step in range(first, first + 10_000):
 """
 
 
-@pytest.mark.parametrize("blocking", [True, False])
+@pytest.mark.parametrize("blocking", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_every_step_that_was_committed_loads_after_a_kill(
     experiment: str, tracking_uri: str, tmp_path: Path, blocking: bool
 ) -> None:

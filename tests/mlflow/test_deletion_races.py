@@ -137,6 +137,7 @@ def test_a_root_that_is_deleted_again_and_again_takes_every_save(
     assert verify(store, full=True).problems == ()
 
 
+@pytest.mark.long
 def test_runs_are_deleted_and_collected_while_they_are_saved_to(
     tracking_uri: str, tmp_path: Path, model_folder: Path, together: Together
 ) -> None:

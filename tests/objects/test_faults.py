@@ -164,7 +164,8 @@ def test_no_answer_of_a_save_that_is_lost_changes_its_outcome(trials: Trials) ->
         place.check()
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 6))])
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(6))
 def test_a_store_gets_through_much_that_goes_wrong(trials: Trials, way: Proxy, seed: int) -> None:
     place = trials.place()
     for number, fault in enumerate(FAULTS.values()):

@@ -15,7 +15,7 @@ from abstract_world import Actor, Collector, Deletion, Entry, Ref, Rules, State,
 
 Cast = Callable[[], State]
 
-N_WALKS = int(os.environ.get("TENSORCAS_SCHEDULES", "700"))
+N_WALKS = int(os.environ.get("TENSORCAS_SCHEDULES", "400"))
 N_PARTS = 4
 
 IS_STRESS = os.environ.get("TENSORCAS_ALL_STATES") == "1"

@@ -45,7 +45,7 @@ def test_no_schedule_of_a_save_and_a_collection_loses_or_leaks(make: Callable[[]
     assert found.is_exhausted
 
 
-@pytest.mark.parametrize("make", [sharing_save, replacing_save])
+@pytest.mark.parametrize("make", [sharing_save, pytest.param(replacing_save, marks=pytest.mark.long)])
 def test_nor_one_in_which_somebody_dies(make: Callable[[], CarrierCast]) -> None:
     cast = make().collector("collector")
 

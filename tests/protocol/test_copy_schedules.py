@@ -43,6 +43,7 @@ def test_no_schedule_of_a_copy_and_a_collection_at_its_destination_loses_or_leak
     assert found.is_exhausted
 
 
+@pytest.mark.long
 def test_nor_does_one_in_which_somebody_dies() -> None:
     cast = copy_against_collection()
 
@@ -69,6 +70,7 @@ def test_nor_one_of_a_copy_and_a_save_of_the_same_chunks() -> None:
     assert found.failure is None, str(found)
 
 
+@pytest.mark.long
 def test_a_collection_at_the_source_leaves_a_dropped_step_out_and_never_copies_a_half() -> None:
     cast = Cast(before={0: "ab", 1: "bc", 2: "ad"}).collector("collector", max_waste=0).deletion("deletion", 0)
 

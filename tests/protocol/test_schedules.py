@@ -47,7 +47,7 @@ def test_no_schedule_at_all_of_a_save_a_collection_and_a_deletion_loses_or_leaks
 def test_no_schedule_of_a_save_a_collection_and_a_deletion_loses_or_leaks() -> None:
     cast = save_against_collection()
 
-    found = explore(cast.blobs(), cast.actors, cast.check, max_preemptions=2 + MORE_PREEMPTIONS)
+    found = explore(cast.blobs(), cast.actors, cast.check, max_preemptions=1 + MORE_PREEMPTIONS)
 
     print(found)
     assert found.failure is None, str(found)
@@ -133,6 +133,7 @@ def test_nor_one_of_a_stream() -> None:
     assert found.is_exhausted
 
 
+@pytest.mark.long
 def test_nor_one_of_two_collectors() -> None:
     cast = old_pack().writer("writer", "ab", 1).collector("first").collector("second")
 

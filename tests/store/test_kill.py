@@ -161,6 +161,7 @@ while True:
 """
 
 
+@pytest.mark.long
 def test_kill_9_at_random_moments_loses_nothing_that_was_committed(tmp_path: Path) -> None:
     store = Store.init(tmp_path, chunk_bytes=4096)
     chance = random.Random(4)
