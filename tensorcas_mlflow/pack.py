@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.codecs import RAW, Buffer, Codec
+from tensorcas_mlflow.chunking import MAX_CHUNK_BYTES
+from tensorcas_mlflow.codecs import RAW, Buffer, Codec, codec_numbered
 from tensorcas_mlflow.digest import digest
-from tensorcas_mlflow.errors import CorruptError, NewerFormatError
+from tensorcas_mlflow.errors import CorruptError, FormatError, NewerFormatError
 
 MAGIC = b"\x89TCPK\r\n\x01"
 TABLE_MAGIC = b"TCPTBL\r\x01"
@@ -147,3 +148,36 @@ def _would_be_ours(footer: bytes, size: int, read: Callable[[int, int], Buffer])
     if n_entries > MAX_ENTRIES or not 0 <= offset <= end or offset + entry_bytes * n_entries != end:
         return False
     return digest(bytes(read(offset, end)) + TABLE_MAGIC + footer[len(TABLE_MAGIC) : 32]) == bytes(wanted)
+
+
+def fault_of(entry: Any, stored: Any) -> str | None:
+    """Say what is wrong with a chunk as it is stored, if anything is.
+
+    Args:
+        entry: Of a pack's table; what it says is believed of nothing.
+        stored: The bytes that lie where it says.
+    """
+    n_raw = int(entry["raw_bytes"])
+    if n_raw > MAX_CHUNK_BYTES:
+        return f"its entry says {n_raw} bytes"
+    raw: Any = stored
+    if int(entry["codec"]) != RAW.number or len(stored) != n_raw:
+        raw = memoryview(bytearray(n_raw))
+        try:
+            codec_numbered(int(entry["codec"])).decode_into(stored, raw)
+        except FormatError as error:
+            return str(error)
+    actual = digest(raw)
+    return None if actual == entry["digest"].tobytes() else f"its bytes hash to {actual.hex()}"
+
+
+def payload_of(entry: Any, stored: Any, *, begins_row: bool) -> Payload:
+    """Give a chunk in which no fault was found as another pack takes it."""
+    return Payload(
+        digest=entry["digest"].tobytes(),
+        raw_bytes=int(entry["raw_bytes"]),
+        codec=codec_numbered(int(entry["codec"])),
+        typesize=int(entry["typesize"]),
+        data=stored,
+        begins_row=begins_row,
+    )

@@ -12,11 +12,11 @@ import numpy as np
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.chunking import MAX_CHUNK_BYTES
-from tensorcas_mlflow.codecs import RAW, codec_numbered, load_codecs
-from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest
-from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError
+from tensorcas_mlflow.codecs import RAW, load_codecs
+from tensorcas_mlflow.digest import DIGEST_BYTES, Digests
+from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
 from tensorcas_mlflow.index import pack_key
-from tensorcas_mlflow.pack import ENTRY, Entries, Payload
+from tensorcas_mlflow.pack import ENTRY, Entries, fault_of
 from tensorcas_mlflow.readplan import plan_reads
 
 MAX_STORED_BYTES = 2 * MAX_CHUNK_BYTES
@@ -92,32 +92,6 @@ def look_at(backend: Backend, names: Sequence[str], pack: Any, entries: Entries)
     places = ((extent.pack, extent.start, extent.stop, rows[extent.members]) for extent in plan)
     for looks in threads.ordered_map(read, places, window=_WINDOW, waits=backend.is_remote):
         yield from looks
-
-
-def fault_of(entry: Any, stored: Any) -> str | None:
-    """Say what is wrong with a chunk as it is stored, if anything is."""
-    n_raw = int(entry["raw_bytes"])
-    raw: Any = stored
-    if int(entry["codec"]) != RAW.number or len(stored) != n_raw:
-        raw = memoryview(bytearray(min(n_raw, MAX_CHUNK_BYTES)))
-        try:
-            codec_numbered(int(entry["codec"])).decode_into(stored, raw)
-        except FormatError as error:
-            return str(error)
-    actual = digest(raw)
-    return None if actual == entry["digest"].tobytes() else f"its bytes hash to {actual.hex()}"
-
-
-def payload_of(entry: Any, stored: Any, *, begins_row: bool) -> Payload:
-    """Give a chunk that was found good as a new pack takes it."""
-    return Payload(
-        digest=entry["digest"].tobytes(),
-        raw_bytes=int(entry["raw_bytes"]),
-        codec=codec_numbered(int(entry["codec"])),
-        typesize=int(entry["typesize"]),
-        data=stored,
-        begins_row=begins_row,
-    )
 
 
 def as_keys(digests: Digests) -> Any:

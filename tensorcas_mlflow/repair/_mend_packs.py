@@ -20,8 +20,8 @@ from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, unique_rows
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError
 from tensorcas_mlflow.index import Table, pack_key
 from tensorcas_mlflow.manifest import MAX_BYTES
-from tensorcas_mlflow.pack import Payload
-from tensorcas_mlflow.repair._chunks import NO_DIGESTS, Verdict, as_keys, look_at, payload_of
+from tensorcas_mlflow.pack import Payload, payload_of
+from tensorcas_mlflow.repair._chunks import NO_DIGESTS, Verdict, as_keys, look_at
 from tensorcas_mlflow.repair._holdings import Holdings
 from tensorcas_mlflow.repair._lists import Lists, read_lists
 from tensorcas_mlflow.repair._quarantine import Piece, Quarantine

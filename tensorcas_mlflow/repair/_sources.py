@@ -13,8 +13,8 @@ from tensorcas_mlflow.codecs import load_codecs
 from tensorcas_mlflow.digest import Digests
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NotFoundError
 from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
-from tensorcas_mlflow.pack import Payload
-from tensorcas_mlflow.repair._chunks import as_keys, fault_of, payload_of
+from tensorcas_mlflow.pack import Payload, fault_of, payload_of
+from tensorcas_mlflow.repair._chunks import as_keys
 from tensorcas_mlflow.repair._quarantine import Quarantine
 from tensorcas_mlflow.store import Ref, Store
 from tensorcas_mlflow.transfer import ChunkReader

@@ -12,11 +12,11 @@ import numpy as np
 
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.chunking import MAX_CHUNK_BYTES
-from tensorcas_mlflow.codecs import RAW, codec_numbered, load_codecs
-from tensorcas_mlflow.digest import Digests, digest
-from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError
+from tensorcas_mlflow.codecs import RAW, load_codecs
+from tensorcas_mlflow.digest import Digests
+from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
 from tensorcas_mlflow.index import pack_key
-from tensorcas_mlflow.pack import Payload
+from tensorcas_mlflow.pack import Payload, fault_of, payload_of
 from tensorcas_mlflow.readplan import Extent, plan_reads
 from tensorcas_mlflow.store import Store
 
@@ -179,38 +179,13 @@ class ChunkReader:
         for number in members:
             begin = int(entries["offset"][number]) - extent.start
             stored = block[begin : begin + int(entries["stored_bytes"][number])]
-            try:
-                outcome.payloads.append(_checked(entries[number], stored, begins_row=bool(begins[number])))
-            except FormatError as error:
-                outcome.damaged.append((number, str(error)))
+            fault = fault_of(entries[number], stored)
+            if fault is None:
+                outcome.payloads.append(payload_of(entries[number], stored, begins_row=bool(begins[number])))
+            else:
+                outcome.damaged.append((number, fault))
                 outcome.is_index_suspect = True
         return outcome
-
-
-def _checked(entry: Any, stored: memoryview, *, begins_row: bool) -> Payload:
-    """Decode a chunk to see that it is the right one.
-
-    Raises:
-        FormatError: It is not.
-    """
-    codec, n_raw = codec_numbered(int(entry["codec"])), int(entry["raw_bytes"])
-    raw: Any = stored
-    if codec is not RAW or len(stored) != n_raw:
-        if n_raw > MAX_CHUNK_BYTES:
-            raise FormatError(f"its entry says {n_raw} bytes")
-        raw = memoryview(bytearray(n_raw))
-        codec.decode_into(stored, raw)
-    wanted, actual = entry["digest"].tobytes(), digest(raw)
-    if actual != wanted:
-        raise FormatError(f"its bytes hash to {actual.hex()}")
-    return Payload(
-        digest=wanted,
-        raw_bytes=n_raw,
-        codec=codec,
-        typesize=int(entry["typesize"]),
-        data=stored,
-        begins_row=begins_row,
-    )
 
 
 def _begins_row(packs: Any, entries: Any) -> Any:

@@ -10,11 +10,10 @@ import numpy as np
 
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.codecs import RAW, codec_numbered
 from tensorcas_mlflow.digest import DIGEST_BYTES, digest, hex_of
-from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError
+from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
 from tensorcas_mlflow.index import Mask, Table, pack_key
-from tensorcas_mlflow.pack import STORED_DIGEST_BYTES
+from tensorcas_mlflow.pack import STORED_DIGEST_BYTES, fault_of
 from tensorcas_mlflow.readplan import plan_reads
 from tensorcas_mlflow.verify._packs import Packs, is_possible
 from tensorcas_mlflow.verify._report import Progress, Watcher, reason_of
@@ -75,7 +74,7 @@ def read_chunks(backend: Backend, packs: Packs, choice: Choice, *, decode: bool,
     for row in np.flatnonzero(chosen & ~fits).tolist():
         bad[row] = f"its entry says {entries['raw_bytes'][row]} bytes in {entries['stored_bytes'][row]}"
     rows = np.flatnonzero(chosen & fits)
-    fault = _decoded_fault if decode else _stored_fault
+    fault = fault_of if decode else _stored_fault
 
     def check(place: tuple[int, int, int, Any]) -> tuple[int, list[tuple[int, str]]]:
         pack, start, stop, members = place
@@ -145,20 +144,6 @@ def _stored_fault(entry: Any, stored: memoryview) -> str | None:
     if actual == entry["stored_digest"].tobytes():
         return None
     return f"its stored bytes hash to {actual.hex()}, and the table says {entry['stored_digest'].tobytes().hex()}"
-
-
-def _decoded_fault(entry: Any, stored: memoryview) -> str | None:
-    """Say what is wrong with a chunk, if anything is."""
-    n_raw = int(entry["raw_bytes"])
-    raw: Any = stored
-    if int(entry["codec"]) != RAW.number or len(stored) != n_raw:
-        raw = memoryview(bytearray(n_raw))
-        try:
-            codec_numbered(int(entry["codec"])).decode_into(stored, raw)
-        except FormatError as error:
-            return str(error)
-    actual = digest(raw)
-    return None if actual == entry["digest"].tobytes() else f"its bytes hash to {actual.hex()}"
 
 
 def _scatter(numbers: Any, seed: int) -> Any:

@@ -26,8 +26,8 @@ MUTANTS = (
         fault="a chunk that is damaged in the backup too",
         test=f"{PACKS}::test_what_is_damaged_in_the_other_store_too_is_not_taken",
         path="tensorcas_mlflow/transfer/_chunks.py",
-        before="    if actual != wanted:\n",
-        after="    if False:\n",
+        before="            if fault is None:\n",
+        after="            if fault != '':\n",
     ),
     Mutant(
         fault="a good copy that a collector deletes while the bad one is repaired",
