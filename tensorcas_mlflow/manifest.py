@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -100,7 +101,7 @@ class Manifest:
     hints: bytes = field(default=b"", repr=False, compare=False)
     """Where its chunks lay when it was written, as its blob says it; empty where it says nothing."""
     label: str | None = field(default=None, repr=False, compare=False)
-    """What it was read as, in words, for errors; None if it was not read."""
+    """Whose it is, in words, for errors; None where nobody has said."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("checkpoint", "file"):
@@ -113,6 +114,12 @@ class Manifest:
         n_nameless = sum(not row.spec.name for row in self.rows) if self.kind == "file" else 0
         if len(self.by_name) - min(n_nameless, 1) != len(self.rows) - n_nameless:
             raise ValueError("a manifest must not name two rows alike")
+
+    def labelled(self, label: str) -> Manifest:
+        """The same manifest, that is named so in errors about its tensors."""
+        made = copy.copy(self)
+        object.__setattr__(made, "label", label)
+        return made
 
     @_Lazy
     def by_name(self) -> Mapping[str, Row]:

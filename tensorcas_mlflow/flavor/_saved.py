@@ -86,8 +86,7 @@ class SavedModel:
             raise
         except FormatError as error:
             raise CorruptError(self._manifest_place, str(error)) from error
-        object.__setattr__(manifest, "label", self._label)
-        return manifest
+        return manifest.labelled(self._label)
 
     def check_manifest(self, store: Store) -> None:
         """See that the manifest is one that was saved: a name or a shape in it could change and all chunks be found.

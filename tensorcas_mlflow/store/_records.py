@@ -47,9 +47,8 @@ class RefTarget:
     """Where a ref stands and what it says of the run it belongs to.
 
     The ref of an artifact that our repository shows is known by ``path``; that of a step by ``run_id``, ``name`` if it
-    has one, and ``step``.
-    The ref of a model's manifest that MLflow keeps a copy of, ``copy_path`` or ``uri`` saying where, is never replaced:
-    each save adds one, and those whose manifest is not there any more are orphans.
+    has one, and ``step``. The ref of a model's manifest that MLflow keeps a copy of, ``copy_path`` or ``uri`` saying
+    where, is never replaced: each save adds one, and those whose manifest is not there any more are orphans.
     """
 
     path: str | None = None

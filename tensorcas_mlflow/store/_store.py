@@ -329,7 +329,7 @@ class Store:
             raise NewerFormatError(f"the manifest of {ref.label}", error.version, error.supported) from error
         except FormatError as error:
             raise CorruptError(key, f"{getattr(error, 'reason', error)}, and {ref.label} needs it") from error
-        object.__setattr__(manifest, "label", ref.label)
+        manifest = manifest.labelled(ref.label)
         if manifest.hints:
             hints = read_hints(manifest.hints, unique_rows(manifest.digests)[0])
             if hints is not None:
