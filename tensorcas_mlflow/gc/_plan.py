@@ -228,8 +228,9 @@ def _execute(plan: GcPlan) -> GcReport:
         dead_packs = doomed - spared
         manifests -= state.live_manifests
         p.begin_generation(backend)
-        # What has just been seen to be gone, or replaced, must not come back in a crash without what it needs.
-        for prefix in ("intents", "refs"):
+        # What has just been seen to be gone, or replaced, must not come back in a crash without what it needs. And the
+        # copies that were counted may be others', who were killed before these were durable.
+        for prefix in ("intents", "refs", "packs"):
             backend.settle(prefix)
         waits = backend.is_remote
         keys = [f"manifests/{name}" for name in sorted(manifests)]

@@ -98,8 +98,12 @@ def mend_packs(
             if np.isin(as_keys(holdings.packs[name].entries["digest"]), safe).all()
         }
         p.begin_generation(backend)
+        # The copies that count may be others', who were killed before these were durable. And what is damaged must not
+        # come back in a crash when no list names it any more: a collection may take it for the better copy.
+        backend.settle("packs")
         for name in sorted(going):
             backend.delete(pack_key(name))
+        backend.settle("packs")
         store.catalog.forget(going)
         backend.delete(condemned)
         done.gone = {pack_key(name) for name in going}

@@ -11,10 +11,15 @@ from cuts import Cuts
 from disk import Disk, Entry, Mark, Plain, put_down
 from recorder import Fault, Recorder
 from scenarios import SCENARIOS, Scenario
-from world import World, chunk, empty, long_file
+from world import CHUNK_BYTES, World, chunk, empty, long_file
 
+from tensorcas_mlflow.codecs import RAW
+from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.gc import plan_gc
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.index import pack_key
+from tensorcas_mlflow.pack import Payload
+from tensorcas_mlflow.repair import plan_repair
+from tensorcas_mlflow.store import RefTarget, Store, protocol
 from tensorcas_mlflow.testing import SimulatedCrash
 
 
@@ -285,3 +290,55 @@ def test_an_intent_that_lost_its_bytes_in_a_cut_does_not_keep_collections_waitin
 
         assert list(store.backend.list("intents")) == []
         assert len(store.checkpoints()) == 1 + bool(blank)
+
+
+def killed_over_a_copy(world: World, letters: str) -> None:
+    """Let a process that knew of nothing yet put a pack of chunks that others have stored, and be killed there."""
+    world.recorder.fault = Fault(0, SimulatedCrash(), calls=frozenset({"sync"}), lasts=True)
+    with pytest.raises(SimulatedCrash):
+        protocol.write_packs(
+            world.opened().backend,
+            world.opened().catalog,
+            (
+                Payload(
+                    digest=digest(chunk(letter)),
+                    raw_bytes=CHUNK_BYTES,
+                    codec=RAW,
+                    typesize=1,
+                    data=chunk(letter).data,
+                    begins_row=True,
+                )
+                for letter in letters
+            ),
+        )
+    world.recorder.revive()
+    world.begin()
+
+
+def test_a_copy_whose_writer_was_killed_is_durable_before_the_other_copy_goes(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    with world.recorder.installed():
+        world.save(1, "abc")
+        world.save(2, "d")
+        killed_over_a_copy(world, "abcd")  # most that is needed lies there, so this one stays
+        report = world.collect()
+
+    assert report.n_packs == 2
+    check_end(world, tmp_path)
+
+
+def test_a_damaged_pack_goes_only_when_the_other_copy_is_durable_and_never_comes_back(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    with world.recorder.installed():
+        world.save(1, "abc")
+        backend = world.opened().backend
+        [(name, _)] = protocol.list_packs(backend)
+        data = bytearray(backend.get(pack_key(name)))
+        data[100] ^= 1
+        backend.delete(pack_key(name))
+        backend.put_new(pack_key(name), [data])
+        killed_over_a_copy(world, "abc")
+        report = plan_repair(world.opened()).execute()
+
+    assert report.packs_gone == (pack_key(name),)
+    check_end(world, tmp_path)
