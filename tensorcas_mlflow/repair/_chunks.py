@@ -12,7 +12,7 @@ import numpy as np
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.chunking import MAX_CHUNK_BYTES
-from tensorcas_mlflow.codecs import RAW, load_codecs
+from tensorcas_mlflow.codecs import CODECS, RAW, load_codecs
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
 from tensorcas_mlflow.index import pack_key
@@ -35,7 +35,7 @@ class Verdict(Enum):
     BAD = "bad"
     """They were read, and do not."""
     FAILED = "failed"
-    """The storage did not give them: which says nothing of what they are."""
+    """The storage did not give them, or this release cannot decode them: which says nothing of what they are."""
     GONE = "gone"
     """The pack is not there any more."""
 
@@ -68,7 +68,12 @@ def look_at(backend: Backend, names: Sequence[str], pack: Any, entries: Entries)
     for row in np.flatnonzero(~fits).tolist():
         said = f"its entry says {entries['raw_bytes'][row]} bytes in {entries['stored_bytes'][row]}"
         yield Look(row=row, verdict=Verdict.BAD, reason=said)
-    rows = np.flatnonzero(fits)
+    known = np.isin(entries["codec"], list(CODECS))
+    for row in np.flatnonzero(fits & ~known).tolist():
+        # The table says so that hashes to its digest: most likely a later release wrote it, to which it is sound.
+        said = f"no codec has the number {entries['codec'][row]}: a later release of tensorcas-mlflow may read it"
+        yield Look(row=row, verdict=Verdict.FAILED, reason=said)
+    rows = np.flatnonzero(fits & known)
     if len(rows) and (entries["codec"][rows] != RAW.number).any():
         load_codecs()
 

@@ -19,7 +19,7 @@ from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, unique_rows
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError
 from tensorcas_mlflow.index import Table, pack_key
-from tensorcas_mlflow.manifest import MAX_BYTES
+from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
 from tensorcas_mlflow.pack import Payload, payload_of
 from tensorcas_mlflow.repair._chunks import NO_DIGESTS, Verdict, as_keys, look_at
 from tensorcas_mlflow.repair._holdings import Holdings
@@ -253,8 +253,17 @@ def _fence(backend: Backend, lost: Any) -> int:
             intent = p.parse_intent(info, backend.get(info.key, max_bytes=MAX_BYTES))
         except (BlobNotFoundError, FormatError):
             continue
-        if intent.through_carrier or intent.digests is None:
+        if intent.through_carrier:
             continue
-        if np.isin(as_keys(intent.digests), lost).any():
+        digests = _said_by_manifest(backend, intent.manifest) if intent.digests is None else intent.digests
+        if np.isin(as_keys(digests), lost).any():
             n_fenced += backend.withdraw(info.key, info.token)
     return n_fenced
+
+
+def _said_by_manifest(backend: Backend, name: str) -> Digests:
+    """What a save relies on whose commit has half turned its intent into a ref; nothing if that cannot be read."""
+    try:
+        return Manifest.from_blob(backend.get(f"manifests/{name}", max_bytes=MAX_BYTES), name).digests
+    except (BlobNotFoundError, FormatError):
+        return NO_DIGESTS

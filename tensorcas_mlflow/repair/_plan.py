@@ -45,8 +45,6 @@ class _Seen:
     abandon: frozenset[str]
     sources: Sources
     quarantine: Quarantine
-    may_be_written: bool
-    """Whether a pack without a table may be one that is still being written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +85,7 @@ class RepairPlan:
         Raises:
             BackendError: The storage failed.
             ConflictError: Somebody has made another store in this place.
+            PendingSavesError: Saves through an MLflow server have begun since; nothing was changed.
         """
         return _execute(self)
 
@@ -158,7 +157,6 @@ def plan_repair(
         abandon=frozenset(abandon),
         sources=found,
         quarantine=quarantine,
-        may_be_written=bool(bad_intents) and is_carried(backend),
     )
     good = holdings.good()
     return RepairPlan(
@@ -173,6 +171,8 @@ def plan_repair(
 def _execute(plan: RepairPlan) -> RepairReport:
     store, seen = plan.store, plan.seen
     backend = store.backend
+    # Again, now that packs were listed: what is cut may be a pack that a save began to send since the first look.
+    may_be_written = bool(_look_at_intents(store)) and is_carried(backend)
     restored: list[str] = []
     left: dict[str, str] = {}
     if seen.format_fix is not None:
@@ -186,7 +186,7 @@ def _execute(plan: RepairPlan) -> RepairReport:
         else:
             left[f"manifests/{name}"] = reason
     mended = mend_packs(
-        store, seen.holdings, seen.digests, seen.sources, seen.quarantine, may_be_written=seen.may_be_written
+        store, seen.holdings, seen.digests, seen.sources, seen.quarantine, may_be_written=may_be_written
     )
     for key, found in seen.refs.items():
         reason = restore_ref(store, key, found, seen.quarantine)

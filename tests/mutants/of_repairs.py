@@ -92,4 +92,26 @@ MUTANTS = (
         before="            if may_be_written:\n",
         after="            if False:\n",
     ),
+    Mutant(
+        fault="a save through a server that begins between the plan of a repair and what it does",
+        test="tests/repair/test_records.py"
+        "::test_a_pack_is_left_alone_that_a_save_through_a_server_began_to_send_after_the_first_look",
+        path="tensorcas_mlflow/repair/_plan.py",
+        before="may_be_written = bool(_look_at_intents(store)) and is_carried(backend)",
+        after="may_be_written = False",
+    ),
+    Mutant(
+        fault="a chunk of a codec of a later release, in a repair",
+        test="tests/repair/test_packs.py::test_a_chunk_of_a_codec_of_a_later_release_is_left_where_it_is",
+        path="tensorcas_mlflow/repair/_chunks.py",
+        before='known = np.isin(entries["codec"], list(CODECS))',
+        after="known = fits",
+    ),
+    Mutant(
+        fault="a commit that a repair meets half way, of a chunk that is lost",
+        test="tests/repair/test_packs.py::test_a_save_that_is_half_committed_to_a_lost_chunk_begins_again",
+        path="tensorcas_mlflow/repair/_mend_packs.py",
+        before="        if intent.through_carrier:\n",
+        after="        if intent.through_carrier or intent.digests is None:\n",
+    ),
 )

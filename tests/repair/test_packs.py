@@ -22,11 +22,13 @@ from damaging import (
     tensors,
 )
 
-from tensorcas_mlflow.backends import MemoryBackend
+from tensorcas_mlflow.backends import Buffer, MemoryBackend
+from tensorcas_mlflow.codecs import Codec
 from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import BackendError, CorruptChunkError, FencedError
 from tensorcas_mlflow.gc import plan_gc
 from tensorcas_mlflow.index import pack_key
+from tensorcas_mlflow.pack import PackWriter, Payload
 from tensorcas_mlflow.repair import plan_repair
 from tensorcas_mlflow.store import RefTarget, Store
 from tensorcas_mlflow.store.protocol import condemned_bytes, read_pack_table
@@ -351,3 +353,40 @@ def test_a_chunk_of_every_codec_is_kept_and_healed() -> None:
 
     assert report.is_whole
     assert all(np.array_equal(found[name], arrays[name]) for name in arrays)
+
+
+def test_a_chunk_of_a_codec_of_a_later_release_is_left_where_it_is(store: Store) -> None:
+    class Later(Codec):
+        number, name = 9, "later"
+
+        def encode(self, raw: Buffer, typesize: int) -> Buffer:
+            return bytes(raw)[::-1]
+
+        def decode_into(self, stored: Buffer, out: memoryview) -> None:
+            raise NotImplementedError
+
+    raw = tensors("e")["e"].tobytes()
+    payload = Payload(
+        digest=digest(raw), raw_bytes=len(raw), codec=Later(), typesize=1, data=raw[::-1], begins_row=True
+    )
+    writer = PackWriter()
+    key = pack_key("9" * 32)
+    store.backend.put_new(key, writer.pieces([payload]))
+    before = store.backend.get(key)
+    report = repair(store)
+
+    assert "later release" in report.left[key]
+    assert store.backend.get(key) == before
+    assert keys(store.backend, "quarantine") == []
+
+
+def test_a_save_that_is_half_committed_to_a_lost_chunk_begins_again(store: Store) -> None:
+    ref = store.ref(target(0).key)
+    assert ref is not None
+    half = "intents/" + "1" * 32
+    store.backend.put_new(half, [store.backend.get(ref.key)])  # as a commit leaves it before it moves it
+    flip_chunk(store.backend, "b")
+    report = repair(store)
+
+    assert report.n_fenced == 1
+    assert store.backend.stat(half) is None

@@ -344,3 +344,18 @@ def test_a_repaired_store_verifies_but_for_what_is_lost(store: Store, backup: St
     problems = verify(afresh(store), full=True).problems
 
     assert {(problem.checkpoint, problem.tensors) for problem in problems} == {("run run step 2", ("d",))}
+
+
+def test_a_pack_is_left_alone_that_a_save_through_a_server_began_to_send_after_the_first_look(store: Store) -> None:
+    other = new_store()
+    ref = save(other, "e", 3)
+    cut = other.backend.get(pack_key(pack_of(other.backend, "e")))[:3000]
+    key = "packs/" + "9" * 32 + ".pack"
+    store.backend.put_new(key, [cut])
+    plan = plan_repair(afresh(store))
+    intent = intent_bytes(ref.manifest, other.manifest(ref).digests, through_carrier=True)
+    store.backend.put_new("intents/" + "1" * 32, [intent])
+
+    with pytest.raises(PendingSavesError):
+        plan.execute()
+    assert store.backend.get(key) == cut
