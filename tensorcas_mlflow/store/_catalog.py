@@ -348,6 +348,12 @@ class Catalog:
             except CorruptError as error:
                 _log.warning("%s; what it holds cannot be found", error)
                 self._unreadable.add(name)
+            except BackendError as error:
+                # Far away, a request that fails says nothing of the blob; here, a bad sector is of one pack alone.
+                if self._backend.is_remote:
+                    raise
+                _log.warning("%s; what it holds cannot be found", error)
+                self._unreadable.add(name)
 
         new = [name for name in packs if self._is_new(name)]
         if self._backend.is_remote and len(new) > 1:

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterator
 
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError
+from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError
 from tensorcas_mlflow.index import pack_key
 from tensorcas_mlflow.pack import Entries, read_table
 
@@ -56,6 +56,7 @@ def read_pack_table(backend: Backend, name: str, *, size: int | None = None) -> 
     Raises:
         BlobNotFoundError: The pack is gone.
         CorruptError: It is damaged.
+        BackendError: The storage does not give its table.
     """
     key = pack_key(name)
     if size is None:
@@ -65,7 +66,12 @@ def read_pack_table(backend: Backend, name: str, *, size: int | None = None) -> 
         size = info.size
     tail = bytearray(min(size, _TAIL_BYTES))
     begin = size - len(tail)
-    backend.read_into(key, begin, memoryview(tail))
+    try:
+        backend.read_into(key, begin, memoryview(tail))
+    except BackendError:
+        if backend.is_remote:
+            raise
+        begin = size  # a bad sector before the table is no reason to lose it: only what is needed is read
 
     def read(start: int, stop: int) -> bytes | bytearray:
         if start >= begin:

@@ -11,7 +11,7 @@ from stores import CHUNK_BYTES, noise, put, save, told
 
 from tensorcas_mlflow.backends import Backend, LocalBackend, MemoryBackend
 from tensorcas_mlflow.codecs import codec_numbered
-from tensorcas_mlflow.errors import CorruptChunkError, CorruptError
+from tensorcas_mlflow.errors import BackendError, CorruptChunkError, CorruptError
 from tensorcas_mlflow.gc import plan_gc
 from tensorcas_mlflow.pack import PackWriter, Payload
 from tensorcas_mlflow.store import Ref, RefTarget, Store
@@ -145,3 +145,27 @@ def test_a_collection_takes_nothing_that_a_linked_ref_or_folder_of_refs_keeps(tm
 
 def told_at(backend: Backend) -> tuple[Any, ...]:
     return verify(Store.open_backend(backend)).problems
+
+
+class BadSector(MemoryBackend):
+    """A disk that does not give one byte of one blob."""
+
+    place = ("", 0)
+
+    def read_into(self, key: str, start: int, out: memoryview) -> None:
+        if key == self.place[0] and start <= self.place[1] < start + len(out):
+            raise BackendError("read", key, "OSError: [Errno 5] Input/output error")
+        super().read_into(key, start, out)
+
+
+@pytest.mark.parametrize("where", ["a chunk near the table", "the table"])
+def test_a_bad_sector_in_one_of_two_copies_keeps_no_new_process_from_loading(where: str) -> None:
+    backend = BadSector()
+    store = Store.init_backend(backend, chunk_bytes=CHUNK_BYTES)
+    ref = save(store, WANTED, run_id="run", step=1)
+    [first] = packs_of(backend)
+    second_copy(store)
+    backend.place = (first, 100 if where == "a chunk near the table" else len(backend.get(first)) - 8)
+    loaded = load(store, ref)
+
+    assert all(loaded[name].tobytes() == array.tobytes() for name, array in WANTED.items())
