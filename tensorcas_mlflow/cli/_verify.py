@@ -7,8 +7,11 @@ from argparse import Namespace
 
 from tensorcas_mlflow._texts import size_text
 from tensorcas_mlflow.cli._output import printable, say, say_json
-from tensorcas_mlflow.cli._select import is_json, store_of
+from tensorcas_mlflow.cli._select import is_json, root_of, store_of
 from tensorcas_mlflow.cli._teller import Teller
+from tensorcas_mlflow.errors import CorruptError, StoreNotFoundError
+from tensorcas_mlflow.repair import open_damaged
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.verify import Problem, Progress, VerifyReport, verify
 
 PROBLEMS = 3
@@ -19,7 +22,7 @@ def check(options: Namespace) -> int:
     """Look at a store."""
     if options.seed is not None and options.sample is None:
         options.parser.error("--seed draws a --sample: say how much of the chunks, such as --sample 5%")
-    store = store_of(options)
+    store = _open(options)
     with Teller(sys.stderr, is_quiet=options.quiet) as teller:
 
         def watch(progress: Progress) -> None:
@@ -37,6 +40,16 @@ def check(options: Namespace) -> int:
         if report.seed is not None:
             say(f"drawn by --seed {report.seed}")
     return PROBLEMS if report.problems else 0
+
+
+def _open(options: Namespace) -> Store:
+    """Open a store, also one of which only the manifests still say what it was."""
+    try:
+        return store_of(options)
+    except (CorruptError, StoreNotFoundError):
+        if root_of(options).startswith("mlflow-artifacts:"):
+            raise
+    return open_damaged(root_of(options))[0]
 
 
 def _say_json(uri: str, options: Namespace, report: VerifyReport) -> None:

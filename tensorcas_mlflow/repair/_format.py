@@ -17,6 +17,7 @@ from tensorcas_mlflow.errors import (
     CorruptError,
     FormatError,
     NewerFormatError,
+    RefusedError,
     StoreNotFoundError,
 )
 from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
@@ -82,6 +83,7 @@ def write_format(store: Store, fix: FormatFix, quarantine: Quarantine) -> None:
 
     Raises:
         ConflictError: Somebody has made another store there meanwhile.
+        RefusedError: What stands there is no file.
     """
     backend = store.backend
     if backend.stat(p.FORMAT) is None:
@@ -93,6 +95,8 @@ def write_format(store: Store, fix: FormatFix, quarantine: Quarantine) -> None:
         source = f"intents/{uuid.uuid4().hex}"
         token = backend.put_new(source, [p.intent_bytes("0" * 64, NO_DIGESTS)])
         backend.promote(source, p.FORMAT, fix.blob, token=token, replace=True)
+    if backend.stat(p.FORMAT) is None:
+        raise RefusedError("write", p.FORMAT, "a link or a folder stands in its place: remove it, then repair again")
     if _id_at(backend) != store.id:
         raise ConflictError(f"there is another store at {backend.uri!r} now")
 

@@ -131,6 +131,8 @@ def _put_aside(
             try:
                 done.n_quarantined += quarantine.keep(piece)
             except (BackendError, CorruptError) as error:
+                if error.key != piece.key:
+                    raise  # it was read, and cannot be kept: a full disk is no reason to give anything up
                 if not holdings.is_given_up(name):
                     done.left[pack_key(name)] = _unread(name, error.reason)
                     return False

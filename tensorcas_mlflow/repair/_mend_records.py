@@ -27,6 +27,7 @@ from tensorcas_mlflow.transfer import ChunkReader
 
 _MAX_ATTEMPTS = 4
 _MAX_NOTE_BYTES = 4096
+_NO_BLOB = "a link or a folder stands in its place, which nothing of a store is: remove it, then repair again"
 
 
 def restore_manifest(
@@ -60,6 +61,8 @@ def restore_manifest(
             backend.withdraw(key, info.token)
         with suppress(BlobExistsError):
             backend.put_new(key, [manifest.to_blob()])
+        if backend.stat(key) is None:
+            return _NO_BLOB
     finally:
         backend.withdraw(*intent)
     return None
@@ -89,7 +92,9 @@ def restore_ref(store: Store, key: str, found: FoundRef, quarantine: Quarantine)
                 if not pending.commit(0, ref, replace=False):
                     continue
             except CheckpointExistsError:
-                pass  # somebody has saved it anew
+                if store.backend.stat(key) is None:
+                    return _NO_BLOB
+                # Somebody has saved it anew.
         store.backend.delete(_note_key(key))
         return None
     return "collectors have given this repair up again and again"

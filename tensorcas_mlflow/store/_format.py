@@ -94,5 +94,5 @@ def parse_format(blob: bytes) -> tuple[str, int]:
         if type(chunk_bytes) is not int or not MIN_CHUNK_BYTES <= chunk_bytes <= MAX_CHUNK_BYTES:
             raise CorruptError(FORMAT, "it says impossible settings")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CorruptError(FORMAT, f"it does not hold a store's settings: {error!r}") from error
+        raise CorruptError(FORMAT, f"it does not hold a store's settings: {type(error).__name__}: {error}") from error
     return store_id, chunk_bytes

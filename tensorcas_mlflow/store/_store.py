@@ -97,8 +97,13 @@ class Store:
 
         Args:
             store_id: 32 hex digits; drawn unless given.
+
+        Raises:
+            CorruptError: A store is there that has lost its ``format``: under another id nothing of it would load.
         """
         backend.check_conditions()
+        if store_id is None and any(True for _ in backend.list("manifests")) and backend.stat(FORMAT) is None:
+            raise CorruptError(FORMAT, "it is gone from a store that has manifests: `tensorcas repair` makes it anew")
         try:
             backend.put_new(FORMAT, [new_format(chunk_bytes, store_id, is_carried=backend.is_carrier)])
         except BlobExistsError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import numpy as np
@@ -119,6 +121,67 @@ def test_a_damaged_format_is_mended_where_every_other_command_fails(
     assert done.status == 0
     assert "restored format" in done.out
     assert tensorcas("list", "--root", folder).status == 0
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_verify_tells_of_a_damaged_format_and_of_all_else(tensorcas: Tensorcas, folder: Path, is_gone: bool) -> None:
+    if is_gone:
+        (folder / ".tensorcas" / "format").unlink()
+    else:
+        damage(folder, "format", 0)
+    done = tensorcas("verify", "--root", folder, "--full", "--format", "json")
+
+    assert done.status == 3
+    assert sorted(problem["key"].partition("/")[0] for problem in done.json["problems"]) == ["format", "packs"]
+
+
+def test_a_repair_that_finds_no_room_gives_nothing_up(
+    tensorcas: Tensorcas, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+
+    def refuse(descriptor: int, data: bytes) -> int:
+        if "/quarantine/" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data)
+
+    [(name, _)] = list_packs(Store.open(folder).backend)
+    monkeypatch.setattr(os, "write", refuse)
+    done = tensorcas("repair", "--root", folder, "--abandon", f"packs/{name}.pack", "--yes")
+
+    assert done.status == 1
+    assert "No space left on device" in done.err
+    assert "abandon" not in done.err
+    assert (folder / ".tensorcas" / "packs" / f"{name}.pack").exists()
+
+
+@pytest.mark.parametrize("kind", ["refs", "manifests"])
+def test_a_link_in_the_place_of_a_blob_is_not_told_as_restored(
+    tensorcas: Tensorcas, backup: Path, tmp_path: Path, kind: str
+) -> None:
+    other = tmp_path / "other"
+    assert tensorcas("copy", backup, other).status == 0
+    [path] = [path for path in (backup / ".tensorcas" / kind).rglob("*") if path.is_file()]
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    done = tensorcas("repair", "--root", backup, "--from", other, "--yes", "--format", "json")
+
+    assert done.status == 3
+    assert done.json["report"]["restored"] == []
+    [reason] = done.json["report"]["left"].values()
+    assert "remove it, then repair again" in reason
+    path.unlink()
+    assert tensorcas("verify", "--root", backup).status == (3 if kind == "manifests" else 0)
+
+
+def test_a_link_in_the_place_of_the_format_is_told(tensorcas: Tensorcas, backup: Path, tmp_path: Path) -> None:
+    path = backup / ".tensorcas" / "format"
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    done = tensorcas("repair", "--root", backup, "--yes")
+
+    assert done.status == 1
+    assert "remove it, then repair again" in done.err
 
 
 def test_a_store_is_not_repaired_from_itself(tensorcas: Tensorcas, folder: Path) -> None:

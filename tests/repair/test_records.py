@@ -22,6 +22,7 @@ from damaging import (
     tensors,
 )
 
+from tensorcas_mlflow import TensorCasStore
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.errors import CorruptError, PendingSavesError, StoreNotFoundError
 from tensorcas_mlflow.gc import plan_gc
@@ -171,6 +172,20 @@ def test_a_damaged_format_is_made_anew_from_manifests(store: Store, damaged: byt
     assert report.is_whole
     assert (fresh.id, fresh.chunk_bytes) == (store.id, CHUNK_BYTES)
     assert loads(store, "ab", 0)
+
+
+def test_no_other_store_is_made_where_one_has_lost_its_format(tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "root", chunk_bytes=CHUNK_BYTES)
+    save(store, "ab", 0)
+    store.backend.delete("format")
+
+    with pytest.raises(CorruptError, match="`tensorcas repair` makes it anew"):
+        Store.open(tmp_path / "root", create=True)
+    with pytest.raises(CorruptError, match="`tensorcas repair` makes it anew"):
+        TensorCasStore(tmp_path / "root", run_id="run")
+    opened, format_fix = open_damaged(tmp_path / "root")
+    plan_repair(opened, format_fix=format_fix).execute()
+    assert loads(Store.open(tmp_path / "root", create=True), "ab", 0)
 
 
 def test_a_store_that_clients_of_a_server_made_stays_one(store: Store) -> None:
