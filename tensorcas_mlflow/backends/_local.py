@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 
 from tensorcas_mlflow._durable import Settled, sync_folder
+from tensorcas_mlflow._pids import pid_space
 from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Buffer, Children, Token, check_key
 from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CorruptError, RefusedError
 
@@ -338,7 +339,9 @@ class LocalBackend(Backend):
         self._durable |= keys
 
 
-_HOST = "".join(c for c in os.uname().nodename if c.isalnum())[:40] if hasattr(os, "uname") else "host"
+_NODE = "".join(c for c in os.uname().nodename if c.isalnum())[:40] if hasattr(os, "uname") else "host"
+_HOST = _NODE + pid_space()
+"""Stands in the names of files under way: where else a process of this id may live, nothing is known of it here."""
 
 
 def _writer_is_dead(staging: str) -> bool:

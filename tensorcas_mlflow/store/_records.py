@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from tensorcas_mlflow import threads
+from tensorcas_mlflow._pids import pid_space, started
 from tensorcas_mlflow._texts import without_secrets
 from tensorcas_mlflow.backends import Backend, BlobInfo
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests
@@ -376,20 +377,10 @@ def is_manifest_name(name: object) -> bool:
 def _this_process(pid: int) -> tuple[str, int]:
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
-            boot = file.read().strip()
-        return boot, _started(pid) or 0
+            boot = f"{file.read().strip()} {pid_space()}"
+        return boot, started(pid) or 0
     except OSError:
         return "", 0
-
-
-def _started(pid: int) -> int | None:
-    """When a process of this machine began, in clock ticks since boot; None if there is no such process."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name, in parentheses, may hold anything; the 20th field after it is the start time.
-            return int(file.read().rpartition(b")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
-        return None
 
 
 def _is_dead(record: dict[str, Any]) -> bool:
@@ -397,4 +388,4 @@ def _is_dead(record: dict[str, Any]) -> bool:
     here, _ = _this_process(os.getpid())
     if not here or boot != here or record.get("host") != platform.node() or type(pid) is not int:
         return False
-    return _started(pid) != record.get("pid_started")
+    return started(pid) != record.get("pid_started")

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from collecting import CHUNK_BYTES, everything, keys, loads, overwrite, plan_now, save, save_apart, target, tensors
 
-from tensorcas_mlflow.backends import LocalBackend, MemoryBackend
+from tensorcas_mlflow._pids import pid_space
+from tensorcas_mlflow.backends import BlobInfo, LocalBackend, MemoryBackend
 from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.gc import plan_gc
 from tensorcas_mlflow.index import segment_bytes
 from tensorcas_mlflow.store import Store
-from tensorcas_mlflow.store.protocol import list_packs, read_pack_table
+from tensorcas_mlflow.store.protocol import list_packs, parse_intent, read_pack_table
 
 # --- the plan
 
@@ -313,7 +314,9 @@ def test_temporary_files_of_dead_processes_are_removed_and_those_of_the_living_a
     ).stdout
     folder = local_store.backend.root / "packs"
     folder.mkdir(exist_ok=True)
-    host = "".join(c for c in os.uname().nodename if c.isalnum())[:40]
+    host = "".join(c for c in os.uname().nodename if c.isalnum())[:40] + pid_space()
+    elsewhere = folder / f"+staging-{dead.strip()}-{host}0-{'2' * 32}"
+    elsewhere.write_bytes(b"1234567")
     left_behind = folder / f"+staging-{dead.strip()}-{host}-{'0' * 32}"
     under_way = folder / f"+staging-{os.getpid()}-{host}-{'1' * 32}"
     left_behind.write_bytes(b"123")
@@ -323,6 +326,19 @@ def test_temporary_files_of_dead_processes_are_removed_and_those_of_the_living_a
     assert report.freed_bytes == 3
     assert not left_behind.exists()
     assert under_way.exists()
+    assert elsewhere.exists()
+
+
+@pytest.mark.parametrize("way", [[], ["unshare", "--map-root-user", "--pid", "--fork"]])
+def test_a_save_of_another_container_is_not_taken_for_dead_by_its_process_id(way: list[str]) -> None:
+    code = "import sys, numpy as np; from tensorcas_mlflow.store.protocol import intent_bytes; "
+    code += "sys.stdout.buffer.write(intent_bytes('0' * 64, np.empty((0, 32), np.uint8)))"
+    made = subprocess.run([*way, sys.executable, "-c", code], capture_output=True)
+    if way and made.returncode:
+        pytest.skip(f"no process ids apart here: {made.stderr!r}")
+    info = BlobInfo(key="intents/1", size=len(made.stdout), modified_s=0.0, token="1")
+
+    assert parse_intent(info, made.stdout).writer_is_dead == (not way)
 
 
 def test_a_plan_for_another_root_cannot_be_mixed_up(store: Store) -> None:
