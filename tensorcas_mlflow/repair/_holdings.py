@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Set
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.digest import DIGEST_BYTES, Digests
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
 from tensorcas_mlflow.index import Table, make_table, pack_key
 from tensorcas_mlflow.pack import MAGIC, RAW_ALIGNMENT, Entries, read_table
@@ -29,6 +30,8 @@ class Pack:
     """Stretches that hold no good chunk and should."""
     failure: str | None = None
     """Why it could not be read whole: then nothing is known of what was not, and it is left as it is."""
+    unread: tuple[Piece, ...] = ()
+    """Chunks that its table names and that could not be read; with a failure."""
     has_table: bool = True
     """Whether its own table can be read."""
 
@@ -50,6 +53,7 @@ class Holdings:
         self._backend = backend
         self._clues = clues
         self._given_up = given_up
+        self._replaced: set[str] = set()
 
     def look(self) -> None:
         """Read the packs that have come to be there, and forget those that are gone."""
@@ -90,7 +94,26 @@ class Holdings:
 
     def is_given_up(self, name: str) -> bool:
         """Whether what cannot be read of a pack counts as damaged."""
-        return pack_key(name) in self._given_up
+        return pack_key(name) in self._given_up or name in self._replaced
+
+    def unread(self) -> Digests:
+        """Chunks that could not be read, in any pack of which the table could."""
+        return _digests_of(piece for pack in self.packs.values() for piece in pack.unread)
+
+    def give_up_replaced(self) -> frozenset[str]:
+        """Count as damaged what cannot be read of packs, where each such chunk is good in another one.
+
+        A collection weighs packs by their tables: it would keep the pack that cannot be read, and delete the others.
+
+        Returns:
+            Names of those packs.
+        """
+        good = self.good()
+        for name, pack in self.packs.items():
+            if pack.unread and np.isin(as_keys(_digests_of(pack.unread)), good).all():
+                self.packs[name] = replace(pack, damage=(*pack.damage, *pack.unread), unread=(), failure=None)
+                self._replaced.add(name)
+        return frozenset(self._replaced)
 
     def _read_table(self, name: str, size: int) -> Entries:
         try:
@@ -113,6 +136,7 @@ class Holdings:
         good = np.zeros(len(entries), dtype=bool)
         damage: dict[str, list[Piece]] = {name: [] for name in names}
         failures: dict[str, str] = {}
+        unread: dict[str, list[Piece]] = {name: [] for name in names}
         gone: set[str] = set()
         for look in look_at(self._backend, names, pack, entries):
             name, entry = names[int(pack[look.row])], entries[look.row]
@@ -122,6 +146,7 @@ class Holdings:
                 gone.add(name)
             elif look.verdict is Verdict.FAILED and pack_key(name) not in self._given_up:
                 failures.setdefault(name, look.reason)
+                unread[name].append(_piece(name, entry, look.reason, sizes[name]))
             elif without is None:
                 # A guess that is wrong says nothing of the pack.
                 damage[name].append(_piece(name, entry, look.reason, sizes[name]))
@@ -135,6 +160,7 @@ class Holdings:
                     entries=mine,
                     damage=tuple(damage[name]),
                     failure=failures.get(name),
+                    unread=tuple(unread[name]) if without is None else (),
                     has_table=without is None,
                 )
 
@@ -157,6 +183,11 @@ class Holdings:
         except (BlobNotFoundError, CorruptError, BackendError):
             return False
         return not any(block)
+
+
+def _digests_of(pieces: Iterable[Piece]) -> Digests:
+    digests = [piece.entry["digest"] for piece in pieces]
+    return np.array(digests, np.uint8).reshape(-1, DIGEST_BYTES)
 
 
 def _piece(name: str, entry: Any, reason: str, size: int) -> Piece:

@@ -75,6 +75,7 @@ def mend_packs(
     """
     done = Mended()
     backend = store.backend
+    replaced = _replace_unread(store, holdings, sources, done)
     for name in sorted(holdings.packs):
         failure = holdings.packs[name].failure
         if failure is not None:
@@ -95,7 +96,7 @@ def mend_packs(
         going = {
             name
             for name in doomed & holdings.packs.keys()
-            if np.isin(as_keys(holdings.packs[name].entries["digest"]), safe).all()
+            if np.isin(_owed(holdings, frozenset({name})) if name in replaced else _kept(holdings, name), safe).all()
         }
         p.begin_generation(backend)
         # The copies that count may be others', who were killed before these were durable. And what is damaged must not
@@ -110,6 +111,28 @@ def mend_packs(
         for name in (doomed & holdings.packs.keys()) - going:
             done.left[pack_key(name)] = "not all of its good chunks could be copied: repair again"
     return done
+
+
+def _replace_unread(store: Store, holdings: Holdings, sources: Sources, done: Mended) -> frozenset[str]:
+    """Bring the chunks that cannot be read from elsewhere, so that packs may go of which nothing else is missing.
+
+    Returns:
+        Names of the packs that may go once each of their chunks, also of those, is safe.
+    """
+    unread = holdings.unread()
+    if len(unread) == 0:
+        return frozenset()
+    wanted = unique_rows(unread[~np.isin(as_keys(unread), holdings.good())])[0]
+    brought = _Counted(sources.payloads(wanted))
+    p.write_packs(store.backend, store.catalog, iter(brought))
+    done.n_healed += brought.n
+    holdings.look()
+    return holdings.give_up_replaced()
+
+
+def _kept(holdings: Holdings, name: str) -> Any:
+    """The good chunks of a pack: each digest as one value."""
+    return as_keys(holdings.packs[name].entries["digest"])
 
 
 def _put_aside(

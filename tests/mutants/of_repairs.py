@@ -114,4 +114,11 @@ MUTANTS = (
         before="        if intent.through_carrier:\n",
         after="        if intent.through_carrier or intent.digests is None:\n",
     ),
+    Mutant(
+        fault="a bad sector of which a backup has a copy, and a collection after the repair",
+        test=f"{PACKS}::test_what_a_backup_healed_of_a_bad_sector_outlives_the_next_collection",
+        path="tensorcas_mlflow/repair/_mend_packs.py",
+        before="    return holdings.give_up_replaced()\n",
+        after="    return frozenset()\n",
+    ),
 )

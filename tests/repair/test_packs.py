@@ -309,6 +309,16 @@ def test_a_pack_with_a_bad_sector_stays_although_another_chunk_of_it_is_damaged(
     assert loads(store, "ab", 0, "a")
 
 
+def test_what_a_backup_healed_of_a_bad_sector_outlives_the_next_collection(store: Store, backup: Store) -> None:
+    disk = BadSector(store)
+    report = plan_repair(Store.open_backend(disk), sources=[backup]).execute()
+    plan_gc(Store.open_backend(disk), grace_s=0, max_waste=0).execute()
+
+    assert report.packs_gone == (disk.pack,)
+    assert report.n_healed == 1
+    assert loads(Store.open_backend(disk), "ab", 0)
+
+
 def test_a_pack_stays_if_a_good_chunk_of_it_could_not_be_copied(store: Store) -> None:
     flip_chunk(store.backend, "b")
     disk = BadSector(store)
