@@ -259,6 +259,7 @@ store.save({"frozen": frozen, "head": np.full(10, int(sys.argv[2]))}, int(sys.ar
 """
 
 
+@pytest.mark.long
 def test_a_resumed_run_writes_only_what_is_new(tmp_path: Path) -> None:
     sizes = []
     for step in (1, 2, 30):

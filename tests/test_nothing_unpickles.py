@@ -310,8 +310,11 @@ def command_names() -> Iterator[str]:
             yield f"{command} json"
 
 
+ADAPTERS = [pytest.param(name, marks=() if name in ("pytorch", "generic") else pytest.mark.long) for name in MAKERS]
+
+
 @pytest.mark.parametrize("name", [*SAFE, *command_names()])
-@pytest.mark.parametrize("adapter", MAKERS)
+@pytest.mark.parametrize("adapter", ADAPTERS)
 def test_a_pickle_is_not_read_by(adapter: str, name: str, told: dict[str, Any]) -> None:
     assert told[f"{adapter} {name}"] == {"error": "", "ran": False, "unpickled": []}
 

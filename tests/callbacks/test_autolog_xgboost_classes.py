@@ -20,6 +20,8 @@ from tensorcas_mlflow.checkpoints import load_checkpoint
 from tensorcas_mlflow.flavor import load_model
 from tests.callbacks.loops import FEATURES, LABELS, PARAMETERS, TARGETS, data, names_of, only_run, steps_of
 
+pytestmark = pytest.mark.long
+
 SMALL = {"n_estimators": 2, "max_depth": 2, "n_jobs": 1}
 
 

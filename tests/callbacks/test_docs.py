@@ -18,6 +18,8 @@ from sklearn.neural_network import MLPClassifier
 from tests.callbacks.loops import FEATURES, LABELS, PARAMETERS, data, make_module, steps_of
 from tests.callbacks.tokens import Tokens, make_model
 
+pytestmark = pytest.mark.long
+
 PAGE = Path(__file__).parents[2] / "docs" / "training-loops.md"
 
 

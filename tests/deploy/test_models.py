@@ -235,7 +235,7 @@ def folders_of_a_logged_model(n_steps: int, *, trained: bool) -> tuple[str, int]
     ("trained", "share"),
     [
         pytest.param(True, 0.60, id="half-frozen", marks=pytest.mark.long),
-        pytest.param(False, 0.11, id="identical"),
+        pytest.param(False, 0.11, id="identical", marks=pytest.mark.long),
     ],
 )
 def test_ten_steps_of_a_network_take_a_fraction_of_their_bytes(

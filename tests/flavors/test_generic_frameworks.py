@@ -26,6 +26,8 @@ from tensorcas_mlflow.adapter import SKELETON
 from tensorcas_mlflow.adapters import adapter_for
 from tensorcas_mlflow.runs import TensorCasStore
 
+pytestmark = pytest.mark.long
+
 X, Y = make_regression(2000, 12, random_state=0)
 SETTINGS = {"verbose": -1, "seed": 0, "num_threads": 1}
 

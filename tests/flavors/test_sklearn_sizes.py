@@ -37,6 +37,8 @@ from tensorcas_mlflow.errors import AdapterError
 from tests.flavors.sklearn_cases import ADAPTER, CANCER, DIABETES, IRIS, read_back
 from tests.flavors.sklearn_models import differences
 
+pytestmark = pytest.mark.long
+
 Make = Callable[[int], Any]
 Data = tuple[Array, Array]
 

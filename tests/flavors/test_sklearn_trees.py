@@ -39,6 +39,8 @@ from tests.flavors.sklearn_cases import (
 )
 from tests.flavors.sklearn_models import differences
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize(
     ("model", "data", "n_per_step"),

@@ -24,6 +24,8 @@ from tensorcas_mlflow.adapter import SKELETON, Array
 from tensorcas_mlflow.errors import AdapterError
 from tests.flavors.xgboost_models import model
 
+pytestmark = pytest.mark.long
+
 ADAPTER = XGBoostAdapter()
 ROOT = Path(__file__).parents[2]
 KINDS = ("hist", "partitioned categories", "vector leaves", "dart", "gblinear", "frame")

@@ -17,6 +17,8 @@ from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.store import Store
 from tests.flavors.xgboost_models import FRAME, load, save
 
+pytestmark = pytest.mark.long
+
 ADAPTER = XGBoostAdapter()
 X, Y = make_regression(2000, 12, random_state=0)
 CLASSES = np.digitize(Y, np.quantile(Y, [0.25, 0.5, 0.75]))

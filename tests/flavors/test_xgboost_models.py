@@ -41,6 +41,8 @@ from tests.flavors.xgboost_models import (
     trained_on,
 )
 
+pytestmark = pytest.mark.long
+
 ADAPTER = XGBoostAdapter()
 ROOT = Path(__file__).parents[2]
 

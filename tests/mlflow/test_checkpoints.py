@@ -32,6 +32,7 @@ def test_every_step_comes_back_as_it_was_logged(experiment: str) -> None:
         assert_same(load(step=step), expected)
 
 
+@pytest.mark.long
 def test_a_checkpoint_is_loaded_in_another_process(experiment: str, tracking_uri: str, tmp_path: Path) -> None:
     with mlflow.start_run() as run:
         log(make_state(), 5)

@@ -12,8 +12,8 @@ MUTANTS = (
         fault="a disk that fails while good chunks of a damaged pack are copied",
         test=f"{PACKS}::test_a_pack_stays_if_a_good_chunk_of_it_could_not_be_copied",
         path="tensorcas_mlflow/repair/_mend_packs.py",
-        before="""if np.isin(as_keys(holdings.packs[name].entries["digest"]), safe).all()""",
-        after="if True",
+        before="else _kept(holdings, name), safe).all()",
+        after="else _kept(holdings, name)[:0], safe).all()",
     ),
     Mutant(
         fault="a machine that reads a good chunk wrongly once",

@@ -159,6 +159,7 @@ def weigh(prepare: Prepare) -> int:
     return 3 if prepare is collection else 1
 
 
+@pytest.mark.long
 def test_no_answer_of_a_save_that_is_lost_changes_its_outcome(trials: Trials) -> None:
     for _, place in trials.each(first_save, LostAnswer()):
         place.check()

@@ -14,7 +14,7 @@ from schedules import RandomWalk
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import condemned_bytes, list_packs
 
-N_RANDOM = int(os.environ.get("TENSORCAS_SCHEDULES", "400"))
+N_RANDOM = int(os.environ.get("TENSORCAS_SCHEDULES", "240"))
 """How many; `make stress` asks for more."""
 N_PARTS = 4
 STEPS = {0: "ab", 1: "acd", 5: "e"}
