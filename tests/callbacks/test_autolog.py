@@ -35,6 +35,8 @@ from tests.callbacks.loops import (
 )
 from tests.callbacks.tokens import make_trainer as make_transformers_trainer
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def warnings(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:

@@ -16,6 +16,8 @@ from tensorcas_mlflow.callbacks.lightning import TensorCasCheckpoint, export_che
 from tensorcas_mlflow.checkpoints import Keep, load_checkpoint
 from tests.callbacks.loops import make_module, make_trainer, same, steps_of
 
+pytestmark = pytest.mark.long
+
 N_BATCHES = 4
 
 PACKAGES = [

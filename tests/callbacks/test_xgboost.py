@@ -14,6 +14,8 @@ from tensorcas_mlflow.callbacks.xgboost import TensorCasCallback
 from tensorcas_mlflow.checkpoints import Keep, load_checkpoint
 from tests.callbacks.loops import FEATURES, LABELS, PARAMETERS, TARGETS, data, steps_of
 
+pytestmark = pytest.mark.long
+
 
 def raw(booster: xgboost.Booster) -> bytes:
     return bytes(booster.save_raw("ubj"))
