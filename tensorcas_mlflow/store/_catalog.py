@@ -76,8 +76,8 @@ class Catalog:
         self._gone: set[str] = set()
         self._unreadable: set[str] = set()
         """Packs whose own tables are damaged."""
-        self._lost: set[str] = set()
-        """Packs that the index has named and that were not there."""
+        self._lost: dict[str, None] = {}
+        """Packs that the index has named and that were not there; the last to be missed is the last."""
         self._distrusted: set[tuple[str, bytes]] = set()
         """Copies that were found damaged: the pack and the digest of each."""
         self._has_bad_segments = False
@@ -162,15 +162,21 @@ class Catalog:
         with self._lock:
             self._gone.update(packs)
 
+    def miss(self, packs: Collection[str]) -> None:
+        """Leave out packs in which a reader looked for what the index says is there, and that are gone."""
+        with self._lock:
+            self._gone.update(packs)
+            self._lost |= dict.fromkeys(packs)
+
     def distrust(self, pack: str, digest: bytes) -> None:
         """Remember a copy that was found damaged: no save of this process is to rely on it."""
         with self._lock:
             self._distrusted.add((pack, digest))
 
     def suspects(self) -> list[str]:
-        """Keys of packs that may have held what cannot be found: they are gone, or their tables are damaged."""
+        """Keys of packs that may have held what cannot be found: damaged tables first, then gone, the latest first."""
         with self._lock:
-            return sorted(map(pack_key, self._unreadable | self._lost))
+            return [pack_key(name) for name in (*sorted(self._unreadable), *reversed(self._lost))]
 
     def take_hints(self, hints: Hints) -> None:
         """Take up where the chunks of a manifest are said to lie."""
@@ -344,7 +350,7 @@ class Catalog:
                 tables[name] = read_pack_table(self._backend, name, size=packs[name])
             except BlobNotFoundError:
                 self._gone.add(name)
-                self._lost.add(name)
+                self._lost[name] = None
             except CorruptError as error:
                 _log.warning("%s; what it holds cannot be found", error)
                 self._unreadable.add(name)

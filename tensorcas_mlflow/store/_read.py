@@ -198,10 +198,9 @@ class ChunkReader:
     def _read_from(self, wanted: _Wanted, chunks: Any, without: frozenset[str], owner: Owner) -> list[_Damage]:
         """Read some of the wanted chunks from any packs but some; returns which copies were damaged."""
         part = _some(wanted, chunks)
-        gone: set[str] = set()
         n_moves = 0
         while True:
-            places = self._locate(part.digests, without, gone, chunks, owner)
+            places = self._locate(part.digests, without, chunks, owner)
             try:
                 return self._read_at(places, part, chunks)
             except BlobNotFoundError:
@@ -211,11 +210,10 @@ class ChunkReader:
                 n_moves += 1
                 if n_moves == _MAX_ATTEMPTS or not moved:
                     raise
-                gone |= moved
-                self._catalog.forget(moved)
+                self._catalog.miss(moved)
                 self._catalog.refresh()
 
-    def _locate(self, digests: Digests, without: frozenset[str], gone: set[str], chunks: Any, owner: Owner) -> Places:
+    def _locate(self, digests: Digests, without: frozenset[str], chunks: Any, owner: Owner) -> Places:
         catalog = self._catalog
         places = catalog.find(digests, without)
         # Packs twice: a chunk that is moved while they are listed may be in a new one that is not listed yet.
@@ -226,9 +224,9 @@ class ChunkReader:
             places = catalog.find(digests, without)
         if not places.found.all():
             missing = np.flatnonzero(~places.found)
-            names, suspects = owner.names(chunks[missing]), {*map(pack_key, gone), *catalog.suspects()}
+            names, suspects = owner.names(chunks[missing]), tuple(catalog.suspects())
             digest_text = digests[missing[0]].tobytes().hex()
-            raise ChunkNotFoundError(digest_text, len(missing), owner.label, names, tuple(sorted(suspects)))
+            raise ChunkNotFoundError(digest_text, len(missing), owner.label, names, suspects)
         return places
 
     def _read_at(self, places: Places, wanted: _Wanted, numbers: Any) -> list[_Damage]:

@@ -10,7 +10,7 @@ import pytest
 
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import BlobInfo, Buffer, MemoryBackend, Token
-from tensorcas_mlflow.errors import BackendError
+from tensorcas_mlflow.errors import BackendError, ChunkNotFoundError
 from tensorcas_mlflow.store import RefTarget, Store, _catalog
 
 
@@ -97,3 +97,27 @@ def test_a_catalog_that_could_not_be_read_anew_still_knows_what_it_knew(
     backend.is_down = False
 
     assert save(store, 0) == 0
+
+
+def test_every_checkpoint_that_needed_a_lost_pack_says_which_one_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_catalog, "_FOLD_AT", 1)  # a pack that has a marker of its own is missed when it is looked for
+    backend = MemoryBackend()
+    store = Store.init_backend(backend)
+    refs = []
+    for step in (1, 2):
+        with store.write_checkpoint({"frozen": np.arange(99), "step": np.array(step)}) as pending:
+            refs.append(pending.commit(RefTarget(run_id="run", step=step)))
+        store.catalog.refresh()
+        store.catalog.fold()
+    frozen = store.manifest(refs[0]).row("frozen").digests
+    places = store.catalog.find(frozen)
+    lost = f"packs/{places.packs[int(places.pack[0])]}.pack"
+    backend.delete(lost)
+    reader = Store.open_backend(backend)
+    said = []
+    for ref in refs:
+        with pytest.raises(ChunkNotFoundError) as caught:
+            reader.read_tensors(reader.manifest(ref), ["frozen"])
+        said.append(caught.value.suspects)
+
+    assert said == [(lost,), (lost,)]
