@@ -18,7 +18,7 @@ import zstandard
 
 from tensorcas_mlflow.chunking import MAX_CHUNK_BYTES
 from tensorcas_mlflow.digest import Digests, digest
-from tensorcas_mlflow.pack import ENTRY, Entries
+from tensorcas_mlflow.pack import ENTRY, Entries, is_delta
 
 MAGIC = b"\x89TCHNT\r\x01"
 _FOOTER = struct.Struct("<I16s8s")
@@ -128,4 +128,5 @@ def read_hints(data: bytes, digests: Digests) -> Hints | None:
 def _is_possible(entries: Entries) -> bool:
     """Tell whether there can be such chunks: what a reader takes memory for has bounds."""
     is_short = entries["stored_bytes"].max() <= 2 * MAX_CHUNK_BYTES and entries["raw_bytes"].max() <= MAX_CHUNK_BYTES
-    return bool(is_short and entries["offset"].max() <= _MAX_OFFSET)
+    # What a delta is to be added to hints do not say.
+    return bool(is_short and entries["offset"].max() <= _MAX_OFFSET and not is_delta(entries).any())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,9 +14,10 @@ import pyarrow as pa
 from tensorcas_mlflow._arrow import UNREADABLE, read_batch, read_schema, stream_in_file
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest_of, prefixes
 from tensorcas_mlflow.errors import CorruptError, FormatError, NewerFormatError
-from tensorcas_mlflow.pack import ENTRY, STORED_DIGEST_BYTES, Entries
+from tensorcas_mlflow.pack import ENTRY, PACK_NAME_BYTES, STORED_DIGEST_BYTES, Entries, is_delta
 
-VERSION = 1
+VERSION = 2
+"""Of a segment that tells of deltas; one that does not is of version 1."""
 _SCHEMA_KEY = b"tensorcas"
 MAX_SEGMENT_BYTES = 4 << 30
 MAX_OFFSET = 1 << 56
@@ -48,12 +49,14 @@ class Table:
         """Name the pack blob of a row."""
         return pack_key(self.packs[int(self.pack[row])])
 
-    def find(self, digests: Digests, usable: Mask | None = None) -> Positions:
+    def find(self, digests: Digests, usable: Mask | None = None, lost_bases: Any = None) -> Positions:
         """Look up many digests at once.
 
         Args:
             digests: What to look for, shape ``(n, 32)``.
             usable: For each pack whether its copies count; None where all do.
+            lost_bases: Packs, as entries name those of their bases, from which no base can be had: a delta against a
+                chunk there does not count. None where all can.
 
         Returns:
             For each digest the row of one copy, or -1.
@@ -75,6 +78,8 @@ class Table:
             hit = (stored[at] == digests[open_]).all(axis=1)
             if usable is not None:
                 hit &= usable[self.pack[at]]
+            if lost_bases is not None:
+                hit &= ~np.isin(as_names(self.entries["base_pack"][at]), lost_bases)
             found[open_[hit]] = at[hit]
             open_ = open_[~hit]
             row[open_] += 1
@@ -97,6 +102,17 @@ def pack_key(name: str) -> str:
 def pack_name(key: str) -> str:
     """The name of the pack at a key; see `pack_key`."""
     return key.removeprefix("packs/").removesuffix(".pack")
+
+
+def as_names(rows: Any) -> Any:
+    """View names of packs, as entries name those of their bases, as one value each."""
+    return np.ascontiguousarray(rows).view(f"V{PACK_NAME_BYTES}").ravel()
+
+
+def names_of(packs: Collection[str]) -> Any:
+    """Give names of packs as entries name those of their bases; what is no pack's name is left out."""
+    named = b"".join(bytes.fromhex(name) for name in packs if is_pack_name(name))
+    return np.frombuffer(named, f"V{PACK_NAME_BYTES}")
 
 
 def is_pack_name(name: object) -> bool:
@@ -157,31 +173,37 @@ _FIELDS: list[tuple[str, pa.DataType]] = [
     ("codec", pa.uint8()),
     ("typesize", pa.uint8()),
 ]
-_SCHEMA = pa.schema(_FIELDS)
+_BASE_FIELDS: list[tuple[str, pa.DataType]] = [
+    ("base_pack", pa.binary(PACK_NAME_BYTES)),
+    ("base_digest", pa.binary(DIGEST_BYTES)),
+]
 _COLUMNS = ("offset", "stored_bytes", "raw_bytes", "codec", "typesize")
 
 
 def segment_bytes(table: Table) -> bytes:
     """Write a table as an index segment: an Arrow IPC file."""
-    digests = np.ascontiguousarray(table.entries["digest"])
-    columns: dict[str, Any] = {
-        "digest": pa.FixedSizeBinaryArray.from_buffers(
-            pa.binary(DIGEST_BYTES), len(table), [None, pa.py_buffer(digests.data)]
-        ),
-        "stored_digest": pa.FixedSizeBinaryArray.from_buffers(
-            pa.binary(STORED_DIGEST_BYTES),
-            len(table),
-            [None, pa.py_buffer(np.ascontiguousarray(table.entries["stored_digest"]).data)],
-        ),
-        "pack": pa.array(table.pack),
+    version = 2 if is_delta(table.entries).any() else 1
+    columns: dict[str, Any] = {}
+    for name, dtype in _fields_of(version):
+        values = np.ascontiguousarray(table.pack if name == "pack" else table.entries[name])
+        if pa.types.is_fixed_size_binary(dtype):
+            columns[name] = pa.FixedSizeBinaryArray.from_buffers(dtype, len(table), [None, pa.py_buffer(values.data)])
+        else:
+            columns[name] = pa.array(values)
+    said = {
+        "format": version,
+        "packs": table.packs,
+        "digest": _digest_of_rows(version, table.packs, table.pack, table.entries),
     }
-    columns.update({name: pa.array(np.ascontiguousarray(table.entries[name])) for name in _COLUMNS})
-    said = {"format": VERSION, "packs": table.packs, "digest": _digest_of_rows(table.packs, table.pack, table.entries)}
     batch = pa.record_batch(columns).replace_schema_metadata({_SCHEMA_KEY: json.dumps(said)})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
     return sink.getvalue().to_pybytes()
+
+
+def _fields_of(version: int) -> list[tuple[str, pa.DataType]]:
+    return _FIELDS if version == 1 else _FIELDS + _BASE_FIELDS
 
 
 def segment_head_bytes(start: bytes) -> int:
@@ -228,19 +250,21 @@ def read_segment(key: str, data: bytes) -> Table:
     try:
         stream = stream_in_file(data)
         head = _checked_head(key, read_schema(stream))
-        packs = tuple(head["packs"])
-        batch = read_batch(stream, _SCHEMA, what="an index segment")
+        packs, fields = tuple(head["packs"]), _fields_of(head["format"])
+        batch = read_batch(stream, pa.schema(fields), what="an index segment")
         entries = np.zeros(batch.num_rows, dtype=ENTRY)
-        for name in ("digest", "stored_digest"):
+        for name, dtype in fields:
+            if not pa.types.is_fixed_size_binary(dtype):
+                continue
             column: Any = batch.column(name)
-            width = column.type.byte_width
+            width = dtype.byte_width
             buffer = np.frombuffer(column.buffers()[1], np.uint8) if len(column) else np.empty(0, np.uint8)
             begin = column.offset * width
             entries[name] = buffer[begin : begin + len(column) * width].reshape(-1, width)
         for name in _COLUMNS:
             entries[name] = batch.column(name).to_numpy(zero_copy_only=True)
         pack = batch.column("pack").to_numpy(zero_copy_only=True)
-        if "digest" in head and head["digest"] != _digest_of_rows(packs, pack, entries):
+        if "digest" in head and head["digest"] != _digest_of_rows(head["format"], packs, pack, entries):
             raise CorruptError(key, "an index segment does not hash to the digest in it")
     except (CorruptError, NewerFormatError):
         raise
@@ -254,6 +278,8 @@ def read_segment(key: str, data: bytes) -> Table:
         raise CorruptError(key, "an index segment lists something that is no pack's name")
     if len(entries) and int(entries["offset"].max()) > MAX_OFFSET:
         raise CorruptError(key, "an index segment points where no pack can reach")
+    if (entries["base_pack"].any(axis=1) != is_delta(entries)).any():
+        raise CorruptError(key, "an index segment does not name the bases of its deltas")
     return replace(_sorted(packs, pack, entries), is_checked="digest" in head or packs == (_name_of(key),))
 
 
@@ -261,7 +287,7 @@ def _name_of(key: str) -> str:
     return key.removeprefix("index/").removesuffix(".arrow")
 
 
-def _digest_of_rows(packs: Sequence[str], pack: Any, entries: Entries) -> str:
+def _digest_of_rows(version: int, packs: Sequence[str], pack: Any, entries: Entries) -> str:
     """Hash all that a segment says, as ``docs/format.md`` has it."""
-    columns = [np.ascontiguousarray(pack if name == "pack" else entries[name]) for name, _ in _FIELDS]
+    columns = [np.ascontiguousarray(pack if name == "pack" else entries[name]) for name, _ in _fields_of(version)]
     return digest_of(["".join(packs).encode(), *(column.reshape(-1).view(np.uint8) for column in columns)]).hex()

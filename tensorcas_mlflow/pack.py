@@ -11,21 +11,23 @@ import numpy as np
 
 from tensorcas_mlflow.chunking import MAX_CHUNK_BYTES
 from tensorcas_mlflow.codecs import RAW, Buffer, Codec, codec_numbered
-from tensorcas_mlflow.digest import digest
+from tensorcas_mlflow.digest import DIGEST_BYTES, digest
 from tensorcas_mlflow.errors import CorruptError, FormatError, NewerFormatError
 
 MAGIC = b"\x89TCPK\r\n\x01"
 TABLE_MAGIC = b"TCPTBL\r\x01"
-_VERSION = TABLE_MAGIC[-1]
+TABLE_MAGIC_2 = b"TCPTBL\r\x02"
+_VERSION = TABLE_MAGIC_2[-1]
 RAW_ALIGNMENT = 64
 STORED_DIGEST_BYTES = 16
+PACK_NAME_BYTES = 16
 MAX_ENTRIES = 1 << 24
 TARGET_BYTES = 256 << 20
 """A writer ends a pack when its payloads reach this, and begins the next."""
 
-ENTRY = np.dtype(
+TABLE_ENTRY = np.dtype(
     [
-        ("digest", "u1", (32,)),
+        ("digest", "u1", (DIGEST_BYTES,)),
         ("stored_digest", "u1", (STORED_DIGEST_BYTES,)),
         ("offset", "<u8"),
         ("stored_bytes", "<u4"),
@@ -35,11 +37,28 @@ ENTRY = np.dtype(
         ("zero", "<u2"),
     ]
 )
+"""An entry as it stands in a table."""
+_BASE_FIELDS = [("base_pack", "u1", (PACK_NAME_BYTES,)), ("base_digest", "u1", (DIGEST_BYTES,))]
+ENTRY = np.dtype([*TABLE_ENTRY.descr, *_BASE_FIELDS])
+"""An entry, and the base of one that is a delta; zeros for others."""
 Entries = np.ndarray[Any, np.dtype[np.void]]
 """Entries of a pack's table, of dtype `ENTRY`."""
 
-_FOOTER = struct.Struct("<8sIIQQ32s")
+_BASE = np.dtype([("row", "<u4"), *_BASE_FIELDS])
+"""The base of one entry, in a table of version 2."""
+DELTA = 3
+"""The number of the codec `delta`: the only one that cannot be decoded without another chunk."""
+
+_FOOTER = struct.Struct("<8sIIQII32s")
 FOOTER_BYTES = _FOOTER.size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """The chunk against which another is stored as a delta: the copy of it in one pack, stored in full."""
+
+    pack: str
+    digest: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +72,8 @@ class Payload:
     data: Buffer
     begins_row: bool
     """Whether this is the first chunk written of its tensor: a raw one is then aligned, so that it can be mapped."""
+    base: Base | None = None
+    """Of a delta, and of nothing else."""
 
 
 class PackWriter:
@@ -60,6 +81,8 @@ class PackWriter:
 
     def __init__(self) -> None:
         self._rows: list[tuple[bytes, bytes, int, int, int, int, int, int]] = []
+        self._bases: dict[int, Base] = {}
+        """Of rows that are deltas, by number."""
         self.n_bytes = 0
 
     def pieces(self, payloads: Iterable[Payload]) -> Iterator[Buffer]:
@@ -73,6 +96,8 @@ class PackWriter:
                 at += gap
             size = memoryview(payload.data).nbytes
             stored = payload.digest if payload.codec is RAW else digest(payload.data)
+            if payload.base is not None:
+                self._bases[len(self._rows)] = payload.base
             self._rows.append(
                 (
                     payload.digest,
@@ -87,8 +112,10 @@ class PackWriter:
             )
             yield payload.data
             at += size
-        table = self.entries().tobytes()
-        head = _FOOTER.pack(TABLE_MAGIC, ENTRY.itemsize, len(self._rows), at, 0, b"")[:32]
+        entries = self.entries()
+        magic = TABLE_MAGIC_2 if self._bases else TABLE_MAGIC
+        table = _table_bytes(entries)
+        head = _FOOTER.pack(magic, TABLE_ENTRY.itemsize, len(entries), at, len(self._bases), 0, b"")[:32]
         yield table
         yield head + digest(table + head)
         self.n_bytes = at + len(table) + FOOTER_BYTES
@@ -100,9 +127,39 @@ class PackWriter:
             columns = list(zip(*self._rows, strict=True))
             out["digest"] = np.frombuffer(b"".join(columns[0]), np.uint8).reshape(-1, 32)
             out["stored_digest"] = np.frombuffer(b"".join(columns[1]), np.uint8).reshape(-1, STORED_DIGEST_BYTES)
-            for field, column in zip(ENTRY.names[2:] if ENTRY.names else (), columns[2:], strict=True):
+            for field, column in zip(_NUMBERS, columns[2:], strict=True):
                 out[field] = column
+        for row, base in self._bases.items():
+            out["base_pack"][row] = np.frombuffer(bytes.fromhex(base.pack), np.uint8)
+            out["base_digest"][row] = np.frombuffer(base.digest, np.uint8)
         return out
+
+
+_NUMBERS = ("offset", "stored_bytes", "raw_bytes", "codec", "typesize", "zero")
+
+
+def _table_bytes(entries: Entries) -> bytes:
+    """Write a table: every entry without its base, and then the bases of those that have one."""
+    rows = entries.view(np.uint8).reshape(-1, ENTRY.itemsize)[:, : TABLE_ENTRY.itemsize]
+    deltas = np.flatnonzero(is_delta(entries))
+    bases = np.zeros(len(deltas), dtype=_BASE)
+    bases["row"] = deltas
+    for field in ("base_pack", "base_digest"):
+        bases[field] = entries[field][deltas]
+    return rows.tobytes() + bases.tobytes()
+
+
+def is_delta(entries: Entries) -> Any:
+    """For each entry whether it is a delta, so that its chunk can be read only with its base."""
+    return entries["codec"] == DELTA
+
+
+def bases_of(deltas: Entries) -> list[Base]:
+    """Name the bases of some entries, all of them deltas."""
+    packs = deltas["base_pack"].tobytes().hex()
+    digests = np.ascontiguousarray(deltas["base_digest"])
+    step = 2 * PACK_NAME_BYTES
+    return [Base(pack=packs[at * step : (at + 1) * step], digest=digests[at].tobytes()) for at in range(len(deltas))]
 
 
 def read_table(key: str, size: int, read: Callable[[int, int], Buffer]) -> Entries:
@@ -120,34 +177,50 @@ def read_table(key: str, size: int, read: Callable[[int, int], Buffer]) -> Entri
     if size < len(MAGIC) + FOOTER_BYTES:
         raise CorruptError(key, f"a pack cannot have only {size} bytes")
     footer = bytes(read(size - FOOTER_BYTES, size))
-    magic, entry_bytes, n_entries, offset, _, wanted = _FOOTER.unpack(footer)
-    if magic != TABLE_MAGIC:
+    magic, entry_bytes, n_entries, offset, n_bases, _, wanted = _FOOTER.unpack(footer)
+    if magic not in (TABLE_MAGIC, TABLE_MAGIC_2):
         if magic[:-1] == TABLE_MAGIC[:-1] and magic[-1] > _VERSION and not _would_be_ours(footer, size, read):
             raise NewerFormatError(f"the pack {key!r}", magic[-1], _VERSION)
         raise CorruptError(key, "it does not end with a pack's footer")
-    if entry_bytes < ENTRY.itemsize or n_entries > MAX_ENTRIES:
+    if magic == TABLE_MAGIC:
+        n_bases = 0
+    if entry_bytes < TABLE_ENTRY.itemsize or n_entries > MAX_ENTRIES or n_bases > n_entries:
         raise CorruptError(key, "its footer says impossible sizes")
     table_bytes = entry_bytes * n_entries
-    if offset + table_bytes != size - FOOTER_BYTES:
+    if offset + table_bytes + _BASE.itemsize * n_bases != size - FOOTER_BYTES:
         raise CorruptError(key, "its table does not end where its footer begins")
-    table = bytes(read(offset, offset + table_bytes))
+    table = bytes(read(offset, size - FOOTER_BYTES))
     if digest(table + footer[:32]) != wanted:
         raise CorruptError(key, "its table does not hash to the digest in its footer")
-    rows = np.frombuffer(table, dtype=np.uint8).reshape(n_entries, entry_bytes)[:, : ENTRY.itemsize]
-    entries: Entries = np.ascontiguousarray(rows).view(ENTRY).ravel()
+    rows = np.zeros((n_entries, ENTRY.itemsize), np.uint8)
+    said = np.frombuffer(table, dtype=np.uint8, count=table_bytes).reshape(n_entries, entry_bytes)
+    rows[:, : TABLE_ENTRY.itemsize] = said[:, : TABLE_ENTRY.itemsize]
+    entries: Entries = rows.view(ENTRY).ravel()
+    _put_bases(key, entries, np.frombuffer(table, dtype=_BASE, offset=table_bytes))
     ends = entries["offset"] + entries["stored_bytes"]
     if n_entries and (entries["offset"].min() < len(MAGIC) or ends.max() > offset or (ends < entries["offset"]).any()):
         raise CorruptError(key, "its table points outside of it")
     return entries
 
 
+def _put_bases(key: str, entries: Entries, bases: Any) -> None:
+    """Put bases into the entries of a table, each of which names one if, and only if, it is a delta."""
+    deltas = np.flatnonzero(is_delta(entries))
+    if len(deltas) != len(bases) or (deltas != bases["row"]).any():
+        raise CorruptError(key, "its table does not name the bases of its deltas")
+    for field in ("base_pack", "base_digest"):
+        entries[field][deltas] = bases[field]
+
+
 def _would_be_ours(footer: bytes, size: int, read: Callable[[int, int], Buffer]) -> bool:
     """Tell whether a pack is whole but for the version that its footer says: then that is damaged, and not later."""
-    _, entry_bytes, n_entries, offset, _, wanted = _FOOTER.unpack(footer)
+    _, entry_bytes, n_entries, offset, n_bases, _, wanted = _FOOTER.unpack(footer)
     end = size - FOOTER_BYTES
-    if n_entries > MAX_ENTRIES or not 0 <= offset <= end or offset + entry_bytes * n_entries != end:
+    table_bytes = entry_bytes * n_entries
+    if n_entries > MAX_ENTRIES or offset > end or end - offset - table_bytes not in (0, _BASE.itemsize * n_bases):
         return False
-    return digest(bytes(read(offset, end)) + TABLE_MAGIC + footer[len(TABLE_MAGIC) : 32]) == bytes(wanted)
+    table, rest = bytes(read(offset, end)), footer[len(TABLE_MAGIC) : 32]
+    return any(digest(table + magic + rest) == bytes(wanted) for magic in (TABLE_MAGIC, TABLE_MAGIC_2))
 
 
 def fault_of(entry: Any, stored: Any) -> str | None:
@@ -173,6 +246,7 @@ def fault_of(entry: Any, stored: Any) -> str | None:
 
 def payload_of(entry: Any, stored: Any, *, begins_row: bool) -> Payload:
     """Give a chunk in which no fault was found as another pack takes it."""
+    [base] = bases_of(entry.reshape(1)) if is_delta(entry) else [None]
     return Payload(
         digest=entry["digest"].tobytes(),
         raw_bytes=int(entry["raw_bytes"]),
@@ -180,4 +254,5 @@ def payload_of(entry: Any, stored: Any, *, begins_row: bool) -> Payload:
         typesize=int(entry["typesize"]),
         data=stored,
         begins_row=begins_row,
+        base=base,
     )

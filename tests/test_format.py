@@ -16,7 +16,7 @@ from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.dtypes import parse_dtype
 from tensorcas_mlflow.index import make_table, segment_bytes
 from tensorcas_mlflow.manifest import Manifest
-from tensorcas_mlflow.pack import ENTRY, FOOTER_BYTES, MAGIC, TABLE_MAGIC, PackWriter, Payload, read_table
+from tensorcas_mlflow.pack import ENTRY, FOOTER_BYTES, MAGIC, TABLE_ENTRY, TABLE_MAGIC, PackWriter, Payload, read_table
 from tensorcas_mlflow.store import MANIFEST_FILE, PAYLOAD_FILE, RefTarget, Store, write_payload
 from tensorcas_mlflow.store._condemned import condemned_bytes
 from tensorcas_mlflow.store._format import parse_format
@@ -64,20 +64,29 @@ def test_the_pack_that_is_printed_is_the_pack_that_is_written() -> None:
 
 def test_the_table_of_an_entry_gives_its_fields_where_they_lie() -> None:
     at = 0
-    assert ENTRY.names is not None
-    assert ENTRY.fields is not None
-    for (position, size, name, _), field in zip(rows("Packs", 0), ENTRY.names, strict=True):
-        assert int(position) == at == ENTRY.fields[field][1]
-        assert int(size) == ENTRY.fields[field][0].itemsize
+    assert TABLE_ENTRY.names is not None
+    assert TABLE_ENTRY.fields is not None
+    for (position, size, name, _), field in zip(rows("Packs", 0), TABLE_ENTRY.names, strict=True):
+        assert int(position) == at == TABLE_ENTRY.fields[field][1]
+        assert int(size) == TABLE_ENTRY.fields[field][0].itemsize
         assert name in (field, "\N{EN DASH}")
         at += int(size)
 
-    assert at == ENTRY.itemsize == 68
+    assert at == TABLE_ENTRY.itemsize == 68
+
+
+def test_the_table_of_a_base_gives_its_fields_where_they_lie() -> None:
+    at = 0
+    for position, size, _, _ in rows("Packs", 1):
+        assert int(position) == at
+        at += int(size)
+
+    assert at == 52 == 4 + ENTRY.itemsize - TABLE_ENTRY.itemsize
 
 
 def test_the_table_of_the_footer_gives_its_fields_where_they_lie() -> None:
     at = 0
-    for position, size, _, _ in rows("Packs", 1):
+    for position, size, _, _ in rows("Packs", 2):
         assert int(position) == at
         at += int(size)
 

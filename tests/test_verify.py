@@ -14,7 +14,7 @@ from tensorcas_mlflow.backends import Backend, BlobInfo, LocalBackend, MemoryBac
 from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import TensorCasError
 from tensorcas_mlflow.gc import plan_gc
-from tensorcas_mlflow.pack import ENTRY, FOOTER_BYTES
+from tensorcas_mlflow.pack import FOOTER_BYTES, TABLE_ENTRY
 from tensorcas_mlflow.store import Ref, RefTarget, Store
 from tensorcas_mlflow.store.protocol import condemned_bytes, list_packs, read_pack_table
 from tensorcas_mlflow.testing import FaultyBackend
@@ -218,9 +218,9 @@ def test_without_an_index_a_lost_chunk_is_named_and_its_pack_is_not(store: Store
 def test_a_table_that_claims_impossible_sizes_costs_no_memory(store: Store) -> None:
     key = pack_with(store, noise(2))
     data = bytearray(store.backend.get(key))
-    table = np.frombuffer(data, ENTRY, offset=len(data) - FOOTER_BYTES - ENTRY.itemsize, count=1)
+    table = np.frombuffer(data, TABLE_ENTRY, offset=len(data) - FOOTER_BYTES - TABLE_ENTRY.itemsize, count=1)
     table["raw_bytes"] = 0xFFFFFFFF
-    body = bytes(data[-FOOTER_BYTES - ENTRY.itemsize : -32])
+    body = bytes(data[-FOOTER_BYTES - TABLE_ENTRY.itemsize : -32])
     data[-32:] = digest(body)
     overwrite(store.backend, key, bytes(data))
 

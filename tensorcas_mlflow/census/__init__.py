@@ -7,9 +7,10 @@ then reads only what has come since (``docs/format.md``, Census).
 
 from tensorcas_mlflow.census._blob import census_bytes, read_census
 from tensorcas_mlflow.census._census import PREFIX, Census
-from tensorcas_mlflow.census._facts import Facts, RefSeen, facts_of_manifests, facts_of_packs, merge_facts
+from tensorcas_mlflow.census._facts import NO_BASE, Facts, RefSeen, facts_of_manifests, facts_of_packs, merge_facts
 
 __all__ = [
+    "NO_BASE",
     "PREFIX",
     "Census",
     "Facts",

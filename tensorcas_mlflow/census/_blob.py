@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.census._facts import Facts, RefSeen
+from tensorcas_mlflow.census._facts import NO_BASE, Facts, RefSeen
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest
 from tensorcas_mlflow.errors import CorruptError, NewerFormatError
 
-VERSION = 1
+VERSION = 2
 MAGIC = b"\x89TCCN\r\n\x01"
 MAX_BYTES = 2 << 30
 """No larger census is written or read."""
@@ -29,6 +29,8 @@ _COLUMNS = (
     ("span_stop", "<u4", "n_spans"),
     ("entry_chunk", "<u4", "n_entries"),
     ("entry_bytes", "<u4", "n_entries"),
+    ("entry_base", "<u4", "n_entries"),
+    ("entry_base_pack", "<u4", "n_entries"),
 )
 """What follows the digests: name, type, and what there is one of it for."""
 _MANIFEST_NAME = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{8})?")
@@ -42,6 +44,7 @@ def census_bytes(facts: Facts) -> list[bytes]:
             "format": VERSION,
             "manifests": facts.manifests,
             "packs": facts.packs,
+            "base_packs": facts.base_packs,
             "refs": [[*seen, name] for seen, name in facts.refs.items()],
             "n_digests": len(facts.digests),
             "n_spans": len(facts.span_chunk),
@@ -80,6 +83,8 @@ def read_census(key: str, blob: bytes) -> Facts:
         if version > VERSION:
             raise NewerFormatError(f"{key!r}", version, VERSION)
         manifests, packs = _names(head["manifests"], _MANIFEST_NAME), _names(head["packs"], _PACK_NAME)
+        fields = _COLUMNS if version > 1 else _COLUMNS[:-2]
+        base_packs = _names(head["base_packs"] if version > 1 else [], _PACK_NAME)
         refs = {_seen(*seen): _names([name], _MANIFEST_NAME)[0] for *seen, name in head["refs"]}
         counts = {name: head[name] for name in ("n_digests", "n_spans", "n_entries")}
         if not all(type(count) is int and 0 <= count < 1 << 32 for count in counts.values()):
@@ -88,16 +93,19 @@ def read_census(key: str, blob: bytes) -> Facts:
         raise CorruptError(key, f"it is not a census: {error!r}") from error
     counts |= {"manifests": len(manifests), "packs": len(packs)}
     n_bytes = counts["n_digests"] * DIGEST_BYTES
-    n_bytes += sum(np.dtype(dtype).itemsize * counts[of] for _, dtype, of in _COLUMNS)
+    n_bytes += sum(np.dtype(dtype).itemsize * counts[of] for _, dtype, of in fields)
     # What is there is what is said to be there, so nothing below takes more memory than the blob does.
     if head_bytes + n_bytes != len(body):
         raise CorruptError(key, "it has another size than it says")
     at = int(head_bytes) + counts["n_digests"] * DIGEST_BYTES
     digests: Digests = np.frombuffer(body[head_bytes:at], np.uint8).reshape(-1, DIGEST_BYTES)
     columns: dict[str, Any] = {}
-    for name, dtype, of in _COLUMNS:
+    for name, dtype, of in fields:
         columns[name] = np.frombuffer(body, dtype, counts[of], at)
         at += columns[name].nbytes
+    if fields is not _COLUMNS:
+        # It is from before there were deltas.
+        columns |= dict.fromkeys(("entry_base", "entry_base_pack"), np.full(counts["n_entries"], NO_BASE))
     pack_entries = columns.pop("pack_entries")
     if int(pack_entries.sum(dtype=np.uint64)) != counts["n_entries"]:
         raise CorruptError(key, "its packs have other entries than it says")
@@ -105,6 +113,7 @@ def read_census(key: str, blob: bytes) -> Facts:
         digests=digests,
         manifests=manifests,
         packs=packs,
+        base_packs=base_packs,
         refs=refs,
         entry_pack=np.repeat(np.arange(len(packs), dtype=np.uint32), pack_entries),
         **columns,
@@ -119,6 +128,10 @@ def _is_possible(facts: Facts) -> bool:
     n_chunks = len(facts.digests)
     chunk, start, stop = facts.span_chunk, facts.span_start, facts.span_stop
     if any(len(chunks) and int(chunks.max()) >= n_chunks for chunks in (chunk, facts.entry_chunk)):
+        return False
+    deltas = facts.entry_base != NO_BASE
+    base, base_pack = facts.entry_base[deltas], facts.entry_base_pack[deltas]
+    if len(base) and (int(base.max()) >= n_chunks or int(base_pack.max()) >= len(facts.base_packs)):
         return False
     if len(stop) and (int(stop.max()) > len(facts.manifests) or (start >= stop).any()):
         return False

@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, prefixes, unique_rows
-from tensorcas_mlflow.index import Mask
-from tensorcas_mlflow.pack import Entries
+from tensorcas_mlflow.index import Mask, as_names
+from tensorcas_mlflow.pack import ENTRY, Entries, is_delta
 
 Numbers = Any
 """A one-dimensional array of integers."""
+NO_BASE = np.uint32(0xFFFFFFFF)
+"""Stands for the base of what is stored in full."""
 
 
 class RefSeen(NamedTuple):
@@ -55,6 +57,12 @@ class Facts:
     entry_chunk: Numbers
     entry_bytes: Numbers
     """For each entry the bytes of the encoded chunk."""
+    entry_base: Numbers
+    """For each entry that is a delta the chunk it is to be added to; `NO_BASE` for the others."""
+    entry_base_pack: Numbers
+    """For each entry that is a delta the pack in which its base lies: a position in ``base_packs``; else `NO_BASE`."""
+    base_packs: tuple[str, ...]
+    """Names, none twice; of packs that may be gone."""
     refs: Mapping[RefSeen, str] = field(default_factory=dict)
     """Which manifest a ref of a remote store names."""
 
@@ -118,7 +126,12 @@ class Facts:
         is_used = np.zeros(len(self.digests), dtype=bool)
         is_used[spans[0]] = True
         is_used[self.entry_chunk[rows]] = True
+        base, base_pack = self.entry_base[rows], self.entry_base_pack[rows]
+        deltas = base != NO_BASE
+        is_used[base[deltas]] = True
         number = np.cumsum(is_used) - 1
+        base[deltas] = number[base[deltas]]
+        base_packs, base_pack[deltas] = _only_used(self.base_packs, base_pack[deltas])
         return Facts(
             digests=self.digests[is_used],
             manifests=tuple(name for name, keep in zip(self.manifests, is_kept, strict=True) if keep),
@@ -132,6 +145,9 @@ class Facts:
             entry_pack=(np.cumsum(is_there) - 1)[self.entry_pack[rows]].astype(np.uint32),
             entry_chunk=number[self.entry_chunk[rows]].astype(np.uint32),
             entry_bytes=self.entry_bytes[rows],
+            entry_base=base,
+            entry_base_pack=base_pack,
+            base_packs=base_packs,
         )
 
 
@@ -161,14 +177,22 @@ def facts_of_manifests(named: Sequence[tuple[str, int, Digests]]) -> Facts:
 def facts_of_packs(tables: Mapping[str, Entries], sizes: Mapping[str, int]) -> Facts:
     """Note what some packs hold: their tables, and the size of each."""
     lengths = [len(table) for table in tables.values()]
-    digests, _, chunk = unique_rows(np.concatenate([_NO_DIGESTS, *(table["digest"] for table in tables.values())]))
+    entries = np.concatenate([np.empty(0, ENTRY), *tables.values()])
+    deltas = is_delta(entries)
+    digests, _, chunk = unique_rows(np.concatenate([entries["digest"], entries["base_digest"][deltas]]))
+    base, base_pack = np.full(len(entries), NO_BASE), np.full(len(entries), NO_BASE)
+    base[deltas] = chunk[len(entries) :]
+    names, base_pack[deltas] = np.unique(as_names(entries["base_pack"][deltas]), return_inverse=True)
     return _facts(
         digests=digests,
         packs=tuple(tables),
         pack_bytes=np.array([sizes[name] for name in tables], dtype=np.uint64),
         entry_pack=np.repeat(np.arange(len(tables), dtype=np.uint32), lengths),
-        entry_chunk=chunk.astype(np.uint32),
-        entry_bytes=np.concatenate([_NONE, *(table["stored_bytes"] for table in tables.values())]).astype(np.uint32),
+        entry_chunk=chunk[: len(entries)].astype(np.uint32),
+        entry_bytes=np.ascontiguousarray(entries["stored_bytes"]),
+        entry_base=base,
+        entry_base_pack=base_pack,
+        base_packs=tuple(name.tobytes().hex() for name in names),
     )
 
 
@@ -191,6 +215,12 @@ def merge_facts(parts: Sequence[Facts]) -> Facts:
     first = np.cumsum([0, *(len(part.manifests) for part in apart)])
     pack = np.cumsum([0, *(len(part.packs) for part in apart)])
     numbered = list(enumerate(apart))
+    base_packs = list(dict.fromkeys(name for part in apart for name in part.base_packs))
+    base_number = {name: np.uint32(at) for at, name in enumerate(base_packs)}
+    bases = [
+        _moved(part.entry_base, part.entry_base_pack, chunk[begin[n] : begin[n + 1]], part.base_packs, base_number)
+        for n, part in numbered
+    ]
     spans = _normal(
         _join([chunk[part.span_chunk + begin[n]] for n, part in numbered]),
         _join([part.span_start + first[n] for n, part in numbered]),
@@ -207,7 +237,36 @@ def merge_facts(parts: Sequence[Facts]) -> Facts:
         entry_pack=_join([part.entry_pack + pack[n] for n, part in numbered]),
         entry_chunk=_join([chunk[part.entry_chunk + begin[n]] for n, part in numbered]),
         entry_bytes=_join([part.entry_bytes for part in apart]),
+        entry_base=_join([base for base, _ in bases]),
+        entry_base_pack=_join([base_pack for _, base_pack in bases]),
+        base_packs=tuple(base_packs),
     )
+
+
+def _moved(
+    base: Numbers, base_pack: Numbers, chunk: Numbers, names: Sequence[str], number: Mapping[str, np.uint32]
+) -> tuple[Numbers, Numbers]:
+    """Number the bases of entries anew.
+
+    Args:
+        base: As `Facts.entry_base`.
+        base_pack: As `Facts.entry_base_pack`.
+        chunk: For each chunk its new number.
+        names: As `Facts.base_packs`.
+        number: The new position of each of those.
+    """
+    base, base_pack = base.copy(), base_pack.copy()
+    deltas = base != NO_BASE
+    base[deltas] = chunk[base[deltas]]
+    if deltas.any():
+        base_pack[deltas] = np.array([number[name] for name in names], np.uint32)[base_pack[deltas]]
+    return base, base_pack
+
+
+def _only_used(names: tuple[str, ...], number: Numbers) -> tuple[tuple[str, ...], Numbers]:
+    """Leave out of a list what no number points to, and number the rest anew."""
+    used, again = np.unique(number, return_inverse=True)
+    return tuple(names[at] for at in used.tolist()), again.astype(np.uint32)
 
 
 _NONE = np.empty(0, np.uint32)
@@ -218,9 +277,11 @@ _NO_DIGESTS = np.empty((0, DIGEST_BYTES), np.uint8)
 def _facts(*, spans: tuple[Numbers, Numbers, Numbers] = (_NONE, _NONE, _NONE), **given: Any) -> Facts:
     """Make facts; what is not given is empty."""
     nothing = {"manifests": (), "manifest_bytes": _NO_SIZES, "sums": _NO_SIZES, "packs": (), "pack_bytes": _NO_SIZES}
-    entries = {"entry_pack": _NONE, "entry_chunk": _NONE, "entry_bytes": _NONE}
+    entries = dict.fromkeys(("entry_pack", "entry_chunk", "entry_bytes", "entry_base", "entry_base_pack"), _NONE)
     chunk, start, stop = spans
-    return Facts(**{**nothing, **entries, "span_chunk": chunk, "span_start": start, "span_stop": stop, **given})
+    return Facts(
+        **{**nothing, **entries, "base_packs": (), "span_chunk": chunk, "span_start": start, "span_stop": stop, **given}
+    )
 
 
 def _join(parts: Sequence[Numbers]) -> Numbers:

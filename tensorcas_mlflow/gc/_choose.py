@@ -11,7 +11,8 @@ def choose(state: Survey, max_waste: float) -> tuple[list[str], dict[str, int]]:
     """Choose the packs that can go.
 
     A chunk with several copies is counted where most is needed, so that the other packs become empty. Copies in packs
-    that somebody has condemned do not count.
+    that somebody has condemned do not count. The base of a delta that is needed is needed where it lies, so a pack that
+    holds one is not rewritten: its deltas would have to be, in full.
 
     Args:
         state: Of the store.
@@ -23,34 +24,40 @@ def choose(state: Survey, max_waste: float) -> tuple[list[str], dict[str, int]]:
     condemned = state.condemned_packs()
     n_packs = len(state.packs)
     stored = state.stored_bytes
-    wanted = state.live_rows() & ~state.rows_in(condemned)
+    wanted = state.live_rows() & state.copies(but=condemned)
     weight = np.bincount(state.pack[wanted], weights=stored[wanted], minlength=n_packs)
     rank = np.empty(n_packs, dtype=np.int64)
     rank[np.argsort(-weight, kind="stable")] = np.arange(n_packs)
     rows = np.flatnonzero(wanted)
     rows = rows[np.argsort(rank[state.pack[rows]], kind="stable")]
-    kept = rows[np.unique(state.chunk[rows], return_index=True)[1]]
+    kept = np.zeros(len(wanted), dtype=bool)
+    kept[rows[np.unique(state.chunk[rows], return_index=True)[1]]] = True
+    bases = state.bases_of(kept)
+    holds_base = np.bincount(state.pack[bases], minlength=n_packs) > 0
+    kept |= bases
     n_kept = np.bincount(state.pack[kept], minlength=n_packs)
     needed = np.bincount(state.pack[kept], weights=stored[kept], minlength=n_packs)
     total = np.bincount(state.pack, weights=stored, minlength=n_packs)
     doomed = [name for name in state.unreadable if name not in condemned]
     rewrites: dict[str, int] = {}
     for number, name in enumerate(state.packs):
-        if name in condemned:
+        if name in condemned or name in state.pinned:
             continue
         if n_kept[number] == 0:
             doomed.append(name)
-        elif total[number] - needed[number] > max_waste * total[number]:
+        elif not holds_base[number] and total[number] - needed[number] > max_waste * total[number]:
             rewrites[name] = int(needed[number])
     return doomed, rewrites
 
 
 def still_needed(state: Survey, ours: frozenset[str]) -> frozenset[str]:
-    """Give those of the packs we have condemned that hold the only copy of a needed chunk.
+    """Give those of the packs we have condemned that hold the only copy of a needed chunk, or the base of that.
 
-    A copy in a pack that anybody has condemned is none: two collectors may each have chosen the other's.
+    A copy in a pack that anybody has condemned is none: two collectors may each have chosen the other's. What a save
+    under way may store deltas against is needed too.
     """
     live = state.live_rows()
-    safe = state.has_row(live & ~state.rows_in(state.condemned_packs() | ours))
+    safe = state.has_row(live & state.copies(but=state.condemned_packs() | ours))
     at_risk = live & ~safe[state.chunk]
-    return frozenset(state.packs[number] for number in np.unique(state.pack[at_risk])) & ours
+    at_risk |= state.bases_of(at_risk)
+    return (frozenset(state.packs[number] for number in np.unique(state.pack[at_risk])) | state.pinned) & ours

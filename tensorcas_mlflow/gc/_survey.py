@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.census import Census, Facts, RefSeen
+from tensorcas_mlflow.census import NO_BASE, Census, Facts, RefSeen
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, unique_rows
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError, FormatError, NewerFormatError
 from tensorcas_mlflow.gc._needed import check_there, in_order, learn_needed, read_intent, read_refs
@@ -20,13 +20,16 @@ from tensorcas_mlflow.pack import Entries
 from tensorcas_mlflow.store import protocol as p
 
 _FOLD_ROWS = 1 << 20
+IN_FULL = -1
+NOWHERE = -2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
     """A store as a collector sees it at one time.
 
-    A *chunk* is a position in the digests of ``facts``, and a *row* one of ``pack``, ``chunk`` and ``stored_bytes``.
+    A *chunk* is a position in the digests of ``facts``, and a *row* one of ``pack``, ``chunk``, ``stored_bytes`` and
+    ``base``.
     """
 
     facts: Facts
@@ -35,6 +38,8 @@ class Survey:
     """For each chunk whether somebody needs it."""
     n_live: int
     """Chunks that somebody needs, also those that are in no pack and no manifest yet."""
+    pinned: frozenset[str]
+    """Packs that saves under way may store deltas against."""
     live_manifests: frozenset[str]
     refs: frozenset[RefSeen]
     """Refs as a remote store has listed them."""
@@ -66,6 +71,8 @@ class Survey:
     """For each row, which is one entry of one of these, a position in ``packs``."""
     chunk: Any
     stored_bytes: Any
+    base: Any
+    """For each row that is a delta the row of its base, or `NOWHERE`; `IN_FULL` for the others."""
 
     def condemned_packs(self) -> frozenset[str]:
         """Packs that somebody is about to delete."""
@@ -80,6 +87,24 @@ class Survey:
         """For each row whether it lies in one of some packs."""
         chosen = np.array([name in packs for name in self.packs], dtype=bool)
         return chosen[self.pack] if len(self.pack) else np.zeros(0, dtype=bool)
+
+    def copies(self, *, but: frozenset[str] = frozenset()) -> Mask:
+        """For each row whether its chunk can be read from it if some packs are gone.
+
+        A delta whose base is not there is no copy, nor is one whose base is a delta itself.
+        """
+        whole = ~self.rows_in(but)
+        copies: Mask = whole & (self.base != NOWHERE)
+        deltas = np.flatnonzero(self.base >= 0)
+        copies[deltas] &= whole[self.base[deltas]]
+        return copies
+
+    def bases_of(self, rows: Mask) -> Mask:
+        """For each row whether it is the base of one of some rows."""
+        bases = np.zeros(len(self.base), dtype=bool)
+        chosen = self.base[rows]
+        bases[chosen[chosen >= 0]] = True
+        return bases
 
     def has_row(self, rows: Mask) -> Mask:
         """For each chunk whether one of some rows is of it."""
@@ -116,6 +141,7 @@ def survey(
     stale: list[str] = []
     live, given_up = _DigestSet(), _DigestSet()
     live_manifests: set[str] = set()
+    pinned: set[str] = set()
     manifests_given_up: set[str] = set()
     half_committed: list[p.Intent] = []
     unfenced: list[p.Intent] = []
@@ -143,6 +169,7 @@ def survey(
                 given_up.add(_NO_DIGESTS if intent.digests is None else intent.digests)
                 continue
         live_manifests.add(intent.manifest)
+        pinned |= intent.bases
         if intent.digests is not None:
             live.add(intent.digests)
         else:
@@ -165,10 +192,13 @@ def survey(
     declared = live.digests()
     chunks = facts.find(declared)
     named[chunks[chunks >= 0]] = True
+    packs = tuple(name for name, there in zip(facts.packs, is_there, strict=True) if there)
+    pack, chunk = (np.cumsum(is_there) - 1)[facts.entry_pack[rows]], facts.entry_chunk[rows]
     state = Survey(
         facts=facts,
         live=named,
         n_live=int(named.sum()) + int((chunks < 0).sum()),
+        pinned=frozenset(pinned),
         live_manifests=frozenset(live_manifests),
         refs=refs.seen,
         n_refs=refs.n,
@@ -187,15 +217,44 @@ def survey(
         manifests=frozenset(manifests),
         sizes=sizes,
         unreadable=sorted(unreadable),
-        packs=tuple(name for name, there in zip(facts.packs, is_there, strict=True) if there),
-        pack=(np.cumsum(is_there) - 1)[facts.entry_pack[rows]],
-        chunk=facts.entry_chunk[rows],
+        packs=packs,
+        pack=pack,
+        chunk=chunk,
         stored_bytes=facts.entry_bytes[rows].astype(np.int64),
+        base=_base_rows(facts, rows, packs, pack, chunk),
     )
-    if unreadable and ((chunks < 0).any() or (named & ~state.has_row(np.ones(len(state.pack), dtype=bool))).any()):
+    if unreadable and ((chunks < 0).any() or (named & ~state.has_row(state.copies())).any()):
         name, cause = min(unreadable.items())
         raise CorruptError(pack_key(name), f"{cause.reason}, and no other pack has all that is needed") from cause
     return state
+
+
+def _base_rows(facts: Facts, entries: Mask, packs: Sequence[str], pack: Any, chunk: Any) -> Any:
+    """Find the rows of the bases of deltas; see `Survey.base`.
+
+    Args:
+        facts: What is known.
+        entries: For each entry of ``facts`` whether it is a row.
+        packs: As `Survey.packs`.
+        pack: As `Survey.pack`.
+        chunk: As `Survey.chunk`.
+    """
+    base = np.full(len(pack), IN_FULL, dtype=np.int64)
+    base_chunk, base_pack = facts.entry_base[entries], facts.entry_base_pack[entries]
+    deltas = np.flatnonzero(base_chunk != NO_BASE)
+    if len(deltas) == 0:
+        return base
+    position = {name: at for at, name in enumerate(packs)}
+    place = np.array([position.get(name, -1) for name in facts.base_packs], dtype=np.int64)[base_pack[deltas]]
+    whole = np.flatnonzero(base_chunk == NO_BASE)
+    keys = pack[whole].astype(np.int64) << 32 | chunk[whole]
+    order = np.argsort(keys, kind="stable")
+    wanted = place << 32 | base_chunk[deltas]
+    at = np.minimum(np.searchsorted(keys[order], wanted), max(0, len(order) - 1))
+    is_found = (keys[order][at] == wanted) & (place >= 0) if len(order) else np.zeros(len(deltas), dtype=bool)
+    base[deltas] = NOWHERE
+    base[deltas[is_found]] = whole[order[at[is_found]]]
+    return base
 
 
 def _read_packs(backend: Backend, census: Census) -> tuple[dict[str, int], dict[str, CorruptError]]:

@@ -13,7 +13,7 @@ from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptErro
 from tensorcas_mlflow.hints import read_hints
 from tensorcas_mlflow.index import MAX_SEGMENT_BYTES, Table, pack_key, read_segment
 from tensorcas_mlflow.manifest import Manifest
-from tensorcas_mlflow.pack import ENTRY, FOOTER_BYTES, MAGIC, MAX_ENTRIES, Entries
+from tensorcas_mlflow.pack import ENTRY, FOOTER_BYTES, MAGIC, MAX_ENTRIES, TABLE_ENTRY, Entries, is_delta
 from tensorcas_mlflow.repair._chunks import NO_ENTRIES
 
 _BLOCK_ROWS = 4096
@@ -64,16 +64,16 @@ def _segments(backend: Backend) -> Iterator[Table]:
 def _rows_of_table(backend: Backend, name: str, size: int) -> Entries:
     """Read backwards from the end of a pack, as long as there is what looks like rows of a table."""
     stop = min(size, max(size - FOOTER_BYTES, len(MAGIC)))
-    block = _read(backend, name, max(len(MAGIC), stop - _BLOCK_ROWS * ENTRY.itemsize), size)
+    block = _read(backend, name, max(len(MAGIC), stop - _BLOCK_ROWS * TABLE_ENTRY.itemsize), size)
     # Where the end is cut off, or more was put behind it, rows begin elsewhere than the size says.
-    by_phase = [_possible(_rows(block, phase), size) for phase in range(ENTRY.itemsize)]
-    phase = max(range(ENTRY.itemsize), key=lambda phase: len(by_phase[phase]))
+    by_phase = [_possible(_rows(block, phase), size) for phase in range(TABLE_ENTRY.itemsize)]
+    phase = max(range(TABLE_ENTRY.itemsize), key=lambda phase: len(by_phase[phase]))
     parts = [by_phase[phase]]
-    stop = size - len(block) + (len(block) - phase) % ENTRY.itemsize if len(block) else 0
+    stop = size - len(block) + (len(block) - phase) % TABLE_ENTRY.itemsize if len(block) else 0
     n_rows = len(by_phase[phase])
     while n_rows and stop > len(MAGIC) and sum(map(len, parts)) < MAX_ENTRIES:
-        start = max(len(MAGIC), stop - _BLOCK_ROWS * ENTRY.itemsize)
-        start += (stop - start) % ENTRY.itemsize
+        start = max(len(MAGIC), stop - _BLOCK_ROWS * TABLE_ENTRY.itemsize)
+        start += (stop - start) % TABLE_ENTRY.itemsize
         found = _possible(_rows(_read(backend, name, start, stop), 0), size)
         parts.append(found)
         n_rows, stop = len(found), start
@@ -82,10 +82,13 @@ def _rows_of_table(backend: Backend, name: str, size: int) -> Entries:
 
 def _rows(block: bytes, phase: int) -> Entries:
     """Cut bytes into rows that end so many bytes before the end."""
-    n = max(0, len(block) - phase) // ENTRY.itemsize
-    rows: Entries = (
-        np.frombuffer(block, ENTRY, count=n, offset=len(block) - phase - n * ENTRY.itemsize) if n else NO_ENTRIES
-    )
+    n = max(0, len(block) - phase) // TABLE_ENTRY.itemsize
+    entries = np.zeros((n, ENTRY.itemsize), np.uint8)
+    if n:
+        stop = len(block) - phase
+        said = np.frombuffer(block, np.uint8)[stop - n * TABLE_ENTRY.itemsize : stop]
+        entries[:, : TABLE_ENTRY.itemsize] = said.reshape(n, TABLE_ENTRY.itemsize)
+    rows: Entries = entries.view(ENTRY).ravel()
     return rows
 
 
@@ -109,7 +112,9 @@ def _possible(entries: Entries, size: int) -> Entries:
             known[number] = True
         except FormatError:
             continue
-    entries = entries[fits & known[entries["codec"]]]
+    # Nothing tells what a delta is to be added to if its table does not.
+    is_whole = ~is_delta(entries) | entries["base_pack"].any(axis=1)
+    entries = entries[fits & known[entries["codec"]] & is_whole]
     bare = entries.copy()
     bare["stored_digest"] = bare["typesize"] = bare["zero"] = 0  # hints do not say them
     _, first = np.unique(bare.view(f"V{ENTRY.itemsize}"), return_index=True)

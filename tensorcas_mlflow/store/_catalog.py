@@ -20,14 +20,16 @@ from tensorcas_mlflow.index import (
     MAX_SEGMENT_BYTES,
     Mask,
     Table,
+    as_names,
     make_table,
     merge_tables,
+    names_of,
     only_packs,
     pack_key,
     read_segment,
     segment_bytes,
 )
-from tensorcas_mlflow.pack import ENTRY, Entries
+from tensorcas_mlflow.pack import ENTRY, Entries, bases_of, is_delta
 from tensorcas_mlflow.store._condemned import Generation
 from tensorcas_mlflow.store._packs import drawn_s, list_packs, mark_loose, read_pack_table
 from tensorcas_mlflow.threads import Lock
@@ -201,7 +203,7 @@ class Catalog:
 
         Args:
             digests: What to look for, shape ``(n, 32)``.
-            excluded: Packs whose copies do not count.
+            excluded: Packs whose copies do not count, nor deltas against them.
         """
         with self._lock:
             tables = [*reversed(self._hints), *self._tables]
@@ -215,6 +217,25 @@ class Catalog:
             self._last = last = (asked, _find(tables, without, digests))
         return last[1]
 
+    def find_bases(self, deltas: Entries) -> Places:
+        """Look up what some deltas are to be added to: for each the copy of its base that its entry names."""
+        bases = np.ascontiguousarray(deltas["base_digest"])
+        with self._lock:
+            tables, without = list(self._tables), set(self._gone)
+        packs: list[str] = []
+        found, pack = np.zeros(len(deltas), dtype=bool), np.zeros(len(deltas), dtype=np.int64)
+        entries = np.zeros(len(deltas), dtype=ENTRY)
+        named, number = np.unique(as_names(deltas["base_pack"]), return_inverse=True)
+        for at, name in enumerate(row.tobytes().hex() for row in named):
+            mine = np.flatnonzero(number == at)
+            parts = [only_packs(table, {name}) for table in tables if name in table.packs and name not in without]
+            places = _find(parts, set(), bases[mine])
+            # What is a delta itself is nobody's base: a chain would have no end that the reader of one entry can see.
+            found[mine] = places.found & ~is_delta(places.entries)
+            entries[mine], pack[mine] = places.entries, len(packs)
+            packs.append(name)
+        return Places(found=found, pack=pack, packs=packs, entries=entries)
+
     def find_sound(self, digests: Digests, excluded: Collection[str]) -> Places:
         """Look up what a save may rely on: as `find`, but nothing that is known to be damaged."""
         with self._lock:
@@ -226,6 +247,9 @@ class Catalog:
         bad = [
             at for at, (found, pack, row) in enumerate(held) if found and (places.packs[pack], row.tobytes()) in doubted
         ]
+        deltas = np.flatnonzero(places.found & is_delta(places.entries))
+        based = zip(deltas.tolist(), bases_of(places.entries[deltas]), strict=True)
+        bad = sorted({*bad, *(at for at, base in based if (base.pack, base.digest) in doubted)})
         if not bad:
             return places
         others = self.find_sound(digests[bad], without | {places.packs[places.pack[at]] for at in bad})
@@ -385,6 +409,7 @@ def _find(tables: list[Table], without: set[str], digests: Digests) -> Places:
     found = np.zeros(len(digests), dtype=bool)
     pack = np.zeros(len(digests), dtype=np.int64)
     entries = np.zeros(len(digests), dtype=ENTRY)
+    lost_bases = names_of(without) if without else None
     for table in reversed(tables):
         open_ = np.flatnonzero(~found)
         if len(open_) == 0:
@@ -392,7 +417,7 @@ def _find(tables: list[Table], without: set[str], digests: Digests) -> Places:
         usable = None
         if without:
             usable = np.array([name not in without for name in table.packs], dtype=bool)
-        rows = table.find(digests[open_], usable)
+        rows = table.find(digests[open_], usable, lost_bases)
         hits = rows >= 0
         at, rows = open_[hits], rows[hits]
         found[at] = True

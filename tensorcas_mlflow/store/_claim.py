@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from tensorcas_mlflow.digest import Digests, unique_rows
 from tensorcas_mlflow.hints import hint_bytes
 from tensorcas_mlflow.index import Mask, pack_key, pack_name
 from tensorcas_mlflow.manifest import Manifest
-from tensorcas_mlflow.pack import TARGET_BYTES, PackWriter, Payload
+from tensorcas_mlflow.pack import TARGET_BYTES, PackWriter, Payload, bases_of, is_delta
 from tensorcas_mlflow.store._catalog import Catalog
 from tensorcas_mlflow.store._condemned import Condemnation
 from tensorcas_mlflow.store._packs import new_pack_name
@@ -22,10 +22,14 @@ Intent = tuple[str, Token]
 """Key and token of an intent."""
 
 
-def declare(backend: Backend, manifest_name: str, digests: Digests) -> Intent:
-    """Create the intent of a save: from now on every collector sees what it relies on."""
+def declare(backend: Backend, manifest_name: str, digests: Digests, bases: Collection[str] = ()) -> Intent:
+    """Create the intent of a save: from now on every collector sees what it relies on.
+
+    Args:
+        bases: Packs of the bases of deltas that the save may write.
+    """
     key = f"intents/{uuid.uuid4().hex}"
-    intent = intent_bytes(manifest_name, digests, through_carrier=backend.is_carrier)
+    intent = intent_bytes(manifest_name, digests, bases=bases, through_carrier=backend.is_carrier)
     return key, backend.put_new(key, [intent], durable=False)
 
 
@@ -50,6 +54,8 @@ def probe(backend: Backend, catalog: Catalog, digests: Digests, condemned: Conde
             seen |= catalog.refresh()
             places = catalog.find_sound(digests, doomed)
         used = {pack_key(places.packs[number]) for number in np.unique(places.pack[places.found])}
+        # A delta whose base is gone is no copy.
+        used |= {pack_key(base.pack) for base in bases_of(places.entries[places.found & is_delta(places.entries)])}
         gone = backend.missing(used - seen)
         seen |= used - gone
         if not gone:
@@ -85,7 +91,9 @@ def manifest_blob(backend: Backend, catalog: Catalog, manifest: Manifest) -> byt
     blob = manifest.to_blob()
     if backend.is_remote:
         places = catalog.find(unique_rows(manifest.digests)[0])
-        blob += hint_bytes(places.packs, places.pack, places.entries)
+        # Hints do not say what a delta is to be added to.
+        if not is_delta(places.entries).any():
+            blob += hint_bytes(places.packs, places.pack, places.entries)
     return blob
 
 

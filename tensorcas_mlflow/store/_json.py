@@ -36,8 +36,13 @@ def is_whole(record: Mapping[str, Any], data: bytes) -> bool:
     return "check" not in record or rest == short_digest(said).encode() + b'"}'
 
 
-def load_record(key: str, data: bytes) -> dict[str, Any]:
+def load_record(key: str, data: bytes, *, newest: int = VERSION) -> dict[str, Any]:
     """Read a record.
+
+    Args:
+        key: Where it lies, for errors.
+        data: What lies there.
+        newest: The latest version that the caller understands.
 
     Raises:
         CorruptError: It is none, or has changed since it was written.
@@ -52,6 +57,6 @@ def load_record(key: str, data: bytes) -> dict[str, Any]:
     # This comes first: damage must not be taken for a later release's writing.
     if not is_whole(record, data):
         raise CorruptError(key, "it does not hash to the check in it")
-    if record["format"] > VERSION:
-        raise NewerFormatError(f"{key!r}", record["format"], VERSION)
+    if record["format"] > newest:
+        raise NewerFormatError(f"{key!r}", record["format"], newest)
     return record

@@ -8,7 +8,7 @@ import os
 import platform
 import re
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,6 +23,7 @@ from tensorcas_mlflow._texts import without_secrets
 from tensorcas_mlflow.backends import Backend, BlobInfo
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError
+from tensorcas_mlflow.index import is_pack_name
 from tensorcas_mlflow.store._json import VERSION, load_record, record_bytes, short_digest
 from tensorcas_mlflow.store._keys import (
     ARTIFACTS,
@@ -39,6 +40,8 @@ MAX_REF_BYTES = 64 * 1024
 _MAX_NUMBER = (1 << 63) - 1
 _MAX_SPACE_BYTES = 256
 """White space that a backend may have put behind a ref."""
+_WITH_BASES = 2
+"""Version of an intent that names packs of bases: a collector which does not know them must not collect beside it."""
 
 Kind = Literal["checkpoint", "file"]
 
@@ -137,6 +140,8 @@ class Intent:
     manifest: str
     digests: Digests | None
     """What the save relies on; None once its manifest, which says it, is on disk."""
+    bases: frozenset[str]
+    """Packs of the bases of deltas that the save may write."""
     writer_is_dead: bool
     """Whether the process is known to be gone. False where that cannot be known."""
     through_carrier: bool
@@ -304,11 +309,13 @@ def read_refs(backend: Backend, keys: Iterable[str]) -> list[Ref]:
     return [ref for ref in refs if ref is not None]
 
 
-def intent_bytes(manifest: str, digests: Digests, *, through_carrier: bool = False) -> bytes:
+def intent_bytes(
+    manifest: str, digests: Digests, *, bases: Collection[str] = (), through_carrier: bool = False
+) -> bytes:
     """Write an intent for a save by this process."""
     boot, started = _this_process(os.getpid())
     record: dict[str, Any] = {
-        "format": VERSION,
+        "format": _WITH_BASES if bases else VERSION,
         "manifest": manifest,
         "n_digests": len(digests),
         "created": now(),
@@ -319,6 +326,8 @@ def intent_bytes(manifest: str, digests: Digests, *, through_carrier: bool = Fal
     }
     if through_carrier:
         record["carrier"] = True
+    if bases:
+        record["bases"] = sorted(bases)
     tail = digests.tobytes()
     record["digest"] = short_digest(tail)
     return record_bytes(record) + b"\n" + tail
@@ -333,7 +342,7 @@ def parse_intent(info: BlobInfo, data: bytes) -> Intent:
     """
     head, newline, tail = data.partition(b"\n")
     try:
-        record = load_record(info.key, head)
+        record = load_record(info.key, head, newest=_WITH_BASES)
     except CorruptError:
         # The commit writes the ref over the intent, shorter: what follows it in the first line is the old end.
         text = head.decode("utf-8", "replace")
@@ -341,7 +350,7 @@ def parse_intent(info: BlobInfo, data: bytes) -> Intent:
             _, end = json.JSONDecoder().raw_decode(text)
         except (ValueError, RecursionError) as error:
             raise CorruptError(info.key, f"it is not an intent: {error}") from error
-        record = load_record(info.key, text[:end].encode())
+        record = load_record(info.key, text[:end].encode(), newest=_WITH_BASES)
         newline = b""
     manifest = record.get("manifest")
     if not is_manifest_name(manifest):
@@ -354,10 +363,14 @@ def parse_intent(info: BlobInfo, data: bytes) -> Intent:
         if record.get("digest", short_digest(tail)) != short_digest(tail):
             raise CorruptError(info.key, "the digests in it do not hash to what it says")
         digests = np.frombuffer(tail, np.uint8).reshape(-1, DIGEST_BYTES)
+    bases = record.get("bases", [])
+    if not isinstance(bases, list) or not all(map(is_pack_name, bases)):
+        raise CorruptError(info.key, "it names something that is no pack")
     return Intent(
         info=info,
         manifest=str(manifest),
         digests=digests,
+        bases=frozenset(bases),
         writer_is_dead=_is_dead(record),
         through_carrier=record.get("carrier") is True,
         host=str(record.get("host", ""))[:200],

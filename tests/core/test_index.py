@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import CorruptError, FormatError, NewerFormatError
-from tensorcas_mlflow.index import EMPTY, Table, make_table, merge_tables, read_segment, segment_bytes
-from tensorcas_mlflow.pack import ENTRY, Entries
+from tensorcas_mlflow.index import EMPTY, Table, make_table, merge_tables, names_of, read_segment, segment_bytes
+from tensorcas_mlflow.pack import DELTA, ENTRY, Entries
 
 
 def name(n: int) -> str:
@@ -169,8 +169,8 @@ def test_a_segment_with_hostile_columns_is_corrupt(columns: dict[str, object]) -
 
 
 def test_a_segment_of_a_later_release_says_so() -> None:
-    with pytest.raises(NewerFormatError, match="version 2"):
-        read_segment("index/x.arrow", segment_with({"format": 2, "packs": PACKS}))
+    with pytest.raises(NewerFormatError, match="version 9"):
+        read_segment("index/x.arrow", segment_with({"format": 9, "packs": PACKS}))
 
 
 SEGMENT = segment_bytes(TABLE)
@@ -190,3 +190,39 @@ def test_a_damaged_segment_is_a_table_or_a_format_error(data: st.DataObject) -> 
     for row in range(len(table)):
         table.key_of(row)
     assert len(table.find(digests([1, 2, 3]))) == 3
+
+
+# --- deltas
+
+
+def as_deltas(made: Entries, base_pack: str, base: bytes = b"base") -> Entries:
+    made["codec"] = DELTA
+    made["base_pack"] = np.frombuffer(bytes.fromhex(base_pack), np.uint8)
+    made["base_digest"] = np.frombuffer(digest(base), np.uint8)
+    return made
+
+
+MIXED = make_table({name(7): entries([1, 2]), name(8): as_deltas(entries([2, 3]), name(7))})
+
+
+def test_a_segment_says_what_deltas_are_to_be_added_to() -> None:
+    table = read_segment("index/x.arrow", segment_bytes(MIXED))
+
+    assert (table.entries == MIXED.entries).all()
+    assert b'"format": 2' in segment_bytes(MIXED)
+    assert b'"format": 1' in segment_bytes(TABLE)
+
+
+def test_a_delta_does_not_count_where_its_base_cannot_be_had() -> None:
+    found = MIXED.find(digests([1, 2, 3]), lost_bases=names_of([name(7)]))
+
+    assert [None if row < 0 else MIXED.key_of(row) for row in found.tolist()] == [f"packs/{name(7)}.pack"] * 2 + [None]
+
+
+def test_a_changed_base_in_a_segment_is_seen() -> None:
+    blob = segment_bytes(MIXED)
+    at = blob.index(digest(b"base"))
+
+    for data in (blob[:at] + b"x" + blob[at + 1 :], blob.replace(bytes.fromhex(name(7)), b"x" * 16)):
+        with pytest.raises(CorruptError):
+            read_segment("index/x.arrow", data)

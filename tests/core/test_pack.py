@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,19 @@ from hypothesis import strategies as st
 from tensorcas_mlflow.codecs import RAW, ZSTD, Codec
 from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import CorruptError
-from tensorcas_mlflow.pack import ENTRY, FOOTER_BYTES, MAGIC, Entries, PackWriter, Payload, read_table
+from tensorcas_mlflow.pack import (
+    DELTA,
+    FOOTER_BYTES,
+    MAGIC,
+    TABLE_ENTRY,
+    Base,
+    Entries,
+    PackWriter,
+    Payload,
+    bases_of,
+    is_delta,
+    read_table,
+)
 
 
 def payload(raw: bytes, codec: Codec = RAW, *, begins_row: bool = True) -> Payload:
@@ -29,8 +43,8 @@ def table_of(blob: bytes) -> Entries:
 def with_table(blob: bytes, entries: Entries) -> bytes:
     """Give a pack another table, with footer and digest as a hostile author would."""
     (offset,) = struct.unpack_from("<Q", blob, len(blob) - FOOTER_BYTES + 16)
-    table = entries.tobytes()
-    head = struct.pack("<8sIIQQ", b"TCPTBL\r\x01", ENTRY.itemsize, len(entries), offset, 0)
+    table = np.ascontiguousarray(entries[list(TABLE_ENTRY.names or ())].astype(TABLE_ENTRY)).tobytes()
+    head = struct.pack("<8sIIQQ", b"TCPTBL\r\x01", TABLE_ENTRY.itemsize, len(entries), offset, 0)
     return blob[:offset] + table + head + digest(table + head)
 
 
@@ -73,8 +87,8 @@ def test_an_empty_pack_has_an_empty_table() -> None:
 def test_a_reader_takes_the_first_68_bytes_of_a_longer_entry() -> None:
     entries = table_of(PACK)
     (offset,) = struct.unpack_from("<Q", PACK, len(PACK) - FOOTER_BYTES + 16)
-    table = b"".join(entry.tobytes() + b"later" for entry in entries)
-    head = struct.pack("<8sIIQQ", b"TCPTBL\r\x01", ENTRY.itemsize + 5, len(entries), offset, 0)
+    table = b"".join(entry.tobytes()[: TABLE_ENTRY.itemsize] + b"later" for entry in entries)
+    head = struct.pack("<8sIIQQ", b"TCPTBL\r\x01", TABLE_ENTRY.itemsize + 5, len(entries), offset, 0)
     blob = PACK[:offset] + table + head + digest(table + head)
 
     assert (table_of(blob) == entries).all()
@@ -141,3 +155,97 @@ def test_whatever_is_packed_is_found(chunks: list[tuple[bytes, bool, bool]]) -> 
 
     assert entries["raw_bytes"].tolist() == [len(raw) for raw, _, _ in chunks]
     assert np.all(np.diff(entries["offset"].astype(np.int64)) > 0)
+
+
+# --- packs with deltas
+
+BASE = Base(pack="ab" * 16, digest=digest(b"base"))
+
+
+class Delta(Codec):
+    """Stands for any encoding that needs a base: a pack asks for its number only."""
+
+    number = DELTA
+    name = "delta"
+
+    def encode(self, raw: Any, typesize: int) -> Any:
+        raise NotImplementedError
+
+    def decode_into(self, stored: Any, out: memoryview) -> None:
+        raise NotImplementedError
+
+
+def delta(raw: bytes, stored: bytes, base: Base = BASE) -> Payload:
+    return replace(payload(raw), codec=Delta(), data=stored, base=base)
+
+
+OTHER = Base(pack="cd" * 16, digest=digest(b"d"))
+WITH_DELTAS = write([payload(b"a" * 100), delta(b"b" * 70, b"less"), delta(b"c", b"?", OTHER)])
+
+
+def test_a_pack_names_the_base_of_each_delta_and_of_nothing_else() -> None:
+    entries = table_of(WITH_DELTAS)
+
+    assert is_delta(entries).tolist() == [False, True, True]
+    assert bases_of(entries[1:]) == [BASE, OTHER]
+    assert not entries["base_pack"][0].any()
+    assert not entries["base_digest"][0].any()
+
+
+def test_only_a_pack_with_deltas_is_of_version_2() -> None:
+    versions = [blob[-FOOTER_BYTES + 7] for blob in (PACK, WITH_DELTAS)]
+
+    assert versions == [1, 2]
+
+
+def test_a_writer_knows_the_entries_of_deltas_when_all_is_drawn() -> None:
+    writer = PackWriter()
+    blob = b"".join(bytes(piece) for piece in writer.pieces([payload(b"a"), delta(b"b" * 70, b"less")]))
+
+    assert writer.n_bytes == len(blob)
+    assert (writer.entries() == table_of(blob)).all()
+
+
+def test_any_flipped_bit_of_a_table_with_deltas_is_seen() -> None:
+    (offset,) = struct.unpack_from("<Q", WITH_DELTAS, len(WITH_DELTAS) - FOOTER_BYTES + 16)
+    for at in range(offset, len(WITH_DELTAS)):
+        blob = bytearray(WITH_DELTAS)
+        blob[at] ^= 1 << at % 8
+        with pytest.raises(CorruptError):
+            table_of(bytes(blob))
+
+
+def forged(rows: list[int], n_bases: int, version: int = 2) -> bytes:
+    """The pack with deltas, its bases named as a hostile author would."""
+    (offset,) = struct.unpack_from("<Q", WITH_DELTAS, len(WITH_DELTAS) - FOOTER_BYTES + 16)
+    table = WITH_DELTAS[offset:][: 3 * TABLE_ENTRY.itemsize]
+    table += b"".join(struct.pack("<I16s32s", row, b"p" * 16, b"d" * 32) for row in rows)
+    head = struct.pack("<8sIIQII", b"TCPTBL\r" + bytes([version]), TABLE_ENTRY.itemsize, 3, offset, n_bases, 0)
+    return WITH_DELTAS[:offset] + table + head + digest(table + head)
+
+
+def test_the_forger_writes_what_a_reader_takes_if_it_is_true() -> None:
+    assert len(table_of(forged([1, 2], 2))) == 3
+
+
+@pytest.mark.parametrize(
+    ("rows", "n_bases", "version"),
+    [
+        ([1], 1, 2),
+        ([2, 1], 2, 2),
+        ([0, 1], 2, 2),
+        ([1, 1], 2, 2),
+        ([0, 1, 2], 3, 2),
+        ([1, 2, 3], 3, 2),
+        ([1, 2, 2, 2], 4, 2),
+        ([1, 2], 1, 2),
+        ([1, 2], 0xFFFFFFFF, 2),
+        ([], 0, 2),
+        ([], 0, 1),
+    ],
+)
+def test_a_table_that_does_not_name_a_base_for_each_delta_is_corrupt(
+    rows: list[int], n_bases: int, version: int
+) -> None:
+    with pytest.raises(CorruptError):
+        table_of(forged(rows, n_bases, version))

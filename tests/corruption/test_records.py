@@ -10,7 +10,7 @@ from stores import noise, put, save, told
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.gc import plan_gc
-from tensorcas_mlflow.pack import ENTRY, FOOTER_BYTES
+from tensorcas_mlflow.pack import FOOTER_BYTES, TABLE_ENTRY
 from tensorcas_mlflow.store import RefTarget, Store
 from tensorcas_mlflow.store.protocol import condemned_bytes, read_condemned
 
@@ -59,7 +59,7 @@ def test_a_byte_that_has_changed_in_a_packs_table_is_seen_without_reading_a_chun
     save(store, {"w": noise(1)}, run_id="run", step=1)
     [info] = store.backend.list("packs")
     data = bytearray(store.backend.get(info.key))
-    data[-FOOTER_BYTES - ENTRY.itemsize + 40] ^= 1  # in the digest of the stored bytes
+    data[-FOOTER_BYTES - TABLE_ENTRY.itemsize + 40] ^= 1  # in the digest of the stored bytes
     replace(store, info.key, bytes(data))
     pack, checkpoint = told(store.backend, full=False)
 

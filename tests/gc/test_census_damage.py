@@ -63,7 +63,7 @@ def test_a_census_whose_spans_are_not_what_the_manifests_said_is_refused(store: 
     plan_now(store).execute()
     facts = facts_in(store)
     data = bytearray(store.backend.get(census_of(store)))
-    at = len(data) - 8 * len(facts.entry_chunk) - 4 * len(facts.span_chunk)
+    at = len(data) - 16 * len(facts.entry_chunk) - 4 * len(facts.span_chunk)
     stops = data[at : at + 4]
     assert stops == b"\x02\0\0\0"
     data[at] = 1
@@ -109,7 +109,7 @@ def test_a_head_that_is_none_is_refused(head: bytes) -> None:
 def test_a_later_releases_census_is_left_alone(store: Store) -> None:
     save(store, "ab", 0)
     plan_now(store).execute()
-    head = b'{"format": 2}'
+    head = b'{"format": 9}'
     blob = sealed(b"\x89TCCN\r\n\x01" + len(head).to_bytes(8, "little") + bytes(16) + bytes(32) + head)
     store.backend.put_new("census/" + "8" * 32, [blob])
     store.drop(save(store, "cd", 1))

@@ -1,6 +1,6 @@
 """What a later release has written is refused, in words that say what is needed, before anything is written or deleted.
 
-Each kind of blob is made one of version 2 in a store that is otherwise of version 1, as a later release might leave it.
+Each kind of blob is made one of version 9 in a store of this release, as a later release might leave it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tensorcas_mlflow.store.protocol import read_pack_table
 from tensorcas_mlflow.transfer import copy_all, open_destination, place_of, read_source
 from tensorcas_mlflow.verify import verify
 
-NEEDS = f"needs a release of tensorcas-mlflow that reads format 2 or later, and this is {re.escape(__version__)}"
+NEEDS = f"needs a release of tensorcas-mlflow that reads format 9 or later, and this is {re.escape(__version__)}"
 LONG_AGO = 1_000_000_000
 
 
@@ -59,14 +59,14 @@ def the_store(root: Path) -> Path:
 
 def later_record(path: Path) -> None:
     head, newline, tail = path.read_bytes().partition(b"\n")
-    said = {**json.loads(head), "format": 2}
+    said = {**json.loads(head), "format": 9}
     said.pop("check", None)
     path.write_bytes(json.dumps(said).encode() + newline + tail)
 
 
 def later_format(root: Path) -> None:
     # What else it says is not what this release looks for.
-    (the_store(root) / "format").write_text('{"format": 2, "digests": ["sha3"]}')
+    (the_store(root) / "format").write_text('{"format": 9, "digests": ["sha3"]}')
 
 
 def later_ref(root: Path) -> None:
@@ -79,7 +79,7 @@ def later_manifest(root: Path) -> None:
     old = the_store(root) / "manifests" / said["manifest"]
     stream = Manifest.stream_in(old.read_bytes())
     assert stream.count(b'"format":1') == 1
-    stream = stream.replace(b'"format":1', b'"format":2')
+    stream = stream.replace(b'"format":1', b'"format":9')
     said["manifest"] = f"{digest(stream).hex()}.00000000"
     said.pop("check", None)
     (the_store(root) / "manifests" / said["manifest"]).write_bytes(stream)
@@ -90,14 +90,14 @@ def later_manifest(root: Path) -> None:
 def later_intent(root: Path) -> None:
     folder = the_store(root) / "intents"
     folder.mkdir(exist_ok=True)
-    (folder / ("a" * 32)).write_text('{"format": 2, "manifests": []}\n')
+    (folder / ("a" * 32)).write_text('{"format": 9, "manifests": []}\n')
     os.utime(folder / ("a" * 32), (LONG_AGO, LONG_AGO))
 
 
 def later_list(root: Path) -> None:
     folder = the_store(root) / "condemned"
     folder.mkdir(exist_ok=True)
-    (folder / ("a" * 32)).write_text('{"format": 2, "packs": []}')
+    (folder / ("a" * 32)).write_text('{"format": 9, "packs": []}')
     os.utime(folder / ("a" * 32), (LONG_AGO, LONG_AGO))
 
 
@@ -109,7 +109,7 @@ def later_pack(root: Path) -> None:
         data = path.read_bytes()
         if any(data.find(each) >= 0 for each in held):
             continue
-        path.write_bytes(with_version(data, 2))
+        path.write_bytes(with_version(data, 9))
         # Nobody has folded it: it is listed by itself.
         for segment in (the_store(root) / "index").glob("*.arrow"):
             segment.unlink()
@@ -131,7 +131,7 @@ def later_segment(root: Path) -> None:
     [path] = (the_store(root) / "index").glob("*.arrow")
     data = path.read_bytes()
     assert b'"format": 1' in data
-    path.write_bytes(data.replace(b'"format": 1', b'"format": 2'))
+    path.write_bytes(data.replace(b'"format": 1', b'"format": 9'))
 
 
 KINDS: dict[str, Callable[[Path], None]] = {
@@ -184,12 +184,12 @@ def copy_to(root: Path) -> None:
 def copy(source: Store, destination: Path) -> None:
     refs, failed = read_source(source)
     for each in failed:
-        raise NewerFormatError(each.what, 2, 1) if "format version 2" in each.reason else AssertionError(each)
+        raise NewerFormatError(each.what, 9, 1) if "format version 9" in each.reason else AssertionError(each)
     copied = copy_all(place_of(source), open_destination(destination, source), refs)
     for each in copied.refs.failed:
-        assert "format version 2" in each.reason
+        assert "format version 9" in each.reason
         if "the manifest" in each.reason:
-            raise NewerFormatError(each.what, 2, 1)
+            raise NewerFormatError(each.what, 9, 1)
 
 
 WAYS: dict[str, Callable[[Path], None]] = {
@@ -260,7 +260,7 @@ def test_verify_tells_which_blob_is_of_a_later_release(root: Path, kind: str) ->
 
     assert everything(root) == before
     [reason] = [reason for reason in reasons if "upgrade tensorcas-mlflow" in reason]
-    assert "version 2" in reason
+    assert "version 9" in reason
     assert "gc removes it" not in reason
 
 
@@ -302,7 +302,7 @@ def test_hints_of_a_later_version_are_passed_over(root: Path) -> None:
     path = the_store(root) / "manifests" / ref.manifest
     hints = hint_bytes(["0" * 32], np.zeros(1, np.uint32), np.zeros(1, ENTRY))
     for blob in (path.read_bytes(), Manifest.stream_in(path.read_bytes())):
-        path.write_bytes(blob + hints[:-1] + b"\x02")
+        path.write_bytes(blob + hints[:-1] + b"\x09")
         manifest = Store.open(root).manifest(ref)
         assert np.array_equal(store.read_tensors(manifest)["w"], model(2)["w"])
 
