@@ -1,0 +1,41 @@
+"""What is measured: our store through its public interface, and what people use instead."""
+
+from benchmarks.contenders._arrow import ArrowFile
+from benchmarks.contenders._contender import Contender, Durable, installed
+from benchmarks.contenders._numpy_files import NumpyZip, PickleFile
+from benchmarks.contenders._ours import OURS, Ours
+from benchmarks.contenders._tensor_files import BintensorsFile, SafetensorsFile
+from benchmarks.contenders._torch_files import TorchFile, ZstdTorchFile
+from benchmarks.contenders._zipnn import ZipnnFile
+
+SAFETENSORS = SafetensorsFile()
+
+FILES: tuple[Contender, ...] = (
+    SAFETENSORS,
+    SafetensorsFile(kind="numpy"),
+    BintensorsFile(),
+    TorchFile(),
+    TorchFile(is_mapped=True),
+    PickleFile(),
+    NumpyZip(),
+    ArrowFile(),
+)
+"""Those that write one file as it is, the one that all are compared with first."""
+
+__all__ = [
+    "FILES",
+    "OURS",
+    "SAFETENSORS",
+    "ArrowFile",
+    "BintensorsFile",
+    "Contender",
+    "Durable",
+    "NumpyZip",
+    "Ours",
+    "PickleFile",
+    "SafetensorsFile",
+    "TorchFile",
+    "ZipnnFile",
+    "ZstdTorchFile",
+    "installed",
+]

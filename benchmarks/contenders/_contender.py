@@ -1,0 +1,105 @@
+"""What every contender does, so that all can be asked the same."""
+
+from __future__ import annotations
+
+import importlib.util
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from benchmarks.data import Case, bytes_of
+from benchmarks.harness import Section, sync
+
+C = TypeVar("C", bound="Contender")
+
+
+class Contender(ABC):
+    """One way to keep a model in a folder. Without state, and picklable: a fresh process gets it too."""
+
+    name: str
+    """In tables."""
+
+    @property
+    def missing(self) -> str | None:
+        """Why it cannot take part here; None if it can."""
+        return None
+
+    def prepare(self, folder: Path) -> None:  # noqa: B027  # most need nothing
+        """Do what is done once in a place, before the first model is saved to it."""
+
+    @abstractmethod
+    def save(self, case: Case, folder: Path) -> None:
+        """Save a model into a folder that is its own."""
+
+    @abstractmethod
+    def load(self, folder: Path) -> Mapping[str, Any]:
+        """Load all tensors, as this contender does it best: read-only views of a mapped file are welcome."""
+
+    def load_into(self, folder: Path, out: Case) -> None:
+        """Load into the memory of a model that is there, as `load_state_dict` does: load, then copy."""
+        loaded, arrays, tensors = self.load(folder), out.arrays, out.tensors
+        for name, value in loaded.items():
+            if isinstance(value, torch.Tensor):
+                tensors[name].copy_(value)
+            else:
+                np.copyto(arrays[name], value)
+
+    def read_one(self, folder: Path, name: str) -> Any:
+        """Read one tensor into memory of its own."""
+        return np.array(bytes_of(self.load(folder)[name]))
+
+    def find(self, folder: Path, name: str) -> tuple[int, ...]:
+        """Open what is saved and say the shape of one tensor, reading as little as the format allows."""
+        return tuple(self.load(folder)[name].shape)
+
+
+class Durable(Contender):
+    """Another contender, whose files and folder are on the disk when a save returns; as ours always are."""
+
+    def __init__(self, contender: Contender) -> None:
+        self._contender = contender
+        self.name = f"{contender.name} + fsync"
+
+    @property
+    def missing(self) -> str | None:
+        return self._contender.missing
+
+    def prepare(self, folder: Path) -> None:
+        self._contender.prepare(folder)
+
+    def save(self, case: Case, folder: Path) -> None:
+        self._contender.save(case, folder)
+        for path in (*(path for path in folder.rglob("*") if path.is_file()), folder):
+            sync(path)
+
+    def load(self, folder: Path) -> Mapping[str, Any]:
+        return self._contender.load(folder)
+
+    def load_into(self, folder: Path, out: Case) -> None:
+        self._contender.load_into(folder, out)
+
+    def read_one(self, folder: Path, name: str) -> Any:
+        return self._contender.read_one(folder, name)
+
+    def find(self, folder: Path, name: str) -> tuple[int, ...]:
+        return self._contender.find(folder, name)
+
+
+def module_missing(module: str) -> str | None:
+    """Say that a module is not installed; None if it is."""
+    return None if importlib.util.find_spec(module) else f"`{module}` is not installed (the extra `bench` has it)"
+
+
+def installed(contenders: Iterable[C], section: Section) -> list[C]:
+    """Those that can take part; a note for each of the others says why it cannot."""
+    present = []
+    for contender in contenders:
+        if contender.missing is None:
+            present.append(contender)
+        else:
+            section.note(f"left out: {contender.name}, {contender.missing}")
+    return present

@@ -1,0 +1,95 @@
+"""Our store, as a program without MLflow uses it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.contenders._contender import Contender
+from benchmarks.data import Case
+from tensorcas_mlflow.store import RefTarget, Store
+
+_RUN = "benchmark"
+
+
+class Ours(Contender):
+    """One checkpoint in a store of its own. A save is durable when it returns.
+
+    Args:
+        name: In tables.
+        save: What `Store.write_checkpoint` is given besides the tensors.
+        load: What `Store.read_tensors` is given besides the manifest.
+    """
+
+    def __init__(
+        self, name: str, *, save: Mapping[str, Any] | None = None, load: Mapping[str, Any] | None = None
+    ) -> None:
+        self.name = name
+        self._save = dict(save or {})
+        self._load = dict(load or {})
+
+    @property
+    def missing(self) -> str | None:
+        for function, given in ((Store.write_checkpoint, self._save), (Store.read_tensors, self._load)):
+            unknown = given.keys() - inspect.signature(function).parameters.keys()
+            if unknown:
+                return f"`Store.{function.__name__}` does not take {', '.join(sorted(unknown))} yet"
+        return None
+
+    @property
+    def loads_specially(self) -> bool:
+        """Whether it differs from another one of ours in how it loads."""
+        return bool(self._load)
+
+    def prepare(self, folder: Path) -> None:
+        Store.init(folder)
+
+    def save(self, case: Case, folder: Path) -> None:
+        store, _ = Store.find(folder)
+        self.write(store, case, 0)
+
+    def write(self, store: Store, case: Case, step: int) -> None:
+        """Save a model as a step into a store that is open."""
+        with store.write_checkpoint(case.arrays, **self._save) as pending:
+            pending.commit(RefTarget(run_id=_RUN, step=step))
+
+    def load(self, folder: Path) -> Mapping[str, Any]:
+        store, manifest = _opened(folder)
+        return store.read_tensors(manifest, **self._load)
+
+    def load_into(self, folder: Path, out: Case) -> None:
+        if "out" not in inspect.signature(Store.read_tensors).parameters:
+            super().load_into(folder, out)
+            return
+        store, manifest = _opened(folder)
+        options = {name: value for name, value in self._load.items() if name != "copy"}
+        store.read_tensors(manifest, out=out.arrays, **options)
+
+    def read_one(self, folder: Path, name: str) -> Any:
+        store, manifest = _opened(folder)
+        options = {option: value for option, value in self._load.items() if option != "copy"}
+        return store.read_tensors(manifest, [name], **options)[name]
+
+    def find(self, folder: Path, name: str) -> tuple[int, ...]:
+        _, manifest = _opened(folder)
+        return tuple(manifest.row(name).spec.shape)
+
+
+def _opened(folder: Path) -> tuple[Store, Any]:
+    store, _ = Store.find(folder)
+    ref = store.ref(RefTarget(run_id=_RUN, step=0).key)
+    assert ref is not None
+    return store, store.manifest(ref)
+
+
+OURS = (
+    Ours("tensorcas"),
+    Ours("tensorcas, verify off", load={"verify": False}),
+    Ours("tensorcas fast", save={"policy": "fast"}),
+    Ours("tensorcas fast, verify off", save={"policy": "fast"}, load={"verify": False}),
+    Ours("tensorcas fast, mapped, verify off", save={"policy": "fast"}, load={"verify": False, "copy": False}),
+    Ours("tensorcas small", save={"policy": "small"}),
+)
+"""A policy and a way to load each."""

@@ -1,0 +1,95 @@
+"""One model as everybody saves it: as arrays of numpy, and as tensors of torch on the same memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Specs = Mapping[str, tuple[str, tuple[int, ...]]]
+"""Dtype's name and shape of each tensor, by name."""
+
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A named model."""
+
+    name: str
+    arrays: dict[str, Array]
+    """C-contiguous and writable."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The same memory, as tensors of torch."""
+        return {name: _as_torch(array) for name, array in self.arrays.items()}
+
+    def like(self) -> Case:
+        """Make a model of the same names, dtypes and shapes whose memory was touched, to load into."""
+        return Case.of_specs(self.name, self.specs)
+
+    @property
+    def specs(self) -> Specs:
+        """What `of_specs` needs to make one like it: small, and picklable."""
+        return {name: (array.dtype.name, array.shape) for name, array in self.arrays.items()}
+
+    @classmethod
+    def of_specs(cls, name: str, specs: Specs) -> Case:
+        """Make a model of given names, dtypes and shapes, full of sevens: memory never touched fills slowly."""
+        arrays: dict[str, Array] = {}
+        for tensor, (dtype, shape) in specs.items():
+            arrays[tensor] = np.empty(shape, _BFLOAT16 if dtype == "bfloat16" else np.dtype(dtype))
+            bytes_of(arrays[tensor]).fill(7)
+        return cls(name, arrays)
+
+    def changed(self, percent: float, seed: int) -> Case:
+        """Train a share of the tensors a little further: those others that are not touched keep their memory.
+
+        Each changed weight moves by a part in some hundred or less of its own size, as in a step of a fine-tune.
+
+        Args:
+            percent: Of the tensors, spread evenly over the model; at least one.
+            seed: Another seed gives other bytes.
+        """
+        names = list(self.arrays)
+        n_changed = max(1, round(len(names) * percent / 100))
+        chosen = {names[number * len(names) // n_changed] for number in range(n_changed)}
+        draw = np.random.default_rng(seed)
+        arrays = {
+            name: (array * (1 + 0.01 * draw.standard_normal(array.shape, np.float32))).astype(array.dtype)
+            if name in chosen
+            else array
+            for name, array in self.arrays.items()
+        }
+        return Case(f"{self.name}, {percent:g} % changed", arrays)
+
+
+def bytes_of(value: Any) -> Array:
+    """View an array or tensor as bytes, 1-d; what is not contiguous is copied."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().contiguous().view(-1).view(torch.uint8).numpy()
+    return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+
+
+def same_bytes(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Tell whether two models hold the same tensors, bit for bit."""
+    return one.keys() == other.keys() and all(
+        np.array_equal(bytes_of(value), bytes_of(other[name])) for name, value in one.items()
+    )
+
+
+def _as_torch(array: Array) -> torch.Tensor:
+    if array.dtype == _BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)

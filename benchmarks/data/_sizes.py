@@ -1,0 +1,109 @@
+"""Models of any size, made from trained weights.
+
+No net of 650 MB can be trained in a benchmark, and drawn numbers would compress otherwise than learnt ones do. So each
+tensor of a large model is made of the trained tensor of its kind (embedding, attention, neurons, norm): its rows are
+repeated as often as needed, each time begun elsewhere, and every weight is moved by a few per cent of its own size. So the
+distribution of values, and how it differs from row to row and tensor to tensor, are those of trained weights; no bytes repeat.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from benchmarks.data._case import Array, Case
+from benchmarks.data._histories import trained_weights
+from benchmarks.data._training import State
+
+_DTYPES: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "fp32": np.float32}
+
+
+def transformer(n_bytes: int, data: Path, *, dtype: str = "bf16", is_smoke: bool = False) -> Case:
+    """Make a transformer of about a size.
+
+    Its width and depth grow with the size, up to a width of 1024; so 650 MB in bf16 are 294 tensors, the largest of 8 MB but for
+    the embedding.
+
+    Args:
+        n_bytes: Reached to within a layer.
+        data: Where trained weights are kept; see `histories`.
+        dtype: ``bf16`` or ``fp32``.
+    """
+    trained = trained_weights(data, is_smoke=is_smoke)
+    n_values = n_bytes / np.dtype(_DTYPES[dtype]).itemsize
+    # Twelve layers of twelve squares of the width each.
+    width = next((w for w in (64, 128, 256, 512, 1024) if n_values < 18 * 12 * w * w), 1024)
+    draw = np.random.default_rng(0)
+    arrays: dict[str, Array] = {}
+    total = 0
+    for name, shape in _names(width):
+        if total >= n_bytes:
+            break
+        arrays[name] = _grown(_of_kind(trained, name), shape, draw).astype(_DTYPES[dtype])
+        total += arrays[name].nbytes
+    return Case(f"{dtype} transformer, {total / 1e6:.3g} MB", arrays)
+
+
+def mlp(data: Path, *, is_smoke: bool = False) -> Case:
+    """Make a chain of linear layers of 330 KB: 256 by 256 and 256 by 64."""
+    trained = trained_weights(data, is_smoke=is_smoke)
+    draw = np.random.default_rng(0)
+    shapes = {"0.weight": (256, 256), "0.bias": (256,), "1.weight": (64, 256), "1.bias": (64,)}
+    kinds = {"weight": "w/blocks.0.up.weight", "bias": "w/blocks.0.up.bias"}
+    return Case(
+        "330 KB MLP",
+        {name: _grown(trained[kinds[name.split(".")[1]]], shape, draw) for name, shape in shapes.items()},
+    )
+
+
+def tiny_tensors(n_tensors: int, n_bytes: int, data: Path, *, is_smoke: bool = False) -> Case:
+    """Make many fp32 tensors of a size, as rows of one large trained matrix that lie apart in memory."""
+    trained = trained_weights(data, is_smoke=is_smoke)
+    n_values = n_bytes // 4
+    whole = _grown(trained["w/blocks.0.up.weight"], (n_tensors, n_values), np.random.default_rng(0))
+    arrays = {f"layers.{number // 8}.part.{number % 8}.weight": row.copy() for number, row in enumerate(whole)}
+    return Case(f"{n_tensors:,} tensors of {n_bytes:,} B", arrays)
+
+
+def _names(width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield "symbols.weight", (16 * width, width)
+    for number in itertools.count():
+        layer = f"blocks.{number}"
+        yield f"{layer}.norm_attention.weight", (width,)
+        yield f"{layer}.norm_attention.bias", (width,)
+        yield f"{layer}.qkv.weight", (3 * width, width)
+        yield f"{layer}.qkv.bias", (3 * width,)
+        yield f"{layer}.out.weight", (width, width)
+        yield f"{layer}.out.bias", (width,)
+        yield f"{layer}.norm_mlp.weight", (width,)
+        yield f"{layer}.norm_mlp.bias", (width,)
+        yield f"{layer}.up.weight", (4 * width, width)
+        yield f"{layer}.up.bias", (4 * width,)
+        yield f"{layer}.down.weight", (width, 4 * width)
+        yield f"{layer}.down.bias", (width,)
+
+
+def _of_kind(trained: State, name: str) -> Array:
+    """The trained tensor that stands for one: of its own layer, counted round the trained ones."""
+    if not name.startswith("blocks."):
+        return trained[f"w/{name}"]
+    _, number, kind = name.split(".", 2)
+    n_layers = 1 + max(int(key.split(".")[1]) for key in trained if key.startswith("w/blocks."))
+    return trained[f"w/blocks.{int(number) % n_layers}.{kind}"]
+
+
+def _grown(trained: Array, shape: tuple[int, ...], draw: np.random.Generator) -> Array:
+    """Repeat a trained tensor until it fills a shape, each time begun elsewhere, and move every weight a little."""
+    n_values = int(np.prod(shape))
+    values = trained.ravel()
+    out = np.empty(n_values, np.float32)
+    for start in range(0, n_values, len(values)):
+        part = out[start : start + len(values)]
+        part[:] = np.roll(values, int(draw.integers(len(values))))[: len(part)]
+    out *= 1 + 0.03 * draw.standard_normal(n_values, np.float32)
+    return out.reshape(shape)

@@ -1,0 +1,34 @@
+"""Text to train on, found on every machine that runs the benchmark."""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+import torch
+
+MAX_BYTES = 4_000_000
+
+
+@cache
+def documentation() -> torch.Tensor:
+    """What installed packages say of themselves: some megabytes of introductions and lists of changes."""
+    return _read(sorted(Path(sysconfig.get_paths()["purelib"]).glob("*.dist-info/METADATA")))
+
+
+@cache
+def sources() -> torch.Tensor:
+    """The standard library's own code: other text than the documentation."""
+    return _read(sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")))
+
+
+def _read(paths: Iterable[Path]) -> torch.Tensor:
+    """Give the first bytes of some files, one after the other, each byte a number from 0 to 255."""
+    text = bytearray()
+    for path in paths:
+        text += path.read_bytes()
+        if len(text) >= MAX_BYTES:
+            break
+    return torch.frombuffer(text[:MAX_BYTES], dtype=torch.uint8).long()

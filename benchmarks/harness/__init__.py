@@ -1,0 +1,44 @@
+"""Measuring and reporting: in turns, in processes of their own, as tables with targets."""
+
+from benchmarks.harness._cache import drop_from_cache, resident_share
+from benchmarks.harness._floors import Hashing, sync, write_durably
+from benchmarks.harness._folders import clear, disk_bytes, n_files
+from benchmarks.harness._machine import describe_machine
+from benchmarks.harness._options import Options, parse_bytes
+from benchmarks.harness._own_process import Job, Usage, interleave_apart, series_of
+from benchmarks.harness._report import Section, Table, Verdict, write_results
+from benchmarks.harness._series import Series
+from benchmarks.harness._show import show_bytes, show_ms, show_ratio
+from benchmarks.harness._targets import Target, at_least, at_most
+from benchmarks.harness._turns import Turn, interleave
+
+__all__ = [
+    "Hashing",
+    "Job",
+    "Options",
+    "Section",
+    "Series",
+    "Table",
+    "Target",
+    "Turn",
+    "Usage",
+    "Verdict",
+    "at_least",
+    "at_most",
+    "clear",
+    "describe_machine",
+    "disk_bytes",
+    "drop_from_cache",
+    "interleave",
+    "interleave_apart",
+    "n_files",
+    "parse_bytes",
+    "resident_share",
+    "series_of",
+    "show_bytes",
+    "show_ms",
+    "show_ratio",
+    "sync",
+    "write_durably",
+    "write_results",
+]

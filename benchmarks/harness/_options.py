@@ -1,0 +1,60 @@
+"""What the command line asks for."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How thoroughly to measure, and where."""
+
+    is_smoke: bool
+    """Whether it is only to be seen that everything runs and comes back bit for bit."""
+    sizes: tuple[int, ...] | None
+    """Sizes of models in bytes; each part has its own unless given."""
+    n_rounds: int | None
+    """Rounds that count; unless given, fewer for what takes longer."""
+    data: Path
+    """Where trained histories are kept from run to run."""
+    scratch: Path
+    """For what is saved and loaded; emptied after each use."""
+
+    def rounds(self, n_bytes: int) -> int:
+        """Say how many rounds a case of a size gets."""
+        if self.n_rounds is not None:
+            return self.n_rounds
+        if self.is_smoke:
+            return 1
+        return 40 if n_bytes < 1e6 else 20 if n_bytes < 3e7 else 12 if n_bytes < 1e8 else 5
+
+    def sizes_or(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """The sizes asked for, else some of a part's own: the least of them where it is a smoke test."""
+        if self.sizes is not None:
+            return self.sizes
+        return (min(sizes),) if self.is_smoke else tuple(sizes)
+
+    @contextmanager
+    def folder(self) -> Iterator[Path]:
+        """Make a folder that is gone afterwards."""
+        with tempfile.TemporaryDirectory(dir=self.scratch) as folder:
+            yield Path(folder)
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size like ``300KB``, ``47MB`` or ``2GB``, by powers of ten.
+
+    Raises:
+        ValueError: It is none.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]B)", text, re.IGNORECASE)
+    if found is None:
+        raise ValueError(f"not a size like 300KB, 47MB or 2GB: {text!r}")
+    return int(float(found[1]) * _UNITS[found[2].upper()])

@@ -1,0 +1,144 @@
+"""One sample in a process of its own: cold, or to see what memory it takes and what it reads from the disk."""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness._cache import drop_from_cache, resident_share
+from benchmarks.harness._series import Series
+
+PRELOADED = ("numpy", "torch", "safetensors.torch", "pyarrow", "tensorcas_mlflow.store", "benchmarks.contenders")
+_context = multiprocessing.get_context("forkserver")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What one call took."""
+
+    seconds: float
+    peak_bytes: int
+    """Memory of the process at its highest during the call, less what it had before; mapped pages count."""
+    read_bytes: int
+    """What was fetched from the disk, as the kernel counts it; reading ahead counts, the page cache does not."""
+    written_bytes: int
+    """What was sent to the disk, as the kernel counts it."""
+    called_read_bytes: int
+    """What the process asked for with `read` and the like, cached or not; mapped pages do not count."""
+    called_written_bytes: int
+    """What the process handed to `write` and the like."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Something to be measured in a process of its own."""
+
+    prepare: Callable[..., Callable[[], Any]]
+    """A function of a module; it is called with ``args`` in the fresh process and returns what is to be measured."""
+    args: tuple[Any, ...]
+    """Can be pickled."""
+    cold: Path | None = None
+    """A folder whose files are dropped from the page cache just before; None leaves it warm."""
+
+
+def interleave_apart(jobs: Mapping[str, Job], n_rounds: int) -> tuple[dict[str, tuple[Usage, ...]], float]:
+    """Do each job once in every round, each time in a process of its own, and say what that took.
+
+    Returns:
+        What it took by name, and the largest share of a folder that was to be cold and stayed in the page cache.
+
+    Raises:
+        RuntimeError: A process died, or raised; the message has what it raised.
+    """
+    names = list(jobs)
+    taken: dict[str, list[Usage]] = {name: [] for name in names}
+    still_there = 0.0
+    for number in range(n_rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            usage, share = _in_own_process(jobs[name])
+            taken[name].append(usage)
+            still_there = max(still_there, share)
+    return {name: tuple(usages) for name, usages in taken.items()}, still_there
+
+
+def series_of(usages: Sequence[Usage], figure: str) -> Series:
+    """One of the figures of some samples, as a series."""
+    return Series(tuple(float(getattr(usage, figure)) for usage in usages))
+
+
+def _in_own_process(job: Job) -> tuple[Usage, float]:
+    # The server has imported everything and done nothing; what it forks is as good as a fresh interpreter.
+    _context.set_forkserver_preload(list(PRELOADED))
+    ours, theirs = _context.Pipe()
+    process = _context.Process(target=_measure, args=(theirs, job.prepare, job.args))
+    process.start()
+    theirs.close()
+    share = 0.0
+    try:
+        _receive(ours)
+        if job.cold is not None:
+            drop_from_cache(job.cold)
+            share = resident_share(job.cold)
+        ours.send(None)
+        usage = _receive(ours)
+        assert isinstance(usage, Usage)
+        return usage, share
+    finally:
+        ours.close()
+        process.join()
+
+
+def _receive(connection: Connection[Any, Any]) -> Any:
+    try:
+        answer = connection.recv()
+    except EOFError:
+        raise RuntimeError("the measuring process died") from None
+    if isinstance(answer, str):
+        raise RuntimeError(f"the measuring process failed: {answer}")
+    return answer
+
+
+def _measure(
+    connection: Connection[Any, Any], prepare: Callable[..., Callable[[], Any]], args: tuple[Any, ...]
+) -> None:
+    try:
+        act = prepare(*args)
+        connection.send(())
+        connection.recv()
+        # 5 sets the high-water mark of this process back to what it holds now; see proc_pid_clear_refs(5).
+        Path("/proc/self/clear_refs").write_text("5")
+        held, io = _status("VmRSS"), _io()
+        begin = time.perf_counter()
+        act()
+        seconds = time.perf_counter() - begin
+        after, peak = _io(), _status("VmHWM")
+        connection.send(
+            Usage(
+                seconds=seconds,
+                peak_bytes=max(0, peak - held),
+                read_bytes=after["read_bytes"] - io["read_bytes"],
+                written_bytes=after["write_bytes"] - io["write_bytes"],
+                called_read_bytes=after["rchar"] - io["rchar"],
+                called_written_bytes=after["wchar"] - io["wchar"],
+            )
+        )
+    except Exception as error:  # noqa: BLE001  # whatever it is, the process that waits must hear of it
+        connection.send(f"{type(error).__name__}: {error}")
+
+
+def _status(field: str) -> int:
+    found = re.search(rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def _io() -> dict[str, int]:
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return {name: int(value) for name, value in (line.split(": ") for line in lines)}

@@ -1,0 +1,117 @@
+"""Tables, verdicts, and the files that they are written to."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness._series import Series
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Whether one figure reaches its target."""
+
+    what: str
+    case: str
+    target: str
+    got: str
+    is_met: bool
+
+
+@dataclass(slots=True)
+class Table:
+    """Rows of figures, a line for each contender."""
+
+    title: str
+    columns: tuple[str, ...]
+    """The first one names the rows."""
+    rows: list[tuple[str, ...]] = field(default_factory=list)
+
+    def add(self, *cells: str) -> None:
+        """Add a row; raises ValueError if it has not a cell a column."""
+        if len(cells) != len(self.columns):
+            raise ValueError(f"{len(cells)} cells for {len(self.columns)} columns")
+        self.rows.append(cells)
+
+    def as_markdown(self) -> str:
+        """The table as GitHub reads it, and as people do: columns stand below each other."""
+        lines = [self.columns, *self.rows]
+        widths = [max(len(line[column]) for line in lines) for column in range(len(self.columns))]
+
+        def shown(cells: Sequence[str]) -> str:
+            first, *rest = (
+                cell.rjust(width) if at else cell.ljust(width)
+                for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
+            )
+            return f"| {' | '.join([first, *rest])} |"
+
+        rule = "|".join("-" * (width + 1) + (":" if at else "-") for at, width in enumerate(widths))
+        return "\n".join([f"**{self.title}**", "", shown(self.columns), f"|{rule}|", *map(shown, self.rows)])
+
+
+@dataclass(slots=True)
+class Section:
+    """What one part found."""
+
+    name: str
+    """The part's, as the command line knows it."""
+    title: str
+    tables: list[Table] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What was left out, and why; what a reader must know to read the figures."""
+    samples: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """Every single measurement, by case, contender and figure, joined by slashes."""
+
+    def keep(self, case: str, series: Mapping[str, Series], figure: str = "s") -> None:
+        """Keep the values that a table only shows the median of."""
+        for name, of_name in series.items():
+            self.samples[f"{case}/{name}/{figure}"] = of_name.values
+
+    def note(self, line: str) -> None:
+        """Add a note, once."""
+        if line not in self.notes:
+            self.notes.append(line)
+
+    def as_markdown(self) -> str:
+        """The section as text."""
+        blocks = [f"## {self.name}: {self.title}", *(table.as_markdown() for table in self.tables)]
+        if self.verdicts:
+            table = Table("Targets", ("what", "case", "target", "got", "met"))
+            for verdict in self.verdicts:
+                table.add(verdict.what, verdict.case, verdict.target, verdict.got, "yes" if verdict.is_met else "NO")
+            blocks.append(table.as_markdown())
+        if self.notes:
+            blocks.append("\n".join(f"* {note}" for note in self.notes))
+        return "\n\n".join(blocks)
+
+
+def write_results(
+    sections: Sequence[Section], machine: Mapping[str, str], command: str, out: Path, stem: str
+) -> list[Path]:
+    """Write what was found as text, and with every single measurement as JSON.
+
+    Args:
+        sections: One a part.
+        machine: See `describe_machine`.
+        command: What was run.
+        out: Folder; made if it is not there.
+        stem: Names of the files less their endings.
+
+    Returns:
+        The files written.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    head = [f"# Benchmark {stem}", f"`{command}`", "\n".join(f"* {name}: {text}" for name, text in machine.items())]
+    text = out / f"{stem}.md"
+    text.write_text("\n\n".join([*head, *(section.as_markdown() for section in sections)]) + "\n")
+    content: dict[str, Any] = {"command": command, "machine": dict(machine)}
+    content["parts"] = [dataclasses.asdict(section) for section in sections]
+    figures = out / f"{stem}.json"
+    figures.write_text(json.dumps(content, indent=1) + "\n")
+    return [text, figures]

@@ -1,0 +1,59 @@
+"""What was measured again and again, and what may be said of it."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One figure, measured once a round."""
+
+    values: tuple[float, ...]
+    """By round; never empty."""
+
+    def __post_init__(self) -> None:
+        if not self.values:
+            raise ValueError("nothing was measured")
+
+    @property
+    def median(self) -> float:
+        """Half of the values are at most this."""
+        return statistics.median(self.values)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """What the middle half lies between; both the value itself where there is one."""
+        if len(self.values) == 1:
+            return self.values[0], self.values[0]
+        low, _, high = statistics.quantiles(self.values, n=4, method="inclusive")
+        return low, high
+
+    @property
+    def least(self) -> float:
+        """The least of the values."""
+        return min(self.values)
+
+    def over(self, other: Series) -> Series:
+        """Divide by another series, round by round.
+
+        What slows the machine for a while slows both sides of a round, so the median of these swings less than the
+        quotient of the medians does.
+
+        Raises:
+            ValueError: The other one has another number of rounds.
+        """
+        return Series(tuple(mine / theirs for mine, theirs in zip(self.values, other.values, strict=True)))
+
+    def plus(self, other: Series) -> Series:
+        """Add another series, round by round; raises as `over`."""
+        return Series(tuple(mine + theirs for mine, theirs in zip(self.values, other.values, strict=True)))
+
+    def minus(self, other: Series) -> Series:
+        """Subtract another series, round by round; raises as `over`."""
+        return Series(tuple(mine - theirs for mine, theirs in zip(self.values, other.values, strict=True)))
+
+    def times(self, factor: float) -> Series:
+        """Multiply each value."""
+        return Series(tuple(value * factor for value in self.values))
