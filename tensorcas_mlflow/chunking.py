@@ -1,8 +1,9 @@
-"""Where chunks begin and end (``docs/format.md``, Chunks)."""
+"""Where chunks begin and end (``docs/format.md``, Chunks), for one tensor and for very many."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,30 @@ MIN_CHUNK_BYTES = 4 * 1024
 MAX_CHUNK_BYTES = 64 * 1024 * 1024
 
 Offsets = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowCuts:
+    """The cuts of many tensors, one after the other. Where no tensor has any, there is None in the place of this."""
+
+    given: Any
+    """For each tensor whether it has cuts: bools."""
+    at: Offsets
+    """Where the cuts of each begin among ``values``, and, last, where those of the last one end."""
+    values: Offsets
+    """Byte offsets as `chunk_ends` takes them."""
+
+    def of(self, row: int) -> Offsets | None:
+        """The cuts of one tensor."""
+        return self.values[self.at[row] : self.at[row + 1]] if self.given[row] else None
+
+    def some(self, rows: Any) -> RowCuts | None:
+        """The cuts of some tensors, in the order in which they are given."""
+        given = self.given[rows]
+        if not given.any():
+            return None
+        begins, counts = self.at[rows], self.at[rows + 1] - self.at[rows]
+        return RowCuts(given=given, at=offsets_of(counts), values=self.values[ranges(begins, counts)])
 
 
 def chunk_ends(n_bytes: int, chunk_bytes: int, cuts: Sequence[int] | Offsets | None = None) -> Offsets:
@@ -30,24 +55,105 @@ def chunk_ends(n_bytes: int, chunk_bytes: int, cuts: Sequence[int] | Offsets | N
     Raises:
         FormatError: The cuts are not such offsets.
     """
-    if n_bytes == 0:
-        if cuts is not None and len(cuts):
-            raise FormatError("an empty tensor has no cuts")
-        return np.empty(0, dtype=np.int64)
+    size = np.array([n_bytes], dtype=np.int64)
     if cuts is None:
         ends = np.arange(chunk_bytes, n_bytes + chunk_bytes, chunk_bytes, dtype=np.int64)
-        ends[-1] = n_bytes
+        ends[-1:] = n_bytes
         return ends
     at = np.asarray(cuts, dtype=np.int64)
-    starts = np.concatenate(([0], at[:-1]))
-    if len(at) == 0 or at[-1] != n_bytes or not np.all(at > starts):
-        raise FormatError(f"cuts must ascend from above 0 to the tensor's size of {n_bytes} bytes")
-    n_in_piece = -(-(at - starts) // chunk_bytes)
-    piece = np.repeat(np.arange(len(at)), n_in_piece)
-    nth = np.arange(len(piece)) - np.repeat(np.cumsum(n_in_piece) - n_in_piece, n_in_piece)
-    return np.minimum(starts[piece] + (nth + 1) * chunk_bytes, at[piece])
+    of_one = RowCuts(given=np.array([True]), at=np.array([0, len(at)]), values=at)
+    check_cuts(size, of_one)
+    return chunk_sizes(size, chunk_bytes, of_one).cumsum()
 
 
-def n_chunks(n_bytes: int, chunk_bytes: int) -> int:
-    """Count the chunks of a tensor without cuts."""
+def check_cuts(n_bytes: Offsets, cuts: RowCuts) -> None:
+    """See that cuts are what the functions below take them for.
+
+    Args:
+        n_bytes: Sizes of the tensors.
+        cuts: Theirs.
+
+    Raises:
+        FormatError: Those of some tensor do not ascend from above 0 to its size, or an empty tensor has some.
+    """
+    counts = np.diff(cuts.at)
+    wrong = cuts.given & ((counts == 0) != (n_bytes == 0))
+    rows = np.flatnonzero(cuts.given & (counts > 0))
+    wrong[rows] |= cuts.values[cuts.at[rows + 1] - 1] != n_bytes[rows]
+    # What is not above what comes before it, by the tensor it is of.
+    first = np.zeros(len(cuts.values), dtype=bool)
+    first[cuts.at[rows]] = True
+    before = np.where(first, 0, np.roll(cuts.values, 1))
+    wrong[np.repeat(np.arange(len(counts)), counts)[cuts.values <= before]] = True
+    if wrong.any():
+        size = int(n_bytes[np.flatnonzero(wrong)[0]])
+        raise FormatError(f"cuts must ascend from above 0 to the tensor's size of {size} bytes")
+
+
+def chunk_counts(n_bytes: Offsets, chunk_bytes: int, cuts: RowCuts | None = None) -> Offsets:
+    """Count the chunks of many tensors.
+
+    Args:
+        n_bytes: Their sizes.
+        chunk_bytes: The store's chunk size.
+        cuts: Theirs, as `check_cuts` passes them.
+    """
+    if cuts is None:
+        return _n_chunks(n_bytes, chunk_bytes)
+    pieces, at = _pieces(n_bytes, cuts)
+    return np.diff(offsets_of(_n_chunks(pieces, chunk_bytes))[at])
+
+
+def chunk_sizes(n_bytes: Offsets, chunk_bytes: int, cuts: RowCuts | None = None) -> Offsets:
+    """Give the sizes of the chunks of many tensors, one after the other; see `chunk_counts`."""
+    pieces = n_bytes if cuts is None else _pieces(n_bytes, cuts)[0]
+    if not len(pieces) or pieces.max() <= chunk_bytes:
+        return pieces[pieces > 0]
+    counts = _n_chunks(pieces, chunk_bytes)
+    sizes = np.full(int(counts.sum()), chunk_bytes, dtype=np.int64)
+    has = counts > 0
+    sizes[counts.cumsum()[has] - 1] = (pieces - (counts - 1) * chunk_bytes)[has]
+    return sizes
+
+
+def chunk_begins(sizes: Offsets, at: Offsets) -> Offsets:
+    """Say where chunks begin in their tensors.
+
+    Args:
+        sizes: Of the chunks of many tensors, one after the other.
+        at: Numbers of the first chunk of each tensor, and, last, that of all chunks.
+    """
+    begins = offsets_of(sizes)
+    return begins[:-1] - np.repeat(begins[at[:-1]], np.diff(at))
+
+
+def _n_chunks(n_bytes: Offsets, chunk_bytes: int) -> Offsets:
+    if not len(n_bytes) or n_bytes.max() <= chunk_bytes:
+        return (n_bytes > 0).astype(np.int64)
     return -(-n_bytes // chunk_bytes)
+
+
+def _pieces(n_bytes: Offsets, cuts: RowCuts) -> tuple[Offsets, Offsets]:
+    """Give the sizes of what lies between cuts, and which of them are each tensor's: one, if it is not cut."""
+    at = offsets_of(np.where(cuts.given, np.diff(cuts.at), n_bytes > 0))
+    counts = np.diff(at)
+    is_cut = np.repeat(cuts.given, counts)
+    ends = np.empty(len(is_cut), dtype=np.int64)
+    ends[is_cut] = cuts.values
+    ends[~is_cut] = n_bytes[~cuts.given & (counts > 0)]
+    begins = np.roll(ends, 1)
+    begins[at[:-1][counts > 0]] = 0
+    return ends - begins, at
+
+
+def offsets_of(counts: Any) -> Offsets:
+    """Where stretches of some lengths begin that lie one behind the other, and, last, where the last one ends."""
+    offsets = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
+
+
+def ranges(begins: Any, counts: Any) -> Offsets:
+    """The numbers of several ranges, one after the other."""
+    ends = np.cumsum(counts)
+    return np.arange(int(counts.sum())) + np.repeat(begins - (ends - counts), counts)

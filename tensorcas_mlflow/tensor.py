@@ -16,6 +16,7 @@ from tensorcas_mlflow.errors import FormatError
 MAX_NAME_BYTES = 4096
 MAX_DIMENSIONS = 64
 MAX_TENSOR_BYTES = 1 << 56
+NOT_IN_NAMES = "\0\n\r"
 _ALIGNMENT = 64
 
 
@@ -69,7 +70,7 @@ def _is_name(name: str) -> bool:
         n_bytes = len(name.encode())
     except UnicodeEncodeError:
         return False
-    return n_bytes <= MAX_NAME_BYTES and "\0" not in name and "\n" not in name and "\r" not in name
+    return n_bytes <= MAX_NAME_BYTES and not any(character in name for character in NOT_IN_NAMES)
 
 
 def bytes_of(array: Array) -> memoryview:

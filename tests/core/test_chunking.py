@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorcas_mlflow.chunking import chunk_ends, n_chunks
+from tensorcas_mlflow.chunking import chunk_ends
 from tensorcas_mlflow.errors import FormatError
 
 
@@ -21,7 +21,6 @@ def naive_ends(n_bytes: int, chunk_bytes: int, cuts: list[int]) -> list[int]:
 
 def test_an_empty_tensor_has_no_chunk() -> None:
     assert chunk_ends(0, 4096).tolist() == []
-    assert n_chunks(0, 4096) == 0
 
 
 def test_chunks_end_at_multiples_of_the_chunk_size_and_at_the_end() -> None:
@@ -40,7 +39,6 @@ def test_cuts_and_grid_agree_with_the_plain_definition(cuts: set[int], n_bytes: 
 
     assert chunk_ends(n_bytes, chunk_bytes, at).tolist() == naive_ends(n_bytes, chunk_bytes, at)
     assert chunk_ends(n_bytes, chunk_bytes).tolist() == naive_ends(n_bytes, chunk_bytes, [])
-    assert len(chunk_ends(n_bytes, chunk_bytes)) == n_chunks(n_bytes, chunk_bytes)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,216 @@
+"""What one checkpoint or file consists of, as a value."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import zstandard
+
+from tensorcas_mlflow._arrow import UNREADABLE
+from tensorcas_mlflow._lazy import Lazy
+from tensorcas_mlflow.chunking import Offsets
+from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest
+from tensorcas_mlflow.errors import FormatError, TensorNotFoundError
+from tensorcas_mlflow.hints import split_hints
+from tensorcas_mlflow.manifest._by_name import ByName
+from tensorcas_mlflow.manifest._columns import Columns
+from tensorcas_mlflow.manifest._row import Row, Rows
+from tensorcas_mlflow.manifest._stream import COMPRESSED_BELOW, looks_like_stream, make_stream, read_stream
+
+MAX_TEXT = 200
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_MAX_CHECKED_ROWS = 4096
+"""Whether names are unique is looked at at once in manifests of no more rows, and in longer ones when it matters."""
+
+Kind = Literal["checkpoint", "file"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """The rows of one checkpoint or file, in order.
+
+    In one of very many rows two may have been given one name, by whoever wrote it. Whatever finds a row by its name, or
+    lists names, raises `FormatError` then.
+    """
+
+    kind: Kind
+    chunk_bytes: int
+    store_id: str | None
+    """Which store the chunks are in, or None for a self-contained payload."""
+    flavor: str | None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    rows: Sequence[Row]
+    """Each is made when it is asked for; `columns` has what they say all at once."""
+    hints: bytes = field(default=b"", repr=False, compare=False)
+    """Where its chunks lay when it was written, as its blob says it; empty where it says nothing."""
+    label: str | None = field(default=None, repr=False, compare=False)
+    """Whose it is, in words, for errors; None where nobody has said."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("checkpoint", "file"):
+            raise ValueError(f"a manifest's kind is not {self.kind!r}")
+        texts: tuple[Any, ...] = (self.store_id, self.flavor)
+        for text in texts:
+            if text is not None and not (isinstance(text, str) and 0 < len(text) <= MAX_TEXT):
+                raise ValueError(f"a manifest's store and flavor have 1 to {MAX_TEXT} characters, not {text!r:.100}")
+        if not isinstance(self.rows, Rows):
+            object.__setattr__(self, "rows", Rows(Columns.of(self.rows)))
+        if len(self.rows) <= _MAX_CHECKED_ROWS:
+            self.check_names()
+
+    def labelled(self, label: str) -> Manifest:
+        """The same manifest, that is named so in errors about its tensors."""
+        made = copy.copy(self)
+        object.__setattr__(made, "label", label)
+        return made
+
+    @property
+    def columns(self) -> Columns:
+        """The rows, column by column."""
+        rows = self.rows
+        assert isinstance(rows, Rows)
+        return rows.columns
+
+    @Lazy
+    def by_name(self) -> ByName:
+        """The rows by name."""
+        return ByName(self.columns, allows_nameless=self.kind == "file")
+
+    @property
+    def digests(self) -> Digests:
+        """The digests of all rows, one after the other."""
+        return self.columns.digests
+
+    @Lazy
+    def chunk_sizes(self) -> Offsets:
+        """Sizes of the chunks of all rows, one after the other."""
+        return self.columns.chunk_sizes(self.chunk_bytes)
+
+    @Lazy
+    def n_bytes(self) -> int:
+        """Size of all rows together, equal ones counted each time."""
+        return int(self.columns.n_bytes.sum())
+
+    @Lazy
+    def stream(self) -> bytes:
+        """The manifest as an Arrow IPC stream."""
+        head = {
+            "kind": self.kind,
+            "chunk_bytes": self.chunk_bytes,
+            "store": self.store_id,
+            "flavor": self.flavor,
+            "metadata": dict(self.metadata),
+        }
+        return make_stream(head, self.columns)
+
+    def to_bytes(self) -> bytes:
+        """The manifest as an artifact: an Arrow IPC stream."""
+        return self.stream
+
+    def to_blob(self) -> bytes:
+        """The manifest as a store keeps it: the stream, compressed if it is small; without hints."""
+        if len(self.stream) >= COMPRESSED_BELOW:
+            return self.stream
+        return zstandard.ZstdCompressor(level=12).compress(self.stream)
+
+    @Lazy
+    def digest(self) -> str:
+        """The digest of the stream, in hex: the manifest's name."""
+        return digest(self.stream).hex()
+
+    def names(self) -> list[str]:
+        """The rows' names, in order."""
+        self.check_names()
+        names: list[str] = self.columns.names.to_pylist()
+        return names
+
+    def row(self, name: str) -> Row:
+        """Find a row.
+
+        Raises:
+            TensorNotFoundError: There is none of that name.
+        """
+        return self.columns.row(int(self.numbers((name,))[0]))
+
+    def numbers(self, names: Iterable[str]) -> Offsets:
+        """Find rows, as positions in `columns`.
+
+        Raises:
+            TensorNotFoundError: There is none of some name.
+        """
+        try:
+            return np.array([self.by_name.number(name) for name in names], dtype=np.int64)
+        except KeyError as error:
+            raise TensorNotFoundError(error.args[0]) from None
+
+    def check_names(self) -> None:
+        """See that no two rows are named alike; stretches of a file need no name.
+
+        Raises:
+            FormatError: Two are.
+        """
+        self.by_name.numbers  # noqa: B018 - made once, and checked by that
+
+    @staticmethod
+    def looks_like(head: bytes) -> bool:
+        """Tell from a file's first 64 KiB whether it may be a manifest; `from_bytes` decides."""
+        return looks_like_stream(head)
+
+    @classmethod
+    def from_blob(cls, blob: bytes, name: str | None = None) -> Manifest:
+        """Read a manifest as a store keeps it; raises as `from_bytes` does.
+
+        Args:
+            blob: What the store has.
+            name: The manifest's name, where it must hash to it. This is looked at first: damage must not be taken for a
+                later release's writing.
+        """
+        manifest = cls.from_bytes(cls.stream_in(blob, name))
+        object.__setattr__(manifest, "hints", split_hints(blob)[1])
+        return manifest
+
+    @staticmethod
+    def stream_in(blob: bytes, name: str | None = None) -> bytes:
+        """Take the Arrow stream out of what a store keeps; see `from_blob`."""
+        blob, _ = split_hints(blob)
+        if blob[:4] == _ZSTD_MAGIC:
+            try:
+                if not 0 < zstandard.frame_content_size(blob) < COMPRESSED_BELOW:
+                    raise FormatError("a compressed manifest has an impossible size")
+                blob = zstandard.ZstdDecompressor().decompress(blob, max_output_size=COMPRESSED_BELOW)
+            except zstandard.ZstdError as error:
+                raise FormatError(f"a compressed manifest cannot be read: {error}") from error
+        if name is not None and digest(blob).hex() != name[: 2 * DIGEST_BYTES]:
+            raise FormatError(f"it hashes to {digest(blob).hex()}")
+        return blob
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, max_rows: int | None = None) -> Manifest:
+        """Read a manifest from an Arrow IPC stream, checking all that later code relies on.
+
+        Args:
+            data: The stream.
+            max_rows: More rows are refused before they are read.
+
+        Raises:
+            FormatError: It is not a manifest, or contradicts itself.
+            NewerFormatError: A later release wrote it.
+        """
+        try:
+            head, columns = read_stream(data, max_rows=max_rows)
+            manifest = cls(
+                kind=head["kind"],
+                chunk_bytes=head["chunk_bytes"],
+                store_id=head["store"],
+                flavor=head["flavor"],
+                metadata=head["metadata"],
+                rows=Rows(columns),
+            )
+        except UNREADABLE as error:
+            raise FormatError(f"not a manifest: {error}") from error
+        manifest.__dict__["stream"] = data
+        return manifest

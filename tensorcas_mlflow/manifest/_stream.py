@@ -1,0 +1,228 @@
+"""The Arrow stream of a manifest (``docs/format.md``, Manifests), from columns and to columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tensorcas_mlflow._arrow import UNREADABLE, read_batch, read_schema, text_buffers
+from tensorcas_mlflow.chunking import MAX_CHUNK_BYTES, Offsets, RowCuts
+from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest_of
+from tensorcas_mlflow.errors import FormatError, NewerFormatError
+from tensorcas_mlflow.manifest._columns import Columns
+
+VERSION = 1
+MAX_BYTES = 1 << 30
+"""A manifest longer than this is refused; 10 million tensors need less."""
+COMPRESSED_BELOW = 64 * 1024
+"""Longer ones are kept as they are, so that they need not be unpacked."""
+SCHEMA_KEY = b"tensorcas"
+
+MANIFEST_SCHEMA = pa.schema(
+    [
+        pa.field("name", pa.utf8()),
+        pa.field("dtype", pa.utf8()),
+        pa.field("shape", pa.list_(pa.int64())),
+        pa.field("chunks", pa.list_(pa.binary(DIGEST_BYTES))),
+        pa.field("cuts", pa.list_(pa.int64())),
+    ]
+)
+
+_MAX_RECENT = 64
+_MAX_RECENT_ROWS = 4096
+_recent_streams: dict[bytes, bytes] = {}
+"""Small streams made lately, by all that they are made of: a state that has not changed has the one it had before, and
+making it again takes longer than hashing the state."""
+
+
+def make_stream(head: Mapping[str, Any], columns: Columns) -> bytes:
+    """Write a manifest.
+
+    Args:
+        head: What it says besides its rows.
+        columns: Its rows.
+
+    Raises:
+        ValueError: It is too long to be read again.
+    """
+    said = json.dumps({"format": VERSION, **head}, sort_keys=True, separators=(",", ":"))
+    if len(columns) > _MAX_RECENT_ROWS:
+        return _make_stream(said, columns)
+    key = _content_key(said, columns)
+    stream = _recent_streams.get(key)
+    if stream is None:
+        stream = _make_stream(said, columns)
+        if len(stream) < COMPRESSED_BELOW:
+            if len(_recent_streams) >= _MAX_RECENT:
+                _recent_streams.clear()
+            _recent_streams[key] = stream
+    return stream
+
+
+def read_stream(data: bytes, *, max_rows: int | None = None) -> tuple[dict[str, Any], Columns]:
+    """Read a manifest, checking all that later code relies on but whether names are unique.
+
+    Args:
+        data: The stream.
+        max_rows: More rows are refused before they are read.
+
+    Returns:
+        What it says besides its rows; of that the chunk size is checked and that its metadata are an object. And its rows.
+
+    Raises:
+        FormatError: It is not a manifest, or contradicts itself.
+        NewerFormatError: A later release wrote it.
+        Exception: One of `UNREADABLE`: it is no manifest at all.
+    """
+    if len(data) > MAX_BYTES:
+        raise FormatError(f"a manifest of {len(data)} bytes is too long")
+    head = json.loads((read_schema(data).metadata or {})[SCHEMA_KEY])
+    version = head["format"]
+    if type(version) is not int:
+        raise FormatError("a manifest says no version")
+    if version > VERSION:
+        raise NewerFormatError("the manifest", version, VERSION)
+    if type(head["metadata"]) is not dict:
+        raise FormatError("a manifest's metadata are not a JSON object")
+    chunk_bytes = head["chunk_bytes"]
+    if type(chunk_bytes) is not int or not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
+        raise FormatError("a manifest has an impossible chunk size")
+    columns = _columns_of(read_batch(data, MANIFEST_SCHEMA, what="a manifest", max_rows=max_rows))
+    columns.check_chunks(chunk_bytes)
+    return head, columns
+
+
+def looks_like_stream(head: bytes) -> bool:
+    """Tell from a file's first 64 KiB whether it may be a manifest; `read_stream` decides."""
+    if head[:4] != b"\xff\xff\xff\xff" or SCHEMA_KEY not in head[:4096]:
+        return False
+    if 8 + int.from_bytes(head[4:8], "little") > len(head):
+        return True  # the schema, which has the metadata in it, is longer
+    try:
+        return SCHEMA_KEY in (read_schema(head).metadata or {})
+    except UNREADABLE:
+        return False
+
+
+# --- writing
+
+
+def _make_stream(said: str, columns: Columns) -> bytes:
+    n_chunks = len(columns.digests)
+    if n_chunks >= 1 << 31:
+        raise ValueError(f"a checkpoint of {n_chunks} chunks is too large: make a store with larger chunks")
+    digests = pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(DIGEST_BYTES), n_chunks, [None, pa.py_buffer(np.ascontiguousarray(columns.digests).data)]
+    )
+    batch = pa.record_batch(
+        [
+            columns.names,
+            pa.array(columns.dtypes, pa.utf8()).take(pa.array(columns.dtype, pa.int64())),
+            _lists(columns.shape_at, pa.array(columns.sides, pa.int64())),
+            _lists(columns.chunk_at, digests),
+            _cut_lists(columns),
+        ],
+        schema=MANIFEST_SCHEMA.with_metadata({SCHEMA_KEY: said}),
+    )
+    counter = pa.MockOutputStream()
+    _write(counter, batch)
+    if counter.size() > MAX_BYTES:
+        raise ValueError(f"a manifest of {counter.size()} bytes is too long to be read again")
+    block = pa.allocate_buffer(counter.size())
+    _write(pa.FixedSizeBufferWriter(block), batch)
+    return block.to_pybytes()
+
+
+def _write(sink: Any, batch: Any) -> None:
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+
+
+def _lists(at: Offsets, values: Any, mask: Any = None) -> Any:
+    return pa.ListArray.from_arrays(pa.array(at.astype(np.int32)), values, mask=mask)
+
+
+def _cut_lists(columns: Columns) -> Any:
+    cuts = columns.cuts
+    if cuts is None:
+        return pa.nulls(len(columns), pa.list_(pa.int64()))
+    mask = None if cuts.given.all() else pa.array(~cuts.given)
+    return _lists(cuts.at, pa.array(cuts.values, pa.int64()), mask)
+
+
+def _content_key(said: str, columns: Columns) -> bytes:
+    """Hash all that a stream is made of: equal keys, equal streams."""
+    name_at, names = text_buffers(columns.names)
+    arrays = [name_at, columns.dtype, columns.shape_at, columns.sides, columns.chunk_at, columns.digests, names]
+    if columns.cuts is not None:
+        arrays += [columns.cuts.given, columns.cuts.at, columns.cuts.values]
+    about = repr((said, columns.dtypes, [(each.dtype.str, len(each)) for each in arrays]))
+    return digest_of([about.encode(), *(np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in arrays)])
+
+
+# --- reading
+
+
+def _columns_of(batch: Any) -> Columns:
+    names, dtypes, shapes, chunks, cuts = (batch.column(name) for name in MANIFEST_SCHEMA.names)
+    if any(column.null_count for column in (names, shapes, chunks)) or any(
+        column.values.null_count for column in (shapes, chunks, cuts)
+    ):
+        raise FormatError("a manifest leaves out what it must say")
+    shape_at, first_side = _offsets(shapes)
+    chunk_at, first_chunk = _offsets(chunks)
+    different, dtype = _dtypes(dtypes)
+    return Columns(
+        names=names,
+        dtypes=different,
+        dtype=dtype,
+        shape_at=shape_at,
+        sides=shapes.values.to_numpy()[first_side : first_side + int(shape_at[-1])],
+        chunk_at=chunk_at,
+        digests=_digests_of(chunks.values)[first_chunk : first_chunk + int(chunk_at[-1])],
+        cuts=_cuts_of(cuts),
+    )
+
+
+def _offsets(lists: Any) -> tuple[Offsets, int]:
+    """Say where lists begin among the values that belong to any, and where among all values the first of these is."""
+    if len(lists) == 0:
+        return np.zeros(1, dtype=np.int64), 0
+    at = lists.offsets.to_numpy()
+    return (at - at[0]).astype(np.int64), int(at[0])
+
+
+def _dtypes(column: Any) -> tuple[tuple[str | None, ...], Any]:
+    """Give the different dtypes, and for each row which it has."""
+    if column.null_count == 0 and len(column):
+        at, data = text_buffers(column)
+        n_bytes = int(at[1])
+        # Most checkpoints have one dtype, and to compare costs less than to look each up.
+        if (np.diff(at) == n_bytes).all() and (data[n_bytes:] == data[: len(data) - n_bytes]).all():
+            return (column[0].as_py(),), np.zeros(len(column), dtype=np.intp)
+    encoded = column.dictionary_encode()
+    different = encoded.dictionary.to_pylist()
+    codes = encoded.indices.fill_null(len(different)).to_numpy(zero_copy_only=False).astype(np.intp)
+    return (tuple(different) if column.null_count == 0 else (*different, None)), codes
+
+
+def _cuts_of(lists: Any) -> RowCuts | None:
+    if lists.null_count == len(lists):
+        return None
+    at, first = _offsets(lists)
+    given = lists.is_valid().to_numpy(zero_copy_only=False)
+    if np.diff(at)[~given].any():
+        raise FormatError("a manifest has cuts of a row that has none")
+    return RowCuts(given=given, at=at, values=lists.values.to_numpy()[first : first + int(at[-1])])
+
+
+def _digests_of(values: Any) -> Digests:
+    if len(values) == 0:
+        return np.empty((0, DIGEST_BYTES), np.uint8)
+    begin = values.offset * DIGEST_BYTES
+    flat: Digests = np.frombuffer(values.buffers()[1], np.uint8)[begin : begin + len(values) * DIGEST_BYTES]
+    return flat.reshape(-1, DIGEST_BYTES)
