@@ -8,7 +8,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, ClassVar, TypeVar
 
@@ -133,7 +133,9 @@ def run_all(function: Callable[[T], None], items: Iterable[T], *, waits: bool = 
         KeyboardInterrupt: It came meanwhile, whatever else has failed; the same holds.
     """
     n_threads = _N_WAITING if waits else config.n_threads()
-    if n_threads == 1:
+    if isinstance(items, Sized):
+        n_threads = min(n_threads, len(items))
+    if n_threads <= 1:
         for item in items:
             function(item)
         return

@@ -83,6 +83,23 @@ class Backend(ABC):
             Exception: Whatever ``pieces`` raises; nothing is created then.
         """
 
+    def put_all(self, blobs: Iterable[tuple[str, Iterable[Buffer]]]) -> None:
+        """Create several blobs, on which only a later `promote` relies: all but that may be waited for together.
+
+        They are durable before a `promote` that is called later, on this object, makes its blob, and once `missing`
+        has told of them. When this has returned all of them are there; before, any may be.
+
+        Args:
+            blobs: Keys that nobody else writes, and pieces as for `put_new`. Drawn one after the other, each only when
+                all pieces of the one before are drawn.
+
+        Raises:
+            BlobExistsError: A key is taken; the blob there is untouched.
+            Exception: Whatever ``blobs`` or pieces raise. Some of those before may be there then.
+        """
+        for key, pieces in blobs:
+            self.put_new(key, pieces)
+
     @abstractmethod
     def promote(self, source: str, dest: str, data: Buffer, *, token: Token, replace: bool) -> None:
         """Turn the blob at ``source``, if it is still there unchanged, into a durable blob ``dest`` holding ``data``.

@@ -4,34 +4,40 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import operator
 import os
 import stat
 import time
-import uuid
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
+from functools import partial
 from pathlib import Path
 
+from tensorcas_mlflow import threads
 from tensorcas_mlflow._durable import Settled, sync_folder
-from tensorcas_mlflow._pids import pid_space
 from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Buffer, Children, Token, check_key
+from tensorcas_mlflow.backends._new_file import (
+    MOST_BYTES,
+    O_BINARY,
+    STAGING,
+    NewFile,
+    token_of,
+    write_all,
+    writer_is_dead,
+)
 from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CorruptError, RefusedError
 
 if os.name == "posix":
     import fcntl
 
-_STAGING = "+staging-"
-"""Begins the names of files under way. ``+`` is in no key, so such a file is never taken for a blob."""
-
 _MLFLOW_STAGING = ".artifact.uploading."
 """Begins the names of an MLflow server's files under way, where clients reach the store through one (a carrier)."""
 
-_O_BINARY = getattr(os, "O_BINARY", 0)
-_READ = os.O_RDONLY | _O_BINARY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+_READ = os.O_RDONLY | O_BINARY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 """Not through a link, and without waiting for somebody at the other end of a pipe."""
-_READ_BYTES = 1 << 30
-"""Linux reads at most 2 GiB in one call."""
 _MAX_REMEMBERED = 1 << 16
 """Keys of durable blobs that are remembered; beyond it all are forgotten, and their folders synced once more."""
+_MOST_TOGETHER = 8
+"""Files that are synced together. Each is open until then."""
 
 
 @contextlib.contextmanager
@@ -91,57 +97,51 @@ class LocalBackend(Backend):
         self._settled = Settled()
         self._durable: set[str] = set()
         """Keys of blobs whose names are known to be durable."""
+        self._unsettled: dict[str, str] = {}
+        """Keys of blobs whose names the next `promote` makes durable, and the folder of each."""
 
     def put_new(self, key: str, pieces: Iterable[Buffer], *, durable: bool = True) -> Token:
-        path = self._path(key)
-        folder = os.path.dirname(path)
-        with _translated("write", key):
-            descriptor, staging = self._create_staging(folder)
-        try:
-            try:
-                # An OSError of the pieces is not this storage's, so only the writing is translated.
-                for piece in pieces:
-                    with _translated("write", key):
-                        _write_all(descriptor, piece)
+        with self._under_way(key, pieces) as file:
+            if durable:
                 with _translated("write", key):
-                    if durable:
-                        os.fsync(descriptor)
-                    token = _token(os.fstat(descriptor))
-            finally:
-                os.close(descriptor)
-            with _translated("write", key):
-                try:
-                    # link() refuses a name that exists, so the first writer wins; rename() would replace it.
-                    os.link(staging, path)
-                except FileExistsError:
-                    raise BlobExistsError(key) from None
-        finally:
-            # What stays behind is for `sweep`; it must not hide what happened.
-            with contextlib.suppress(OSError):
-                os.unlink(staging)
+                    file.sync()
+            token = _named(file, key)
         if durable:
             with _translated("write", key):
-                self._settled.settle(folder)
+                self._settled.settle(file.folder)
             self._remember({key})
         return token
 
+    def put_all(self, blobs: Iterable[tuple[str, Iterable[Buffer]]]) -> None:
+        # One fsync after the other would each wait for the disk; those that wait together mostly wait once.
+        with contextlib.ExitStack() as stack:
+            files: dict[str, NewFile] = {}
+            for key, pieces in blobs:
+                if len(files) == _MOST_TOGETHER:
+                    self._finish(files)
+                    stack.close()
+                    files.clear()
+                files[key] = stack.enter_context(self._under_way(key, pieces))
+            self._finish(files)
+
     def promote(self, source: str, dest: str, data: Buffer, *, token: Token, replace: bool) -> None:
         source_path, dest_path = self._path(source), self._path(dest)
+        unsettled = dict(self._unsettled)
         with _translated("commit", dest):
             try:
-                descriptor = os.open(source_path, os.O_RDWR | _O_BINARY | getattr(os, "O_NOFOLLOW", 0))
+                descriptor = os.open(source_path, os.O_RDWR | O_BINARY | getattr(os, "O_NOFOLLOW", 0))
             except FileNotFoundError:
                 raise BlobNotFoundError(source) from None
             try:
-                if _token(os.fstat(descriptor)) != token:
+                if token_of(os.fstat(descriptor)) != token:
                     raise BlobNotFoundError(source)
                 if not replace and os.path.lexists(dest_path):
                     raise BlobExistsError(dest)
                 # The file is made into the new blob in place, so that the one rename below decides everything. If
                 # the source was withdrawn meanwhile, this writes into a file without a name.
-                _write_all(descriptor, data)
+                write_all(descriptor, data)
                 os.ftruncate(descriptor, memoryview(data).nbytes)
-                os.fsync(descriptor)
+                self._sync(descriptor, unsettled)
             finally:
                 os.close(descriptor)
             folder = os.path.dirname(dest_path)
@@ -170,7 +170,7 @@ class LocalBackend(Backend):
         ):
             descriptor = os.open(path, _READ)
             try:
-                if _token(os.fstat(descriptor)) != token:
+                if token_of(os.fstat(descriptor)) != token:
                     return False
                 os.unlink(path)
                 sync_folder(os.path.dirname(path))
@@ -227,7 +227,7 @@ class LocalBackend(Backend):
             try:
                 at = 0
                 while at < len(out):
-                    n_read = os.preadv(descriptor, [out[at : at + _READ_BYTES]], start + at)
+                    n_read = os.preadv(descriptor, [out[at : at + MOST_BYTES]], start + at)
                     if n_read == 0:
                         raise CorruptError(key, f"it ends before byte {start + len(out)}")
                     at += n_read
@@ -279,12 +279,12 @@ class LocalBackend(Backend):
         with _translated("sweep", "."):
             for folder, _, files in os.walk(self.root):
                 for name in files:
-                    if not name.startswith((_STAGING, _MLFLOW_STAGING)):
+                    if not name.startswith((STAGING, _MLFLOW_STAGING)):
                         continue
                     path = os.path.join(folder, name)
                     with contextlib.suppress(FileNotFoundError):
                         found = os.lstat(path)
-                        if found.st_mtime <= before or _writer_is_dead(name):
+                        if found.st_mtime <= before or writer_is_dead(name):
                             os.unlink(path)
                             freed += found.st_size
         return freed
@@ -314,14 +314,41 @@ class LocalBackend(Backend):
             raise
         return descriptor
 
-    def _create_staging(self, folder: str) -> tuple[int, str]:
-        staging = f"{folder}{os.sep}{_STAGING}{os.getpid()}-{_HOST}-{uuid.uuid4().hex}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _O_BINARY
+    @contextlib.contextmanager
+    def _under_way(self, key: str, pieces: Iterable[Buffer]) -> Iterator[NewFile]:
+        """Write a file and keep it open, not durable yet and without its name."""
+        path = self._path(key)
+        with _translated("write", key):
+            file = NewFile(path, self._make_folder)
         try:
-            return os.open(staging, flags, 0o666), staging
-        except FileNotFoundError:
-            self._make_folder(folder)
-            return os.open(staging, flags, 0o666), staging
+            # An OSError of the pieces is not this storage's, so only the writing is translated.
+            for piece in pieces:
+                with _translated("write", key):
+                    file.write(piece)
+            yield file
+        finally:
+            file.close()
+
+    def _finish(self, files: dict[str, NewFile]) -> None:
+        """Make files durable and give them their names, which `promote` makes durable."""
+
+        def sync(key: str) -> None:
+            with _translated("write", key):
+                files[key].sync()
+
+        threads.run_all(sync, list(files), waits=True)
+        for key, file in files.items():
+            _named(file, key)
+            self._unsettled[key] = file.folder
+
+    def _sync(self, descriptor: int, unsettled: Mapping[str, str]) -> None:
+        """Make a file durable, and the names of blobs: by key, the folder of each."""
+        folders = [partial(self._settled.settle, folder) for folder in set(unsettled.values())]
+        threads.run_all(operator.call, [partial(os.fsync, descriptor), *folders], waits=True)
+        self._remember(unsettled.keys())
+        # Only now: until then every other promote has to wait for them itself.
+        for key in unsettled:
+            self._unsettled.pop(key, None)
 
     def _make_folder(self, folder: str) -> None:
         try:
@@ -339,23 +366,12 @@ class LocalBackend(Backend):
         self._durable |= keys
 
 
-_NODE = "".join(c for c in os.uname().nodename if c.isalnum())[:40] if hasattr(os, "uname") else "host"
-_HOST = _NODE + pid_space()
-"""Stands in the names of files under way: where else a process of this id may live, nothing is known of it here."""
-
-
-def _writer_is_dead(staging: str) -> bool:
-    pid, _, rest = staging.removeprefix(_STAGING).partition("-")
-    host = rest.partition("-")[0]
-    if host != _HOST or not pid.isdigit():
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except (PermissionError, OverflowError):
-        return False
-    return False
+def _named(file: NewFile, key: str) -> Token:
+    with _translated("write", key):
+        try:
+            return file.name()
+        except FileExistsError:
+            raise BlobExistsError(key) from None
 
 
 def _check_no_link(folder: str, key: str) -> None:
@@ -363,23 +379,13 @@ def _check_no_link(folder: str, key: str) -> None:
         raise RefusedError("use", key, f"{folder!r} is a symbolic link, and nothing of a store lies behind one")
 
 
-def _write_all(descriptor: int, piece: Buffer) -> None:
-    view = memoryview(piece).cast("B")
-    while len(view):
-        view = view[os.write(descriptor, view[:_READ_BYTES]) :]
-
-
 def _refuse(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise error
 
 
-def _token(found: os.stat_result) -> Token:
-    return f"{found.st_dev:x}-{found.st_ino:x}"
-
-
 def _info(key: str, found: os.stat_result) -> BlobInfo:
-    return BlobInfo(key=key, size=found.st_size, modified_s=found.st_mtime, token=_token(found))
+    return BlobInfo(key=key, size=found.st_size, modified_s=found.st_mtime, token=token_of(found))
 
 
 @contextlib.contextmanager

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import numpy as np
 
-from tensorcas_mlflow.backends import Backend, Token
+from tensorcas_mlflow.backends import Backend, Buffer, Token
 from tensorcas_mlflow.digest import Digests, unique_rows
 from tensorcas_mlflow.hints import hint_bytes
 from tensorcas_mlflow.index import Mask, pack_key, pack_name
@@ -66,7 +66,7 @@ def probe(backend: Backend, catalog: Catalog, digests: Digests, condemned: Conde
 
 
 def write_packs(backend: Backend, catalog: Catalog, payloads: Iterator[Payload], condemned: Condemnation) -> int:
-    """Write chunks into new packs, and the packs into the index.
+    """Write chunks into new packs, which are durable when this returns, and the packs into the index.
 
     Args:
         condemned: As it was read when the intent was there.
@@ -74,16 +74,52 @@ def write_packs(backend: Backend, catalog: Catalog, payloads: Iterator[Payload],
     Returns:
         Size of the packs.
     """
-    ahead = _Lookahead(payloads)
     n_bytes = 0
-    while ahead.has_more():
-        name = new_pack_name(backend)
-        writer = PackWriter()
-        backend.put_new(pack_key(name), writer.pieces(ahead.until(TARGET_BYTES)))
-        catalog.seen(condemned.generation).add(pack_key(name))
-        catalog.publish(name, writer.entries())
-        n_bytes += writer.n_bytes
+    for name, writer, pieces in _new_packs(backend, payloads):
+        backend.put_new(pack_key(name), pieces)
+        n_bytes += publish(catalog, {name: writer}, condemned)
     return n_bytes
+
+
+def put_packs(
+    backend: Backend, payloads: Iterator[Payload], beside: Iterable[tuple[str, bytes]]
+) -> dict[str, PackWriter]:
+    """Write chunks into new packs, on which nothing but a commit that comes later relies; see `Backend.put_all`.
+
+    Args:
+        beside: Other new blobs, by key, that need not wait until the packs are there.
+
+    Returns:
+        The packs by name, for `publish`.
+    """
+    packs: dict[str, PackWriter] = {}
+
+    def blobs() -> Iterator[tuple[str, Iterable[Buffer]]]:
+        for name, writer, pieces in _new_packs(backend, payloads):
+            packs[name] = writer
+            yield pack_key(name), pieces
+        for key, blob in beside:
+            yield key, [blob]
+
+    backend.put_all(blobs())
+    return packs
+
+
+def _new_packs(backend: Backend, payloads: Iterator[Payload]) -> Iterator[tuple[str, PackWriter, Iterator[Buffer]]]:
+    """Lay out chunks in packs: name, table and bytes of each, which have to be drawn before the next."""
+    ahead = _Lookahead(payloads)
+    while ahead.has_more():
+        writer = PackWriter()
+        yield new_pack_name(backend), writer, writer.pieces(ahead.until(TARGET_BYTES))
+
+
+def publish(catalog: Catalog, packs: Mapping[str, PackWriter], condemned: Condemnation) -> int:
+    """Put packs that are written into the index, and return their size."""
+    seen = catalog.seen(condemned.generation)
+    for name, writer in packs.items():
+        seen.add(pack_key(name))
+        catalog.publish(name, writer.entries())
+    return sum(writer.n_bytes for writer in packs.values())
 
 
 def manifest_blob(backend: Backend, catalog: Catalog, manifest: Manifest) -> bytes:

@@ -65,7 +65,8 @@ def encode_chunks(source: Source, chunks: Any) -> Iterator[Payload]:
                     digest=digests[number].tobytes(), data=data, itemsize=itemsize, begins_row=nth == 0, origin=origin
                 )
 
-    return encode_pieces(pieces())
+    # Where nothing is new no codec is imported either.
+    return encode_pieces(pieces()) if len(chunks) else iter(())
 
 
 def _groups(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:

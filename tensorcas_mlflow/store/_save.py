@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
@@ -27,8 +28,9 @@ from tensorcas_mlflow.errors import (
 )
 from tensorcas_mlflow.index import Mask
 from tensorcas_mlflow.manifest import Manifest
+from tensorcas_mlflow.pack import Payload
 from tensorcas_mlflow.store._catalog import Catalog
-from tensorcas_mlflow.store._claim import Intent, declare, manifest_blob, probe, write_packs
+from tensorcas_mlflow.store._claim import Intent, declare, manifest_blob, probe, publish, put_packs
 from tensorcas_mlflow.store._condemned import Condemnation, read_condemned
 from tensorcas_mlflow.store._encode import encode_chunks
 from tensorcas_mlflow.store._records import Ref, RefTarget, new_ref, ref_bytes
@@ -167,18 +169,25 @@ class PendingSave:
 
     def _write(self) -> None:
         """Step 3: after it all that the save relies on is there, and stays as long as the intent does."""
+        # Far away a manifest's blob says where its chunks lie, which is known only when they are there.
+        is_together = not self._backend.is_remote
         if self._missing is not None:
-            if self._missing.any():
-                payloads = encode_chunks(self._source, self._new_chunks())
-                self.n_stored_bytes += write_packs(self._backend, self._catalog, payloads, self._condemned)
+            payloads = encode_chunks(self._source, self._new_chunks())
+            self._put(payloads, with_manifest=is_together and not self._has_manifest)
             self._missing = None
         if not self._has_manifest:
-            blob, key = manifest_blob(self._backend, self._catalog, self.manifest), f"manifests/{self._manifest_name}"
-            self._backend.put_new(key, [blob])
+            self._put(iter(()), with_manifest=True)
+
+    def _put(self, payloads: Iterator[Payload], *, with_manifest: bool) -> None:
+        key = f"manifests/{self._manifest_name}"
+        beside = {key: manifest_blob(self._backend, self._catalog, self.manifest)} if with_manifest else {}
+        packs = put_packs(self._backend, payloads, beside.items())
+        if with_manifest:
             self._catalog.seen(self._condemned.generation).add(key)
             self._catalog.know_manifest(self.manifest.digest, self._manifest_name)
             self._has_manifest = True
-            self.n_stored_bytes += len(blob)
+            self.n_stored_bytes += len(beside[key])
+        self.n_stored_bytes += publish(self._catalog, packs, self._condemned)
 
     def _new_chunks(self) -> Any:
         """The chunks to be written: for each the first place it stands in, counted over all rows; ascending."""
