@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,66 +76,111 @@ class Payload:
     """Of a delta, and of nothing else."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PayloadGroup:
+    """Encoded chunks on their way into a pack, laid out by whoever encoded them: a writer need not look at each."""
+
+    entries: Entries
+    """One a chunk, in the order of the bytes; offsets are counted from where the group begins."""
+    parts: Sequence[Buffer]
+    """The bytes, one part after the other."""
+    n_bytes: int
+    """Size of all parts."""
+    is_aligned: bool
+    """Whether the group has to begin at a multiple of `RAW_ALIGNMENT`, because a raw tensor begins in it."""
+
+
 class PackWriter:
     """Lays out one pack: yields its bytes in order, and has its table when they are all drawn."""
 
     def __init__(self) -> None:
-        self._rows: list[tuple[bytes, bytes, int, int, int, int, int, int]] = []
+        self._tables: list[Entries] = []
+        self._rows: list[tuple[bytes, bytes, int, int, int, int, int]] = []
+        """What is in none of the tables yet."""
         self._bases: dict[int, Base] = {}
         """Of rows that are deltas, by number."""
         self.n_bytes = 0
 
-    def pieces(self, payloads: Iterable[Payload]) -> Iterator[Buffer]:
-        """Yield a pack's bytes, holding one payload at a time."""
+    def pieces(self, payloads: Iterable[Payload | PayloadGroup]) -> Iterator[Buffer]:
+        """Yield a pack's bytes, holding one payload or group at a time."""
         yield MAGIC
         at = len(MAGIC)
         for payload in payloads:
-            gap = -at % RAW_ALIGNMENT if payload.codec is RAW and payload.begins_row else 0
+            gap = -at % RAW_ALIGNMENT if _is_aligned(payload) else 0
             if gap:
                 yield bytes(gap)
                 at += gap
-            size = memoryview(payload.data).nbytes
-            stored = payload.digest if payload.codec is RAW else digest(payload.data)
-            if payload.base is not None:
-                self._bases[len(self._rows)] = payload.base
-            self._rows.append(
-                (
-                    payload.digest,
-                    stored[:STORED_DIGEST_BYTES],
-                    at,
-                    size,
-                    payload.raw_bytes,
-                    payload.codec.number,
-                    payload.typesize,
-                    0,
-                )
-            )
-            yield payload.data
-            at += size
+            if isinstance(payload, PayloadGroup):
+                self._add_group(payload, at)
+                yield from payload.parts
+                at += payload.n_bytes
+            else:
+                self._add(payload, at)
+                yield payload.data
+                at += memoryview(payload.data).nbytes
         entries = self.entries()
-        magic = TABLE_MAGIC_2 if self._bases else TABLE_MAGIC
+        n_bases = int(is_delta(entries).sum())
+        magic = TABLE_MAGIC_2 if n_bases else TABLE_MAGIC
         table = _table_bytes(entries)
-        head = _FOOTER.pack(magic, TABLE_ENTRY.itemsize, len(entries), at, len(self._bases), 0, b"")[:32]
+        head = _FOOTER.pack(magic, TABLE_ENTRY.itemsize, len(entries), at, n_bases, 0, b"")[:32]
         yield table
         yield head + digest(table + head)
         self.n_bytes = at + len(table) + FOOTER_BYTES
 
     def entries(self) -> Entries:
         """The table so far."""
+        self._end_table()
+        if len(self._tables) != 1:
+            self._tables = [np.concatenate([np.zeros(0, dtype=ENTRY), *self._tables])]
+        return self._tables[0]
+
+    def _add_group(self, group: PayloadGroup, at: int) -> None:
+        self._end_table()
+        entries = group.entries.copy()
+        entries["offset"] += at
+        self._tables.append(entries)
+
+    def _add(self, payload: Payload, at: int) -> None:
+        stored = payload.digest if payload.codec is RAW else digest(payload.data)
+        if payload.base is not None:
+            self._bases[len(self._rows)] = payload.base
+        self._rows.append(
+            (
+                payload.digest,
+                stored[:STORED_DIGEST_BYTES],
+                at,
+                memoryview(payload.data).nbytes,
+                payload.raw_bytes,
+                payload.codec.number,
+                payload.typesize,
+            )
+        )
+
+    def _end_table(self) -> None:
+        """Make a table of what is in none."""
+        if not self._rows:
+            return
+        columns = list(zip(*self._rows, strict=True))
         out = np.zeros(len(self._rows), dtype=ENTRY)
-        if self._rows:
-            columns = list(zip(*self._rows, strict=True))
-            out["digest"] = np.frombuffer(b"".join(columns[0]), np.uint8).reshape(-1, 32)
-            out["stored_digest"] = np.frombuffer(b"".join(columns[1]), np.uint8).reshape(-1, STORED_DIGEST_BYTES)
-            for field, column in zip(_NUMBERS, columns[2:], strict=True):
-                out[field] = column
+        out["digest"] = np.frombuffer(b"".join(columns[0]), np.uint8).reshape(-1, 32)
+        out["stored_digest"] = np.frombuffer(b"".join(columns[1]), np.uint8).reshape(-1, STORED_DIGEST_BYTES)
+        for field, column in zip(_NUMBERS, columns[2:], strict=True):
+            out[field] = column
         for row, base in self._bases.items():
             out["base_pack"][row] = np.frombuffer(bytes.fromhex(base.pack), np.uint8)
             out["base_digest"][row] = np.frombuffer(base.digest, np.uint8)
-        return out
+        self._rows.clear()
+        self._bases.clear()
+        self._tables.append(out)
 
 
-_NUMBERS = ("offset", "stored_bytes", "raw_bytes", "codec", "typesize", "zero")
+_NUMBERS = ("offset", "stored_bytes", "raw_bytes", "codec", "typesize")
+
+
+def _is_aligned(payload: Payload | PayloadGroup) -> bool:
+    if isinstance(payload, PayloadGroup):
+        return payload.is_aligned
+    return payload.codec is RAW and payload.begins_row
 
 
 def _table_bytes(entries: Entries) -> bytes:
