@@ -1,0 +1,37 @@
+"""Codecs: how a chunk's bytes are stored, and back. Their numbers are on disk and never change (``docs/format.md``).
+
+A new codec is one `Codec` in `CODECS` and one row in the format page. Identity does not depend on the codec: chunks are
+named by their decoded bytes, so packs may be rewritten with a better one.
+"""
+
+from tensorcas_mlflow.codecs._best import encode_best
+from tensorcas_mlflow.codecs._codec import MOST_OVERHEAD_BYTES, Buffer, Codec
+from tensorcas_mlflow.codecs._delta import DELTA, DELTA_WIDTHS, Transform
+from tensorcas_mlflow.codecs._elements import MAX_TYPESIZE, guess_itemsize, typesize_of
+from tensorcas_mlflow.codecs._planes import PLANES, Effort, PlaneCoding
+from tensorcas_mlflow.codecs._raw import RAW
+from tensorcas_mlflow.codecs._shuffle import SHUFFLE_ZSTD, load_codecs
+from tensorcas_mlflow.codecs._table import CODECS, codec_numbered
+from tensorcas_mlflow.codecs._zstd import ZSTD
+
+__all__ = [
+    "CODECS",
+    "DELTA",
+    "DELTA_WIDTHS",
+    "MAX_TYPESIZE",
+    "MOST_OVERHEAD_BYTES",
+    "PLANES",
+    "RAW",
+    "SHUFFLE_ZSTD",
+    "ZSTD",
+    "Buffer",
+    "Codec",
+    "Effort",
+    "PlaneCoding",
+    "Transform",
+    "codec_numbered",
+    "encode_best",
+    "guess_itemsize",
+    "load_codecs",
+    "typesize_of",
+]

@@ -1,0 +1,180 @@
+"""Codec 4: the bytes of equal significance together, each such plane by itself through a Huffman coder, or as it is.
+
+In floating point numbers the low bytes of the mantissa are noise, which nothing makes smaller, and the byte with the
+exponent has few values in no order: a Huffman code is all it takes, and matches are chance. The codings are
+Zstandard's; ``docs/design/codecs.md`` has the measurements.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from tensorcas_mlflow.codecs._codec import Buffer, Codec
+from tensorcas_mlflow.codecs._scratch import SCRATCH
+from tensorcas_mlflow.codecs._zstd import CONTEXTS, SMALL_BYTES, frame_into
+from tensorcas_mlflow.errors import FormatError
+
+WORDS: Mapping[int, Any] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
+"""Unsigned words by size in bytes."""
+BLOCK_WORDS = 1 << 16
+"""Kernels go over so many words at a time, which stay in the processor's cache from one step to the next."""
+_LEAST_GAIN = 0.985
+"""A plane that shrinks to more than this share is left as it is: decoding it costs ten copies."""
+_LEVELS = (1, 9)
+"""What is tried besides where more effort is wanted; between these two, and above, there is next to nothing to gain."""
+_SAMPLE_WORDS = 4096
+_N_SAMPLES = 4
+
+
+class PlaneCoding(Enum):
+    """How one plane is stored."""
+
+    KEEP = "keep"
+    """As it is."""
+    ENTROPY = "entropy"
+    """By Huffman codes; only long repetitions are looked for."""
+    MATCH = "match"
+    """By an ordinary level of Zstandard: for zeros, indices, and whatever else repeats."""
+
+
+class Effort(Enum):
+    """How long to look for a smaller encoding."""
+
+    BALANCED = "balanced"
+    SMALL = "small"
+    """Every way is tried, and slow ones too: for what is encoded once and kept."""
+
+
+class _Planes(Codec):
+    number = 4
+    name = "planes"
+
+    def encode(self, raw: Buffer, typesize: int, base: Buffer | None = None) -> Buffer:
+        # As with text, a slower way costs less in a few bytes than the file that holds the result.
+        return self.encode_as(raw, typesize, None, Effort.SMALL if len(raw) <= SMALL_BYTES else Effort.BALANCED)
+
+    def encode_as(
+        self, raw: Buffer, typesize: int, codings: Sequence[PlaneCoding] | None, effort: Effort = Effort.BALANCED
+    ) -> bytes:
+        """Encode a chunk whose planes have been looked at.
+
+        Args:
+            raw: The chunk.
+            typesize: Size of its elements; for other sizes than 1, 2, 4 and 8 it is taken as 1.
+            codings: Of each plane, the least significant bytes first; None to find out.
+            effort: What to spend.
+        """
+        width = typesize if typesize in WORDS else 1
+        data: Any = np.frombuffer(raw, np.uint8)
+        n_words = len(data) // width
+        words = data[: n_words * width].view(WORDS[width])
+        if codings is None:
+            codings = codings_for(words)
+        planes = _split(words)
+        parts = [_encode_plane(plane, coding, effort) for plane, coding in zip(planes, codings, strict=True)]
+        sizes = [len(part) for part in parts]
+        return b"".join([struct.pack(f"<B{width}I", width, *sizes), *parts, data[n_words * width :]])
+
+    def decode_into(self, stored: Buffer, out: memoryview, base: Buffer | None = None) -> None:
+        stored = memoryview(stored)
+        width = stored[0] if len(stored) else 0
+        begin = 1 + 4 * width
+        if width not in WORDS or len(stored) < begin:
+            raise FormatError("a chunk of byte planes does not begin as one")
+        sizes = struct.unpack_from(f"<{width}I", stored, 1)
+        n_words, n_tail = divmod(len(out), width)
+        if begin + sum(sizes) + n_tail != len(stored):
+            raise FormatError(f"byte planes are not as long as a chunk of {len(out)} bytes says")
+        area = SCRATCH.area("planes", n_words * width)
+        planes = []
+        for place, size in enumerate(sizes):
+            frame, begin = stored[begin : begin + size], begin + size
+            if size == n_words:
+                planes.append(np.frombuffer(frame, np.uint8))
+            elif size > n_words:
+                raise FormatError("a byte plane is stored in more bytes than it has")
+            else:
+                plane = area[place * n_words : (place + 1) * n_words]
+                frame_into(frame, plane.data)
+                planes.append(plane)
+        flat = np.frombuffer(out, np.uint8)
+        _join(planes, flat[: n_words * width].view(WORDS[width]))
+        out[n_words * width :] = stored[begin:]
+
+
+def codings_for(words: Any) -> list[PlaneCoding]:
+    """Choose how to encode the planes of words, by trying both ways on some stretches of them.
+
+    Args:
+        words: A 1-d array of unsigned words.
+
+    Returns:
+        A coding for each plane, the least significant bytes first.
+    """
+    chosen = []
+    for plane in _split(stretches_of(words, _SAMPLE_WORDS)):
+        kept, entropy = _LEAST_GAIN * len(plane), len(CONTEXTS.entropy().compress(plane))
+        if entropy >= kept:
+            chosen.append(PlaneCoding.KEEP)
+        else:
+            match = len(CONTEXTS.level(1).compress(plane))
+            chosen.append(PlaneCoding.MATCH if match < entropy else PlaneCoding.ENTROPY)
+    return chosen
+
+
+def stretches_of(words: Any, n_words: int) -> Any:
+    """Take about so many words out of more, in four stretches: of equally long arrays the same places."""
+    if len(words) <= 2 * n_words:
+        return words
+    length = n_words // _N_SAMPLES
+    starts = np.linspace(0, len(words) - length, _N_SAMPLES, dtype=np.int64)
+    return np.concatenate([words[start : start + length] for start in starts.tolist()])
+
+
+def _encode_plane(plane: Any, coding: PlaneCoding, effort: Effort) -> Buffer:
+    if coding is PlaneCoding.KEEP:
+        return plane
+    if effort is Effort.SMALL:
+        made = [CONTEXTS.entropy().compress(plane), *(CONTEXTS.level(level).compress(plane) for level in _LEVELS)]
+        frame = min(made, key=len)
+    elif coding is PlaneCoding.ENTROPY:
+        frame = CONTEXTS.entropy().compress(plane)
+    else:
+        frame = CONTEXTS.level(1).compress(plane)
+    return frame if len(frame) < _LEAST_GAIN * len(plane) else plane
+
+
+def _split(words: Any) -> list[Any]:
+    """Take words apart into planes, the least significant bytes first; they are this thread's scratch memory."""
+    n_words, width = len(words), words.itemsize
+    if width == 1:
+        return [words]
+    area = SCRATCH.area("planes", n_words * width)
+    planes = [area[place * n_words : (place + 1) * n_words] for place in range(width)]
+    shifted = SCRATCH.area("words", BLOCK_WORDS * width).view(words.dtype)
+    for begin in range(0, n_words, BLOCK_WORDS):
+        block = words[begin : begin + BLOCK_WORDS]
+        part = shifted[: len(block)]
+        for place, plane in enumerate(planes):
+            # A cast to a narrower type keeps the low byte, and is several times as fast as a copy with strides.
+            np.copyto(plane[begin : begin + len(block)], np.right_shift(block, 8 * place, out=part), casting="unsafe")
+    return planes
+
+
+def _join(planes: Sequence[Any], words: Any) -> None:
+    """Put words together from planes."""
+    for begin in range(0, len(words), BLOCK_WORDS):
+        block = words[begin : begin + BLOCK_WORDS]
+        end = begin + len(block)
+        np.copyto(block, planes[-1][begin:end])
+        for plane in planes[-2::-1]:
+            np.left_shift(block, 8, out=block)
+            np.bitwise_or(block, plane[begin:end], out=block)
+
+
+PLANES = _Planes()

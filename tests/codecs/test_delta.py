@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, SHUFFLE_ZSTD, ZSTD, Effort, Transform
+from tensorcas_mlflow.errors import FormatError
+
+rng = np.random.default_rng(0)
+BEFORE = rng.normal(0, 0.02, 65_536).astype(np.float32)
+AFTER = BEFORE + rng.normal(0, 1e-5, len(BEFORE)).astype(np.float32)
+ODD = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, -np.nan, 1e-45, -1e-45, 3e38, -3e38], np.float32)
+
+
+def half(array: np.ndarray) -> np.ndarray:
+    return (array.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def decoded(stored: bytes, base: bytes) -> bytes:
+    out = bytearray(len(base))
+    DELTA.decode_into(stored, memoryview(out), base)
+    return bytes(out)
+
+
+@pytest.mark.parametrize("transform", Transform)
+@pytest.mark.parametrize("effort", Effort)
+@pytest.mark.parametrize("typesize", [1, 2, 4, 8, 12])
+def test_a_delta_and_its_base_give_the_chunk_back(transform: Transform, effort: Effort, typesize: int) -> None:
+    raw, base = AFTER[:9_000].tobytes() + b"end", BEFORE[:9_000].tobytes() + b"END"
+
+    stored = DELTA.encode_as(raw, typesize, base, transform, effort)
+
+    assert decoded(stored, base) == raw
+
+
+@pytest.mark.parametrize("transform", Transform)
+@pytest.mark.parametrize("typesize", [1, 2, 4, 8])
+@given(data=st.data())
+def test_any_bytes_are_given_back(transform: Transform, typesize: int, data: st.DataObject) -> None:
+    base = data.draw(st.binary(max_size=300))
+    raw = data.draw(st.binary(min_size=len(base), max_size=len(base)))
+
+    assert decoded(DELTA.encode_as(raw, typesize, base, transform), base) == raw
+
+
+@pytest.mark.parametrize("transform", Transform)
+def test_signs_infinities_and_numbers_that_are_none_are_given_back(transform: Transform) -> None:
+    raw, base = (each.tobytes() for each in np.meshgrid(ODD, ODD))
+
+    assert decoded(DELTA.encode_as(raw, 4, base, transform), base) == raw
+    assert decoded(DELTA.encode_as(raw, 2, base, transform), base) == raw
+
+
+@pytest.mark.parametrize("n_words", [65_535, 65_536, 65_537, 200_001])
+def test_chunks_longer_than_the_kernel_takes_at_once_are_given_back(n_words: int) -> None:
+    raw, base = (rng.integers(0, 9, n_words, dtype=np.uint8).tobytes() for _ in range(2))
+
+    for transform in Transform:
+        assert decoded(DELTA.encode_as(raw, 1, base, transform), base) == raw
+
+
+@pytest.mark.parametrize(("before", "after", "typesize"), [(BEFORE, AFTER, 4), (half(BEFORE), half(AFTER), 2)])
+def test_a_small_step_takes_less_room_the_better_it_is_described(
+    before: np.ndarray, after: np.ndarray, typesize: int
+) -> None:
+    raw, base = after.tobytes(), before.tobytes()
+    plain = len(PLANES.encode(raw, typesize))
+    ordered, grouped = (
+        len(DELTA.encode_as(raw, typesize, base, each)) for each in (Transform.ORDERED, Transform.GROUPED)
+    )
+
+    assert ordered < 0.75 * plain
+    assert grouped < 0.98 * ordered
+
+
+def test_numbers_that_change_their_sign_near_zero_are_near_each_other_in_order() -> None:
+    tiny = rng.integers(0, 3_000, (2, 9_000), dtype=np.uint32).view(np.float32) * rng.choice([-1, 1], (2, 9_000))
+    raw, base = (each.astype(np.float32).tobytes() for each in tiny)
+    modular, ordered = (len(DELTA.encode_as(raw, 4, base, each)) for each in (Transform.MODULAR, Transform.ORDERED))
+
+    assert ordered < modular
+
+
+def test_an_unchanged_chunk_takes_next_to_no_room() -> None:
+    raw = BEFORE.tobytes()
+
+    assert len(DELTA.encode(raw, 4, raw)) < 400
+
+
+@pytest.mark.parametrize("inner", [RAW, ZSTD, SHUFFLE_ZSTD, PLANES], ids=lambda codec: codec.name)
+def test_the_residual_is_as_the_format_page_says_in_every_inner_codec(inner: type) -> None:
+    x, b = np.array([5, 0, 300, 7], "<u2"), np.array([3, 1, 65_000, 7], "<u2")
+    residual = np.array([4, 1, 2 * ((300 - 65_000) % 65_536), 0], "<u2").tobytes()
+
+    stored = bytes([inner.number, 0x10]) + bytes(inner.encode(residual, 2))
+
+    assert decoded(stored, b.tobytes()) == x.tobytes()
+
+
+def test_the_order_of_floats_is_as_the_format_page_says() -> None:
+    x, b = np.array([0x8001, 0x0002], "<u2"), np.array([0x0001, 0x8000], "<u2")
+    # The numbers in order: 8001 comes before 8000, whose complements of the low bits are fffe and ffff.
+    residual = np.array([2 * 3 - 1, 2 * 3], "<u2").tobytes()
+
+    stored = bytes([RAW.number, 0x11]) + residual
+
+    assert decoded(stored, b.tobytes()) == x.tobytes()
+
+
+def test_groups_stand_as_the_format_page_says() -> None:
+    b = np.array([3 << 7, 1 << 7, 3 << 7 | 0x8000, 0], "<u2")
+    x = b + np.array([0, 1, 2, 3], "<u2")
+    small, large = np.array([2, 6], "<u2").tobytes(), np.array([0, 2 * 2 - 1], "<u2").tobytes()
+
+    stored = bytes([RAW.number, 0x12, 2, 1]) + (4).to_bytes(4, "little") * 2 + small + large
+
+    assert decoded(stored, b.tobytes()) == x.tobytes()
+
+
+@pytest.mark.parametrize("base", [None, b"", bytes(7), bytes(9)])
+def test_a_delta_without_a_base_of_its_size_is_refused(base: bytes | None) -> None:
+    stored = DELTA.encode(bytes(8), 4, bytes(8))
+
+    with pytest.raises(FormatError, match="base"):
+        DELTA.decode_into(stored, memoryview(bytearray(8)), base)
+    with pytest.raises(ValueError, match="base"):
+        DELTA.encode(bytes(8), 4, base)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"",
+        b"\x04",
+        b"\x03\x20",  # a delta in a delta
+        b"\x05\x20",
+        b"\xff\x20",
+        b"\x00\x23",  # a transform of a later release
+        b"\x00\x2f",
+        b"\x00\x40",  # words of 16 bytes
+        b"\x00\xf0",
+    ],
+)
+def test_a_delta_that_is_encoded_in_a_way_unknown_is_refused(head: bytes) -> None:
+    with pytest.raises(FormatError, match="does not know"):
+        decoded(head + bytes(8) * (len(head) == 2), bytes(8))
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        b"",
+        b"\x00",
+        b"\x01",
+        bytes([9, *range(8)]) + bytes(36) + bytes(8),
+        bytes([3, 5, 5]) + bytes(12) + bytes(8),  # thresholds out of order
+        bytes([3, 6, 5]) + bytes(12) + bytes(8),
+        b"\x01" + (8).to_bytes(4, "little") + bytes(7),
+        b"\x01" + (8).to_bytes(4, "little") + bytes(9),
+        b"\x01" + b"\xff" * 4 + bytes(8),
+        b"\x02\x00" + (4).to_bytes(4, "little") * 2 + bytes(8),  # all words of this base are in the first group
+    ],
+)
+def test_groups_that_are_none_are_refused(groups: bytes) -> None:
+    with pytest.raises(FormatError):
+        decoded(b"\x00\x22" + groups, bytes(8))
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_a_damaged_delta_is_a_format_error_or_fills_the_buffer(data: st.DataObject) -> None:
+    base, raw = half(BEFORE[:700]).tobytes() + b"z", half(AFTER[:700]).tobytes() + b"y"
+    stored = bytearray(DELTA.encode_as(raw, 2, base, data.draw(st.sampled_from(Transform))))
+    for _ in range(data.draw(st.integers(1, 4))):
+        stored[data.draw(st.integers(0, len(stored) - 1))] = data.draw(st.integers(0, 255))
+
+    try:
+        out = decoded(bytes(stored[: data.draw(st.integers(1, len(stored)))]), base)
+    except FormatError:
+        return
+
+    assert len(out) == len(raw)

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import struct
+import tracemalloc
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensorcas_mlflow.codecs import PLANES, SHUFFLE_ZSTD, Effort, PlaneCoding
+from tensorcas_mlflow.errors import FormatError
+
+rng = np.random.default_rng(0)
+WEIGHTS = rng.normal(0, 0.02, 65_536).astype(np.float32)
+BFLOATS = (WEIGHTS.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def decoded(stored: bytes, n_bytes: int) -> bytes:
+    out = bytearray(n_bytes)
+    PLANES.decode_into(stored, memoryview(out))
+    return bytes(out)
+
+
+@pytest.mark.parametrize(("words", "typesize"), [(WEIGHTS, 4), (BFLOATS, 2), (rng.normal(size=20_000), 8)])
+def test_floats_take_less_room_than_shuffled(words: np.ndarray, typesize: int) -> None:
+    raw = words.tobytes()
+
+    stored = PLANES.encode(raw, typesize)
+
+    assert decoded(stored, len(raw)) == raw
+    assert len(stored) < len(SHUFFLE_ZSTD.encode(raw, typesize))
+
+
+@pytest.mark.parametrize("coding", PlaneCoding)
+@pytest.mark.parametrize("effort", Effort)
+def test_planes_come_back_however_they_were_encoded(coding: PlaneCoding, effort: Effort) -> None:
+    raw = np.arange(40_001, dtype=np.uint16).tobytes()
+
+    stored = PLANES.encode_as(raw, 2, [coding, coding], effort)
+
+    assert decoded(stored, len(raw)) == raw
+
+
+def test_more_effort_takes_no_more_room() -> None:
+    raw = np.repeat(WEIGHTS[:9_000], 3).tobytes()
+
+    assert len(PLANES.encode_as(raw, 4, None, Effort.SMALL)) <= len(PLANES.encode_as(raw, 4, None))
+
+
+def test_noise_is_kept_and_costs_a_few_bytes() -> None:
+    raw = rng.bytes(100_000)
+
+    assert len(PLANES.encode(raw, 4)) == len(raw) + 1 + 4 * 4
+
+
+def test_a_plane_of_zeros_takes_next_to_no_room() -> None:
+    assert len(PLANES.encode(np.arange(256, dtype=np.int64).repeat(400).tobytes(), 8)) < 3_000
+
+
+def test_a_buffer_of_any_kind_and_place_is_encoded_and_filled() -> None:
+    raw = b"x" + WEIGHTS[:1_000].tobytes()
+    out = bytearray(len(raw) + 3)
+
+    stored = PLANES.encode(memoryview(raw)[1:], 4)
+    PLANES.decode_into(np.frombuffer(stored, np.uint8), memoryview(out)[3:-1])
+
+    assert bytes(out[3:-1]) == raw[1:]
+    assert out[:3] + out[-1:] == bytes(4)
+
+
+def payload(width: int, sizes: list[int], rest: bytes) -> bytes:
+    return bytes([width]) + struct.pack(f"<{len(sizes)}I", *sizes) + rest
+
+
+def frame(data: bytes, **options: bool) -> bytes:
+    return zstandard.ZstdCompressor(**options).compress(data)
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        b"",
+        b"\x02",
+        payload(3, [4, 4, 4], bytes(12)),  # no words have three bytes
+        payload(16, [1] * 16, bytes(16)),
+        payload(2, [4, 5], bytes(9)),  # a plane with more bytes than words
+        payload(2, [4, 4], bytes(7)),
+        payload(2, [4, 4], bytes(9)),
+        payload(2, [0xFFFFFFFF, 4], bytes(8)),
+        payload(2, [4, 3], bytes(7)),  # no frame
+        payload(2, [4, 0], bytes(4)),
+        payload(1, [len(frame(bytes(7)))], frame(bytes(7))),  # of other sizes than its words
+        payload(1, [len(frame(bytes(9)))], frame(bytes(9))),
+    ],
+)
+def test_what_no_planes_are_is_refused(stored: bytes) -> None:
+    with pytest.raises(FormatError):
+        decoded(stored, 8)
+
+
+def test_a_bomb_in_a_plane_costs_no_memory() -> None:
+    n_bytes = 1 << 16
+    bombs = [frame(bytes(200 << 20)), frame(bytes(200 << 20), write_content_size=False), frame(bytes(200 << 20))[:40]]
+    tracemalloc.start()
+    for bomb in bombs:
+        with pytest.raises(FormatError):
+            decoded(payload(1, [len(bomb)], bomb), n_bytes)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert peak < 4 << 20
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_damaged_planes_are_a_format_error_or_fill_the_buffer(data: st.DataObject) -> None:
+    raw = BFLOATS[:700].tobytes() + b"z"
+    stored = bytearray(PLANES.encode(raw, 2))
+    for _ in range(data.draw(st.integers(1, 4))):
+        stored[data.draw(st.integers(0, len(stored) - 1))] = data.draw(st.integers(0, 255))
+
+    try:
+        out = decoded(bytes(stored[: data.draw(st.integers(1, len(stored)))]), len(raw))
+    except FormatError:
+        return
+
+    assert len(out) == len(raw)
