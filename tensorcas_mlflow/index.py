@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ import pyarrow as pa
 from tensorcas_mlflow._arrow import UNREADABLE, read_batch, read_schema, stream_in_file
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest_of, prefixes
 from tensorcas_mlflow.errors import CorruptError, FormatError, NewerFormatError
-from tensorcas_mlflow.pack import ENTRY, PACK_NAME_BYTES, STORED_DIGEST_BYTES, Entries, is_delta
+from tensorcas_mlflow.pack import ENTRY, MAX_DEPTH, PACK_NAME_BYTES, STORED_DIGEST_BYTES, Entries, is_delta
 
 VERSION = 2
 """Of a segment that tells of deltas; one that does not is of version 1."""
@@ -49,14 +49,14 @@ class Table:
         """Name the pack blob of a row."""
         return pack_key(self.packs[int(self.pack[row])])
 
-    def find(self, digests: Digests, usable: Mask | None = None, lost_bases: Any = None) -> Positions:
+    def find(self, digests: Digests, usable: Mask | None = None, packs: Any = None) -> Positions:
         """Look up many digests at once.
 
         Args:
             digests: What to look for, shape ``(n, 32)``.
             usable: For each pack whether its copies count; None where all do.
-            lost_bases: Packs, as entries name those of their bases, from which no base can be had: a delta against a
-                chunk there does not count. None where all can.
+            packs: For each digest the one pack, as a position in ``packs``, in which it is to be found; None where any
+                will do.
 
         Returns:
             For each digest the row of one copy, or -1.
@@ -78,8 +78,8 @@ class Table:
             hit = (stored[at] == digests[open_]).all(axis=1)
             if usable is not None:
                 hit &= usable[self.pack[at]]
-            if lost_bases is not None:
-                hit &= ~np.isin(as_names(self.entries["base_pack"][at]), lost_bases)
+            if packs is not None:
+                hit &= self.pack[at] == packs[open_]
             found[open_[hit]] = at[hit]
             open_ = open_[~hit]
             row[open_] += 1
@@ -107,12 +107,6 @@ def pack_name(key: str) -> str:
 def as_names(rows: Any) -> Any:
     """View names of packs, as entries name those of their bases, as one value each."""
     return np.ascontiguousarray(rows).view(f"V{PACK_NAME_BYTES}").ravel()
-
-
-def names_of(packs: Collection[str]) -> Any:
-    """Give names of packs as entries name those of their bases; what is no pack's name is left out."""
-    named = b"".join(bytes.fromhex(name) for name in packs if is_pack_name(name))
-    return np.frombuffer(named, f"V{PACK_NAME_BYTES}")
 
 
 def is_pack_name(name: object) -> bool:
@@ -157,6 +151,49 @@ def only_packs(table: Table, packs: Set[str]) -> Table:
     )
 
 
+def with_bases(table: Table) -> Table:
+    """Leave out of a table the deltas whose bases are not all in it: they can be read by nobody who knows no others."""
+    keep = base_rows(table) != NOWHERE
+    if keep.all():
+        return table
+    return replace(table, pack=table.pack[keep], entries=table.entries[keep], prefix=table.prefix[keep])
+
+
+IN_FULL = -1
+NOWHERE = -2
+
+
+def base_rows(table: Table) -> Positions:
+    """Find the bases of deltas: for each row of a table that of its base.
+
+    Returns:
+        `IN_FULL` for what is no delta; `NOWHERE` for a delta that lacks its base, or the base of that, and so on.
+    """
+    base = np.full(len(table), IN_FULL, dtype=np.int64)
+    deltas = np.flatnonzero(is_delta(table.entries))
+    if len(deltas) == 0:
+        return base
+    entries = table.entries[deltas]
+    base[deltas] = table.find(
+        np.ascontiguousarray(entries["base_digest"]), packs=positions(table, entries["base_pack"])
+    )
+    base[deltas[base[deltas] < 0]] = NOWHERE
+    for _ in range(MAX_DEPTH):
+        held = deltas[base[deltas] >= 0]
+        lost = (base[base[held]] == NOWHERE) | (table.entries["depth"][base[held]] >= table.entries["depth"][held])
+        if not lost.any():
+            break
+        base[held[lost]] = NOWHERE
+    return base
+
+
+def positions(table: Table, names: Any) -> Positions:
+    """Find packs in a table, by their names as entries name those of their bases; -1 where it has none of that name."""
+    number = {name: at for at, name in enumerate(table.packs)}
+    unique, inverse = np.unique(as_names(names), return_inverse=True)
+    return np.array([number.get(name.tobytes().hex(), -1) for name in unique], dtype=np.int64)[inverse]
+
+
 def _sorted(packs: tuple[str, ...], pack: Any, entries: Entries) -> Table:
     order = np.argsort(entries["digest"].view(f"V{DIGEST_BYTES}").ravel() if len(entries) else pack, kind="stable")
     entries = entries[order]
@@ -174,10 +211,10 @@ _FIELDS: list[tuple[str, pa.DataType]] = [
     ("typesize", pa.uint8()),
 ]
 _BASE_FIELDS: list[tuple[str, pa.DataType]] = [
+    ("depth", pa.uint8()),
     ("base_pack", pa.binary(PACK_NAME_BYTES)),
     ("base_digest", pa.binary(DIGEST_BYTES)),
 ]
-_COLUMNS = ("offset", "stored_bytes", "raw_bytes", "codec", "typesize")
 
 
 def segment_bytes(table: Table) -> bytes:
@@ -255,14 +292,14 @@ def read_segment(key: str, data: bytes) -> Table:
         entries = np.zeros(batch.num_rows, dtype=ENTRY)
         for name, dtype in fields:
             if not pa.types.is_fixed_size_binary(dtype):
+                if name != "pack":
+                    entries[name] = batch.column(name).to_numpy(zero_copy_only=True)
                 continue
             column: Any = batch.column(name)
             width = dtype.byte_width
             buffer = np.frombuffer(column.buffers()[1], np.uint8) if len(column) else np.empty(0, np.uint8)
             begin = column.offset * width
             entries[name] = buffer[begin : begin + len(column) * width].reshape(-1, width)
-        for name in _COLUMNS:
-            entries[name] = batch.column(name).to_numpy(zero_copy_only=True)
         pack = batch.column("pack").to_numpy(zero_copy_only=True)
         if "digest" in head and head["digest"] != _digest_of_rows(head["format"], packs, pack, entries):
             raise CorruptError(key, "an index segment does not hash to the digest in it")
@@ -278,7 +315,8 @@ def read_segment(key: str, data: bytes) -> Table:
         raise CorruptError(key, "an index segment lists something that is no pack's name")
     if len(entries) and int(entries["offset"].max()) > MAX_OFFSET:
         raise CorruptError(key, "an index segment points where no pack can reach")
-    if (entries["base_pack"].any(axis=1) != is_delta(entries)).any():
+    deltas = is_delta(entries)
+    if (entries["base_pack"].any(axis=1) != deltas).any() or (entries["depth"][deltas] == 0).any():
         raise CorruptError(key, "an index segment does not name the bases of its deltas")
     return replace(_sorted(packs, pack, entries), is_checked="digest" in head or packs == (_name_of(key),))
 

@@ -34,7 +34,8 @@ TABLE_ENTRY = np.dtype(
         ("raw_bytes", "<u4"),
         ("codec", "u1"),
         ("typesize", "u1"),
-        ("zero", "<u2"),
+        ("depth", "u1"),
+        ("zero", "u1"),
     ]
 )
 """An entry as it stands in a table."""
@@ -48,6 +49,8 @@ _BASE = np.dtype([("row", "<u4"), *_BASE_FIELDS])
 """The base of one entry, in a table of version 2."""
 DELTA = 3
 """The number of the codec `delta`: the only one that cannot be decoded without another chunk."""
+MAX_DEPTH = 8
+"""No chunk takes more others than these to be decoded."""
 
 _FOOTER = struct.Struct("<8sIIQII32s")
 FOOTER_BYTES = _FOOTER.size
@@ -55,10 +58,12 @@ FOOTER_BYTES = _FOOTER.size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """The chunk against which another is stored as a delta: the copy of it in one pack, stored in full."""
+    """The chunk against which another is stored as a delta: the copy of it in one pack."""
 
     pack: str
     digest: bytes
+    depth: int = 0
+    """How many others that copy takes to be decoded; none if it is stored in full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +100,7 @@ class PackWriter:
 
     def __init__(self) -> None:
         self._tables: list[Entries] = []
-        self._rows: list[tuple[bytes, bytes, int, int, int, int, int]] = []
+        self._rows: list[tuple[bytes, bytes, int, int, int, int, int, int]] = []
         """What is in none of the tables yet."""
         self._bases: dict[int, Base] = {}
         """Of rows that are deltas, by number."""
@@ -153,6 +158,7 @@ class PackWriter:
                 payload.raw_bytes,
                 payload.codec.number,
                 payload.typesize,
+                0 if payload.base is None else payload.base.depth + 1,
             )
         )
 
@@ -174,7 +180,7 @@ class PackWriter:
         self._tables.append(out)
 
 
-_NUMBERS = ("offset", "stored_bytes", "raw_bytes", "codec", "typesize")
+_NUMBERS = ("offset", "stored_bytes", "raw_bytes", "codec", "typesize", "depth")
 
 
 def _is_aligned(payload: Payload | PayloadGroup) -> bool:
@@ -204,7 +210,15 @@ def bases_of(deltas: Entries) -> list[Base]:
     packs = deltas["base_pack"].tobytes().hex()
     digests = np.ascontiguousarray(deltas["base_digest"])
     step = 2 * PACK_NAME_BYTES
-    return [Base(pack=packs[at * step : (at + 1) * step], digest=digests[at].tobytes()) for at in range(len(deltas))]
+    return [
+        Base(pack=packs[at * step : (at + 1) * step], digest=digests[at].tobytes(), depth=depth - 1)
+        for at, depth in enumerate(deltas["depth"].tolist())
+    ]
+
+
+def is_base_of(delta: Any, base: Any) -> bool:
+    """Tell whether an entry can be that of a delta's base: depths descend, so no chain is long and none is a ring."""
+    return int(base["depth"]) < int(delta["depth"]) <= MAX_DEPTH
 
 
 def read_table(key: str, size: int, read: Callable[[int, int], Buffer]) -> Entries:
@@ -251,7 +265,8 @@ def read_table(key: str, size: int, read: Callable[[int, int], Buffer]) -> Entri
 def _put_bases(key: str, entries: Entries, bases: Any) -> None:
     """Put bases into the entries of a table, each of which names one if, and only if, it is a delta."""
     deltas = np.flatnonzero(is_delta(entries))
-    if len(deltas) != len(bases) or (deltas != bases["row"]).any():
+    deep = (entries["depth"] > 0) & (entries["depth"] <= MAX_DEPTH)
+    if len(deltas) != len(bases) or (deltas != bases["row"]).any() or not deep[deltas].all():
         raise CorruptError(key, "its table does not name the bases of its deltas")
     for field in ("base_pack", "base_digest"):
         entries[field][deltas] = bases[field]
@@ -268,25 +283,28 @@ def _would_be_ours(footer: bytes, size: int, read: Callable[[int, int], Buffer])
     return any(digest(table + magic + rest) == bytes(wanted) for magic in (TABLE_MAGIC, TABLE_MAGIC_2))
 
 
-def fault_of(entry: Any, stored: Any) -> str | None:
-    """Say what is wrong with a chunk as it is stored, if anything is.
+def decode_chunk(entry: Any, stored: Buffer, base: Buffer | None = None) -> Buffer:
+    """Decode a chunk as it is stored; one that is stored raw is not copied.
 
     Args:
         entry: Of a pack's table; what it says is believed of nothing.
         stored: The bytes that lie where it says.
+        base: Of a delta, the chunk it is to be added to.
+
+    Raises:
+        FormatError: They do not make the chunk that the entry names.
     """
     n_raw = int(entry["raw_bytes"])
     if n_raw > MAX_CHUNK_BYTES:
-        return f"its entry says {n_raw} bytes"
-    raw: Any = stored
+        raise FormatError(f"its entry says {n_raw} bytes")
+    raw = stored
     if int(entry["codec"]) != RAW.number or len(stored) != n_raw:
         raw = memoryview(bytearray(n_raw))
-        try:
-            codec_numbered(int(entry["codec"])).decode_into(stored, raw)
-        except FormatError as error:
-            return str(error)
+        codec_numbered(int(entry["codec"])).decode_into(stored, raw, base)
     actual = digest(raw)
-    return None if actual == entry["digest"].tobytes() else f"its bytes hash to {actual.hex()}"
+    if actual != entry["digest"].tobytes():
+        raise FormatError(f"its bytes hash to {actual.hex()}")
+    return raw
 
 
 def payload_of(entry: Any, stored: Any, *, begins_row: bool) -> Payload:

@@ -10,12 +10,11 @@ import numpy as np
 
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.codecs import codec_numbered
 from tensorcas_mlflow.digest import digest, unique_rows
-from tensorcas_mlflow.errors import BlobNotFoundError, CorruptChunkError, CorruptError, FormatError
+from tensorcas_mlflow.errors import BlobNotFoundError, ChunkNotFoundError, CorruptChunkError, CorruptError, FormatError
 from tensorcas_mlflow.gc._survey import Survey
 from tensorcas_mlflow.index import Mask, Table, make_table, pack_key
-from tensorcas_mlflow.pack import STORED_DIGEST_BYTES, TARGET_BYTES, Entries, PackWriter, Payload
+from tensorcas_mlflow.pack import STORED_DIGEST_BYTES, TARGET_BYTES, Entries, PackWriter, Payload, is_delta, payload_of
 from tensorcas_mlflow.readplan import Extent, plan_reads
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
@@ -30,7 +29,7 @@ def copy_out(store: Store, state: Survey, *, doomed: frozenset[str], sources: fr
     """Copy what is needed, and would have no copy left, out of some packs into new ones.
 
     A pack that is damaged or that another collector deletes meanwhile is left alone: what was not copied is found to be
-    needed later, and so spares its pack.
+    needed later, and so spares its pack. A delta stays one if its base stays where it is; else it is written in full.
 
     Args:
         store: Which.
@@ -41,7 +40,8 @@ def copy_out(store: Store, state: Survey, *, doomed: frozenset[str], sources: fr
     Returns:
         Bytes of the new packs.
     """
-    has_copy = state.has_row(state.live_rows() & ~state.rows_in(state.condemned_packs() | doomed))
+    going = state.condemned_packs() | doomed
+    has_copy = state.has_row(state.live_rows() & state.copies(but=going))
     lacking = state.live & ~has_copy
     table = _tables(store.backend, state, sources, lacking)
     chunk = state.facts.find(table.entries["digest"])
@@ -55,7 +55,7 @@ def copy_out(store: Store, state: Survey, *, doomed: frozenset[str], sources: fr
         name = p.new_pack_name(store.backend)
         writer = PackWriter()
         try:
-            store.backend.put_new(pack_key(name), writer.pieces(_payloads(store.backend, table, rows)))
+            store.backend.put_new(pack_key(name), writer.pieces(_payloads(store, table, rows, going=going)))
         except _UnreadableError as error:
             if not isinstance(error.__cause__, BlobNotFoundError):
                 _log.warning("pack %s is not rewritten: %s", error.pack, error.__cause__)
@@ -91,8 +91,9 @@ def _tables(backend: Backend, state: Survey, sources: frozenset[str], lacking: M
 
 
 def _next_rows(table: Table, wanted: Any) -> Any:
-    """Rows for one pack: each chunk once, in the order they lie in."""
+    """Rows for one pack: each chunk once, if possible stored in full, in the order they lie in."""
     rows = np.flatnonzero(wanted)
+    rows = rows[np.argsort(is_delta(table.entries[rows]), kind="stable")]
     _, first, _ = unique_rows(np.ascontiguousarray(table.entries["digest"][rows]))
     rows = rows[first]
     rows = rows[np.lexsort((table.entries["offset"][rows], table.pack[rows]))]
@@ -100,9 +101,17 @@ def _next_rows(table: Table, wanted: Any) -> Any:
     return rows[: max(1, int(np.searchsorted(total, TARGET_BYTES)))]
 
 
-def _payloads(backend: Backend, table: Table, rows: Any) -> Iterator[Payload]:
-    """Read chunks as they are stored, near ones together, in the order they lie in."""
-    entries = table.entries[rows]
+def _payloads(store: Store, table: Table, rows: Any, *, going: frozenset[str]) -> Iterator[Payload]:
+    """Read chunks as they are stored, near ones together, in the order they lie in.
+
+    Args:
+        store: Which.
+        table: Where they lie.
+        rows: Rows of it, in that order.
+        going: Packs that may be deleted: what is a delta against a chunk in one of them is given in full.
+    """
+    backend, entries = store.backend, table.entries[rows]
+    bases = p.Bases(backend)
     end = (-1, -1)
 
     def read(extent: Extent) -> bytearray:
@@ -117,7 +126,8 @@ def _payloads(backend: Backend, table: Table, rows: Any) -> Iterator[Payload]:
     blocks = threads.ordered_map(read, extents, window=_WINDOW, waits=True) if backend.is_remote else map(read, extents)
     for extent, block in zip(extents, blocks, strict=True):
         name = table.packs[extent.pack]
-        for entry in entries[extent.members]:
+        for member in extent.members.tolist():
+            entry = entries[member]
             begin = (extent.pack, int(entry["offset"]))
             # What lay without a gap stays so: the chunks of one raw tensor can still be mapped as one.
             begins_row, end = begin != end, (begin[0], begin[1] + int(entry["stored_bytes"]))
@@ -128,14 +138,9 @@ def _payloads(backend: Backend, table: Table, rows: Any) -> Iterator[Payload]:
                 if digest(data)[:STORED_DIGEST_BYTES] != entry["stored_digest"].tobytes():
                     reason = "its stored bytes do not hash to what the pack's table says"
                     raise CorruptChunkError(wanted.hex(), pack_key(name), reason)
-                codec = codec_numbered(int(entry["codec"]))
-            except FormatError as error:
+                if bases.packs(entry) & going:
+                    yield bases.payload(entry, data, begins_row=begins_row)
+                else:
+                    yield payload_of(entry, data, begins_row=begins_row)
+            except (FormatError, ChunkNotFoundError) as error:
                 raise _UnreadableError(name) from error
-            yield Payload(
-                digest=wanted,
-                raw_bytes=int(entry["raw_bytes"]),
-                codec=codec,
-                typesize=int(entry["typesize"]),
-                data=data,
-                begins_row=begins_row,
-            )

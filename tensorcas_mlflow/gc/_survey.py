@@ -14,14 +14,12 @@ from tensorcas_mlflow.census import NO_BASE, Census, Facts, RefSeen
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, unique_rows
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError, FormatError, NewerFormatError
 from tensorcas_mlflow.gc._needed import check_there, in_order, learn_needed, read_intent, read_refs
-from tensorcas_mlflow.index import Mask, pack_key
+from tensorcas_mlflow.index import IN_FULL, NOWHERE, Mask, pack_key
 from tensorcas_mlflow.manifest import MAX_BYTES
-from tensorcas_mlflow.pack import Entries
+from tensorcas_mlflow.pack import MAX_DEPTH, Entries
 from tensorcas_mlflow.store import protocol as p
 
 _FOLD_ROWS = 1 << 20
-IN_FULL = -1
-NOWHERE = -2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,19 +89,21 @@ class Survey:
     def copies(self, *, but: frozenset[str] = frozenset()) -> Mask:
         """For each row whether its chunk can be read from it if some packs are gone.
 
-        A delta whose base is not there is no copy, nor is one whose base is a delta itself.
+        A delta whose base is not there is no copy, and so on.
         """
-        whole = ~self.rows_in(but)
-        copies: Mask = whole & (self.base != NOWHERE)
+        copies: Mask = ~self.rows_in(but) & (self.base != NOWHERE)
         deltas = np.flatnonzero(self.base >= 0)
-        copies[deltas] &= whole[self.base[deltas]]
+        for _ in range(MAX_DEPTH if len(deltas) else 0):
+            copies[deltas] &= copies[self.base[deltas]]
         return copies
 
     def bases_of(self, rows: Mask) -> Mask:
-        """For each row whether it is the base of one of some rows."""
+        """For each row whether one of some rows needs it to be decoded."""
         bases = np.zeros(len(self.base), dtype=bool)
         chosen = self.base[rows]
-        bases[chosen[chosen >= 0]] = True
+        while len(chosen := np.unique(chosen[chosen >= 0])) and not bases[chosen].all():
+            bases[chosen] = True
+            chosen = self.base[chosen]
         return bases
 
     def has_row(self, rows: Mask) -> Mask:
@@ -246,14 +246,13 @@ def _base_rows(facts: Facts, entries: Mask, packs: Sequence[str], pack: Any, chu
         return base
     position = {name: at for at, name in enumerate(packs)}
     place = np.array([position.get(name, -1) for name in facts.base_packs], dtype=np.int64)[base_pack[deltas]]
-    whole = np.flatnonzero(base_chunk == NO_BASE)
-    keys = pack[whole].astype(np.int64) << 32 | chunk[whole]
+    keys = pack.astype(np.int64) << 32 | chunk
     order = np.argsort(keys, kind="stable")
     wanted = place << 32 | base_chunk[deltas]
-    at = np.minimum(np.searchsorted(keys[order], wanted), max(0, len(order) - 1))
-    is_found = (keys[order][at] == wanted) & (place >= 0) if len(order) else np.zeros(len(deltas), dtype=bool)
+    at = np.minimum(np.searchsorted(keys[order], wanted), len(order) - 1)
+    is_found = (keys[order][at] == wanted) & (place >= 0)
     base[deltas] = NOWHERE
-    base[deltas[is_found]] = whole[order[at[is_found]]]
+    base[deltas[is_found]] = order[at[is_found]]
     return base
 
 

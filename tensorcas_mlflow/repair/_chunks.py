@@ -16,8 +16,9 @@ from tensorcas_mlflow.codecs import CODECS, RAW, load_codecs
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
 from tensorcas_mlflow.index import pack_key
-from tensorcas_mlflow.pack import ENTRY, Entries, fault_of
+from tensorcas_mlflow.pack import ENTRY, Entries
 from tensorcas_mlflow.readplan import plan_reads
+from tensorcas_mlflow.store import protocol as p
 
 MAX_STORED_BYTES = 2 * MAX_CHUNK_BYTES
 """No codec makes more of a chunk; a longer one is not read, so that what a table says costs no memory."""
@@ -77,6 +78,8 @@ def look_at(backend: Backend, names: Sequence[str], pack: Any, entries: Entries)
     if len(rows) and (entries["codec"][rows] != RAW.number).any():
         load_codecs()
 
+    bases = p.Bases(backend)
+
     def read(place: tuple[int, int, int, Any]) -> list[Look]:
         number, start, stop, members = place
         block = np.empty(stop - start, dtype=np.uint8).data
@@ -91,7 +94,7 @@ def look_at(backend: Backend, names: Sequence[str], pack: Any, entries: Entries)
                 return [look for each in alone for look in read(each)]
             verdict = Verdict.BAD if isinstance(error, CorruptError) else Verdict.FAILED
             return [Look(row=int(members[0]), verdict=verdict, reason=f"it cannot be read: {error.reason}")]
-        return [_judged(row, entries[row], block, start) for row in members.tolist()]
+        return [_judged(row, entries[row], block, start, bases) for row in members.tolist()]
 
     plan = plan_reads(pack[rows], entries["offset"][rows], entries["stored_bytes"][rows])
     places = ((extent.pack, extent.start, extent.stop, rows[extent.members]) for extent in plan)
@@ -109,8 +112,11 @@ def _span(entry: Any) -> tuple[int, int]:
     return start, start + int(entry["stored_bytes"])
 
 
-def _judged(row: int, entry: Any, block: memoryview, start: int) -> Look:
+def _judged(row: int, entry: Any, block: memoryview, start: int, bases: p.Bases) -> Look:
     begin, end = _span(entry)
     stored = block[begin - start : end - start]
-    fault = fault_of(entry, stored)
+    try:
+        fault = bases.fault_of(entry, stored)
+    except BackendError as error:
+        return Look(row=row, verdict=Verdict.FAILED, reason=f"its base cannot be read: {error.reason}")
     return Look(row=row, verdict=Verdict.GOOD if fault is None else Verdict.BAD, reason=fault or "", stored=stored)

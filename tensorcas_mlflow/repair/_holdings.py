@@ -11,8 +11,8 @@ import numpy as np
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
-from tensorcas_mlflow.index import Table, make_table, pack_key
-from tensorcas_mlflow.pack import MAGIC, RAW_ALIGNMENT, Entries, read_table
+from tensorcas_mlflow.index import Table, base_rows, make_table, pack_key, with_bases
+from tensorcas_mlflow.pack import MAGIC, MAX_DEPTH, RAW_ALIGNMENT, Entries, read_table
 from tensorcas_mlflow.repair._chunks import NO_ENTRIES, Verdict, as_keys, look_at
 from tensorcas_mlflow.repair._quarantine import Piece, stretches
 from tensorcas_mlflow.repair._salvage import Clues
@@ -81,8 +81,20 @@ class Holdings:
             self._judge(guesses, new, without=without)
 
     def table(self, names: frozenset[str] | None = None) -> Table:
-        """All good chunks of some packs, or of all."""
-        return make_table({name: pack.entries for name, pack in self.packs.items() if names is None or name in names})
+        """All good chunks of some packs, or of all; a delta only if its base is among them."""
+        chosen = {name: pack.entries for name, pack in self.packs.items() if names is None or name in names}
+        return with_bases(make_table(chosen))
+
+    def dependents(self, names: Set[str]) -> Digests:
+        """The chunks that some pack holds as deltas which it takes one of some packs to decode."""
+        table = self.table()
+        base = base_rows(table)
+        needs = np.array([name in names for name in table.packs], dtype=bool)[table.pack]
+        deltas = np.flatnonzero(base >= 0)
+        for _ in range(MAX_DEPTH if len(deltas) else 0):
+            needs[deltas] |= needs[base[deltas]]
+        chosen = deltas[needs[base[deltas]]]
+        return np.ascontiguousarray(table.entries["digest"][chosen])
 
     def good(self, names: frozenset[str] | None = None) -> Any:
         """The digests of all good chunks of some packs, or of all, each as one value."""

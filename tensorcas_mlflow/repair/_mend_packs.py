@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, unique_rows
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError
 from tensorcas_mlflow.index import Table, pack_key
 from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
-from tensorcas_mlflow.pack import Payload, payload_of
+from tensorcas_mlflow.pack import Payload
 from tensorcas_mlflow.repair._chunks import NO_DIGESTS, Verdict, as_keys, look_at
 from tensorcas_mlflow.repair._holdings import Holdings
 from tensorcas_mlflow.repair._lists import Lists, read_lists
@@ -89,10 +89,12 @@ def mend_packs(
     if doomed:
         # Before anything is copied: a collector that sees the copies sees that the originals are none any more.
         backend.put_new(condemned, [p.condemned_bytes(doomed, frozenset())])
+        # And deltas against what goes that are committed all the same were written by now, and are copied too.
+        done.n_fenced = _fence(backend, lambda intent: intent.bases & doomed)
     safe = _copy(store, holdings, doomed, needed, sources, done)
     lost = _owed(holdings, doomed)[~np.isin(_owed(holdings, doomed), holdings.good())]
     if doomed:
-        done.n_fenced = _fence(backend, lost)
+        done.n_fenced += _fence(backend, lambda intent: np.isin(as_keys(_needed_by(backend, intent)), lost).any())
         going = {
             name
             for name in doomed & holdings.packs.keys()
@@ -131,8 +133,8 @@ def _replace_unread(store: Store, holdings: Holdings, sources: Sources, done: Me
 
 
 def _kept(holdings: Holdings, name: str) -> Any:
-    """The good chunks of a pack: each digest as one value."""
-    return as_keys(holdings.packs[name].entries["digest"])
+    """The good chunks of a pack, and those whose bases lie in it: each digest as one value."""
+    return as_keys(np.concatenate([holdings.packs[name].entries["digest"], holdings.dependents({name})]))
 
 
 def _put_aside(
@@ -226,8 +228,8 @@ def _copy(
 
 
 def _owed(holdings: Holdings, doomed: frozenset[str]) -> Any:
-    """What doomed packs hold or should: each digest as one value."""
-    parts = [NO_DIGESTS]
+    """What doomed packs hold or should, and what is a delta against that: each digest as one value."""
+    parts = [holdings.dependents(doomed)]
     for name in doomed & holdings.packs.keys():
         pack = holdings.packs[name]
         parts.append(pack.entries["digest"])
@@ -259,6 +261,7 @@ def _payloads(backend: Backend, table: Table, wanted: Any) -> Iterator[Payload]:
     rows = rows[unique_rows(np.ascontiguousarray(table.entries["digest"][rows]))[1]]
     entries, pack = table.entries[rows], table.pack[rows]
     end = (-1, -1)
+    bases = p.Bases(backend)
     for look in look_at(backend, table.packs, pack, entries):
         if look.verdict is not Verdict.GOOD:
             _log.warning("a chunk of %s cannot be copied: %s", table.key_of(int(rows[look.row])), look.reason)
@@ -266,24 +269,26 @@ def _payloads(backend: Backend, table: Table, wanted: Any) -> Iterator[Payload]:
         entry = entries[look.row]
         begin = (int(pack[look.row]), int(entry["offset"]))
         # What lay without a gap stays so: the chunks of one raw tensor can still be mapped as one.
-        yield payload_of(entry, look.stored, begins_row=begin != end)
+        yield bases.payload(entry, look.stored, begins_row=begin != end)
         end = (begin[0], begin[1] + int(entry["stored_bytes"]))
 
 
-def _fence(backend: Backend, lost: Any) -> int:
-    """Withdraw the intents of saves that rely on lost chunks: they begin again, and write what they hold in memory."""
+def _fence(backend: Backend, relies_on_it: Callable[[p.Intent], Any]) -> int:
+    """Withdraw the intents of saves that rely on what is lost: they begin again, and write what they hold in memory."""
     n_fenced = 0
-    for info in list(backend.list("intents")) if len(lost) else ():
+    for info in list(backend.list("intents")):
         try:
             intent = p.parse_intent(info, backend.get(info.key, max_bytes=MAX_BYTES))
         except (BlobNotFoundError, FormatError):
             continue
-        if intent.through_carrier:
-            continue
-        digests = _said_by_manifest(backend, intent.manifest) if intent.digests is None else intent.digests
-        if np.isin(as_keys(digests), lost).any():
+        if not intent.through_carrier and relies_on_it(intent):
             n_fenced += backend.withdraw(info.key, info.token)
     return n_fenced
+
+
+def _needed_by(backend: Backend, intent: p.Intent) -> Digests:
+    """The chunks that a save relies on."""
+    return _said_by_manifest(backend, intent.manifest) if intent.digests is None else intent.digests
 
 
 def _said_by_manifest(backend: Backend, name: str) -> Digests:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from tensorcas_mlflow.codecs import load_codecs
 from tensorcas_mlflow.digest import Digests
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NotFoundError
 from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
-from tensorcas_mlflow.pack import Payload, fault_of, payload_of
+from tensorcas_mlflow.pack import Payload, decode_chunk, payload_of
 from tensorcas_mlflow.repair._chunks import as_keys
 from tensorcas_mlflow.repair._quarantine import Quarantine
 from tensorcas_mlflow.store import Ref, Store
@@ -128,7 +129,8 @@ class Sources:
                 self._store.backend.read_into(key, begin, stored)
             except (BlobNotFoundError, CorruptError, BackendError):
                 continue
-            if fault_of(entry, stored) is None:
+            with suppress(FormatError):
+                decode_chunk(entry, stored)
                 given.add(name)
                 yield payload_of(entry, stored, begins_row=True)
 

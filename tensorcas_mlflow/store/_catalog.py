@@ -23,9 +23,9 @@ from tensorcas_mlflow.index import (
     as_names,
     make_table,
     merge_tables,
-    names_of,
     only_packs,
     pack_key,
+    positions,
     read_segment,
     segment_bytes,
 )
@@ -209,32 +209,73 @@ class Catalog:
             tables = [*reversed(self._hints), *self._tables]
             without = self._gone | set(excluded)
         if len(digests) > _MAX_REMEMBERED:
-            return _find(tables, without, digests)
+            return self._whole(_find(tables, without, digests), digests, without)
         # A state that has not changed is looked up again and again.
         asked = (digests.tobytes(), tables, without)
         last = self._last
         if last is None or last[0] != asked:
-            self._last = last = (asked, _find(tables, without, digests))
+            self._last = last = (asked, self._whole(_find(tables, without, digests), digests, without))
         return last[1]
 
-    def find_bases(self, deltas: Entries) -> Places:
-        """Look up what some deltas are to be added to: for each the copy of its base that its entry names."""
-        bases = np.ascontiguousarray(deltas["base_digest"])
+    def _whole(self, places: Places, digests: Digests, without: set[str]) -> Places:
+        """Look for other copies of what was found as a delta of which a base is gone: that is no copy."""
+        if not (places.found & is_delta(places.entries)).any():
+            return places
+        is_whole, _ = self.find_chains(places, without)
+        broken = np.flatnonzero(places.found & ~is_whole)
+        if len(broken) == 0:
+            return places
+        return self._replaced(places, broken, self.find(digests[broken], without | _packs_of(places, broken)))
+
+    @staticmethod
+    def _replaced(places: Places, rows: Any, others: Places) -> Places:
+        """Put other places into the place of some."""
+        found, pack, entries = places.found.copy(), places.pack.copy(), places.entries.copy()
+        found[rows], pack[rows], entries[rows] = others.found, others.pack + len(places.packs), others.entries
+        return Places(found=found, pack=pack, packs=[*places.packs, *others.packs], entries=entries)
+
+    def find_bases(self, deltas: Entries, excluded: Collection[str] = ()) -> Places:
+        """Look up what some deltas are to be added to: for each the copy of its base that its entry names.
+
+        Args:
+            deltas: Their entries.
+            excluded: Packs whose copies do not count.
+        """
         with self._lock:
-            tables, without = list(self._tables), set(self._gone)
-        packs: list[str] = []
-        found, pack = np.zeros(len(deltas), dtype=bool), np.zeros(len(deltas), dtype=np.int64)
-        entries = np.zeros(len(deltas), dtype=ENTRY)
-        named, number = np.unique(as_names(deltas["base_pack"]), return_inverse=True)
-        for at, name in enumerate(row.tobytes().hex() for row in named):
-            mine = np.flatnonzero(number == at)
-            parts = [only_packs(table, {name}) for table in tables if name in table.packs and name not in without]
-            places = _find(parts, set(), bases[mine])
-            # What is a delta itself is nobody's base: a chain would have no end that the reader of one entry can see.
-            found[mine] = places.found & ~is_delta(places.entries)
-            entries[mine], pack[mine] = places.entries, len(packs)
-            packs.append(name)
+            tables, without = list(self._tables), {*self._gone, *excluded}
+        bases = np.ascontiguousarray(deltas["base_digest"])
+        names, pack = np.unique(as_names(deltas["base_pack"]), return_inverse=True)
+        packs = [name.tobytes().hex() for name in names]
+        usable = np.array([name not in without for name in packs], dtype=bool)[pack]
+        found, entries = np.zeros(len(deltas), dtype=bool), np.zeros(len(deltas), dtype=ENTRY)
+        for table in tables:
+            open_ = np.flatnonzero(usable & ~found)
+            rows = table.find(bases[open_], packs=positions(table, deltas["base_pack"][open_]))
+            hits = rows >= 0
+            entries[open_[hits]] = table.entries[rows[hits]]
+            found[open_[hits]] = entries["depth"][open_[hits]] < deltas["depth"][open_[hits]]
         return Places(found=found, pack=pack, packs=packs, entries=entries)
+
+    def find_chains(self, places: Places, excluded: Collection[str] = ()) -> tuple[Mask, set[str]]:
+        """Follow deltas to their bases, and those to theirs.
+
+        Args:
+            places: Of chunks.
+            excluded: Packs whose copies do not count.
+
+        Returns:
+            For each chunk that was found whether all is known that it takes to be decoded; and the packs that holds.
+        """
+        is_whole, packs = places.found.copy(), set[str]()
+        open_ = np.flatnonzero(places.found & is_delta(places.entries))
+        deltas = places.entries[open_]
+        while len(open_):
+            bases = self.find_bases(deltas, excluded)
+            is_whole[open_[~bases.found]] = False
+            packs.update(bases.packs[number] for number in np.unique(bases.pack[bases.found]))
+            deeper = bases.found & is_delta(bases.entries)
+            open_, deltas = open_[deeper], bases.entries[deeper]
+        return is_whole, packs
 
     def find_sound(self, digests: Digests, excluded: Collection[str]) -> Places:
         """Look up what a save may rely on: as `find`, but nothing that is known to be damaged."""
@@ -252,10 +293,7 @@ class Catalog:
         bad = sorted({*bad, *(at for at, base in based if (base.pack, base.digest) in doubted)})
         if not bad:
             return places
-        others = self.find_sound(digests[bad], without | {places.packs[places.pack[at]] for at in bad})
-        found, pack, entries = places.found.copy(), places.pack.copy(), places.entries.copy()
-        found[bad], pack[bad], entries[bad] = others.found, others.pack + len(places.packs), others.entries
-        return Places(found=found, pack=pack, packs=[*places.packs, *others.packs], entries=entries)
+        return self._replaced(places, bad, self.find_sound(digests[bad], without | _packs_of(places, bad)))
 
     def fold(self) -> None:
         """Fold the tables of loose packs into one segment, once there are many.
@@ -404,12 +442,15 @@ class Catalog:
             self._tables = [merge_tables(self._tables)]
 
 
+def _packs_of(places: Places, rows: Any) -> set[str]:
+    return {places.packs[number] for number in np.unique(places.pack[rows])}
+
+
 def _find(tables: list[Table], without: set[str], digests: Digests) -> Places:
     packs: list[str] = []
     found = np.zeros(len(digests), dtype=bool)
     pack = np.zeros(len(digests), dtype=np.int64)
     entries = np.zeros(len(digests), dtype=ENTRY)
-    lost_bases = names_of(without) if without else None
     for table in reversed(tables):
         open_ = np.flatnonzero(~found)
         if len(open_) == 0:
@@ -417,7 +458,7 @@ def _find(tables: list[Table], without: set[str], digests: Digests) -> Places:
         usable = None
         if without:
             usable = np.array([name not in without for name in table.packs], dtype=bool)
-        rows = table.find(digests[open_], usable, lost_bases)
+        rows = table.find(digests[open_], usable)
         hits = rows >= 0
         at, rows = open_[hits], rows[hits]
         found[at] = True

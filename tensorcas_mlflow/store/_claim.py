@@ -12,7 +12,7 @@ from tensorcas_mlflow.digest import Digests, unique_rows
 from tensorcas_mlflow.hints import hint_bytes
 from tensorcas_mlflow.index import Mask, pack_key, pack_name
 from tensorcas_mlflow.manifest import Manifest
-from tensorcas_mlflow.pack import TARGET_BYTES, PackWriter, Payload, bases_of, is_delta
+from tensorcas_mlflow.pack import TARGET_BYTES, PackWriter, Payload, is_delta
 from tensorcas_mlflow.store._catalog import Catalog
 from tensorcas_mlflow.store._condemned import Condemnation
 from tensorcas_mlflow.store._packs import new_pack_name
@@ -55,7 +55,7 @@ def probe(backend: Backend, catalog: Catalog, digests: Digests, condemned: Conde
             places = catalog.find_sound(digests, doomed)
         used = {pack_key(places.packs[number]) for number in np.unique(places.pack[places.found])}
         # A delta whose base is gone is no copy.
-        used |= {pack_key(base.pack) for base in bases_of(places.entries[places.found & is_delta(places.entries)])}
+        used |= set(map(pack_key, catalog.find_chains(places)[1]))
         gone = backend.missing(used - seen)
         seen |= used - gone
         if not gone:

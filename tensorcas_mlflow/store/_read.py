@@ -26,6 +26,7 @@ from tensorcas_mlflow.index import pack_key, pack_name
 from tensorcas_mlflow.manifest import Manifest, Row
 from tensorcas_mlflow.readplan import plan_reads
 from tensorcas_mlflow.store._catalog import Catalog, Places
+from tensorcas_mlflow.store._deltas import Bases
 from tensorcas_mlflow.store._owner import NOBODY, Owner
 from tensorcas_mlflow.store._sources import chunk_sizes
 from tensorcas_mlflow.tensor import empty_array, pieces_of
@@ -102,6 +103,7 @@ class ChunkReader:
         """
         self._backend = backend
         self._catalog = catalog
+        self._bases = Bases(backend)
         self._cache = cache
         self._store_id = store_id
 
@@ -206,6 +208,7 @@ class ChunkReader:
             except BlobNotFoundError:
                 # A collector has moved what this reader was about to read; the copy is in the index.
                 used = {places.packs[number] for number in np.unique(places.pack)}
+                used |= self._catalog.find_chains(places)[1]
                 moved = {pack_name(key) for key in self._backend.missing(map(pack_key, used))}
                 n_moves += 1
                 if n_moves == _MAX_ATTEMPTS or not moved:
@@ -277,7 +280,7 @@ class ChunkReader:
 
         def run(task: _Task) -> None:
             if task.cached is not None:
-                if not _take_cached(task, task.cached, places, wanted):
+                if not _take_cached(task, task.cached, places, wanted, self._bases):
                     missed.append(task.members)
                 return
             waiting = [task]
@@ -285,7 +288,7 @@ class ChunkReader:
                 each = waiting.pop()
                 block = self._fetch(each, wanted, places)
                 if not isinstance(block, _Unread):
-                    found = _take(each, block, places, wanted)
+                    found = _take(each, block, places, wanted, self._bases)
                     damaged.extend(found)
                     if filling is not None and not found:
                         filling.add(pack_name(each.key), each.start, block)
@@ -348,18 +351,18 @@ def _reads(places: Places, chunks: Any) -> list[_Task]:
     ]
 
 
-def _take_cached(task: _Task, read: CachedRead, places: Places, wanted: _Wanted) -> bool:
+def _take_cached(task: _Task, read: CachedRead, places: Places, wanted: _Wanted, bases: Bases) -> bool:
     """Take chunks out of the cache; False if they have gone or are wrong, and then the cache has them no more."""
     block = read.read()
     if block is None:
         return False
-    if _take(task, block, places, wanted):
+    if _take(task, block, places, wanted, bases):
         read.discard()
         return False
     return True
 
 
-def _take(task: _Task, block: memoryview, places: Places, wanted: _Wanted) -> list[_Damage]:
+def _take(task: _Task, block: memoryview, places: Places, wanted: _Wanted, bases: Bases) -> list[_Damage]:
     """Decode what was read into place, and check it; returns what is damaged."""
     damaged: list[_Damage] = []
     members = places.entries[task.members]
@@ -368,7 +371,10 @@ def _take(task: _Task, block: memoryview, places: Places, wanted: _Wanted) -> li
         out = wanted.outs[at]
         if block is not out:
             try:
-                codec_numbered(number).decode_into(block[begin : begin + length], out)
+                base = bases.of(places.entries[at])
+                codec_numbered(number).decode_into(block[begin : begin + length], out, base)
+            except ChunkNotFoundError as error:
+                raise BlobNotFoundError(error.suspects[0]) from error
             except FormatError as error:
                 damaged.append(_Damage(chunk=at, key=task.key, reason=str(error)))
                 continue

@@ -33,6 +33,7 @@ from tensorcas_mlflow.store._condemned import (
     read_condemned,
     read_list,
 )
+from tensorcas_mlflow.store._deltas import Bases
 from tensorcas_mlflow.store._format import FORMAT, new_format, parse_format
 from tensorcas_mlflow.store._keys import STAND_INS, label_of
 from tensorcas_mlflow.store._owner import names_of
@@ -44,6 +45,7 @@ __all__ = [
     "GENERATION",
     "MAX_REF_BYTES",
     "STAND_INS",
+    "Bases",
     "Condemned",
     "Intent",
     "begin_generation",

@@ -16,9 +16,10 @@ from tensorcas_mlflow.codecs import RAW, load_codecs
 from tensorcas_mlflow.digest import Digests
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
 from tensorcas_mlflow.index import pack_key
-from tensorcas_mlflow.pack import Payload, fault_of, payload_of
+from tensorcas_mlflow.pack import Payload
 from tensorcas_mlflow.readplan import Extent, plan_reads
 from tensorcas_mlflow.store import Store
+from tensorcas_mlflow.store.protocol import Bases
 
 _WINDOW, _REMOTE_WINDOW = 4, 8
 """Reads under way at once. One is some 8 MiB, so with what is being written about 48 MiB are held, or 80."""
@@ -72,6 +73,7 @@ class ChunkReader:
         """Chunks of which no sound copy was found, by their digests, and why."""
         self._store = store
         self._on_read = on_read or (lambda n_bytes: None)
+        self._bases = Bases(store.backend)
         self._trusts_index = True
 
     def payloads(self, digests: Digests) -> Iterator[Payload]:
@@ -179,9 +181,14 @@ class ChunkReader:
         for number in members:
             begin = int(entries["offset"][number]) - extent.start
             stored = block[begin : begin + int(entries["stored_bytes"][number])]
-            fault = fault_of(entries[number], stored)
+            try:
+                fault = self._bases.fault_of(entries[number], stored)
+            except BackendError as error:
+                self._store.backend.stat(key)
+                fault = f"its base cannot be read: {error.reason}"
             if fault is None:
-                outcome.payloads.append(payload_of(entries[number], stored, begins_row=bool(begins[number])))
+                # The destination may not have the base, and must not come to depend on this store.
+                outcome.payloads.append(self._bases.payload(entries[number], stored, begins_row=bool(begins[number])))
             else:
                 outcome.damaged.append((number, fault))
                 outcome.is_index_suspect = True

@@ -13,8 +13,9 @@ from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.digest import DIGEST_BYTES, digest, hex_of
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
 from tensorcas_mlflow.index import Mask, Table, pack_key
-from tensorcas_mlflow.pack import STORED_DIGEST_BYTES, fault_of
+from tensorcas_mlflow.pack import STORED_DIGEST_BYTES
 from tensorcas_mlflow.readplan import plan_reads
+from tensorcas_mlflow.store import protocol as p
 from tensorcas_mlflow.verify._packs import Packs, is_possible
 from tensorcas_mlflow.verify._report import Progress, Watcher, reason_of
 
@@ -74,7 +75,7 @@ def read_chunks(backend: Backend, packs: Packs, choice: Choice, *, decode: bool,
     for row in np.flatnonzero(chosen & ~fits).tolist():
         bad[row] = f"its entry says {entries['raw_bytes'][row]} bytes in {entries['stored_bytes'][row]}"
     rows = np.flatnonzero(chosen & fits)
-    fault = fault_of if decode else _stored_fault
+    fault = p.Bases(backend).fault_of if decode else _stored_fault
 
     def check(place: tuple[int, int, int, Any]) -> tuple[int, list[tuple[int, str]]]:
         pack, start, stop, members = place
@@ -93,7 +94,11 @@ def read_chunks(backend: Backend, packs: Packs, choice: Choice, *, decode: bool,
         found: list[tuple[int, str]] = []
         for row in members.tolist():
             begin = int(entries["offset"][row]) - start
-            reason = fault(entries[row], memoryview(block)[begin : begin + int(entries["stored_bytes"][row])])
+            stored = memoryview(block)[begin : begin + int(entries["stored_bytes"][row])]
+            try:
+                reason = fault(entries[row], stored)
+            except BackendError as error:
+                reason = f"its base cannot be read: {reason_of(error)}"
             if reason is not None:
                 found.append((row, reason))
         return len(block), found

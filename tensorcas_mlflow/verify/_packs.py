@@ -13,7 +13,7 @@ from tensorcas_mlflow.chunking import MAX_CHUNK_BYTES
 from tensorcas_mlflow.codecs import CODECS, MOST_OVERHEAD_BYTES, RAW
 from tensorcas_mlflow.digest import hex_of, unique_rows
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, FormatError
-from tensorcas_mlflow.index import MAX_SEGMENT_BYTES, Mask, Table, make_table, pack_key, read_segment
+from tensorcas_mlflow.index import MAX_SEGMENT_BYTES, Mask, Table, make_table, pack_key, read_segment, with_bases
 from tensorcas_mlflow.pack import MAGIC, Entries
 from tensorcas_mlflow.store import protocol as p
 from tensorcas_mlflow.verify._report import Problem, reason_of
@@ -43,7 +43,7 @@ class Packs:
             elif found is not None:
                 self._tables[name] = found
         self._tables = {name: self._tables[name] for name in there if name in self._tables}
-        self.table = make_table(self._tables)
+        self.table = with_bases(make_table(self._tables))
 
     def check_heads(self) -> None:
         """Look whether packs begin as packs do, which nobody needs to read them."""

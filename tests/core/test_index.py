@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import CorruptError, FormatError, NewerFormatError
-from tensorcas_mlflow.index import EMPTY, Table, make_table, merge_tables, names_of, read_segment, segment_bytes
+from tensorcas_mlflow.index import EMPTY, Table, make_table, merge_tables, read_segment, segment_bytes, with_bases
 from tensorcas_mlflow.pack import DELTA, ENTRY, Entries
 
 
@@ -197,6 +197,7 @@ def test_a_damaged_segment_is_a_table_or_a_format_error(data: st.DataObject) -> 
 
 def as_deltas(made: Entries, base_pack: str, base: bytes = b"base") -> Entries:
     made["codec"] = DELTA
+    made["depth"] = 1
     made["base_pack"] = np.frombuffer(bytes.fromhex(base_pack), np.uint8)
     made["base_digest"] = np.frombuffer(digest(base), np.uint8)
     return made
@@ -213,10 +214,49 @@ def test_a_segment_says_what_deltas_are_to_be_added_to() -> None:
     assert b'"format": 1' in segment_bytes(TABLE)
 
 
-def test_a_delta_does_not_count_where_its_base_cannot_be_had() -> None:
-    found = MIXED.find(digests([1, 2, 3]), lost_bases=names_of([name(7)]))
+def test_a_chunk_is_found_in_the_one_pack_that_is_asked_for() -> None:
+    rows = MIXED.find(digests([2, 2, 3, 9]), packs=np.array([0, 1, 0, 1]))
 
-    assert [None if row < 0 else MIXED.key_of(row) for row in found.tolist()] == [f"packs/{name(7)}.pack"] * 2 + [None]
+    assert [None if row < 0 else MIXED.key_of(row) for row in rows.tolist()] == [
+        f"packs/{name(7)}.pack",
+        f"packs/{name(8)}.pack",
+        None,
+        None,
+    ]
+
+
+def chain(*depths: int) -> Table:
+    """Packs of one chunk each, every one a delta against the next, by the depths that their entries say."""
+    parts = {}
+    for at, depth in enumerate(depths):
+        made = entries([at])
+        if depth:
+            as_deltas(made, name(at + 1), str(at + 1).encode())["depth"] = depth
+        parts[name(at)] = made
+    return make_table(parts)
+
+
+def held(table: Table) -> list[int]:
+    return sorted(with_bases(table).entries["offset"].tolist())
+
+
+def test_a_delta_is_held_where_all_are_that_it_takes() -> None:
+    assert held(chain(2, 1, 0)) == [0, 1, 2]
+    assert held(chain(3, 2, 1)) == []
+    assert held(chain(8, 7, 6, 5, 4, 3, 2, 1, 0)) == list(range(9))
+
+
+def test_a_chain_whose_depths_do_not_descend_is_not_held_beyond_that() -> None:
+    assert held(chain(1, 1, 0)) == [1, 2]
+    assert held(chain(1, 2, 0)) == [1, 2]
+
+
+def test_deltas_that_are_each_others_bases_are_not_held() -> None:
+    ring = make_table(
+        {name(1): as_deltas(entries([1]), name(2), b"2"), name(2): as_deltas(entries([2]), name(1), b"1")}
+    )
+
+    assert held(ring) == []
 
 
 def test_a_changed_base_in_a_segment_is_seen() -> None:

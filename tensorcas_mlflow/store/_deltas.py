@@ -1,0 +1,135 @@
+"""Chunks that are stored as deltas, for those who move packs about and look whether they are sound."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.chunking import MAX_CHUNK_BYTES
+from tensorcas_mlflow.codecs import MOST_OVERHEAD_BYTES, Buffer, encode_best
+from tensorcas_mlflow.errors import BlobNotFoundError, ChunkNotFoundError, CorruptChunkError, CorruptError, FormatError
+from tensorcas_mlflow.index import Table, make_table, pack_key
+from tensorcas_mlflow.pack import Base, Payload, bases_of, decode_chunk, is_base_of, is_delta, payload_of
+from tensorcas_mlflow.store._packs import read_pack_table
+from tensorcas_mlflow.threads import Lock
+
+_MAX_TABLES = 256
+
+
+class Bases:
+    """The bases of deltas, read one by one, each from the pack that its delta names. Shared by threads."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._tables: dict[str, Table] = {}
+        """By pack; a pack's table never changes."""
+        self._lock = Lock()
+
+    def of(self, delta: Any) -> Buffer | None:
+        """Read what a delta is to be added to, and what that takes.
+
+        Args:
+            delta: An entry; for one that is no delta there is none.
+
+        Raises:
+            ChunkNotFoundError: The pack that is to hold the base does not, or is gone.
+            CorruptChunkError: The base is damaged there.
+            CorruptError: The table of the pack is.
+            BackendError: The storage does not give it.
+        """
+        if not is_delta(delta):
+            return None
+        [base] = bases_of(delta.reshape(1))
+        key, text = pack_key(base.pack), base.digest.hex()
+        entry = self._entry(delta, base)
+        n_raw, n_stored = int(entry["raw_bytes"]), int(entry["stored_bytes"])
+        if n_raw > MAX_CHUNK_BYTES or n_stored > 2 * n_raw + MOST_OVERHEAD_BYTES:
+            raise CorruptChunkError(text, key, f"its entry says {n_raw} bytes in {n_stored}")
+        stored = memoryview(bytearray(n_stored))
+        try:
+            self._backend.read_into(key, int(entry["offset"]), stored)
+        except BlobNotFoundError:
+            raise ChunkNotFoundError(text, 1, suspects=(key,)) from None
+        try:
+            return decode_chunk(entry, stored, self.of(entry))
+        except CorruptError:
+            raise
+        except FormatError as error:
+            raise CorruptChunkError(text, key, str(error)) from error
+
+    def packs(self, delta: Any) -> set[str]:
+        """Name the packs that it takes to decode a delta, besides its own; raises as `of`."""
+        packs: set[str] = set()
+        while is_delta(delta):
+            [base] = bases_of(delta.reshape(1))
+            packs.add(base.pack)
+            delta = self._entry(delta, base)
+        return packs
+
+    def payload(self, entry: Any, stored: Buffer, *, begins_row: bool) -> Payload:
+        """Give a chunk as another pack takes it that may not rely on a base: what is a delta is encoded in full.
+
+        Args:
+            entry: Of a pack's table.
+            stored: The bytes that lie where it says, in which no fault was found.
+            begins_row: See `Payload`.
+
+        Raises:
+            FormatError: It is a delta, and with its base it does not make the chunk; or as `of`.
+            NotFoundError: As `of`.
+            BackendError: As `of`.
+        """
+        if not is_delta(entry):
+            return payload_of(entry, stored, begins_row=begins_row)
+        raw = decode_chunk(entry, stored, self.of(entry))
+        codec, typesize, data = encode_best(raw, int(entry["typesize"]))
+        return Payload(
+            digest=entry["digest"].tobytes(),
+            raw_bytes=len(raw),
+            codec=codec,
+            typesize=typesize,
+            data=data,
+            begins_row=begins_row,
+        )
+
+    def fault_of(self, entry: Any, stored: Buffer) -> str | None:
+        """Say what is wrong with a chunk as it is stored, or with the base it needs, if anything is.
+
+        Args:
+            entry: Of a pack's table; what it says is believed of nothing.
+            stored: The bytes that lie where it says.
+
+        Raises:
+            BackendError: The storage does not give its base, which says nothing of what it is.
+        """
+        try:
+            decode_chunk(entry, stored, self.of(entry))
+        except (ChunkNotFoundError, CorruptError) as error:
+            return f"it is a delta, and its base is lost: {error}"
+        except FormatError as error:
+            return str(error)
+        return None
+
+    def _entry(self, delta: Any, base: Base) -> Any:
+        key, text = pack_key(base.pack), base.digest.hex()
+        try:
+            table = self._table(base.pack)
+        except BlobNotFoundError:
+            raise ChunkNotFoundError(text, 1, suspects=(key,)) from None
+        [row] = table.find(np.frombuffer(base.digest, np.uint8).reshape(1, -1)).tolist()
+        if row < 0 or not is_base_of(delta, table.entries[row]):
+            raise ChunkNotFoundError(text, 1, suspects=(key,))
+        return table.entries[row]
+
+    def _table(self, pack: str) -> Table:
+        with self._lock:
+            table = self._tables.get(pack)
+        if table is None:
+            table = make_table({pack: read_pack_table(self._backend, pack)})
+            with self._lock:
+                if len(self._tables) >= _MAX_TABLES:
+                    self._tables.clear()
+                self._tables[pack] = table
+        return table
