@@ -59,6 +59,11 @@ def secrets() -> tuple[str, ...]:
     return tuple(value for name in _SECRETS if len(value := os.environ.get(name, "")) >= _LEAST_SECRET)
 
 
+def policy() -> str:
+    """What a save spends its time on where its caller does not say it: TENSORCAS_POLICY, by default ``balanced``."""
+    return os.environ.get("TENSORCAS_POLICY") or "balanced"
+
+
 def n_threads() -> int:
     """Threads for hashing, encoding and reading: TENSORCAS_THREADS, else one a core, at most 8.
 

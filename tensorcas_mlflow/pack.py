@@ -95,6 +95,10 @@ class PayloadGroup:
     """Whether the group has to begin at a multiple of `RAW_ALIGNMENT`, because a raw tensor begins in it."""
 
 
+Packed = Payload | PayloadGroup
+"""What a pack is written from."""
+
+
 class PackWriter:
     """Lays out one pack: yields its bytes in order, and has its table when they are all drawn."""
 
@@ -106,7 +110,7 @@ class PackWriter:
         """Of rows that are deltas, by number."""
         self.n_bytes = 0
 
-    def pieces(self, payloads: Iterable[Payload | PayloadGroup]) -> Iterator[Buffer]:
+    def pieces(self, payloads: Iterable[Packed]) -> Iterator[Buffer]:
         """Yield a pack's bytes, holding one payload or group at a time."""
         yield MAGIC
         at = len(MAGIC)
@@ -183,7 +187,7 @@ class PackWriter:
 _NUMBERS = ("offset", "stored_bytes", "raw_bytes", "codec", "typesize", "depth")
 
 
-def _is_aligned(payload: Payload | PayloadGroup) -> bool:
+def _is_aligned(payload: Packed) -> bool:
     if isinstance(payload, PayloadGroup):
         return payload.is_aligned
     return payload.codec is RAW and payload.begins_row

@@ -19,8 +19,8 @@ O_BINARY = getattr(os, "O_BINARY", 0)
 MOST_BYTES = 1 << 30
 """Linux reads and writes at most 2 GiB in one call."""
 _EARLY_BYTES = 32 << 20
-"""After so many bytes the system is asked to begin to write them to the disk: it would wait for the fsync, and only then
-begin. Fewer at a time measured slower, and smaller blobs are not worth a call."""
+"""After so many bytes the system is asked to begin to write them to the disk: else it would mostly begin at the fsync.
+Fewer at a time measured slower, and smaller blobs are not worth a call."""
 _SYNC_FILE_RANGE_WRITE = 2
 
 

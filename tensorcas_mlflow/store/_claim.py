@@ -12,7 +12,7 @@ from tensorcas_mlflow.digest import Digests, unique_rows
 from tensorcas_mlflow.hints import hint_bytes
 from tensorcas_mlflow.index import Mask, pack_key, pack_name
 from tensorcas_mlflow.manifest import Manifest
-from tensorcas_mlflow.pack import TARGET_BYTES, PackWriter, Payload, is_delta
+from tensorcas_mlflow.pack import TARGET_BYTES, Packed, PackWriter, PayloadGroup, is_delta
 from tensorcas_mlflow.store._catalog import Catalog
 from tensorcas_mlflow.store._condemned import Condemnation
 from tensorcas_mlflow.store._packs import new_pack_name
@@ -65,7 +65,7 @@ def probe(backend: Backend, catalog: Catalog, digests: Digests, condemned: Conde
         is_known = False
 
 
-def write_packs(backend: Backend, catalog: Catalog, payloads: Iterator[Payload], condemned: Condemnation) -> int:
+def write_packs(backend: Backend, catalog: Catalog, payloads: Iterator[Packed], condemned: Condemnation) -> int:
     """Write chunks into new packs, which are durable when this returns, and the packs into the index.
 
     Args:
@@ -82,7 +82,7 @@ def write_packs(backend: Backend, catalog: Catalog, payloads: Iterator[Payload],
 
 
 def put_packs(
-    backend: Backend, payloads: Iterator[Payload], beside: Iterable[tuple[str, bytes]]
+    backend: Backend, payloads: Iterator[Packed], beside: Iterable[tuple[str, bytes]]
 ) -> dict[str, PackWriter]:
     """Write chunks into new packs, on which nothing but a commit that comes later relies; see `Backend.put_all`.
 
@@ -105,7 +105,7 @@ def put_packs(
     return packs
 
 
-def _new_packs(backend: Backend, payloads: Iterator[Payload]) -> Iterator[tuple[str, PackWriter, Iterator[Buffer]]]:
+def _new_packs(backend: Backend, payloads: Iterator[Packed]) -> Iterator[tuple[str, PackWriter, Iterator[Buffer]]]:
     """Lay out chunks in packs: name, table and bytes of each, which have to be drawn before the next."""
     ahead = _Lookahead(payloads)
     while ahead.has_more():
@@ -136,19 +136,19 @@ def manifest_blob(backend: Backend, catalog: Catalog, manifest: Manifest) -> byt
 class _Lookahead:
     """An iterator of payloads that can be asked whether there is more, and cut into packs."""
 
-    def __init__(self, payloads: Iterator[Payload]) -> None:
+    def __init__(self, payloads: Iterator[Packed]) -> None:
         self._payloads = payloads
-        self._next: Payload | None = None
+        self._next: Packed | None = None
 
     def has_more(self) -> bool:
         if self._next is None:
             self._next = next(self._payloads, None)
         return self._next is not None
 
-    def until(self, n_bytes: int) -> Iterator[Payload]:
+    def until(self, n_bytes: int) -> Iterator[Packed]:
         taken = 0
         while taken < n_bytes and self.has_more():
             assert self._next is not None
             payload, self._next = self._next, None
-            taken += memoryview(payload.data).nbytes
+            taken += payload.n_bytes if isinstance(payload, PayloadGroup) else memoryview(payload.data).nbytes
             yield payload

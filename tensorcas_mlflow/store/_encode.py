@@ -1,110 +1,178 @@
-"""From the chunks of a save to payloads of packs, encoded on all threads."""
+"""From the chunks of a save to what packs hold, encoded on all threads a group at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
+import numpy as np
+
 from tensorcas_mlflow import threads
-from tensorcas_mlflow.codecs import encode_best, load_codecs
+from tensorcas_mlflow.codecs import RAW, Buffer, Codec, encode_best, load_codecs
 from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import ConflictError
-from tensorcas_mlflow.pack import Payload
-from tensorcas_mlflow.store._sources import Source
+from tensorcas_mlflow.pack import ENTRY, RAW_ALIGNMENT, STORED_DIGEST_BYTES, PayloadGroup
+from tensorcas_mlflow.store._policy import Policy
+from tensorcas_mlflow.store._sources import Pieces, Source
 
-_GROUP_BYTES = 64 << 10
-"""Pieces of so many bytes together are one thread's task: to hand one over takes as long as to encode a small one."""
-_MAX_GROUP_PIECES = 1 << 10
+GROUP_BYTES = 1 << 20
+"""Chunks of so many bytes together are one thread's task: enough to make its handing over cheap, and few enough that
+the bytes are still in a core's cache when they are hashed, encoded and written."""
+GROUP_PIECES = 1 << 10
+_SMALL_BYTES = 8 << 10
+"""Of smaller chunks, where there are many, some are encoded to see whether it pays for the others."""
+_SAMPLED = 32
+"""One chunk in so many is a sample."""
+_LEAST_GAIN = 1 / 8
+"""Small chunks are encoded one by one only if that saves so much of the samples: each costs tens of microseconds."""
+_JOINED_BYTES = 16 << 10
+"""Parts that are smaller on average are joined: to write each by itself would take longer."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """One chunk to be encoded."""
-
-    digest: bytes
-    data: Any
-    itemsize: int
-    """Size of an element; 1 for text."""
-    begins_row: bool
-    origin: str | None
-    """Whose bytes these are, if somebody else may change them; None for bytes that nobody else has."""
-
-
-def encode_pieces(pieces: Iterable[Piece]) -> Iterator[Payload]:
-    """Encode chunks.
-
-    Yields:
-        Payloads in the order of the pieces, a bounded number of them and of bytes ahead of the caller.
-
-    Raises:
-        ConflictError: Bytes are no longer those that were hashed.
-    """
-    load_codecs()
-    for payloads in threads.ordered_map(_encode_group, _groups(pieces)):
-        yield from payloads
+OriginOf = Callable[[int], "str | None"]
 
 
-def encode_chunks(source: Source, chunks: Any) -> Iterator[Payload]:
+def encode_chunks(source: Source, chunks: Any, policy: Policy) -> Iterator[PayloadGroup]:
     """Encode some chunks of a source.
 
     Args:
         source: Where the bytes are.
         chunks: Which: ascending numbers, counted over all rows.
+        policy: What to spend time on.
+
+    Yields:
+        Groups, in the order of the chunks.
 
     Raises:
         ConflictError: The bytes are no longer those that were hashed.
     """
-
-    def pieces() -> Iterator[Piece]:
-        for row, wanted in source.by_row(chunks):
-            numbers = wanted.tolist()
-            digests, itemsize, origin = source.rows[row].digests, source.itemsize(row), source.origin(row)
-            for nth, (number, data) in enumerate(zip(numbers, source.chunks(row, numbers), strict=True)):
-                yield Piece(
-                    digest=digests[number].tobytes(), data=data, itemsize=itemsize, begins_row=nth == 0, origin=origin
-                )
-
-    # Where nothing is new no codec is imported either.
-    return encode_pieces(pieces()) if len(chunks) else iter(())
+    if not len(chunks):
+        return  # no codec is imported either
+    columns = source.columns
+    is_text = np.array([name is None or name[0] in "SU" for name in columns.dtypes], dtype=bool)[columns.dtype]
+    groups = source.pieces(chunks, most_bytes=GROUP_BYTES, most=GROUP_PIECES)
+    yield from encode_pieces(groups, policy, is_text=is_text, origin=source.origin if source.is_live else None)
 
 
-def _groups(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Put neighbouring pieces together, each large one by itself."""
-    group: list[Piece] = []
-    n_bytes = 0
-    for piece in pieces:
-        n_piece_bytes = memoryview(piece.data).nbytes
-        if group and (n_bytes + n_piece_bytes > _GROUP_BYTES or len(group) == _MAX_GROUP_PIECES):
-            yield group
-            group, n_bytes = [], 0
-        if piece.origin is not None and n_piece_bytes < _GROUP_BYTES:
-            # A small piece may be a view of a large array that was copied for it, and many of them would be kept.
-            piece = replace(piece, data=bytes(piece.data))
-        group.append(piece)
-        n_bytes += n_piece_bytes
-    if group:
-        yield group
+def encode_pieces(
+    groups: Iterable[Pieces], policy: Policy, *, is_text: Any = None, origin: OriginOf | None = None
+) -> Iterator[PayloadGroup]:
+    """Encode groups of chunks.
+
+    Args:
+        groups: Drawn from only as results are taken, so that memory stays bounded.
+        policy: What to spend time on.
+        is_text: For each row whether it is text, or bytes that are no tensor. Unless given, by the size of elements.
+        origin: Says whose bytes a row's are, if somebody else may change them; None if nobody else has them.
+
+    Yields:
+        What a pack takes, a group for each.
+
+    Raises:
+        ConflictError: Bytes are no longer those that were hashed.
+    """
+    load_codecs()
+    yield from threads.ordered_map(partial(_encode, policy=policy, is_text=is_text, origin=origin), groups)
 
 
-def _encode_group(group: list[Piece]) -> list[Payload]:
-    return [_encode(piece) for piece in group]
+def groups_of(sizes: Any) -> Iterator[slice]:
+    """Part chunks, given by their sizes, into neighbours that are encoded together."""
+    ends = np.cumsum(sizes)
+    begin = 0
+    while begin < len(ends):
+        before = int(ends[begin - 1]) if begin else 0
+        end = max(int(np.searchsorted(ends, before + GROUP_BYTES, side="right")), begin + 1)
+        end = min(end, begin + GROUP_PIECES)
+        yield slice(begin, end)
+        begin = end
 
 
-def _encode(piece: Piece) -> Payload:
-    raw = piece.data
-    if piece.origin is not None:
-        # The array may be a live model's. Bytes stored under another's digest would spoil every checkpoint that shares
-        # the chunk, so what is checked and stored is a copy.
-        raw = bytes(raw)
-        if digest(raw) != piece.digest:
-            raise ConflictError(f"{piece.origin} was changed while it was saved: save it again")
-    codec, typesize, data = encode_best(raw, piece.itemsize)
-    return Payload(
-        digest=piece.digest,
-        raw_bytes=len(raw),
-        codec=codec,
-        typesize=typesize,
-        data=data,
-        begins_row=piece.begins_row,
-    )
+def _encode(pieces: Pieces, *, policy: Policy, is_text: Any, origin: OriginOf | None) -> PayloadGroup:
+    data = pieces.data if origin is None else _checked_copies(pieces, origin)
+    text = pieces.itemsizes == 1 if is_text is None else is_text[pieces.rows]
+    encoded = _encoded(data, pieces.itemsizes, text, policy)
+    n_raw = np.fromiter(map(len, data), dtype=np.int64, count=len(data))
+    return _laid_out(encoded, n_raw, pieces)
+
+
+def _checked_copies(pieces: Pieces, origin: OriginOf) -> list[Any]:
+    """Copy chunks, and see that the copies are what was hashed.
+
+    The arrays may be a live model's. Bytes stored under another's digest would spoil every checkpoint that shares
+    the chunk, so what is checked and stored is a copy.
+
+    Raises:
+        ConflictError: They are not.
+    """
+    sizes = [memoryview(piece).nbytes for piece in pieces.data]
+    ends = np.cumsum(sizes).tolist()
+    if ends[-1] < _JOINED_BYTES * len(sizes):
+        block = memoryview(b"".join(pieces.data))
+    else:
+        # Unlike other ways to copy, this one lets the other threads go on.
+        block = np.concatenate([np.frombuffer(piece, np.uint8) for piece in pieces.data]).data
+    copies = [block[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+    actual = np.frombuffer(b"".join(map(digest, copies)), np.uint8).reshape(pieces.digests.shape)
+    changed = np.flatnonzero((actual != pieces.digests).any(axis=1))
+    if len(changed):
+        raise ConflictError(f"{origin(int(pieces.rows[changed[0]]))} was changed while it was saved: save it again")
+    return copies
+
+
+_Encoded = tuple[Codec, int, Buffer]
+"""The codec of a chunk, the typesize it was told, and the payload."""
+
+
+def _encoded(data: list[Any], itemsizes: Any, is_text: Any, policy: Policy) -> list[_Encoded]:
+    """Encode chunks: the one place where it is decided how."""
+    out: list[_Encoded] = [(RAW, 1, raw) for raw in data]
+    candidates = np.flatnonzero(is_text) if policy is Policy.FAST else np.arange(len(data))
+    small = candidates[[len(data[at]) < _SMALL_BYTES and not is_text[at] for at in candidates.tolist()]]
+    if len(small) > _SAMPLED:
+        samples = small[::_SAMPLED].tolist()
+        n_stored = sum([len(encode_best(data[at], int(itemsizes[at]))[2]) for at in samples])
+        if n_stored > (1 - _LEAST_GAIN) * sum([len(data[at]) for at in samples]):
+            candidates = np.setdiff1d(candidates, small, assume_unique=True)
+    for at in candidates.tolist():
+        out[at] = encode_best(data[at], int(itemsizes[at]))
+    return out
+
+
+def _laid_out(encoded: list[_Encoded], n_raw: Any, pieces: Pieces) -> PayloadGroup:
+    """Lay out encoded chunks: a tensor whose first chunk is stored raw begins at a multiple of 64."""
+    codecs, typesizes, stored = zip(*encoded, strict=True)
+    entries = np.zeros(len(stored), dtype=ENTRY)
+    entries["digest"] = pieces.digests
+    entries["stored_digest"] = pieces.digests[:, :STORED_DIGEST_BYTES]
+    entries["codec"] = [codec.number for codec in codecs]
+    entries["typesize"] = typesizes
+    entries["raw_bytes"] = n_raw
+    sizes = np.fromiter(map(len, stored), dtype=np.int64, count=len(stored))
+    entries["stored_bytes"] = sizes
+    is_raw = entries["codec"] == RAW.number
+    for at in np.flatnonzero(~is_raw).tolist():
+        entries["stored_digest"][at] = np.frombuffer(digest(stored[at])[:STORED_DIGEST_BYTES], np.uint8)
+    is_aligned = is_raw & pieces.begins_row
+    offsets, gaps = _offsets(sizes, is_aligned)
+    entries["offset"] = offsets
+    n_bytes = int(offsets[-1] + sizes[-1])
+    parts: list[Any] = list(stored)
+    if gaps.any():
+        parts = [part for gap, payload in zip(gaps.tolist(), stored, strict=True) for part in (bytes(gap), payload)]
+    if n_bytes < _JOINED_BYTES * len(stored):
+        parts = [b"".join(parts)]
+    return PayloadGroup(entries=entries, parts=parts, n_bytes=n_bytes, is_aligned=bool(is_aligned.any()))
+
+
+def _offsets(sizes: Any, is_aligned: Any) -> tuple[Any, Any]:
+    """Say where payloads begin that lie one after the other, some at multiples of 64, and the gap before each."""
+    if not is_aligned.any():
+        return np.cumsum(sizes) - sizes, np.zeros_like(sizes)
+    # What begins aligned, and all up to the next that does, is a run; each run but the last is filled up.
+    begins = np.flatnonzero(is_aligned | (np.arange(len(sizes)) == 0))
+    n_bytes = np.add.reduceat(sizes, begins)
+    filled = -(-n_bytes // RAW_ALIGNMENT) * RAW_ALIGNMENT
+    shift = np.cumsum(filled - n_bytes) - (filled - n_bytes)
+    n_members = np.diff(begins, append=len(sizes))
+    offsets = np.cumsum(sizes) - sizes + np.repeat(shift, n_members)
+    return offsets, np.diff(offsets, prepend=0) - np.concatenate(([0], sizes[:-1]))

@@ -30,8 +30,9 @@ from tensorcas_mlflow.manifest import Row
 from tensorcas_mlflow.store._catalog import Catalog
 from tensorcas_mlflow.store._claim import Intent, declare, probe, write_packs
 from tensorcas_mlflow.store._condemned import read_condemned
-from tensorcas_mlflow.store._encode import Piece, encode_pieces
-from tensorcas_mlflow.store._sources import Source
+from tensorcas_mlflow.store._encode import encode_pieces, groups_of
+from tensorcas_mlflow.store._policy import Policy
+from tensorcas_mlflow.store._sources import Pieces, Source
 from tensorcas_mlflow.tensor import Spec
 
 _log = logging.getLogger(__name__)
@@ -257,21 +258,25 @@ class Ingest:
         never = f"{uuid.uuid4().hex}{uuid.uuid4().hex}"
         self._intents.append(declare(self._backend, never, unique))
         condemned = read_condemned(self._backend)
-        new = np.sort(first[probe(self._backend, self._catalog, unique, condemned)]).tolist()
-        if not new:
+        new = np.sort(first[probe(self._backend, self._catalog, unique, condemned)])
+        if not len(new):
             return
-        self.n_new_bytes += sum(len(batch.pieces[at]) for at in new)
-        pieces = (
-            Piece(
-                digest=digests[at].tobytes(),
-                data=batch.pieces[at],
-                itemsize=batch.itemsizes[at],
-                begins_row=batch.begins_row[at],
-                origin=None,
+        sizes = np.fromiter(map(len, batch.pieces), dtype=np.int64, count=len(batch.pieces))[new]
+        self.n_new_bytes += int(sizes.sum())
+        itemsizes, begins_row = np.array(batch.itemsizes), np.array(batch.begins_row)
+        groups = (
+            Pieces(
+                chunks=numbers,
+                rows=None,
+                data=[batch.pieces[at] for at in numbers.tolist()],
+                digests=digests[numbers],
+                itemsizes=itemsizes[numbers],
+                begins_row=begins_row[numbers],
             )
-            for at in new
+            for numbers in (new[part] for part in groups_of(sizes))
         )
-        self.n_stored_bytes += write_packs(self._backend, self._catalog, encode_pieces(pieces), condemned)
+        payloads = encode_pieces(groups, Policy.of(None))
+        self.n_stored_bytes += write_packs(self._backend, self._catalog, payloads, condemned)
 
 
 class StreamSource(Source):

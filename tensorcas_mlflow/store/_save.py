@@ -28,11 +28,12 @@ from tensorcas_mlflow.errors import (
 )
 from tensorcas_mlflow.index import Mask
 from tensorcas_mlflow.manifest import Manifest
-from tensorcas_mlflow.pack import Payload
+from tensorcas_mlflow.pack import PayloadGroup
 from tensorcas_mlflow.store._catalog import Catalog
 from tensorcas_mlflow.store._claim import Intent, declare, manifest_blob, probe, publish, put_packs
 from tensorcas_mlflow.store._condemned import Condemnation, read_condemned
 from tensorcas_mlflow.store._encode import encode_chunks
+from tensorcas_mlflow.store._policy import Policy
 from tensorcas_mlflow.store._records import Ref, RefTarget, new_ref, ref_bytes
 from tensorcas_mlflow.store._sources import NoSource, Source
 
@@ -49,7 +50,15 @@ class PendingSave:
     that is left uncommitted is abandoned, and the next collection removes what it wrote.
     """
 
-    def __init__(self, backend: Backend, catalog: Catalog, manifest: Manifest, source: Source) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        catalog: Catalog,
+        manifest: Manifest,
+        source: Source,
+        *,
+        policy: Policy = Policy.BALANCED,
+    ) -> None:
         """Find out what is new; see `Store.begin_checkpoint`."""
         self.manifest = manifest
         self.n_stored_bytes = 0
@@ -57,6 +66,7 @@ class PendingSave:
         self._backend = backend
         self._catalog = catalog
         self._source = source
+        self._policy = policy
         self._unique, self._first, _ = unique_rows(manifest.digests)
         self._manifest_name = ""
         self._intent: Intent | None = None
@@ -172,13 +182,13 @@ class PendingSave:
         # Far away a manifest's blob says where its chunks lie, which is known only when they are there.
         is_together = not self._backend.is_remote
         if self._missing is not None:
-            payloads = encode_chunks(self._source, self._new_chunks())
+            payloads = encode_chunks(self._source, self._new_chunks(), self._policy)
             self._put(payloads, with_manifest=is_together and not self._has_manifest)
             self._missing = None
         if not self._has_manifest:
             self._put(iter(()), with_manifest=True)
 
-    def _put(self, payloads: Iterator[Payload], *, with_manifest: bool) -> None:
+    def _put(self, payloads: Iterator[PayloadGroup], *, with_manifest: bool) -> None:
         key = f"manifests/{self._manifest_name}"
         beside = {key: manifest_blob(self._backend, self._catalog, self.manifest)} if with_manifest else {}
         packs = put_packs(self._backend, payloads, beside.items())

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,25 @@ from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.chunking import chunk_ends
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest_all
 from tensorcas_mlflow.errors import ChunkNotFoundError, FencedError
-from tensorcas_mlflow.manifest import Row
+from tensorcas_mlflow.manifest import Columns, Row, Rows
 from tensorcas_mlflow.tensor import Spec, bytes_of, pieces_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pieces:
+    """Some chunks of a source and their bytes, one entry a chunk."""
+
+    chunks: Any
+    """Their numbers, counted over all rows, ascending."""
+    rows: Any
+    """Of which row each is."""
+    data: list[Any]
+    """Their bytes: a buffer each."""
+    digests: Digests
+    itemsizes: Any
+    """Size of an element of each, for codecs; 1 for text."""
+    begins_row: Any
+    """Whether each is the first of its row among all that were asked for."""
 
 
 class Source(ABC):
@@ -23,6 +42,13 @@ class Source(ABC):
     rows: Sequence[Row]
     sizes: Any
     """Sizes of the chunks of all rows, one after the other: an int64 array."""
+    is_live: bool = False
+    """Whether the bytes may have been changed since they were hashed: then whoever stores them hashes them again."""
+
+    @cached_property
+    def columns(self) -> Columns:
+        """The rows, column by column."""
+        return self.rows.columns if isinstance(self.rows, Rows) else Columns.of(self.rows)
 
     @abstractmethod
     def chunks(self, row: int, wanted: Sequence[int]) -> Iterator[Any]:
@@ -47,6 +73,35 @@ class Source(ABC):
             row = int(row_of[begin])
             yield row, chunks[begin:end] - row_begin[row]
 
+    def pieces(self, chunks: Any, *, most_bytes: int, most: int) -> Iterator[Pieces]:
+        """Yield chunks again, many at a time.
+
+        Args:
+            chunks: Which: ascending numbers, counted over all rows.
+            most_bytes: How many bytes are given together at most, unless it is a single chunk.
+            most: How many chunks are given together at most.
+        """
+        rows = self.columns.rows_of(chunks)
+        begins_row = np.diff(rows, prepend=-1) != 0
+        itemsizes = np.array([self.itemsize(row) for row in rows.tolist()], dtype=np.int64)
+        data = (piece for row, wanted in self.by_row(chunks) for piece in self.chunks(row, wanted.tolist()))
+        ends = np.cumsum(self.sizes[chunks])
+        begin = 0
+        while begin < len(chunks):
+            before = int(ends[begin - 1]) if begin else 0
+            end = min(max(int(np.searchsorted(ends, before + most_bytes, side="right")), begin + 1), begin + most)
+            end = min(end, len(chunks))
+            part = slice(begin, end)
+            yield Pieces(
+                chunks=chunks[part],
+                rows=rows[part],
+                data=list(islice(data, end - begin)),
+                digests=self.columns.digests[chunks[part]],
+                itemsizes=itemsizes[part],
+                begins_row=begins_row[part],
+            )
+            begin = end
+
     def detached(self, chunks: Any) -> Source:
         """Copy some chunks, given by ascending numbers over all rows, so that this source's own bytes may change."""
         return _CopiedSource(self, chunks)
@@ -59,6 +114,7 @@ class _CopiedSource(Source):
         self.rows = source.rows
         self.sizes = source.sizes
         # The bytes may have been changed between hashing and copying.
+        self.is_live = source.is_live
         self._origins = [source.origin(row) for row in range(len(self.rows))]
         self._copies = {
             (row, number): bytes(piece)
@@ -79,6 +135,8 @@ class _CopiedSource(Source):
 
 class TensorSource(Source):
     """Arrays in memory. They are viewed, not copied, where they lie in C order."""
+
+    is_live = True
 
     def __init__(self, tensors: Mapping[str, Array], cuts: Mapping[str, Sequence[int]], chunk_bytes: int) -> None:
         """Hash all arrays.

@@ -31,6 +31,7 @@ from tensorcas_mlflow.store._find import OpenStores, check_free
 from tensorcas_mlflow.store._format import FORMAT, new_format, parse_format
 from tensorcas_mlflow.store._ingest import Ingest
 from tensorcas_mlflow.store._keys import STAND_INS, artifact_key, artifact_prefix
+from tensorcas_mlflow.store._policy import Policy
 from tensorcas_mlflow.store._read import ChunkReader
 from tensorcas_mlflow.store._records import (
     MAX_REF_BYTES,
@@ -174,6 +175,7 @@ class Store:
         flavor: str | None = None,
         cuts: Mapping[str, Sequence[int]] | None = None,
         metadata: Mapping[str, Any] | None = None,
+        policy: Policy | str | None = None,
     ) -> PendingSave:
         """Store arrays, writing only chunks the store does not hold.
 
@@ -183,12 +185,13 @@ class Store:
             cuts: For some of them, rows of axis 0 at which a chunk ends; see `Adapter.cuts`.
             metadata: Plain JSON values to keep in the manifest. What tells one save from another (a time, a step) is
                 for the ref: in here it would keep equal checkpoints from sharing one manifest.
+            policy: What to spend time on: ``fast``, ``balanced`` or ``small``; unless given, as TENSORCAS_POLICY says.
 
         Raises:
-            ValueError: A name, dtype or cut cannot be stored.
+            ValueError: A name, dtype or cut cannot be stored, or there is no such policy.
             BackendError: The storage failed; what was written is garbage and nothing is lost.
         """
-        return _written(self.begin_checkpoint(tensors, flavor=flavor, cuts=cuts, metadata=metadata))
+        return _written(self.begin_checkpoint(tensors, flavor=flavor, cuts=cuts, metadata=metadata, policy=policy))
 
     def begin_checkpoint(
         self,
@@ -197,8 +200,10 @@ class Store:
         flavor: str | None = None,
         cuts: Mapping[str, Sequence[int]] | None = None,
         metadata: Mapping[str, Any] | None = None,
+        policy: Policy | str | None = None,
     ) -> PendingSave:
         """Hash arrays and look which chunks the store holds, but write none yet; else as `write_checkpoint`."""
+        chosen = Policy.of(policy)
         source = TensorSource(tensors, cuts or {}, self.chunk_bytes)
         manifest = Manifest(
             kind="checkpoint",
@@ -208,7 +213,7 @@ class Store:
             metadata=metadata or {},
             rows=source.rows,
         )
-        return PendingSave(self.backend, self.catalog, manifest, source)
+        return PendingSave(self.backend, self.catalog, manifest, source, policy=chosen)
 
     def write_file(self, path: Path) -> PendingSave:
         """Store a file of any kind; raises as `write_stream`, and OSError if the file cannot be read."""
@@ -231,7 +236,7 @@ class Store:
             manifest = Manifest(
                 kind="file", chunk_bytes=self.chunk_bytes, store_id=self.id, flavor=None, rows=rows.rows
             )
-            save = _written(PendingSave(self.backend, self.catalog, manifest, rows))
+            save = _written(PendingSave(self.backend, self.catalog, manifest, rows, policy=Policy.of(None)))
             save.n_new_bytes += ingest.n_new_bytes
             save.n_stored_bytes += ingest.n_stored_bytes
             return save

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
 
+from tensorcas_mlflow.codecs import RAW, SHUFFLE_ZSTD, ZSTD
 from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import ConflictError
-from tensorcas_mlflow.store._encode import _GROUP_BYTES, _MAX_GROUP_PIECES, Piece, encode_pieces
+from tensorcas_mlflow.pack import PackWriter, PayloadGroup, fault_of, read_table
+from tensorcas_mlflow.store._encode import GROUP_BYTES, GROUP_PIECES, encode_chunks, encode_pieces, groups_of
+from tensorcas_mlflow.store._policy import Policy
+from tensorcas_mlflow.store._sources import Pieces, TensorSource
 
-SIZES = [1, 40, 5000, _GROUP_BYTES - 1, 30, _GROUP_BYTES, 7, 3 * _GROUP_BYTES, *[8] * (_MAX_GROUP_PIECES + 3)]
+Data = bytes | memoryview
+SIZES = [1, 40, 5000, GROUP_BYTES - 1, 30, GROUP_BYTES, 7, 3 * GROUP_BYTES, *[8] * (GROUP_PIECES + 3)]
 
 
 @pytest.fixture(autouse=True, params=["1", "3"])
@@ -19,38 +24,138 @@ def n_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("TENSORCAS_THREADS", request.param)
 
 
-def piece(data: bytes | memoryview, *, origin: str | None = None) -> Piece:
-    return Piece(digest=digest(data), data=data, itemsize=4, begins_row=True, origin=origin)
+def pieces(data: Sequence[Data], *, itemsize: int = 4, begins_row: Sequence[bool] | None = None) -> Pieces:
+    return Pieces(
+        chunks=np.arange(len(data)),
+        rows=np.arange(len(data)),
+        data=list(data),
+        digests=np.frombuffer(b"".join(map(digest, data)), np.uint8).reshape(-1, 32),
+        itemsizes=np.full(len(data), itemsize),
+        begins_row=np.ones(len(data), dtype=bool) if begins_row is None else np.array(begins_row),
+    )
 
 
-def test_payloads_come_in_the_order_of_the_pieces_whatever_their_sizes() -> None:
+def grouped(contents: Sequence[bytes]) -> Iterator[Pieces]:
+    for part in groups_of([len(content) for content in contents]):
+        yield pieces(contents[part])
+
+
+def packed(groups: Sequence[PayloadGroup]) -> tuple[bytes, list[bytes], list[int]]:
+    """The bytes of a pack, and of each entry what is stored there and its codec; all are right."""
+    blob = b"".join(bytes(piece) for piece in PackWriter().pieces(groups))
+    entries = read_table("packs/x.pack", len(blob), lambda start, stop: blob[start:stop])
+    stored = [blob[int(e["offset"]) : int(e["offset"]) + int(e["stored_bytes"])] for e in entries]
+    assert [fault_of(entry, data) for entry, data in zip(entries, stored, strict=True)] == [None] * len(entries)
+    for entry, data in zip(entries, stored, strict=True):
+        assert entry["stored_digest"].tobytes() == digest(data)[:16]
+    return blob, stored, entries["codec"].tolist()
+
+
+def weights(n: int, seed: int = 0) -> np.ndarray:
+    return (np.random.default_rng(seed).standard_normal(n) * 0.02).astype(np.float32)
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_chunks_come_in_their_order_whatever_their_sizes(policy: Policy) -> None:
     contents = [np.random.default_rng(nth).bytes(size) for nth, size in enumerate(SIZES)]
 
-    payloads = list(encode_pieces(piece(content) for content in contents))
+    groups = list(encode_pieces(grouped(contents), policy))
 
-    assert [payload.digest for payload in payloads] == [digest(content) for content in contents]
-    assert [payload.raw_bytes for payload in payloads] == SIZES
+    entries = np.concatenate([group.entries for group in groups])
+    assert [row.tobytes() for row in entries["digest"]] == [digest(content) for content in contents]
+    assert entries["raw_bytes"].tolist() == SIZES
+    packed(groups)
 
 
-def test_pieces_are_drawn_only_as_payloads_are_taken() -> None:
+def test_groups_are_drawn_only_as_results_are_taken() -> None:
     n_drawn = 0
 
-    def pieces() -> Iterator[Piece]:
+    def groups() -> Iterator[Pieces]:
         nonlocal n_drawn
         for nth in range(100_000):
             n_drawn += 1
-            yield piece(b"%1000d" % nth)
+            yield pieces([b"%1000d" % nth])
 
-    next(encode_pieces(pieces()))
+    next(encode_pieces(groups(), Policy.BALANCED))
 
-    assert n_drawn < 2000
+    assert n_drawn < 100
 
 
-@pytest.mark.parametrize("n_bytes", [100, 2 * _GROUP_BYTES])
+@pytest.mark.parametrize("n_bytes", [100, 2 * GROUP_BYTES])
 def test_bytes_that_are_not_those_that_were_hashed_are_refused(n_bytes: int) -> None:
     data = bytearray(n_bytes)
-    changed = piece(memoryview(data), origin="tensor 'a'")
+    group = pieces([b"before", memoryview(data), b"after"])
     data[7] = 1
 
-    with pytest.raises(ConflictError, match="tensor 'a' was changed while it was saved"):
-        list(encode_pieces([piece(b"before"), changed, piece(b"after")]))
+    with pytest.raises(ConflictError, match="tensor '1' was changed while it was saved"):
+        list(encode_pieces([group], Policy.BALANCED, origin=lambda row: f"tensor '{row}'"))
+
+
+@pytest.mark.parametrize("n_bytes", [100, 2 * GROUP_BYTES])
+def test_what_is_stored_of_a_live_array_is_a_copy(n_bytes: int) -> None:
+    data = bytearray(n_bytes)
+    [group] = encode_pieces([pieces([memoryview(data)])], Policy.FAST, origin=str)
+    data[7] = 1
+
+    assert packed([group])[1] == [bytes(n_bytes)]
+
+
+def test_raw_tensors_begin_at_multiples_of_64_and_their_chunks_lie_adjacent() -> None:
+    contents = [np.random.default_rng(nth).bytes(size) for nth, size in enumerate([10, 70, 100, 3, 64, 1])]
+    begins_row = [True, False, True, True, False, True]
+
+    [group] = encode_pieces([pieces(contents, begins_row=begins_row)], Policy.FAST)
+
+    assert group.entries["offset"].tolist() == [0, 10, 128, 256, 259, 384]
+    assert group.is_aligned
+    assert group.n_bytes == 385
+
+
+def test_what_goes_on_with_a_tensor_lies_next_to_what_came_before() -> None:
+    first, second = np.random.default_rng(0).bytes(100), np.random.default_rng(1).bytes(100)
+    groups = list(encode_pieces([pieces([first]), pieces([second], begins_row=[False])], Policy.FAST))
+
+    blob, _, _ = packed(groups)
+
+    assert blob[64:264] == first + second
+
+
+def test_a_fast_save_leaves_tensors_as_they_are_and_compresses_text() -> None:
+    tensors = {"w": weights(70_000), "n": np.zeros(5000, np.int8), "t": np.array(["some text"] * 100)}
+    source = TensorSource(tensors, {}, 1 << 18)
+
+    groups = list(encode_chunks(source, np.arange(len(source.sizes)), Policy.FAST))
+
+    assert packed(groups)[2] == [RAW.number, RAW.number, RAW.number, ZSTD.number]
+
+
+def test_a_balanced_save_compresses_tensors() -> None:
+    source = TensorSource({"w": weights(70_000)}, {}, 1 << 18)
+
+    groups = list(encode_chunks(source, np.arange(2), Policy.BALANCED))
+
+    assert packed(groups)[2] == [SHUFFLE_ZSTD.number] * 2
+
+
+def test_small_chunks_of_which_samples_do_not_shrink_are_left_raw() -> None:
+    gained, lost = [weights(200, nth) for nth in range(100)], [bytes(100)] * 100
+
+    codecs = [
+        packed(list(encode_pieces([pieces([bytes(memoryview(each).cast("B")) for each in many])], Policy.BALANCED)))[2]
+        for many in (gained, lost)
+    ]
+
+    assert set(codecs[0]) == {RAW.number}
+    assert set(codecs[1]) == {ZSTD.number}
+
+
+def test_a_policy_is_named_by_the_caller_or_else_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TENSORCAS_POLICY", raising=False)
+    default = Policy.of(None)
+    monkeypatch.setenv("TENSORCAS_POLICY", "fast")
+
+    assert default is Policy.BALANCED
+    assert Policy.of(None) is Policy.FAST
+    assert Policy.of("small") is Policy.SMALL
+    with pytest.raises(ValueError, match="a policy is fast, balanced, small, not 'tiny'"):
+        Policy.of("tiny")
