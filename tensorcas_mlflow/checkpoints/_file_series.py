@@ -21,7 +21,7 @@ from tensorcas_mlflow.checkpoints._runs import RunRoot
 from tensorcas_mlflow.checkpoints._series import FOLDER, Checkpoint, Saving, Series, step_named
 from tensorcas_mlflow.errors import BlobNotFoundError, CheckpointExistsError, ConflictError
 from tensorcas_mlflow.manifest import Manifest
-from tensorcas_mlflow.store import PAYLOAD_FILE, TensorsFile, write_payload
+from tensorcas_mlflow.store import PAYLOAD_FILE, Policy, TensorsFile, write_payload
 from tensorcas_mlflow.tensors_file import HEADER_BYTES, MAGIC
 
 
@@ -56,6 +56,7 @@ class FileSeries(Series):
         flavor: str,
         cuts: Mapping[str, Sequence[int]] | None,
         overwrite: bool,
+        policy: Policy,
     ) -> Saving:
         scratch = TemporaryDirectory(prefix="tensorcas-")
         try:

@@ -23,6 +23,7 @@ from tensorcas_mlflow.checkpoints._runs import run_to_write
 from tensorcas_mlflow.checkpoints._series import DEFAULT_NAME, Saving, Series
 from tensorcas_mlflow.checkpoints._show import log_figures
 from tensorcas_mlflow.errors import CheckpointExistsError
+from tensorcas_mlflow.store import Policy
 
 _NO_METRIC = re.compile(r"[^A-Za-z0-9_. -]")
 """What MLflow does not take in a metric's name, and what would part it."""
@@ -70,6 +71,7 @@ def log_checkpoint(
     overwrite: bool = False,
     keep: Keep | None = None,
     log_metrics: bool | None = None,
+    policy: str | None = None,
 ) -> CheckpointInfo:
     """Log a state as a step of a run, storing only what no earlier checkpoint or model of the store holds.
 
@@ -90,6 +92,9 @@ def log_checkpoint(
         log_metrics: Whether to log ``tensorcas/bytes_total``, ``tensorcas/bytes_new`` and ``tensorcas/saved_ratio``, as
             far as they are known, as metrics of the step, in the background; those of a series of another name as
             ``tensorcas/<name>/…``. Unless given, as TENSORCAS_LOG_METRICS says, by default yes.
+        policy: What to spend time on: ``fast`` stores tensors as they are, ``balanced`` compresses what shrinks at the
+            speed of a disk, ``small`` takes longer for fewer bytes. It changes nothing about what is loaded. Unless
+            given, as TENSORCAS_POLICY says, by default ``balanced``.
 
     Raises:
         mlflow.exceptions.MlflowException: The step is there already, an earlier save in the background has failed, the
@@ -98,6 +103,7 @@ def log_checkpoint(
     began = time.perf_counter()
     saves.wait()
     step = as_step(step)
+    chosen = Policy.of(policy)
     series = series_of(run_to_write(run_id), name, create=True)
     # It is looked at again by the commit; here it spares taking apart what is refused.
     if not overwrite and series.has(step):
@@ -107,7 +113,9 @@ def log_checkpoint(
     tracking_uri = mlflow.get_tracking_uri()
     adapter = adapter_for(state)
     tensors = adapter.extract(state)
-    saving = series.begin(step, tensors, flavor=adapter.name, cuts=adapter.cuts(tensors), overwrite=overwrite)
+    saving = series.begin(
+        step, tensors, flavor=adapter.name, cuts=adapter.cuts(tensors), overwrite=overwrite, policy=chosen
+    )
     try:
         finish = _Finish(
             series=series,

@@ -14,6 +14,7 @@ from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.checkpoints._runs import RunRoot
 from tensorcas_mlflow.errors import CheckpointNotFoundError
 from tensorcas_mlflow.manifest import Manifest
+from tensorcas_mlflow.store import Policy
 
 DEFAULT_NAME = "checkpoint"
 """What a series is called that nobody has given a name."""
@@ -103,11 +104,13 @@ class Series(ABC):
         flavor: str,
         cuts: Mapping[str, Sequence[int]] | None,
         overwrite: bool,
+        policy: Policy,
     ) -> Saving:
         """Begin to save a step; see `Store.begin_checkpoint`.
 
         Args:
             overwrite: Whether it may take the place of one that is there.
+            policy: What to spend time on, where the series is kept by a store.
         """
 
     def artifact(self, step: int) -> str:

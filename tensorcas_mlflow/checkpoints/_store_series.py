@@ -16,7 +16,7 @@ from tensorcas_mlflow.checkpoints._runs import RunRoot
 from tensorcas_mlflow.checkpoints._series import Checkpoint, Saving, Series, step_named
 from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.manifest import Manifest
-from tensorcas_mlflow.store import PendingSave, Ref, RefTarget, Store
+from tensorcas_mlflow.store import PendingSave, Policy, Ref, RefTarget, Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +85,9 @@ class StoreSeries(Series):
         flavor: str,
         cuts: Mapping[str, Sequence[int]] | None,
         overwrite: bool,
+        policy: Policy,
     ) -> Saving:
-        save = self.store.begin_checkpoint(tensors, flavor=flavor, cuts=cuts)
+        save = self.store.begin_checkpoint(tensors, flavor=flavor, cuts=cuts, policy=policy)
         return _StoreSaving(self, step, save, overwrite=overwrite)
 
     def drop(self, step: int) -> None:

@@ -150,9 +150,7 @@ class Columns:
     def row(self, row: int) -> Row:
         """Make one row."""
         cuts = None if self.cuts is None else self.cuts.of(row)
-        return Row(
-            spec=self.spec(row), cuts=cuts, digests=self.digests[self.chunk_at[row] : self.chunk_at[row + 1]]
-        )
+        return Row(spec=self.spec(row), cuts=cuts, digests=self.digests[self.chunk_at[row] : self.chunk_at[row + 1]])
 
     def each_row(self) -> Iterator[Row]:
         """Make all rows, one after the other."""

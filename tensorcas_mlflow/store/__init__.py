@@ -13,6 +13,7 @@ from tensorcas_mlflow.store._payload import (
     write_payload,
 )
 from tensorcas_mlflow.store._pending import abandon_pending, has_pending, hold_pending, take_pending
+from tensorcas_mlflow.store._policy import Policy
 from tensorcas_mlflow.store._records import Ref, RefTarget
 from tensorcas_mlflow.store._save import PendingSave
 from tensorcas_mlflow.store._store import Store
@@ -24,6 +25,7 @@ __all__ = [
     "PAYLOAD_FILES",
     "PendingBatch",
     "PendingSave",
+    "Policy",
     "Ref",
     "RefTarget",
     "Store",

@@ -101,6 +101,48 @@ class BackendConformance(ConcurrencyConformance):
         assert backend.stat("folder/k") is None
         assert list(backend.list("folder")) == []
 
+    def test_blobs_that_are_put_together_are_all_there_afterwards(self, backend: Backend) -> None:
+        backend.put_all((f"packs/{n}", [b"blob ", str(n).encode()]) for n in range(20))
+        backend.put_all([])
+
+        assert [backend.get(f"packs/{n}") for n in range(20)] == [b"blob %d" % n for n in range(20)]
+
+    def test_what_is_put_together_is_drawn_in_its_order(self, backend: Backend) -> None:
+        said: list[str] = []
+
+        def pieces(name: str) -> Iterator[bytes]:
+            said.append(f"{name} begins")
+            yield b"x"
+            said.append(f"{name} ends")
+
+        def blobs() -> Iterator[tuple[str, Iterator[bytes]]]:
+            for name in ("a", "b"):
+                said.append(name)
+                yield f"packs/{name}", pieces(name)
+
+        backend.put_all(blobs())
+
+        assert said == ["a", "a begins", "a ends", "b", "b begins", "b ends"]
+
+    def test_what_is_put_together_does_not_replace_a_blob(self, backend: Backend) -> None:
+        backend.put_new("packs/b", [b"first"])
+        with pytest.raises(BlobExistsError) as caught:
+            backend.put_all([("packs/a", [b"second"]), ("packs/b", [b"second"])])
+
+        assert caught.value.key == "packs/b"
+        assert backend.get("packs/b") == b"first"
+
+    def test_what_is_put_together_and_raises_leaves_nothing_half_written(self, backend: Backend) -> None:
+        def pieces() -> Iterator[bytes]:
+            yield b"a beginning"
+            raise OSError("mine")
+
+        with pytest.raises(OSError, match="mine"):
+            backend.put_all([("packs/a", [b"whole"]), ("packs/b", pieces())])
+
+        assert backend.stat("packs/b") is None
+        assert all(backend.get(info.key) == b"whole" for info in backend.list("packs"))
+
     def test_the_first_blob_at_a_key_stays(self, backend: Backend) -> None:
         token = backend.put_new("k", [b"first"])
         with pytest.raises(BlobExistsError) as caught:
