@@ -156,4 +156,5 @@ def offsets_of(counts: Any) -> Offsets:
 def ranges(begins: Any, counts: Any) -> Offsets:
     """The numbers of several ranges, one after the other."""
     ends = np.cumsum(counts)
-    return np.arange(int(counts.sum())) + np.repeat(begins - (ends - counts), counts)
+    numbers: Offsets = np.arange(int(counts.sum())) + np.repeat(begins - (ends - counts), counts)
+    return numbers

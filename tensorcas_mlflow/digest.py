@@ -35,6 +35,17 @@ def digest_of(parts: Iterable[Any]) -> bytes:
     return hasher.digest()
 
 
+def digest_each(pieces: Iterable[Any]) -> Digests:
+    """Hash buffers of contiguous bytes in the calling thread.
+
+    Returns:
+        One row a buffer, in order.
+    """
+    blake = blake3.blake3
+    joined = b"".join([blake(piece).digest() for piece in pieces])
+    return np.frombuffer(joined, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+
+
 def digest_all(pieces: Sequence[memoryview]) -> Digests:
     """Hash many buffers, on all threads when there is enough to hash.
 
@@ -46,8 +57,7 @@ def digest_all(pieces: Sequence[memoryview]) -> Digests:
 
     def hash_batch(batch: tuple[int, int]) -> None:
         begin, end = batch
-        joined = b"".join([blake3.blake3(piece).digest() for piece in pieces[begin:end]])
-        out[begin:end] = np.frombuffer(joined, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+        out[begin:end] = digest_each(pieces[begin:end])
 
     if len(batches) <= 1:
         for batch in batches:

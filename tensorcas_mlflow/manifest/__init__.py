@@ -1,8 +1,22 @@
 """Manifests: the Arrow table of one checkpoint or file (``docs/format.md``, Manifests)."""
 
+from tensorcas_mlflow.manifest._checks import row_cuts
 from tensorcas_mlflow.manifest._columns import Columns
 from tensorcas_mlflow.manifest._manifest import MAX_TEXT, Kind, Manifest
 from tensorcas_mlflow.manifest._row import Row, Rows
+from tensorcas_mlflow.manifest._specs import Specs
 from tensorcas_mlflow.manifest._stream import MANIFEST_SCHEMA, MAX_BYTES, VERSION
 
-__all__ = ["MANIFEST_SCHEMA", "MAX_BYTES", "MAX_TEXT", "VERSION", "Columns", "Kind", "Manifest", "Row", "Rows"]
+__all__ = [
+    "MANIFEST_SCHEMA",
+    "MAX_BYTES",
+    "MAX_TEXT",
+    "VERSION",
+    "Columns",
+    "Kind",
+    "Manifest",
+    "Row",
+    "Rows",
+    "Specs",
+    "row_cuts",
+]

@@ -59,7 +59,7 @@ def row_sizes(shape_at: Offsets, sides: Offsets, itemsizes: Offsets) -> Offsets:
         about = _products(shape_at, n_dimensions, factors.astype(np.float64), itemsizes.astype(np.float64))
         if about.max() > 2 * MAX_TENSOR_BYTES:
             raise FormatError("a manifest has a tensor of an impossible shape")
-    sizes = _products(shape_at, n_dimensions, factors, itemsizes)
+    sizes: Offsets = _products(shape_at, n_dimensions, factors, itemsizes)
     if sizes.max(initial=0) > MAX_TENSOR_BYTES:
         raise FormatError("a manifest has a tensor of an impossible shape")
     if least == 0:

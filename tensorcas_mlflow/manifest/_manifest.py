@@ -58,7 +58,7 @@ class Manifest:
             if text is not None and not (isinstance(text, str) and 0 < len(text) <= MAX_TEXT):
                 raise ValueError(f"a manifest's store and flavor have 1 to {MAX_TEXT} characters, not {text!r:.100}")
         if not isinstance(self.rows, Rows):
-            object.__setattr__(self, "rows", Rows(Columns.of(self.rows)))
+            object.__setattr__(self, "rows", Rows(Columns.of_rows(self.rows)))
         if len(self.rows) <= _MAX_CHECKED_ROWS:
             self.check_names()
 

@@ -71,7 +71,7 @@ def read_stream(data: bytes, *, max_rows: int | None = None) -> tuple[dict[str, 
         max_rows: More rows are refused before they are read.
 
     Returns:
-        What it says besides its rows; of that the chunk size is checked and that its metadata are an object. And its rows.
+        What it says besides its rows, of which the chunk size and the kind of the metadata are checked; and its rows.
 
     Raises:
         FormatError: It is not a manifest, or contradicts itself.
@@ -143,7 +143,7 @@ def _write(sink: Any, batch: Any) -> None:
 
 
 def _lists(at: Offsets, values: Any, mask: Any = None) -> Any:
-    return pa.ListArray.from_arrays(pa.array(at.astype(np.int32)), values, mask=mask)
+    return pa.ListArray.from_arrays(pa.array(at, pa.int32()), values, mask=mask)
 
 
 def _cut_lists(columns: Columns) -> Any:

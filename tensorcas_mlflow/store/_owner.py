@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.manifest import Row
+from tensorcas_mlflow.manifest import Columns, Row, Rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +29,9 @@ class Owner:
 
 def names_of(rows: Sequence[Row], chunks: Any) -> tuple[str, ...]:
     """Name the tensors that some chunks, by their numbers counted over all rows, belong to."""
-    counts = np.fromiter((len(row.digests) for row in rows), np.int64, len(rows))
-    at = np.unique(np.searchsorted(np.cumsum(counts), chunks, side="right"))
-    return tuple(name for row in at.tolist() if row < len(rows) and (name := rows[row].spec.name))
+    columns = rows.columns if isinstance(rows, Rows) else Columns.of_rows(rows)
+    at = np.unique(columns.rows_of(chunks))
+    return tuple(name for row in at.tolist() if row < len(columns) and (name := columns.name(row)))
 
 
 NOBODY = Owner()

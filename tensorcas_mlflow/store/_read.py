@@ -28,7 +28,6 @@ from tensorcas_mlflow.readplan import plan_reads
 from tensorcas_mlflow.store._catalog import Catalog, Places
 from tensorcas_mlflow.store._deltas import Bases
 from tensorcas_mlflow.store._owner import NOBODY, Owner
-from tensorcas_mlflow.store._sources import chunk_sizes
 from tensorcas_mlflow.tensor import empty_array, pieces_of
 
 _FILE_BATCH_BYTES = 16 << 20
@@ -135,7 +134,7 @@ class ChunkReader:
 
     def pieces(self, manifest: Manifest, *, verify: bool) -> Iterator[memoryview]:
         """Yield the bytes of all rows, one after the other, some 16 MiB at a time."""
-        sizes = chunk_sizes([row.ends(manifest.chunk_bytes) for row in manifest.rows])
+        sizes = manifest.chunk_sizes
         stops = sizes.cumsum()
         begin = 0
         while begin < len(sizes):

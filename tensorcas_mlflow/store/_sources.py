@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from tensorcas_mlflow._lazy import Lazy
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.chunking import chunk_ends
-from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest_all
+from tensorcas_mlflow.chunking import Offsets, chunk_begins, chunk_counts, chunk_sizes, offsets_of
+from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest_all, digest_each
 from tensorcas_mlflow.errors import ChunkNotFoundError, FencedError
-from tensorcas_mlflow.manifest import Columns, Row, Rows
-from tensorcas_mlflow.tensor import Spec, bytes_of, pieces_of
+from tensorcas_mlflow.manifest import Columns, Row, Rows, Specs, row_cuts
+from tensorcas_mlflow.tensor import bytes_of
+
+_SMALL_BYTES = 4096
+"""To copy arrays of no more bytes costs less than to make views of them."""
+_GROUP_BYTES = 8 << 20
+_GROUP_PIECES = 1 << 14
+
+Reader = Callable[[Any, Any], list[Any]]
+"""Gives the bytes of chunks, by their numbers over all rows and the rows these are of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +36,7 @@ class Pieces:
     rows: Any
     """Of which row each is."""
     data: list[Any]
-    """Their bytes: a buffer each."""
+    """Their bytes: a buffer each. Of a source that is live, whatever is not of the type bytes may still change."""
     digests: Digests
     itemsizes: Any
     """Size of an element of each, for codecs; 1 for text."""
@@ -40,40 +48,37 @@ class Source(ABC):
     """The rows of one checkpoint or file, and their bytes."""
 
     rows: Sequence[Row]
-    sizes: Any
-    """Sizes of the chunks of all rows, one after the other: an int64 array."""
+    sizes: Offsets
+    """Sizes of the chunks of all rows, one after the other."""
     is_live: bool = False
-    """Whether the bytes may have been changed since they were hashed: then whoever stores them hashes them again."""
+    """Whether somebody may have changed the bytes after they were hashed; whoever stores them hashes them again."""
 
-    @cached_property
+    @Lazy
     def columns(self) -> Columns:
         """The rows, column by column."""
-        return self.rows.columns if isinstance(self.rows, Rows) else Columns.of(self.rows)
+        return self.rows.columns if isinstance(self.rows, Rows) else Columns.of_rows(self.rows)
 
     @abstractmethod
     def chunks(self, row: int, wanted: Sequence[int]) -> Iterator[Any]:
         """Yield some chunks of a row again, by their ascending numbers in it; one at a time need be held."""
 
-    @abstractmethod
     def origin(self, row: int) -> str | None:
         """Name whose bytes a row's are, if somebody may change them meanwhile; None if nobody else has them."""
+        return f"tensor {self.columns.name(row)!r}" if self.is_live else None
 
     def itemsize(self, row: int) -> int:
         """Size of a row's elements, for codecs; 1 for text."""
-        spec = self.rows[row].spec
-        return 1 if spec.dtype is None or spec.dtype[0] in "SU" else spec.numpy_dtype.itemsize
+        return int(self.columns.codec_itemsizes[row])
 
     def by_row(self, chunks: Any) -> Iterator[tuple[int, Any]]:
         """Split chunks, given by ascending numbers over all rows, into rows and the chunks' numbers in each."""
-        counts = np.array([len(row.digests) for row in self.rows], dtype=np.int64)
-        row_begin = counts.cumsum() - counts
-        row_of = np.repeat(np.arange(len(counts)), counts)[chunks]
+        row_of = self.columns.rows_of(chunks)
         borders = [*np.flatnonzero(np.diff(row_of, prepend=-1)).tolist(), len(chunks)]
         for begin, end in pairwise(borders):
             row = int(row_of[begin])
-            yield row, chunks[begin:end] - row_begin[row]
+            yield row, chunks[begin:end] - self.columns.chunk_at[row]
 
-    def pieces(self, chunks: Any, *, most_bytes: int, most: int) -> Iterator[Pieces]:
+    def pieces(self, chunks: Any, *, most_bytes: int = _GROUP_BYTES, most: int = _GROUP_PIECES) -> Iterator[Pieces]:
         """Yield chunks again, many at a time.
 
         Args:
@@ -81,26 +86,34 @@ class Source(ABC):
             most_bytes: How many bytes are given together at most, unless it is a single chunk.
             most: How many chunks are given together at most.
         """
+        chunks = np.asarray(chunks, dtype=np.int64)
         rows = self.columns.rows_of(chunks)
+        itemsizes = self._itemsizes_of(rows)
         begins_row = np.diff(rows, prepend=-1) != 0
-        itemsizes = np.array([self.itemsize(row) for row in rows.tolist()], dtype=np.int64)
-        data = (piece for row, wanted in self.by_row(chunks) for piece in self.chunks(row, wanted.tolist()))
-        ends = np.cumsum(self.sizes[chunks])
-        begin = 0
-        while begin < len(chunks):
-            before = int(ends[begin - 1]) if begin else 0
-            end = min(max(int(np.searchsorted(ends, before + most_bytes, side="right")), begin + 1), begin + most)
-            end = min(end, len(chunks))
+        data_of = self._reader()
+        for begin, end in pairwise(_borders(self.sizes[chunks], most_bytes, most)):
             part = slice(begin, end)
             yield Pieces(
                 chunks=chunks[part],
                 rows=rows[part],
-                data=list(islice(data, end - begin)),
+                data=data_of(chunks[part], rows[part]),
                 digests=self.columns.digests[chunks[part]],
                 itemsizes=itemsizes[part],
                 begins_row=begins_row[part],
             )
-            begin = end
+
+    def _itemsizes_of(self, rows: Any) -> Any:
+        """The item sizes of rows, ascending ones, of which some may come again."""
+        different, which = np.unique(rows, return_inverse=True)
+        return np.array([self.itemsize(row) for row in different.tolist()], dtype=np.int64)[which]
+
+    def _reader(self) -> Reader:
+        """Make what gives the bytes of chunks, asked for them in their order."""
+
+        def data_of(chunks: Any, _rows: Any) -> list[Any]:
+            return [piece for row, wanted in self.by_row(chunks) for piece in self.chunks(row, wanted.tolist())]
+
+        return data_of
 
     def detached(self, chunks: Any) -> Source:
         """Copy some chunks, given by ascending numbers over all rows, so that this source's own bytes may change."""
@@ -115,26 +128,29 @@ class _CopiedSource(Source):
         self.sizes = source.sizes
         # The bytes may have been changed between hashing and copying.
         self.is_live = source.is_live
-        self._origins = [source.origin(row) for row in range(len(self.rows))]
-        self._copies = {
-            (row, number): bytes(piece)
-            for row, wanted in source.by_row(chunks)
-            for number, piece in zip(wanted.tolist(), source.chunks(row, wanted.tolist()), strict=True)
-        }
+        self._copies: dict[int, bytes] = {}
+        for group in source.pieces(chunks):
+            self._copies.update(zip(group.chunks.tolist(), map(bytes, group.data), strict=True))
 
     def chunks(self, row: int, wanted: Sequence[int]) -> Iterator[Any]:
-        for number in wanted:
-            if (row, number) not in self._copies:
-                # A chunk that was there when the save began: a collector gave the save up and deleted it.
-                raise FencedError(1)
-            yield self._copies[row, number]
+        yield from self._copies_of(np.asarray(wanted) + self.columns.chunk_at[row])
 
-    def origin(self, row: int) -> str | None:
-        return self._origins[row]
+    def _reader(self) -> Reader:
+        return lambda chunks, _rows: self._copies_of(chunks)
+
+    def _copies_of(self, chunks: Any) -> list[bytes]:
+        try:
+            return [self._copies[chunk] for chunk in chunks.tolist()]
+        except KeyError:
+            # A chunk that was there when the save began: a collector gave the save up and deleted it.
+            raise FencedError(1) from None
+
+    def _itemsizes_of(self, rows: Any) -> Any:
+        return self.columns.codec_itemsizes[rows]
 
 
 class TensorSource(Source):
-    """Arrays in memory. They are viewed, not copied, where they lie in C order."""
+    """Arrays in memory. They are viewed, not copied, where they lie in C order and are not small."""
 
     is_live = True
 
@@ -152,43 +168,70 @@ class TensorSource(Source):
         unknown = cuts.keys() - tensors.keys()
         if unknown:
             raise ValueError(f"there are cuts for tensors that are not there: {sorted(unknown)}")
+        names = list(tensors)
         self._arrays = [np.asarray(array) for array in tensors.values()]
-        self._chunk_bytes = chunk_bytes
-        specs = [Spec.of(name, array) for name, array in zip(tensors, self._arrays, strict=True)]
-        all_cuts = [_byte_cuts(spec, cuts.get(spec.name)) for spec in specs]
-        ends = [chunk_ends(spec.n_bytes, chunk_bytes, cut) for spec, cut in zip(specs, all_cuts, strict=True)]
-        digests = self._hash(ends)
-        self.sizes = chunk_sizes(ends)
-        self.rows = [
-            Row(spec=spec, cuts=cut, digests=part) for spec, cut, part in zip(specs, all_cuts, digests, strict=True)
-        ]
+        specs = Specs.of_arrays(names, self._arrays)
+        at_bytes = None
+        if cuts:
+            at_bytes = row_cuts([_byte_cuts(specs, row, cuts.get(name)) for row, name in enumerate(names)])
+        chunk_at = offsets_of(chunk_counts(specs.n_bytes, chunk_bytes, at_bytes))
+        self.sizes = chunk_sizes(specs.n_bytes, chunk_bytes, at_bytes)
+        self._ends = chunk_begins(self.sizes, chunk_at) + self.sizes
+        self._is_small = (specs.n_bytes <= _SMALL_BYTES) & (np.diff(chunk_at) == 1)
+        digests = self._hash(chunk_at)
+        self.rows = Rows(Columns.of_specs(specs, chunk_at=chunk_at, digests=digests, cuts=at_bytes))
 
-    def _hash(self, ends: Sequence[Any]) -> list[Digests]:
-        # Arrays in C order are hashed together, so that many small ones cost one call. Others are copied, so they
-        # are hashed one by one and the copy is dropped.
-        out: list[Digests] = [np.empty((0, DIGEST_BYTES), np.uint8)] * len(ends)
+    def _hash(self, chunk_at: Offsets) -> Digests:
+        digests = np.empty((len(self.sizes), DIGEST_BYTES), dtype=np.uint8)
+        small = np.flatnonzero(self._is_small)
+        digests[chunk_at[small]] = digest_each(self._arrays[row].tobytes() for row in small.tolist())
+        # Other arrays in C order are hashed together, so that many cost one call. The rest is copied, so it is hashed
+        # one by one and the copy is dropped.
         together: list[int] = []
         pieces: list[memoryview] = []
-        for at, array in enumerate(self._arrays):
-            if array.flags.c_contiguous:
-                together.append(at)
-                pieces.extend(pieces_of(bytes_of(array), ends[at]))
+        for row in np.flatnonzero(~self._is_small & (np.diff(chunk_at) > 0)).tolist():
+            chunks = range(int(chunk_at[row]), int(chunk_at[row + 1]))
+            mine = self._cut(bytes_of(self._arrays[row]), chunks)
+            if self._arrays[row].flags.c_contiguous:
+                together += chunks
+                pieces += mine
             else:
-                out[at] = digest_all(pieces_of(bytes_of(array), ends[at]))
-        flat = digest_all(pieces)
-        begin = 0
-        for at in together:
-            out[at] = flat[begin : begin + len(ends[at])]
-            begin += len(ends[at])
-        return out
+                digests[chunks.start : chunks.stop] = digest_all(mine)
+        digests[together] = digest_all(pieces)
+        return digests
+
+    def _cut(self, data: memoryview, chunks: Sequence[int]) -> list[memoryview]:
+        """Cut some chunks, which follow each other, out of the bytes of their row."""
+        ends = self._ends[chunks[0] : chunks[-1] + 1].tolist()
+        begins = [ends[0] - int(self.sizes[chunks[0]]), *ends[:-1]]
+        return [data[begin:end] for begin, end in zip(begins, ends, strict=True)]
 
     def chunks(self, row: int, wanted: Sequence[int]) -> Iterator[Any]:
-        pieces = pieces_of(bytes_of(self._arrays[row]), self.rows[row].ends(self._chunk_bytes))
+        data, first = bytes_of(self._arrays[row]), int(self.columns.chunk_at[row])
         for number in wanted:
-            yield pieces[number]
+            yield self._cut(data, [first + number])[0]
 
-    def origin(self, row: int) -> str | None:
-        return f"tensor {self.rows[row].spec.name!r}"
+    def _reader(self) -> Reader:
+        copied: tuple[int, Any] = (-1, None)
+
+        def data_of(chunks: Any, rows: Any) -> list[Any]:
+            nonlocal copied
+            numbers = rows.tolist()
+            if self._is_small[rows].all():
+                return [self._arrays[row].tobytes() for row in numbers]
+            pieces: list[Any] = []
+            for row, end, size in zip(numbers, self._ends[chunks].tolist(), self.sizes[chunks].tolist(), strict=True):
+                array = self._arrays[row]
+                if array.flags.c_contiguous:
+                    pieces.append(bytes_of(array)[end - size : end])
+                    continue
+                # Copied once for all its chunks, and not kept by any of them.
+                if copied[0] != row:
+                    copied = row, bytes_of(array)
+                pieces.append(bytes(copied[1][end - size : end]))
+            return pieces
+
+        return data_of
 
 
 class NoSource(Source):
@@ -196,32 +239,32 @@ class NoSource(Source):
 
     def __init__(self, rows: Sequence[Row], chunk_bytes: int) -> None:
         self.rows = rows
-        self.sizes = chunk_sizes([row.ends(chunk_bytes) for row in rows])
+        self.sizes = self.columns.chunk_sizes(chunk_bytes)
 
     def chunks(self, row: int, wanted: Sequence[int]) -> Iterator[Any]:
         raise ChunkNotFoundError(self.rows[row].digests[wanted[0]].tobytes().hex(), len(wanted))
 
-    def origin(self, row: int) -> str | None:
-        return None
 
-
-def chunk_sizes(ends: Sequence[Any]) -> Any:
-    """Give the sizes of chunks, from where they end in each row."""
-    if not ends:
-        return np.empty(0, dtype=np.int64)
-    flat = np.concatenate(ends)
-    starts = np.concatenate([[0], flat[:-1]]) if len(flat) else flat
-    first = np.cumsum([0, *map(len, ends[:-1])])
-    starts[first[first < len(flat)]] = 0
-    return flat - starts
-
-
-def _byte_cuts(spec: Spec, cuts: Sequence[int] | None) -> Any:
+def _byte_cuts(specs: Specs, row: int, cuts: Sequence[int] | None) -> Any:
     """Turn row numbers of axis 0 into byte offsets; None, or a single cut at the end, is the fixed grid."""
-    if cuts is None or spec.n_bytes == 0 or len(cuts) == 0:
+    if cuts is None or specs.n_bytes[row] == 0 or len(cuts) == 0:
         return None
-    n_rows = spec.shape[0] if spec.shape else 0
+    shape = specs.shape(row)
+    n_rows = shape[0] if shape else 0
     at = np.asarray(cuts, dtype=np.int64)
     if at.ndim != 1 or at[0] <= 0 or (np.diff(at) <= 0).any() or at[-1] != n_rows:
-        raise ValueError(f"cuts of {spec.name!r} must be ascending row numbers, the last one its {n_rows} rows")
-    return None if len(at) == 1 else at * (spec.n_bytes // n_rows)
+        raise ValueError(f"cuts of {specs.name(row)!r} must be ascending row numbers, the last one its {n_rows} rows")
+    return None if len(at) == 1 else at * (int(specs.n_bytes[row]) // n_rows)
+
+
+def _borders(sizes: Any, most_bytes: int, most: int) -> list[int]:
+    """Part chunks, given by their sizes, into groups of neighbours: where each begins and, last, the end of all."""
+    if not len(sizes):
+        return []
+    ends = np.cumsum(sizes)
+    borders = [0]
+    while (begin := borders[-1]) < len(sizes):
+        before = int(ends[begin - 1]) if begin else 0
+        end = int(np.searchsorted(ends, before + most_bytes, side="right"))
+        borders.append(min(max(end, begin + 1), begin + most))
+    return borders

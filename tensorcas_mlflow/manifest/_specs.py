@@ -1,0 +1,147 @@
+"""Names, dtypes and shapes of many rows as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tensorcas_mlflow._arrow import text_buffers
+from tensorcas_mlflow._lazy import Lazy
+from tensorcas_mlflow.adapter import SKELETON, Array
+from tensorcas_mlflow.chunking import Offsets, offsets_of
+from tensorcas_mlflow.dtypes import dtype_name, parse_dtype
+from tensorcas_mlflow.errors import FormatError
+from tensorcas_mlflow.manifest._checks import check_names, row_sizes
+from tensorcas_mlflow.tensor import Spec
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Specs:
+    """What `Spec` says of one row, of many. Checked once, here, as there.
+
+    Raises:
+        FormatError: A name, a dtype or a shape is none.
+    """
+
+    names: Any
+    """A pyarrow array of texts without a null."""
+    dtypes: tuple[str | None, ...]
+    """The different dtypes, as manifests name them."""
+    dtype: Any
+    """For each row which of them it has."""
+    shape_at: Offsets
+    """Where the sides of each row begin among ``sides``, and, last, where those of the last row end."""
+    sides: Offsets
+
+    def __post_init__(self) -> None:
+        check_names(self.names)
+        self.n_bytes  # noqa: B018 - computed once, and checked by that
+        if None in self.dtypes:
+            is_plain = self.dtype == self.dtypes.index(None)
+            if (np.diff(self.shape_at)[is_plain] != 1).any():
+                raise FormatError("plain bytes must have one dimension")
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @classmethod
+    def of(cls, specs: Sequence[Spec]) -> Specs:
+        """Put descriptions of rows together."""
+        different: dict[str | None, int] = {}
+        codes = [different.setdefault(spec.dtype, len(different)) for spec in specs]
+        return Specs(
+            names=pa.array([spec.name for spec in specs], pa.utf8()),
+            dtypes=tuple(different),
+            dtype=np.array(codes, dtype=np.intp),
+            **_shapes([spec.shape for spec in specs]),
+        )
+
+    @classmethod
+    def of_arrays(cls, names: Sequence[str], arrays: Sequence[Array]) -> Specs:
+        """Describe arrays; raises as `Spec.of` for the first that cannot be described."""
+        try:
+            return cls._of_arrays(names, arrays)
+        except (FormatError, ValueError, TypeError, pa.ArrowException):
+            for name, array in zip(names, arrays, strict=True):
+                Spec.of(name, array)
+            raise
+
+    @classmethod
+    def _of_arrays(cls, names: Sequence[str], arrays: Sequence[Array]) -> Specs:
+        # Hardly more than a look at each array: 100,000 small ones are described in the time that reading one takes.
+        dtypes = [array.dtype for array in arrays]
+        code_of: dict[Any, int] = {}
+        different: dict[str | None, int] = {}
+        for dtype in dict.fromkeys(dtypes):
+            code_of[dtype] = different.setdefault(dtype_name(dtype), len(different))
+        codes = np.array(list(map(code_of.__getitem__, dtypes)), dtype=np.intp)
+        if SKELETON in names:
+            at = names.index(SKELETON)
+            codes[at] = different.setdefault(Spec.of(SKELETON, arrays[at]).dtype, len(different))
+        specs = Specs(
+            names=pa.array(names, pa.utf8()),
+            dtypes=tuple(different),
+            dtype=codes,
+            **_shapes([array.shape for array in arrays]),
+        )
+        if (np.diff(text_buffers(specs.names)[0]) == 0).any():
+            raise ValueError("a tensor has no name")
+        return specs
+
+    @Lazy
+    def n_bytes(self) -> Offsets:
+        """Size of each row in bytes."""
+        return row_sizes(self.shape_at, self.sides, self.itemsizes)
+
+    @Lazy
+    def itemsizes(self) -> Offsets:
+        """Size of an element of each row in bytes; 1 for plain bytes."""
+        return self._of_dtypes([1 if name is None else parse_dtype(name).itemsize for name in self.dtypes])
+
+    @Lazy
+    def codec_itemsizes(self) -> Offsets:
+        """Size of an element of each row as codecs are told it: 1 for texts too."""
+        is_text = [name is None or name[0] in "SU" for name in self.dtypes]
+        sizes = [1 if name is None else parse_dtype(name).itemsize for name in self.dtypes]
+        return self._of_dtypes(np.where(is_text, 1, sizes))
+
+    def _of_dtypes(self, numbers: Any) -> Offsets:
+        """Give each row the number of its dtype."""
+        if len(self.dtypes) == 1:
+            return np.full(len(self), numbers[0], dtype=np.int64)
+        of_rows: Offsets = np.array(numbers, dtype=np.int64)[self.dtype]
+        return of_rows
+
+    def name(self, row: int) -> str:
+        """The name of one row."""
+        name: str = self.names[row].as_py()
+        return name
+
+    def shape(self, row: int) -> tuple[int, ...]:
+        """The shape of one row."""
+        return tuple(self.sides[self.shape_at[row] : self.shape_at[row + 1]].tolist())
+
+    def spec(self, row: int) -> Spec:
+        """Describe one row."""
+        return Spec(name=self.name(row), dtype=self.dtypes[self.dtype[row]], shape=self.shape(row))
+
+    def find(self, name: str) -> Any:
+        """Find the rows of one name: their numbers, ascending."""
+        try:
+            wanted = pa.scalar(name, pa.utf8())
+        except UnicodeEncodeError:
+            return np.empty(0, dtype=np.intp)
+        return np.flatnonzero(pc.equal(self.names, wanted).to_numpy(zero_copy_only=False))
+
+
+def _shapes(shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
+    return {
+        "shape_at": offsets_of(np.fromiter(map(len, shapes), dtype=np.int64, count=len(shapes))),
+        "sides": np.fromiter(chain.from_iterable(shapes), dtype=np.int64),
+    }
