@@ -78,6 +78,12 @@ def n_threads() -> int:
     return int(value)
 
 
+def reading_way() -> str | None:
+    """How packs are to be read, whatever suits them: TENSORCAS_READ; None where nothing or ``auto`` is said."""
+    value = os.environ.get("TENSORCAS_READ") or "auto"
+    return None if value == "auto" else value
+
+
 def cache_folder() -> Path | None:
     """Folder of the chunk cache: TENSORCAS_CACHE, else `tensorcas` in XDG_CACHE_HOME or in ``~/.cache``.
 

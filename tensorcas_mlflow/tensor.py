@@ -17,7 +17,8 @@ MAX_NAME_BYTES = 4096
 MAX_DIMENSIONS = 64
 MAX_TENSOR_BYTES = 1 << 56
 NOT_IN_NAMES = "\0\n\r"
-_ALIGNMENT = 64
+ALIGNMENT = 64
+"""Arrays are read to multiples of so many bytes, as frameworks allocate them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +94,11 @@ def empty_array(spec: Spec) -> Array:
     """
     if spec.n_bytes == 0:
         return np.empty(spec.shape, dtype=spec.numpy_dtype)
-    block = np.empty(spec.n_bytes + _ALIGNMENT, dtype=np.uint8)
-    start = -block.ctypes.data % _ALIGNMENT
-    return block[start : start + spec.n_bytes].view(spec.numpy_dtype).reshape(spec.shape)
+    return aligned_bytes(spec.n_bytes).view(spec.numpy_dtype).reshape(spec.shape)
+
+
+def aligned_bytes(n_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Allocate bytes at a multiple of `ALIGNMENT`."""
+    block = np.empty(n_bytes + ALIGNMENT, dtype=np.uint8)
+    start = -block.ctypes.data % ALIGNMENT
+    return block[start : start + n_bytes]

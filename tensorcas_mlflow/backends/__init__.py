@@ -7,6 +7,7 @@ The contract is in `Backend`; a new kind of storage is one subclass that passes
 from tensorcas_mlflow.backends._buckets import Bucket
 from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Buffer, Children, Token, check_key
 from tensorcas_mlflow.backends._credentials import open_bucket
+from tensorcas_mlflow.backends._file import PAGE_BYTES, BlobFile, MappedStretch, aligned_buffer
 from tensorcas_mlflow.backends._local import LocalBackend
 from tensorcas_mlflow.backends._memory import MemoryBackend
 from tensorcas_mlflow.backends._names import artifact_path, is_readable_name, object_path
@@ -17,21 +18,25 @@ from tensorcas_mlflow.backends._root import REMOTE_SCHEMES, SCHEME, SCHEMES, Roo
 from tensorcas_mlflow.backends._voids import is_void, is_void_object, new_void
 
 __all__ = [
+    "PAGE_BYTES",
     "REMOTE_SCHEMES",
     "SCHEME",
     "SCHEMES",
     "STORE_FOLDER",
     "Backend",
+    "BlobFile",
     "BlobInfo",
     "Bucket",
     "Buffer",
     "Children",
     "LocalBackend",
+    "MappedStretch",
     "MemoryBackend",
     "ObjectBackend",
     "ObjectInfo",
     "Root",
     "Token",
+    "aligned_buffer",
     "artifact_path",
     "check_key",
     "is_ours",

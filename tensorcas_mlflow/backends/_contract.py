@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from tensorcas_mlflow.backends._file import BlobFile
+
 Buffer = Any
 """Anything with contiguous bytes: bytes, memoryview, a 1-d uint8 array."""
 
@@ -165,6 +167,18 @@ class Backend(ABC):
             BlobNotFoundError: There is none.
             CorruptError: It ends before the buffer is full.
         """
+
+    def open_file(self, key: str) -> BlobFile | None:
+        """Open a blob for the ways of reading that only files of this machine have; the caller closes it.
+
+        Returns:
+            None where blobs are no such files: then there is `read_into` alone.
+
+        Raises:
+            BlobNotFoundError: There is none.
+            CorruptError: It is something else than a file.
+        """
+        return None
 
     @abstractmethod
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:

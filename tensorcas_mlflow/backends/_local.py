@@ -15,6 +15,7 @@ from pathlib import Path
 from tensorcas_mlflow import threads
 from tensorcas_mlflow._durable import Settled, sync_folder
 from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Buffer, Children, Token, check_key
+from tensorcas_mlflow.backends._file import BlobFile
 from tensorcas_mlflow.backends._new_file import (
     MOST_BYTES,
     O_BINARY,
@@ -233,6 +234,10 @@ class LocalBackend(Backend):
                     at += n_read
             finally:
                 os.close(descriptor)
+
+    def open_file(self, key: str) -> BlobFile:
+        with _translated("read", key):
+            return BlobFile(key, self._open(key), self._path(key))
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
         folders = [check_key(prefix)]

@@ -50,10 +50,7 @@ class PackedPayload:
 
     def read(self, names: Iterable[str] | None = None, *, verify: bool = True) -> dict[str, Array]:
         """Read tensors; see `Store.read_tensors`."""
-        wanted = self.manifest.names() if names is None else list(names)
-        rows = [self.manifest.row(name) for name in wanted]
-        arrays = self._chunks.rows(rows, self.manifest.chunk_bytes, verify=verify, label=self.manifest.label)
-        return dict(zip(wanted, arrays, strict=True))
+        return self._chunks.tensors(self.manifest, names, verify=verify)
 
     def fill(self, first: int, outs: list[memoryview]) -> None:
         """Read chunks that follow each other and check them: a `tensors_file.Fill`."""

@@ -26,6 +26,7 @@ from tensorcas_mlflow.errors import (
 from tensorcas_mlflow.extent_cache import ExtentCache
 from tensorcas_mlflow.hints import read_hints
 from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
+from tensorcas_mlflow.readplan import ReadPlan, Way
 from tensorcas_mlflow.store._catalog import Catalog
 from tensorcas_mlflow.store._find import OpenStores, check_free
 from tensorcas_mlflow.store._format import FORMAT, new_format, parse_format
@@ -347,7 +348,14 @@ class Store:
         return manifest
 
     def read_tensors(
-        self, manifest: Manifest, names: Iterable[str] | None = None, *, verify: bool = True
+        self,
+        manifest: Manifest,
+        names: Iterable[str] | None = None,
+        *,
+        verify: bool = True,
+        out: Mapping[str, Array] | None = None,
+        copy: bool | None = None,
+        way: Way | None = None,
     ) -> dict[str, Array]:
         """Read tensors of a checkpoint.
 
@@ -355,21 +363,50 @@ class Store:
             manifest: Of this store.
             names: Which, in any order; all if not given.
             verify: Whether to check every chunk's bytes against its digest.
+            out: Arrays to read into, by name, for some of them or all: of the tensor's dtype and shape, writable and in
+                C order. No two may share memory. At most 32 MB of memory is used besides. After an error they hold
+                anything.
+            copy: False gives, for tensors that a store on this machine holds raw and in one piece, read-only views of
+                the packs, which are mapped: nothing is copied, and pages are read when they are touched. Others are
+                read into new arrays as ever. Packs never change, and what a collection deletes stays mapped; but if
+                something else cuts a pack short, whoever touches what is gone is killed (SIGBUS), and bytes that it
+                overwrites change after they were verified. None, the default, and True give new arrays.
+            way: How to read, whatever suits the tensors: ``pread``, ``direct``, ``map``, ``uring`` or ``ranges``, where
+                it can be had; by default what TENSORCAS_READ names, else what is chosen (see `explain`). A forced
+                ``map`` copies out of a mapped pack, with the same dangers.
 
         Returns:
-            New arrays by name: C-contiguous, writable; plain bytes as 1-d uint8.
+            Arrays by name: those of ``out``, views, or new ones, which are C-contiguous and writable; plain bytes as 1-d
+            uint8. Small new arrays share blocks of memory of about 1 MiB.
 
         Raises:
             TensorNotFoundError: There is none of some name.
             WrongStoreError: The manifest belongs to another store.
             ChunkNotFoundError: A chunk is not in this store.
             CorruptChunkError: A chunk is damaged.
+            ValueError: An array of ``out`` does not fit, or there is no such way.
         """
         self._check_id(manifest)
-        wanted = manifest.names() if names is None else list(names)
-        rows = [manifest.row(name) for name in wanted]
-        arrays = self.chunks.rows(rows, manifest.chunk_bytes, verify=verify, label=manifest.label)
-        return dict(zip(wanted, arrays, strict=True))
+        return self.chunks.tensors(manifest, names, verify=verify, out=out, copy=copy, way=way)
+
+    def explain(
+        self,
+        manifest: Manifest,
+        names: Iterable[str] | None = None,
+        *,
+        copy: bool | None = None,
+        way: Way | None = None,
+    ) -> ReadPlan:
+        """Say how `read_tensors` would read now, and why; takes its arguments, and reads no tensor.
+
+        Raises:
+            TensorNotFoundError: There is none of some name.
+            WrongStoreError: The manifest belongs to another store.
+            ChunkNotFoundError: A chunk is not in this store.
+            ValueError: There is no such way.
+        """
+        self._check_id(manifest)
+        return self.chunks.explain(manifest, names, copy=copy, way=way)
 
     def iter_file(self, ref: Ref, *, verify: bool = True) -> Iterator[bytes | memoryview]:
         """Yield, piece by piece, the bytes an artifact path shows: a file, or a checkpoint's manifest.

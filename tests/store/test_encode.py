@@ -10,7 +10,7 @@ import pytest
 from tensorcas_mlflow.codecs import RAW, SHUFFLE_ZSTD, ZSTD
 from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import ConflictError
-from tensorcas_mlflow.pack import PackWriter, PayloadGroup, fault_of, read_table
+from tensorcas_mlflow.pack import PackWriter, PayloadGroup, decode_chunk, read_table
 from tensorcas_mlflow.store._encode import GROUP_BYTES, GROUP_PIECES, encode_chunks, encode_pieces, groups_of
 from tensorcas_mlflow.store._policy import Policy
 from tensorcas_mlflow.store._sources import Pieces, TensorSource
@@ -45,7 +45,9 @@ def packed(groups: Sequence[PayloadGroup]) -> tuple[bytes, list[bytes], list[int
     blob = b"".join(bytes(piece) for piece in PackWriter().pieces(groups))
     entries = read_table("packs/x.pack", len(blob), lambda start, stop: blob[start:stop])
     stored = [blob[int(e["offset"]) : int(e["offset"]) + int(e["stored_bytes"])] for e in entries]
-    assert [fault_of(entry, data) for entry, data in zip(entries, stored, strict=True)] == [None] * len(entries)
+    assert all(
+        len(decode_chunk(entry, data)) == entry["raw_bytes"] for entry, data in zip(entries, stored, strict=True)
+    )
     for entry, data in zip(entries, stored, strict=True):
         assert entry["stored_digest"].tobytes() == digest(data)[:16]
     return blob, stored, entries["codec"].tolist()

@@ -27,13 +27,22 @@ class Extent:
     """Which of the planned chunks lie in it, by their number, in order of offset."""
 
 
-def plan_reads(pack: Any, offset: Any, stored_bytes: Any) -> Iterator[Extent]:
+def plan_reads(
+    pack: Any,
+    offset: Any,
+    stored_bytes: Any,
+    *,
+    max_gap_bytes: int = MAX_GAP_BYTES,
+    max_read_bytes: int = MAX_READ_BYTES,
+) -> Iterator[Extent]:
     """Join the places of chunks into reads.
 
     Args:
         pack: For each chunk a number that tells packs apart.
         offset: For each chunk where it begins in its pack.
         stored_bytes: For each chunk how long it is there.
+        max_gap_bytes: Two chunks nearer than this are read together.
+        max_read_bytes: Longer reads are split, between chunks.
 
     Yields:
         Extents, ascending by pack and start, that together hold every chunk whole.
@@ -47,12 +56,12 @@ def plan_reads(pack: Any, offset: Any, stored_bytes: Any) -> Iterator[Extent]:
     far = np.empty(len(order), dtype=bool)
     far[0] = True
     # Chunks do not overlap in a pack (but one chunk may be wanted twice), so the one before ends last.
-    far[1:] = (packs[1:] != packs[:-1]) | (starts[1:] > stops[:-1] + MAX_GAP_BYTES)
+    far[1:] = (packs[1:] != packs[:-1]) | (starts[1:] > stops[:-1] + max_gap_bytes)
     groups = np.flatnonzero(far).tolist()
     for begin, end in zip(groups, [*groups[1:], len(order)], strict=True):
         first = begin
         while first < end:
-            limit = starts[first] + MAX_READ_BYTES
+            limit = starts[first] + max_read_bytes
             last = max(first + 1, begin + int(np.searchsorted(stops[begin:end], limit, side="right")))
             yield Extent(
                 pack=int(packs[first]),

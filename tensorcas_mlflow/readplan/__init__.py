@@ -1,0 +1,39 @@
+"""What to read of packs, and how: from the places of many chunks to few reads, and to the way that suits them.
+
+`plan_reads` joins places into extents. `choose` picks one of the `WAYS` by a `Rule`, whose numbers are
+measured: by us, or on this machine by `calibrate`.
+"""
+
+from tensorcas_mlflow.readplan._choose import (
+    LEAST_ASKED_BYTES,
+    WAYS,
+    Choice,
+    Situation,
+    Way,
+    choose,
+    way_named,
+    way_of_environment,
+)
+from tensorcas_mlflow.readplan._extents import MAX_GAP_BYTES, MAX_READ_BYTES, Extent, plan_reads
+from tensorcas_mlflow.readplan._plan import PackRead, ReadPlan
+from tensorcas_mlflow.readplan._rule import Rule, keep_rule, rule_of_machine
+
+__all__ = [
+    "LEAST_ASKED_BYTES",
+    "MAX_GAP_BYTES",
+    "MAX_READ_BYTES",
+    "WAYS",
+    "Choice",
+    "Extent",
+    "PackRead",
+    "ReadPlan",
+    "Rule",
+    "Situation",
+    "Way",
+    "choose",
+    "keep_rule",
+    "plan_reads",
+    "rule_of_machine",
+    "way_named",
+    "way_of_environment",
+]

@@ -1,0 +1,171 @@
+"""The ways of reading: each brings the stored bytes of one task, into place where they are the chunks themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tensorcas_mlflow.backends import PAGE_BYTES, Backend, BlobFile, aligned_buffer
+from tensorcas_mlflow.readplan import Choice
+from tensorcas_mlflow.store._open_files import OpenFiles
+from tensorcas_mlflow.store._take import Stored
+from tensorcas_mlflow.store._target import Target
+from tensorcas_mlflow.store._tasks import Task
+from tensorcas_mlflow.threads import Lock
+
+
+class Scratch:
+    """Memory for what is not read into place, used again by the next read: fresh memory costs more than a read."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._idle: list[Any] = []
+
+    def take(self, n_bytes: int) -> Any:
+        """Give a buffer of at least so many bytes, at a page's begin; nobody else has it until it is given back."""
+        with self._lock:
+            while self._idle:
+                buffer = self._idle.pop()
+                if len(buffer) >= n_bytes:
+                    return buffer
+        return aligned_buffer(n_bytes)
+
+    def give_back(self, buffer: Any) -> None:
+        """Let others have a buffer; None is none."""
+        if buffer is not None:
+            with self._lock:
+                self._idle.append(buffer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """What a task brought."""
+
+    stored: Stored
+    scratch: Any = None
+    """A buffer that ``stored`` lies in, to be given back; None for none."""
+    block: memoryview | None = None
+    """All that was read, where it is in one piece and nobody changes it: for the cache."""
+
+
+Fetch = Callable[[Task, Target], Fetched]
+"""Carries a task out.
+
+Raises:
+    BlobNotFoundError: The pack is gone.
+    CorruptError: It ends before what was to be read.
+    BackendError: The storage does not give it.
+"""
+
+
+class Ways:
+    """All ways of reading one backend, for the time of one load."""
+
+    def __init__(self, backend: Backend, files: OpenFiles) -> None:
+        self._backend = backend
+        self._files = files
+        self.scratch = Scratch()
+
+    def of(self, choice: Choice) -> Fetch:
+        """Find the function for a way; ``uring`` reads single tasks as ``pread`` does."""
+        if choice.way == "ranges":
+            return self._ranges
+        if choice.way == "direct":
+            return self._direct
+        if choice.way == "map":
+            return self._map
+        return self._pread_exactly if choice.is_exact else self._pread
+
+    def _pread_exactly(self, task: Task, target: Target) -> Fetched:
+        with self._files.using(task.key) as file:
+            if file is not None:
+                file.read_at_random()
+            return self._pread(task, target)
+
+    def _pread(self, task: Task, target: Target) -> Fetched:
+        with self._files.using(task.key) as file:
+            if file is None:
+                return self._ranges(task, target)
+            if _overlaps(task):
+                block = self.scratch.take(task.stop - task.start)
+                file.read_into(task.start, [block.data[: task.stop - task.start]])
+                return Fetched(stored=_runs_in(task, block.data), scratch=block)
+            return self._scatter(file, task, target)
+
+    def _scatter(self, file: BlobFile, task: Task, target: Target) -> Fetched:
+        """Read raw chunks into place and the rest aside, in one call."""
+        n_aside = task.stop - task.start - sum([run.n_bytes for run in task.runs if run.is_plain])
+        scratch = self.scratch.take(n_aside) if n_aside else None
+        aside = memoryview(b"") if scratch is None else scratch.data
+        outs: list[memoryview] = []
+        stored: list[memoryview | None] = []
+        at = used = 0
+        for run in task.runs:
+            if run.start > at:
+                outs.append(aside[used : used + run.start - at])
+                used += run.start - at
+            if run.is_plain:
+                outs.append(memory_of(task, run.first, run.n_bytes, target))
+                stored.append(None)
+            else:
+                outs.append(aside[used : used + run.n_bytes])
+                stored.append(outs[-1])
+                used += run.n_bytes
+            at = run.start + run.n_bytes
+        file.read_into(task.start, outs)
+        return Fetched(stored=stored, scratch=scratch)
+
+    def _direct(self, task: Task, target: Target) -> Fetched:
+        with self._files.using(task.key) as file:
+            if file is None or not file.is_direct:
+                return self._pread(task, target)
+            scratch = self.scratch.take(task.stop - task.start + 2 * PAGE_BYTES)
+            block = file.read_direct(task.start, task.stop, scratch)
+        return Fetched(stored=_runs_in(task, block), scratch=scratch)
+
+    def _map(self, task: Task, target: Target) -> Fetched:
+        with self._files.using(task.key) as file:
+            if file is None:
+                return self._ranges(task, target)
+            stretch = file.map(task.start, task.stop)
+        stretch.populate(task.start, task.stop)
+        return Fetched(stored=_runs_in(task, stretch.data[task.start - stretch.begin :].data))
+
+    def _ranges(self, task: Task, target: Target) -> Fetched:
+        n_bytes = task.stop - task.start
+        run = task.runs[0]
+        if run.is_plain and run.n_bytes == n_bytes and len(task.runs) == 1:
+            block = memory_of(task, 0, n_bytes, target)
+            self._backend.read_into(task.key, task.start, block)
+            return Fetched(stored=[None], block=block)
+        # Not scratch: the cache keeps it until the load has ended.
+        block = aligned_buffer(n_bytes).data
+        self._backend.read_into(task.key, task.start, block)
+        return Fetched(stored=_runs_in(task, block), block=block)
+
+
+def memory_of(task: Task, first: int, n_bytes: int, target: Target) -> memoryview:
+    """The memory of a run, which begins with the member of that position."""
+    chunk = task.members[first]
+    start = int(target.start[chunk])
+    return target.blocks[int(target.block[chunk])][start : start + n_bytes]
+
+
+def stored_in(task: Task, block: memoryview) -> Fetched:
+    """What a task brings of the cache."""
+    return Fetched(stored=_runs_in(task, block))
+
+
+def _runs_in(task: Task, block: memoryview) -> list[memoryview | None]:
+    return [block[run.start : run.start + run.n_bytes] for run in task.runs]
+
+
+def _overlaps(task: Task) -> bool:
+    """Tell whether two chunks share bytes of the pack: one that is wanted twice, or what a hostile table says."""
+    at = 0
+    for run in task.runs:
+        if run.start < at:
+            return True
+        at = run.start + run.n_bytes
+    return False

@@ -1,0 +1,147 @@
+"""Tensors as views of mapped packs: nothing is copied of what is stored raw and in one piece."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tensorcas_mlflow import threads
+from tensorcas_mlflow.adapter import Array
+from tensorcas_mlflow.backends import MappedStretch
+from tensorcas_mlflow.chunking import Offsets, ranges
+from tensorcas_mlflow.codecs import RAW
+from tensorcas_mlflow.digest import Digests, digest
+from tensorcas_mlflow.dtypes import parse_dtype
+from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
+from tensorcas_mlflow.index import pack_key
+from tensorcas_mlflow.manifest import Columns
+from tensorcas_mlflow.store._catalog import Places
+from tensorcas_mlflow.store._open_files import OpenFiles
+from tensorcas_mlflow.tensor import ALIGNMENT
+
+_CHECKED_BYTES = 4 << 20
+"""What one thread hashes before it asks for more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pieces:
+    """Rows that are stored raw and in one piece each, by position among those that are wanted."""
+
+    rows: Offsets
+    pack: Offsets
+    start: Offsets
+    stop: Offsets
+
+
+def mappable(places: Places, columns: Columns, rows: Offsets, chunk_bytes: int) -> Offsets:
+    """Find the rows that can be views of a mapped pack; returns their positions among ``rows``."""
+    return _find_pieces(places, columns, rows, chunk_bytes).rows
+
+
+def map_rows(
+    files: OpenFiles, places: Places, columns: Columns, rows: Offsets, chunk_bytes: int, digests: Digests | None
+) -> dict[int, Array]:
+    """Map the rows that can be.
+
+    Args:
+        files: What opens packs.
+        places: Where the chunks of the rows lie, one after the other.
+        columns: Of the manifest.
+        rows: Which rows are wanted, by number.
+        chunk_bytes: Of the manifest.
+        digests: What the chunks are to hash to; None does not look.
+
+    Returns:
+        Read-only arrays by position among ``rows``. What cannot be mapped, or does not hash to its digest, is left out.
+    """
+    pieces = _find_pieces(places, columns, rows, chunk_bytes)
+    arrays: dict[int, Array] = {}
+    for number in np.unique(pieces.pack).tolist():
+        mine = np.flatnonzero(pieces.pack == number)
+        key = pack_key(places.packs[number])
+        try:
+            with files.using(key) as file:
+                if file is None:
+                    continue
+                stretch = file.map(int(pieces.start[mine].min()), int(pieces.stop[mine].max()))
+        except (BlobNotFoundError, CorruptError, BackendError):
+            continue  # whoever reads it otherwise finds out what is wrong
+        whole = pieces.rows[mine]
+        begins = pieces.start[mine] - stretch.begin
+        if digests is not None:
+            is_good = _check(stretch, begins, columns, rows, whole, chunk_bytes, digests)
+            whole, begins = whole[is_good], begins[is_good]
+        data = stretch.data
+        for at, row, begin in zip(whole.tolist(), rows[whole].tolist(), begins.tolist(), strict=True):
+            name = columns.dtypes[columns.dtype[row]]
+            dtype = np.dtype(np.uint8) if name is None else parse_dtype(name)
+            arrays[at] = np.ndarray(columns.shape(row), dtype, data, begin)
+    return arrays
+
+
+def _find_pieces(places: Places, columns: Columns, rows: Offsets, chunk_bytes: int) -> _Pieces:
+    counts = columns.chunk_at[rows + 1] - columns.chunk_at[rows]
+    some = np.flatnonzero(counts)
+    if len(some) == 0:
+        none = np.empty(0, dtype=np.int64)
+        return _Pieces(rows=none, pack=none, start=none, stop=none)
+    firsts = (counts.cumsum() - counts)[some]
+    entries = places.entries
+    offset, stored = entries["offset"].astype(np.int64), entries["stored_bytes"].astype(np.int64)
+    fits = places.found & (entries["codec"] == RAW.number)
+    fits &= (stored == columns.chunk_sizes(chunk_bytes, rows)) & (entries["raw_bytes"] == entries["stored_bytes"])
+    follows = np.ones(len(offset), dtype=bool)
+    follows[1:] = (places.pack[1:] == places.pack[:-1]) & (offset[1:] == offset[:-1] + stored[:-1])
+    follows[firsts] = offset[firsts] % ALIGNMENT == 0
+    good = np.logical_and.reduceat(fits & follows, firsts)
+    chosen, first = some[good], firsts[good]
+    return _Pieces(
+        rows=chosen,
+        pack=places.pack[first],
+        start=offset[first],
+        stop=offset[first] + columns.n_bytes[rows[chosen]],
+    )
+
+
+def _check(
+    stretch: MappedStretch,
+    begins: Offsets,
+    columns: Columns,
+    rows: Offsets,
+    whole: Offsets,
+    chunk_bytes: int,
+    digests: Digests,
+) -> Any:
+    """Tell which of some mapped rows hash to their digests."""
+    counts = columns.chunk_at[rows + 1] - columns.chunk_at[rows]
+    expected = digests[ranges((counts.cumsum() - counts)[whole], counts[whole])]
+    sizes = columns.chunk_sizes(chunk_bytes, rows[whole])
+    of_row = np.repeat(np.arange(len(whole)), counts[whole])
+    in_rows = sizes.cumsum() - sizes
+    row_begins = columns.n_bytes[rows[whole]].cumsum() - columns.n_bytes[rows[whole]]
+    starts = begins[of_row] + in_rows - row_begins[of_row]
+    is_good = np.ones(len(whole), dtype=bool)
+    data = stretch.data.data
+    borders = np.flatnonzero(np.diff(in_rows // _CHECKED_BYTES, prepend=-1)).tolist()
+
+    def check(part: tuple[int, int]) -> None:
+        low, high = part
+        begin, end = starts[low:high], starts[low:high] + sizes[low:high]
+        try:
+            stretch.populate(stretch.begin + int(begin.min()), stretch.begin + int(end.max()))
+        except BackendError:
+            is_good[of_row[low:high]] = False
+            return
+        actual = [digest(data[start:stop]) for start, stop in zip(begin.tolist(), end.tolist(), strict=True)]
+        if b"".join(actual) != expected[low:high].tobytes():
+            differs = [found != said.tobytes() for found, said in zip(actual, expected[low:high], strict=True)]
+            is_good[of_row[low:high][differs]] = False
+
+    parts = list(zip(borders, [*borders[1:], len(sizes)], strict=True))
+    if len(parts) == 1:
+        check(parts[0])
+    else:
+        threads.run_all(check, parts)
+    return is_good

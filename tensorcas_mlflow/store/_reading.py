@@ -1,0 +1,130 @@
+"""Carrying out what is planned: on threads, through the cache, and again in single chunks where a read fails."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tensorcas_mlflow import threads
+from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.errors import BackendError, CorruptError
+from tensorcas_mlflow.extent_cache import ExtentCache, Filling
+from tensorcas_mlflow.index import pack_key, pack_name
+from tensorcas_mlflow.readplan import Choice
+from tensorcas_mlflow.store._catalog import Places
+from tensorcas_mlflow.store._fetch import Ways, stored_in
+from tensorcas_mlflow.store._open_files import OpenFiles
+from tensorcas_mlflow.store._plan import Group
+from tensorcas_mlflow.store._take import BaseOf, Damage, Wanted, no_base, take
+from tensorcas_mlflow.store._target import Target
+from tensorcas_mlflow.store._tasks import Task, cached_tasks, tasks_of
+
+
+class Reading:
+    """One load of chunks from given places."""
+
+    def __init__(
+        self, backend: Backend, files: OpenFiles, places: Places, wanted: Wanted, base_of: BaseOf = no_base
+    ) -> None:
+        self.damaged: list[Damage] = []
+        """Copies that were found damaged so far."""
+        self._backend = backend
+        self._places = places
+        self._wanted = wanted
+        self._base_of = base_of
+        self._ways = Ways(backend, files)
+
+    def run(self, groups: Sequence[Group], filling: Filling | None = None) -> None:
+        """Carry out what is planned.
+
+        Raises:
+            BlobNotFoundError: A pack is gone.
+            BackendError: Another machine does not answer.
+        """
+        for waits in (False, True):
+            tasks = [(group.choice, task) for group in groups if group.choice.waits == waits for task in group.tasks]
+            is_alone = all(choice.is_alone for choice, _ in tasks)
+
+            def run(each: tuple[Choice, Task]) -> None:
+                self._run_task(*each, filling)
+
+            if len(tasks) <= 1 or is_alone:
+                for each in tasks:
+                    run(each)
+            else:
+                threads.run_all(run, tasks, waits=waits)
+
+    def run_cached(self, tasks: Sequence[Task]) -> list[Any]:
+        """Take chunks out of the cache; returns those, in groups, that it did not have."""
+        missed: list[Any] = []
+
+        def run(task: Task) -> None:
+            if not self._take_cached(task):
+                missed.append(task.members)
+
+        if len(tasks) == 1:
+            run(tasks[0])
+        else:
+            threads.run_all(run, tasks, waits=self._backend.is_remote)
+        return missed
+
+    def _take_cached(self, task: Task) -> bool:
+        """Take chunks out of the cache; False if they have gone or are wrong, and then the cache has them no more."""
+        assert task.cached is not None
+        block = task.cached.read()
+        if block is None:
+            return False
+        if take(task, stored_in(task, block).stored, self._places, self._wanted, self._base_of):
+            task.cached.discard()
+            return False
+        return True
+
+    def _run_task(self, choice: Choice, task: Task, filling: Filling | None) -> None:
+        fetch = self._ways.of(choice)
+        waiting = [task]
+        while waiting:
+            each = waiting.pop()
+            try:
+                fetched = fetch(each, self._wanted.target)
+            except CorruptError as error:
+                waiting += self._split(each, choice, f"it cannot be read: {error.reason}", None)
+                continue
+            except BackendError as error:
+                # Far away, a request that fails says nothing of the blob.
+                if self._backend.is_remote:
+                    raise
+                waiting += self._split(each, choice, str(error), error)
+                continue
+            try:
+                found = take(each, fetched.stored, self._places, self._wanted, self._base_of)
+            finally:
+                self._ways.scratch.give_back(fetched.scratch)
+            self.damaged.extend(found)
+            if filling is not None and fetched.block is not None and not found:
+                filling.add(pack_name(each.key), each.start, fetched.block)
+
+    def _split(self, task: Task, choice: Choice, reason: str, error: BackendError | None) -> list[Task]:
+        """Split a read that has failed into single chunks; one that is of a single chunk says that it is damaged."""
+        if len(task.members) == 1:
+            self.damaged.append(Damage(chunk=int(task.members[0]), key=task.key, reason=reason, error=error))
+            return []
+        # A pack cut short, or one bad sector of a disk, is no reason to call all near it damaged.
+        target = self._wanted.target
+        return [part for member in task.members for part in tasks_of(self._places, target, np.array([member]), choice)]
+
+
+def find_cached(
+    cache: ExtentCache, store_id: str, places: Places, target: Target, chunks: Any
+) -> tuple[list[Task], Any]:
+    """Find chunks in the cache; returns how to read them, and the chunks that are not there."""
+    tasks: list[Task] = []
+    left = [np.empty(0, dtype=np.intp)]
+    for number in np.unique(places.pack[chunks]).tolist():
+        mine = chunks[places.pack[chunks] == number]
+        entries = places.entries[mine]
+        found = cache.open_pack(store_id, places.packs[number]).find(entries["offset"], entries["stored_bytes"])
+        left.append(mine[~found.held])
+        tasks += cached_tasks(places, target, mine, pack_key(places.packs[number]), found.reads)
+    return tasks, np.concatenate(left)

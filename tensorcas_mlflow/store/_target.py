@@ -1,0 +1,194 @@
+"""Memory that chunks are read into: blocks, and where in them each chunk goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tensorcas_mlflow.adapter import Array
+from tensorcas_mlflow.chunking import Offsets
+from tensorcas_mlflow.dtypes import parse_dtype
+from tensorcas_mlflow.manifest import Columns, Row
+from tensorcas_mlflow.tensor import ALIGNMENT, aligned_bytes
+
+_SHARES_BELOW = 64 << 10
+"""Smaller arrays share blocks of memory: one allocation for many, and mostly one read."""
+_SHARED_BYTES = 1 << 20
+"""How long such a block is about: as long as one of its arrays is in use, all of it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where some chunks go. Two chunks of one target never overlap in memory."""
+
+    blocks: Sequence[memoryview]
+    """Writable bytes."""
+    block: Offsets
+    """For each chunk which of the blocks."""
+    start: Offsets
+    """For each chunk where it begins there."""
+    n_bytes: Offsets
+    """Size of each chunk."""
+    slack: Offsets
+    """For each chunk how many bytes behind it are nobody's, so that what lies behind it in a pack may be read there."""
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def view(self, chunk: int) -> memoryview:
+        """The memory of one chunk."""
+        start = int(self.start[chunk])
+        memory: memoryview = self.blocks[self.block[chunk]][start : start + int(self.n_bytes[chunk])]
+        return memory
+
+    def some(self, chunks: Any) -> Target:
+        """The same memory for some of the chunks, by number."""
+        return Target(
+            blocks=self.blocks,
+            block=self.block[chunks],
+            start=self.start[chunks],
+            n_bytes=self.n_bytes[chunks],
+            slack=self.slack[chunks],
+        )
+
+    @classmethod
+    def of_buffers(cls, buffers: Sequence[memoryview]) -> Target:
+        """A buffer for each chunk."""
+        n_bytes = np.fromiter(map(len, buffers), dtype=np.int64, count=len(buffers))
+        none = np.zeros_like(n_bytes)
+        return cls(blocks=buffers, block=np.arange(len(buffers)), start=none, n_bytes=n_bytes, slack=none)
+
+    @classmethod
+    def of_sizes(cls, n_bytes: Offsets) -> Target:
+        """No memory yet: for plans that are not carried out. Each chunk would go to a buffer of its own."""
+        none = np.zeros_like(n_bytes)
+        return cls(blocks=(), block=np.arange(len(n_bytes)), start=none, n_bytes=n_bytes, slack=none)
+
+    @classmethod
+    def of_block(cls, block: memoryview, n_bytes: Offsets) -> Target:
+        """One buffer, which the chunks fill one after the other."""
+        none = np.zeros_like(n_bytes)
+        return cls(blocks=[block], block=none, start=n_bytes.cumsum() - n_bytes, n_bytes=n_bytes, slack=none)
+
+
+class ChosenRows(Sequence[Row]):
+    """Some rows of a manifest, each made when it is asked for."""
+
+    def __init__(self, columns: Columns, rows: Offsets) -> None:
+        self._columns = columns
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._columns.row(int(self._rows[at]))
+
+
+def check_outs(columns: Columns, rows: Offsets, names: Sequence[str], out: Mapping[str, Array]) -> dict[int, Array]:
+    """Find the arrays that rows are to be read into, by position among the rows.
+
+    Raises:
+        ValueError: An array cannot hold its row, or is for none of them.
+    """
+    at_name = {name: at for at, name in enumerate(names)}
+    found: dict[int, Array] = {}
+    for name, array in out.items():
+        at = at_name.get(name)
+        if at is None:
+            raise ValueError(f"out has an array for {name!r}, which is not read")
+        spec = columns.spec(int(rows[at]))
+        if array.dtype != spec.numpy_dtype or array.shape != spec.shape:
+            raise ValueError(
+                f"tensor {name!r} is {spec.numpy_dtype} {spec.shape}, and cannot be read into "
+                f"{array.dtype} {array.shape}"
+            )
+        if not (array.flags.c_contiguous and array.flags.writeable):
+            raise ValueError(f"tensor {name!r} cannot be read into an array that is read-only or not in C order")
+        found[at] = array
+    return found
+
+
+def new_arrays(
+    columns: Columns, rows: Offsets, chunk_bytes: int, outs: Mapping[int, Array]
+) -> tuple[list[Array], Target]:
+    """Make arrays for some rows, and say where their chunks go.
+
+    Args:
+        columns: Of a manifest.
+        rows: Which, by number.
+        chunk_bytes: Of the manifest.
+        outs: Arrays that are there, checked, by position among ``rows``.
+
+    Returns:
+        An array a row, C-contiguous, the new ones at multiples of 64 bytes, as frameworks allocate them: their kernels
+        go by the address, and from another one a model would predict other last digits. And the target of the
+        rows' chunks, one after the other.
+    """
+    sizes = columns.n_bytes[rows]
+    shares = (sizes < _SHARES_BELOW) & (sizes > 0)
+    for at in outs:
+        shares[at] = False
+    blocks, block, start = _shared_blocks(sizes, shares)
+    memory: list[Any] = [*blocks]
+    dtypes = [np.dtype(np.uint8) if name is None else parse_dtype(name) for name in columns.dtypes]
+    sides, shape_at = columns.sides.tolist(), columns.shape_at
+    shape_from, shape_to = shape_at[rows].tolist(), shape_at[rows + 1].tolist()
+    arrays: list[Array] = []
+    where = zip(columns.dtype[rows].tolist(), sizes.tolist(), shape_from, shape_to, strict=True)
+    block_of, start_of = block.tolist(), start.tolist()
+    for at, (dtype, n_bytes, low, high) in enumerate(where):
+        if at in outs:
+            arrays.append(outs[at])
+            if n_bytes:
+                block[at] = len(memory)
+                memory.append(outs[at].reshape(-1).view(np.uint8))
+            continue
+        shape = tuple(sides[low:high])
+        if n_bytes == 0:
+            arrays.append(np.empty(shape, dtype=dtypes[dtype]))
+            continue
+        number, begin = block_of[at], start_of[at]
+        if number < 0:
+            number, begin = len(memory), 0
+            block[at] = number
+            memory.append(aligned_bytes(n_bytes))
+        arrays.append(np.ndarray(shape, dtypes[dtype], memory[number], begin))
+    counts = columns.chunk_at[rows + 1] - columns.chunk_at[rows]
+    n_bytes_of = columns.chunk_sizes(chunk_bytes, rows)
+    ends = n_bytes_of.cumsum()
+    before = np.repeat(sizes.cumsum() - sizes, counts)
+    slack = np.zeros_like(n_bytes_of)
+    slack[counts.cumsum()[shares] - 1] = -sizes[shares] % ALIGNMENT
+    return arrays, Target(
+        blocks=[each.data for each in memory],
+        block=np.repeat(block, counts),
+        start=np.repeat(start, counts) + ends - n_bytes_of - before,
+        n_bytes=n_bytes_of,
+        slack=slack,
+    )
+
+
+def _shared_blocks(sizes: Offsets, shares: Any) -> tuple[list[Any], Offsets, Offsets]:
+    """Lay small rows out in blocks, in their order: as packs do, so that many are read in one go.
+
+    Returns:
+        The blocks; for each row the number of its block, -1 for those that share none; and where it begins there.
+    """
+    block = np.full(len(sizes), -1, dtype=np.int64)
+    start = np.zeros(len(sizes), dtype=np.int64)
+    room = -(-sizes[shares] // ALIGNMENT) * ALIGNMENT
+    if len(room) == 0:
+        return [], block, start
+    begins = room.cumsum() - room
+    number = begins // _SHARED_BYTES
+    is_first = np.ones(len(room), dtype=bool)
+    is_first[1:] = number[1:] != number[:-1]
+    nth = is_first.cumsum() - 1
+    firsts = begins[is_first]
+    lengths = np.diff(np.append(firsts, begins[-1] + room[-1]))
+    block[shares], start[shares] = nth, begins - firsts[nth]
+    return [aligned_bytes(n_bytes) for n_bytes in lengths.tolist()], block, start

@@ -1,0 +1,116 @@
+"""From the places of chunks to reads that threads carry out one by one, and to runs of chunks that move as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tensorcas_mlflow.codecs import RAW
+from tensorcas_mlflow.extent_cache import CachedRead
+from tensorcas_mlflow.index import pack_key
+from tensorcas_mlflow.readplan import Choice, plan_reads
+from tensorcas_mlflow.store._catalog import Places
+from tensorcas_mlflow.store._target import Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Chunks of one read that follow each other, and are all taken in one way."""
+
+    first: int
+    """Position of the first among the members of the read."""
+    stop: int
+    """One past the last."""
+    start: int
+    """Where it begins in what is read."""
+    n_bytes: int
+    """How long it is there."""
+    is_plain: bool
+    """Whether the chunks are stored raw and lie in memory as they lie in the pack, so that all are moved at once. What
+    little lies between two of them belongs to nobody."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One read, of a pack or of the cache, and the chunks it brings."""
+
+    key: str
+    """Of the pack."""
+    members: Any
+    """Which of the wanted chunks, by number, in order of offset."""
+    begins: Any
+    """Where each begins in what is read."""
+    start: int
+    stop: int
+    """Which bytes of the pack; for the cache they mean nothing."""
+    runs: list[Run]
+    """All members, in order."""
+    cached: CachedRead | None = None
+
+
+def tasks_of(places: Places, target: Target, chunks: Any, choice: Choice) -> list[Task]:
+    """Plan how some of the wanted chunks, by number, are read from their packs."""
+    offset = places.entries["offset"].astype(np.int64)
+    extents = list(
+        plan_reads(
+            places.pack[chunks],
+            offset[chunks],
+            places.entries["stored_bytes"][chunks],
+            max_gap_bytes=choice.gap_bytes,
+            max_read_bytes=choice.read_bytes,
+        )
+    )
+    members = [chunks[extent.members] for extent in extents]
+    begins = [offset[each] - extent.start for each, extent in zip(members, extents, strict=True)]
+    runs = _runs(places, target, members, begins)
+    return [
+        Task(
+            key=pack_key(places.packs[extent.pack]),
+            members=each,
+            begins=begin,
+            start=extent.start,
+            stop=extent.stop,
+            runs=run,
+        )
+        for extent, each, begin, run in zip(extents, members, begins, runs, strict=True)
+    ]
+
+
+def cached_tasks(places: Places, target: Target, chunks: Any, key: str, reads: Iterable[CachedRead]) -> list[Task]:
+    """Plan how some of the wanted chunks, by number, are read from the cache, given the reads that bring them."""
+    found = list(reads)
+    members = [chunks[read.members] for read in found]
+    runs = _runs(places, target, members, [read.begins for read in found])
+    return [
+        Task(key=key, members=each, begins=read.begins, start=0, stop=0, runs=run, cached=read)
+        for read, each, run in zip(found, members, runs, strict=True)
+    ]
+
+
+def _runs(places: Places, target: Target, members: list[Any], begins: list[Any]) -> list[list[Run]]:
+    """Split the members of each read into runs."""
+    if not members:
+        return []
+    order, begin = np.concatenate(members), np.concatenate(begins)
+    read = np.repeat(np.arange(len(members)), [len(each) for each in members])
+    entries = places.entries[order]
+    stored = entries["stored_bytes"].astype(np.int64)
+    is_raw = entries["codec"] == RAW.number
+    block, start = target.block[order], target.start[order]
+    joins = (read[1:] == read[:-1]) & (is_raw[1:] == is_raw[:-1])
+    gap = begin[1:] - begin[:-1] - stored[:-1]
+    # Rows begin at multiples of 64 bytes, in packs and in memory: what lies between two is as long here as there.
+    same_gap = (gap >= 0) & (gap <= target.slack[order[:-1]]) & (gap == start[1:] - start[:-1] - stored[:-1])
+    joins &= ~is_raw[1:] | (same_gap & (block[1:] == block[:-1]))
+    firsts = np.flatnonzero(np.append(True, ~joins))
+    stops = np.append(firsts[1:], len(order))
+    of_read = np.bincount(read).cumsum() - np.bincount(read)
+    lengths = np.maximum.reduceat(begin + stored, firsts) - begin[firsts]
+    out: list[list[Run]] = [[] for _ in members]
+    columns = (read[firsts], firsts - of_read[read[firsts]], stops - firsts, begin[firsts], lengths, is_raw[firsts])
+    for number, first, n_members, at, n_bytes, plain in zip(*(column.tolist() for column in columns), strict=True):
+        out[number].append(Run(first=first, stop=first + n_members, start=at, n_bytes=n_bytes, is_plain=plain))
+    return out
