@@ -69,6 +69,8 @@ def ordered_map(
 ) -> Iterator[R]:
     """Apply a function on the pool and yield its results in the order of the items.
 
+    The caller takes part: what nobody has begun when its result is asked for is done in the calling thread.
+
     Args:
         function: Must not itself use this pool: the pool's threads do not wait for each other.
         items: Drawn from only as results are taken, so that memory stays bounded.
@@ -85,22 +87,27 @@ def ordered_map(
         return
     pool = _shared_pool(waits=waits)
     ahead = window or 2 * n_threads
-    waiting: deque[Future[R]] = deque()
+    waiting: deque[tuple[Future[R], T]] = deque()
+
+    def next_result() -> R:
+        future, item = waiting.popleft()
+        return function(item) if future.cancel() else future.result()
+
     try:
         for item in items:
-            waiting.append(_submit(pool, function, item))
+            waiting.append((_submit(pool, function, item), item))
             if len(waiting) >= ahead:
-                yield waiting.popleft().result()
+                yield next_result()
         while waiting:
-            yield waiting.popleft().result()
+            yield next_result()
     except GeneratorExit:
         # Perhaps in one of the pool's own threads, by the garbage collector: waiting here could be for oneself.
-        for future in waiting:
+        for future, _ in waiting:
             future.cancel()
         raise
     except BaseException:
         # A call under way may still write into a buffer that the caller is about to use again.
-        wait([future for future in waiting if not future.cancel()])
+        wait([future for future, _ in waiting if not future.cancel()])
         raise
 
 

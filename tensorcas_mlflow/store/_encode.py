@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow import threads
+from tensorcas_mlflow import config, threads
 from tensorcas_mlflow.codecs import RAW, Buffer, Codec, encode_best, load_codecs
-from tensorcas_mlflow.digest import digest
+from tensorcas_mlflow.digest import Digests, digest
 from tensorcas_mlflow.errors import ConflictError
 from tensorcas_mlflow.pack import ENTRY, RAW_ALIGNMENT, STORED_DIGEST_BYTES, PayloadGroup
 from tensorcas_mlflow.store._policy import Policy
@@ -20,6 +20,8 @@ GROUP_BYTES = 1 << 20
 """Chunks of so many bytes together are one thread's task: enough to make its handing over cheap, and few enough that
 the bytes are still in a core's cache when they are hashed, encoded and written."""
 GROUP_PIECES = 1 << 10
+_LEAST_GROUP_BYTES = 64 << 10
+"""To hand fewer over takes longer than to encode them."""
 _SMALL_BYTES = 8 << 10
 """Of smaller chunks, where there are many, some are encoded to see whether it pays for the others."""
 _SAMPLED = 32
@@ -50,7 +52,10 @@ def encode_chunks(source: Source, chunks: Any, policy: Policy) -> Iterator[Paylo
         return  # no codec is imported either
     columns = source.columns
     is_text = np.array([name is None or name[0] in "SU" for name in columns.dtypes], dtype=bool)[columns.dtype]
-    groups = source.pieces(chunks, most_bytes=GROUP_BYTES, most=GROUP_PIECES)
+    # Little is parted among the threads: the caller is waiting for it.
+    share = int(source.sizes[chunks].sum()) // (2 * config.n_threads())
+    most_bytes = min(GROUP_BYTES, max(_LEAST_GROUP_BYTES, share))
+    groups = source.pieces(chunks, most_bytes=most_bytes, most=GROUP_PIECES)
     yield from encode_pieces(groups, policy, is_text=is_text, origin=source.origin if source.is_live else None)
 
 
@@ -66,13 +71,15 @@ def encode_pieces(
         origin: Says whose bytes a row's are, if somebody else may change them; None if nobody else has them.
 
     Yields:
-        What a pack takes, a group for each.
+        What a pack takes, in the order of the chunks.
 
     Raises:
         ConflictError: Bytes are no longer those that were hashed.
     """
     load_codecs()
-    yield from threads.ordered_map(partial(_encode, policy=policy, is_text=is_text, origin=origin), groups)
+    encode = partial(_encode, policy=policy, is_text=is_text, origin=origin)
+    for encoded in threads.ordered_map(encode, groups):
+        yield from encoded
 
 
 def groups_of(sizes: Any) -> Iterator[slice]:
@@ -87,12 +94,16 @@ def groups_of(sizes: Any) -> Iterator[slice]:
         begin = end
 
 
-def _encode(pieces: Pieces, *, policy: Policy, is_text: Any, origin: OriginOf | None) -> PayloadGroup:
+def _encode(pieces: Pieces, *, policy: Policy, is_text: Any, origin: OriginOf | None) -> list[PayloadGroup]:
     data = pieces.data if origin is None else _checked_copies(pieces, origin)
     text = pieces.itemsizes == 1 if is_text is None else is_text[pieces.rows]
     encoded = _encoded(data, pieces.itemsizes, text, policy)
     n_raw = np.fromiter(map(len, data), dtype=np.int64, count=len(data))
-    return _laid_out(encoded, n_raw, pieces)
+    is_aligned = np.array([codec is RAW for codec, _, _ in encoded], dtype=bool) & pieces.begins_row
+    # What goes on with a tensor must not be moved away from it by what begins behind.
+    begin = int(is_aligned.argmax())
+    parts = [slice(0, begin), slice(begin, len(data))] if begin else [slice(0, len(data))]
+    return [_laid_out(encoded[part], n_raw[part], pieces.digests[part], is_aligned[part]) for part in parts]
 
 
 def _checked_copies(pieces: Pieces, origin: OriginOf) -> list[Any]:
@@ -138,21 +149,19 @@ def _encoded(data: list[Any], itemsizes: Any, is_text: Any, policy: Policy) -> l
     return out
 
 
-def _laid_out(encoded: list[_Encoded], n_raw: Any, pieces: Pieces) -> PayloadGroup:
+def _laid_out(encoded: list[_Encoded], n_raw: Any, digests: Digests, is_aligned: Any) -> PayloadGroup:
     """Lay out encoded chunks: a tensor whose first chunk is stored raw begins at a multiple of 64."""
     codecs, typesizes, stored = zip(*encoded, strict=True)
     entries = np.zeros(len(stored), dtype=ENTRY)
-    entries["digest"] = pieces.digests
-    entries["stored_digest"] = pieces.digests[:, :STORED_DIGEST_BYTES]
+    entries["digest"] = digests
+    entries["stored_digest"] = digests[:, :STORED_DIGEST_BYTES]
     entries["codec"] = [codec.number for codec in codecs]
     entries["typesize"] = typesizes
     entries["raw_bytes"] = n_raw
     sizes = np.fromiter(map(len, stored), dtype=np.int64, count=len(stored))
     entries["stored_bytes"] = sizes
-    is_raw = entries["codec"] == RAW.number
-    for at in np.flatnonzero(~is_raw).tolist():
+    for at in np.flatnonzero(entries["codec"] != RAW.number).tolist():
         entries["stored_digest"][at] = np.frombuffer(digest(stored[at])[:STORED_DIGEST_BYTES], np.uint8)
-    is_aligned = is_raw & pieces.begins_row
     offsets, gaps = _offsets(sizes, is_aligned)
     entries["offset"] = offsets
     n_bytes = int(offsets[-1] + sizes[-1])
@@ -161,7 +170,7 @@ def _laid_out(encoded: list[_Encoded], n_raw: Any, pieces: Pieces) -> PayloadGro
         parts = [part for gap, payload in zip(gaps.tolist(), stored, strict=True) for part in (bytes(gap), payload)]
     if n_bytes < _JOINED_BYTES * len(stored):
         parts = [b"".join(parts)]
-    return PayloadGroup(entries=entries, parts=parts, n_bytes=n_bytes, is_aligned=bool(is_aligned.any()))
+    return PayloadGroup(entries=entries, parts=parts, n_bytes=n_bytes, is_aligned=bool(is_aligned[0]))
 
 
 def _offsets(sizes: Any, is_aligned: Any) -> tuple[Any, Any]:

@@ -122,6 +122,18 @@ def test_what_goes_on_with_a_tensor_lies_next_to_what_came_before() -> None:
     assert blob[64:264] == first + second
 
 
+def test_what_goes_on_with_a_tensor_is_not_parted_from_it_by_one_that_begins_behind() -> None:
+    first, second, third = (np.random.default_rng(nth).bytes(100) for nth in range(3))
+    groups = list(
+        encode_pieces([pieces([first]), pieces([second, third], begins_row=[False, True])], Policy.FAST, origin=str)
+    )
+
+    blob, _, _ = packed(groups)
+
+    assert blob[64:264] == first + second
+    assert blob[320:420] == third
+
+
 def test_a_fast_save_leaves_tensors_as_they_are_and_compresses_text() -> None:
     tensors = {"w": weights(70_000), "n": np.zeros(5000, np.int8), "t": np.array(["some text"] * 100)}
     source = TensorSource(tensors, {}, 1 << 18)
