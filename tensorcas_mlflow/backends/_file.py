@@ -24,7 +24,7 @@ _MAX_BUFFERS = 1000
 _READ_BYTES = 1 << 30
 """Linux reads at most 2 GiB in one call."""
 _SAMPLES = 32
-_SAMPLE_BYTES = 4 * PAGE_BYTES
+"""Pages that are looked at to tell whether a file is in memory."""
 _POPULATE_READ = 22
 """MADV_POPULATE_READ, which the standard library has no name for: read all pages now, and say so if that fails."""
 
@@ -184,16 +184,21 @@ class BlobFile:
             mapped = self.map(low, max(stop for _, stop in stretches)).data
         except (BackendError, CorruptError):
             return 1.0
-        held = n_pages = 0
-        state = (ctypes.c_ubyte * (_SAMPLE_BYTES // granule + 1))()
-        for place in dict.fromkeys(((places - low) // granule * granule).tolist()):
-            n_bytes = min(_SAMPLE_BYTES, len(mapped) - place)
-            if _mincore(ctypes.c_void_p(mapped.ctypes.data + place), ctypes.c_size_t(n_bytes), state):
+        state = ctypes.c_ubyte()
+        held = 0
+        pages = dict.fromkeys(((places - low) // granule * granule).tolist())
+        begin = mapped.ctypes.data
+        for page in pages:
+            if _mincore(ctypes.c_void_p(begin + page), ctypes.c_size_t(1), ctypes.byref(state)):
                 return 1.0
-            of_these = -(-n_bytes // granule)
-            held += sum(byte & 1 for byte in state[:of_these])
-            n_pages += of_these
-        return held / n_pages
+            held += state.value & 1
+        return held / len(pages)
+
+    def forget_cached(self) -> None:
+        """Have the system put the file out of memory, as far as it does; nothing is lost."""
+        if hasattr(os, "posix_fadvise"):
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def read_at_random(self) -> None:
         """Have the system read no more than is asked for: by default it reads megabytes ahead."""

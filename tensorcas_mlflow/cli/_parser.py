@@ -7,8 +7,9 @@ import math
 from collections.abc import Callable
 
 from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES
-from tensorcas_mlflow.cli import _change, _copy, _look, _repair, _stats, _verify
+from tensorcas_mlflow.cli import _change, _copy, _look, _reading, _repair, _stats, _verify
 from tensorcas_mlflow.gc import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE
+from tensorcas_mlflow.readplan import WAYS
 
 _Command = Callable[[str, str, str], argparse.ArgumentParser]
 
@@ -64,6 +65,7 @@ def parser() -> argparse.ArgumentParser:
         return made
 
     _add_looks(command)
+    _add_reading(command)
     _add_changes(command)
     _add_copy(command)
     _add_repair(command)
@@ -132,6 +134,28 @@ def _add_looks(command: _Command) -> None:
     verify.add_argument("--seed", type=int, metavar="N", help="with --sample: draw the same chunks again")
     verify.add_argument("-q", "--quiet", action="store_true", help="tell no progress")
     verify.set_defaults(act=_verify.check, parser=verify)
+
+
+def _add_reading(command: _Command) -> None:
+    explain = command(
+        "explain",
+        "say how tensors of one checkpoint would be read now, and why",
+        "explain --run 8f3c\nexplain --run 8f3c --step 20 --tensor encoder.weight\nexplain --run 8f3c --way direct",
+    )
+    _add_checkpoint(explain, step_help="its step (default: the last one)", is_step_required=False)
+    explain.add_argument(
+        "--tensor", action="append", default=[], metavar="NAME", help="only this tensor; several times for several"
+    )
+    explain.add_argument("--map", action="store_true", help="as for reading with copy=False: views of mapped packs")
+    explain.add_argument("--way", choices=WAYS, help="as if this way was forced")
+    explain.set_defaults(act=_reading.explain)
+
+    calibrate = command(
+        "calibrate",
+        "measure for some seconds how this machine reads a store best, and follow that from now on",
+        "calibrate\ncalibrate --root /data/mlflow --format json",
+    )
+    calibrate.set_defaults(act=_reading.calibrate)
 
 
 def _add_changes(command: _Command) -> None:

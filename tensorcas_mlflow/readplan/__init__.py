@@ -4,6 +4,7 @@
 measured: by us, or on this machine by `calibrate`.
 """
 
+from tensorcas_mlflow.readplan._calibrate import Calibration, Measured, calibrate
 from tensorcas_mlflow.readplan._choose import (
     LEAST_ASKED_BYTES,
     WAYS,
@@ -23,13 +24,16 @@ __all__ = [
     "MAX_GAP_BYTES",
     "MAX_READ_BYTES",
     "WAYS",
+    "Calibration",
     "Choice",
     "Extent",
+    "Measured",
     "PackRead",
     "ReadPlan",
     "Rule",
     "Situation",
     "Way",
+    "calibrate",
     "choose",
     "keep_rule",
     "plan_reads",

@@ -102,7 +102,9 @@ def choose(situation: Situation, rule: Rule, forced: Way | None = None) -> Choic
         told = "" if forced in (None, "ranges") else f"; {forced} reads need a file of this machine"
         what = "it lies on another machine" if situation.is_remote else "it is no file"
         return _ranges(situation, rule, what + told)
-    if forced is not None and forced != "ranges":
+    if forced == "ranges":
+        return _ranges(situation, rule, "it was asked for")
+    if forced is not None:
         missing = _missing(situation, forced)
         if missing is None:
             return _taken(situation, rule, forced, "it was asked for", is_cold=forced in ("direct", "uring"))

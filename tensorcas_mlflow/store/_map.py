@@ -13,12 +13,12 @@ from tensorcas_mlflow.backends import MappedStretch
 from tensorcas_mlflow.chunking import Offsets, ranges
 from tensorcas_mlflow.codecs import RAW
 from tensorcas_mlflow.digest import Digests, digest
-from tensorcas_mlflow.dtypes import parse_dtype
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
 from tensorcas_mlflow.index import pack_key
 from tensorcas_mlflow.manifest import Columns
 from tensorcas_mlflow.store._catalog import Places
 from tensorcas_mlflow.store._open_files import OpenFiles
+from tensorcas_mlflow.store._target import dtypes_of, shapes_of
 from tensorcas_mlflow.tensor import ALIGNMENT
 
 _CHECKED_BYTES = 4 << 20
@@ -58,6 +58,7 @@ def map_rows(
     """
     pieces = _find_pieces(places, columns, rows, chunk_bytes)
     arrays: dict[int, Array] = {}
+    dtypes = dtypes_of(columns)
     for number in np.unique(pieces.pack).tolist():
         mine = np.flatnonzero(pieces.pack == number)
         key = pack_key(places.packs[number])
@@ -74,10 +75,10 @@ def map_rows(
             is_good = _check(stretch, begins, columns, rows, whole, chunk_bytes, digests)
             whole, begins = whole[is_good], begins[is_good]
         data = stretch.data
-        for at, row, begin in zip(whole.tolist(), rows[whole].tolist(), begins.tolist(), strict=True):
-            name = columns.dtypes[columns.dtype[row]]
-            dtype = np.dtype(np.uint8) if name is None else parse_dtype(name)
-            arrays[at] = np.ndarray(columns.shape(row), dtype, data, begin)
+        shapes = shapes_of(columns, rows[whole])
+        of_type = columns.dtype[rows[whole]].tolist()
+        for at, dtype, shape, begin in zip(whole.tolist(), of_type, shapes, begins.tolist(), strict=True):
+            arrays[at] = np.ndarray(shape, dtypes[dtype], data, begin)
     return arrays
 
 

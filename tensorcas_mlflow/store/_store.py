@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tensorcas_mlflow import threads
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.backends import Backend, Root, Token, open_backend
+from tensorcas_mlflow.backends import Backend, BlobFile, Root, open_backend
 from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
 from tensorcas_mlflow.containers import Readable, Tape
 from tensorcas_mlflow.digest import unique_rows
@@ -25,21 +25,22 @@ from tensorcas_mlflow.errors import (
 )
 from tensorcas_mlflow.extent_cache import ExtentCache
 from tensorcas_mlflow.hints import read_hints
+from tensorcas_mlflow.index import pack_key
 from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
-from tensorcas_mlflow.readplan import ReadPlan, Way
+from tensorcas_mlflow.readplan import Calibration, ReadPlan, Way, calibrate, keep_rule
 from tensorcas_mlflow.store._catalog import Catalog
 from tensorcas_mlflow.store._find import OpenStores, check_free
 from tensorcas_mlflow.store._format import FORMAT, new_format, parse_format
 from tensorcas_mlflow.store._ingest import Ingest
 from tensorcas_mlflow.store._keys import STAND_INS, artifact_key, artifact_prefix
+from tensorcas_mlflow.store._packs import list_packs
 from tensorcas_mlflow.store._policy import Policy
 from tensorcas_mlflow.store._read import ChunkReader
 from tensorcas_mlflow.store._records import (
     MAX_REF_BYTES,
     Ref,
-    read_ref,
-    read_refs,
 )
+from tensorcas_mlflow.store._refs import Refs
 from tensorcas_mlflow.store._save import PendingSave
 from tensorcas_mlflow.store._sources import NoSource, TensorSource
 
@@ -47,7 +48,7 @@ Place = str | os.PathLike[str] | Root
 """A root or a place below one, as users write it; see `Root.parse`."""
 
 
-class Store:
+class Store(Refs):
     """One content-addressed store. Cheap to open, safe to share between threads and processes.
 
     Open one with `Store.open`, `Store.init` or `Store.find`. A root is a path, a ``file:`` or ``tensorcas:`` URI of a
@@ -253,75 +254,6 @@ class Store:
         source = NoSource(manifest.rows, manifest.chunk_bytes)
         return _written(PendingSave(self.backend, self.catalog, manifest, source))
 
-    # --- refs
-
-    def ref(self, key: str) -> Ref | None:
-        """Read the ref at a key, or return None."""
-        return read_ref(self.backend, key)
-
-    def artifact(self, path: str) -> Ref | None:
-        """Say what an artifact path, relative to the root, shows; None where no ref stands."""
-        return None if path == "" else read_ref(self.backend, artifact_key(path))
-
-    def artifacts(self, directory: str = "") -> tuple[list[Ref], list[str]]:
-        """List an artifact directory.
-
-        Returns:
-            The refs directly in it, and the names of directories in it that hold refs further down.
-        """
-        blobs, segments = self.backend.list_dir(artifact_prefix(directory))
-        refs = [ref for ref in read_refs(self.backend, (info.key for info in blobs)) if ref.path is not None]
-        prefix = f"{directory}/" if directory else ""
-
-        def name_of(segment: str) -> str | None:
-            # The segment is an encoding of the name; the refs below say the name itself.
-            for info in self.backend.list(f"{artifact_prefix(directory)}/{segment}"):
-                ref = read_ref(self.backend, info.key)
-                if ref is not None and ref.path is not None:
-                    return ref.path.removeprefix(prefix).split("/")[0]
-            return None
-
-        names = threads.ordered_map(name_of, segments, waits=True) if self.backend.is_remote else map(name_of, segments)
-        return refs, sorted({name for name in names if name is not None})
-
-    def walk_artifacts(self, directory: str = "") -> list[Ref]:
-        """List all refs below an artifact directory, by path."""
-        refs = read_refs(self.backend, (info.key for info in self.backend.list(artifact_prefix(directory))))
-        return sorted(refs, key=lambda ref: ref.path or "")
-
-    def artifact_token(self, path: str) -> Token | None:
-        """Tell one ref of an artifact path from another that takes its place; None where no ref stands."""
-        info = self.backend.stat(artifact_key(path))
-        return None if info is None else info.token
-
-    def drop_artifact(self, path: str, token: Token | None) -> bool:
-        """Drop the ref of an artifact path if it is still the one that the token was of, and say whether it was."""
-        return token is not None and self.backend.withdraw(artifact_key(path), token)
-
-    def drop_artifacts(self, path: str) -> int:
-        """Drop the ref of an artifact path and all refs below it; ``""`` means all artifacts.
-
-        What they kept alive is removed by the next collection.
-
-        Returns:
-            How many were dropped; dropping none is no error.
-        """
-        keys = [info.key for info in self.backend.list(artifact_prefix(path))]
-        if path and self.backend.stat(artifact_key(path)) is not None:
-            keys.append(artifact_key(path))
-        threads.run_all(self.backend.delete, keys, waits=self.backend.is_remote)
-        return len(keys)
-
-    def drop(self, ref: Ref) -> None:
-        """Drop one ref; none there is no error."""
-        self.backend.delete(ref.key)
-
-    def checkpoints(self) -> list[Ref]:
-        """List every ref of the store but those that stand in for one, in the order of their creation."""
-        keys = (info.key for info in self.backend.list("refs"))
-        refs = read_refs(self.backend, (key for key in keys if not key.startswith(f"{STAND_INS}/")))
-        return sorted(refs, key=lambda ref: (ref.created, ref.key))
-
     # --- reading
 
     def manifest(self, ref: Ref) -> Manifest:
@@ -376,8 +308,8 @@ class Store:
                 ``map`` copies out of a mapped pack, with the same dangers.
 
         Returns:
-            Arrays by name: those of ``out``, views, or new ones, which are C-contiguous and writable; plain bytes as 1-d
-            uint8. Small new arrays share blocks of memory of about 1 MiB.
+            Arrays by name: those of ``out``, views, or new ones, which are C-contiguous and writable; plain bytes as
+            1-d uint8. Small new arrays share blocks of memory of about 1 MiB.
 
         Raises:
             TensorNotFoundError: There is none of some name.
@@ -408,6 +340,25 @@ class Store:
         self._check_id(manifest)
         return self.chunks.explain(manifest, names, copy=copy, way=way)
 
+    def calibrate(self) -> Calibration:
+        """Measure, for some seconds, how this machine reads this store best, and keep the rule for later processes.
+
+        It is kept in the folder of the chunk cache, and followed for every store of this machine and user.
+
+        Raises:
+            ValueError: The store lies on another machine, or is too small to tell.
+            OSError: The rule cannot be kept.
+        """
+        with contextlib.ExitStack() as opened:
+            files: list[BlobFile] = []
+            for name, _ in sorted(list_packs(self.backend), key=lambda pack: -pack[1])[:_MOST_MEASURED]:
+                file = self.backend.open_file(pack_key(name))
+                if file is not None:
+                    files.append(opened.enter_context(file))
+            found = calibrate(files)
+        keep_rule(found.rule)
+        return found
+
     def iter_file(self, ref: Ref, *, verify: bool = True) -> Iterator[bytes | memoryview]:
         """Yield, piece by piece, the bytes an artifact path shows: a file, or a checkpoint's manifest.
 
@@ -428,6 +379,9 @@ class Store:
         if manifest.store_id != self.id:
             raise WrongStoreError(manifest.store_id or "(none: a self-contained model)", self.id, self.uri)
 
+
+_MOST_MEASURED = 16
+"""Packs that are opened to measure how they are read."""
 
 _open_stores = OpenStores(lambda root: Store.open_backend(open_backend(root)))
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.chunking import Offsets
-from tensorcas_mlflow.dtypes import parse_dtype
+from tensorcas_mlflow.dtypes import DType, parse_dtype
 from tensorcas_mlflow.manifest import Columns, Row
 from tensorcas_mlflow.tensor import ALIGNMENT, aligned_bytes
 
@@ -74,6 +74,18 @@ class Target:
         return cls(blocks=[block], block=none, start=n_bytes.cumsum() - n_bytes, n_bytes=n_bytes, slack=none)
 
 
+def dtypes_of(columns: Columns) -> list[DType]:
+    """The dtypes of arrays of the rows, in the order of `Columns.dtypes`; plain bytes are read as uint8."""
+    return [np.dtype(np.uint8) if name is None else parse_dtype(name) for name in columns.dtypes]
+
+
+def shapes_of(columns: Columns, rows: Offsets) -> list[tuple[int, ...]]:
+    """The shapes of some rows."""
+    sides = columns.sides.tolist()
+    where = zip(columns.shape_at[rows].tolist(), columns.shape_at[rows + 1].tolist(), strict=True)
+    return [tuple(sides[start:stop]) for start, stop in where]
+
+
 class ChosenRows(Sequence[Row]):
     """Some rows of a manifest, each made when it is asked for."""
 
@@ -95,17 +107,18 @@ def check_outs(columns: Columns, rows: Offsets, names: Sequence[str], out: Mappi
         ValueError: An array cannot hold its row, or is for none of them.
     """
     at_name = {name: at for at, name in enumerate(names)}
+    unknown = out.keys() - at_name.keys()
+    if unknown:
+        raise ValueError(f"there is an array to read {min(unknown)!r} into, which is not read")
+    dtypes = dtypes_of(columns)
+    places = [at_name[name] for name in out]
+    chosen = rows[places]
     found: dict[int, Array] = {}
-    for name, array in out.items():
-        at = at_name.get(name)
-        if at is None:
-            raise ValueError(f"out has an array for {name!r}, which is not read")
-        spec = columns.spec(int(rows[at]))
-        if array.dtype != spec.numpy_dtype or array.shape != spec.shape:
-            raise ValueError(
-                f"tensor {name!r} is {spec.numpy_dtype} {spec.shape}, and cannot be read into "
-                f"{array.dtype} {array.shape}"
-            )
+    expected = zip(places, out.items(), columns.dtype[chosen].tolist(), shapes_of(columns, chosen), strict=True)
+    for at, (name, array), dtype, shape in expected:
+        if array.dtype != dtypes[dtype] or array.shape != shape:
+            said = f"{array.dtype} {array.shape}"
+            raise ValueError(f"tensor {name!r} is {dtypes[dtype]} {shape}, and cannot be read into {said}")
         if not (array.flags.c_contiguous and array.flags.writeable):
             raise ValueError(f"tensor {name!r} cannot be read into an array that is read-only or not in C order")
         found[at] = array
@@ -134,20 +147,17 @@ def new_arrays(
         shares[at] = False
     blocks, block, start = _shared_blocks(sizes, shares)
     memory: list[Any] = [*blocks]
-    dtypes = [np.dtype(np.uint8) if name is None else parse_dtype(name) for name in columns.dtypes]
-    sides, shape_at = columns.sides.tolist(), columns.shape_at
-    shape_from, shape_to = shape_at[rows].tolist(), shape_at[rows + 1].tolist()
+    dtypes = dtypes_of(columns)
     arrays: list[Array] = []
-    where = zip(columns.dtype[rows].tolist(), sizes.tolist(), shape_from, shape_to, strict=True)
+    where = zip(columns.dtype[rows].tolist(), sizes.tolist(), shapes_of(columns, rows), strict=True)
     block_of, start_of = block.tolist(), start.tolist()
-    for at, (dtype, n_bytes, low, high) in enumerate(where):
+    for at, (dtype, n_bytes, shape) in enumerate(where):
         if at in outs:
             arrays.append(outs[at])
             if n_bytes:
                 block[at] = len(memory)
                 memory.append(outs[at].reshape(-1).view(np.uint8))
             continue
-        shape = tuple(sides[low:high])
         if n_bytes == 0:
             arrays.append(np.empty(shape, dtype=dtypes[dtype]))
             continue

@@ -13,9 +13,9 @@ MUTANTS = (
     Mutant(
         fault="a chunk's bytes change in its pack",
         test=f"{_DAMAGED}[local-packs]",
-        path="tensorcas_mlflow/store/_read.py",
-        before="            if actual != wanted.digests[at].tobytes():\n",
-        after="            if False:\n",
+        path="tensorcas_mlflow/store/_take.py",
+        before='    if b"".join(actual) == expected.tobytes():\n',
+        after="    if actual:\n",
     ),
     Mutant(
         fault="a pack's table changes",

@@ -34,9 +34,9 @@ MUTANTS = (
     Mutant(
         fault="other bytes under a chunk's name, with digests that fit them",
         test=f"{_FORGERIES}::test_other_bytes_under_a_chunks_name_are_never_given_out",
-        path="tensorcas_mlflow/store/_read.py",
-        before="            if actual != wanted.digests[at].tobytes():\n",
-        after="            if actual == b'':\n",
+        path="tensorcas_mlflow/store/_take.py",
+        before='    if b"".join(actual) == expected.tobytes():\n',
+        after="    if actual:\n",
     ),
     Mutant(
         fault="a manifest under another's name",

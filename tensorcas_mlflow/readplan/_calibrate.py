@@ -1,0 +1,138 @@
+"""Measuring on this machine what the rule for reading should say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from tensorcas_mlflow import threads
+from tensorcas_mlflow._texts import size_text
+from tensorcas_mlflow.backends import PAGE_BYTES, BlobFile, aligned_buffer
+from tensorcas_mlflow.readplan._rule import NEVER_DIRECT, Rule
+
+LEAST_BYTES = 32 << 20
+"""From less than this nothing can be told."""
+_MOST_BYTES = 256 << 20
+_ROUNDS = 3
+_READ_BYTES = (256 << 10, 512 << 10, 1 << 20, 2 << 20)
+_CLEARLY = 1.1
+"""What takes less time by this factor is faster; anything less may be chance."""
+
+_Stretch = tuple[BlobFile, int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """How fast one way was."""
+
+    what: str
+    bytes_per_s: float
+
+    def __str__(self) -> str:
+        return f"{self.what}: {size_text(self.bytes_per_s)}/s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """What was measured, and the rule that follows."""
+
+    rule: Rule
+    measured: tuple[Measured, ...]
+
+    def __str__(self) -> str:
+        return "\n".join([*map(str, self.measured), f"rule: {self.rule.source}"])
+
+
+def calibrate(files: Sequence[BlobFile]) -> Calibration:
+    """Measure how files are read best, for some seconds.
+
+    Args:
+        files: Open packs; some 256 MiB of them are read several times, and put out of memory in between.
+
+    Raises:
+        ValueError: They are too short to tell.
+    """
+    stretches, total = _stretches(files)
+    if total < LEAST_BYTES:
+        raise ValueError(f"there are only {size_text(total)} to measure with; {size_text(LEAST_BYTES)} are needed")
+    warm = {
+        f"in memory, {size_text(n_bytes)} a read": _timed(_each(stretches, n_bytes), _pread, total)
+        for n_bytes in _READ_BYTES
+    }
+    best = max(range(len(_READ_BYTES)), key=lambda at: list(warm.values())[at])
+    measured = [Measured(what=what, bytes_per_s=speed) for what, speed in warm.items()]
+    rule = replace(Rule(), warm_read_bytes=_READ_BYTES[best])
+    cold: dict[str, float] = {}
+    if _drop(stretches):
+        pieces = list(_each(stretches, rule.cold_read_bytes))
+        cold["pread"] = _timed(pieces, _pread, total, drop=lambda: _drop(stretches))
+        if all(file.open_direct() for file in files):
+            cold["direct"] = _timed(pieces, _read_direct, total, drop=lambda: _drop(stretches))
+    measured += [Measured(what=f"from the disk, {way}", bytes_per_s=speed) for way, speed in cold.items()]
+    why = f"{size_text(_READ_BYTES[best])} a read was fastest in memory; "
+    if not cold:
+        why += "what the disk gives could not be measured, as its files do not leave the memory"
+    elif cold.get("direct", 0.0) > _CLEARLY * cold["pread"]:
+        why += "past the page cache was fastest from the disk"
+    else:
+        rule = replace(rule, direct_from_bytes=NEVER_DIRECT)
+        why += "the page cache was as fast as any way from the disk"
+    source = f"measured on this machine on {time.strftime('%Y-%m-%d', time.gmtime())}: {why}"
+    return Calibration(rule=replace(rule, source=source), measured=tuple(measured))
+
+
+def _stretches(files: Sequence[BlobFile]) -> tuple[list[_Stretch], int]:
+    out: list[_Stretch] = []
+    total = 0
+    for file in sorted(files, key=lambda each: -each.size):
+        n_bytes = min(file.size, _MOST_BYTES - total) // PAGE_BYTES * PAGE_BYTES
+        if n_bytes:
+            out.append((file, 0, n_bytes))
+            total += n_bytes
+    return out, total
+
+
+def _each(stretches: Sequence[_Stretch], n_bytes: int) -> Iterator[_Stretch]:
+    for file, start, stop in stretches:
+        for at in range(start, stop, n_bytes):
+            yield file, at, min(at + n_bytes, stop)
+
+
+def _timed(
+    pieces: Iterator[_Stretch] | Sequence[_Stretch],
+    read: Callable[[_Stretch], None],
+    total: int,
+    *,
+    drop: Callable[[], bool] | None = None,
+) -> float:
+    """Read all pieces some times; returns bytes a second, in the median."""
+    listed = list(pieces)
+    times: list[float] = []
+    if drop is None:
+        threads.run_all(read, listed)
+    for _ in range(_ROUNDS):
+        if drop is not None:
+            drop()
+        begin = time.perf_counter()
+        threads.run_all(read, listed, waits=drop is not None)
+        times.append(time.perf_counter() - begin)
+    return total / median(times)
+
+
+def _pread(piece: _Stretch) -> None:
+    file, start, stop = piece
+    file.read_into(start, [aligned_buffer(stop - start).data])
+
+
+def _read_direct(piece: _Stretch) -> None:
+    file, start, stop = piece
+    file.read_direct(start, stop, aligned_buffer(stop - start + 2 * PAGE_BYTES))
+
+
+def _drop(stretches: Sequence[_Stretch]) -> bool:
+    """Put files out of memory; returns whether they have gone."""
+    for file, _, _ in stretches:
+        file.forget_cached()
+    return all(file.share_in_memory([(start, stop)]) < 0.1 for file, start, stop in stretches)

@@ -1,0 +1,81 @@
+"""What a store does with its refs alone."""
+
+from __future__ import annotations
+
+from tensorcas_mlflow import threads
+from tensorcas_mlflow.backends import Backend, Token
+from tensorcas_mlflow.store._keys import STAND_INS, artifact_key, artifact_prefix
+from tensorcas_mlflow.store._records import Ref, read_ref, read_refs
+
+
+class Refs:
+    """The refs of one store."""
+
+    backend: Backend
+
+    def ref(self, key: str) -> Ref | None:
+        """Read the ref at a key, or return None."""
+        return read_ref(self.backend, key)
+
+    def artifact(self, path: str) -> Ref | None:
+        """Say what an artifact path, relative to the root, shows; None where no ref stands."""
+        return None if path == "" else read_ref(self.backend, artifact_key(path))
+
+    def artifacts(self, directory: str = "") -> tuple[list[Ref], list[str]]:
+        """List an artifact directory.
+
+        Returns:
+            The refs directly in it, and the names of directories in it that hold refs further down.
+        """
+        blobs, segments = self.backend.list_dir(artifact_prefix(directory))
+        refs = [ref for ref in read_refs(self.backend, (info.key for info in blobs)) if ref.path is not None]
+        prefix = f"{directory}/" if directory else ""
+
+        def name_of(segment: str) -> str | None:
+            # The segment is an encoding of the name; the refs below say the name itself.
+            for info in self.backend.list(f"{artifact_prefix(directory)}/{segment}"):
+                ref = read_ref(self.backend, info.key)
+                if ref is not None and ref.path is not None:
+                    return ref.path.removeprefix(prefix).split("/")[0]
+            return None
+
+        names = threads.ordered_map(name_of, segments, waits=True) if self.backend.is_remote else map(name_of, segments)
+        return refs, sorted({name for name in names if name is not None})
+
+    def walk_artifacts(self, directory: str = "") -> list[Ref]:
+        """List all refs below an artifact directory, by path."""
+        refs = read_refs(self.backend, (info.key for info in self.backend.list(artifact_prefix(directory))))
+        return sorted(refs, key=lambda ref: ref.path or "")
+
+    def artifact_token(self, path: str) -> Token | None:
+        """Tell one ref of an artifact path from another that takes its place; None where no ref stands."""
+        info = self.backend.stat(artifact_key(path))
+        return None if info is None else info.token
+
+    def drop_artifact(self, path: str, token: Token | None) -> bool:
+        """Drop the ref of an artifact path if it is still the one that the token was of, and say whether it was."""
+        return token is not None and self.backend.withdraw(artifact_key(path), token)
+
+    def drop_artifacts(self, path: str) -> int:
+        """Drop the ref of an artifact path and all refs below it; ``""`` means all artifacts.
+
+        What they kept alive is removed by the next collection.
+
+        Returns:
+            How many were dropped; dropping none is no error.
+        """
+        keys = [info.key for info in self.backend.list(artifact_prefix(path))]
+        if path and self.backend.stat(artifact_key(path)) is not None:
+            keys.append(artifact_key(path))
+        threads.run_all(self.backend.delete, keys, waits=self.backend.is_remote)
+        return len(keys)
+
+    def drop(self, ref: Ref) -> None:
+        """Drop one ref; none there is no error."""
+        self.backend.delete(ref.key)
+
+    def checkpoints(self) -> list[Ref]:
+        """List every ref of the store but those that stand in for one, in the order of their creation."""
+        keys = (info.key for info in self.backend.list("refs"))
+        refs = read_refs(self.backend, (key for key in keys if not key.startswith(f"{STAND_INS}/")))
+        return sorted(refs, key=lambda ref: (ref.created, ref.key))

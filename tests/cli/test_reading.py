@@ -1,0 +1,61 @@
+"""``explain`` and ``calibrate`` on a real store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorcas_mlflow.readplan import rule_of_machine
+from tensorcas_mlflow.store import Store
+
+Tensorcas = Callable[..., Any]
+
+
+def test_explain_tells_how_a_checkpoint_would_be_read(tensorcas: Tensorcas, store: Store) -> None:
+    done = tensorcas("explain", "--run", "train", "--step", "1", "--root", store.uri)
+
+    assert done.status == 0
+    assert "1 read by " in done.out
+    assert ", because it " in done.out
+    assert done.out.splitlines()[-1].startswith("rule: measured by the authors")
+
+
+def test_explain_answers_in_json_for_some_tensors_and_a_forced_way(tensorcas: Tensorcas, store: Store) -> None:
+    [ref] = [ref for ref in store.checkpoints() if ref.run_id == "other"]
+    name = store.manifest(ref).names()[0]
+    words = ("explain", "--run", "other", "--tensor", name, "--way", "map", "--root", store.uri, "--format", "json")
+    told = tensorcas(*words).json
+
+    assert told["n_tensors"] == 1
+    assert {pack["way"] for pack in told["packs"]} == {"map"}
+    assert {pack["reason"] for pack in told["packs"]} == {"it was asked for"}
+
+
+def test_a_store_that_is_too_small_to_measure_with_is_said_to_be(tensorcas: Tensorcas, store: Store) -> None:
+    done = tensorcas("calibrate", "--root", store.uri)
+
+    assert done.status == 1
+    assert "are needed" in done.err
+
+
+@pytest.mark.long
+def test_calibrate_measures_and_later_plans_follow(
+    tensorcas: Tensorcas, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TENSORCAS_CACHE", str(tmp_path / "cache"))
+    rule_of_machine.cache_clear()
+    store = Store.init(tmp_path / "root")
+    with store.write_checkpoint({"w": np.random.default_rng(0).integers(0, 256, 40 << 20, dtype=np.uint8)}) as pending:
+        ref = pending.commit()
+    done = tensorcas("calibrate", "--root", store.uri)
+    plan = store.explain(store.manifest(ref))
+    rule_of_machine.cache_clear()
+
+    assert done.status == 0
+    assert done.out.startswith("in memory, ")
+    assert plan.rule in done.out
+    assert plan.rule.startswith("measured on this machine")

@@ -1,0 +1,165 @@
+"""Which way is chosen, and by which rule."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tensorcas_mlflow.readplan import (
+    WAYS,
+    Rule,
+    Situation,
+    choose,
+    keep_rule,
+    rule_of_machine,
+    way_named,
+    way_of_environment,
+)
+
+MANY = 200 << 20
+
+
+def situation(share: float = 1.0, **options: Any) -> Situation:
+    given: dict[str, Any] = {"n_bytes": MANY, "total_bytes": MANY, "n_chunks": 800, "pack_bytes": 256 << 20}
+    given |= {"share_in_memory": lambda: share, "can_direct": lambda: True} | options
+    return Situation(**given)
+
+
+def test_what_is_in_memory_is_read_from_there_on_as_many_threads_as_there_are_cores() -> None:
+    choice = choose(situation(1.0), Rule())
+
+    assert (choice.way, choice.waits, choice.is_alone) == ("pread", False, False)
+    assert choice.reason == "100% of it is in memory"
+
+
+def test_what_is_long_and_on_the_disk_is_read_past_the_page_cache() -> None:
+    choice = choose(situation(0.1), Rule())
+
+    assert (choice.way, choice.waits) == ("direct", True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n_bytes": 8 << 20},
+        {"n_stretches": 20_000},
+        {"can_direct": lambda: False},
+    ],
+)
+def test_what_is_on_the_disk_is_else_read_by_many_threads(options: dict[str, Any]) -> None:
+    choice = choose(situation(0.1, **options), Rule())
+
+    assert (choice.way, choice.waits) == ("pread", True)
+
+
+def test_a_part_of_a_pack_is_read_with_nothing_read_ahead() -> None:
+    assert choose(situation(0.0, n_bytes=6 << 20), Rule()).is_exact
+    assert not choose(situation(0.0), Rule()).is_exact
+
+
+def test_what_is_little_is_not_asked_about_and_read_by_the_caller() -> None:
+    def ask() -> float:
+        raise AssertionError
+
+    few = situation(n_bytes=1000, total_bytes=1000, n_chunks=1, share_in_memory=ask)
+
+    assert choose(few, Rule()).is_alone
+    assert choose(few, Rule()).way == "pread"
+
+
+def test_many_small_chunks_are_read_by_the_caller() -> None:
+    assert choose(situation(n_chunks=MANY // 4096), Rule()).is_alone
+
+
+def test_another_machine_is_asked_for_ranges_whatever_is_forced() -> None:
+    remote = situation(pack_bytes=None, is_remote=True)
+
+    assert choose(remote, Rule()).reason == "it lies on another machine"
+    assert choose(remote, Rule(), "map").way == "ranges"
+    assert "map reads need a file of this machine" in choose(remote, Rule(), "map").reason
+
+
+@pytest.mark.parametrize("way", ["pread", "direct", "map", "ranges"])
+def test_a_way_can_be_forced(way: Any) -> None:
+    assert choose(situation(1.0), Rule(), way).way == way
+
+
+@pytest.mark.parametrize("way", ["direct", "uring"])
+def test_a_forced_way_that_cannot_be_had_is_told_and_another_taken(way: Any) -> None:
+    choice = choose(situation(1.0, can_direct=lambda: False), Rule(), way)
+
+    assert choice.way == "pread"
+    assert choice.reason.endswith("100% of it is in memory")
+
+
+def test_io_uring_is_taken_where_it_was_measured_best() -> None:
+    rule = Rule(uses_ring=True)
+
+    assert choose(situation(0.0, can_ring=lambda: True), rule).way == "uring"
+    assert choose(situation(0.0), rule).way == "direct"
+
+
+def test_a_way_that_there_is_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [way_named(way) for way in WAYS] == list(WAYS)
+    monkeypatch.setenv("TENSORCAS_READ", "telepathy")
+
+    with pytest.raises(ValueError, match="TENSORCAS_READ: a way of reading is one of pread,"):
+        way_of_environment()
+
+
+@pytest.mark.parametrize("said", ["", "auto"])
+def test_the_environment_may_leave_the_choice_open(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    monkeypatch.setenv("TENSORCAS_READ", said)
+
+    assert way_of_environment() is None
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("TENSORCAS_CACHE", str(tmp_path / "cache"))
+    rule_of_machine.cache_clear()
+    yield tmp_path / "cache"
+    rule_of_machine.cache_clear()
+
+
+def test_a_rule_that_was_kept_is_followed(cache: Path) -> None:
+    assert rule_of_machine() == Rule()
+    rule = Rule(warm_read_bytes=512 << 10, source="measured just now")
+    keep_rule(rule)
+
+    assert rule_of_machine() == rule
+    assert [path.name for path in cache.iterdir()] == ["reading.json"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "",
+        "[" * 100_000,
+        '{"format": 2}',
+        '{"format": 1, "machine": "another", "rule": {}}',
+        "wrong type",
+        "wrong number",
+        "unknown field",
+    ],
+)
+def test_a_kept_rule_that_makes_no_sense_is_passed_over(cache: Path, said: str) -> None:
+    keep_rule(Rule(warm_read_bytes=512 << 10))
+    good = (cache / "reading.json").read_text()
+    changed = {
+        "wrong type": good.replace("524288", '"many"'),
+        "wrong number": good.replace("524288", "1e99"),
+        "unknown field": good.replace("warm_read_bytes", "more"),
+    }
+    (cache / "reading.json").write_text(changed.get(said, said))
+    rule_of_machine.cache_clear()
+
+    assert rule_of_machine() == Rule()
+
+
+@pytest.mark.parametrize("wrong", [{"warm_read_bytes": 1}, {"cold_read_bytes": 1 << 40}, {"gap_bytes": -1}])
+def test_a_rule_that_would_cost_memory_is_none(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="rule"):
+        Rule(**wrong)  # type: ignore[arg-type]
