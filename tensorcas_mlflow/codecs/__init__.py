@@ -6,9 +6,10 @@ named by their decoded bytes, so packs may be rewritten with a better one.
 
 from tensorcas_mlflow.codecs._best import encode_best
 from tensorcas_mlflow.codecs._codec import MOST_OVERHEAD_BYTES, Buffer, Codec
-from tensorcas_mlflow.codecs._delta import DELTA, DELTA_WIDTHS, Transform
+from tensorcas_mlflow.codecs._delta import DELTA, Transform
 from tensorcas_mlflow.codecs._elements import MAX_TYPESIZE, guess_itemsize, typesize_of
-from tensorcas_mlflow.codecs._planes import PLANES, Effort, PlaneCoding
+from tensorcas_mlflow.codecs._estimate import choose_codings, estimate_share
+from tensorcas_mlflow.codecs._planes import PLANES, WORD_BYTES, Effort, PlaneCoding
 from tensorcas_mlflow.codecs._raw import RAW
 from tensorcas_mlflow.codecs._shuffle import SHUFFLE_ZSTD, load_codecs
 from tensorcas_mlflow.codecs._table import CODECS, codec_numbered
@@ -17,20 +18,22 @@ from tensorcas_mlflow.codecs._zstd import ZSTD
 __all__ = [
     "CODECS",
     "DELTA",
-    "DELTA_WIDTHS",
     "MAX_TYPESIZE",
     "MOST_OVERHEAD_BYTES",
     "PLANES",
     "RAW",
     "SHUFFLE_ZSTD",
+    "WORD_BYTES",
     "ZSTD",
     "Buffer",
     "Codec",
     "Effort",
     "PlaneCoding",
     "Transform",
+    "choose_codings",
     "codec_numbered",
     "encode_best",
+    "estimate_share",
     "guess_itemsize",
     "load_codecs",
     "typesize_of",

@@ -19,8 +19,6 @@ from tensorcas_mlflow.codecs._shuffle import SHUFFLE_ZSTD
 from tensorcas_mlflow.codecs._zstd import ZSTD
 from tensorcas_mlflow.errors import FormatError
 
-DELTA_WIDTHS = frozenset(WORDS)
-"""Sizes of the words that are subtracted."""
 _INNER = {codec.number: codec for codec in (RAW, ZSTD, SHUFFLE_ZSTD, PLANES)}
 
 

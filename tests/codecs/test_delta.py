@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, SHUFFLE_ZSTD, ZSTD, Effort, Transform
+from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, SHUFFLE_ZSTD, ZSTD, Codec, Effort, Transform
 from tensorcas_mlflow.errors import FormatError
 
 rng = np.random.default_rng(0)
@@ -90,7 +90,7 @@ def test_an_unchanged_chunk_takes_next_to_no_room() -> None:
 
 
 @pytest.mark.parametrize("inner", [RAW, ZSTD, SHUFFLE_ZSTD, PLANES], ids=lambda codec: codec.name)
-def test_the_residual_is_as_the_format_page_says_in_every_inner_codec(inner: type) -> None:
+def test_the_residual_is_as_the_format_page_says_in_every_inner_codec(inner: Codec) -> None:
     x, b = np.array([5, 0, 300, 7], "<u2"), np.array([3, 1, 65_000, 7], "<u2")
     residual = np.array([4, 1, 2 * ((300 - 65_000) % 65_536), 0], "<u2").tobytes()
 

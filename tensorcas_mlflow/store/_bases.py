@@ -1,0 +1,187 @@
+"""Which chunk another is stored against: found by the tensor's name in earlier checkpoints.
+
+Nothing here decides what is right, only what is small: a delta names its base, and its chunk is checked against its own
+digest. So guesses may be wrong, and cost some bytes at most.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tensorcas_mlflow.digest import DIGEST_BYTES, Digests
+from tensorcas_mlflow.manifest import Manifest, Row
+from tensorcas_mlflow.store._choose import CLEARLY_SMALLER
+from tensorcas_mlflow.threads import Lock
+
+_N_LARGEST = 4
+"""So many tensors, the largest ones that have changed, say which earlier checkpoint is nearest."""
+_N_RECENT = 4
+_MOST_RECENT_ROWS = 200_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """How some chunks are stored."""
+
+    depth: Any
+    """For each how many other chunks it takes to decode it: 0 for one stored in full, -1 for one that is not stored."""
+    bases: Digests
+    """The base of each that is a delta."""
+
+
+LineageOf = Callable[[Digests], Lineage]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bases:
+    """Bases for the chunks of a tensor."""
+
+    found: Any
+    """For each chunk whether it has one."""
+    digests: Digests
+
+
+def matching_row(row: Row, chunk_bytes: int, candidate: Manifest) -> Row | None:
+    """Find the same tensor in another checkpoint: its name, dtype and shape, in chunks that end at the same places."""
+    if candidate.chunk_bytes != chunk_bytes or row.spec.dtype is None or row.spec.name not in candidate.by_name:
+        return None
+    other = candidate.row(row.spec.name)
+    is_same = (other.spec.dtype, other.spec.shape) == (row.spec.dtype, row.spec.shape)
+    return other if is_same and np.array_equal(other.ends(chunk_bytes), row.ends(chunk_bytes)) else None
+
+
+def nearest(
+    rows: Sequence[Row], chunk_bytes: int, candidates: Sequence[Manifest], share_of: Callable[[Row, Row], float]
+) -> Manifest | None:
+    """Choose the checkpoint against which the largest tensors take the least room.
+
+    Args:
+        rows: What is to be saved, without what is stored already.
+        chunk_bytes: Of the store.
+        candidates: Earlier checkpoints, the likeliest first; equals are decided for the first.
+        share_of: Estimates for a row, and the one of a candidate that matches it, what share of its size a delta takes.
+
+    Returns:
+        None if no candidate has any of these tensors.
+    """
+    largest = sorted(rows, key=lambda row: -row.spec.n_bytes)[:_N_LARGEST]
+    if len(candidates) == 1:
+        return candidates[0] if any(matching_row(row, chunk_bytes, candidates[0]) for row in rows) else None
+    best, least = None, float("inf")
+    for candidate in candidates:
+        pairs = [(row, matching_row(row, chunk_bytes, candidate)) for row in largest]
+        if any(other is not None for _, other in pairs):
+            # What a candidate has not is stored in full.
+            taken = sum(row.spec.n_bytes * (1.0 if other is None else share_of(row, other)) for row, other in pairs)
+            if taken < least:
+                best, least = candidate, taken
+    return best
+
+
+def choose_depth(plain: float, shares: Sequence[tuple[int, float]], max_depth: int) -> int | None:
+    """Choose how far back the base of a tensor lies, and so when a series of deltas begins anew.
+
+    What has little depth serves the next steps as a near base; what is at the end of the longest chain allowed does
+    not. So each way is judged by the mean of what this step takes and of what those steps will take for which it
+    leaves room, if they are as near each other as this one is to the last.
+
+    Args:
+        plain: The share of its size that the tensor takes without a base.
+        shares: Of the last step, and of the bases behind it up to one that is stored in full: the depth of each, and
+            the share that a delta against it takes.
+        max_depth: The most other chunks that decoding one may take.
+
+    Returns:
+        The depth of the base to take, or None to store the tensor in full.
+    """
+    if not shares or min(share for _, share in shares) >= CLEARLY_SMALLER * plain:
+        return None
+    near = min(shares[0][1], plain)
+    chosen: int | None = None
+    least = (plain + max_depth * near) / (max_depth + 1)
+    for depth, share in shares:
+        left = max_depth - depth - 1
+        if left >= 0 and share < CLEARLY_SMALLER * plain:
+            mean = (share + left * near) / (left + 1)
+            if mean < least:
+                chosen, least = depth, mean
+    return chosen
+
+
+def ancestry(digest: bytes, lineage_of: LineageOf, max_depth: int) -> list[tuple[int, bytes]]:
+    """Follow a chunk to one that is stored in full.
+
+    Returns:
+        The depth and digest of the chunk itself, and then of each base behind it; empty if it is not stored, or deeper
+        than ``max_depth``.
+    """
+    found: list[tuple[int, bytes]] = []
+    while True:
+        lineage = lineage_of(np.frombuffer(digest, np.uint8).reshape(1, DIGEST_BYTES))
+        depth = int(lineage.depth[0])
+        if not 0 <= depth <= max_depth or (found and depth >= found[-1][0]):
+            return []
+        found.append((depth, digest))
+        if depth == 0:
+            return found
+        digest = lineage.bases[0].tobytes()
+
+
+def bases_for(chunks: Digests, candidates: Digests, lineage_of: LineageOf, depth: int) -> Bases:
+    """Give chunks their bases.
+
+    Args:
+        chunks: The chunks of a tensor that are to be stored.
+        candidates: Those in the same places of an earlier checkpoint.
+        lineage_of: Tells how chunks are stored.
+        depth: The most that a base may have: one of more stands for the nearest behind it of no more.
+    """
+    digests = np.array(candidates, copy=True)
+    found = (digests != chunks).any(axis=1)
+    waiting = np.flatnonzero(found)
+    before = np.full(len(digests), np.iinfo(np.int64).max)
+    while len(waiting):
+        lineage = lineage_of(np.ascontiguousarray(digests[waiting]))
+        at = np.asarray(lineage.depth, dtype=np.int64)
+        # A chain whose depth does not become less has no end; what is not stored is no base.
+        found[waiting[(at < 0) | (at >= before[waiting])]] = False
+        goes_on = (at > depth) & found[waiting]
+        before[waiting] = at
+        digests[waiting[goes_on]] = lineage.bases[goes_on]
+        waiting = waiting[goes_on]
+    return Bases(found=found & (digests != chunks).any(axis=1), digests=digests)
+
+
+class RecentManifests:
+    """Manifests that this process lately wrote or read: a fine-tune loads its parent. For any thread."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._by_name: OrderedDict[tuple[str, str], Manifest] = OrderedDict()
+
+    def note(self, store_id: str, name: str, manifest: Manifest) -> None:
+        """Remember a manifest; the earliest of too many are forgotten.
+
+        Args:
+            store_id: The store it is in.
+            name: Its name there.
+            manifest: What was written or read.
+        """
+        if len(manifest.rows) > _MOST_RECENT_ROWS:
+            return
+        with self._lock:
+            self._by_name[store_id, name] = manifest
+            self._by_name.move_to_end((store_id, name))
+            n_rows = sum(len(each.rows) for each in self._by_name.values())
+            while len(self._by_name) > _N_RECENT or n_rows > _MOST_RECENT_ROWS:
+                n_rows -= len(self._by_name.popitem(last=False)[1].rows)
+
+    def of(self, store_id: str) -> list[Manifest]:
+        """Give those of a store, the latest first."""
+        with self._lock:
+            return [each for (store, _), each in reversed(self._by_name.items()) if store == store_id]

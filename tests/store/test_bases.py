@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from tensorcas_mlflow.digest import Digests, digest_all
+from tensorcas_mlflow.manifest import Manifest, Row
+from tensorcas_mlflow.store._bases import (
+    Lineage,
+    LineageOf,
+    RecentManifests,
+    ancestry,
+    bases_for,
+    choose_depth,
+    matching_row,
+    nearest,
+)
+from tensorcas_mlflow.store._sources import TensorSource
+
+CHUNK = 4096
+
+
+def manifest(**tensors: np.ndarray) -> Manifest:
+    source = TensorSource(tensors, {}, CHUNK)
+    return Manifest(kind="checkpoint", chunk_bytes=CHUNK, store_id="s", flavor=None, rows=source.rows)
+
+
+def named(*names: str) -> Digests:
+    return digest_all([memoryview(name.encode()) for name in names])
+
+
+def lineage_of(stored: Mapping[str, str | None]) -> LineageOf:
+    """Tell of chunks that are named: None of one stored in full, else the name of its base."""
+    depths: dict[str, int] = {}
+
+    def depth(name: str, seen: frozenset[str] = frozenset()) -> int:
+        base = stored[name]
+        return 0 if base is None else 5 if base in seen else 1 + depth(base, seen | {name})
+
+    by_digest = {named(name)[0].tobytes(): name for name in stored}
+    depths = {name: depth(name) for name in stored}
+
+    def tell(digests: Digests) -> Lineage:
+        names = [by_digest.get(each.tobytes()) for each in digests]
+        bases = named(*(stored.get(name or "") or "nothing" for name in names))
+        return Lineage(depth=np.array([-1 if name is None else depths[name] for name in names]), bases=bases)
+
+    return tell
+
+
+ONE = np.arange(5_000, dtype=np.float32)
+
+
+def test_the_same_tensor_is_one_of_that_name_dtype_and_shape() -> None:
+    row = manifest(a=ONE).row("a")
+
+    assert matching_row(row, CHUNK, manifest(b=ONE, a=ONE + 1)) is not None
+    assert matching_row(row, CHUNK, manifest(b=ONE)) is None
+    assert matching_row(row, CHUNK, manifest(a=ONE.astype(np.float64))) is None
+    assert matching_row(row, CHUNK, manifest(a=ONE.reshape(50, 100))) is None
+    assert matching_row(row, 2 * CHUNK, manifest(a=ONE)) is None
+
+
+def test_a_tensor_that_is_cut_at_other_places_is_not_the_same() -> None:
+    rows = TensorSource({"a": ONE}, {"a": [1_000, 5_000]}, CHUNK).rows
+    cut = Manifest(kind="checkpoint", chunk_bytes=CHUNK, store_id="s", flavor=None, rows=rows)
+
+    assert matching_row(manifest(a=ONE).row("a"), CHUNK, cut) is None
+    assert matching_row(cut.row("a"), CHUNK, cut) is not None
+
+
+def share(row: Row, other: Row) -> float:
+    return 0.9 if (row.digests != other.digests).any() else 0.1
+
+
+def test_the_nearest_checkpoint_is_that_against_which_large_tensors_take_the_least() -> None:
+    new = manifest(small=ONE[:10], large=ONE)
+    small_alike, large_alike = manifest(small=ONE[:10], large=ONE + 1), manifest(small=ONE[:10] + 1, large=ONE)
+
+    assert nearest(new.rows, CHUNK, [small_alike, large_alike], share) is large_alike
+    assert nearest(new.rows, CHUNK, [large_alike, small_alike], share) is large_alike
+
+
+def test_of_equally_near_checkpoints_the_first_is_taken() -> None:
+    candidates = [manifest(a=ONE + 1), manifest(a=ONE + 2)]
+
+    assert nearest(manifest(a=ONE).rows, CHUNK, candidates, share) is candidates[0]
+
+
+def test_a_checkpoint_of_other_tensors_is_not_near() -> None:
+    rows = manifest(a=ONE).rows
+
+    assert nearest(rows, CHUNK, [manifest(b=ONE)], share) is None
+    assert nearest(rows, CHUNK, [manifest(b=ONE), manifest(a=ONE[1:])], share) is None
+    assert nearest(rows, CHUNK, [], share) is None
+
+
+@pytest.mark.parametrize(
+    ("shares", "max_depth", "depth"),
+    [
+        ([], 3, None),
+        ([(0, 0.5)], 3, 0),
+        ([(0, 0.66)], 3, None),  # next to nothing is gained
+        ([(1, 0.4), (0, 0.5)], 3, 1),
+        ([(0, 0.5)], 0, None),  # no deltas at all
+        ([(1, 0.3), (0, 0.35)], 1, 0),  # the step before is no base any more, its own base is
+        ([(1, 0.3), (0, 0.6)], 1, None),  # that is far behind: begin anew
+        ([(3, 0.3), (2, 0.55), (1, 0.6), (0, 0.62)], 3, None),
+        ([(3, 0.3), (2, 0.55), (1, 0.42), (0, 0.38)], 3, 0),
+        ([(3, 0.3), (2, 0.31), (1, 0.4), (0, 0.6)], 3, 2),
+    ],
+)
+def test_a_base_is_taken_as_deep_as_serves_this_step_and_the_next_ones(
+    shares: list[tuple[int, float]], max_depth: int, depth: int | None
+) -> None:
+    assert choose_depth(0.67, shares, max_depth) == depth
+
+
+def test_a_series_of_equal_steps_never_gets_deeper_than_allowed() -> None:
+    chain: list[int] = []
+    for _ in range(50):
+        shares = [(depth, 0.3 + 0.05 * far) for far, depth in enumerate(range(chain[-1], -1, -1))] if chain else []
+        depth = choose_depth(0.67, shares, 3)
+        chain.append(0 if depth is None else depth + 1)
+
+    assert set(chain) == {0, 1, 2, 3} or set(chain) == {0, 1, 3, 2}
+    assert max(chain) == 3
+
+
+STORED: dict[str, str | None] = {"a0": None, "b0": None, "a1": "a0", "a2": "a1", "a3": "a2", "x": "y", "y": "x"}
+
+
+def test_ancestry_goes_back_to_what_is_stored_in_full() -> None:
+    found = ancestry(named("a2")[0].tobytes(), lineage_of(STORED), 3)
+
+    assert [depth for depth, _ in found] == [2, 1, 0]
+    assert [each for _, each in found] == [row.tobytes() for row in named("a2", "a1", "a0")]
+
+
+@pytest.mark.parametrize("name", ["nowhere", "a3", "x"])
+def test_what_is_not_stored_or_too_deep_or_goes_round_in_a_ring_has_no_ancestry(name: str) -> None:
+    assert ancestry(named(name)[0].tobytes(), lineage_of(STORED), 2) == []
+
+
+def test_a_chunk_too_deep_stands_for_the_base_behind_it() -> None:
+    candidates = named("a0", "a1", "a2", "a3", "b0")
+
+    for depth, expected in ((0, "a0 a0 a0 a0 b0"), (1, "a0 a1 a1 a1 b0"), (3, "a0 a1 a2 a3 b0")):
+        bases = bases_for(named(*"12345"), candidates, lineage_of(STORED), depth)
+
+        assert bases.found.all()
+        assert (bases.digests == named(*expected.split())).all()
+
+
+def test_a_chunk_is_never_its_own_base_and_what_is_not_stored_is_nobodys() -> None:
+    bases = bases_for(named("a0", "new", "new", "a0"), named("a0", "nowhere", "x", "a2"), lineage_of(STORED), 0)
+
+    assert bases.found.tolist() == [False, False, False, False]
+
+
+def test_manifests_lately_seen_are_told_of_the_latest_first_and_by_store() -> None:
+    recent = RecentManifests()
+    made = [manifest(a=ONE + number) for number in range(6)]
+    for number, each in enumerate(made):
+        recent.note("s", f"m{number}", each)
+    recent.note("s", "m3", made[3])
+
+    assert recent.of("s") == [made[3], made[5], made[4], made[2]]
+    assert recent.of("other") == []
