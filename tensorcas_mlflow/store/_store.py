@@ -32,7 +32,6 @@ from tensorcas_mlflow.store._catalog import Catalog
 from tensorcas_mlflow.store._find import OpenStores, check_free
 from tensorcas_mlflow.store._format import FORMAT, new_format, parse_format
 from tensorcas_mlflow.store._ingest import Ingest
-from tensorcas_mlflow.store._keys import STAND_INS, artifact_key, artifact_prefix
 from tensorcas_mlflow.store._packs import list_packs
 from tensorcas_mlflow.store._policy import Policy
 from tensorcas_mlflow.store._read import ChunkReader
