@@ -79,7 +79,7 @@ def text_buffers(texts: Any) -> tuple[Any, Any]:
     if offsets is None or len(texts) == 0:
         return np.zeros(1, np.int32), np.empty(0, np.uint8)
     at = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1]
-    return at - at[0], np.frombuffer(data or b"", np.uint8)[at[0] : at[-1]]
+    return at - at[0] if at[0] else at, np.frombuffer(data or b"", np.uint8)[at[0] : at[-1]]
 
 
 def _validate(column: Any) -> None:

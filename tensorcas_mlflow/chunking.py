@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from tensorcas_mlflow.errors import FormatError
 DEFAULT_CHUNK_BYTES = 256 * 1024
 MIN_CHUNK_BYTES = 4 * 1024
 MAX_CHUNK_BYTES = 64 * 1024 * 1024
+_BLOCK_ROWS = 3 << 12
 
 Offsets = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -88,6 +89,11 @@ def check_cuts(n_bytes: Offsets, cuts: RowCuts) -> None:
     if wrong.any():
         size = int(n_bytes[np.flatnonzero(wrong)[0]])
         raise FormatError(f"cuts must ascend from above 0 to the tensor's size of {size} bytes")
+
+
+def blocks_of(n_rows: int) -> Iterator[slice]:
+    """Part very many rows into blocks, so that arrays made on the way lie in caches and take no fresh memory."""
+    return (slice(begin, min(begin + _BLOCK_ROWS, n_rows)) for begin in range(0, n_rows, _BLOCK_ROWS))
 
 
 def chunk_counts(n_bytes: Offsets, chunk_bytes: int, cuts: RowCuts | None = None) -> Offsets:

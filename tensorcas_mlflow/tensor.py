@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -43,7 +44,7 @@ class Spec:
     @property
     def numpy_dtype(self) -> DType:
         """The dtype of the array this row is read as; plain bytes are read as uint8."""
-        return np.dtype(np.uint8) if self.dtype is None else parse_dtype(self.dtype)
+        return np.dtype(np.uint8) if self.dtype is None else _dtype_called(self.dtype)
 
     @property
     def n_bytes(self) -> int:
@@ -64,6 +65,11 @@ class Spec:
                 raise ValueError(f"{SKELETON} must be 1-d uint8, not {array.ndim}-d {array.dtype}")
             return cls(name=name, dtype=None, shape=array.shape)
         return cls(name=name, dtype=dtype_name(array.dtype), shape=array.shape)
+
+
+@lru_cache(maxsize=64)
+def _dtype_called(name: str) -> DType:
+    return parse_dtype(name)
 
 
 def _is_name(name: str) -> bool:

@@ -2,21 +2,9 @@
 
 from tensorcas_mlflow.manifest._checks import row_cuts
 from tensorcas_mlflow.manifest._columns import Columns
-from tensorcas_mlflow.manifest._manifest import MAX_TEXT, Kind, Manifest
+from tensorcas_mlflow.manifest._manifest import Manifest
 from tensorcas_mlflow.manifest._row import Row, Rows
 from tensorcas_mlflow.manifest._specs import Specs
-from tensorcas_mlflow.manifest._stream import MANIFEST_SCHEMA, MAX_BYTES, VERSION
+from tensorcas_mlflow.manifest._stream import MANIFEST_SCHEMA, MAX_BYTES
 
-__all__ = [
-    "MANIFEST_SCHEMA",
-    "MAX_BYTES",
-    "MAX_TEXT",
-    "VERSION",
-    "Columns",
-    "Kind",
-    "Manifest",
-    "Row",
-    "Rows",
-    "Specs",
-    "row_cuts",
-]
+__all__ = ["MANIFEST_SCHEMA", "MAX_BYTES", "Columns", "Manifest", "Row", "Rows", "Specs", "row_cuts"]

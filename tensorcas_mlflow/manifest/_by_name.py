@@ -34,7 +34,10 @@ class ByName(Mapping[str, Row]):
         return self._columns.row(self.number(name))
 
     def __contains__(self, name: object) -> bool:
-        return name in self.numbers
+        try:
+            return isinstance(name, str) and self.number(name) >= 0
+        except KeyError:
+            return False
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.numbers)

@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow._arrow import text_buffers
-from tensorcas_mlflow.chunking import Offsets, RowCuts, offsets_of
+from tensorcas_mlflow.chunking import Offsets, RowCuts, blocks_of, offsets_of
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.tensor import MAX_DIMENSIONS, MAX_NAME_BYTES, MAX_TENSOR_BYTES, NOT_IN_NAMES
 
 _NOT_IN_NAMES = np.frombuffer(NOT_IN_NAMES.encode(), dtype=np.uint8)
-_MAX_EXACT_BITS = 62
-"""Products of no more bits than these fit an int64."""
 
 
 def check_names(names: Any) -> None:
@@ -27,15 +25,25 @@ def check_names(names: Any) -> None:
         FormatError: One is none.
     """
     offsets, data = text_buffers(names)
-    if np.diff(offsets).max(initial=0) > MAX_NAME_BYTES:
+    if step_range(offsets)[1] > MAX_NAME_BYTES:
         raise FormatError(f"a manifest has a name of more than {MAX_NAME_BYTES} bytes")
     # Hardly any name has a control character at all, and the least byte of all names is found in one pass.
     if len(data) and data.min() <= _NOT_IN_NAMES.max() and np.isin(data, _NOT_IN_NAMES).any():
         raise FormatError("a manifest has a name with a zero byte or a line break")
 
 
-def row_sizes(shape_at: Offsets, sides: Offsets, itemsizes: Offsets) -> Offsets:
-    """Say how many bytes each row has.
+def step_range(offsets: Any) -> tuple[int, int]:
+    """Give the least and the greatest difference between neighbours among ascending offsets; zeros if there is none."""
+    least, greatest = [], []
+    for block in blocks_of(len(offsets) - 1):
+        steps = offsets[block.start + 1 : block.stop + 1] - offsets[block]
+        least.append(int(steps.min()))
+        greatest.append(int(steps.max()))
+    return min(least, default=0), max(greatest, default=0)
+
+
+def check_shapes(shape_at: Any, sides: Offsets, itemsizes: Offsets) -> None:
+    """See that shapes are possible ones.
 
     Args:
         shape_at: Where the sides of each row begin, and, last, where those of the last one end.
@@ -46,40 +54,38 @@ def row_sizes(shape_at: Offsets, sides: Offsets, itemsizes: Offsets) -> Offsets:
         FormatError: A row has a negative side, too many of them, or more bytes than can be. An empty row may not have
             impossible sides either: numpy refuses to make it.
     """
-    n_dimensions = np.diff(shape_at)
-    most = int(n_dimensions.max(initial=0))
+    _, most = step_range(shape_at)
     if most > MAX_DIMENSIONS:
         raise FormatError(f"a manifest has a tensor of {most} dimensions, more than {MAX_DIMENSIONS}")
-    least, greatest = int(sides.min(initial=1)), int(sides.max(initial=1))
-    if least < 0:
+    if sides.min(initial=0) < 0:
         raise FormatError("a manifest has a tensor of a negative shape")
-    factors = np.maximum(sides, 1) if least == 0 else sides
-    if most * greatest.bit_length() + int(itemsizes.max(initial=1)).bit_length() > _MAX_EXACT_BITS:
-        # What does not fit 64 bits wraps round, and would look small.
-        about = _products(shape_at, n_dimensions, factors.astype(np.float64), itemsizes.astype(np.float64))
-        if about.max() > 2 * MAX_TENSOR_BYTES:
-            raise FormatError("a manifest has a tensor of an impossible shape")
-    sizes: Offsets = _products(shape_at, n_dimensions, factors, itemsizes)
-    if sizes.max(initial=0) > MAX_TENSOR_BYTES:
+    n_bits = most * int(sides.max(initial=1)).bit_length() + int(itemsizes.max(initial=1)).bit_length()
+    if n_bits < MAX_TENSOR_BYTES.bit_length():
+        return  # no product of so many such numbers is longer
+    factors = np.maximum(sides, 1)
+    # What does not fit 64 bits wraps round, and would look small.
+    about = row_sizes(shape_at, factors.astype(np.float64), itemsizes.astype(np.float64))
+    if about.max() > 2 * MAX_TENSOR_BYTES or row_sizes(shape_at, factors, itemsizes).max() > MAX_TENSOR_BYTES:
         raise FormatError("a manifest has a tensor of an impossible shape")
-    if least == 0:
-        sizes[np.searchsorted(shape_at, np.flatnonzero(sides == 0), side="right") - 1] = 0
-    return sizes
 
 
-def _products(shape_at: Offsets, n_dimensions: Offsets, factors: Any, itemsizes: Any) -> Any:
-    """Multiply what each row has of factors with each other and with its item size."""
-    products = itemsizes.copy()
-    most = int(n_dimensions.max(initial=0))
-    if len(factors) == most * len(products):
+def row_sizes(shape_at: Any, sides: Any, itemsizes: Any) -> Any:
+    """Say how many bytes each row has; what is given is as `check_shapes` passes it.
+
+    The first of ``shape_at`` need not be 0, so that it can be asked for some rows that follow each other.
+    """
+    least, most = step_range(shape_at)
+    sizes = itemsizes.copy()
+    if least == most:
         for dimension in range(most):
-            products *= factors[dimension::most]
-        return products
-    rows = np.arange(len(products))
+            sizes *= sides[int(shape_at[0]) + dimension : int(shape_at[-1]) : most]
+        return sizes
+    n_dimensions = np.diff(shape_at)
+    rows = np.arange(len(sizes))
     for dimension in range(most):
         rows = rows[n_dimensions[rows] > dimension]
-        products[rows] *= factors[shape_at[rows] + dimension]
-    return products
+        sizes[rows] *= sides[shape_at[rows] + dimension]
+    return sizes
 
 
 def row_cuts(cuts: Sequence[Any]) -> RowCuts | None:

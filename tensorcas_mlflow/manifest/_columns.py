@@ -8,7 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.chunking import Offsets, RowCuts, check_cuts, chunk_counts, chunk_sizes, offsets_of, ranges
+from tensorcas_mlflow._lazy import Lazy
+from tensorcas_mlflow.chunking import (
+    Offsets,
+    RowCuts,
+    blocks_of,
+    check_cuts,
+    chunk_counts,
+    chunk_sizes,
+    offsets_of,
+    ranges,
+)
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.manifest._checks import row_cuts
@@ -21,18 +31,23 @@ from tensorcas_mlflow.tensor import Spec
 class Columns(Specs):
     """All rows of a manifest, column by column; that the chunks fit them is seen to by `check_chunks`."""
 
-    chunk_at: Offsets
-    """Number of the first chunk of each row, counted over all rows, and, last, how many chunks there are."""
+    chunk_offsets: Any
+    """What ``chunk_at`` says, in integers of any size, as ``shape_offsets``."""
     digests: Digests
     """The digests of all rows, one after the other."""
     cuts: RowCuts | None
     """Byte offsets at which chunks end; None where no row has any."""
 
+    @Lazy
+    def chunk_at(self) -> Offsets:
+        """Number of the first chunk of each row, counted over all rows, and, last, how many chunks there are."""
+        return np.asarray(self.chunk_offsets, dtype=np.int64)
+
     @classmethod
     def of_specs(cls, specs: Specs, *, chunk_at: Offsets, digests: Digests, cuts: RowCuts | None) -> Columns:
         """Give rows that are described their chunks."""
         described = {each.name: getattr(specs, each.name) for each in fields(specs)}
-        return cls(**described, chunk_at=chunk_at, digests=digests, cuts=cuts)
+        return cls(**described, chunk_offsets=chunk_at, digests=digests, cuts=cuts)
 
     @classmethod
     def of_rows(cls, rows: Sequence[Row]) -> Columns:
@@ -52,14 +67,16 @@ class Columns(Specs):
         """
         if self.cuts is not None:
             check_cuts(self.n_bytes, self.cuts)
-        # Counted before offsets are made for them: a hostile shape must not cost memory.
-        wrong = np.flatnonzero(chunk_counts(self.n_bytes, chunk_bytes, self.cuts) != np.diff(self.chunk_at))
-        if len(wrong):
-            row = int(wrong[0])
-            n_chunks = int(self.chunk_at[row + 1] - self.chunk_at[row])
-            raise FormatError(
-                f"row {self.name(row)[:80]!r} of a manifest has {n_chunks} chunks, which do not make its size"
-            )
+        for block in blocks_of(len(self)):
+            cuts = None if self.cuts is None else self.cuts.some(np.arange(block.start, block.stop))
+            # Counted before offsets are made for them: a hostile shape must not cost memory.
+            counts = chunk_counts(self.n_bytes_of(block), chunk_bytes, cuts)
+            wrong = np.flatnonzero(counts != np.diff(self.chunk_offsets[block.start : block.stop + 1]))
+            if len(wrong):
+                row = block.start + int(wrong[0])
+                n_chunks = int(self.chunk_offsets[row + 1] - self.chunk_offsets[row])
+                name = self.name(row)[:80]
+                raise FormatError(f"row {name!r} of a manifest has {n_chunks} chunks, which do not make its size")
 
     def chunk_sizes(self, chunk_bytes: int, rows: Any = None) -> Offsets:
         """Give the sizes of the chunks of all rows, or of some in the order in which they are given."""
@@ -77,10 +94,42 @@ class Columns(Specs):
         """Tell which row each of some chunks, by their numbers, belongs to."""
         return np.searchsorted(self.chunk_at[1:], chunks, side="right")
 
+    def equal(self, rows: Any, other: Columns, other_rows: Any) -> Any:
+        """Compare rows with as many of other columns, one to one.
+
+        Returns:
+            For each whether both have one dtype and shape and the same chunks, as rows of one identity have.
+        """
+        codes = {name: code for code, name in enumerate(other.dtypes)}
+        same_dtype = np.array([codes.get(name, -1) for name in self.dtypes], dtype=np.intp)
+        is_equal = same_dtype[self.dtype[rows]] == other.dtype[other_rows]
+        for mine, at, its, its_at in (
+            (self.sides, self.shape_at, other.sides, other.shape_at),
+            (self.digests, self.chunk_at, other.digests, other.chunk_at),
+        ):
+            begins, its_begins = at[rows], its_at[other_rows]
+            counts = at[rows + 1] - begins
+            is_equal &= counts == its_at[other_rows + 1] - its_begins
+            left = np.flatnonzero(is_equal)
+            differs = mine[ranges(begins[left], counts[left])] != its[ranges(its_begins[left], counts[left])]
+            if differs.ndim > 1:
+                differs = differs.any(axis=1)
+            is_equal[np.repeat(left, counts[left])[differs]] = False
+        return is_equal
+
+    def contents(self) -> Iterator[tuple[str | None, tuple[int, ...], bytes]]:
+        """Give what the identity of each row is the digest of: dtype, shape, and digests one after the other."""
+        dtype, shape_at, sides = self.dtype.tolist(), self.shape_at.tolist(), self.sides.tolist()
+        digests, digest_at = self.digests.tobytes(), (self.chunk_at * DIGEST_BYTES).tolist()
+        for row, code in enumerate(dtype):
+            shape = tuple(sides[shape_at[row] : shape_at[row + 1]])
+            yield self.dtypes[code], shape, digests[digest_at[row] : digest_at[row + 1]]
+
     def row(self, row: int) -> Row:
         """Make one row."""
         cuts = None if self.cuts is None else self.cuts.of(row)
-        return Row(spec=self.spec(row), cuts=cuts, digests=self.digests[self.chunk_at[row] : self.chunk_at[row + 1]])
+        digests = self.digests[self.chunk_offsets[row] : self.chunk_offsets[row + 1]]
+        return Row(spec=self.spec(row), cuts=cuts, digests=digests)
 
     def each_row(self) -> Iterator[Row]:
         """Make all rows, one after the other."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 import zstandard
 
+from tensorcas_mlflow import threads
 from tensorcas_mlflow._arrow import UNREADABLE
 from tensorcas_mlflow._lazy import Lazy
 from tensorcas_mlflow.chunking import Offsets
@@ -25,6 +26,8 @@ MAX_TEXT = 200
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _MAX_CHECKED_ROWS = 4096
 """Whether names are unique is looked at at once in manifests of no more rows, and in longer ones when it matters."""
+_MIN_BESIDE_BYTES = 1 << 20
+"""Shorter streams are hashed and looked through faster one after the other."""
 
 Kind = Literal["checkpoint", "file"]
 
@@ -169,24 +172,32 @@ class Manifest:
             name: The manifest's name, where it must hash to it. This is looked at first: damage must not be taken for a
                 later release's writing.
         """
-        manifest = cls.from_bytes(cls.stream_in(blob, name))
-        object.__setattr__(manifest, "hints", split_hints(blob)[1])
-        return manifest
+        stream, hints = cls.stream_in(blob), split_hints(blob)[1]
+        made: list[Manifest] = []
+        # Of two errors the first job's is raised, whichever comes first.
+        jobs: list[Callable[[], None]] = [] if name is None else [lambda: _check_digest(stream, name)]
+        jobs.append(lambda: made.append(cls.from_bytes(stream)))
+        if len(stream) >= _MIN_BESIDE_BYTES:
+            # To hash a long one takes as long as to look it through.
+            threads.run_all(_do, jobs)
+        else:
+            for job in jobs:
+                job()
+        object.__setattr__(made[0], "hints", hints)
+        return made[0]
 
     @staticmethod
-    def stream_in(blob: bytes, name: str | None = None) -> bytes:
-        """Take the Arrow stream out of what a store keeps; see `from_blob`."""
+    def stream_in(blob: bytes) -> bytes:
+        """Take the Arrow stream out of what a store keeps; raises `FormatError` if it cannot be unpacked."""
         blob, _ = split_hints(blob)
-        if blob[:4] == _ZSTD_MAGIC:
-            try:
-                if not 0 < zstandard.frame_content_size(blob) < COMPRESSED_BELOW:
-                    raise FormatError("a compressed manifest has an impossible size")
-                blob = zstandard.ZstdDecompressor().decompress(blob, max_output_size=COMPRESSED_BELOW)
-            except zstandard.ZstdError as error:
-                raise FormatError(f"a compressed manifest cannot be read: {error}") from error
-        if name is not None and digest(blob).hex() != name[: 2 * DIGEST_BYTES]:
-            raise FormatError(f"it hashes to {digest(blob).hex()}")
-        return blob
+        if blob[:4] != _ZSTD_MAGIC:
+            return blob
+        try:
+            if not 0 < zstandard.frame_content_size(blob) < COMPRESSED_BELOW:
+                raise FormatError("a compressed manifest has an impossible size")
+            return zstandard.ZstdDecompressor().decompress(blob, max_output_size=COMPRESSED_BELOW)
+        except zstandard.ZstdError as error:
+            raise FormatError(f"a compressed manifest cannot be read: {error}") from error
 
     @classmethod
     def from_bytes(cls, data: bytes, *, max_rows: int | None = None) -> Manifest:
@@ -214,3 +225,13 @@ class Manifest:
             raise FormatError(f"not a manifest: {error}") from error
         manifest.__dict__["stream"] = data
         return manifest
+
+
+def _do(job: Callable[[], None]) -> None:
+    job()
+
+
+def _check_digest(stream: bytes, name: str) -> None:
+    actual = digest(stream).hex()
+    if actual != name[: 2 * DIGEST_BYTES]:
+        raise FormatError(f"it hashes to {actual}")

@@ -17,7 +17,7 @@ from tensorcas_mlflow.adapter import SKELETON, Array
 from tensorcas_mlflow.chunking import Offsets, offsets_of
 from tensorcas_mlflow.dtypes import dtype_name, parse_dtype
 from tensorcas_mlflow.errors import FormatError
-from tensorcas_mlflow.manifest._checks import check_names, row_sizes
+from tensorcas_mlflow.manifest._checks import check_names, check_shapes, row_sizes
 from tensorcas_mlflow.tensor import Spec
 
 
@@ -35,16 +35,16 @@ class Specs:
     """The different dtypes, as manifests name them."""
     dtype: Any
     """For each row which of them it has."""
-    shape_at: Offsets
-    """Where the sides of each row begin among ``sides``, and, last, where those of the last row end."""
+    shape_offsets: Any
+    """What ``shape_at`` says, in integers of any size: int32, and no copy, where they come out of an Arrow stream."""
     sides: Offsets
 
     def __post_init__(self) -> None:
         check_names(self.names)
-        self.n_bytes  # noqa: B018 - computed once, and checked by that
+        check_shapes(self.shape_offsets, self.sides, self.itemsizes)
         if None in self.dtypes:
             is_plain = self.dtype == self.dtypes.index(None)
-            if (np.diff(self.shape_at)[is_plain] != 1).any():
+            if (np.diff(self.shape_offsets)[is_plain] != 1).any():
                 raise FormatError("plain bytes must have one dimension")
 
     def __len__(self) -> int:
@@ -95,9 +95,20 @@ class Specs:
         return specs
 
     @Lazy
+    def shape_at(self) -> Offsets:
+        """Where the sides of each row begin among ``sides``, and, last, where those of the last row end."""
+        return np.asarray(self.shape_offsets, dtype=np.int64)
+
+    @Lazy
     def n_bytes(self) -> Offsets:
         """Size of each row in bytes."""
-        return row_sizes(self.shape_at, self.sides, self.itemsizes)
+        return self.n_bytes_of(slice(0, len(self)))
+
+    def n_bytes_of(self, block: slice) -> Offsets:
+        """Sizes of rows that follow each other, in bytes."""
+        at = self.shape_offsets[block.start : block.stop + 1]
+        sizes: Offsets = row_sizes(at, self.sides, self.itemsizes[block])
+        return sizes
 
     @Lazy
     def itemsizes(self) -> Offsets:
@@ -114,7 +125,7 @@ class Specs:
     def _of_dtypes(self, numbers: Any) -> Offsets:
         """Give each row the number of its dtype."""
         if len(self.dtypes) == 1:
-            return np.full(len(self), numbers[0], dtype=np.int64)
+            return np.broadcast_to(np.int64(numbers[0]), len(self))
         of_rows: Offsets = np.array(numbers, dtype=np.int64)[self.dtype]
         return of_rows
 
@@ -125,7 +136,7 @@ class Specs:
 
     def shape(self, row: int) -> tuple[int, ...]:
         """The shape of one row."""
-        return tuple(self.sides[self.shape_at[row] : self.shape_at[row + 1]].tolist())
+        return tuple(self.sides[self.shape_offsets[row] : self.shape_offsets[row + 1]].tolist())
 
     def spec(self, row: int) -> Spec:
         """Describe one row."""
@@ -142,6 +153,6 @@ class Specs:
 
 def _shapes(shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
     return {
-        "shape_at": offsets_of(np.fromiter(map(len, shapes), dtype=np.int64, count=len(shapes))),
+        "shape_offsets": offsets_of(np.fromiter(map(len, shapes), dtype=np.int64, count=len(shapes))),
         "sides": np.fromiter(chain.from_iterable(shapes), dtype=np.int64),
     }

@@ -13,6 +13,7 @@ from tensorcas_mlflow._arrow import UNREADABLE, read_batch, read_schema, text_bu
 from tensorcas_mlflow.chunking import MAX_CHUNK_BYTES, Offsets, RowCuts
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest_of
 from tensorcas_mlflow.errors import FormatError, NewerFormatError
+from tensorcas_mlflow.manifest._checks import step_range
 from tensorcas_mlflow.manifest._columns import Columns
 
 VERSION = 1
@@ -21,6 +22,7 @@ MAX_BYTES = 1 << 30
 COMPRESSED_BELOW = 64 * 1024
 """Longer ones are kept as they are, so that they need not be unpacked."""
 SCHEMA_KEY = b"tensorcas"
+_BLOCK_BYTES = 1 << 15
 
 MANIFEST_SCHEMA = pa.schema(
     [
@@ -180,20 +182,21 @@ def _columns_of(batch: Any) -> Columns:
         names=names,
         dtypes=different,
         dtype=dtype,
-        shape_at=shape_at,
+        shape_offsets=shape_at,
         sides=shapes.values.to_numpy()[first_side : first_side + int(shape_at[-1])],
-        chunk_at=chunk_at,
+        chunk_offsets=chunk_at,
         digests=_digests_of(chunks.values)[first_chunk : first_chunk + int(chunk_at[-1])],
         cuts=_cuts_of(cuts),
     )
 
 
-def _offsets(lists: Any) -> tuple[Offsets, int]:
+def _offsets(lists: Any) -> tuple[Any, int]:
     """Say where lists begin among the values that belong to any, and where among all values the first of these is."""
     if len(lists) == 0:
         return np.zeros(1, dtype=np.int64), 0
     at = lists.offsets.to_numpy()
-    return (at - at[0]).astype(np.int64), int(at[0])
+    first = int(at[0])
+    return at - first if first else at, first
 
 
 def _dtypes(column: Any) -> tuple[tuple[str | None, ...], Any]:
@@ -202,12 +205,19 @@ def _dtypes(column: Any) -> tuple[tuple[str | None, ...], Any]:
         at, data = text_buffers(column)
         n_bytes = int(at[1])
         # Most checkpoints have one dtype, and to compare costs less than to look each up.
-        if (np.diff(at) == n_bytes).all() and (data[n_bytes:] == data[: len(data) - n_bytes]).all():
-            return (column[0].as_py(),), np.zeros(len(column), dtype=np.intp)
+        if step_range(at) == (n_bytes, n_bytes) and _repeats(data, n_bytes):
+            return (column[0].as_py(),), np.broadcast_to(np.intp(0), len(column))
     encoded = column.dictionary_encode()
     different = encoded.dictionary.to_pylist()
     codes = encoded.indices.fill_null(len(different)).to_numpy(zero_copy_only=False).astype(np.intp)
     return (tuple(different) if column.null_count == 0 else (*different, None)), codes
+
+
+def _repeats(data: Any, n_bytes: int) -> bool:
+    """Tell whether bytes are their first few again and again."""
+    pattern = np.tile(data[:n_bytes], -(-_BLOCK_BYTES // max(1, n_bytes)))
+    blocks = range(0, len(data), len(pattern) or 1)
+    return all(np.array_equal(block := data[at : at + len(pattern)], pattern[: len(block)]) for at in blocks)
 
 
 def _cuts_of(lists: Any) -> RowCuts | None:
@@ -217,7 +227,7 @@ def _cuts_of(lists: Any) -> RowCuts | None:
     given = lists.is_valid().to_numpy(zero_copy_only=False)
     if np.diff(at)[~given].any():
         raise FormatError("a manifest has cuts of a row that has none")
-    return RowCuts(given=given, at=at, values=lists.values.to_numpy()[first : first + int(at[-1])])
+    return RowCuts(given=given, at=at.astype(np.int64), values=lists.values.to_numpy()[first : first + int(at[-1])])
 
 
 def _digests_of(values: Any) -> Digests:

@@ -222,6 +222,9 @@ class TensorSource(Source):
             pieces: list[Any] = []
             for row, end, size in zip(numbers, self._ends[chunks].tolist(), self.sizes[chunks].tolist(), strict=True):
                 array = self._arrays[row]
+                if self._is_small[row]:
+                    pieces.append(array.tobytes())
+                    continue
                 if array.flags.c_contiguous:
                     pieces.append(bytes_of(array)[end - size : end])
                     continue

@@ -124,9 +124,9 @@ MUTANTS = (
     Mutant(
         fault="a load from a store with a manifest of a later release",
         test=f"{LATER}[manifest-load]",
-        path="tensorcas_mlflow/manifest.py",
-        before="            if version > VERSION:\n",
-        after="            if False:\n",
+        path="tensorcas_mlflow/manifest/_stream.py",
+        before="    if version > VERSION:\n",
+        after="    if False:\n",
     ),
     Mutant(
         fault="a copy to a store with a condemned list of a later release",

@@ -27,9 +27,9 @@ MUTANTS = (
     Mutant(
         fault="a manifest changes",
         test=f"{_DAMAGED}[local-manifests]",
-        path="tensorcas_mlflow/manifest.py",
-        before="        if name is not None and digest(blob).hex() != name[: 2 * DIGEST_BYTES]:\n",
-        after="        if False:\n",
+        path="tensorcas_mlflow/manifest/_manifest.py",
+        before="    if actual != name[: 2 * DIGEST_BYTES]:\n",
+        after="    if False:\n",
     ),
     Mutant(
         fault="a figure in a ref changes",

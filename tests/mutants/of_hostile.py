@@ -12,10 +12,10 @@ _SECRETS = "tests/hostile/test_secrets.py"
 MUTANTS = (
     Mutant(
         fault="offsets in a manifest that lead out of its buffers",
-        test=f"{_PARSERS}[manifest's size of a file]",
+        test=f"{_PARSERS}[manifest]",
         path="tensorcas_mlflow/_arrow.py",
-        before="    batch.validate(full=True)\n",
-        after="",
+        before="        _validate(column)\n",
+        after="        pass\n",
     ),
     Mutant(
         fault="an index segment that unpacks to more than it has",
@@ -27,9 +27,9 @@ MUTANTS = (
     Mutant(
         fault="a manifest whose shapes do not fit 64 bits",
         test=f"{_FORGERIES}::test_a_shape_that_cannot_be_costs_nothing",
-        path="tensorcas_mlflow/tensors_file.py",
-        before="    if at_most.sum() > MAX_TENSOR_BYTES:\n",
-        after="    if False:\n",
+        path="tensorcas_mlflow/manifest/_checks.py",
+        before="        if about.max() > 2 * MAX_TENSOR_BYTES:\n",
+        after="        if False:\n",
     ),
     Mutant(
         fault="other bytes under a chunk's name, with digests that fit them",
@@ -41,8 +41,8 @@ MUTANTS = (
     Mutant(
         fault="a manifest under another's name",
         test=f"{_FORGERIES}::test_a_manifest_under_anothers_name_is_damage",
-        path="tensorcas_mlflow/manifest.py",
-        before="if name is not None and digest(blob).hex() != name[: 2 * DIGEST_BYTES]:",
+        path="tensorcas_mlflow/manifest/_manifest.py",
+        before="if actual != name[: 2 * DIGEST_BYTES]:",
         after="if name == '':",
     ),
     Mutant(

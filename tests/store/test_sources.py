@@ -1,0 +1,97 @@
+"""Where the bytes of a save come from."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tensorcas_mlflow.adapter import SKELETON
+from tensorcas_mlflow.digest import digest
+from tensorcas_mlflow.errors import FencedError
+from tensorcas_mlflow.store._sources import Source, TensorSource
+
+CHUNK = 8192
+
+
+def some_array(n_bytes: int) -> np.ndarray:
+    return np.random.default_rng(n_bytes).integers(0, 256, n_bytes, dtype=np.uint8)
+
+
+ARRAYS = {
+    "small": some_array(4000).view(np.float32),
+    "large": some_array(5 * CHUNK + 8).view(np.float64),
+    "empty": np.zeros((0, 3)),
+    "small, not in C order": some_array(600).reshape(20, 30).T,
+    "large, not in C order": some_array(6 * CHUNK).reshape(3, -1).T,
+    "small, cut": some_array(40).reshape(10, 4),
+    "text": np.array(["a", "bcd"]),
+    "scalar": np.float32(3.5),
+    SKELETON: some_array(CHUNK + 1),
+}
+CUTS = {"small, cut": [3, 10], "large": [5121 - 4096, 5121]}
+
+
+@pytest.fixture
+def source() -> TensorSource:
+    return TensorSource(ARRAYS, CUTS, CHUNK)
+
+
+def everything(source: Source) -> np.ndarray:
+    return np.arange(len(source.sizes))
+
+
+def test_the_chunks_of_arrays_are_their_bytes(source: TensorSource) -> None:
+    for row, array in enumerate(ARRAYS.values()):
+        n_chunks = len(source.rows[row].digests)
+        pieces = [bytes(piece) for piece in source.chunks(row, range(n_chunks))]
+
+        assert b"".join(pieces) == np.asarray(array).tobytes()
+        assert [digest(piece) for piece in pieces] == [each.tobytes() for each in source.rows[row].digests]
+
+
+@pytest.mark.parametrize("most_bytes", [1, 5000, 3 * CHUNK, 1 << 30])
+@pytest.mark.parametrize("most", [1, 4, 1000])
+def test_pieces_are_the_same_chunks_many_at_a_time(source: TensorSource, most_bytes: int, most: int) -> None:
+    wanted = everything(source)[1::2] if most == 4 else everything(source)
+    groups = list(source.pieces(wanted, most_bytes=most_bytes, most=most))
+
+    assert np.concatenate([group.chunks for group in groups]).tolist() == wanted.tolist()
+    for group in groups:
+        sizes = source.sizes[group.chunks]
+        assert len(sizes) == 1 or (sizes.sum() <= most_bytes and len(sizes) <= most)
+        assert [memoryview(piece).nbytes for piece in group.data] == sizes.tolist()
+        assert [digest(piece) for piece in group.data] == [each.tobytes() for each in group.digests]
+        assert group.rows.tolist() == source.columns.rows_of(group.chunks).tolist()
+        assert group.itemsizes.tolist() == [source.itemsize(row) for row in group.rows.tolist()]
+    begins = np.concatenate([group.begins_row for group in groups])
+    assert np.flatnonzero(begins).tolist() == np.unique(source.columns.rows_of(wanted), return_index=True)[1].tolist()
+
+
+def test_no_pieces_are_given_of_no_chunks(source: TensorSource) -> None:
+    assert list(source.pieces([])) == []
+
+
+def test_small_arrays_and_those_not_in_c_order_are_copied_and_others_viewed(source: TensorSource) -> None:
+    copied = {
+        list(ARRAYS)[row]
+        for group in source.pieces(everything(source))
+        for row, piece in zip(group.rows.tolist(), group.data, strict=True)
+        if isinstance(piece, bytes)
+    }
+
+    assert source.is_live
+    assert copied == {"small", "small, not in C order", "large, not in C order", "text", "scalar"}
+
+
+def test_a_detached_source_gives_what_was_copied(source: TensorSource) -> None:
+    kept = source.detached(everything(source)[2:])
+    before = [bytes(piece) for group in source.pieces(everything(source)[2:]) for piece in group.data]
+
+    assert [piece for group in kept.pieces(everything(source)[2:]) for piece in group.data] == before
+    assert kept.is_live
+    assert kept.origin(1) == "tensor 'large'"
+    assert [bytes(piece) for piece in kept.chunks(1, [2, 3])] == [bytes(piece) for piece in source.chunks(1, [2, 3])]
+    with pytest.raises(FencedError):
+        list(kept.pieces(everything(source)))
+    with pytest.raises(FencedError):
+        list(kept.chunks(0, [0]))
