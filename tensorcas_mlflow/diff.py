@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tensorcas_mlflow.manifest import Manifest, Row
+import numpy as np
+
+from tensorcas_mlflow.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +39,10 @@ def diff(before: Manifest, after: Manifest) -> Diff:
         before: The first checkpoint.
         after: The second.
     """
-    old, new = before.by_name, after.by_name
+    old, new = before.by_name.numbers, after.by_name.numbers
     common = [name for name in new if name in old]
-    is_equal = [_same(old[name], new[name]) for name in common]
+    was, now = (np.array([numbers[name] for name in common], dtype=np.int64) for numbers in (old, new))
+    is_equal = before.columns.equal(was, after.columns, now).tolist()
     added = [name for name in new if name not in old]
     removed = [name for name in old if name not in new]
     changed = [name for name, same in zip(common, is_equal, strict=True) if not same]
@@ -56,14 +59,5 @@ def diff(before: Manifest, after: Manifest) -> Diff:
     )
 
 
-def _same(one: Row, other: Row) -> bool:
-    # What an identity is the digest of. Compared as it is, 100,000 tensors cost no hashing.
-    return (
-        one.spec.dtype == other.spec.dtype
-        and one.spec.shape == other.spec.shape
-        and one.digests.tobytes() == other.digests.tobytes()
-    )
-
-
 def _size(manifest: Manifest, names: Iterable[str]) -> int:
-    return sum(manifest.by_name[name].spec.n_bytes for name in names)
+    return int(manifest.columns.n_bytes[manifest.numbers(names)].sum())

@@ -13,12 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow._arrow import UNREADABLE, read_batch
+from tensorcas_mlflow.chunking import chunk_begins
 from tensorcas_mlflow.digest import digest
-from tensorcas_mlflow.dtypes import parse_dtype
 from tensorcas_mlflow.errors import FormatError, NewerFormatError
-from tensorcas_mlflow.manifest import MANIFEST_SCHEMA, MAX_BYTES, Manifest
-from tensorcas_mlflow.tensor import MAX_DIMENSIONS, MAX_TENSOR_BYTES
+from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
 
 MAGIC = b"\x89TCTF\r\n\x01"
 """The first bytes of a file; the last of them is the version."""
@@ -74,6 +72,7 @@ class Header:
         manifest = Manifest.from_bytes(stream, max_rows=max_rows)
         if manifest.kind != "checkpoint":
             raise FormatError("its manifest is not a checkpoint's")
+        manifest.check_names()
         return manifest
 
 
@@ -90,7 +89,7 @@ class Layout:
     @classmethod
     def of(cls, manifest: Manifest) -> Layout:
         """Lay out the file of a manifest."""
-        sizes = np.array([row.spec.n_bytes for row in manifest.rows], dtype=np.int64)
+        sizes = manifest.columns.n_bytes
         padded = _padded(sizes)
         starts = _first_row(len(manifest.stream)) + padded.cumsum() - padded
         return cls(manifest=manifest, starts=starts, n_bytes=_end_of(len(manifest.stream), sizes))
@@ -103,12 +102,9 @@ class Layout:
 
     def chunks(self) -> tuple[Any, Any]:
         """Say where the chunks of all rows begin and end in the file: two ascending int64 arrays."""
-        ends = [row.ends(self.manifest.chunk_bytes) for row in self.manifest.rows]
-        if not ends:
-            return np.empty(0, np.int64), np.empty(0, np.int64)
-        base = np.repeat(self.starts, [len(each) for each in ends])
-        begins = [np.concatenate(([0], each[:-1])) if len(each) else each for each in ends]
-        return base + np.concatenate(begins), base + np.concatenate(ends)
+        sizes, at = self.manifest.chunk_sizes, self.manifest.columns.chunk_at
+        begins = np.repeat(self.starts, np.diff(at)) + chunk_begins(sizes, at)
+        return begins, begins + sizes
 
 
 def _padded(n_bytes: Any) -> Any:
@@ -122,35 +118,6 @@ def _first_row(manifest_bytes: int) -> int:
 def _end_of(manifest_bytes: int, sizes: Any) -> int:
     # The last row is not padded.
     return _first_row(manifest_bytes) + int(_padded(sizes[:-1]).sum() + sizes[-1:].sum())
-
-
-def file_bytes(stream: bytes) -> int:
-    """Say how long the file of a sound manifest is, from its Arrow stream: without its rows, which take far longer.
-
-    Raises:
-        FormatError: It is not a manifest.
-    """
-    try:
-        batch = read_batch(stream, MANIFEST_SCHEMA, what="a manifest")
-        dtypes = batch.column("dtype").dictionary_encode()
-        itemsizes = np.array([1, *(parse_dtype(name).itemsize for name in dtypes.dictionary.to_pylist())], np.int64)
-        sizes = itemsizes[dtypes.indices.fill_null(-1).to_numpy() + 1]
-        shapes = batch.column("shape")
-        offsets, sides = shapes.offsets.to_numpy(), shapes.values.to_numpy(zero_copy_only=True)
-    except UNREADABLE as error:
-        raise FormatError(f"not a manifest: {error}") from error
-    n_dimensions = int(np.diff(offsets).max(initial=0))
-    if n_dimensions > MAX_DIMENSIONS or sides.min(initial=0) < 0:
-        raise FormatError("a manifest has a tensor of an impossible shape")
-    at_most = sizes.astype(np.float64)
-    for dimension in range(n_dimensions):
-        has = np.flatnonzero(np.diff(offsets) > dimension)
-        sizes[has] *= sides[offsets[has] + dimension]
-        at_most[has] *= sides[offsets[has] + dimension]
-    # What does not fit 64 bits has wrapped round in the one sum, and is large in the other.
-    if at_most.sum() > MAX_TENSOR_BYTES:
-        raise FormatError("a manifest has a tensor of an impossible shape")
-    return _end_of(len(stream), sizes)
 
 
 def file_pieces(manifest: Manifest, fill: Fill) -> Iterator[bytes | bytearray]:

@@ -18,7 +18,7 @@ from tensorcas_mlflow import config
 from tensorcas_mlflow._store_root import store_root_for
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests
 from tensorcas_mlflow.errors import TensorCasError
-from tensorcas_mlflow.manifest import Manifest, Row
+from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.store import Ref, Store
 
 MAX_CHECKPOINTS = 50
@@ -32,8 +32,6 @@ MAX_REFS = 2_000
 """How many refs of the same folder, and how many others, are read to find checkpoints."""
 
 _STEP = re.compile(r"step-(-?\d+)")
-
-_Key = tuple[str | None, tuple[int, ...], bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +69,9 @@ def look_back(store: Store, ref: Ref, manifest: Manifest) -> Earlier:
     out.
     """
     series, others, is_complete = _candidates(store, ref)
-    rows_of: dict[_Key, list[int]] = {}
-    for at, row in enumerate(manifest.rows):
-        rows_of.setdefault(_key(row), []).append(at)
+    rows_of: dict[tuple[str | None, tuple[int, ...], bytes], list[int]] = {}
+    for at, content in enumerate(manifest.columns.contents()):
+        rows_of.setdefault(content, []).append(at)
     seen = _Seen(manifest)
     found: dict[int, str] = {}
     n_rows = n_looked_at = 0
@@ -93,8 +91,8 @@ def look_back(store: Store, ref: Ref, manifest: Manifest) -> Earlier:
         n_rows += len(held.rows)
         seen.add(held.digests)
         label = _label(other, ref, in_series=is_of_series)
-        for key in map(_key, held.rows):
-            for at in rows_of.get(key, ()):
+        for content in held.columns.contents():
+            for at in rows_of.get(content, ()):
                 if is_of_series or at not in found:
                     found[at] = label
     return Earlier(
@@ -110,11 +108,10 @@ class _Seen:
     """Which chunks of a checkpoint other checkpoints hold too."""
 
     def __init__(self, manifest: Manifest) -> None:
-        self._rows = manifest.rows
+        self._chunk_at = manifest.columns.chunk_at
         self._keys = _as_keys(manifest.digests)
         self._seen = np.zeros(len(self._keys), dtype=bool)
-        ends = [row.ends(manifest.chunk_bytes) for row in manifest.rows]
-        self._sizes = np.concatenate([np.empty(0, np.int64), *(np.diff(each, prepend=0) for each in ends)])
+        self._sizes = manifest.chunk_sizes
 
     def add(self, digests: Digests) -> None:
         unknown = np.flatnonzero(~self._seen)
@@ -123,14 +120,13 @@ class _Seen:
 
     def origins(self, found: dict[int, str]) -> list[Origin]:
         n_new = np.concatenate(([0], np.cumsum(~self._seen)))
-        ends = np.cumsum([0, *(len(row.digests) for row in self._rows)])
         return [
             Origin(
                 shared_with=found.get(at),
                 n_chunks=int(end - begin),
                 n_new_chunks=0 if at in found else int(n_new[end] - n_new[begin]),
             )
-            for at, (begin, end) in enumerate(pairwise(ends.tolist()))
+            for at, (begin, end) in enumerate(pairwise(self._chunk_at.tolist()))
         ]
 
     def new_chunks(self) -> Digests:
@@ -146,11 +142,6 @@ class _Seen:
 
 def _as_keys(digests: Digests) -> Any:
     return np.ascontiguousarray(digests).reshape(-1, DIGEST_BYTES).view(f"V{DIGEST_BYTES}").ravel()
-
-
-def _key(row: Row) -> _Key:
-    # What a row's identity is the digest of.
-    return row.spec.dtype, row.spec.shape, row.digests.tobytes()
 
 
 def _candidates(store: Store, ref: Ref) -> tuple[list[Ref], list[Ref], bool]:

@@ -73,12 +73,12 @@ def _document(store: Store, ref: Ref, manifest: Manifest, earlier: Earlier) -> I
         yield f"<p>{_limits(earlier)}</p>\n"
     yield "<table>\n<thead><tr><th>Tensor</th><th>Dtype</th><th>Shape</th>"
     yield '<th class="size">Size</th><th>Before this step</th></tr></thead>\n<tbody>\n'
-    for row, origin in list(zip(manifest.rows, earlier.origins, strict=True))[:MAX_ROWS_SHOWN]:
+    for row, origin in zip(manifest.rows[:MAX_ROWS_SHOWN], earlier.origins[:MAX_ROWS_SHOWN], strict=True):
         yield _table_row(row, origin)
     yield "</tbody>\n</table>\n"
     n_more = len(manifest.rows) - MAX_ROWS_SHOWN
     if n_more > 0:
-        n_bytes = sum(row.spec.n_bytes for row in manifest.rows[MAX_ROWS_SHOWN:])
+        n_bytes = int(manifest.columns.n_bytes[MAX_ROWS_SHOWN:].sum())
         yield f"<p>and {n_more:,} more tensors of {size_text(n_bytes)} together</p>\n"
     yield "</body>\n</html>\n"
 

@@ -132,6 +132,7 @@ def _read(store: Store, name: str, refs: Sequence[Ref]) -> Manifest | Fault | No
     """Read a manifest; None if the refs that name it were dropped meanwhile."""
     try:
         manifest = store.manifest(refs[0])
+        manifest.check_names()
     except NewerFormatError:
         raise
     except (FormatError, BackendError) as error:
@@ -150,10 +151,10 @@ def _stands(store: Store, ref: Ref) -> bool:
 
 
 def _losses_of(manifest: Manifest, refs: Sequence[Ref], lost: Any) -> list[Loss]:
-    counts = np.fromiter((len(row.digests) for row in manifest.rows), np.int64, len(manifest.rows))
-    rows = np.unique(np.searchsorted(np.cumsum(counts), np.flatnonzero(lost), side="right")).tolist()
-    names = tuple(manifest.rows[row].spec.name for row in rows)
-    n_bytes = sum(manifest.rows[row].spec.n_bytes for row in rows)
+    columns = manifest.columns
+    rows = np.unique(columns.rows_of(np.flatnonzero(lost)))
+    names = tuple(columns.name(row) for row in rows.tolist())
+    n_bytes = int(columns.n_bytes[rows].sum())
     reason = f"{int(lost.sum())} of its {len(lost)} chunks are damaged or missing"
     return [_loss(ref, names, n_bytes, reason) for ref in refs]
 

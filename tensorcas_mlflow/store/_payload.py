@@ -21,7 +21,7 @@ from tensorcas_mlflow.store._packed_payload import PACKED_FILE, PackedPayload
 from tensorcas_mlflow.store._records import Ref
 from tensorcas_mlflow.store._sources import TensorSource
 from tensorcas_mlflow.store._tensors_file import TensorsFile
-from tensorcas_mlflow.tensors_file import Fill, file_bytes, file_pieces
+from tensorcas_mlflow.tensors_file import Fill, Layout, file_pieces
 
 if TYPE_CHECKING:
     from tensorcas_mlflow.store._store import Store
@@ -103,14 +103,14 @@ def copy_payload(folder: Path, source: Store | Path, manifest: Manifest) -> Mani
 
 
 def payload_bytes(store: Store, ref: Ref) -> int:
-    """Say how long the self-contained file of a checkpoint is, without reading its manifest row by row.
+    """Say how long the self-contained file of a checkpoint is.
 
     Raises:
         FormatError: Its manifest is damaged.
         BlobNotFoundError: Its manifest is gone.
     """
     blob = store.backend.get(f"manifests/{ref.manifest}", max_bytes=MAX_BYTES)
-    return file_bytes(Manifest.stream_in(blob, ref.manifest))
+    return Layout.of(Manifest.from_blob(blob, ref.manifest)).n_bytes
 
 
 def payload_pieces(store: Store, manifest: Manifest) -> Iterator[bytes | bytearray]:
@@ -153,9 +153,7 @@ def _from_store(store: Store, manifest: Manifest) -> Fill:
 
 
 def _from_arrays(source: TensorSource, manifest: Manifest) -> Fill:
-    rows = source.by_row(np.arange(len(manifest.digests)))
-    # One row after the other, so that of arrays that do not lie in C order one at a time is copied.
-    chunks = (piece for row, numbers in rows for piece in source.chunks(row, numbers.tolist()))
+    chunks = (piece for group in source.pieces(np.arange(len(manifest.digests))) for piece in group.data)
 
     def fill(first: int, outs: list[memoryview]) -> None:
         # In this order: no chunk is drawn for which there is no buffer.

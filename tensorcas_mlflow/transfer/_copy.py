@@ -209,12 +209,11 @@ class _Copier:
             self.pass_by(wanted.ref, "dropped")
             return
         faults: dict[str, str] = {}
-        for row in wanted.manifest.rows:
-            for each in row.digests:
-                if each.tobytes() in self._reader.faults:
-                    fault = f"chunk {hex_of(each)}: {self._reader.faults[each.tobytes()]}"
-                    faults.setdefault(row.spec.name, fault)
-                    break
+        columns = wanted.manifest.columns
+        for chunk, each in enumerate(columns.digests):
+            if each.tobytes() in self._reader.faults:
+                fault = f"chunk {hex_of(each)}: {self._reader.faults[each.tobytes()]}"
+                faults.setdefault(columns.name(int(columns.rows_of(chunk))), fault)
         reason = next(iter(faults.values()), "one of its chunks could not be read")
         self.fail(Failure(what=wanted.ref.label, reason=reason, tensors=tuple(filter(None, faults))))
 

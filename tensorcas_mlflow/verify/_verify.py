@@ -120,6 +120,7 @@ def _check(store: Store, packs: Packs, refs: list[Ref], damage: Lost, needed: se
     key = f"manifests/{refs[0].manifest}"
     try:
         manifest = store.manifest(refs[0])
+        manifest.check_names()
     except (FormatError, BackendError) as error:
         # What was dropped meanwhile may be collected already.
         still = [ref for ref in refs if _stands(store, ref)]
@@ -173,7 +174,7 @@ def _misplaced(packs: Packs, manifest: Manifest) -> Iterator[_Fault]:
         yield _Fault(key=lost[0] if len(lost) == 1 else None, reason=reason, chunks=missing)
     there = np.flatnonzero(at >= 0)
     said = packs.table.entries["raw_bytes"][at[there]]
-    wrong = there[said != _chunk_sizes(manifest)[there]]
+    wrong = there[said != manifest.chunk_sizes[there]]
     if len(wrong):
         first = int(at[wrong[0]])
         n_bytes = int(packs.table.entries["raw_bytes"][first])
@@ -234,15 +235,3 @@ def _saved_in(manifest: Manifest, chunks: Any) -> list[str]:
     if hints is None:
         return []
     return [pack_key(hints.packs[at]) for at in np.unique(hints.pack[which[chunks]]).tolist()]
-
-
-def _chunk_sizes(manifest: Manifest) -> Any:
-    """Say how long each chunk of a manifest is."""
-    sizes: list[int] = []
-    for row in manifest.rows:
-        # Nearly all of 100,000 tensors are one chunk, whose size needs no arrays to be made.
-        if len(row.digests) == 1:
-            sizes.append(row.spec.n_bytes)
-        else:
-            sizes.extend(np.diff(row.ends(manifest.chunk_bytes), prepend=0).tolist())
-    return np.array(sizes, dtype=np.int64)

@@ -40,7 +40,7 @@ from tensorcas_mlflow.store._format import new_format, parse_format
 from tensorcas_mlflow.store._records import RefTarget, intent_bytes, new_ref, parse_intent, parse_ref, ref_bytes
 from tensorcas_mlflow.store._tensors_file import TensorsFile
 from tensorcas_mlflow.tensor import Spec
-from tensorcas_mlflow.tensors_file import Layout, file_bytes
+from tensorcas_mlflow.tensors_file import Layout
 from tests.hostile.damage import damaged
 
 CHUNK = 4096
@@ -304,7 +304,6 @@ def parsers(scratch: Path) -> dict[str, Parser]:
             times=64,
         ),
         "manifest's head": Parser(samples=lambda: [stream[:2000], stream], read=Manifest.looks_like),
-        "manifest's size of a file": Parser(samples=lambda: [stream], read=file_bytes),
         "hints": Parser(samples=lambda: [hints()], read=read_some_hints, mended=with_hint_digest),
         "index segment": Parser(samples=lambda: [segment()], read=read_a_segment),
         "pack": Parser(samples=lambda: [pack()], read=read_pack, mended=with_table_digest),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +21,6 @@ from tensorcas_mlflow.manifest import Manifest, Row
 from tensorcas_mlflow.pack import ENTRY, PackWriter, Payload
 from tensorcas_mlflow.store import RefTarget, Store
 from tensorcas_mlflow.tensor import Spec
-from tensorcas_mlflow.tensors_file import file_bytes
 
 WEIGHTS = np.linspace(0, 1, 2000, dtype=np.float32)
 MIB = 1 << 20
@@ -155,19 +154,16 @@ def stream(**columns: Any) -> bytes:
 
 
 SHAPES = [[1 << 62, 1 << 62], [-1], [-1, -4], [1 << 57], [1 << 40, 1 << 40, 1 << 40], [1] * 65, [1 << 63 - 1]]
-SIZES: dict[str, Callable[[bytes], Any]] = {"manifest": Manifest.from_bytes, "size of its file": file_bytes}
 
 
-@pytest.mark.parametrize("read", SIZES)
 @pytest.mark.parametrize("shape", SHAPES, ids=repr)
-def test_a_shape_that_cannot_be_costs_nothing(shape: list[int], read: str) -> None:
+def test_a_shape_that_cannot_be_costs_nothing(shape: list[int]) -> None:
     with pytest.raises(FormatError), at_most(4 * MIB):
-        SIZES[read](stream(shape=pa.array([shape], INTS)))
+        Manifest.from_bytes(stream(shape=pa.array([shape], INTS)))
 
 
-@pytest.mark.parametrize("read", SIZES)
-def test_what_the_forged_manifests_are_is_else_sound(read: str) -> None:
-    assert SIZES[read](stream())
+def test_what_the_forged_manifests_are_is_else_sound() -> None:
+    assert len(Manifest.from_bytes(stream()).rows) == 1
 
 
 @pytest.mark.parametrize(
