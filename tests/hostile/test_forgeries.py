@@ -153,7 +153,8 @@ def stream(**columns: Any) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-SHAPES = [[1 << 62, 1 << 62], [-1], [-1, -4], [1 << 57], [1 << 40, 1 << 40, 1 << 40], [1] * 65, [1 << 63 - 1]]
+# The product of the last one is 4 in 64 bits, which is the size that the row has.
+SHAPES = [[1 << 62, 1 << 62], [-1], [-1, -4], [1 << 57], [1 << 40] * 3, [1] * 65, [1 << 63 - 1], [4, (1 << 62) + 1]]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=repr)
