@@ -90,29 +90,29 @@ class Ways:
             if _overlaps(task):
                 block = self.scratch.take(task.stop - task.start)
                 file.read_into(task.start, [block.data[: task.stop - task.start]])
-                return Fetched(stored=_runs_in(task, block.data), scratch=block)
+                return Fetched(stored=_strips_in(task, block.data), scratch=block)
             return self._scatter(file, task, target)
 
     def _scatter(self, file: BlobFile, task: Task, target: Target) -> Fetched:
         """Read raw chunks into place and the rest aside, in one call."""
-        n_aside = task.stop - task.start - sum([run.n_bytes for run in task.runs if run.is_plain])
+        n_aside = task.stop - task.start - sum([strip.n_bytes for strip in task.strips if strip.is_plain])
         scratch = self.scratch.take(n_aside) if n_aside else None
         aside = memoryview(b"") if scratch is None else scratch.data
         outs: list[memoryview] = []
         stored: list[memoryview | None] = []
         at = used = 0
-        for run in task.runs:
-            if run.start > at:
-                outs.append(aside[used : used + run.start - at])
-                used += run.start - at
-            if run.is_plain:
-                outs.append(memory_of(task, run.first, run.n_bytes, target))
+        for strip in task.strips:
+            if strip.start > at:
+                outs.append(aside[used : used + strip.start - at])
+                used += strip.start - at
+            if strip.is_plain:
+                outs.append(memory_of(task, strip.first, strip.n_bytes, target))
                 stored.append(None)
             else:
-                outs.append(aside[used : used + run.n_bytes])
+                outs.append(aside[used : used + strip.n_bytes])
                 stored.append(outs[-1])
-                used += run.n_bytes
-            at = run.start + run.n_bytes
+                used += strip.n_bytes
+            at = strip.start + strip.n_bytes
         file.read_into(task.start, outs)
         return Fetched(stored=stored, scratch=scratch)
 
@@ -122,7 +122,7 @@ class Ways:
                 return self._pread(task, target)
             scratch = self.scratch.take(task.stop - task.start + 2 * PAGE_BYTES)
             block = file.read_direct(task.start, task.stop, scratch)
-        return Fetched(stored=_runs_in(task, block), scratch=scratch)
+        return Fetched(stored=_strips_in(task, block), scratch=scratch)
 
     def _map(self, task: Task, target: Target) -> Fetched:
         with self._files.using(task.key) as file:
@@ -130,23 +130,23 @@ class Ways:
                 return self._ranges(task, target)
             stretch = file.map(task.start, task.stop)
         stretch.populate(task.start, task.stop)
-        return Fetched(stored=_runs_in(task, stretch.data[task.start - stretch.begin :].data))
+        return Fetched(stored=_strips_in(task, stretch.data[task.start - stretch.begin :].data))
 
     def _ranges(self, task: Task, target: Target) -> Fetched:
         n_bytes = task.stop - task.start
-        run = task.runs[0]
-        if run.is_plain and run.n_bytes == n_bytes and len(task.runs) == 1:
+        strip = task.strips[0]
+        if strip.is_plain and strip.n_bytes == n_bytes and len(task.strips) == 1:
             block = memory_of(task, 0, n_bytes, target)
             self._backend.read_into(task.key, task.start, block)
             return Fetched(stored=[None], block=block)
         # Not scratch: the cache keeps it until the load has ended.
         block = aligned_buffer(n_bytes).data
         self._backend.read_into(task.key, task.start, block)
-        return Fetched(stored=_runs_in(task, block), block=block)
+        return Fetched(stored=_strips_in(task, block), block=block)
 
 
 def memory_of(task: Task, first: int, n_bytes: int, target: Target) -> memoryview:
-    """The memory of a run, which begins with the member of that position."""
+    """The memory of a strip, which begins with the member of that position."""
     chunk = task.members[first]
     start = int(target.start[chunk])
     return target.blocks[int(target.block[chunk])][start : start + n_bytes]
@@ -154,18 +154,18 @@ def memory_of(task: Task, first: int, n_bytes: int, target: Target) -> memoryvie
 
 def stored_in(task: Task, block: memoryview) -> Fetched:
     """What a task brings of the cache."""
-    return Fetched(stored=_runs_in(task, block))
+    return Fetched(stored=_strips_in(task, block))
 
 
-def _runs_in(task: Task, block: memoryview) -> list[memoryview | None]:
-    return [block[run.start : run.start + run.n_bytes] for run in task.runs]
+def _strips_in(task: Task, block: memoryview) -> list[memoryview | None]:
+    return [block[strip.start : strip.start + strip.n_bytes] for strip in task.strips]
 
 
 def _overlaps(task: Task) -> bool:
     """Tell whether two chunks share bytes of the pack: one that is wanted twice, or what a hostile table says."""
     at = 0
-    for run in task.runs:
-        if run.start < at:
+    for strip in task.strips:
+        if strip.start < at:
             return True
-        at = run.start + run.n_bytes
+        at = strip.start + strip.n_bytes
     return False

@@ -308,7 +308,7 @@ class Store(Refs):
 
         Returns:
             Arrays by name: those of ``out``, views, or new ones, which are C-contiguous and writable; plain bytes as
-            1-d uint8. Small new arrays share blocks of memory of about 1 MiB.
+            1-d uint8. Small new arrays share blocks of memory of about 4 MiB.
 
         Raises:
             TensorNotFoundError: There is none of some name.

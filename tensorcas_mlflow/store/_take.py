@@ -17,7 +17,7 @@ from tensorcas_mlflow.store._target import Target
 from tensorcas_mlflow.store._tasks import Task
 
 Stored = Sequence[memoryview | None]
-"""What a read brought, run by run; None for a run that is in place already."""
+"""What a read brought, strip by strip; None for a strip that is in place already."""
 BaseOf = Callable[[int], memoryview | None]
 """Gives the decoded base of a wanted chunk, by its number; None for one that has no base."""
 
@@ -89,17 +89,17 @@ def take(task: Task, stored: Stored, places: Places, wanted: Wanted, base_of: Ba
 
 def _decode(task: Task, stored: Stored, places: Places, target: Target, base_of: BaseOf) -> list[Damage]:
     damaged: list[Damage] = []
-    for run, data in zip(task.runs, stored, strict=True):
+    for strip, data in zip(task.strips, stored, strict=True):
         if data is None:
             continue
-        members = task.members[run.first : run.stop]
-        if run.is_plain:
+        members = task.members[strip.first : strip.stop]
+        if strip.is_plain:
             first = int(members[0])
             start = int(target.start[first])
-            target.blocks[int(target.block[first])][start : start + run.n_bytes] = data
+            target.blocks[int(target.block[first])][start : start + strip.n_bytes] = data
             continue
         entries = places.entries[members]
-        begins = (task.begins[run.first : run.stop] - run.start).tolist()
+        begins = (task.begins[strip.first : strip.stop] - strip.start).tolist()
         lengths, codecs = entries["stored_bytes"].tolist(), entries["codec"].tolist()
         for chunk, begin, length, codec in zip(members.tolist(), begins, lengths, codecs, strict=True):
             try:

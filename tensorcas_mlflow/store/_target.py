@@ -16,7 +16,7 @@ from tensorcas_mlflow.tensor import ALIGNMENT, aligned_bytes
 
 _SHARES_BELOW = 64 << 10
 """Smaller arrays share blocks of memory: one allocation for many, and mostly one read."""
-_SHARED_BYTES = 1 << 20
+_SHARED_BYTES = 4 << 20
 """How long such a block is about: as long as one of its arrays is in use, all of it is."""
 
 

@@ -1,4 +1,4 @@
-"""From the places of chunks to reads that threads carry out one by one, and to runs of chunks that move as one."""
+"""From the places of chunks to reads that threads carry out one by one, and to strips of chunks that move as one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tensorcas_mlflow.store._target import Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class Strip:
     """Chunks of one read that follow each other, and are all taken in one way."""
 
     first: int
@@ -46,7 +46,7 @@ class Task:
     start: int
     stop: int
     """Which bytes of the pack; for the cache they mean nothing."""
-    runs: list[Run]
+    strips: list[Strip]
     """All members, in order."""
     cached: CachedRead | None = None
 
@@ -65,7 +65,7 @@ def tasks_of(places: Places, target: Target, chunks: Any, choice: Choice) -> lis
     )
     members = [chunks[extent.members] for extent in extents]
     begins = [offset[each] - extent.start for each, extent in zip(members, extents, strict=True)]
-    runs = _runs(places, target, members, begins)
+    strips = _strips(places, target, members, begins)
     return [
         Task(
             key=pack_key(places.packs[extent.pack]),
@@ -73,9 +73,9 @@ def tasks_of(places: Places, target: Target, chunks: Any, choice: Choice) -> lis
             begins=begin,
             start=extent.start,
             stop=extent.stop,
-            runs=run,
+            strips=strip,
         )
-        for extent, each, begin, run in zip(extents, members, begins, runs, strict=True)
+        for extent, each, begin, strip in zip(extents, members, begins, strips, strict=True)
     ]
 
 
@@ -83,15 +83,15 @@ def cached_tasks(places: Places, target: Target, chunks: Any, key: str, reads: I
     """Plan how some of the wanted chunks, by number, are read from the cache, given the reads that bring them."""
     found = list(reads)
     members = [chunks[read.members] for read in found]
-    runs = _runs(places, target, members, [read.begins for read in found])
+    strips = _strips(places, target, members, [read.begins for read in found])
     return [
-        Task(key=key, members=each, begins=read.begins, start=0, stop=0, runs=run, cached=read)
-        for read, each, run in zip(found, members, runs, strict=True)
+        Task(key=key, members=each, begins=read.begins, start=0, stop=0, strips=strip, cached=read)
+        for read, each, strip in zip(found, members, strips, strict=True)
     ]
 
 
-def _runs(places: Places, target: Target, members: list[Any], begins: list[Any]) -> list[list[Run]]:
-    """Split the members of each read into runs."""
+def _strips(places: Places, target: Target, members: list[Any], begins: list[Any]) -> list[list[Strip]]:
+    """Split the members of each read into strips."""
     if not members:
         return []
     order, begin = np.concatenate(members), np.concatenate(begins)
@@ -109,8 +109,8 @@ def _runs(places: Places, target: Target, members: list[Any], begins: list[Any])
     stops = np.append(firsts[1:], len(order))
     of_read = np.bincount(read).cumsum() - np.bincount(read)
     lengths = np.maximum.reduceat(begin + stored, firsts) - begin[firsts]
-    out: list[list[Run]] = [[] for _ in members]
+    out: list[list[Strip]] = [[] for _ in members]
     columns = (read[firsts], firsts - of_read[read[firsts]], stops - firsts, begin[firsts], lengths, is_raw[firsts])
     for number, first, n_members, at, n_bytes, plain in zip(*(column.tolist() for column in columns), strict=True):
-        out[number].append(Run(first=first, stop=first + n_members, start=at, n_bytes=n_bytes, is_plain=plain))
+        out[number].append(Strip(first=first, stop=first + n_members, start=at, n_bytes=n_bytes, is_plain=plain))
     return out

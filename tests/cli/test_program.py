@@ -273,6 +273,7 @@ def keys_of(value: Any) -> Any:
         ("list", []),
         ("stats", []),
         ("show", ["--run", "train", "--step", "1"]),
+        ("explain", ["--run", "train", "--step", "1"]),
         ("diff", ["--run", "train", "--steps", "1", "2"]),
         ("verify", []),
         ("delete", ["--run", "train", "--step", "1", "--yes"]),

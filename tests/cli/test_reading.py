@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.readplan import rule_of_machine
-from tensorcas_mlflow.store import Store
+from tensorcas_mlflow.store import RefTarget, Store
 
 Tensorcas = Callable[..., Any]
 
@@ -50,7 +50,7 @@ def test_calibrate_measures_and_later_plans_follow(
     rule_of_machine.cache_clear()
     store = Store.init(tmp_path / "root")
     with store.write_checkpoint({"w": np.random.default_rng(0).integers(0, 256, 40 << 20, dtype=np.uint8)}) as pending:
-        ref = pending.commit()
+        ref = pending.commit(RefTarget(run_id="run", step=1))
     done = tensorcas("calibrate", "--root", store.uri)
     plan = store.explain(store.manifest(ref))
     rule_of_machine.cache_clear()

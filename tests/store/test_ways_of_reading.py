@@ -305,7 +305,7 @@ def test_a_plan_for_what_is_not_there_is_an_error(store: Store, manifest: Manife
         store.explain(manifest, ["nobody"])
 
 
-# --- runs
+# --- strips
 
 
 def test_what_lies_between_two_chunks_in_a_pack_is_read_over_no_other_chunk() -> None:
@@ -319,10 +319,10 @@ def test_what_lies_between_two_chunks_in_a_pack_is_read_over_no_other_chunk() ->
     [first, _] = tasks_of(places, target, np.arange(3), choice)
 
     assert first.members.tolist() == [0, 2]
-    assert [(run.start, run.n_bytes) for run in first.runs] == [(0, 100), (110, 90)]
+    assert [(strip.start, strip.n_bytes) for strip in first.strips] == [(0, 100), (110, 90)]
 
 
-def test_rows_that_lie_alike_in_a_pack_and_in_memory_are_one_run(store: Store, manifest: Manifest) -> None:
+def test_rows_that_lie_alike_in_a_pack_and_in_memory_are_one_strip(store: Store, manifest: Manifest) -> None:
     tiny = {f"t{n}": noise(n, 100) for n in range(1_000)}
     with store.write_checkpoint(tiny) as pending:
         manifest = pending.manifest
@@ -333,4 +333,4 @@ def test_rows_that_lie_alike_in_a_pack_and_in_memory_are_one_run(store: Store, m
         choice = choose(Situation(n_bytes=100_000, total_bytes=100_000, n_chunks=1_000, pack_bytes=10**6), Rule())
         [task] = tasks_of(places, target, np.arange(1_000), choice)
 
-    assert len(task.runs) == 1
+    assert len(task.strips) == 1
