@@ -3,7 +3,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .PHONY: help venv postgresql object-servers demo test test-long test-all stress check format clean
-.PHONY: bench-import bench-checkpoint bench-histories bench-server bench-remote bench-collection
+.PHONY: bench bench-smoke
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -48,23 +48,12 @@ format: $(STAMP) ## format the code and mend what the linter can mend
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench-import: $(STAMP) ## measure what the plugin adds to `import mlflow`
-	$(BIN)/python -m benchmarks.import_time
+bench: $(STAMP) ## measure speed, size and memory beside other formats and tools; an hour. PARTS="save load" measures some
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[bench]"
+	$(BIN)/python -m benchmarks $(PARTS)
 
-bench-checkpoint: $(STAMP) ## measure log_checkpoint of an unchanged state against hashing it and one durable write
-	$(BIN)/python -m benchmarks.checkpoint_time
-
-bench-histories: $(STAMP) ## measure what histories of growing models take, every byte counted
-	$(BIN)/python -m benchmarks.histories
-
-bench-remote: $(STAMP) object-servers ## measure saves to and loads from an object store far away against plain transfers
-	$(BIN)/python -m benchmarks.remote
-
-bench-collection: $(STAMP) ## measure what a collection reads after one new step and one that was dropped
-	$(BIN)/python -m benchmarks.collection
-
-bench-server: $(STAMP) ## measure uploads to a server whose destination is a store against those to a plain one
-	$(BIN)/python -m benchmarks.server_upload
+bench-smoke: $(STAMP) ## see that the benchmark runs and that everybody gives back what it was given
+	$(BIN)/python -m benchmarks --smoke
 
 clean: ## remove what builds, checks and the demo leave; keep .venv
 	rm -rf build dist *.egg-info flavors/*.egg-info demo

@@ -7,20 +7,22 @@ bytes read, and seconds.
 
 from __future__ import annotations
 
-import argparse
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 
+from benchmarks.harness import Options, Section, Table, show_bytes
 from tensorcas_mlflow.backends import Backend, BlobInfo, LocalBackend, MemoryBackend
 from tensorcas_mlflow.gc import plan_gc
 from tensorcas_mlflow.store import Ref, RefTarget, Store
 
+TITLE = "a collection after one new step and one that was dropped"
 CHUNK_BYTES = 4096
+N_STEPS = 5000
+N_CHUNKS = 260
+"""Of a step; one in fifty is new."""
 
 
 class _Counted(Backend):
@@ -63,7 +65,7 @@ def _save(store: Store, state: np.ndarray, step: int) -> Ref:
         return pending.commit(RefTarget(run_id="run", step=step))
 
 
-def _measure(store: Store, what: str) -> None:
+def _measure(store: Store, what: str, table: Table) -> None:
     backend = store.backend
     assert isinstance(backend, _Counted)
     backend.reset()
@@ -71,33 +73,30 @@ def _measure(store: Store, what: str) -> None:
     report = plan_gc(store, grace_s=0).execute()
     seconds = time.perf_counter() - begin
     calls = ", ".join(f"{n} {name}" for name, n in sorted(backend.calls.items()))
-    print(f"  {what}: {sum(backend.calls.values())} calls, {backend.read_bytes / 1e6:.1f} MB read, {seconds:.2f} s")
-    print(f"    {calls}; {report.n_manifests} manifests deleted")
+    n_calls, deleted = str(sum(backend.calls.values())), str(report.n_manifests)
+    table.add(what, n_calls, show_bytes(backend.read_bytes), f"{seconds:.2f}", deleted, calls)
 
 
-def main() -> None:
-    """Measure, and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=5000)
-    parser.add_argument("--chunks", type=int, default=260, help="of a step; one in fifty is new")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        for name, backend in (("local", _Local(Path(folder))), ("remote", _Memory(is_remote=True))):
+def run(options: Options) -> Section:
+    """Collect for the first time, three times after one more step, and without the census."""
+    section = Section("collection", TITLE)
+    n_steps, n_chunks = (20, 52) if options.is_smoke else (N_STEPS, N_CHUNKS)
+    columns = ("store, collection", "calls", "read", "s", "manifests deleted", "which calls")
+    table = Table(f"{n_steps} steps of {n_chunks} chunks, one in fifty of them new", columns)
+    with options.folder() as folder:
+        for name, backend in (("folder", _Local(folder)), ("remote", _Memory(is_remote=True))):
             backend.reset()
             store = Store.init_backend(backend, chunk_bytes=CHUNK_BYTES)
-            state = np.zeros((options.chunks, CHUNK_BYTES // 8), np.int64)
-            refs = [_save(store, state, step) for step in range(options.steps)]
-            print(f"{name}: {options.steps} steps of {options.chunks} chunks")
-            _measure(store, "first collection")
+            state = np.zeros((n_chunks, CHUNK_BYTES // 8), np.int64)
+            refs = [_save(store, state, step) for step in range(n_steps)]
+            _measure(store, f"{name}, the first", table)
             for again in range(3):
-                store.drop(refs.pop(again * 100))
-                refs.append(_save(store, state, options.steps + again))
-                _measure(store, "one step later")
+                store.drop(refs.pop(again * n_steps // 50))
+                refs.append(_save(store, state, n_steps + again))
+                _measure(store, f"{name}, one step later", table)
             for info in list(backend.list("census")):
                 backend.delete(info.key)
             store.drop(refs.pop(0))
-            _measure(store, "without the census")
-
-
-if __name__ == "__main__":
-    main()
+            _measure(store, f"{name}, without the census", table)
+    section.tables.append(table)
+    return section

@@ -1,114 +1,112 @@
-"""What histories of growing models take, every byte of the store counted, against the files they would have been.
-
-Run it with ``make bench-histories``, or ``python -m benchmarks.histories``. Every step is loaded back and compared.
-"""
+"""What histories of trainings take, every byte of the store counted, and how fast any step of them comes back."""
 
 from __future__ import annotations
 
-import itertools
 import pickle
-import tempfile
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import torch
-import xgboost
-from sklearn.datasets import make_regression
-from sklearn.ensemble import GradientBoostingRegressor
+from benchmarks.contenders import Ours, chosen, policies_of_ours
+from benchmarks.data import Array, Case, History, boosters, gradient_boosting, histories, same_bytes
+from benchmarks.harness import (
+    Options,
+    Section,
+    Series,
+    Table,
+    Turn,
+    at_least,
+    disk_bytes,
+    interleave,
+    show_bytes,
+)
+from tensorcas_mlflow import TensorCasStore, config
+from tensorcas_mlflow.store import RefTarget, Store
 
-from tensorcas_mlflow import TensorCasStore
-
-N_STEPS = 20
-FEATURES, TARGET = make_regression(2000, 12, random_state=0)
-
-
-def gradient_boosting() -> Iterator[GradientBoostingRegressor]:
-    """Five trees a step, one hundred at the end."""
-    model = GradientBoostingRegressor(n_estimators=5, max_depth=3, warm_start=True, random_state=0)
-    for step in range(1, N_STEPS + 1):
-        model.n_estimators = 5 * step
-        yield model.fit(FEATURES, TARGET)
-
-
-def boosters() -> Iterator[xgboost.Booster]:
-    """Five rounds a step, one hundred at the end."""
-    data = xgboost.DMatrix(FEATURES, TARGET)
-    booster = None
-    for _ in range(N_STEPS):
-        booster = xgboost.train({"max_depth": 4}, data, 5, xgb_model=booster)
-        yield booster
-
-
-def frozen_backbone() -> Iterator[torch.nn.Module]:
-    """A convolutional net of which only the head and the statistics of the batches change."""
-    torch.manual_seed(0)
-    backbone = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 64, 3),
-        torch.nn.BatchNorm2d(64),
-        torch.nn.ReLU(),
-        torch.nn.Conv2d(64, 128, 3),
-        torch.nn.BatchNorm2d(128),
-        torch.nn.ReLU(),
-        torch.nn.AdaptiveAvgPool2d(4),
-        torch.nn.Flatten(),
-    ).requires_grad_(False)
-    model = torch.nn.Sequential(backbone, torch.nn.Linear(2048, 100))
-    optimizer = torch.optim.Adam(model[1].parameters())
-    for _ in range(N_STEPS):
-        optimizer.zero_grad()
-        model(torch.randn(8, 3, 16, 16)).square().mean().backward()
-        optimizer.step()
-        yield model
+TITLE = "histories of trainings: bytes kept, and steps restored"
+SAVED = {
+    "Adam states": at_least(25, "%", "16 checkpoints with Adam state, saved by default"),
+    "bf16 fine-tune": at_least(64, "%", "bf16 weights of a fine-tune, base + 5, saved by default"),
+    "bf16 pretraining": at_least(45, "%", "bf16 weights of a pretraining, 8 epochs, saved by default"),
+    "fp32 CNN": at_least(41, "%", "fp32 weights of a CNN, 10 epochs, saved by default"),
+    "fp32 encoder": at_least(57, "%", "fp32 fine-tune of an encoder at 2e-5, base + 5, saved by default"),
+    "bf16 encoder": at_least(78, "%", "bf16 fine-tune of an encoder at 2e-5, base + 5, saved by default"),
+}
+RESTORED = at_least(500, "MB/s", "restore of any step of a history, verified")
 
 
-def bytes_below(folder: Path) -> int:
-    """Add up all files of a store."""
-    return sum(path.stat().st_size for path in (folder / ".tensorcas").rglob("*") if path.is_file())
+def run(options: Options) -> Section:
+    """Save each history into a store of its own by each policy, load every step back, and compare."""
+    section = Section("histories", TITLE)
+    section.note(f"restored warm, verified, on {config.n_threads()} threads; the slowest step is what counts")
+    columns = ("history, saved by", "steps", "plain", "stored", "saved", "save MB/s", "slowest restore MB/s", "median")
+    table = Table(TITLE, columns)
+    policies = chosen(policies_of_ours(), options, section)
+    for history in histories(options.data, is_smoke=options.is_smoke):
+        for ours in policies:
+            _measure(history, ours, options, section, table)
+    section.tables.append(table)
+    section.tables.append(_trees(options))
+    return section
 
 
-def changed_bytes(before: dict[str, bytes], after: dict[str, bytes]) -> int:
-    """Add up the tensors that differ."""
-    return sum(len(data) for name, data in after.items() if before.get(name) != data)
+def _measure(history: History, ours: Ours, options: Options, section: Section, table: Table) -> None:
+    plain = 0
+    saving_s = 0.0
+    with options.folder() as scratch:
+        store = Store.init(scratch)
+        for run, step, case in history.cases():
+            begin = time.perf_counter()
+            ours.write(store, case, step, run=run)
+            saving_s += time.perf_counter() - begin
+            plain += case.n_bytes
+        stored = disk_bytes(scratch)
+        speeds = [_restored(store, run, step, case, options) for run, step, case in history.cases()]
+    saved = 100 * (1 - stored / plain)
+    restored = Series(tuple(speeds))
+    section.samples[f"{history.name}/{ours.name}/restore MB/s"] = restored.values
+    sizes = (show_bytes(plain), show_bytes(stored), f"{saved:.1f} %")
+    speed = (f"{plain / 1e6 / saving_s:,.0f}", f"{restored.least:,.0f}", f"{restored.median:,.0f}")
+    table.add(f"{history.name}, {ours.name}", str(len(history.steps)), *sizes, *speed)
+    if ours.name == "tensorcas" and not options.is_smoke:
+        if history.name in SAVED:
+            section.verdicts.append(SAVED[history.name].judge("default policy", saved))
+        section.verdicts.append(RESTORED.judge(history.name, restored.least))
 
 
-def tensors_of(model: torch.nn.Module) -> dict[str, bytes]:
-    """Copy a module's tensors."""
-    return {name: tensor.numpy().tobytes() for name, tensor in model.state_dict().items()}
+def _restored(store: Store, run: str, step: int, case: Case, options: Options) -> float:
+    """Load one step and compare it; megabytes a second, the median of three."""
+    ref = store.ref(RefTarget(run_id=run, step=step).key)
+    assert ref is not None
+
+    def load() -> Mapping[str, Array]:
+        return store.read_tensors(store.manifest(ref))
+
+    if not same_bytes(load(), case.arrays):
+        raise AssertionError(f"step {step} of {run} came back otherwise")
+    n_rounds = 1 if options.is_smoke else 3
+    return case.n_bytes / 1e6 / interleave({"load": Turn(load)}, n_rounds, n_warm=0)["load"].median
 
 
-def run(models: Iterator[Any], as_file: Callable[[Any], Any], sizes: Callable[[list[Any]], int]) -> tuple[int, int]:
-    """Save a history, load every step back, and count.
-
-    Returns:
-        What is counted of the models themselves, and the size of the store.
-    """
-    files: list[Any] = []
-    with tempfile.TemporaryDirectory() as scratch:
-        store = TensorCasStore(scratch, "run")
-        for step, model in enumerate(models):
-            store.save(model, step)
-            files.append(as_file(model))
-        for step, file in enumerate(files):
-            assert as_file(store.load(step)) == file, f"step {step} came back otherwise"
-        return sizes(files), bytes_below(Path(scratch))
-
-
-def main() -> None:
-    """Print a line for each history."""
-    total: Callable[[list[bytes]], int] = lambda files: sum(map(len, files))  # noqa: E731
-    changed: Callable[[list[dict[str, bytes]]], int] = lambda files: sum(  # noqa: E731
-        changed_bytes(before, after) for before, after in itertools.pairwise([{}, *files])
-    )
-    cases: list[tuple[str, Iterator[Any], Callable[[Any], Any], Callable[[list[Any]], int]]] = [
-        ("GradientBoostingRegressor, of its pickles", gradient_boosting(), pickle.dumps, total),
-        ("XGBoost, of its UBJSON", boosters(), lambda booster: bytes(booster.save_raw("ubj")), total),
-        ("frozen backbone, of the bytes that changed", frozen_backbone(), tensors_of, changed),
-    ]
-    for name, models, as_file, sizes in cases:
-        plain, stored = run(models, as_file, sizes)
-        print(f"{name:44} {plain:12,} B {stored:12,} B {100 * stored / plain:7.2f} %")
-
-
-if __name__ == "__main__":
-    main()
+def _trees(options: Options) -> Table:
+    """Models of trees, five trees more each step, as `TensorCasStore` saves them."""
+    table = Table("Models that grow by five trees a step", ("model", "steps", "as files", "stored", "stored / files"))
+    n_steps = 3 if options.is_smoke else 20
+    models: dict[str, tuple[Iterator[Any], Callable[[Any], bytes]]] = {
+        "GradientBoostingRegressor, pickled": (gradient_boosting(n_steps), pickle.dumps),
+        "XGBoost, as UBJSON": (boosters(n_steps), lambda booster: bytes(booster.save_raw("ubj"))),
+    }
+    for name, (history, as_file) in models.items():
+        files: list[bytes] = []
+        with options.folder() as scratch:
+            store = TensorCasStore(scratch, "run")
+            for step, model in enumerate(history):
+                store.save(model, step)
+                files.append(as_file(model))
+            for step, file in enumerate(files):
+                if as_file(store.load(step)) != file:
+                    raise AssertionError(f"step {step} of {name} came back otherwise")
+            stored = disk_bytes(scratch)
+        plain = sum(map(len, files))
+        table.add(name, str(len(files)), show_bytes(plain), show_bytes(stored), f"{100 * stored / plain:.2f} %")
+    return table

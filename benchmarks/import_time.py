@@ -1,4 +1,4 @@
-"""Measure what an installed tensorcas-mlflow adds to `import mlflow`: ``python -m benchmarks.import_time``.
+"""What an installed tensorcas-mlflow adds to `import mlflow`.
 
 MLflow loads every artifact-repository plugin at the end of its own import, so each of its users pays for ours. The
 target is at most 20 ms.
@@ -19,10 +19,7 @@ inside the same processes; it leaves out the search for the entry point.
 
 from __future__ import annotations
 
-import argparse
 import os
-import platform
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -30,10 +27,14 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from benchmarks.harness import Options, Section, Series, Table, at_most
+
 DISTRIBUTION = "tensorcas-mlflow"
 CHECKOUT = Path(__file__).resolve().parents[1]
 PACKAGES = (CHECKOUT / "tensorcas_mlflow", CHECKOUT / "flavors" / "tensorcas_flavors")
-TARGET_MS = 20.0
+TITLE = "what the plugin adds to `import mlflow`"
+ADDED = at_most(20, "ms", "import mlflow, with the plugin less without")
+N_ROUNDS = 20
 
 CHILD = """
 import importlib.metadata, sys, time
@@ -116,34 +117,23 @@ def measure(n_runs: int) -> tuple[list[Timing], list[Timing]]:
     return times["without"], times["with"]
 
 
-def describe(label: str, values_ms: list[float]) -> str:
-    """One line: median, middle half, and range."""
-    low, median, high = statistics.quantiles(values_ms, n=4, method="inclusive")
-    return (
-        f"{label:<17} median {median:8.2f} ms, middle half {low:.2f} to {high:.2f}, "
-        f"all {min(values_ms):.2f} to {max(values_ms):.2f}"
-    )
-
-
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description="Measure what the plugin adds to `import mlflow`.")
-    parser.add_argument("--runs", type=int, default=20, metavar="N", help="runs of each side, at least 2 (default 20)")
-    n_runs = parser.parse_args().runs
-    if n_runs < 2:
-        parser.error("a spread needs at least 2 runs")
-
-    without, with_plugin = measure(n_runs)
-
-    print(f"import mlflow {metadata.version('mlflow')}, Python {platform.python_version()}, {n_runs} runs of each side")
-    print(describe("without", [timing.import_ms for timing in without]))
-    print(describe("with", [timing.import_ms for timing in with_plugin]))
+def run(options: Options) -> Section:
+    """Measure both sides, and what the plugin adds."""
+    section = Section("import_time", TITLE)
+    without, with_plugin = measure(options.n_rounds or N_ROUNDS)
     pairs = list(zip(without, with_plugin, strict=True))
-    print(describe("added, by round", [more.import_ms - less.import_ms for less, more in pairs]))
-    print(describe("added, processor", [more.cpu_ms - less.cpu_ms for less, more in pairs]))
-    print(describe("entry point alone", [timing.load_ms for timing in with_plugin]))
-    print(f"target: at most {TARGET_MS:.0f} ms added")
-
-
-if __name__ == "__main__":
-    main()
+    rows = {
+        "without": Series(tuple(timing.import_ms for timing in without)),
+        "with": Series(tuple(timing.import_ms for timing in with_plugin)),
+        "added": Series(tuple(more.import_ms - less.import_ms for less, more in pairs)),
+        "added, processor time": Series(tuple(more.cpu_ms - less.cpu_ms for less, more in pairs)),
+        "entry point alone": Series(tuple(timing.load_ms for timing in with_plugin)),
+    }
+    table = Table(f"import mlflow {metadata.version('mlflow')}", ("", "ms", "middle half"))
+    for name, series in rows.items():
+        low, high = series.quartiles
+        table.add(name, f"{series.median:.1f}", f"{low:.1f} to {high:.1f}")
+    section.keep("import", rows, "ms")
+    section.tables.append(table)
+    section.verdicts.append(ADDED.judge("by round", rows["added"].median))
+    return section

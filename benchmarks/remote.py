@@ -1,26 +1,26 @@
 """What saving to and loading from an object store costs, against one upload or download of the same bytes.
 
-Run it with ``make bench-remote``, or ``python -m benchmarks.remote``, on a machine that does nothing else. The store
-is a real S3 server on loopback (LocalStack's, see ``make object-servers``) behind a proxy that lets every request wait
-and bounds what passes. Saves, loads and the peer, one multipart upload or download of a file of the very bytes
-that the store sends, take turns; the medians are printed, with the requests each has made.
+The store is a real S3 server on loopback (LocalStack's, see ``make object-servers``) behind a proxy that lets every
+request wait and bounds what passes. Saves, loads and the peer, one multipart upload or download of a file of the very
+bytes that the store sends, take turns; the medians are shown, with the requests each has made.
 """
 
 from __future__ import annotations
 
-import argparse
-import itertools
 import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import obstore
 from obstore.store import S3Store
 
+from benchmarks.data import transformer
+from benchmarks.harness import Options, Section, Table
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.store import Ref, RefTarget, Store
@@ -29,25 +29,14 @@ from tests.objects.relay import Link
 from tests.objects.servers import S3Server, localstack
 from tests.objects.stores import backend_of
 
+TITLE = "a store far away, against plain uploads and downloads"
+N_BYTES = 650_000_000
+N_ROUNDS = 3
+PEERS = {"first save": "upload of", "load, no cache": "download of"}
 LATENCY_S = 0.03
 BYTES_PER_S = 1e9
 PART_BYTES = 8 << 20
 PARTS_AT_ONCE = 16
-
-
-def make_model(n_bytes: int, seed: int) -> dict[str, Array]:
-    """Make the weights of a transformer in bfloat16: drawn as they are initialised, which is as hard to compress."""
-    draw = np.random.default_rng(seed)
-    shapes = itertools.cycle([("attention", (1024, 3072)), ("out", (1024, 1024)), ("mlp", (1024, 4096))])
-    model: dict[str, Array] = {}
-    size = 0
-    for number, (name, shape) in enumerate(shapes):
-        if size >= n_bytes:
-            return model
-        weights = (draw.standard_normal(shape, dtype=np.float32) * 0.02).view(np.uint32) >> 16
-        model[f"layers.{number // 3}.{name}"] = weights.astype(np.uint16)
-        size += model[f"layers.{number // 3}.{name}"].nbytes
-    raise AssertionError("unreachable")
 
 
 def timed(act: Callable[[], Any], way: Proxy) -> tuple[float, int, int, Any]:
@@ -63,7 +52,8 @@ def timed(act: Callable[[], Any], way: Proxy) -> tuple[float, int, int, Any]:
 class Bench:
     """One server behind one slow way."""
 
-    def __init__(self, server: S3Server, way: Proxy, bucket: str) -> None:
+    def __init__(self, server: S3Server, way: Proxy, bucket: str, data: Path) -> None:
+        self._data = data
         self._at = server.at(way.endpoint)
         self._way = way
         self._bucket = bucket
@@ -78,7 +68,7 @@ class Bench:
 
     def round(self, number: int, n_bytes: int) -> None:
         """Save, load, and upload and download the same number of bytes."""
-        model = make_model(n_bytes, number)
+        model: dict[str, Array] = transformer(n_bytes, self._data, seed=number).arrays
         changed = {**model, next(iter(model)): next(iter(model.values()))[::-1].copy()}
         backend = backend_of(self._at, self._bucket, f"{number}/.tensorcas")
         store = Store.init_backend(backend)
@@ -126,31 +116,30 @@ class Bench:
         threads.run_all(fetch, starts, waits=True)
 
 
-def main() -> None:
-    """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mb", type=int, default=650)
-    parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
+def run(options: Options) -> Section:
+    """Let them take turns against one server."""
+    section = Section("remote", TITLE)
+    n_bytes, n_rounds = options.sizes_or((N_BYTES,))[0], options.n_rounds or N_ROUNDS
     link = Link(latency_s=LATENCY_S, up_bytes_per_s=BYTES_PER_S, down_bytes_per_s=BYTES_PER_S)
-    with localstack() as server, proxy(server.endpoint, link=link) as way:
-        bench = Bench(server, way, server.make_bucket("bench"))
-        for number in range(options.rounds):
-            bench.round(number, options.mb * 10**6)
-    peers = {"first save": "upload of", "load, no cache": "download of"}
+    try:
+        with localstack() as server, proxy(server.endpoint, link=link) as way:
+            bench = Bench(server, way, server.make_bucket("bench"), options.data)
+            for number in range(n_rounds):
+                bench.round(number, n_bytes)
+    except FileNotFoundError as error:
+        section.note(f"left out: {error} (`make object-servers` installs it)")
+        return section
     way_said = f"{LATENCY_S * 1000:.0f} ms a request, {BYTES_PER_S / 1e9:.0f} GB/s"
-    print(f"{options.mb} MB, {way_said}; medians of {options.rounds}")
-    print(f"{'':32}{'s':>8}{'requests':>10}{'MB moved':>10}{'to the bytes of the model':>28}{'stored':>8}")
+    columns = ("what", "s", "requests", "MB moved", "to the model's bytes", "to the bytes stored")
+    table = Table(f"{n_bytes / 1e6:.0f} MB, {way_said}; medians of {n_rounds}", columns)
     medians = {
         what: [statistics.median(column) for column in zip(*rows, strict=True)] for what, rows in bench.rows.items()
     }
-    for what, (taken, n_requests, n_bytes) in medians.items():
-        ratios = ""
-        if what in peers:
-            whole, stored = (medians[f"{peers[what]} the {bytes_}"][0] for bytes_ in ("model's bytes", "bytes stored"))
-            ratios = f"{taken / whole:>28.2f}{taken / stored:>8.2f}"
-        print(f"{what:32}{taken:>8.3f}{n_requests:>10.0f}{n_bytes / 1e6:>10.1f}{ratios}")
-
-
-if __name__ == "__main__":
-    main()
+    for what, (taken, n_requests, n_moved) in medians.items():
+        ratios = ("", "")
+        if what in PEERS:
+            whole, stored = (medians[f"{PEERS[what]} the {bytes_}"][0] for bytes_ in ("model's bytes", "bytes stored"))
+            ratios = (f"{taken / whole:.2f}", f"{taken / stored:.2f}")
+        table.add(what, f"{taken:.3f}", f"{n_requests:.0f}", f"{n_moved / 1e6:.1f}", *ratios)
+    section.tables.append(table)
+    return section

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +17,23 @@ from benchmarks.contenders import (
     Ours,
     ZipnnFile,
     ZstdTorchFile,
-    installed,
+    chosen,
+    policies_of_ours,
 )
 from benchmarks.data import Case, bytes_of, same_bytes, transformer
 from benchmarks.harness import (
+    Chart,
     Hashing,
     Options,
     Section,
+    Series,
     Table,
     Turn,
     at_least,
     at_most,
     clear,
     disk_bytes,
+    in_ms,
     interleave,
     n_files,
     show_bytes,
@@ -53,40 +59,50 @@ FASTER = at_least(1.5, "x", "first save, default policy: torch.save + zstd-3 + f
 SMALLER = at_least(10, "%", "first save, default policy: smaller than torch.save + zstd-3")
 
 
+@dataclass(frozen=True, slots=True)
+class FirstSaves:
+    """What first saves of one model took, by contender."""
+
+    seconds: dict[str, Series]
+    disk_bytes: dict[str, int]
+
+
 def run(options: Options) -> Section:
     """Measure all three."""
     section = Section("save", TITLE)
     for size in options.sizes_or(SIZES):
         case = transformer(size, options.data, is_smoke=options.is_smoke)
-        _first(case, options, section)
-        for ours in installed(_policies(), section):
-            _changed(case, ours, options, section)
-        del case
+        policies = chosen(policies_of_ours(), options, section)
+        peers = [Durable(file) for file in (*FILES[1:4], *FILES[5:], ZstdTorchFile(), ZipnnFile())]
+        saves = first(
+            case, [Durable(SAFETENSORS), *policies, SAFETENSORS, *chosen(peers, options, section)], options, section
+        )
+        if case.n_bytes >= LARGE_BYTES:
+            _judge_first(case, saves, section)
+        _changed(case, policies, options, section)
     for size in options.sizes_or(UNCHANGED_SIZES):
         _unchanged(transformer(size, options.data, is_smoke=options.is_smoke), options, section)
     return section
 
 
-def _policies() -> list[Ours]:
-    """Our contenders that save differently."""
-    return [ours for ours in OURS if not ours.loads_specially]
+def first(case: Case, contenders: Sequence[Contender], options: Options, section: Section) -> FirstSaves:
+    """Save a model by each contender into an empty place, look that it comes back, and add a table.
 
-
-def _first(case: Case, options: Options, section: Section) -> None:
-    """Save into an empty place, by everybody, and look that it comes back."""
-    peers: list[Contender] = [Durable(SAFETENSORS), *_policies(), SAFETENSORS]
-    peers += [Durable(file) for file in (*FILES[1:4], *FILES[5:], ZstdTorchFile(), ZipnnFile())]
-    present = installed(peers, section)
+    Args:
+        contenders: The first one is what the others are compared with.
+    """
     stored: dict[str, tuple[int, int]] = {}
     with options.folder() as scratch:
 
         def turn(contender: Contender) -> Turn:
-            folders = (scratch / f"{contender.name} {number}".replace("/", " ") for number in itertools.count())
-            place: list[Path] = []
+            folder = scratch / contender.name.replace("/", " ")
+            places = (folder / str(number) for number in itertools.count())
+            # A store is known by its path for the life of the process, so no path is used again.
+            place = [folder]
 
             def before() -> None:
-                place[:] = [next(folders)]
-                place[0].mkdir()
+                place[0] = next(places)
+                place[0].mkdir(parents=True)
                 contender.prepare(place[0])
 
             def after(_: Any) -> None:
@@ -98,25 +114,29 @@ def _first(case: Case, options: Options, section: Section) -> None:
 
             return Turn(lambda: contender.save(case, place[0]), before, after)
 
-        turns = {contender.name: turn(contender) for contender in present}
-        taken = interleave(turns, options.rounds(case.n_bytes))
+        taken = interleave({one.name: turn(one) for one in contenders}, options.rounds(case.n_bytes))
     section.keep(f"first save, {case.name}", taken)
-    base = taken[present[0].name]
-    table = Table(
-        f"First save of a {case.name}, {len(case.arrays)} tensors",
-        ("contender", "ms", "middle half", "to safetensors + fsync", "on disk", "files"),
-    )
+    base = contenders[0].name
+    columns = ("contender", "ms", "middle half", f"to {base}", "on disk", "files")
+    table = Table(f"First save of {case.name}", columns)
     for name, series in taken.items():
         n_bytes, files = stored[name]
-        table.add(name, *show_ms(series), show_ratio(series.over(base)), show_bytes(n_bytes), str(files))
+        table.add(name, *show_ms(series), show_ratio(series.over(taken[base])), show_bytes(n_bytes), str(files))
     section.tables.append(table)
-    if case.n_bytes >= LARGE_BYTES:
-        packed = f"{ZstdTorchFile.name} + fsync"
-        if "tensorcas fast" in taken:
-            section.verdicts.append(RAW.judge(case.name, taken["tensorcas fast"].over(base).median))
-        section.verdicts.append(FASTER.judge(case.name, taken[packed].over(taken["tensorcas"]).median))
-        less = 100 * (1 - stored["tensorcas"][0] / stored[packed][0])
-        section.verdicts.append(SMALLER.judge(case.name, less))
+    section.charts.append(Chart(f"First save of {case.name}", "ms", in_ms(taken)))
+    return FirstSaves(taken, {name: n_bytes for name, (n_bytes, _) in stored.items()})
+
+
+def _judge_first(case: Case, saves: FirstSaves, section: Section) -> None:
+    taken, packed = saves.seconds, f"{ZstdTorchFile.name} + fsync"
+    if "tensorcas fast" in taken:
+        ratio = taken["tensorcas fast"].over(taken[f"{SAFETENSORS.name} + fsync"]).median
+        section.verdicts.append(RAW.judge(case.name, ratio))
+    if packed not in taken:
+        return
+    section.verdicts.append(FASTER.judge(case.name, taken[packed].over(taken["tensorcas"]).median))
+    less = 100 * (1 - saves.disk_bytes["tensorcas"] / saves.disk_bytes[packed])
+    section.verdicts.append(SMALLER.judge(case.name, less))
 
 
 def _unchanged(case: Case, options: Options, section: Section) -> None:
@@ -137,7 +157,7 @@ def _unchanged(case: Case, options: Options, section: Section) -> None:
     section.keep(f"unchanged, {case.name}", taken)
     floor = taken["BLAKE3 of all bytes"].plus(taken["one small durable write"])
     ratio = taken["tensorcas"].over(floor)
-    table = Table(f"Save of an unchanged {case.name}", ("what", "ms", "middle half", "to both floors"))
+    table = Table(f"Save of {case.name}, unchanged", ("what", "ms", "middle half", "to both floors"))
     for name, series in taken.items():
         table.add(name, *show_ms(series), show_ratio(series.over(floor)))
     section.tables.append(table)
@@ -145,42 +165,35 @@ def _unchanged(case: Case, options: Options, section: Section) -> None:
         section.verdicts.append(UNCHANGED.judge(case.name, ratio.median))
 
 
-def _changed(case: Case, ours: Ours, options: Options, section: Section) -> None:
+def _changed(case: Case, ours: Sequence[Ours], options: Options, section: Section) -> None:
     """Save the next step, of which some tensors are trained further."""
-    if not any(table.title.startswith(f"Save of a {case.name} with") for table in section.tables):
-        columns = ("changed, saved by", "ms", "middle half", "hashing all", "writing what changed", "to both")
-        section.tables.append(Table(f"Save of a {case.name} with some tensors changed", columns))
-    table = section.tables[-1]
-    steps = itertools.count(1)
-    for percent in PERCENTS[:1] if options.is_smoke else PERCENTS:
+    columns = ("changed, saved by", "ms", "middle half", "hashing all", "writing what changed", "to both")
+    table = Table(f"Save of {case.name} with some tensors changed", columns)
+    for percent, saver in itertools.product(PERCENTS[:1] if options.is_smoke else PERCENTS, ours):
         with options.folder() as scratch:
-            store = Store.init(scratch / "store")
-            ours.write(store, case, 0)
-            hashing = Hashing(map(bytes_of, case.arrays.values()), store.chunk_bytes)
-            current = [case]
-            new: list[Any] = []
-
-            def train() -> None:
-                seed = next(steps)
-                current[0] = case.changed(percent, seed)  # noqa: B023  # called before the next one
-                new[:] = [
-                    bytes_of(array) for name, array in current[0].arrays.items() if array is not case.arrays[name]
-                ]
-
-            train()
-            taken = interleave(
-                {
-                    "hashing": Turn(hashing),
-                    "writing": Turn(
-                        lambda: write_durably(scratch / "new", new), after=lambda _: clear(scratch / "new")
-                    ),
-                    "saving": Turn(lambda: ours.write(store, current[0], next(steps)), before=train),  # noqa: B023
-                },
-                options.rounds(case.n_bytes),
-            )
-        what = f"{percent} %, {ours.name}"
+            taken = interleave(_changing(case, percent, saver, scratch), options.rounds(case.n_bytes))
+        what = f"{percent} %, {saver.name}"
         section.keep(f"changed {what}, {case.name}", taken)
         ratio = taken["saving"].over(taken["hashing"].plus(taken["writing"]))
-        floors = (f"{taken[floor].median * 1000:.2f}" for floor in ("hashing", "writing"))
+        floors = (show_ms(taken[floor])[0] for floor in ("hashing", "writing"))
         table.add(what, *show_ms(taken["saving"]), *floors, show_ratio(ratio))
         section.verdicts.append(CHANGED.judge(f"{case.name}, {what}", ratio.median))
+    section.tables.append(table)
+
+
+def _changing(case: Case, percent: float, saver: Ours, scratch: Path) -> dict[str, Turn]:
+    """A save of what was just trained further, and its floors."""
+    store = Store.init(scratch / "store")
+    saver.write(store, case, 0)
+    steps = itertools.count(1)
+    trained = [case.changed(percent, 0)]
+    new = [bytes_of(array) for name, array in trained[0].arrays.items() if array is not case.arrays[name]]
+
+    def train() -> None:
+        trained[0] = case.changed(percent, next(steps))
+
+    return {
+        "hashing": Turn(Hashing(map(bytes_of, case.arrays.values()), store.chunk_bytes)),
+        "writing": Turn(lambda: write_durably(scratch / "new", new), after=lambda _: clear(scratch / "new")),
+        "saving": Turn(lambda: saver.write(store, trained[0], next(steps)), before=train),
+    }

@@ -1,14 +1,11 @@
 """What uploading models costs through a server whose destination is a store, against a plain one.
 
-Run it with ``make bench-server``, or ``python -m benchmarks.server_upload``, on a machine that does nothing else.
 Two servers run at once, each under uvicorn with two workers; every model folder is uploaded to both in turns, the order
-changing, so that what slows one slows the other; the medians are printed, and what both keep on disk in the end.
+changing, so that what slows one slows the other; the medians are shown, and what both keep on disk in the end.
 """
 
 from __future__ import annotations
 
-import statistics
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,8 +15,10 @@ import mlflow
 import torch
 from mlflow import MlflowClient
 
+from benchmarks.harness import Options, Section, Series, Table, disk_bytes, show_bytes, show_ratio
 from tests.deploy.servers import UVICORN, Server, serve
 
+TITLE = "uploads to a server whose destination is a store"
 N_ROUNDS = 5
 WIDTH = 2048
 """Of a layer: 16 MB of weights."""
@@ -61,11 +60,6 @@ def upload(server: Server, folder: Path) -> float:
     return time.perf_counter() - begin
 
 
-def disk_bytes(folder: Path) -> int:
-    """Add up the files below a folder."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
 @contextmanager
 def both_servers(scratch: Path) -> Iterator[dict[str, Server]]:
     """Run a plain server and one of ours."""
@@ -87,19 +81,19 @@ def measure(servers: dict[str, Server], scratch: Path) -> dict[str, dict[str, li
     return taken
 
 
-def main() -> None:
-    """Print a table: seconds of one upload, medians of all rounds, and bytes on disk."""
-    with tempfile.TemporaryDirectory() as folder, both_servers(scratch := Path(folder)) as servers:
+def run(options: Options) -> Section:
+    """Upload everything to both, and count what they keep."""
+    section = Section("server_upload", TITLE)
+    with options.folder() as scratch, both_servers(scratch) as servers:
         (scratch / "models").mkdir()
         taken = measure(servers, scratch)
-        print(f"{N_ROUNDS} uploads of each of {N_LAYERS * WIDTH * WIDTH * 4 / 1e6:.0f} MB, medians in seconds")
-        print(f"{'what is new':14}{'plain':>8}{'ours':>8}{'ratio':>8}")
+        title = f"{N_LAYERS * WIDTH * WIDTH * 4 / 1e6:.0f} MB a model"
+        table = Table(title, ("what is new", "plain s", "ours s", "ours to plain"))
         for kind, times in taken.items():
-            plain, ours = (statistics.median(times[name]) for name in ("plain", "ours"))
-            print(f"{kind:14}{plain:>8.3f}{ours:>8.3f}{ours / plain:>8.2f}")
+            plain, ours = (Series(tuple(times[name])) for name in ("plain", "ours"))
+            section.keep(kind, {"plain": plain, "ours": ours})
+            table.add(kind, f"{plain.median:.3f}", f"{ours.median:.3f}", show_ratio(ours.over(plain)))
         plain_bytes, our_bytes = (disk_bytes(servers[name].store_root) for name in ("plain", "ours"))
-        print(f"on disk: plain {plain_bytes:,} B, ours {our_bytes:,} B ({our_bytes / plain_bytes:.1%})")
-
-
-if __name__ == "__main__":
-    main()
+    table.add("bytes kept", show_bytes(plain_bytes), show_bytes(our_bytes), f"{our_bytes / plain_bytes:.2f} x")
+    section.tables.append(table)
+    return section

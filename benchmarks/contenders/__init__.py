@@ -1,10 +1,11 @@
 """What is measured: our store through its public interface, and what people use instead."""
 
 from benchmarks.contenders._arrow import ArrowFile
-from benchmarks.contenders._contender import Contender, Durable, installed
+from benchmarks.contenders._contender import Contender, Durable, chosen, save_all
 from benchmarks.contenders._numpy_files import NumpyZip, PickleFile
-from benchmarks.contenders._ours import OURS, Ours
+from benchmarks.contenders._ours import OURS, Ours, policies_of_ours
 from benchmarks.contenders._tensor_files import BintensorsFile, SafetensorsFile
+from benchmarks.contenders._tools import TOOLS, Tool
 from benchmarks.contenders._torch_files import TorchFile, ZstdTorchFile
 from benchmarks.contenders._zipnn import ZipnnFile
 
@@ -26,6 +27,7 @@ __all__ = [
     "FILES",
     "OURS",
     "SAFETENSORS",
+    "TOOLS",
     "ArrowFile",
     "BintensorsFile",
     "Contender",
@@ -34,8 +36,11 @@ __all__ = [
     "Ours",
     "PickleFile",
     "SafetensorsFile",
+    "Tool",
     "TorchFile",
     "ZipnnFile",
     "ZstdTorchFile",
-    "installed",
+    "chosen",
+    "policies_of_ours",
+    "save_all",
 ]

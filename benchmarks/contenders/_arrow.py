@@ -23,8 +23,10 @@ class ArrowFile(Contender):
         for name, array in case.arrays.items():
             said = {"dtype": array.dtype.name, "shape": ",".join(map(str, array.shape))}
             fields.append(pa.field(name, pa.large_binary(), metadata=said))
-            offsets = pa.py_buffer(np.array([0, array.nbytes], np.int64))
-            columns.append(pa.Array.from_buffers(pa.large_binary(), 1, [None, offsets, pa.py_buffer(bytes_of(array))]))
+            offsets = pa.py_buffer(np.array([0, array.nbytes], np.int64).data)
+            columns.append(
+                pa.Array.from_buffers(pa.large_binary(), 1, [None, offsets, pa.py_buffer(bytes_of(array).data)])
+            )
         schema = pa.schema(fields)
         with pa.OSFile(str(folder / "model.arrow"), "wb") as file, pa.ipc.new_file(file, schema) as writer:
             writer.write_batch(pa.record_batch(columns, schema=schema))

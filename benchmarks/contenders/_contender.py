@@ -12,7 +12,10 @@ import numpy as np
 import torch
 
 from benchmarks.data import Case, bytes_of
-from benchmarks.harness import Section, sync
+from benchmarks.harness import Options, Section, sync
+
+MANY_BYTES = 1 << 20
+"""From here on a copy is left to torch's threads; for less, waking them takes longer than copying."""
 
 C = TypeVar("C", bound="Contender")
 
@@ -22,6 +25,8 @@ class Contender(ABC):
 
     name: str
     """In tables."""
+    is_baseline: bool = False
+    """Whether others are compared with it, so that it cannot be left out."""
 
     @property
     def missing(self) -> str | None:
@@ -43,10 +48,10 @@ class Contender(ABC):
         """Load into the memory of a model that is there, as `load_state_dict` does: load, then copy."""
         loaded, arrays, tensors = self.load(folder), out.arrays, out.tensors
         for name, value in loaded.items():
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, torch.Tensor) and value.nbytes > MANY_BYTES:
                 tensors[name].copy_(value)
             else:
-                np.copyto(arrays[name], value)
+                np.copyto(bytes_of(arrays[name]), bytes_of(value))
 
     def read_one(self, folder: Path, name: str) -> Any:
         """Read one tensor into memory of its own."""
@@ -63,6 +68,7 @@ class Durable(Contender):
     def __init__(self, contender: Contender) -> None:
         self._contender = contender
         self.name = f"{contender.name} + fsync"
+        self.is_baseline = contender.is_baseline
 
     @property
     def missing(self) -> str | None:
@@ -94,12 +100,28 @@ def module_missing(module: str) -> str | None:
     return None if importlib.util.find_spec(module) else f"`{module}` is not installed (the extra `bench` has it)"
 
 
-def installed(contenders: Iterable[C], section: Section) -> list[C]:
-    """Those that can take part; a note for each of the others says why it cannot."""
+def chosen(contenders: Iterable[C], options: Options, section: Section) -> list[C]:
+    """Those that can take part and were not left out by the command line, and those that all are compared with.
+
+    A note for each that cannot take part says why.
+    """
     present = []
     for contender in contenders:
+        if not (contender.is_baseline or options.wants(contender.name)):
+            continue
         if contender.missing is None:
             present.append(contender)
         else:
             section.note(f"left out: {contender.name}, {contender.missing}")
     return present
+
+
+def save_all(case: Case, contenders: Iterable[Contender], scratch: Path) -> dict[str, Path]:
+    """Save a model by each contender into a folder of its own, and give these by the contenders' names."""
+    places = {}
+    for number, contender in enumerate(contenders):
+        place = places[contender.name] = scratch / str(number)
+        place.mkdir()
+        contender.prepare(place)
+        contender.save(case, place)
+    return places

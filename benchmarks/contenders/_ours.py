@@ -11,6 +11,7 @@ from benchmarks.contenders._contender import Contender
 from benchmarks.data import Case
 from tensorcas_mlflow.store import RefTarget, Store
 
+_NOTHING: Mapping[str, Any] = {}
 _RUN = "benchmark"
 
 
@@ -23,12 +24,11 @@ class Ours(Contender):
         load: What `Store.read_tensors` is given besides the manifest.
     """
 
-    def __init__(
-        self, name: str, *, save: Mapping[str, Any] | None = None, load: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, name: str, *, save: Mapping[str, Any] = _NOTHING, load: Mapping[str, Any] = _NOTHING) -> None:
         self.name = name
-        self._save = dict(save or {})
-        self._load = dict(load or {})
+        self.is_baseline = not save and not load
+        self._save = dict(save)
+        self._load = dict(load)
 
     @property
     def missing(self) -> str | None:
@@ -50,10 +50,10 @@ class Ours(Contender):
         store, _ = Store.find(folder)
         self.write(store, case, 0)
 
-    def write(self, store: Store, case: Case, step: int) -> None:
-        """Save a model as a step into a store that is open."""
+    def write(self, store: Store, case: Case, step: int, *, run: str = _RUN) -> None:
+        """Save a model as a step of a run into a store that is open."""
         with store.write_checkpoint(case.arrays, **self._save) as pending:
-            pending.commit(RefTarget(run_id=_RUN, step=step))
+            pending.commit(RefTarget(run_id=run, step=step))
 
     def load(self, folder: Path) -> Mapping[str, Any]:
         store, manifest = _opened(folder)
@@ -65,7 +65,7 @@ class Ours(Contender):
             return
         store, manifest = _opened(folder)
         options = {name: value for name, value in self._load.items() if name != "copy"}
-        store.read_tensors(manifest, out=out.arrays, **options)
+        store.read_tensors(manifest, **{"out": out.arrays, **options})
 
     def read_one(self, folder: Path, name: str) -> Any:
         store, manifest = _opened(folder)
@@ -93,3 +93,8 @@ OURS = (
     Ours("tensorcas small", save={"policy": "small"}),
 )
 """A policy and a way to load each."""
+
+
+def policies_of_ours() -> list[Ours]:
+    """Those of `OURS` that differ in how they save."""
+    return [ours for ours in OURS if not ours.loads_specially]

@@ -19,6 +19,7 @@ class SafetensorsFile(Contender):
 
     def __init__(self, *, kind: Literal["torch", "numpy"] = "torch") -> None:
         self._kind = kind
+        self.is_baseline = self.package == "safetensors" and kind == "torch"
         self.name = self.package if kind == "torch" else f"{self.package} ({kind})"
 
     @property

@@ -53,25 +53,32 @@ class Case:
             bytes_of(arrays[tensor]).fill(7)
         return cls(name, arrays)
 
-    def changed(self, percent: float, seed: int) -> Case:
-        """Train a share of the tensors a little further: those others that are not touched keep their memory.
+    @classmethod
+    def of_tensors(cls, name: str, tensors: Mapping[str, torch.Tensor]) -> Case:
+        """Copy tensors of torch, which may be views of a mapped file."""
+        dtypes = {key: str(tensor.dtype).removeprefix("torch.") for key, tensor in tensors.items()}
+        copies = cls.of_specs(name, {key: (dtypes[key], tuple(tensor.shape)) for key, tensor in tensors.items()})
+        for key, array in copies.arrays.items():
+            np.copyto(bytes_of(array), bytes_of(tensors[key]))
+        return copies
 
-        Each changed weight moves by a part in some hundred or less of its own size, as in a step of a fine-tune.
+    def changed(self, percent: float, seed: int) -> Case:
+        """Train the last tensors a little further, as a fine-tune of the last layers does; the others are the same.
+
+        Each of their weights moves by about a hundredth of its own size.
 
         Args:
-            percent: Of the tensors, spread evenly over the model; at least one.
+            percent: Of all bytes, at least; whole tensors change.
             seed: Another seed gives other bytes.
         """
-        names = list(self.arrays)
-        n_changed = max(1, round(len(names) * percent / 100))
-        chosen = {names[number * len(names) // n_changed] for number in range(n_changed)}
         draw = np.random.default_rng(seed)
-        arrays = {
-            name: (array * (1 + 0.01 * draw.standard_normal(array.shape, np.float32))).astype(array.dtype)
-            if name in chosen
-            else array
-            for name, array in self.arrays.items()
-        }
+        arrays = dict(self.arrays)
+        n_left = self.n_bytes * percent / 100
+        for name, array in reversed(self.arrays.items()):
+            if n_left <= 0:
+                break
+            arrays[name] = np.asarray(array * (1 + 0.01 * draw.standard_normal(array.shape, np.float32)), array.dtype)
+            n_left -= array.nbytes
         return Case(f"{self.name}, {percent:g} % changed", arrays)
 
 

@@ -1,11 +1,12 @@
 """Histories: states of one training after the other, trained once and kept in a folder.
 
-Each is what a team keeps: a pretraining with Adam's moments and the fine-tunes that came of it, the weights alone in bf16, a
-small net in fp32, fine-tunes at a small learning rate, backbones that are frozen, low-rank adapters.
+Each is what a team keeps: a pretraining with Adam's moments and the fine-tunes that came of it, the weights alone in
+bf16, a small net in fp32, fine-tunes at a small learning rate, backbones that are frozen, low-rank adapters.
 """
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ class Scale:
     n_epochs: int
     n_digits_epochs: int
     n_frozen_epochs: int
+    n_tuning_epochs: int
     n_steps: int
     n_tuning_steps: int
     n_encoder_steps: int
@@ -59,6 +61,7 @@ FULL = Scale(
     n_epochs=8,
     n_digits_epochs=10,
     n_frozen_epochs=6,
+    n_tuning_epochs=5,
     n_steps=60,
     n_tuning_steps=20,
     n_encoder_steps=240,
@@ -71,12 +74,13 @@ SMOKE = Scale(
     encoder_width=64,
     encoder_layers=2,
     digits_width=8,
-    n_epochs=2,
-    n_digits_epochs=2,
+    n_epochs=1,
+    n_digits_epochs=1,
     n_frozen_epochs=2,
-    n_steps=3,
+    n_tuning_epochs=3,
+    n_steps=2,
     n_tuning_steps=1,
-    n_encoder_steps=3,
+    n_encoder_steps=1,
     n_texts=4,
 )
 
@@ -115,36 +119,32 @@ def _restored(state: State, scale: Scale) -> Transformer:
     return model
 
 
-def _tuning(base: State, scale: Scale) -> Iterator[State]:
-    """All layers on other text."""
+def _tuning(model: Transformer, scale: Scale, learning_rate: float) -> Iterator[State]:
+    """Whatever of a model is trained, on other text."""
     yield from train_text(
-        _restored(base, scale),
+        model,
         text.sources(),
-        n_epochs=5,
+        n_epochs=scale.n_tuning_epochs,
         n_steps=scale.n_tuning_steps,
         n_texts=scale.n_texts,
-        learning_rate=1e-5,
+        learning_rate=learning_rate,
     )
 
 
 def _frozen_tuning(base: State, scale: Scale) -> Iterator[State]:
-    """The last block and the head alone."""
+    """The last block and the head alone; three states."""
     model = _restored(base, scale)
     trained = (f"blocks.{scale.n_layers - 1}", "norm.", "head")
     for name, parameter in model.named_parameters():
         parameter.requires_grad = name.startswith(trained)
-    yield from train_text(
-        model, text.sources(), n_epochs=3, n_steps=scale.n_tuning_steps, n_texts=scale.n_texts, learning_rate=1e-4
-    )
+    yield from itertools.islice(_tuning(model, scale, 1e-4), 3)
 
 
 def _adapters(base: State, scale: Scale) -> Iterator[State]:
     """Low-rank corrections of each attention; the whole model is saved each time."""
     model = _restored(base, scale)
     adapt(model, 8)
-    yield from train_text(
-        model, text.sources(), n_epochs=4, n_steps=scale.n_tuning_steps, n_texts=scale.n_texts, learning_rate=1e-3
-    )
+    yield from itertools.islice(_tuning(model, scale, 1e-3), 4)
 
 
 def _digits(scale: Scale) -> Iterator[State]:
@@ -174,7 +174,11 @@ def _encoder(scale: Scale) -> Iterator[State]:
     )
     yield next(pretraining)
     yield from train(
-        text.sources(), n_epochs=5, n_steps=scale.n_tuning_steps, n_texts=scale.n_texts, learning_rate=2e-5
+        text.sources(),
+        n_epochs=scale.n_tuning_epochs,
+        n_steps=scale.n_tuning_steps,
+        n_texts=scale.n_texts,
+        learning_rate=2e-5,
     )
 
 
@@ -182,7 +186,7 @@ def _trained(folder: Path, scale: Scale) -> None:
     """Train whatever is not kept in a folder yet."""
     _keep(folder / "pretraining", lambda: _pretraining(scale))
     base = _files(folder / "pretraining")[-1]
-    _keep(folder / "tuning", lambda: _tuning(_load(base), scale))
+    _keep(folder / "tuning", lambda: _tuning(_restored(_load(base), scale), scale, 1e-5))
     _keep(folder / "frozen", lambda: _frozen_tuning(_load(base), scale))
     _keep(folder / "adapters", lambda: _adapters(_load(base), scale))
     _keep(folder / "digits", lambda: _digits(scale))
@@ -203,7 +207,10 @@ HISTORIES = (
 
 
 def histories(data: Path, *, is_smoke: bool = False) -> list[History]:
-    """Give all histories, in the order of `HISTORIES`; train what is not kept below a folder yet, which takes minutes."""
+    """Give all histories, in the order of `HISTORIES`.
+
+    What the folder does not keep yet is trained first, which takes minutes.
+    """
     scale = SMOKE if is_smoke else FULL
     folder = data / f"{scale.name}-{RECIPE}"
     _trained(folder, scale)

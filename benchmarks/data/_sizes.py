@@ -1,9 +1,10 @@
 """Models of any size, made from trained weights.
 
 No net of 650 MB can be trained in a benchmark, and drawn numbers would compress otherwise than learnt ones do. So each
-tensor of a large model is made of the trained tensor of its kind (embedding, attention, neurons, norm): its rows are
-repeated as often as needed, each time begun elsewhere, and every weight is moved by a few per cent of its own size. So the
-distribution of values, and how it differs from row to row and tensor to tensor, are those of trained weights; no bytes repeat.
+tensor of a large model is made of the trained tensor of its kind (embedding, attention, neurons, norm), repeated as
+often as needed, each time begun elsewhere, and every weight is moved by a few per cent of its own size. So the
+distribution of values, and how it differs from row to row and tensor to tensor, are those of trained weights, and no
+bytes repeat.
 """
 
 from __future__ import annotations
@@ -23,22 +24,24 @@ from benchmarks.data._training import State
 _DTYPES: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "fp32": np.float32}
 
 
-def transformer(n_bytes: int, data: Path, *, dtype: str = "bf16", is_smoke: bool = False) -> Case:
+def transformer(n_bytes: int, data: Path, *, dtype: str = "bf16", seed: int = 0, is_smoke: bool = False) -> Case:
     """Make a transformer of about a size.
 
-    Its width and depth grow with the size, up to a width of 1024; so 650 MB in bf16 are 294 tensors, the largest of 8 MB but for
-    the embedding.
+    Its width and depth grow with the size, up to a width of 1024; so 650 MB in bf16 are some 300 tensors of 2 KB to
+    8 MB, and an embedding of 34 MB.
 
     Args:
         n_bytes: Reached to within a layer.
         data: Where trained weights are kept; see `histories`.
         dtype: ``bf16`` or ``fp32``.
+        seed: Another one makes another model.
+        is_smoke: Whether small trained weights do, which are there in seconds.
     """
     trained = trained_weights(data, is_smoke=is_smoke)
     n_values = n_bytes / np.dtype(_DTYPES[dtype]).itemsize
-    # Twelve layers of twelve squares of the width each.
+    # A layer holds twelve squares of the width, the embedding sixteen.
     width = next((w for w in (64, 128, 256, 512, 1024) if n_values < 18 * 12 * w * w), 1024)
-    draw = np.random.default_rng(0)
+    draw = np.random.default_rng(seed)
     arrays: dict[str, Array] = {}
     total = 0
     for name, shape in _names(width):

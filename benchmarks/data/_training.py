@@ -95,7 +95,7 @@ def train_text(
                 falling = 0.1 + 0.45 * (1 + math.cos(math.pi * step / (n_epochs * n_steps)))
                 optimizer.param_groups[0]["lr"] = learning_rate * min(1.0, (step + 1) / 40) * falling
             optimizer.zero_grad(set_to_none=True)
-            loss_of(model, text, n_texts, n_places).backward()  # type: ignore[no-untyped-call]
+            loss_of(model, text, n_texts, n_places).backward()
             nn.utils.clip_grad_norm_(trained, 1.0)
             optimizer.step()
         yield state_of(model, optimizer)

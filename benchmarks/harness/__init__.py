@@ -6,13 +6,14 @@ from benchmarks.harness._folders import clear, disk_bytes, n_files
 from benchmarks.harness._machine import describe_machine
 from benchmarks.harness._options import Options, parse_bytes
 from benchmarks.harness._own_process import Job, Usage, interleave_apart, series_of
-from benchmarks.harness._report import Section, Table, Verdict, write_results
+from benchmarks.harness._report import Chart, Section, Table, Verdict, write_results
 from benchmarks.harness._series import Series
-from benchmarks.harness._show import show_bytes, show_ms, show_ratio
+from benchmarks.harness._show import in_ms, show_bytes, show_ms, show_ratio
 from benchmarks.harness._targets import Target, at_least, at_most
 from benchmarks.harness._turns import Turn, interleave
 
 __all__ = [
+    "Chart",
     "Hashing",
     "Job",
     "Options",
@@ -29,6 +30,7 @@ __all__ = [
     "describe_machine",
     "disk_bytes",
     "drop_from_cache",
+    "in_ms",
     "interleave",
     "interleave_apart",
     "n_files",

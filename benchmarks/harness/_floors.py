@@ -43,7 +43,7 @@ class Hashing:
 
 
 def write_durably(path: Path, buffers: Sequence[Any]) -> None:
-    """Write a new file as carefully as a commit is written: its bytes synced, renamed to its name, its folder synced."""
+    """Write a new file as carefully as a commit is written: bytes synced, renamed to its name, folder synced."""
     staging = path.with_name("staging")
     descriptor = os.open(staging, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     try:

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+SMOKE_BYTES = 500_000
+
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
@@ -20,12 +22,18 @@ class Options:
     """Whether it is only to be seen that everything runs and comes back bit for bit."""
     sizes: tuple[int, ...] | None
     """Sizes of models in bytes; each part has its own unless given."""
+    only: tuple[str, ...]
+    """Parts of the names of contenders; all take part if there are none."""
     n_rounds: int | None
     """Rounds that count; unless given, fewer for what takes longer."""
     data: Path
     """Where trained histories are kept from run to run."""
     scratch: Path
     """For what is saved and loaded; emptied after each use."""
+
+    def wants(self, name: str) -> bool:
+        """Tell whether a contender is to take part."""
+        return not self.only or any(part in name for part in self.only)
 
     def rounds(self, n_bytes: int) -> int:
         """Say how many rounds a case of a size gets."""
@@ -36,10 +44,10 @@ class Options:
         return 40 if n_bytes < 1e6 else 20 if n_bytes < 3e7 else 12 if n_bytes < 1e8 else 5
 
     def sizes_or(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """The sizes asked for, else some of a part's own: the least of them where it is a smoke test."""
+        """The sizes asked for, else a part's own, or a small one where it is a smoke test."""
         if self.sizes is not None:
             return self.sizes
-        return (min(sizes),) if self.is_smoke else tuple(sizes)
+        return (SMOKE_BYTES,) if self.is_smoke else tuple(sizes)
 
     @contextmanager
     def folder(self) -> Iterator[Path]:

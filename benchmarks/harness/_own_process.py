@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import re
 import time
@@ -12,9 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness._cache import drop_from_cache, resident_share
+from benchmarks.harness._report import Section
 from benchmarks.harness._series import Series
 
-PRELOADED = ("numpy", "torch", "safetensors.torch", "pyarrow", "tensorcas_mlflow.store", "benchmarks.contenders")
+MOST_LEFT = 0.02
+"""Share of a folder's pages that may be left in the page cache; more is not cold."""
+
+PRELOADED = ("blosc2", "safetensors.torch", "benchmarks.contenders")
 _context = multiprocessing.get_context("forkserver")
 
 
@@ -47,11 +52,13 @@ class Job:
     """A folder whose files are dropped from the page cache just before; None leaves it warm."""
 
 
-def interleave_apart(jobs: Mapping[str, Job], n_rounds: int) -> tuple[dict[str, tuple[Usage, ...]], float]:
+def interleave_apart(jobs: Mapping[str, Job], n_rounds: int, section: Section) -> dict[str, tuple[Usage, ...]]:
     """Do each job once in every round, each time in a process of its own, and say what that took.
 
-    Returns:
-        What it took by name, and the largest share of a folder that was to be cold and stayed in the page cache.
+    Args:
+        jobs: By name.
+        n_rounds: All of them count.
+        section: Is given a note on whether what was to be cold was.
 
     Raises:
         RuntimeError: A process died, or raised; the message has what it raised.
@@ -65,7 +72,11 @@ def interleave_apart(jobs: Mapping[str, Job], n_rounds: int) -> tuple[dict[str, 
             usage, share = _in_own_process(jobs[name])
             taken[name].append(usage)
             still_there = max(still_there, share)
-    return {name: tuple(usages) for name, usages in taken.items()}, still_there
+    if still_there > MOST_LEFT:
+        section.note(f"not cold: {still_there:.0%} of a folder stayed in the page cache")
+    elif any(job.cold for job in jobs.values()):
+        section.note("cold: files are synced and dropped from the page cache (`posix_fadvise`) before each sample")
+    return {name: tuple(usages) for name, usages in taken.items()}
 
 
 def series_of(usages: Sequence[Usage], figure: str) -> Series:
@@ -110,6 +121,8 @@ def _measure(
 ) -> None:
     try:
         act = prepare(*args)
+        # What preparing has left of the heap would else be used again, and not be seen.
+        ctypes.CDLL(None).malloc_trim(0)
         connection.send(())
         connection.recv()
         # 5 sets the high-water mark of this process back to what it holds now; see proc_pid_clear_refs(5).

@@ -54,6 +54,15 @@ class Table:
         return "\n".join([f"**{self.title}**", "", shown(self.columns), f"|{rule}|", *map(shown, self.rows)])
 
 
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A bar for each contender: the median, with the middle half marked."""
+
+    title: str
+    unit: str
+    bars: dict[str, Series]
+
+
 @dataclass(slots=True)
 class Section:
     """What one part found."""
@@ -63,6 +72,7 @@ class Section:
     title: str
     tables: list[Table] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
+    charts: list[Chart] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """What was left out, and why; what a reader must know to read the figures."""
     samples: dict[str, tuple[float, ...]] = field(default_factory=dict)
@@ -82,10 +92,7 @@ class Section:
         """The section as text."""
         blocks = [f"## {self.name}: {self.title}", *(table.as_markdown() for table in self.tables)]
         if self.verdicts:
-            table = Table("Targets", ("what", "case", "target", "got", "met"))
-            for verdict in self.verdicts:
-                table.add(verdict.what, verdict.case, verdict.target, verdict.got, "yes" if verdict.is_met else "NO")
-            blocks.append(table.as_markdown())
+            blocks.append(_targets_table([self]).as_markdown())
         if self.notes:
             blocks.append("\n".join(f"* {note}" for note in self.notes))
         return "\n\n".join(blocks)
@@ -94,24 +101,68 @@ class Section:
 def write_results(
     sections: Sequence[Section], machine: Mapping[str, str], command: str, out: Path, stem: str
 ) -> list[Path]:
-    """Write what was found as text, and with every single measurement as JSON.
+    """Write what was found: as text, as JSON with every single measurement, and as pictures.
 
     Args:
         sections: One a part.
         machine: See `describe_machine`.
         command: What was run.
         out: Folder; made if it is not there.
-        stem: Names of the files less their endings.
+        stem: What the files' names begin with.
 
     Returns:
         The files written.
     """
     out.mkdir(parents=True, exist_ok=True)
-    head = [f"# Benchmark {stem}", f"`{command}`", "\n".join(f"* {name}: {text}" for name, text in machine.items())]
+    pictures = draw_charts(sections, out, stem)
+    blocks = [f"# Benchmark {stem}", f"`{command}`", "\n".join(f"* {name}: {text}" for name, text in machine.items())]
+    if any(section.verdicts for section in sections):
+        blocks.append(_targets_table(sections).as_markdown())
+    for section in sections:
+        blocks.append(section.as_markdown())
+        blocks += [f"![{section.name}]({path.name})" for path in pictures.get(section.name, ())]
     text = out / f"{stem}.md"
-    text.write_text("\n\n".join([*head, *(section.as_markdown() for section in sections)]) + "\n")
+    text.write_text("\n\n".join(blocks) + "\n")
     content: dict[str, Any] = {"command": command, "machine": dict(machine)}
     content["parts"] = [dataclasses.asdict(section) for section in sections]
     figures = out / f"{stem}.json"
     figures.write_text(json.dumps(content, indent=1) + "\n")
-    return [text, figures]
+    return [text, figures, *(path for paths in pictures.values() for path in paths)]
+
+
+def draw_charts(sections: Sequence[Section], out: Path, stem: str) -> dict[str, list[Path]]:
+    """Draw the charts of each section into one picture; none where matplotlib is not installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return {}
+    pictures = {}
+    for section in sections:
+        if not section.charts:
+            continue
+        heights = [1 + 0.28 * len(chart.bars) for chart in section.charts]
+        figure = Figure((9, sum(heights)), layout="constrained")
+        axes = figure.subplots(len(heights), squeeze=False, height_ratios=heights)[:, 0]
+        for axis, chart in zip(axes, section.charts, strict=True):
+            medians = [series.median for series in chart.bars.values()]
+            halves = [series.quartiles for series in chart.bars.values()]
+            spread = [
+                [median - low for median, (low, _) in zip(medians, halves, strict=True)],
+                [high - median for median, (_, high) in zip(medians, halves, strict=True)],
+            ]
+            colours = ["C1" if name.startswith("tensorcas") else "C0" for name in chart.bars]
+            axis.barh(list(chart.bars), medians, xerr=spread, color=colours)
+            axis.invert_yaxis()
+            axis.set_title(chart.title, fontsize=10)
+            axis.set_xlabel(chart.unit)
+        path = out / f"{stem}-{section.name}.png"
+        figure.savefig(path, dpi=100)
+        pictures[section.name] = [path]
+    return pictures
+
+
+def _targets_table(sections: Sequence[Section]) -> Table:
+    table = Table("Targets", ("what", "case", "target", "got", "met"))
+    for verdict in (verdict for section in sections for verdict in section.verdicts):
+        table.add(verdict.what, verdict.case, verdict.target, verdict.got, "yes" if verdict.is_met else "no")
+    return table

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from benchmarks.harness._series import Series
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -17,6 +19,11 @@ def show_ms(series: Series) -> tuple[str, str]:
     """Write seconds as milliseconds: the median, and the middle half."""
     low, high = series.quartiles
     return _figure(series.median * 1000), f"{_figure(low * 1000)} to {_figure(high * 1000)}"
+
+
+def in_ms(seconds: Mapping[str, Series]) -> dict[str, Series]:
+    """Milliseconds for seconds."""
+    return {name: series.times(1000) for name, series in seconds.items()}
 
 
 def show_ratio(series: Series) -> str:

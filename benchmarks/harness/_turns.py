@@ -42,12 +42,18 @@ def interleave(turns: Mapping[str, Turn], n_rounds: int, *, n_warm: int = 1) -> 
     """
     names = list(turns)
     taken: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(-n_warm, n_rounds):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
-            seconds = _timed(turns[name])
-            if number >= 0:
-                taken[name].append(seconds)
+    # What is there already stays: looking through it before each turn would take longer than most turns do.
+    gc.collect()
+    gc.freeze()
+    try:
+        for number in range(-n_warm, n_rounds):
+            first = number % len(names)
+            for name in names[first:] + names[:first]:
+                seconds = _timed(turns[name])
+                if number >= 0:
+                    taken[name].append(seconds)
+    finally:
+        gc.unfreeze()
     return {name: Series(tuple(values)) for name, values in taken.items()}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.codecs import RAW, SHUFFLE_ZSTD, ZSTD
+from tensorcas_mlflow.codecs import PLANES, RAW, ZSTD
 from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import ConflictError
 from tensorcas_mlflow.pack import PackWriter, PayloadGroup, decode_chunk, read_table
@@ -148,7 +148,7 @@ def test_a_balanced_save_compresses_tensors() -> None:
 
     groups = list(encode_chunks(source, np.arange(2), Policy.BALANCED))
 
-    assert packed(groups)[2] == [SHUFFLE_ZSTD.number] * 2
+    assert packed(groups)[2] == [PLANES.number] * 2
 
 
 def test_small_chunks_of_which_samples_do_not_shrink_are_left_raw() -> None:

@@ -1,0 +1,39 @@
+"""Opening a checkpoint of very many tensors and finding one by name."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from benchmarks.contenders import OURS, SAFETENSORS, ArrowFile, BintensorsFile, Contender, chosen, save_all
+from benchmarks.data import tiny_tensors
+from benchmarks.harness import Options, Section, Table, Turn, at_most, interleave, show_ms, show_ratio
+
+TITLE = "open a checkpoint and find one tensor by name"
+COUNTS = (1_000, 10_000, 100_000)
+N_ROUNDS = 15
+FOUND = at_most(0.02, "x", "open a checkpoint of 100,000 tensors and find one, to safetensors' safe_open")
+
+
+def run(options: Options) -> Section:
+    """Say the shape of a tensor in the middle, warm; nothing of it is read."""
+    section = Section("opening", TITLE)
+    contenders: list[Contender] = chosen([SAFETENSORS, BintensorsFile(), ArrowFile(), OURS[0]], options, section)
+    table = Table(TITLE, ("tensors, contender", "ms", "middle half", "to safetensors"))
+    for count in COUNTS[:1] if options.is_smoke else COUNTS:
+        case = tiny_tensors(count, 64, options.data, is_smoke=options.is_smoke)
+        name = list(case.arrays)[count // 2]
+        with options.folder() as scratch:
+            places = save_all(case, contenders, scratch)
+            for one in contenders:
+                if one.find(places[one.name], name) != case.arrays[name].shape:
+                    raise AssertionError(f"{one.name} found another shape")
+            turns = {one.name: Turn(partial(one.find, places[one.name], name)) for one in contenders}
+            taken = interleave(turns, options.n_rounds or (1 if options.is_smoke else N_ROUNDS))
+        section.keep(f"{count:,} tensors", taken)
+        for who, series in taken.items():
+            ratio = series.over(taken[SAFETENSORS.name])
+            table.add(f"{count:,}, {who}", *show_ms(series), show_ratio(ratio))
+        if count == max(COUNTS):
+            section.verdicts.append(FOUND.judge("warm", taken["tensorcas"].over(taken[SAFETENSORS.name]).median))
+    section.tables.append(table)
+    return section
