@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -32,7 +32,7 @@ from tensorcas_mlflow.store._claim import Intent, declare, probe, write_packs
 from tensorcas_mlflow.store._condemned import read_condemned
 from tensorcas_mlflow.store._encode import encode_pieces, groups_of
 from tensorcas_mlflow.store._policy import Policy
-from tensorcas_mlflow.store._sources import Pieces, Source
+from tensorcas_mlflow.store._sources import Pieces, Reader, Source
 from tensorcas_mlflow.tensor import Spec
 
 _log = logging.getLogger(__name__)
@@ -287,25 +287,22 @@ class StreamSource(Source):
     ) -> None:
         self.rows = rows
         self.sizes = sizes
-        self._itemsizes = itemsizes
+        self._itemsizes = np.array(itemsizes, dtype=np.int64)
         self._held = held
-        counts = np.array([0] + [len(row.digests) for row in rows], dtype=np.int64)
-        self._row_begin = counts.cumsum()
         self._first_held = len(sizes) - len(held)
 
-    def chunks(self, row: int, wanted: Sequence[int]) -> Iterator[Any]:
-        for number in wanted:
-            at = int(self._row_begin[row]) + number - self._first_held
-            if at < 0:
+    @property
+    def itemsizes(self) -> Any:
+        return self._itemsizes
+
+    def _reader(self) -> Reader:
+        def data_of(chunks: Any, _rows: Any) -> list[Any]:
+            if chunks[0] < self._first_held:
                 # It was stored with its batch: a collector took the batch's intent for dead, and the chunk with it.
                 raise FencedError(1)
-            yield self._held[at]
+            return [self._held[at] for at in (chunks - self._first_held).tolist()]
 
-    def origin(self, row: int) -> str | None:
-        return None
-
-    def itemsize(self, row: int) -> int:
-        return self._itemsizes[row]
+        return data_of
 
 
 def _waited(row: _OpenRow) -> memoryview:

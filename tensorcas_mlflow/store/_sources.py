@@ -13,7 +13,7 @@ import numpy as np
 from tensorcas_mlflow._lazy import Lazy
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.chunking import Offsets, chunk_begins, chunk_counts, chunk_sizes, offsets_of
-from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest_all, digest_each
+from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest_all, digest_each, hex_of
 from tensorcas_mlflow.errors import ChunkNotFoundError, FencedError
 from tensorcas_mlflow.manifest import Columns, Row, Rows, Specs, row_cuts
 from tensorcas_mlflow.tensor import bytes_of
@@ -58,25 +58,14 @@ class Source(ABC):
         """The rows, column by column."""
         return self.rows.columns if isinstance(self.rows, Rows) else Columns.of_rows(self.rows)
 
-    @abstractmethod
-    def chunks(self, row: int, wanted: Sequence[int]) -> Iterator[Any]:
-        """Yield some chunks of a row again, by their ascending numbers in it; one at a time need be held."""
-
     def origin(self, row: int) -> str | None:
         """Name whose bytes a row's are, if somebody may change them meanwhile; None if nobody else has them."""
         return f"tensor {self.columns.name(row)!r}" if self.is_live else None
 
-    def itemsize(self, row: int) -> int:
-        """Size of a row's elements, for codecs; 1 for text."""
-        return int(self.columns.codec_itemsizes[row])
-
-    def by_row(self, chunks: Any) -> Iterator[tuple[int, Any]]:
-        """Split chunks, given by ascending numbers over all rows, into rows and the chunks' numbers in each."""
-        row_of = self.columns.rows_of(chunks)
-        borders = [*np.flatnonzero(np.diff(row_of, prepend=-1)).tolist(), len(chunks)]
-        for begin, end in pairwise(borders):
-            row = int(row_of[begin])
-            yield row, chunks[begin:end] - self.columns.chunk_at[row]
+    @property
+    def itemsizes(self) -> Any:
+        """Size of an element of each row, for codecs; 1 for text."""
+        return self.columns.codec_itemsizes
 
     def pieces(self, chunks: Any, *, most_bytes: int = _GROUP_BYTES, most: int = _GROUP_PIECES) -> Iterator[Pieces]:
         """Yield chunks again, many at a time.
@@ -88,7 +77,7 @@ class Source(ABC):
         """
         chunks = np.asarray(chunks, dtype=np.int64)
         rows = self.columns.rows_of(chunks)
-        itemsizes = self._itemsizes_of(rows)
+        itemsizes = self.itemsizes[rows]
         begins_row = np.diff(rows, prepend=-1) != 0
         data_of = self._reader()
         for begin, end in pairwise(_borders(self.sizes[chunks], most_bytes, most)):
@@ -102,18 +91,9 @@ class Source(ABC):
                 begins_row=begins_row[part],
             )
 
-    def _itemsizes_of(self, rows: Any) -> Any:
-        """The item sizes of rows, ascending ones, of which some may come again."""
-        different, which = np.unique(rows, return_inverse=True)
-        return np.array([self.itemsize(row) for row in different.tolist()], dtype=np.int64)[which]
-
+    @abstractmethod
     def _reader(self) -> Reader:
-        """Make what gives the bytes of chunks, asked for them in their order."""
-
-        def data_of(chunks: Any, _rows: Any) -> list[Any]:
-            return [piece for row, wanted in self.by_row(chunks) for piece in self.chunks(row, wanted.tolist())]
-
-        return data_of
+        """Make what gives the bytes of chunks, asked for them in their order; what it gives need not be kept by it."""
 
     def detached(self, chunks: Any) -> Source:
         """Copy some chunks, given by ascending numbers over all rows, so that this source's own bytes may change."""
@@ -128,12 +108,14 @@ class _CopiedSource(Source):
         self.sizes = source.sizes
         # The bytes may have been changed between hashing and copying.
         self.is_live = source.is_live
+        self._itemsizes = source.itemsizes
         self._copies: dict[int, bytes] = {}
         for group in source.pieces(chunks):
             self._copies.update(zip(group.chunks.tolist(), map(bytes, group.data), strict=True))
 
-    def chunks(self, row: int, wanted: Sequence[int]) -> Iterator[Any]:
-        yield from self._copies_of(np.asarray(wanted) + self.columns.chunk_at[row])
+    @property
+    def itemsizes(self) -> Any:
+        return self._itemsizes
 
     def _reader(self) -> Reader:
         return lambda chunks, _rows: self._copies_of(chunks)
@@ -144,9 +126,6 @@ class _CopiedSource(Source):
         except KeyError:
             # A chunk that was there when the save began: a collector gave the save up and deleted it.
             raise FencedError(1) from None
-
-    def _itemsizes_of(self, rows: Any) -> Any:
-        return self.columns.codec_itemsizes[rows]
 
 
 class TensorSource(Source):
@@ -206,11 +185,6 @@ class TensorSource(Source):
         begins = [ends[0] - int(self.sizes[chunks[0]]), *ends[:-1]]
         return [data[begin:end] for begin, end in zip(begins, ends, strict=True)]
 
-    def chunks(self, row: int, wanted: Sequence[int]) -> Iterator[Any]:
-        data, first = bytes_of(self._arrays[row]), int(self.columns.chunk_at[row])
-        for number in wanted:
-            yield self._cut(data, [first + number])[0]
-
     def _reader(self) -> Reader:
         copied: tuple[int, Any] = (-1, None)
 
@@ -244,8 +218,11 @@ class NoSource(Source):
         self.rows = rows
         self.sizes = self.columns.chunk_sizes(chunk_bytes)
 
-    def chunks(self, row: int, wanted: Sequence[int]) -> Iterator[Any]:
-        raise ChunkNotFoundError(self.rows[row].digests[wanted[0]].tobytes().hex(), len(wanted))
+    def _reader(self) -> Reader:
+        def nothing(chunks: Any, _rows: Any) -> list[Any]:
+            raise ChunkNotFoundError(hex_of(self.columns.digests[chunks[0]]), len(chunks))
+
+        return nothing
 
 
 def _byte_cuts(specs: Specs, row: int, cuts: Sequence[int] | None) -> Any:

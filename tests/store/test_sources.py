@@ -7,8 +7,8 @@ import pytest
 
 from tensorcas_mlflow.adapter import SKELETON
 from tensorcas_mlflow.digest import digest
-from tensorcas_mlflow.errors import FencedError
-from tensorcas_mlflow.store._sources import Source, TensorSource
+from tensorcas_mlflow.errors import ChunkNotFoundError, FencedError
+from tensorcas_mlflow.store._sources import NoSource, Source, TensorSource
 
 CHUNK = 8192
 
@@ -40,13 +40,11 @@ def everything(source: Source) -> np.ndarray:
     return np.arange(len(source.sizes))
 
 
-def test_the_chunks_of_arrays_are_their_bytes(source: TensorSource) -> None:
-    for row, array in enumerate(ARRAYS.values()):
-        n_chunks = len(source.rows[row].digests)
-        pieces = [bytes(piece) for piece in source.chunks(row, range(n_chunks))]
+def test_the_pieces_of_arrays_are_their_bytes(source: TensorSource) -> None:
+    pieces = [piece for group in source.pieces(everything(source)) for piece in group.data]
 
-        assert b"".join(pieces) == np.asarray(array).tobytes()
-        assert [digest(piece) for piece in pieces] == [each.tobytes() for each in source.rows[row].digests]
+    assert b"".join(map(bytes, pieces)) == b"".join(np.asarray(array).tobytes() for array in ARRAYS.values())
+    assert [digest(piece) for piece in pieces] == [each.tobytes() for each in source.columns.digests]
 
 
 @pytest.mark.parametrize("most_bytes", [1, 5000, 3 * CHUNK, 1 << 30])
@@ -62,7 +60,7 @@ def test_pieces_are_the_same_chunks_many_at_a_time(source: TensorSource, most_by
         assert [memoryview(piece).nbytes for piece in group.data] == sizes.tolist()
         assert [digest(piece) for piece in group.data] == [each.tobytes() for each in group.digests]
         assert group.rows.tolist() == source.columns.rows_of(group.chunks).tolist()
-        assert group.itemsizes.tolist() == [source.itemsize(row) for row in group.rows.tolist()]
+        assert group.itemsizes.tolist() == source.columns.codec_itemsizes[group.rows].tolist()
     begins = np.concatenate([group.begins_row for group in groups])
     assert np.flatnonzero(begins).tolist() == np.unique(source.columns.rows_of(wanted), return_index=True)[1].tolist()
 
@@ -90,8 +88,13 @@ def test_a_detached_source_gives_what_was_copied(source: TensorSource) -> None:
     assert [piece for group in kept.pieces(everything(source)[2:]) for piece in group.data] == before
     assert kept.is_live
     assert kept.origin(1) == "tensor 'large'"
-    assert [bytes(piece) for piece in kept.chunks(1, [2, 3])] == [bytes(piece) for piece in source.chunks(1, [2, 3])]
     with pytest.raises(FencedError):
         list(kept.pieces(everything(source)))
-    with pytest.raises(FencedError):
-        list(kept.chunks(0, [0]))
+
+
+def test_bytes_that_are_nowhere_cannot_be_given(source: TensorSource) -> None:
+    nowhere = NoSource(source.rows, CHUNK)
+
+    assert nowhere.sizes.tolist() == source.sizes.tolist()
+    with pytest.raises(ChunkNotFoundError):
+        list(nowhere.pieces(everything(nowhere)))
