@@ -13,7 +13,7 @@ from tensorcas_mlflow.codecs._groups import magnitudes, places_of, thresholds_fo
 from tensorcas_mlflow.codecs._planes import WORDS, PlaneCoding, codings_for, stretches_of
 from tensorcas_mlflow.codecs._residual import residual
 
-SAMPLE_WORDS = 4096
+SAMPLE_WORDS = 2048
 """Words that are looked at: entropies of bytes are then right to about 1 %."""
 
 
@@ -26,7 +26,7 @@ def estimate_share(
     alike than they are. Repetitions are not seen, so of what has many the share is less.
 
     Args:
-        raw: The chunk; four stretches of it, 4,096 words together, are looked at.
+        raw: The chunk; four stretches of it, 2,048 words together, are looked at.
         width: Size of its words: 1, 2, 4 or 8.
         base: As long as the chunk; None for `planes`.
         transform: Of a delta.

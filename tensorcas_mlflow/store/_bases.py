@@ -15,7 +15,6 @@ import numpy as np
 
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests
 from tensorcas_mlflow.manifest import Manifest, Row
-from tensorcas_mlflow.store._choose import CLEARLY_SMALLER
 from tensorcas_mlflow.threads import Lock
 
 _N_LARGEST = 4
@@ -81,36 +80,6 @@ def nearest(
             if taken < least:
                 best, least = candidate, taken
     return best
-
-
-def choose_depth(plain: float, shares: Sequence[tuple[int, float]], max_depth: int) -> int | None:
-    """Choose how far back the base of a tensor lies, and so when a series of deltas begins anew.
-
-    What has little depth serves the next steps as a near base; what is at the end of the longest chain allowed does
-    not. So each way is judged by the mean of what this step takes and of what those steps will take for which it
-    leaves room, if they are as near each other as this one is to the last.
-
-    Args:
-        plain: The share of its size that the tensor takes without a base.
-        shares: Of the last step, and of the bases behind it up to one that is stored in full: the depth of each, and
-            the share that a delta against it takes.
-        max_depth: The most other chunks that decoding one may take.
-
-    Returns:
-        The depth of the base to take, or None to store the tensor in full.
-    """
-    if not shares or min(share for _, share in shares) >= CLEARLY_SMALLER * plain:
-        return None
-    near = min(shares[0][1], plain)
-    chosen: int | None = None
-    least = (plain + max_depth * near) / (max_depth + 1)
-    for depth, share in shares:
-        left = max_depth - depth - 1
-        if left >= 0 and share < CLEARLY_SMALLER * plain:
-            mean = (share + left * near) / (left + 1)
-            if mean < least:
-                chosen, least = depth, mean
-    return chosen
 
 
 def ancestry(digest: bytes, lineage_of: LineageOf, max_depth: int) -> list[tuple[int, bytes]]:

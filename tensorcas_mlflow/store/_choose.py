@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tensorcas_mlflow.codecs import (
@@ -30,8 +30,15 @@ _LEAST_SAMPLE_BYTES = 32 << 10
 """From a shorter sample nothing is concluded; every chunk is tried."""
 _LEAST_GROUPED_BYTES = 32 << 10
 """Groups have headers and codes of their own, for which fewer bytes do not pay."""
+_GROUPED_SHARE = 0.96
+"""Where a delta takes more of what the chunk takes without a base, groups spare nothing and take time."""
 _MOST_CHOICES = 4096
 _NUMBERS = re.compile(r"\d+")
+
+Sample = Callable[[int | None], tuple[Buffer, Sequence[tuple[int, Buffer]]]]
+"""Gives one chunk of a tensor, and what it may be stored against: `sample` and `bases` of `choose`.
+
+With a depth, only the nearest base of no more than that is wanted; with None all are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +48,8 @@ class DeltaChoice:
     transform: Transform
     codings: tuple[PlaneCoding, ...] | None
     """Of the planes of the differences, the least significant bytes first; None to look at each chunk."""
+    depth: int
+    """The most that a base may have: a deeper chunk stands for the nearest behind it of no more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +64,18 @@ class Choice:
     delta: DeltaChoice | None
     """None if a base is of no use."""
     effort: Effort
+    gains: bool = False
+    """Whether a delta against one of the bases would take clearly less room; there may yet be reason to make none."""
 
 
 def choose(
-    sample: Buffer, itemsize: int, *, is_float: bool, base: Buffer | None = None, effort: Effort = Effort.BALANCED
+    sample: Buffer,
+    itemsize: int,
+    *,
+    is_float: bool,
+    bases: Sequence[tuple[int, Buffer]] = (),
+    max_depth: int = 0,
+    effort: Effort = Effort.BALANCED,
 ) -> Choice:
     """Choose how a tensor is to be stored.
 
@@ -66,34 +83,65 @@ def choose(
         sample: One of its chunks, best from the middle; some 16 KiB of it are looked at.
         itemsize: Size of an element; 1 for text.
         is_float: Whether the elements are floating point numbers, sign and magnitude.
-        base: What stood in the place of the sample earlier, if it is known, as long as the sample.
+        bases: What stood in the place of the sample at the last step, and the bases behind it up to one that is stored
+            in full: the depth of each, and its bytes, as many as the sample's.
+        max_depth: The most other chunks that decoding one may take.
         effort: What encoding may cost.
     """
     n_bytes = memoryview(sample).nbytes
     if itemsize not in WORD_BYTES or (itemsize == 1 and not is_float):
         return Choice(itemsize=itemsize, codings=None, plain_share=0.0, delta=None, effort=effort)
     subtract = Transform.ORDERED if is_float else Transform.MODULAR
-    if n_bytes < _LEAST_SAMPLE_BYTES:
-        tried = DeltaChoice(transform=subtract, codings=None) if base is not None else None
-        return Choice(itemsize=itemsize, codings=None, plain_share=0.0, delta=tried, effort=effort)
-    plain = estimate_share(sample, itemsize)
     delta = None
-    if base is not None:
-        least = estimate_share(sample, itemsize, base=base, transform=subtract)
-        if least < CLEARLY_SMALLER * plain:
-            transform = subtract
-            if is_float:
-                grouped = estimate_share(sample, itemsize, base=base, transform=Transform.GROUPED)
-                transform = Transform.GROUPED if grouped < CLEARLY_SMALLER * least else subtract
-            codings = choose_codings(sample, itemsize, base=base, transform=subtract)
-            delta = DeltaChoice(transform=transform, codings=codings)
+    if n_bytes < _LEAST_SAMPLE_BYTES:
+        if bases and max_depth > 0:
+            delta = DeltaChoice(transform=subtract, codings=None, depth=min(bases[0][0], max_depth - 1))
+        return Choice(itemsize=itemsize, codings=None, plain_share=0.0, delta=delta, effort=effort)
+    plain = estimate_share(sample, itemsize)
+    shares = {depth: estimate_share(sample, itemsize, base=base, transform=subtract) for depth, base in bases}
+    depth = choose_depth(plain, list(shares.items()), max_depth)
+    if depth is not None:
+        codings = choose_codings(sample, itemsize, base=dict(bases)[depth], transform=subtract)
+        pays = is_float and shares[depth] < _GROUPED_SHARE * plain
+        delta = DeltaChoice(transform=Transform.GROUPED if pays else subtract, codings=codings, depth=depth)
     return Choice(
         itemsize=itemsize,
         codings=choose_codings(sample, itemsize),
         plain_share=min(plain, 1.0),
         delta=delta,
         effort=effort,
+        gains=min(shares.values(), default=1.0) < CLEARLY_SMALLER * plain,
     )
+
+
+def choose_depth(plain: float, shares: Sequence[tuple[int, float]], max_depth: int) -> int | None:
+    """Choose how far back the base of a tensor lies, and so when a series of deltas begins anew.
+
+    What has little depth serves the next steps as a near base; what is at the end of the longest chain allowed does
+    not. So each way is judged by the mean of what this step takes and of what those steps will take for which it
+    leaves room, if they are as near each other as this one is to the last.
+
+    Args:
+        plain: The share of its size that the tensor takes without a base.
+        shares: Of the last step, and of the bases behind it up to one that is stored in full: the depth of each, and
+            the share that a delta against it takes.
+        max_depth: The most other chunks that decoding one may take.
+
+    Returns:
+        The depth of the base to take, or None to store the tensor in full.
+    """
+    if not shares or min(share for _, share in shares) >= CLEARLY_SMALLER * plain:
+        return None
+    near = min(shares[0][1], plain)
+    chosen: int | None = None
+    least = (plain + max_depth * near) / (max_depth + 1)
+    for depth, share in shares:
+        left = max_depth - depth - 1
+        if left >= 0 and share < CLEARLY_SMALLER * plain:
+            mean = (share + left * near) / (left + 1)
+            if mean < least:
+                chosen, least = depth, mean
+    return chosen
 
 
 def encode_chosen(raw: Buffer, choice: Choice, base: Buffer | None = None) -> tuple[Codec, int, Buffer]:
@@ -133,34 +181,44 @@ def _encode_plain(raw: Buffer, choice: Choice) -> tuple[Codec, int, Buffer]:
 
 
 class Chooser:
-    """The choices of one save. Tensors of one dtype and one role have one choice, so that most are not looked at.
+    """The choices of one save.
 
-    The role is the name without its numbers: `blocks.3.up.weight` of all blocks is one. For one thread.
+    Tensors of one dtype and one role have one choice, so that most are not looked at: the role is the name without its
+    numbers, so that `blocks.3.up.weight` of all blocks is one. And all go back to bases of one depth, which the first
+    tensor decides that gains by a base: a series begins anew with all its tensors. So the largest is best asked for first.
+    For one thread.
     """
 
-    def __init__(self, effort: Effort = Effort.BALANCED) -> None:
+    def __init__(self, *, max_depth: int = 0, effort: Effort = Effort.BALANCED) -> None:
+        """Begin without any choice; the arguments are those of `choose`."""
+        self._max_depth = max_depth
         self._effort = effort
         self._choices: dict[tuple[str, str, bool], Choice] = {}
+        self._depth: int | None = None
+        """Of all bases, when it is decided; -1 if nothing is to have a base."""
 
-    def choice(
-        self, name: str, dtype: str, itemsize: int, sample: Callable[[], tuple[Buffer, Buffer | None]], *, based: bool
-    ) -> Choice:
+    def choice(self, name: str, dtype: str, itemsize: int, sample: Sample, *, has_bases: bool) -> Choice:
         """Choose for a tensor.
 
         Args:
             name: The tensor's.
             dtype: As a manifest says it.
             itemsize: Size of an element; 1 for text.
-            sample: Gives one of its chunks, and the base of that or None; called where no choice is known yet.
-            based: Whether the tensor has a base.
+            sample: Called where no choice is known yet.
+            has_bases: Whether there is anything that it may be stored against.
         """
-        key = (dtype, _NUMBERS.sub("#", name), based)
+        key = (dtype, _NUMBERS.sub("#", name), has_bases)
         choice = self._choices.get(key)
         if choice is None:
-            raw, base = sample()
-            choice = choose(raw, itemsize, is_float=is_float(dtype), base=base, effort=self._effort)
-            if memoryview(raw).nbytes >= _LEAST_SAMPLE_BYTES and len(self._choices) < _MOST_CHOICES:
-                self._choices[key] = choice
+            raw, bases = sample(self._depth) if has_bases and self._depth != -1 else (sample(-1)[0], ())
+            # Where the depth is decided, this tensor need not have one of its own.
+            most = self._max_depth if self._depth is None or not bases else bases[0][0] + 1
+            choice = choose(raw, itemsize, is_float=is_float(dtype), bases=bases, max_depth=most, effort=self._effort)
+            if memoryview(raw).nbytes >= _LEAST_SAMPLE_BYTES:
+                if self._depth is None and bases and choice.gains:
+                    self._depth = -1 if choice.delta is None else choice.delta.depth
+                if len(self._choices) < _MOST_CHOICES:
+                    self._choices[key] = choice
         return choice
 
 

@@ -13,7 +13,6 @@ from tensorcas_mlflow.store._bases import (
     RecentManifests,
     ancestry,
     bases_for,
-    choose_depth,
     matching_row,
     nearest,
 )
@@ -95,38 +94,6 @@ def test_a_checkpoint_of_other_tensors_is_not_near() -> None:
     assert nearest(rows, CHUNK, [manifest(b=ONE)], share) is None
     assert nearest(rows, CHUNK, [manifest(b=ONE), manifest(a=ONE[1:])], share) is None
     assert nearest(rows, CHUNK, [], share) is None
-
-
-@pytest.mark.parametrize(
-    ("shares", "max_depth", "depth"),
-    [
-        ([], 3, None),
-        ([(0, 0.5)], 3, 0),
-        ([(0, 0.66)], 3, None),  # next to nothing is gained
-        ([(1, 0.4), (0, 0.5)], 3, 1),
-        ([(0, 0.5)], 0, None),  # no deltas at all
-        ([(1, 0.3), (0, 0.35)], 1, 0),  # the step before is no base any more, its own base is
-        ([(1, 0.3), (0, 0.6)], 1, None),  # that is far behind: begin anew
-        ([(3, 0.3), (2, 0.55), (1, 0.6), (0, 0.62)], 3, None),
-        ([(3, 0.3), (2, 0.55), (1, 0.42), (0, 0.38)], 3, 0),
-        ([(3, 0.3), (2, 0.31), (1, 0.4), (0, 0.6)], 3, 2),
-    ],
-)
-def test_a_base_is_taken_as_deep_as_serves_this_step_and_the_next_ones(
-    shares: list[tuple[int, float]], max_depth: int, depth: int | None
-) -> None:
-    assert choose_depth(0.67, shares, max_depth) == depth
-
-
-def test_a_series_of_equal_steps_never_gets_deeper_than_allowed() -> None:
-    chain: list[int] = []
-    for _ in range(50):
-        shares = [(depth, 0.3 + 0.05 * far) for far, depth in enumerate(range(chain[-1], -1, -1))] if chain else []
-        depth = choose_depth(0.67, shares, 3)
-        chain.append(0 if depth is None else depth + 1)
-
-    assert set(chain) == {0, 1, 2, 3} or set(chain) == {0, 1, 3, 2}
-    assert max(chain) == 3
 
 
 STORED: dict[str, str | None] = {"a0": None, "b0": None, "a1": "a0", "a2": "a1", "a3": "a2", "x": "y", "y": "x"}

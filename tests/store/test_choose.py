@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, SHUFFLE_ZSTD, ZSTD, Buffer, Codec, Effort, Transform
-from tensorcas_mlflow.store._choose import Chooser, choose, encode_chosen, sample_number
+from tensorcas_mlflow.store._choose import Choice, Chooser, choose, choose_depth, encode_chosen, sample_number
 
 rng = np.random.default_rng(0)
 BEFORE = rng.normal(0, 0.02, 65_536).astype(np.float32)
@@ -15,8 +15,13 @@ OTHER = rng.normal(0, 0.02, len(BEFORE)).astype(np.float32)
 NOISE = rng.bytes(1 << 18)
 
 
+def against(raw: Buffer, itemsize: int, base: Buffer | None, *, is_float: bool = True) -> Choice:
+    bases = [] if base is None else [(0, base)]
+    return choose(raw, itemsize, is_float=is_float, bases=bases, max_depth=1)
+
+
 def chosen(raw: Buffer, itemsize: int, base: Buffer | None) -> tuple[Codec, int, Buffer]:
-    return encode_chosen(raw, choose(raw, itemsize, is_float=itemsize > 1, base=base), base)
+    return encode_chosen(raw, against(raw, itemsize, base, is_float=itemsize > 1), base)
 
 
 def decoded(encoded: tuple[Codec, int, Buffer], n_bytes: int, base: Buffer | None) -> bytes:
@@ -67,8 +72,8 @@ def test_the_codec_fits_the_tensor(raw: bytes, itemsize: int, base: bytes | None
 
 def test_floats_are_subtracted_in_groups_and_whole_numbers_as_they_are() -> None:
     numbers = rng.integers(-(1 << 20), 1 << 20, 65_536, dtype=np.int32)
-    floats = choose(AFTER.tobytes(), 4, is_float=True, base=BEFORE.tobytes()).delta
-    whole = choose((numbers + 1).tobytes(), 4, is_float=False, base=numbers.tobytes()).delta
+    floats = against(AFTER.tobytes(), 4, BEFORE.tobytes()).delta
+    whole = against((numbers + 1).tobytes(), 4, numbers.tobytes(), is_float=False).delta
 
     assert floats is not None
     assert floats.transform is Transform.GROUPED
@@ -77,7 +82,7 @@ def test_floats_are_subtracted_in_groups_and_whole_numbers_as_they_are() -> None
 
 
 def test_a_chunk_whose_base_is_not_as_the_sample_was_is_stored_without_it() -> None:
-    choice = choose(AFTER.tobytes(), 4, is_float=True, base=BEFORE.tobytes())
+    choice = against(AFTER.tobytes(), 4, BEFORE.tobytes())
 
     codec, typesize, stored = encode_chosen(AFTER.tobytes(), choice, OTHER.tobytes())
 
@@ -86,7 +91,7 @@ def test_a_chunk_whose_base_is_not_as_the_sample_was_is_stored_without_it() -> N
 
 
 def test_a_chunk_without_a_base_is_stored_without_one() -> None:
-    choice = choose(AFTER.tobytes(), 4, is_float=True, base=BEFORE.tobytes())
+    choice = against(AFTER.tobytes(), 4, BEFORE.tobytes())
 
     assert encode_chosen(AFTER.tobytes(), choice)[0] is PLANES
 
@@ -108,16 +113,17 @@ def test_more_effort_takes_no_more_room() -> None:
 
 
 def test_tensors_of_one_role_have_one_choice_and_are_looked_at_once() -> None:
-    chooser, looked_at = Chooser(), []
+    chooser = Chooser(max_depth=1)
+    looked_at: list[str] = []
 
-    def sample(name: str) -> tuple[Buffer, Buffer | None]:
+    def sample(name: str, depth: int | None) -> tuple[Buffer, list[tuple[int, Buffer]]]:
         looked_at.append(name)
-        return AFTER.tobytes(), BEFORE.tobytes()
+        return AFTER.tobytes(), [(0, BEFORE.tobytes())]
 
     for name in ("blocks.0.up", "blocks.1.up", "blocks.11.up", "blocks.1.down"):
-        chooser.choice(name, "float32", 4, partial(sample, name), based=True)
-    chooser.choice("blocks.0.up", "float16", 2, lambda: sample("half"), based=True)
-    chooser.choice("blocks.0.up", "float32", 4, lambda: (AFTER.tobytes(), None), based=False)
+        chooser.choice(name, "float32", 4, partial(sample, name), has_bases=True)
+    chooser.choice("blocks.0.up", "float16", 2, partial(sample, "half"), has_bases=True)
+    chooser.choice("blocks.0.up", "float32", 4, lambda depth: (AFTER.tobytes(), ()), has_bases=False)
 
     assert looked_at == ["blocks.0.up", "blocks.1.down", "half"]
 
@@ -125,8 +131,8 @@ def test_tensors_of_one_role_have_one_choice_and_are_looked_at_once() -> None:
 def test_a_tensor_too_small_to_tell_decides_for_no_other() -> None:
     chooser = Chooser()
 
-    small = chooser.choice("a.0", "float32", 4, lambda: (AFTER[:100].tobytes(), None), based=False)
-    large = chooser.choice("a.1", "float32", 4, lambda: (AFTER.tobytes(), None), based=False)
+    small = chooser.choice("a.0", "float32", 4, lambda depth: (AFTER[:100].tobytes(), ()), has_bases=False)
+    large = chooser.choice("a.1", "float32", 4, lambda depth: (AFTER.tobytes(), ()), has_bases=False)
 
     assert small.codings is None
     assert large.codings is not None
@@ -135,3 +141,71 @@ def test_a_tensor_too_small_to_tell_decides_for_no_other() -> None:
 @pytest.mark.parametrize(("n_chunks", "number"), [(1, 0), (2, 0), (3, 1), (10, 4)])
 def test_the_sample_is_from_the_middle_and_not_the_short_end(n_chunks: int, number: int) -> None:
     assert sample_number(n_chunks) == number
+
+
+@pytest.mark.parametrize(
+    ("shares", "max_depth", "depth"),
+    [
+        ([], 3, None),
+        ([(0, 0.5)], 3, 0),
+        ([(0, 0.66)], 3, None),  # next to nothing is gained
+        ([(1, 0.4), (0, 0.5)], 3, 1),
+        ([(0, 0.5)], 0, None),  # no deltas at all
+        ([(1, 0.3), (0, 0.35)], 1, 0),  # the step before is no base any more, its own base is
+        ([(1, 0.3), (0, 0.6)], 1, None),  # that is far behind: begin anew
+        ([(3, 0.3), (2, 0.55), (1, 0.6), (0, 0.62)], 3, None),
+        ([(3, 0.3), (2, 0.55), (1, 0.42), (0, 0.38)], 3, 0),
+        ([(3, 0.3), (2, 0.31), (1, 0.4), (0, 0.6)], 3, 2),
+    ],
+)
+def test_a_base_is_taken_as_deep_as_serves_this_step_and_the_next_ones(
+    shares: list[tuple[int, float]], max_depth: int, depth: int | None
+) -> None:
+    assert choose_depth(0.67, shares, max_depth) == depth
+
+
+def test_a_series_of_equal_steps_never_gets_deeper_than_allowed() -> None:
+    chain: list[int] = []
+    for _ in range(50):
+        shares = [(depth, 0.3 + 0.05 * far) for far, depth in enumerate(range(chain[-1], -1, -1))] if chain else []
+        depth = choose_depth(0.67, shares, 3)
+        chain.append(0 if depth is None else depth + 1)
+
+    assert set(chain) == {0, 1, 2, 3} or set(chain) == {0, 1, 3, 2}
+    assert max(chain) == 3
+
+
+def test_the_base_is_the_one_behind_where_the_last_step_is_as_deep_as_allowed() -> None:
+    bases = [(2, (AFTER - 1e-6).tobytes()), (1, (AFTER - 2e-6).tobytes()), (0, BEFORE.tobytes())]
+
+    depths = [choose(AFTER.tobytes(), 4, is_float=True, bases=bases, max_depth=most).delta for most in (3, 2)]
+
+    assert [delta and delta.depth for delta in depths] == [2, 1]
+
+
+def test_all_tensors_of_a_save_go_back_to_bases_of_one_depth() -> None:
+    asked: list[int | None] = []
+    bases = [(1, (AFTER - 1e-6).tobytes()), (0, BEFORE.tobytes())]
+
+    def sample(depth: int | None) -> tuple[Buffer, list[tuple[int, Buffer]]]:
+        asked.append(depth)
+        return AFTER.tobytes(), bases if depth is None else bases[-1 - depth :][:1]
+
+    chooser = Chooser(max_depth=3)
+    choices = [chooser.choice(name, "float32", 4, sample, has_bases=True) for name in ("a", "b", "c")]
+
+    assert asked == [None, 1, 1]
+    assert [choice.delta and choice.delta.depth for choice in choices] == [1, 1, 1]
+
+
+def test_a_series_begins_anew_with_all_tensors() -> None:
+    chooser = Chooser(max_depth=1)
+    far = (AFTER + rng.normal(0, 1e-3, len(AFTER)).astype(np.float32)).tobytes()
+    bases = [(1, (AFTER - 1e-7).tobytes()), (0, far)]
+
+    first = chooser.choice("a", "float32", 4, lambda depth: (AFTER.tobytes(), bases), has_bases=True)
+    second = chooser.choice("b", "float32", 4, lambda depth: (AFTER.tobytes(), bases[1:]), has_bases=True)
+
+    assert first.gains
+    assert first.delta is None
+    assert second.delta is None
