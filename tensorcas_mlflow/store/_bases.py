@@ -150,6 +150,11 @@ class RecentManifests:
             while len(self._by_name) > _N_RECENT or n_rows > _MOST_RECENT_ROWS:
                 n_rows -= len(self._by_name.popitem(last=False)[1].rows)
 
+    def named(self, store_id: str, name: str) -> Manifest | None:
+        """Give one of a store, by the name under which it was remembered."""
+        with self._lock:
+            return self._by_name.get((store_id, name))
+
     def of(self, store_id: str) -> list[Manifest]:
         """Give those of a store, the latest first."""
         with self._lock:

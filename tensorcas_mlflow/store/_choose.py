@@ -114,6 +114,14 @@ def choose(
     )
 
 
+def share_against(sample: Buffer, base: Buffer, itemsize: int, *, is_float: bool) -> float:
+    """Estimate what share of its size a chunk takes as a delta; 1 where its elements cannot be subtracted."""
+    if itemsize not in WORD_BYTES or memoryview(sample).nbytes != memoryview(base).nbytes:
+        return 1.0
+    transform = Transform.ORDERED if is_float else Transform.MODULAR
+    return estimate_share(sample, itemsize, base=base, transform=transform)
+
+
 def choose_depth(plain: float, shares: Sequence[tuple[int, float]], max_depth: int) -> int | None:
     """Choose how far back the base of a tensor lies, and so when a series of deltas begins anew.
 
@@ -185,8 +193,8 @@ class Chooser:
 
     Tensors of one dtype and one role have one choice, so that most are not looked at: the role is the name without its
     numbers, so that `blocks.3.up.weight` of all blocks is one. And all go back to bases of one depth, which the first
-    tensor decides that gains by a base: a series begins anew with all its tensors. So the largest is best asked for first.
-    For one thread.
+    tensor decides that gains by a base: a series begins anew with all its tensors. So the largest is best asked for
+    first. For one thread.
     """
 
     def __init__(self, *, max_depth: int = 0, effort: Effort = Effort.BALANCED) -> None:

@@ -12,8 +12,11 @@ from tensorcas_mlflow import config, threads
 from tensorcas_mlflow.codecs import RAW, Buffer, Codec, encode_best, load_codecs
 from tensorcas_mlflow.digest import Digests, digest
 from tensorcas_mlflow.errors import ConflictError
-from tensorcas_mlflow.pack import ENTRY, RAW_ALIGNMENT, STORED_DIGEST_BYTES, PayloadGroup
+from tensorcas_mlflow.pack import ENTRY, RAW_ALIGNMENT, STORED_DIGEST_BYTES, Entries, PayloadGroup, is_delta
+from tensorcas_mlflow.store._base_plan import BasePlan
+from tensorcas_mlflow.store._choose import encode_chosen
 from tensorcas_mlflow.store._policy import Policy
+from tensorcas_mlflow.store._recipes import Recipe, Recipes
 from tensorcas_mlflow.store._sources import Pieces, Source
 
 GROUP_BYTES = 1 << 20
@@ -34,13 +37,14 @@ _JOINED_BYTES = 16 << 10
 OriginOf = Callable[[int], "str | None"]
 
 
-def encode_chunks(source: Source, chunks: Any, policy: Policy) -> Iterator[PayloadGroup]:
+def encode_chunks(source: Source, chunks: Any, policy: Policy, plan: BasePlan | None = None) -> Iterator[PayloadGroup]:
     """Encode some chunks of a source.
 
     Args:
         source: Where the bytes are.
         chunks: Which: ascending numbers, counted over all rows.
         policy: What to spend time on.
+        plan: What they may be stored against, held by the save's intent.
 
     Yields:
         Groups, in the order of the chunks.
@@ -56,11 +60,18 @@ def encode_chunks(source: Source, chunks: Any, policy: Policy) -> Iterator[Paylo
     share = int(source.sizes[chunks].sum()) // (2 * config.n_threads())
     most_bytes = min(GROUP_BYTES, max(_LEAST_GROUP_BYTES, share))
     groups = source.pieces(chunks, most_bytes=most_bytes, most=GROUP_PIECES)
-    yield from encode_pieces(groups, policy, is_text=is_text, origin=source.origin if source.is_live else None)
+    recipes = Recipes(source, chunks, policy, plan)
+    origin = source.origin if source.is_live else None
+    yield from encode_pieces(groups, policy, is_text=is_text, origin=origin, recipes=recipes)
 
 
 def encode_pieces(
-    groups: Iterable[Pieces], policy: Policy, *, is_text: Any = None, origin: OriginOf | None = None
+    groups: Iterable[Pieces],
+    policy: Policy,
+    *,
+    is_text: Any = None,
+    origin: OriginOf | None = None,
+    recipes: Recipes | None = None,
 ) -> Iterator[PayloadGroup]:
     """Encode groups of chunks.
 
@@ -69,6 +80,7 @@ def encode_pieces(
         policy: What to spend time on.
         is_text: For each row whether it is text, or bytes that are no tensor. Unless given, by the size of elements.
         origin: Says whose bytes a row's are, if somebody else may change them; None if nobody else has them.
+        recipes: How chunks of large tensors are encoded; None to find that out chunk by chunk.
 
     Yields:
         What a pack takes, in the order of the chunks.
@@ -78,7 +90,8 @@ def encode_pieces(
     """
     load_codecs()
     encode = partial(_encode, policy=policy, is_text=is_text, origin=origin)
-    for encoded in threads.ordered_map(encode, groups):
+    with_recipes = ((group, recipes.of(group) if recipes else [None] * len(group.data)) for group in groups)
+    for encoded in threads.ordered_map(encode, with_recipes):
         yield from encoded
 
 
@@ -94,16 +107,32 @@ def groups_of(sizes: Any) -> Iterator[slice]:
         begin = end
 
 
-def _encode(pieces: Pieces, *, policy: Policy, is_text: Any, origin: OriginOf | None) -> list[PayloadGroup]:
+def _encode(
+    group: tuple[Pieces, list[Recipe | None]], *, policy: Policy, is_text: Any, origin: OriginOf | None
+) -> list[PayloadGroup]:
+    pieces, recipes = group
     data = pieces.data if origin is None else _checked_copies(pieces, origin)
     text = pieces.itemsizes == 1 if is_text is None else is_text[pieces.rows]
-    encoded = _encoded(data, pieces.itemsizes, text, policy)
+    encoded = _encoded(data, pieces.itemsizes, text, policy, recipes)
     n_raw = np.fromiter(map(len, data), dtype=np.int64, count=len(data))
     is_aligned = np.array([codec is RAW for codec, _, _ in encoded], dtype=bool) & pieces.begins_row
     # What goes on with a tensor must not be moved away from it by what begins behind.
     begin = int(is_aligned.argmax())
     parts = [slice(0, begin), slice(begin, len(data))] if begin else [slice(0, len(data))]
-    return [_laid_out(encoded[part], n_raw[part], pieces.digests[part], is_aligned[part]) for part in parts]
+    groups = [_laid_out(encoded[part], n_raw[part], pieces.digests[part], is_aligned[part]) for part in parts]
+    for laid_out, part in zip(groups, parts, strict=True):
+        _name_bases(laid_out.entries, recipes[part])
+    return groups
+
+
+def _name_bases(entries: Entries, recipes: list[Recipe | None]) -> None:
+    for at in np.flatnonzero(is_delta(entries)).tolist():
+        recipe = recipes[at]
+        assert recipe is not None
+        assert recipe.named is not None
+        entries["depth"][at] = recipe.named.depth + 1
+        entries["base_pack"][at] = np.frombuffer(bytes.fromhex(recipe.named.pack), np.uint8)
+        entries["base_digest"][at] = np.frombuffer(recipe.named.digest, np.uint8)
 
 
 def _checked_copies(pieces: Pieces, origin: OriginOf) -> list[Any]:
@@ -134,8 +163,10 @@ _Encoded = tuple[Codec, int, Buffer]
 """The codec of a chunk, the typesize it was told, and the payload."""
 
 
-def _encoded(data: list[Any], itemsizes: Any, is_text: Any, policy: Policy) -> list[_Encoded]:
-    """Encode chunks: the one place where it is decided how."""
+def _encoded(
+    data: list[Any], itemsizes: Any, is_text: Any, policy: Policy, recipes: list[Recipe | None]
+) -> list[_Encoded]:
+    """Encode chunks: those of large tensors as was chosen for these, others as a look at each says."""
     out: list[_Encoded] = [(RAW, 1, raw) for raw in data]
     candidates = np.flatnonzero(is_text) if policy is Policy.FAST else np.arange(len(data))
     small = candidates[[len(data[at]) < _SMALL_BYTES and not is_text[at] for at in candidates.tolist()]]
@@ -145,7 +176,11 @@ def _encoded(data: list[Any], itemsizes: Any, is_text: Any, policy: Policy) -> l
         if n_stored > (1 - _LEAST_GAIN) * sum([len(data[at]) for at in samples]):
             candidates = np.setdiff1d(candidates, small, assume_unique=True)
     for at in candidates.tolist():
-        out[at] = encode_best(data[at], int(itemsizes[at]))
+        recipe = recipes[at]
+        if recipe is None:
+            out[at] = encode_best(data[at], int(itemsizes[at]))
+        else:
+            out[at] = encode_chosen(data[at], recipe.choice, recipe.base)
     return out
 
 

@@ -29,10 +29,12 @@ from tensorcas_mlflow.errors import (
 from tensorcas_mlflow.index import Mask
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.pack import PayloadGroup
+from tensorcas_mlflow.store._base_plan import BasePlan
 from tensorcas_mlflow.store._catalog import Catalog
 from tensorcas_mlflow.store._claim import Intent, declare, manifest_blob, probe, publish, put_packs
 from tensorcas_mlflow.store._condemned import Condemnation, read_condemned
 from tensorcas_mlflow.store._encode import encode_chunks
+from tensorcas_mlflow.store._parents import Parents
 from tensorcas_mlflow.store._policy import Policy
 from tensorcas_mlflow.store._records import Ref, RefTarget, new_ref, ref_bytes
 from tensorcas_mlflow.store._sources import NoSource, Source
@@ -58,8 +60,18 @@ class PendingSave:
         source: Source,
         *,
         policy: Policy = Policy.BALANCED,
+        parents: Parents | None = None,
     ) -> None:
-        """Find out what is new; see `Store.begin_checkpoint`."""
+        """Find out what is new; see `Store.begin_checkpoint`.
+
+        Args:
+            backend: The store's.
+            catalog: The store's.
+            manifest: Of what is saved.
+            source: Its bytes.
+            policy: What to spend time on.
+            parents: Where to look for what it has come from; None stores everything in full.
+        """
         self.manifest = manifest
         self.n_stored_bytes = 0
         """Bytes this save has added to the store."""
@@ -67,6 +79,9 @@ class PendingSave:
         self._catalog = catalog
         self._source = source
         self._policy = policy
+        self._parents = parents if policy is not Policy.FAST else None
+        self._plan: BasePlan | None = None
+        """What new chunks may be stored against; the intent names it."""
         self._unique, self._first, _ = unique_rows(manifest.digests)
         self._manifest_name = ""
         self._intent: Intent | None = None
@@ -146,6 +161,8 @@ class PendingSave:
                     raise CheckpointExistsError(ref.label) from None
                 else:
                     self._intent = None
+                    if self._parents is not None:
+                        self._parents.note(self.manifest)
                     self.n_stored_bytes += len(data)
                     self._catalog.fold()
                     return ref
@@ -172,7 +189,14 @@ class PendingSave:
 
     def _begin(self) -> None:
         """Steps 1 and 2 of the protocol: say what the save relies on, and then look what of it is there."""
+        # What may be relied on has to be named before it is known what must be written: going by the index, what must.
+        missing = ~self._catalog.find_sound(self._unique, ()).found
+        self._plan = None
+        if self._parents is not None and missing.any():
+            self._plan = self._parents.plan(self._source, np.sort(self._first[missing]))
         self._declare(self._catalog.known_manifest(self.manifest.digest))
+        if self._plan is not None:
+            self._plan.leave_out(self._backend, self._condemned.packs)
         self._missing = probe(self._backend, self._catalog, self._unique, self._condemned)
         if self._missing.any():
             load_codecs()
@@ -182,7 +206,7 @@ class PendingSave:
         # Far away a manifest's blob says where its chunks lie, which is known only when they are there.
         is_together = not self._backend.is_remote
         if self._missing is not None:
-            payloads = encode_chunks(self._source, self._new_chunks(), self._policy)
+            payloads = encode_chunks(self._source, self._new_chunks(), self._policy, self._plan)
             self._put(payloads, with_manifest=is_together and not self._has_manifest)
             self._missing = None
         if not self._has_manifest:
@@ -213,7 +237,8 @@ class PendingSave:
         # A collector that was taken for dead may still be about to delete what it has condemned. So a manifest that
         # has to be written gets a name that never was.
         self._manifest_name = known or f"{self.manifest.digest}.{uuid.uuid4().hex[:8]}"
-        self._intent = declare(self._backend, self._manifest_name, self._unique)
+        bases = self._plan.packs if self._plan is not None else ()
+        self._intent = declare(self._backend, self._manifest_name, self._unique, bases)
         self._condemned = read_condemned(self._backend)
         self._has_manifest = known is not None
         if known is not None and (known in self._condemned.manifests or not self._is_there(f"manifests/{known}")):

@@ -216,7 +216,8 @@ class NoSource(Source):
 
     def __init__(self, rows: Sequence[Row], chunk_bytes: int) -> None:
         self.rows = rows
-        self.sizes = self.columns.chunk_sizes(chunk_bytes)
+        # Without rows no column is made, for which Arrow imports more than a program may want.
+        self.sizes = self.columns.chunk_sizes(chunk_bytes) if len(rows) else np.empty(0, dtype=np.int64)
 
     def _reader(self) -> Reader:
         def nothing(chunks: Any, _rows: Any) -> list[Any]:

@@ -33,6 +33,7 @@ from tensorcas_mlflow.store._find import OpenStores, check_free
 from tensorcas_mlflow.store._format import FORMAT, new_format, parse_format
 from tensorcas_mlflow.store._ingest import Ingest
 from tensorcas_mlflow.store._packs import list_packs
+from tensorcas_mlflow.store._parents import RECENT, Earlier, Parents
 from tensorcas_mlflow.store._policy import Policy
 from tensorcas_mlflow.store._read import ChunkReader
 from tensorcas_mlflow.store._records import (
@@ -177,6 +178,8 @@ class Store(Refs):
         cuts: Mapping[str, Sequence[int]] | None = None,
         metadata: Mapping[str, Any] | None = None,
         policy: Policy | str | None = None,
+        series: str | None = None,
+        earlier: Earlier | None = None,
     ) -> PendingSave:
         """Store arrays, writing only chunks the store does not hold.
 
@@ -187,12 +190,19 @@ class Store(Refs):
             metadata: Plain JSON values to keep in the manifest. What tells one save from another (a time, a step) is
                 for the ref: in here it would keep equal checkpoints from sharing one manifest.
             policy: What to spend time on: ``fast``, ``balanced`` or ``small``; unless given, as TENSORCAS_POLICY says.
+            series: Names what this is a later state of, the same for each state: what has changed little since the last
+                one is stored as a difference. Unless given, what this process lately wrote or read is looked at.
+            earlier: Called for the last state of that series, if this process has not written one.
 
         Raises:
             ValueError: A name, dtype or cut cannot be stored, or there is no such policy.
             BackendError: The storage failed; what was written is garbage and nothing is lost.
         """
-        return _written(self.begin_checkpoint(tensors, flavor=flavor, cuts=cuts, metadata=metadata, policy=policy))
+        return _written(
+            self.begin_checkpoint(
+                tensors, flavor=flavor, cuts=cuts, metadata=metadata, policy=policy, series=series, earlier=earlier
+            )
+        )
 
     def begin_checkpoint(
         self,
@@ -202,6 +212,8 @@ class Store(Refs):
         cuts: Mapping[str, Sequence[int]] | None = None,
         metadata: Mapping[str, Any] | None = None,
         policy: Policy | str | None = None,
+        series: str | None = None,
+        earlier: Earlier | None = None,
     ) -> PendingSave:
         """Hash arrays and look which chunks the store holds, but write none yet; else as `write_checkpoint`."""
         chosen = Policy.of(policy)
@@ -214,7 +226,8 @@ class Store(Refs):
             metadata=metadata or {},
             rows=source.rows,
         )
-        return PendingSave(self.backend, self.catalog, manifest, source, policy=chosen)
+        parents = Parents(store=self, series=series, earlier=earlier)
+        return PendingSave(self.backend, self.catalog, manifest, source, policy=chosen, parents=parents)
 
     def write_file(self, path: Path) -> PendingSave:
         """Store a file of any kind; raises as `write_stream`, and OSError if the file cannot be read."""
@@ -272,6 +285,7 @@ class Store(Refs):
         except FormatError as error:
             raise CorruptError(key, f"{getattr(error, 'reason', error)}, and {ref.label} needs it") from error
         manifest = manifest.labelled(ref.label)
+        RECENT.note(self.id, ref.manifest, manifest)
         if manifest.hints:
             hints = read_hints(manifest.hints, unique_rows(manifest.digests)[0])
             if hints is not None:

@@ -1,0 +1,102 @@
+"""How the chunks of one save are encoded: what was chosen for their tensors, and the bases of those that have any."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tensorcas_mlflow.codecs import Buffer, Effort
+from tensorcas_mlflow.pack import Base
+from tensorcas_mlflow.store._base_plan import MAX_DEPTH, BasePlan
+from tensorcas_mlflow.store._choose import Choice, Chooser, sample_number
+from tensorcas_mlflow.store._policy import Policy
+from tensorcas_mlflow.store._sources import Pieces, Source
+
+_LEAST_ROW_BYTES = 16 << 10
+"""Smaller tensors are not looked at one by one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How one chunk is encoded."""
+
+    choice: Choice
+    named: Base | None = None
+    """The base it may be stored against."""
+    base: Buffer | None = None
+    """That, decoded."""
+
+
+class Recipes:
+    """The recipes of one save. For one thread: that which draws what the others encode."""
+
+    def __init__(self, source: Source, chunks: Any, policy: Policy, plan: BasePlan | None) -> None:
+        """Choose nothing yet.
+
+        Args:
+            source: Where the bytes are.
+            chunks: Which are to be encoded, ascending.
+            policy: What to spend time on.
+            plan: What they may be stored against, held by the save's intent.
+        """
+        self._source = source
+        self._chunks = chunks
+        self._plan = plan
+        columns = source.columns
+        is_tensor = np.array([name is not None and name[0] not in "SU" for name in columns.dtypes], dtype=bool)
+        self._is_chosen = is_tensor[columns.dtype] & (columns.n_bytes >= _LEAST_ROW_BYTES) & (policy is not Policy.FAST)
+        effort = Effort.SMALL if policy is Policy.SMALL else Effort.BALANCED
+        self._chooser = Chooser(max_depth=MAX_DEPTH if plan else 0, effort=effort)
+        self._choices: dict[int, Choice] = {}
+        if plan:
+            rows = np.unique(columns.rows_of(chunks[plan.has(chunks)]))
+            rows = rows[self._is_chosen[rows]]
+            if len(rows):  # the first one that is asked for decides how deep bases are
+                self._choice(int(rows[np.argmax(columns.n_bytes[rows])]))
+
+    def of(self, pieces: Pieces) -> list[Recipe | None]:
+        """Give each of some chunks its recipe; None to those that are too small to be looked at one by one."""
+        out: list[Recipe | None] = [None] * len(pieces.data)
+        chosen = np.flatnonzero(self._is_chosen[pieces.rows])
+        if len(chosen) == 0:
+            return out
+        choices = [self._choice(row) for row in pieces.rows[chosen].tolist()]
+        for at, choice in zip(chosen.tolist(), choices, strict=True):
+            out[at] = Recipe(choice=choice)
+        if self._plan:
+            by_depth: dict[int, list[int]] = {}
+            has = self._plan.has(pieces.chunks[chosen])
+            for at, choice, with_base in zip(chosen.tolist(), choices, has.tolist(), strict=True):
+                if with_base and choice.delta is not None:
+                    by_depth.setdefault(choice.delta.depth, []).append(at)
+            for depth, members in by_depth.items():
+                found = self._plan.bases(pieces.chunks[members], pieces.digests[members], depth)
+                for at, named, base in zip(members, found.named, found.data, strict=True):
+                    if base is not None:
+                        out[at] = Recipe(choice=self._choice(int(pieces.rows[at])), named=named, base=base)
+        return out
+
+    def _choice(self, row: int) -> Choice:
+        choice = self._choices.get(row)
+        if choice is None:
+            columns = self._source.columns
+            begin, end = (int(at) for at in columns.chunk_at[row : row + 2])
+            mine = self._chunks[np.searchsorted(self._chunks, begin) : np.searchsorted(self._chunks, end)]
+            based = mine[self._plan.has(mine)] if self._plan else mine[:0]
+            number = int(based[sample_number(len(based))] if len(based) else mine[sample_number(len(mine))])
+
+            def sample(depth: int | None) -> tuple[Buffer, list[tuple[int, Buffer]]]:
+                [raw] = next(self._source.pieces(np.array([number]))).data
+                behind = self._plan.behind(number, depth) if self._plan and len(based) and depth != -1 else []
+                return raw, [(at, base) for at, base in behind if len(base) == memoryview(raw).nbytes]
+
+            choice = self._choices[row] = self._chooser.choice(
+                columns.name(row),
+                columns.dtypes[columns.dtype[row]] or "",
+                int(self._source.itemsizes[row]),
+                sample,
+                has_bases=bool(len(based)),
+            )
+        return choice
