@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from tensorcas_mlflow.backends import BlobInfo, MemoryBackend
 from tensorcas_mlflow.backends._objects import _MOVE, _Move
-from tensorcas_mlflow.codecs import RAW, SHUFFLE_ZSTD, ZSTD, codec_numbered
+from tensorcas_mlflow.codecs import PLANES, RAW, SHUFFLE_ZSTD, ZSTD, codec_numbered
 from tensorcas_mlflow.digest import digest, unique_rows
 from tensorcas_mlflow.errors import CorruptError, TensorCasError
 from tensorcas_mlflow.extent_cache._file import NAME, PutExtent, open_file, write_file
@@ -113,7 +113,14 @@ def chunks() -> list[tuple[bytes, Any]]:
     """Chunks that each codec encodes in its own way."""
     ramp = (np.arange(3 * CHUNK) % 251).astype(np.uint8).tobytes()
     floats = np.linspace(0, 1, CHUNK).astype(np.float32).tobytes()
-    return [(ramp, RAW), (ramp, ZSTD), (floats, SHUFFLE_ZSTD), (bytes(CHUNK), SHUFFLE_ZSTD), (b"", RAW)]
+    return [
+        (ramp, RAW),
+        (ramp, ZSTD),
+        (floats, SHUFFLE_ZSTD),
+        (floats, PLANES),
+        (bytes(CHUNK), SHUFFLE_ZSTD),
+        (b"", RAW),
+    ]
 
 
 @cache

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tensorcas_mlflow.codecs import RAW, SHUFFLE_ZSTD, ZSTD, Codec
+from tensorcas_mlflow.codecs import PLANES, RAW, SHUFFLE_ZSTD, ZSTD, Codec
 from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import CorruptChunkError, CorruptError, FormatError
 from tensorcas_mlflow.index import make_table, read_segment, segment_bytes
@@ -74,7 +74,7 @@ def forge_pack(root: Path, codec: Codec, raw: bytes, *, claims: int) -> None:
     pack.write_bytes(b"".join(bytes(piece) for piece in PackWriter().pieces([payload])))
 
 
-@pytest.mark.parametrize("codec", [RAW, ZSTD, SHUFFLE_ZSTD], ids=lambda codec: codec.name)
+@pytest.mark.parametrize("codec", [RAW, ZSTD, SHUFFLE_ZSTD, PLANES], ids=lambda codec: codec.name)
 def test_other_bytes_under_a_chunks_name_are_never_given_out(root: Path, codec: Codec) -> None:
     forge_pack(root, codec, (WEIGHTS + 1).tobytes(), claims=WEIGHTS.nbytes)
 
@@ -82,7 +82,7 @@ def test_other_bytes_under_a_chunks_name_are_never_given_out(root: Path, codec: 
         load(root)
 
 
-@pytest.mark.parametrize("codec", [ZSTD, SHUFFLE_ZSTD], ids=lambda codec: codec.name)
+@pytest.mark.parametrize("codec", [ZSTD, SHUFFLE_ZSTD, PLANES], ids=lambda codec: codec.name)
 @pytest.mark.parametrize("claims", [WEIGHTS.nbytes, 64 * MIB])
 def test_a_chunk_that_would_unpack_to_more_is_not_unpacked(root: Path, codec: Codec, claims: int) -> None:
     forge_pack(root, codec, bytes(64 * MIB), claims=claims)
