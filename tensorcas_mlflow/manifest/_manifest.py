@@ -178,7 +178,8 @@ class Manifest:
         jobs: list[Callable[[], None]] = [] if name is None else [lambda: _check_digest(stream, name)]
         jobs.append(lambda: made.append(cls.from_bytes(stream)))
         if len(stream) >= _MIN_BESIDE_BYTES:
-            # To hash a long one takes as long as to look it through.
+            # To hash a long one takes as long as to look it through. On one of the pool's own threads too this waits
+            # for nobody: the caller does whatever no other thread has begun.
             threads.run_all(_do, jobs)
         else:
             for job in jobs:
