@@ -87,27 +87,37 @@ def ordered_map(
         return
     pool = _shared_pool(waits=waits)
     ahead = window or 2 * n_threads
-    waiting: deque[tuple[Future[R], T]] = deque()
+    # Each item in a list of its own, out of which it is taken: what is cancelled stays in the pool's queue for a while,
+    # and would keep its item.
+    waiting: deque[tuple[Future[R], list[T]]] = deque()
+
+    def call(box: list[T]) -> R:
+        return function(box.pop())
 
     def next_result() -> R:
-        future, item = waiting.popleft()
-        return function(item) if future.cancel() else future.result()
+        future, box = waiting.popleft()
+        return call(box) if future.cancel() else future.result()
 
     try:
         for item in items:
-            waiting.append((_submit(pool, function, item), item))
+            box = [item]
+            del item
+            waiting.append((_submit(pool, call, box), box))
             if len(waiting) >= ahead:
                 yield next_result()
         while waiting:
             yield next_result()
     except GeneratorExit:
         # Perhaps in one of the pool's own threads, by the garbage collector: waiting here could be for oneself.
-        for future, _ in waiting:
-            future.cancel()
+        for future, box in waiting:
+            if future.cancel():
+                box.clear()
         raise
     except BaseException:
         # A call under way may still write into a buffer that the caller is about to use again.
         wait([future for future, _ in waiting if not future.cancel()])
+        for _, box in waiting:
+            box.clear()
         raise
 
 

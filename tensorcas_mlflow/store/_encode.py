@@ -144,19 +144,19 @@ def _checked_copies(pieces: Pieces, origin: OriginOf) -> list[Any]:
     Raises:
         ConflictError: They are not.
     """
-    sizes = [memoryview(piece).nbytes for piece in pieces.data]
-    ends = np.cumsum(sizes).tolist()
-    if ends[-1] < _JOINED_BYTES * len(sizes):
-        block = memoryview(b"".join(pieces.data))
-    else:
-        # Unlike other ways to copy, this one lets the other threads go on.
-        block = np.concatenate([np.frombuffer(piece, np.uint8) for piece in pieces.data]).data
-    copies = [block[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+    copies = [piece if type(piece) is bytes else _copy(piece) for piece in pieces.data]
     actual = np.frombuffer(b"".join(map(digest, copies)), np.uint8).reshape(pieces.digests.shape)
     changed = np.flatnonzero((actual != pieces.digests).any(axis=1))
     if len(changed):
         raise ConflictError(f"{origin(int(pieces.rows[changed[0]]))} was changed while it was saved: save it again")
     return copies
+
+
+def _copy(piece: memoryview) -> memoryview:
+    if len(piece) < _JOINED_BYTES:
+        return memoryview(bytes(piece))
+    # Unlike `bytes`, this lets other threads go on meanwhile.
+    return np.frombuffer(piece, np.uint8).copy().data
 
 
 _Encoded = tuple[Codec, int, Buffer]

@@ -5,7 +5,9 @@ import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Iterator
+from concurrent.futures import wait
 
 import pytest
 
@@ -38,6 +40,41 @@ def test_items_are_drawn_only_as_results_are_taken(n_threads: int) -> None:
     next(results)
 
     assert len(drawn) <= 5
+
+
+@pytest.fixture
+def no_thread_is_free(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TENSORCAS_THREADS", "3")
+    end = threading.Event()
+    busy = [threads._shared_pool().submit(end.wait) for _ in range(3)]
+    yield
+    end.set()
+    wait(busy)
+
+
+def test_the_caller_does_what_no_thread_has_begun(no_thread_is_free: None) -> None:
+    done_in = list(threads.ordered_map(lambda _: threading.current_thread(), range(20)))
+
+    assert set(done_in) == {threading.current_thread()}
+
+
+def test_nothing_is_kept_of_what_the_caller_has_done(no_thread_is_free: None) -> None:
+    class Item:
+        pass
+
+    seen: list[weakref.ref[Item]] = []
+
+    def items() -> Iterator[Item]:
+        for _ in range(20):
+            item = Item()
+            seen.append(weakref.ref(item))
+            yield item
+            del item
+
+    for _ in threads.ordered_map(id, items()):
+        pass
+
+    assert [each() for each in seen] == [None] * 20
 
 
 def test_the_first_error_comes_at_its_place(n_threads: int) -> None:
