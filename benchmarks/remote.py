@@ -127,7 +127,7 @@ def run(options: Options) -> Section:
             for number in range(n_rounds):
                 bench.round(number, n_bytes)
     except FileNotFoundError as error:
-        section.note(f"left out: {error} (`make object-servers` installs it)")
+        section.note(f"left out: {error}")
         return section
     way_said = f"{LATENCY_S * 1000:.0f} ms a request, {BYTES_PER_S / 1e9:.0f} GB/s"
     columns = ("what", "s", "requests", "MB moved", "to the model's bytes", "to the bytes stored")

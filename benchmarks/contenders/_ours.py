@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.contenders._contender import Contender
 from benchmarks.data import Case
+from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.store import RefTarget, Store
 
 _NOTHING: Mapping[str, Any] = {}
@@ -31,14 +31,6 @@ class Ours(Contender):
         self._load = dict(load)
 
     @property
-    def missing(self) -> str | None:
-        for function, given in ((Store.write_checkpoint, self._save), (Store.read_tensors, self._load)):
-            unknown = given.keys() - inspect.signature(function).parameters.keys()
-            if unknown:
-                return f"`Store.{function.__name__}` does not take {', '.join(sorted(unknown))} yet"
-        return None
-
-    @property
     def loads_specially(self) -> bool:
         """Whether it differs from another one of ours in how it loads."""
         return bool(self._load)
@@ -56,32 +48,27 @@ class Ours(Contender):
             pending.commit(RefTarget(run_id=run, step=step))
 
     def load(self, folder: Path) -> Mapping[str, Any]:
-        store, manifest = _opened(folder)
+        store, manifest = self.opened(folder)
         return store.read_tensors(manifest, **self._load)
 
     def load_into(self, folder: Path, out: Case) -> None:
-        if "out" not in inspect.signature(Store.read_tensors).parameters:
-            super().load_into(folder, out)
-            return
-        store, manifest = _opened(folder)
-        options = {name: value for name, value in self._load.items() if name != "copy"}
-        store.read_tensors(manifest, **{"out": out.arrays, **options})
+        store, manifest = self.opened(folder)
+        store.read_tensors(manifest, **{**self._load, "copy": None, "out": out.arrays})
 
     def read_one(self, folder: Path, name: str) -> Any:
-        store, manifest = _opened(folder)
-        options = {option: value for option, value in self._load.items() if option != "copy"}
-        return store.read_tensors(manifest, [name], **options)[name]
+        store, manifest = self.opened(folder)
+        return store.read_tensors(manifest, [name], **{**self._load, "copy": None})[name]
 
     def find(self, folder: Path, name: str) -> tuple[int, ...]:
-        _, manifest = _opened(folder)
+        _, manifest = self.opened(folder)
         return tuple(manifest.row(name).spec.shape)
 
-
-def _opened(folder: Path) -> tuple[Store, Any]:
-    store, _ = Store.find(folder)
-    ref = store.ref(RefTarget(run_id=_RUN, step=0).key)
-    assert ref is not None
-    return store, store.manifest(ref)
+    def opened(self, folder: Path) -> tuple[Store, Manifest]:
+        """Find the store and read the manifest of what was saved."""
+        store, _ = Store.find(folder)
+        ref = store.ref(RefTarget(run_id=_RUN, step=0).key)
+        assert ref is not None
+        return store, store.manifest(ref)
 
 
 OURS = (

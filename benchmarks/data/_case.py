@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,10 @@ class Case:
     def like(self) -> Case:
         """Make a model of the same names, dtypes and shapes whose memory was touched, to load into."""
         return Case.of_specs(self.name, self.specs)
+
+    def only(self, names: Iterable[str]) -> Case:
+        """The model with some of its tensors, on the same memory."""
+        return Case(self.name, {name: self.arrays[name] for name in names})
 
     @property
     def specs(self) -> Specs:

@@ -41,9 +41,9 @@ def train_digits(model: DigitsNet, n_epochs: int, *, learning_rate: float = 1e-3
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], learning_rate)
     model.train()
     for _ in range(n_epochs):
-        for batch in torch.randperm(len(pictures)).split(64):
+        for batch in torch.randperm(len(pictures)).split(64):  # type: ignore[no-untyped-call]
             optimizer.zero_grad()
-            functional.cross_entropy(model(pictures[batch]), digits[batch]).backward()
+            functional.cross_entropy(model(pictures[batch]), digits[batch]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         yield state_of(model, optimizer)
 
@@ -88,14 +88,14 @@ def train_text(
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     settings = {"betas": (0.9, 0.95), "weight_decay": 0.1} if is_pretraining else {"weight_decay": 0.0}
-    optimizer = torch.optim.AdamW(trained, learning_rate, **settings)  # type: ignore[arg-type]
+    optimizer = torch.optim.AdamW(trained, learning_rate, **settings)
     for epoch in range(n_epochs):
         for step in range(epoch * n_steps, (epoch + 1) * n_steps):
             if is_pretraining:
                 falling = 0.1 + 0.45 * (1 + math.cos(math.pi * step / (n_epochs * n_steps)))
                 optimizer.param_groups[0]["lr"] = learning_rate * min(1.0, (step + 1) / 40) * falling
             optimizer.zero_grad(set_to_none=True)
-            loss_of(model, text, n_texts, n_places).backward()
+            loss_of(model, text, n_texts, n_places).backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(trained, 1.0)
             optimizer.step()
         yield state_of(model, optimizer)

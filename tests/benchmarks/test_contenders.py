@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from benchmarks.contenders import FILES, OURS, TOOLS, Contender, Durable, Ours, ZipnnFile, ZstdTorchFile, chosen
+from benchmarks.contenders import FILES, OURS, TOOLS, Contender, Durable, PickleFile, ZipnnFile, ZstdTorchFile, chosen
 from benchmarks.data import Case, bytes_of, same_bytes
 from benchmarks.harness import Options, Section
 
@@ -76,13 +76,21 @@ def test_what_is_durable_was_synced_with_its_folder(
     assert synced == [str(tmp_path / "model.safetensors"), str(tmp_path)]
 
 
-def test_an_option_the_store_does_not_take_leaves_a_contender_out(tmp_path: Path) -> None:
+class Absent(PickleFile):
+    name = "absent"
+
+    @property
+    def missing(self) -> str | None:
+        return "it is nowhere"
+
+
+def test_who_cannot_take_part_is_left_out_with_a_note(tmp_path: Path) -> None:
     section = Section("", "")
 
-    present = chosen([Ours("later", save={"no_such_option": 1})], all_options(tmp_path), section)
+    present = chosen([Absent()], all_options(tmp_path), section)
 
     assert present == []
-    assert section.notes == ["left out: later, `Store.write_checkpoint` does not take no_such_option yet"]
+    assert section.notes == ["left out: absent, it is nowhere"]
 
 
 def test_what_all_are_compared_with_cannot_be_left_out(tmp_path: Path) -> None:
