@@ -16,6 +16,7 @@ from tensorcas_mlflow.adapters import adapter_for, adapter_named
 from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES
 from tensorcas_mlflow.errors import AdapterError, CheckpointExistsError, CheckpointNotFoundError
 from tensorcas_mlflow.gc import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE, GcReport, plan_gc
+from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.stats import RunStats, StoreStats, run_stats, store_stats
 from tensorcas_mlflow.store import Ref, RefTarget, Store
 
@@ -106,7 +107,11 @@ class TensorCasStore:
         tensors = adapter.extract(model)
         cuts = getattr(adapter, "cuts", None)
         with self.store.write_checkpoint(
-            tensors, flavor=getattr(adapter, "name", None), cuts=cuts(tensors) if cuts else None
+            tensors,
+            flavor=getattr(adapter, "name", None),
+            cuts=cuts(tensors) if cuts else None,
+            series=target.key.rpartition("/")[0],
+            earlier=partial(self._before, step),
         ) as save:
             return save.commit(target, replace=overwrite)
 
@@ -142,6 +147,11 @@ class TensorCasStore:
     def load_tensors(self, step: int | None = None) -> dict[str, Array]:
         """Load a step as arrays by name, the skeleton among them; raises as `load` does. No pickle is read."""
         return self.store.read_tensors(self.store.manifest(self._ref(step)))
+
+    def _before(self, step: int) -> Manifest | None:
+        before = max((each for each in self.list_checkpoints() if each < step), default=None)
+        ref = None if before is None else self.store.ref(self._target(before).key)
+        return None if ref is None else self.store.manifest(ref)
 
     def list_checkpoints(self) -> list[int]:
         """List the steps of this run, ascending."""

@@ -87,7 +87,14 @@ class StoreSeries(Series):
         overwrite: bool,
         policy: Policy,
     ) -> Saving:
-        save = self.store.begin_checkpoint(tensors, flavor=flavor, cuts=cuts, policy=policy)
+        save = self.store.begin_checkpoint(
+            tensors,
+            flavor=flavor,
+            cuts=cuts,
+            policy=policy,
+            series=posixpath.dirname(self.target(step).key),
+            earlier=partial(self._before, step),
+        )
         return _StoreSaving(self, step, save, overwrite=overwrite)
 
     def drop(self, step: int) -> None:
@@ -98,6 +105,12 @@ class StoreSeries(Series):
             for ref in _cut_refs.stand_ins_for(self.store, target):
                 self.store.drop(ref)
         _show.hide(self, step)
+
+    def _before(self, step: int) -> Manifest | None:
+        """Read the step before another; None if there is none."""
+        before = max((each for each in self.steps() if each < step), default=None)
+        ref = None if before is None else self.store.ref(self.target(before).key)
+        return None if ref is None else self.store.manifest(ref)
 
     def _can_be_read(self, step: int) -> bool:
         found = self.find(step)

@@ -11,7 +11,7 @@ import numpy as np
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.codecs import Buffer
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, unique_rows
-from tensorcas_mlflow.errors import BackendError, CorruptError, NotFoundError
+from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError
 from tensorcas_mlflow.index import Mask, pack_key, pack_name
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.pack import Base
@@ -116,7 +116,11 @@ class BasePlan:
         return Found(named=named, data=data)
 
     def _find_packs(self) -> frozenset[str]:
-        places = self._catalog.find_sound(unique_rows(self._candidates)[0], ())
+        candidates = unique_rows(self._candidates)[0]
+        places = self._catalog.find_sound(candidates, ())
+        if not places.found.all():
+            self._catalog.refresh()
+            places = self._catalog.find_sound(candidates, ())
         _, packs = self._catalog.find_chains(places)
         return frozenset({places.packs[number] for number in np.unique(places.pack[places.found])} | packs)
 
@@ -131,7 +135,7 @@ class BasePlan:
         outs = [memoryview(bytearray(size)) for size in sizes]
         try:
             self._reader.read(digests, outs, verify=True)
-        except (NotFoundError, CorruptError, BackendError):
+        except (NotFoundError, FormatError, BackendError):
             return [None] * len(outs)
         return list(outs)
 

@@ -54,7 +54,7 @@ class Bases:
             raise ChunkNotFoundError(text, 1, suspects=(key,)) from None
         try:
             return decode_chunk(entry, stored, self.of(entry))
-        except CorruptError:
+        except (CorruptError, CorruptChunkError):
             raise
         except FormatError as error:
             raise CorruptChunkError(text, key, str(error)) from error

@@ -1,0 +1,207 @@
+"""Saves that store what has changed little as deltas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from made import base_packs, packs_of, save, weights
+
+from tensorcas_mlflow import TensorCasStore
+from tensorcas_mlflow.backends import MemoryBackend
+from tensorcas_mlflow.errors import ConflictError
+from tensorcas_mlflow.gc import plan_gc
+from tensorcas_mlflow.pack import MAX_DEPTH, is_delta
+from tensorcas_mlflow.store import RefTarget, Store, _parents
+from tensorcas_mlflow.store._base_plan import MAX_DEPTH as DEPTH
+from tensorcas_mlflow.store._bases import RecentManifests
+from tensorcas_mlflow.store.protocol import condemned_bytes, read_pack_table
+
+N = 100_000
+
+
+@pytest.fixture(autouse=True)
+def _forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_parents, "RECENT", RecentManifests())
+    monkeypatch.setattr("tensorcas_mlflow.store._store.RECENT", _parents.RECENT)
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store.init_backend(MemoryBackend())
+
+
+def depths(store: Store) -> set[int]:
+    return {
+        int(depth)
+        for name in packs_of(store.backend)
+        for depth in read_pack_table(store.backend, name)["depth"].tolist()
+    }
+
+
+def stored_bytes(store: Store) -> int:
+    return sum(info.size for info in store.backend.list("packs"))
+
+
+def loads(store: Store, step: int, run_id: str = "run") -> Any:
+    fresh = Store.open_backend(store.backend)
+    ref = fresh.ref(RefTarget(run_id=run_id, step=step).key)
+    assert ref is not None
+    return fresh.read_tensors(fresh.manifest(ref))["w"]
+
+
+def test_a_state_that_has_moved_a_little_is_stored_as_deltas_and_comes_back(store: Store) -> None:
+    save(store, {"w": weights(0, N)}, 0)
+    in_full = stored_bytes(store)
+    save(store, {"w": weights(1, N)}, 1)
+
+    assert depths(store) == {0, 1}
+    assert stored_bytes(store) < 1.6 * in_full
+    assert [loads(store, step).tobytes() == weights(step, N).tobytes() for step in (0, 1)] == [True, True]
+
+
+def test_no_chain_is_deeper_than_the_bound(store: Store) -> None:
+    for step in range(8):
+        save(store, {"w": weights(step, N)}, step)
+
+    assert max(depths(store)) == DEPTH <= MAX_DEPTH
+    assert all(loads(store, step).tobytes() == weights(step, N).tobytes() for step in range(8))
+
+
+def test_what_another_process_saved_is_found_in_the_store(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(store, {"w": weights(0, N)}, 0)
+    monkeypatch.setattr(_parents, "RECENT", RecentManifests())
+    save(Store.open_backend(store.backend), {"w": weights(1, N)}, 1, run_id="other")
+
+    assert depths(store) == {0, 1}
+
+
+def test_a_run_goes_on_from_its_own_last_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = {run: TensorCasStore(tmp_path / "store", run, _Plain()) for run in ("a", "b")}
+    far = np.random.default_rng(1).normal(0, 1, N).astype(np.float32)
+    runs["a"].save(weights(0, N), 0)
+    runs["b"].save(far, 0)
+    monkeypatch.setattr(_parents, "RECENT", RecentManifests())
+    runs["a"].save(weights(1, N), 1)
+
+    assert depths(runs["a"].store) == {0, 1}
+    assert runs["a"].load_tensors(1)["w"].tobytes() == weights(1, N).tobytes()
+
+
+class _Plain:
+    def extract(self, model: Any) -> dict[str, Any]:
+        return {"w": model}
+
+    def reconstruct(self, tensors: Any, original: Any) -> Any:
+        return tensors["w"]
+
+
+def test_a_fast_save_stores_no_deltas(store: Store) -> None:
+    save(store, {"w": weights(0, N)}, 0)
+    with store.write_checkpoint({"w": weights(1, N)}, policy="fast") as pending:
+        pending.commit(RefTarget(run_id="run", step=1))
+
+    assert depths(store) == {0}
+
+
+def test_an_object_store_gets_no_deltas() -> None:
+    store = Store.init_backend(MemoryBackend(is_remote=True))
+    for step in range(2):
+        save(store, {"w": weights(step, N)}, step)
+
+    assert depths(store) == {0}
+
+
+def test_the_intent_of_a_save_names_the_packs_of_its_bases(store: Store) -> None:
+    save(store, {"w": weights(0, N)}, 0)
+    [pack] = packs_of(store.backend)
+    with store.begin_checkpoint({"w": weights(1, N)}):
+        [info] = store.backend.list("intents")
+
+        assert f'"bases": ["{pack}"]'.encode() in store.backend.get(info.key)
+
+
+def test_nothing_is_stored_against_a_condemned_pack(store: Store) -> None:
+    save(store, {"w": weights(0, N)}, 0)
+    [pack] = packs_of(store.backend)
+    store.backend.put_new("condemned/" + "c" * 32, [condemned_bytes(frozenset([pack]), frozenset())])
+    save(store, {"w": weights(1, N)}, 1)
+
+    assert depths(store) == {0}
+
+
+def test_nothing_is_stored_against_a_pack_that_is_gone(store: Store) -> None:
+    save(store, {"w": weights(0, N)}, 0)
+    [pack] = packs_of(store.backend)
+    store.backend.delete(f"packs/{pack}.pack")
+    save(store, {"w": weights(1, N)}, 1)
+
+    assert depths(store) == {0}
+    assert loads(store, 1).tobytes() == weights(1, N).tobytes()
+
+
+def test_a_damaged_base_is_not_relied_on(store: Store) -> None:
+    save(store, {"w": weights(0, N)}, 0)
+    [pack] = packs_of(store.backend)
+    key = f"packs/{pack}.pack"
+    data = bytearray(store.backend.get(key))
+    data[len(data) // 2] ^= 1
+    store.backend.delete(key)
+    store.backend.put_new(key, [bytes(data)])
+    save(store, {"w": weights(1, N)}, 1)
+
+    assert loads(store, 1).tobytes() == weights(1, N).tobytes()
+
+
+def test_a_base_whose_checkpoint_is_dropped_while_the_save_is_under_way_is_kept(store: Store) -> None:
+    first = save(store, {"w": weights(0, N)}, 0)
+    with store.begin_checkpoint({"w": weights(1, N)}) as pending:
+        store.drop(first)
+        plan_gc(Store.open_backend(store.backend), grace_s=3600).execute()
+        pending.commit(RefTarget(run_id="run", step=1))
+    plan_gc(Store.open_backend(store.backend), grace_s=0).execute()
+
+    assert depths(store) == {0, 1}
+    assert loads(store, 1).tobytes() == weights(1, N).tobytes()
+
+
+def test_a_save_that_was_given_up_finds_other_bases(store: Store) -> None:
+    first = save(store, {"w": weights(0, N)}, 0)
+    with store.begin_checkpoint({"w": weights(1, N)}) as pending:
+        store.drop(first)
+        plan_gc(Store.open_backend(store.backend), grace_s=0, abandon=[]).execute()
+        for info in list(store.backend.list("intents")):
+            store.backend.withdraw(info.key, info.token)
+        plan_gc(Store.open_backend(store.backend), grace_s=0).execute()
+        pending.commit(RefTarget(run_id="run", step=1))
+
+    assert loads(store, 1).tobytes() == weights(1, N).tobytes()
+
+
+def test_an_array_that_changes_while_it_is_stored_as_a_delta_fails_the_save(store: Store) -> None:
+    save(store, {"w": weights(0, N)}, 0)
+    live = weights(1, N)
+    pending = store.begin_checkpoint({"w": live})
+    live += 1
+    with pytest.raises(ConflictError), pending:
+        pending.commit(RefTarget(run_id="run", step=1))
+
+
+def test_tensors_of_another_shape_or_dtype_are_stored_in_full(store: Store) -> None:
+    save(store, {"w": weights(0, N)}, 0)
+    save(store, {"w": weights(1, N).reshape(-1, 10)}, 1)
+    save(store, {"w": weights(2, N).astype(np.float16)}, 2)
+
+    assert depths(store) == {0}
+
+
+def test_only_chunks_that_gain_by_it_are_deltas(store: Store) -> None:
+    save(store, {"w": weights(0, N)}, 0)
+    unlike = np.random.default_rng(5).normal(0, 3, N).astype(np.float32)
+    save(store, {"w": unlike}, 1)
+    tables = [read_pack_table(store.backend, name) for name in packs_of(store.backend)]
+
+    assert not any(is_delta(table).any() for table in tables)
+    assert base_packs(store.backend) == {}
