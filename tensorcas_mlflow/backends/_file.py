@@ -23,7 +23,7 @@ _MAX_BUFFERS = 1000
 """POSIX lets a call fill 1,024."""
 _READ_BYTES = 1 << 30
 """Linux reads at most 2 GiB in one call."""
-_SAMPLES = 32
+_SAMPLES = 16
 """Pages that are looked at to tell whether a file is in memory."""
 _POPULATE_READ = 22
 """MADV_POPULATE_READ, which the standard library has no name for: read all pages now, and say so if that fails."""

@@ -34,7 +34,7 @@ class Rule:
     """How much one thread reads at once from the disk; many do."""
     gap_bytes: int = 16 << 10
     """Two chunks nearer than this are read together."""
-    direct_from_bytes: int = 32 << 20
+    direct_from_bytes: int = 4 << 20
     """As much of one pack, if it is not in memory, is read past the page cache."""
     uses_ring: bool = False
     """Whether io_uring takes the place of threads for what is not in memory."""

@@ -43,7 +43,7 @@ def test_what_is_long_and_on_the_disk_is_read_past_the_page_cache() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"n_bytes": 8 << 20},
+        {"n_bytes": 3 << 20},
         {"n_stretches": 20_000},
         {"can_direct": lambda: False},
     ],
