@@ -14,6 +14,7 @@ from tensorcas_mlflow.backends._names import artifact_path, is_readable_name, ob
 from tensorcas_mlflow.backends._object_info import ObjectInfo
 from tensorcas_mlflow.backends._objects import ObjectBackend
 from tensorcas_mlflow.backends._open import STORE_FOLDER, open_backend
+from tensorcas_mlflow.backends._ring import Ring, has_ring
 from tensorcas_mlflow.backends._root import REMOTE_SCHEMES, SCHEME, SCHEMES, Root, is_ours
 from tensorcas_mlflow.backends._voids import is_void, is_void_object, new_void
 
@@ -34,11 +35,13 @@ __all__ = [
     "MemoryBackend",
     "ObjectBackend",
     "ObjectInfo",
+    "Ring",
     "Root",
     "Token",
     "aligned_buffer",
     "artifact_path",
     "check_key",
+    "has_ring",
     "is_ours",
     "is_readable_name",
     "is_void",

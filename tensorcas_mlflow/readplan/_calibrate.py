@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from statistics import median
 
 from tensorcas_mlflow import threads
 from tensorcas_mlflow._texts import size_text
-from tensorcas_mlflow.backends import PAGE_BYTES, BlobFile, aligned_buffer
+from tensorcas_mlflow.backends import PAGE_BYTES, BlobFile, Ring, aligned_buffer, has_ring
 from tensorcas_mlflow.readplan._rule import NEVER_DIRECT, Rule
 
 LEAST_BYTES = 32 << 20
@@ -70,10 +71,15 @@ def calibrate(files: Sequence[BlobFile]) -> Calibration:
         cold["pread"] = _timed(pieces, _pread, total, drop=lambda: _drop(stretches))
         if all(file.open_direct() for file in files):
             cold["direct"] = _timed(pieces, _read_direct, total, drop=lambda: _drop(stretches))
+        if has_ring():
+            cold["uring"] = _timed_ring(pieces, total, drop=lambda: _drop(stretches))
     measured += [Measured(what=f"from the disk, {way}", bytes_per_s=speed) for way, speed in cold.items()]
     why = f"{size_text(_READ_BYTES[best])} a read was fastest in memory; "
     if not cold:
         why += "what the disk gives could not be measured, as its files do not leave the memory"
+    elif cold.get("uring", 0.0) > _CLEARLY * max(cold["pread"], cold.get("direct", 0.0)):
+        rule = replace(rule, uses_ring=True)
+        why += "io_uring was fastest from the disk"
     elif cold.get("direct", 0.0) > _CLEARLY * cold["pread"]:
         why += "past the page cache was fastest from the disk"
     else:
@@ -117,6 +123,19 @@ def _timed(
             drop()
         begin = time.perf_counter()
         threads.run_all(read, listed, waits=drop is not None)
+        times.append(time.perf_counter() - begin)
+    return total / median(times)
+
+
+def _timed_ring(pieces: Sequence[_Stretch], total: int, *, drop: Callable[[], bool]) -> float:
+    times: list[float] = []
+    for _ in range(_ROUNDS):
+        drop()
+        begin = time.perf_counter()
+        with contextlib.closing(Ring[int]()) as ring:
+            for _, block in ring.read((0, file.descriptor, start, stop - start) for file, start, stop in pieces):
+                if block is not None:
+                    ring.give_back(block)
         times.append(time.perf_counter() - begin)
     return total / median(times)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.backends import Backend, BlobFile
+from tensorcas_mlflow.backends import Backend, BlobFile, has_ring
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
 from tensorcas_mlflow.index import pack_key
 from tensorcas_mlflow.readplan import (
@@ -135,4 +135,5 @@ class Planner:
             pack_bytes=file.size,
             share_in_memory=lambda: file.share_in_memory(stretches),
             can_direct=file.open_direct,
+            can_ring=has_ring,
         )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tensorcas_mlflow import threads
-from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.backends import Backend, Ring
 from tensorcas_mlflow.errors import BackendError, CorruptError
 from tensorcas_mlflow.extent_cache import ExtentCache, Filling
 from tensorcas_mlflow.index import pack_key, pack_name
@@ -34,6 +35,7 @@ class Reading:
         self._places = places
         self._wanted = wanted
         self._base_of = base_of
+        self._files = files
         self._ways = Ways(backend, files)
 
     def run(self, groups: Sequence[Group], filling: Filling | None = None) -> None:
@@ -55,6 +57,30 @@ class Reading:
                     run(each)
             else:
                 threads.run_all(run, tasks, waits=waits)
+
+    def _run_ring(self, tasks: Sequence[tuple[Choice, Task]]) -> None:
+        """Read through io_uring, and decode on the pool what has come; what fails there is read again, one by one."""
+        if not tasks:
+            return
+        with contextlib.ExitStack() as opened:
+            descriptors: dict[str, int] = {}
+            for _, task in tasks:
+                if task.key not in descriptors:
+                    file = opened.enter_context(self._files.using(task.key))
+                    descriptors[task.key] = -1 if file is None else file.descriptor
+            ring = opened.enter_context(contextlib.closing(Ring[tuple[Choice, Task]]()))
+
+            def take_block(read: tuple[tuple[Choice, Task], bytearray | None]) -> None:
+                (choice, task), block = read
+                if block is None:
+                    self._run_task(choice, task, None)
+                    return
+                stored = stored_in(task, memoryview(block)).stored
+                self.damaged.extend(take(task, stored, self._places, self._wanted, self._base_of))
+                ring.give_back(block)
+
+            wanted = ((each, descriptors[each[1].key], each[1].start, each[1].stop - each[1].start) for each in tasks)
+            threads.run_all(take_block, ring.read(wanted))
 
     def run_cached(self, tasks: Sequence[Task]) -> list[Any]:
         """Take chunks out of the cache; returns those, in groups, that it did not have."""
