@@ -12,7 +12,8 @@ def choose(state: Survey, max_waste: float) -> tuple[list[str], dict[str, int]]:
 
     A chunk with several copies is counted where most is needed, so that the other packs become empty. Copies in packs
     that somebody has condemned do not count. The base of a delta that is needed is needed where it lies, so a pack that
-    holds one is not rewritten: its deltas would have to be, in full.
+    holds one is not rewritten: its deltas would have to be, in full. So is what a pack takes to be decoded against which a
+    save under way may store deltas.
 
     Args:
         state: Of the store.
@@ -32,7 +33,10 @@ def choose(state: Survey, max_waste: float) -> tuple[list[str], dict[str, int]]:
     rows = rows[np.argsort(rank[state.pack[rows]], kind="stable")]
     kept = np.zeros(len(wanted), dtype=bool)
     kept[rows[np.unique(state.chunk[rows], return_index=True)[1]]] = True
-    bases = state.bases_of(kept)
+    # What nobody can decode stays: the pack of its base may be lost and come back, from a backup; or it is condemned, and
+    # who finishes that list writes the chunk in full.
+    kept |= state.live_rows() & ~state.has_row(wanted)[state.chunk]
+    bases = state.bases_of(kept | state.rows_in(state.pinned))
     holds_base = np.bincount(state.pack[bases], minlength=n_packs) > 0
     kept |= bases
     n_kept = np.bincount(state.pack[kept], minlength=n_packs)
@@ -54,10 +58,10 @@ def still_needed(state: Survey, ours: frozenset[str]) -> frozenset[str]:
     """Give those of the packs we have condemned that hold the only copy of a needed chunk, or the base of that.
 
     A copy in a pack that anybody has condemned is none: two collectors may each have chosen the other's. What a save
-    under way may store deltas against is needed too.
+    under way may store deltas against is needed too, with the bases of what it holds.
     """
     live = state.live_rows()
     safe = state.has_row(live & state.copies(but=state.condemned_packs() | ours))
     at_risk = live & ~safe[state.chunk]
-    at_risk |= state.bases_of(at_risk)
+    at_risk |= state.bases_of(at_risk | state.rows_in(state.pinned))
     return (frozenset(state.packs[number] for number in np.unique(state.pack[at_risk])) | state.pinned) & ours

@@ -35,7 +35,8 @@ def copy_out(store: Store, state: Survey, *, doomed: frozenset[str], sources: fr
         store: Which.
         state: Of the store, before anything is condemned.
         doomed: Packs whose copies will not count.
-        sources: Those of them to copy from.
+        sources: Those of them to copy from. What is a delta against a chunk in one of them is copied too, wherever it
+            lies.
 
     Returns:
         Bytes of the new packs.
@@ -43,6 +44,7 @@ def copy_out(store: Store, state: Survey, *, doomed: frozenset[str], sources: fr
     going = state.condemned_packs() | doomed
     has_copy = state.has_row(state.live_rows() & state.copies(but=going))
     lacking = state.live & ~has_copy
+    sources |= _holders_of_dependents(state, lacking, going=going, sources=sources)
     table = _tables(store.backend, state, sources, lacking)
     chunk = state.facts.find(table.entries["digest"])
     lacks = (chunk >= 0) & lacking[chunk]
@@ -66,6 +68,17 @@ def copy_out(store: Store, state: Survey, *, doomed: frozenset[str], sources: fr
         written_bytes += writer.n_bytes
         lacking[chunk[rows]] = False
         lacks = (chunk >= 0) & lacking[chunk]
+
+
+def _holders_of_dependents(
+    state: Survey, lacking: Mask, *, going: frozenset[str], sources: frozenset[str]
+) -> frozenset[str]:
+    """Give the packs that hold deltas of what lacks a copy because a base is in one of the sources.
+
+    Such a pack may stay where it is, but the base cannot go before they are written in full.
+    """
+    rows = lacking[state.chunk] & (state.base >= 0) & state.copies(but=going - sources)
+    return frozenset(state.packs[number] for number in np.unique(state.pack[rows]))
 
 
 class _UnreadableError(Exception):

@@ -6,8 +6,6 @@ import logging
 import time
 import uuid
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -20,17 +18,16 @@ from tensorcas_mlflow.index import (
     MAX_SEGMENT_BYTES,
     Mask,
     Table,
-    as_names,
     make_table,
     merge_tables,
     only_packs,
     pack_key,
-    positions,
     read_segment,
     segment_bytes,
 )
-from tensorcas_mlflow.pack import ENTRY, Entries, bases_of, is_delta
+from tensorcas_mlflow.pack import Entries
 from tensorcas_mlflow.store._condemned import Generation
+from tensorcas_mlflow.store._lookup import Places, find_bases, find_chains, find_places, rows_that_take
 from tensorcas_mlflow.store._packs import drawn_s, list_packs, mark_loose, read_pack_table
 from tensorcas_mlflow.threads import Lock
 
@@ -48,18 +45,6 @@ _LATE_S = 3600.0
 be noticed by those who listed others meanwhile. One that comes later is found when something is looked for in vain."""
 _MAX_MANIFESTS = 4096
 """Names of manifests remembered; beyond it all are forgotten, which costs an equal save its own copy."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
-    """Where some chunks lie."""
-
-    found: Mask
-    """For each chunk whether a copy is known."""
-    pack: Any
-    """For each chunk a position in ``packs``."""
-    packs: list[str]
-    entries: Entries
 
 
 class Catalog:
@@ -205,95 +190,45 @@ class Catalog:
             digests: What to look for, shape ``(n, 32)``.
             excluded: Packs whose copies do not count, nor deltas against them.
         """
-        with self._lock:
-            tables = [*reversed(self._hints), *self._tables]
-            without = self._gone | set(excluded)
+        tables, without = self._searched(excluded)
         if len(digests) > _MAX_REMEMBERED:
-            return self._whole(_find(tables, without, digests), digests, without)
+            return find_places(tables, digests, without)
         # A state that has not changed is looked up again and again.
         asked = (digests.tobytes(), tables, without)
         last = self._last
         if last is None or last[0] != asked:
-            self._last = last = (asked, self._whole(_find(tables, without, digests), digests, without))
+            self._last = last = (asked, find_places(tables, digests, without))
         return last[1]
 
-    def _whole(self, places: Places, digests: Digests, without: set[str]) -> Places:
-        """Look for other copies of what was found as a delta of which a base is gone: that is no copy."""
-        if not (places.found & is_delta(places.entries)).any():
-            return places
-        is_whole, _ = self.find_chains(places, without)
-        broken = np.flatnonzero(places.found & ~is_whole)
-        if len(broken) == 0:
-            return places
-        return self._replaced(places, broken, self.find(digests[broken], without | _packs_of(places, broken)))
-
-    @staticmethod
-    def _replaced(places: Places, rows: Any, others: Places) -> Places:
-        """Put other places into the place of some."""
-        found, pack, entries = places.found.copy(), places.pack.copy(), places.entries.copy()
-        found[rows], pack[rows], entries[rows] = others.found, others.pack + len(places.packs), others.entries
-        return Places(found=found, pack=pack, packs=[*places.packs, *others.packs], entries=entries)
-
     def find_bases(self, deltas: Entries, excluded: Collection[str] = ()) -> Places:
-        """Look up what some deltas are to be added to: for each the copy of its base that its entry names.
-
-        Args:
-            deltas: Their entries.
-            excluded: Packs whose copies do not count.
-        """
-        with self._lock:
-            tables, without = list(self._tables), {*self._gone, *excluded}
-        bases = np.ascontiguousarray(deltas["base_digest"])
-        names, pack = np.unique(as_names(deltas["base_pack"]), return_inverse=True)
-        packs = [name.tobytes().hex() for name in names]
-        usable = np.array([name not in without for name in packs], dtype=bool)[pack]
-        found, entries = np.zeros(len(deltas), dtype=bool), np.zeros(len(deltas), dtype=ENTRY)
-        for table in tables:
-            open_ = np.flatnonzero(usable & ~found)
-            rows = table.find(bases[open_], packs=positions(table, deltas["base_pack"][open_]))
-            hits = rows >= 0
-            entries[open_[hits]] = table.entries[rows[hits]]
-            found[open_[hits]] = entries["depth"][open_[hits]] < deltas["depth"][open_[hits]]
-        return Places(found=found, pack=pack, packs=packs, entries=entries)
+        """Look up what some deltas are to be added to; see `_lookup.find_bases`."""
+        tables, without = self._searched(excluded)
+        return find_bases(tables, deltas, without)
 
     def find_chains(self, places: Places, excluded: Collection[str] = ()) -> tuple[Mask, set[str]]:
-        """Follow deltas to their bases, and those to theirs.
-
-        Args:
-            places: Of chunks.
-            excluded: Packs whose copies do not count.
-
-        Returns:
-            For each chunk that was found whether all is known that it takes to be decoded; and the packs that holds.
-        """
-        is_whole, packs = places.found.copy(), set[str]()
-        open_ = np.flatnonzero(places.found & is_delta(places.entries))
-        deltas = places.entries[open_]
-        while len(open_):
-            bases = self.find_bases(deltas, excluded)
-            is_whole[open_[~bases.found]] = False
-            packs.update(bases.packs[number] for number in np.unique(bases.pack[bases.found]))
-            deeper = bases.found & is_delta(bases.entries)
-            open_, deltas = open_[deeper], bases.entries[deeper]
-        return is_whole, packs
+        """Follow deltas to their bases, and those to theirs; see `_lookup.find_chains`."""
+        tables, without = self._searched(excluded)
+        return find_chains(tables, places, without)
 
     def find_sound(self, digests: Digests, excluded: Collection[str]) -> Places:
-        """Look up what a save may rely on: as `find`, but nothing that is known to be damaged."""
+        """Look up what a save may rely on: as `find`, but nothing that is known to be damaged, nor what takes that."""
         with self._lock:
             doubted, without = set(self._distrusted), {*excluded, *self._unreadable}
         places = self.find(digests, without)
-        if not doubted:
-            return places
-        held = zip(places.found.tolist(), places.pack.tolist(), digests, strict=True)
-        bad = [
-            at for at, (found, pack, row) in enumerate(held) if found and (places.packs[pack], row.tobytes()) in doubted
-        ]
-        deltas = np.flatnonzero(places.found & is_delta(places.entries))
-        based = zip(deltas.tolist(), bases_of(places.entries[deltas]), strict=True)
-        bad = sorted({*bad, *(at for at, base in based if (base.pack, base.digest) in doubted)})
-        if not bad:
-            return places
-        return self._replaced(places, bad, self.find_sound(digests[bad], without | _packs_of(places, bad)))
+        waiting = [(np.arange(len(digests)), frozenset(without))] if doubted else []
+        while waiting:
+            rows, besides = waiting.pop()
+            tables, _ = self._searched()
+            for pack, again in places.by_pack(rows[rows_that_take(tables, places.some(rows), doubted)]):
+                others = besides | {pack}
+                places = places.replaced(again, self.find(digests[again], others))
+                waiting.append((again, others))
+        return places
+
+    def _searched(self, excluded: Collection[str] = ()) -> tuple[list[Table], set[str]]:
+        """Give the tables that are searched, and the packs whose copies do not count."""
+        with self._lock:
+            return [*reversed(self._hints), *self._tables], self._gone | set(excluded)
 
     def fold(self) -> None:
         """Fold the tables of loose packs into one segment, once there are many.
@@ -440,29 +375,3 @@ class Catalog:
     def _merge(self) -> None:
         if len(self._tables) > _MAX_TABLES:
             self._tables = [merge_tables(self._tables)]
-
-
-def _packs_of(places: Places, rows: Any) -> set[str]:
-    return {places.packs[number] for number in np.unique(places.pack[rows])}
-
-
-def _find(tables: list[Table], without: set[str], digests: Digests) -> Places:
-    packs: list[str] = []
-    found = np.zeros(len(digests), dtype=bool)
-    pack = np.zeros(len(digests), dtype=np.int64)
-    entries = np.zeros(len(digests), dtype=ENTRY)
-    for table in reversed(tables):
-        open_ = np.flatnonzero(~found)
-        if len(open_) == 0:
-            break
-        usable = None
-        if without:
-            usable = np.array([name not in without for name in table.packs], dtype=bool)
-        rows = table.find(digests[open_], usable)
-        hits = rows >= 0
-        at, rows = open_[hits], rows[hits]
-        found[at] = True
-        entries[at] = table.entries[rows]
-        pack[at] = table.pack[rows].astype(np.int64) + len(packs)
-        packs.extend(table.packs)
-    return Places(found=found, pack=pack, packs=packs, entries=entries)

@@ -16,7 +16,7 @@ from tensorcas_mlflow.digest import Digests, digest
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
 from tensorcas_mlflow.index import pack_key
 from tensorcas_mlflow.manifest import Columns
-from tensorcas_mlflow.store._catalog import Places
+from tensorcas_mlflow.store._lookup import Places
 from tensorcas_mlflow.store._open_files import OpenFiles
 from tensorcas_mlflow.store._target import dtypes_of, shapes_of
 from tensorcas_mlflow.tensor import ALIGNMENT

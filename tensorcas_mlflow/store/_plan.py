@@ -20,7 +20,7 @@ from tensorcas_mlflow.readplan import (
     plan_reads,
     rule_of_machine,
 )
-from tensorcas_mlflow.store._catalog import Places
+from tensorcas_mlflow.store._lookup import Places
 from tensorcas_mlflow.store._open_files import OpenFiles
 from tensorcas_mlflow.store._target import Target
 from tensorcas_mlflow.store._tasks import Task, tasks_of

@@ -19,7 +19,8 @@ from tensorcas_mlflow.index import pack_key, pack_name
 from tensorcas_mlflow.manifest import Columns, Manifest
 from tensorcas_mlflow.pack import bases_of, is_delta
 from tensorcas_mlflow.readplan import ReadPlan, Way, way_of_environment
-from tensorcas_mlflow.store._catalog import Catalog, Places
+from tensorcas_mlflow.store._catalog import Catalog
+from tensorcas_mlflow.store._lookup import Places
 from tensorcas_mlflow.store._map import map_rows, mappable
 from tensorcas_mlflow.store._open_files import OpenFiles
 from tensorcas_mlflow.store._owner import NOBODY, Owner
@@ -215,10 +216,11 @@ class ChunkReader:
             except BlobNotFoundError:
                 # A collector has moved what this reader was about to read; the copy is in the index.
                 used = {places.packs[number] for number in np.unique(places.pack)}
-                used |= self._catalog.find_chains(places)[1]
-                moved = {pack_name(key) for key in self._backend.missing(map(pack_key, used))}
+                is_whole, bases = self._catalog.find_chains(places)
+                moved = {pack_name(key) for key in self._backend.missing(map(pack_key, used | bases))}
                 n_moves += 1
-                if n_moves == _MAX_ATTEMPTS or not moved:
+                # What another thread has missed before is not among those any more.
+                if n_moves == _MAX_ATTEMPTS or not (moved or not is_whole.all()):
                     raise
                 self._catalog.miss(moved)
                 self._catalog.refresh()
@@ -271,16 +273,18 @@ class ChunkReader:
         left = np.setdiff1d(chunks, _chunks_of(damaged))
         position = {chunk: at for at, chunk in enumerate(chunks.tolist())}
         found = self._carry_out(places, wanted, left, way, lambda chunk: of_bases.target.view(position[chunk]))
-        for at, damage in enumerate(found):
-            base = position[damage.chunk]
-            actual = digest(of_bases.target.view(base))
-            if actual != digests[base].tobytes():
-                found[at] = replace(
-                    damage,
-                    key=pack_key(bases.packs[int(bases.pack[base])]),
-                    reason=f"the bytes of its base hash to {actual.hex()}",
-                    base=digests[base].tobytes(),
-                )
+        wrong = [
+            at
+            for at in (position[damage.chunk] for damage in found)
+            if digest(of_bases.target.view(at)) != digests[at].tobytes()
+        ]
+        if wrong:
+            # Of a chain that one is damaged of which its own base is right.
+            checked = replace(of_bases.some(np.array(wrong)), verify=True)
+            told = self._read_at(bases.some(wrong), checked, chunks[wrong], way)
+            bases_told = {damage.chunk for damage in told}
+            found = [damage for damage in found if damage.chunk not in bases_told]
+            damaged += told
         for at, damage in enumerate(damaged):
             damaged[at] = replace(damage, base=damage.base or digests[position[damage.chunk]].tobytes())
         return damaged + found

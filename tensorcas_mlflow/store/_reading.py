@@ -14,8 +14,8 @@ from tensorcas_mlflow.errors import BackendError, CorruptError
 from tensorcas_mlflow.extent_cache import ExtentCache, Filling
 from tensorcas_mlflow.index import pack_key, pack_name
 from tensorcas_mlflow.readplan import Choice
-from tensorcas_mlflow.store._catalog import Places
 from tensorcas_mlflow.store._fetch import Ways, stored_in
+from tensorcas_mlflow.store._lookup import Places
 from tensorcas_mlflow.store._open_files import OpenFiles
 from tensorcas_mlflow.store._plan import Group
 from tensorcas_mlflow.store._take import BaseOf, Damage, Wanted, no_base, take

@@ -12,7 +12,7 @@ from tensorcas_mlflow.codecs import MOST_OVERHEAD_BYTES, RAW, codec_numbered
 from tensorcas_mlflow.digest import Digests, digest
 from tensorcas_mlflow.errors import BackendError, FormatError
 from tensorcas_mlflow.index import pack_key
-from tensorcas_mlflow.store._catalog import Places
+from tensorcas_mlflow.store._lookup import Places
 from tensorcas_mlflow.store._target import Target
 from tensorcas_mlflow.store._tasks import Task
 

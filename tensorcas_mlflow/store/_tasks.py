@@ -12,7 +12,7 @@ from tensorcas_mlflow.codecs import RAW
 from tensorcas_mlflow.extent_cache import CachedRead
 from tensorcas_mlflow.index import pack_key
 from tensorcas_mlflow.readplan import Choice, plan_reads
-from tensorcas_mlflow.store._catalog import Places
+from tensorcas_mlflow.store._lookup import Places
 from tensorcas_mlflow.store._target import Target
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.codecs import DELTA
+from tensorcas_mlflow.codecs import DELTA, RAW
 from tensorcas_mlflow.digest import digest
+from tensorcas_mlflow.errors import BackendError
 from tensorcas_mlflow.pack import Base, Payload, bases_of, is_delta
 from tensorcas_mlflow.store import Ref, RefTarget, Store
 from tensorcas_mlflow.store.protocol import list_packs, read_pack_table, write_packs
+from tensorcas_mlflow.testing import FaultyBackend
 
 CHUNK_BYTES = 4096
 
@@ -24,9 +26,20 @@ def weights(seed: int, n: int = 3_000) -> Any:
     return start + moved
 
 
+def a_chunk(seed: int) -> bytes:
+    """One chunk of a tensor, like that of the next seed."""
+    data: bytes = weights(seed, CHUNK_BYTES // 4).tobytes()
+    return data
+
+
 def save(store: Store, tensors: Mapping[str, Any], step: int, run_id: str = "run") -> Ref:
     with store.write_checkpoint(tensors) as pending:
         return pending.commit(RefTarget(run_id=run_id, step=step))
+
+
+def save_chunks(store: Store, step: int, *chunks: bytes) -> Ref:
+    """A checkpoint of tensors of one chunk each, named by number."""
+    return save(store, {str(at): np.frombuffer(chunk, np.float32) for at, chunk in enumerate(chunks)}, step)
 
 
 def chunks_of(array: Any) -> list[bytes]:
@@ -37,31 +50,83 @@ def chunks_of(array: Any) -> list[bytes]:
 def write_deltas(store: Store, *pairs: tuple[Any, Any]) -> str:
     """Put the chunks of arrays into a pack of their own, each as a delta against that of another array; its name."""
     store.catalog.refresh()
-    before = packs_of(store.backend)
-    payloads = []
+    made = []
     chunks = [zip(chunks_of(array), chunks_of(base), strict=True) for array, base in pairs]
     for raw, base_raw in (both for each in chunks for both in each):
         wanted = np.frombuffer(digest(base_raw), np.uint8).reshape(1, -1)
         places = store.catalog.find(wanted)
         assert places.found.all()
-        payloads.append(
-            Payload(
-                digest=digest(raw),
-                raw_bytes=len(raw),
-                codec=DELTA,
-                typesize=4,
-                data=DELTA.encode(raw, 4, base_raw),
-                begins_row=False,
-                base=Base(
-                    pack=places.packs[int(places.pack[0])],
-                    digest=digest(base_raw),
-                    depth=int(places.entries[0]["depth"]),
-                ),
-            )
-        )
+        made.append(payload(store, raw, base_raw, places.packs[int(places.pack[0])]))
+    return put_payloads(store, made)
+
+
+def put_pack(store: Store, *chunks: bytes | tuple[bytes, bytes, str]) -> str:
+    """Write a pack; its name.
+
+    Args:
+        chunks: Each stored in full; or, with its base and the pack in which that lies, as a delta.
+    """
+    return put_payloads(store, [payload(store, *((each,) if isinstance(each, bytes) else each)) for each in chunks])
+
+
+def payload(store: Store, raw: bytes, base: bytes | None = None, base_pack: str = "") -> Payload:
+    """A chunk in full, or as a delta against its base in a pack."""
+    if base is None:
+        return Payload(digest=digest(raw), raw_bytes=len(raw), codec=RAW, typesize=1, data=raw, begins_row=False)
+    table = read_pack_table(store.backend, base_pack)
+    [entry] = table[(table["digest"] == np.frombuffer(digest(base), np.uint8)).all(axis=1)]
+    return Payload(
+        digest=digest(raw),
+        raw_bytes=len(raw),
+        codec=DELTA,
+        typesize=4,
+        data=DELTA.encode(raw, 4, base),
+        begins_row=False,
+        base=Base(pack=base_pack, digest=digest(base), depth=int(entry["depth"])),
+    )
+
+
+def put_payloads(store: Store, payloads: Iterable[Payload]) -> str:
+    """Write payloads into a pack of their own; its name."""
+    before = packs_of(store.backend)
     write_packs(store.backend, store.catalog, iter(payloads))
     [name] = packs_of(store.backend) - before
     return name
+
+
+def lose(store: Store, pack: str) -> None:
+    """Take a pack away, as if a disk had lost it."""
+    store.backend.delete(f"packs/{pack}.pack")
+
+
+def flip(store: Store, pack: str, chunk: bytes) -> None:
+    """Change a bit of a chunk as it lies in a pack: in full, the least of its last number, which decodes all the same."""
+    key = f"packs/{pack}.pack"
+    table = read_pack_table(store.backend, pack)
+    [entry] = table[(table["digest"] == np.frombuffer(digest(chunk), np.uint8)).all(axis=1)]
+    data = bytearray(store.backend.get(key))
+    data[int(entry["offset"]) + int(entry["stored_bytes"]) - 4] ^= 1
+    store.backend.delete(key)
+    store.backend.put_new(key, [bytes(data)])
+
+
+class BadSectors(FaultyBackend):
+    """A disk that does not give what lies in one pack, or in some of it, while ``is_bad``."""
+
+    def __init__(self, inner: Backend, pack: str, *, chunk: bytes | None = None) -> None:
+        super().__init__(inner)
+        self.is_bad = False
+        self._key = f"packs/{pack}.pack"
+        self._span = (8, 8 + 1)
+        if chunk is not None:
+            table = read_pack_table(inner, pack)
+            [entry] = table[(table["digest"] == np.frombuffer(digest(chunk), np.uint8)).all(axis=1)]
+            self._span = (int(entry["offset"]), int(entry["offset"]) + int(entry["stored_bytes"]))
+
+    def read_into(self, key: str, start: int, out: memoryview) -> None:
+        if self.is_bad and key == self._key and start < self._span[1] and start + len(out) > self._span[0]:
+            raise BackendError("read", key, "Input/output error")
+        super().read_into(key, start, out)
 
 
 def packs_of(backend: Backend) -> set[str]:

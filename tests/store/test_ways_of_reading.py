@@ -18,7 +18,7 @@ from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.pack import ENTRY
 from tensorcas_mlflow.readplan import WAYS, Rule, Situation, choose
 from tensorcas_mlflow.store import Ref, RefTarget, Store
-from tensorcas_mlflow.store._catalog import Places
+from tensorcas_mlflow.store._lookup import Places
 from tensorcas_mlflow.store._target import Target, new_arrays
 from tensorcas_mlflow.store._tasks import tasks_of
 

@@ -1,0 +1,155 @@
+"""Where chunks lie, looked up in tables of packs: a delta counts only where all is known that it takes to decode it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tensorcas_mlflow.digest import Digests
+from tensorcas_mlflow.index import Mask, Positions, Table, as_names, positions
+from tensorcas_mlflow.pack import ENTRY, Entries, is_delta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where some chunks lie."""
+
+    found: Mask
+    """For each chunk whether a copy is known."""
+    pack: Any
+    """For each chunk a position in ``packs``."""
+    packs: list[str]
+    entries: Entries
+
+    def some(self, rows: Any) -> Places:
+        """The places of some of the chunks, by number."""
+        return Places(found=self.found[rows], pack=self.pack[rows], packs=self.packs, entries=self.entries[rows])
+
+    def replaced(self, rows: Any, others: Places) -> Places:
+        """Put others in the place of some."""
+        found, pack, entries = self.found.copy(), self.pack.copy(), self.entries.copy()
+        used, number = np.unique(others.pack, return_inverse=True)
+        found[rows], pack[rows], entries[rows] = others.found, number + len(self.packs), others.entries
+        names = [others.packs[at] for at in used.tolist()] if others.packs else [""] * len(used)
+        return Places(found=found, pack=pack, packs=[*self.packs, *names], entries=entries)
+
+    def by_pack(self, rows: Any) -> list[tuple[str, Any]]:
+        """Part some chunks by the pack in which each lies."""
+        numbers = self.pack[rows]
+        return [(self.packs[number], rows[numbers == number]) for number in np.unique(numbers).tolist()]
+
+
+def find_places(tables: Sequence[Table], digests: Digests, without: Collection[str] = ()) -> Places:
+    """Look up many digests at once.
+
+    Args:
+        tables: The last is asked first.
+        digests: What to look for, shape ``(n, 32)``.
+        without: Packs whose copies do not count, nor deltas against them.
+    """
+    places = _find(tables, digests, without)
+    waiting = [(np.flatnonzero(places.found & is_delta(places.entries)), frozenset(without))]
+    while waiting:
+        rows, besides = waiting.pop()
+        is_whole, _ = find_chains(tables, places.some(rows), without)
+        # A collection leaves deltas without their bases where the chunk has another copy. Which packs are passed over
+        # is a matter of each chunk: what one finds broken may hold the copy of another.
+        for pack, again in places.by_pack(rows[places.found[rows] & ~is_whole]):
+            others = besides | {pack}
+            places = places.replaced(again, _find(tables, digests[again], others))
+            waiting.append((again, others))
+    return places
+
+
+def find_bases(tables: Sequence[Table], deltas: Entries, without: Collection[str] = ()) -> Places:
+    """Look up what some deltas are to be added to: for each the copy of its base that its entry names.
+
+    Args:
+        tables: Where to look.
+        deltas: Their entries.
+        without: Packs whose copies do not count.
+    """
+    bases = np.ascontiguousarray(deltas["base_digest"])
+    names, pack = np.unique(as_names(deltas["base_pack"]), return_inverse=True)
+    packs = [name.tobytes().hex() for name in names]
+    usable = np.array([name not in without for name in packs], dtype=bool)[pack]
+    found, entries = np.zeros(len(deltas), dtype=bool), np.zeros(len(deltas), dtype=ENTRY)
+    for table in tables:
+        open_ = np.flatnonzero(usable & ~found)
+        rows = table.find(bases[open_], packs=positions(table, deltas["base_pack"][open_]))
+        hits = rows >= 0
+        entries[open_[hits]] = table.entries[rows[hits]]
+        # Depths descend, so no chain is long and none is a ring.
+        found[open_[hits]] = entries["depth"][open_[hits]] < deltas["depth"][open_[hits]]
+    return Places(found=found, pack=pack, packs=packs, entries=entries)
+
+
+def find_chains(tables: Sequence[Table], places: Places, without: Collection[str] = ()) -> tuple[Mask, set[str]]:
+    """Follow deltas to their bases, and those to theirs.
+
+    Args:
+        tables: Where to look for bases.
+        places: Of chunks.
+        without: Packs whose copies do not count.
+
+    Returns:
+        For each chunk that was found whether all is known that it takes to be decoded; and the packs that holds.
+    """
+    is_whole, packs = places.found.copy(), set[str]()
+    open_ = np.flatnonzero(places.found & is_delta(places.entries))
+    deltas = places.entries[open_]
+    while len(open_):
+        bases = find_bases(tables, deltas, without)
+        is_whole[open_[~bases.found]] = False
+        packs.update(bases.packs[number] for number in np.unique(bases.pack[bases.found]))
+        deeper = bases.found & is_delta(bases.entries)
+        open_, deltas = open_[deeper], bases.entries[deeper]
+    return is_whole, packs
+
+
+def rows_that_take(tables: Sequence[Table], places: Places, copies: Collection[tuple[str, bytes]]) -> Positions:
+    """Give the chunks that it takes one of some copies to decode, or that lie there themselves.
+
+    Args:
+        tables: Where to look for bases.
+        places: Of chunks.
+        copies: The pack and the digest of each.
+    """
+    packs = {pack for pack, _ in copies}
+    takes = np.zeros(len(places.found), dtype=bool)
+    at = np.flatnonzero(places.found)
+    level = places.some(at)
+    while len(at):
+        held = np.array([name in packs for name in level.packs], dtype=bool)[level.pack]
+        for row in np.flatnonzero(held).tolist():
+            takes[at[row]] |= (level.packs[level.pack[row]], level.entries["digest"][row].tobytes()) in copies
+        deltas = np.flatnonzero(is_delta(level.entries))
+        bases = find_bases(tables, level.entries[deltas])
+        at, level = at[deltas[bases.found]], bases.some(np.flatnonzero(bases.found))
+    return np.flatnonzero(takes)
+
+
+def _find(tables: Sequence[Table], digests: Digests, without: Collection[str]) -> Places:
+    """Look up digests, whatever it takes to decode what is found."""
+    packs: list[str] = []
+    found = np.zeros(len(digests), dtype=bool)
+    pack = np.zeros(len(digests), dtype=np.int64)
+    entries = np.zeros(len(digests), dtype=ENTRY)
+    for table in reversed(tables):
+        open_ = np.flatnonzero(~found)
+        if len(open_) == 0:
+            break
+        usable = None
+        if without:
+            usable = np.array([name not in without for name in table.packs], dtype=bool)
+        rows = table.find(digests[open_], usable)
+        hits = rows >= 0
+        at, rows = open_[hits], rows[hits]
+        found[at] = True
+        entries[at] = table.entries[rows]
+        pack[at] = table.pack[rows].astype(np.int64) + len(packs)
+        packs.extend(table.packs)
+    return Places(found=found, pack=pack, packs=packs, entries=entries)
