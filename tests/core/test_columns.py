@@ -264,7 +264,7 @@ def test_many_arrays_are_described_as_each_is() -> None:
         ("x", np.array([object()]), "cannot be stored"),
         (SKELETON, np.zeros(5), "1-d uint8"),
     ],
-    ids=repr,
+    ids=["no name", "a newline", "no character", "objects", "a skeleton of numbers"],
 )
 def test_one_of_many_arrays_that_cannot_be_described_is_refused(name: str, array: np.ndarray, why: str) -> None:
     given_arrays = {"a": np.zeros(3), name: array, "z": np.zeros(3)}

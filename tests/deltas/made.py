@@ -100,7 +100,7 @@ def lose(store: Store, pack: str) -> None:
 
 
 def flip(store: Store, pack: str, chunk: bytes) -> None:
-    """Change a bit of a chunk as it lies in a pack: in full, the least of its last number, which decodes all the same."""
+    """Change a bit of a chunk as it lies in a pack: in full, the least of its last number, which still decodes."""
     key = f"packs/{pack}.pack"
     table = read_pack_table(store.backend, pack)
     [entry] = table[(table["digest"] == np.frombuffer(digest(chunk), np.uint8)).all(axis=1)]
