@@ -16,6 +16,7 @@ from tensorcas_mlflow.backends._objects import ObjectBackend
 from tensorcas_mlflow.backends._open import STORE_FOLDER, open_backend
 from tensorcas_mlflow.backends._ring import Ring, has_ring
 from tensorcas_mlflow.backends._root import REMOTE_SCHEMES, SCHEME, SCHEMES, Root, is_ours
+from tensorcas_mlflow.backends._scratch import SCRATCH_BYTES, Scratch
 from tensorcas_mlflow.backends._voids import is_void, is_void_object, new_void
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "REMOTE_SCHEMES",
     "SCHEME",
     "SCHEMES",
+    "SCRATCH_BYTES",
     "STORE_FOLDER",
     "Backend",
     "BlobFile",
@@ -37,6 +39,7 @@ __all__ = [
     "ObjectInfo",
     "Ring",
     "Root",
+    "Scratch",
     "Token",
     "aligned_buffer",
     "artifact_path",

@@ -10,7 +10,7 @@ from statistics import median
 
 from tensorcas_mlflow import threads
 from tensorcas_mlflow._texts import size_text
-from tensorcas_mlflow.backends import PAGE_BYTES, BlobFile, Ring, aligned_buffer, has_ring
+from tensorcas_mlflow.backends import PAGE_BYTES, BlobFile, Ring, Scratch, has_ring
 from tensorcas_mlflow.readplan._rule import NEVER_DIRECT, Rule
 
 LEAST_BYTES = 32 << 20
@@ -58,8 +58,9 @@ def calibrate(files: Sequence[BlobFile]) -> Calibration:
     stretches, total = _stretches(files)
     if total < LEAST_BYTES:
         raise ValueError(f"there are only {size_text(total)} to measure with; {size_text(LEAST_BYTES)} are needed")
+    pread, read_direct = _read_with(Scratch())
     warm = {
-        f"in memory, {size_text(n_bytes)} a read": _timed(_each(stretches, n_bytes), _pread, total)
+        f"in memory, {size_text(n_bytes)} a read": _timed(_each(stretches, n_bytes), pread, total)
         for n_bytes in _READ_BYTES
     }
     best = max(range(len(_READ_BYTES)), key=lambda at: list(warm.values())[at])
@@ -68,9 +69,9 @@ def calibrate(files: Sequence[BlobFile]) -> Calibration:
     cold: dict[str, float] = {}
     if _drop(stretches):
         pieces = list(_each(stretches, rule.cold_read_bytes))
-        cold["pread"] = _timed(pieces, _pread, total, drop=lambda: _drop(stretches))
+        cold["pread"] = _timed(pieces, pread, total, drop=lambda: _drop(stretches))
         if all(file.open_direct() for file in files):
-            cold["direct"] = _timed(pieces, _read_direct, total, drop=lambda: _drop(stretches))
+            cold["direct"] = _timed(pieces, read_direct, total, drop=lambda: _drop(stretches))
         if has_ring():
             cold["uring"] = _timed_ring(pieces, total, drop=lambda: _drop(stretches))
     measured += [Measured(what=f"from the disk, {way}", bytes_per_s=speed) for way, speed in cold.items()]
@@ -140,14 +141,22 @@ def _timed_ring(pieces: Sequence[_Stretch], total: int, *, drop: Callable[[], bo
     return total / median(times)
 
 
-def _pread(piece: _Stretch) -> None:
-    file, start, stop = piece
-    file.read_into(start, [aligned_buffer(stop - start).data])
+def _read_with(scratch: Scratch) -> tuple[Callable[[_Stretch], None], Callable[[_Stretch], None]]:
+    """Give the functions that read a stretch, through the page cache and past it."""
 
+    def pread(piece: _Stretch) -> None:
+        file, start, stop = piece
+        buffer = scratch.take(stop - start)
+        file.read_into(start, [buffer.data[: stop - start]])
+        scratch.give_back(buffer)
 
-def _read_direct(piece: _Stretch) -> None:
-    file, start, stop = piece
-    file.read_direct(start, stop, aligned_buffer(stop - start + 2 * PAGE_BYTES))
+    def read_direct(piece: _Stretch) -> None:
+        file, start, stop = piece
+        buffer = scratch.take(stop - start + 2 * PAGE_BYTES)
+        file.read_direct(start, stop, buffer)
+        scratch.give_back(buffer)
+
+    return pread, read_direct
 
 
 def _drop(stretches: Sequence[_Stretch]) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorcas_mlflow import config
+from tensorcas_mlflow.backends import PAGE_BYTES, SCRATCH_BYTES
 
 _FILE = "reading.json"
 _FORMAT = 1
@@ -30,8 +31,8 @@ class Rule:
     warm_read_bytes: int = 1 << 20
     """How much one thread reads at once of what is in memory: as much as its own cache holds, so that it is there still
     when it is decoded and hashed."""
-    cold_read_bytes: int = 1 << 20
-    """How much one thread reads at once from the disk; many do."""
+    cold_read_bytes: int = SCRATCH_BYTES - 16 * PAGE_BYTES
+    """How much one thread reads at once from the disk; many do. Direct reads bring up to two pages more."""
     gap_bytes: int = 16 << 10
     """Two chunks nearer than this are read together."""
     direct_from_bytes: int = 4 << 20

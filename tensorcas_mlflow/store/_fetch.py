@@ -6,36 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tensorcas_mlflow.backends import PAGE_BYTES, Backend, BlobFile, aligned_buffer
+from tensorcas_mlflow.backends import PAGE_BYTES, Backend, BlobFile, Scratch, aligned_buffer
 from tensorcas_mlflow.readplan import Choice
 from tensorcas_mlflow.store._open_files import OpenFiles
 from tensorcas_mlflow.store._take import Stored
 from tensorcas_mlflow.store._target import Target
 from tensorcas_mlflow.store._tasks import Task
-from tensorcas_mlflow.threads import Lock
-
-
-class Scratch:
-    """Memory for what is not read into place, used again by the next read: fresh memory costs more than a read."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._idle: list[Any] = []
-
-    def take(self, n_bytes: int) -> Any:
-        """Give a buffer of at least so many bytes, at a page's begin; nobody else has it until it is given back."""
-        with self._lock:
-            while self._idle:
-                buffer = self._idle.pop()
-                if len(buffer) >= n_bytes:
-                    return buffer
-        return aligned_buffer(n_bytes)
-
-    def give_back(self, buffer: Any) -> None:
-        """Let others have a buffer; None is none."""
-        if buffer is not None:
-            with self._lock:
-                self._idle.append(buffer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
