@@ -12,8 +12,8 @@ def choose(state: Survey, max_waste: float) -> tuple[list[str], dict[str, int]]:
 
     A chunk with several copies is counted where most is needed, so that the other packs become empty. Copies in packs
     that somebody has condemned do not count. The base of a delta that is needed is needed where it lies, so a pack that
-    holds one is not rewritten: its deltas would have to be, in full. So is what a pack takes to be decoded against
-    which a save under way may store deltas.
+    holds one is not rewritten: its deltas would have to be, in full. What it takes to decode a pack is needed too while a
+    save under way may store deltas against that.
 
     Args:
         state: Of the store.
@@ -33,7 +33,7 @@ def choose(state: Survey, max_waste: float) -> tuple[list[str], dict[str, int]]:
     rows = rows[np.argsort(rank[state.pack[rows]], kind="stable")]
     kept = np.zeros(len(wanted), dtype=bool)
     kept[rows[np.unique(state.chunk[rows], return_index=True)[1]]] = True
-    # What nobody can decode stays: the pack of its base may be lost and come back, from a backup; or it is condemned,
+    # What nobody can decode stays: the pack of its base may be lost, and come back from a backup; or it is condemned,
     # and who finishes that list writes the chunk in full.
     kept |= state.live_rows() & ~state.has_row(wanted)[state.chunk]
     bases = state.bases_of(kept | state.rows_in(state.pinned))

@@ -11,7 +11,7 @@ import numpy as np
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.digest import digest, unique_rows
-from tensorcas_mlflow.errors import BlobNotFoundError, ChunkNotFoundError, CorruptChunkError, CorruptError, FormatError
+from tensorcas_mlflow.errors import BlobNotFoundError, CorruptChunkError, CorruptError, FormatError, NotFoundError
 from tensorcas_mlflow.gc._survey import Survey
 from tensorcas_mlflow.index import Mask, Table, make_table, pack_key
 from tensorcas_mlflow.pack import STORED_DIGEST_BYTES, TARGET_BYTES, Entries, PackWriter, Payload, is_delta, payload_of
@@ -155,5 +155,5 @@ def _payloads(store: Store, table: Table, rows: Any, *, going: frozenset[str]) -
                     yield bases.payload(entry, data, begins_row=begins_row)
                 else:
                     yield payload_of(entry, data, begins_row=begins_row)
-            except (FormatError, ChunkNotFoundError) as error:
+            except (FormatError, NotFoundError) as error:
                 raise _UnreadableError(name) from error

@@ -13,10 +13,10 @@ from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.chunking import MAX_CHUNK_BYTES
 from tensorcas_mlflow.codecs import CODECS, RAW, load_codecs
-from tensorcas_mlflow.digest import DIGEST_BYTES, Digests
-from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
+from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest
+from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NotFoundError
 from tensorcas_mlflow.index import pack_key
-from tensorcas_mlflow.pack import ENTRY, Entries
+from tensorcas_mlflow.pack import ENTRY, STORED_DIGEST_BYTES, Entries, decode_chunk
 from tensorcas_mlflow.readplan import plan_reads
 from tensorcas_mlflow.store import protocol as p
 
@@ -37,6 +37,9 @@ class Verdict(Enum):
     """They were read, and do not."""
     FAILED = "failed"
     """The storage did not give them, or this release cannot decode them: which says nothing of what they are."""
+    BASELESS = "baseless"
+    """They are a delta as it was written, and the base it takes is gone, damaged, or encoded as this release does not
+    know: then it is no copy, and no damage. A collection leaves such deltas where the chunk has another copy."""
     GONE = "gone"
     """The pack is not there any more."""
 
@@ -51,6 +54,8 @@ class Look:
     reason: str = ""
     stored: Any = b""
     """What lies there, where it was read."""
+    key: str | None = None
+    """Of the blob that the storage did not give, where that is the pack of the base."""
 
 
 def look_at(backend: Backend, names: Sequence[str], pack: Any, entries: Entries) -> Iterator[Look]:
@@ -116,7 +121,15 @@ def _judged(row: int, entry: Any, block: memoryview, start: int, bases: p.Bases)
     begin, end = _span(entry)
     stored = block[begin - start : end - start]
     try:
-        fault = bases.fault_of(entry, stored)
+        base = bases.of(entry)
     except BackendError as error:
-        return Look(row=row, verdict=Verdict.FAILED, reason=f"its base cannot be read: {error.reason}")
-    return Look(row=row, verdict=Verdict.GOOD if fault is None else Verdict.BAD, reason=fault or "", stored=stored)
+        return Look(row=row, verdict=Verdict.FAILED, reason=f"its base cannot be read: {error.reason}", key=error.key)
+    except (NotFoundError, FormatError) as error:
+        is_as_written = digest(stored)[:STORED_DIGEST_BYTES] == entry["stored_digest"].tobytes()
+        reason = f"it is a delta, and its base is lost: {error}"
+        return Look(row=row, verdict=Verdict.BASELESS if is_as_written else Verdict.BAD, reason=reason, stored=stored)
+    try:
+        decode_chunk(entry, stored, base)
+    except FormatError as error:
+        return Look(row=row, verdict=Verdict.BAD, reason=str(error), stored=stored)
+    return Look(row=row, verdict=Verdict.GOOD, stored=stored)

@@ -32,6 +32,8 @@ class Pack:
     """Why it could not be read whole: then nothing is known of what was not, and it is left as it is."""
     unread: tuple[Piece, ...] = ()
     """Chunks that its table names and that could not be read; with a failure."""
+    baseless: tuple[Piece, ...] = ()
+    """Deltas whose bases are lost: neither good nor damage."""
     has_table: bool = True
     """Whether its own table can be read."""
 
@@ -112,6 +114,10 @@ class Holdings:
         """Chunks that could not be read, in any pack of which the table could."""
         return _digests_of(piece for pack in self.packs.values() for piece in pack.unread)
 
+    def baseless(self) -> Digests:
+        """Chunks that some pack holds as deltas whose bases are lost; other packs may have them."""
+        return _digests_of(piece for pack in self.packs.values() for piece in pack.baseless)
+
     def give_up_replaced(self) -> frozenset[str]:
         """Count as damaged what cannot be read of packs, where each such chunk is good in another one.
 
@@ -149,6 +155,7 @@ class Holdings:
         damage: dict[str, list[Piece]] = {name: [] for name in names}
         failures: dict[str, str] = {}
         unread: dict[str, list[Piece]] = {name: [] for name in names}
+        baseless: dict[str, list[Piece]] = {name: [] for name in names}
         gone: set[str] = set()
         for look in look_at(self._backend, names, pack, entries):
             name, entry = names[int(pack[look.row])], entries[look.row]
@@ -156,6 +163,8 @@ class Holdings:
                 good[look.row] = True
             elif look.verdict is Verdict.GONE:
                 gone.add(name)
+            elif look.verdict is Verdict.BASELESS or (look.verdict is Verdict.FAILED and look.key in self._given_up):
+                baseless[name].append(_piece(name, entry, look.reason, sizes[name]))
             elif look.verdict is Verdict.FAILED and pack_key(name) not in self._given_up:
                 failures.setdefault(name, look.reason)
                 unread[name].append(_piece(name, entry, look.reason, sizes[name]))
@@ -173,6 +182,7 @@ class Holdings:
                     damage=tuple(damage[name]),
                     failure=failures.get(name),
                     unread=tuple(unread[name]) if without is None else (),
+                    baseless=tuple(baseless[name]) if without is None else (),
                     has_table=without is None,
                 )
 

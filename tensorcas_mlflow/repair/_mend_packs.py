@@ -17,10 +17,11 @@ import numpy as np
 
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, unique_rows
-from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError
+from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NotFoundError
 from tensorcas_mlflow.index import Table, pack_key
 from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
 from tensorcas_mlflow.pack import Payload
+from tensorcas_mlflow.repair._bases import anchored, revive
 from tensorcas_mlflow.repair._chunks import NO_DIGESTS, Verdict, as_keys, look_at
 from tensorcas_mlflow.repair._holdings import Holdings
 from tensorcas_mlflow.repair._lists import Lists, read_lists
@@ -80,9 +81,12 @@ def mend_packs(
         failure = holdings.packs[name].failure
         if failure is not None:
             done.left[pack_key(name)] = _unread(name, failure)
+    held = anchored(backend, holdings) & holdings.damaged()
+    for name in held:
+        done.left[pack_key(name)] = "a delta that cannot be read may need it: repair again when all can be read"
     doomed = frozenset(
         name
-        for name in sorted(holdings.damaged())
+        for name in sorted(holdings.damaged() - held)
         if _put_aside(store, holdings, name, quarantine, done, may_be_written=may_be_written)
     )
     condemned = f"condemned/{uuid.uuid4().hex}"
@@ -92,7 +96,9 @@ def mend_packs(
         # And deltas against what goes that are committed all the same were written by now, and are copied too.
         done.n_fenced = _fence(backend, lambda intent: intent.bases & doomed)
     safe = _copy(store, holdings, doomed, needed, sources, done)
-    lost = _owed(holdings, doomed)[~np.isin(_owed(holdings, doomed), holdings.good())]
+    done.n_healed += revive(store, holdings, sources, needed)
+    relied_on = np.concatenate([_owed(holdings, doomed), as_keys(holdings.baseless())])
+    lost = relied_on[~np.isin(relied_on, holdings.good())]
     if doomed:
         done.n_fenced += _fence(backend, lambda intent: np.isin(as_keys(_needed_by(backend, intent)), lost).any())
         going = {
@@ -163,6 +169,8 @@ def _put_aside(
                     return False
                 bare = dataclasses.replace(piece, n_bytes=0, reason=f"{piece.reason}; {error.reason}")
                 done.n_quarantined += quarantine.keep(bare)
+        for piece in pack.baseless:
+            done.n_quarantined += quarantine.keep(piece)
     except BlobNotFoundError:
         return False  # a collector has removed it
     except _UnsteadyError:
@@ -269,7 +277,11 @@ def _payloads(backend: Backend, table: Table, wanted: Any) -> Iterator[Payload]:
         entry = entries[look.row]
         begin = (int(pack[look.row]), int(entry["offset"]))
         # What lay without a gap stays so: the chunks of one raw tensor can still be mapped as one.
-        yield bases.payload(entry, look.stored, begins_row=begin != end)
+        try:
+            yield bases.payload(entry, look.stored, begins_row=begin != end)
+        except (NotFoundError, FormatError) as error:
+            _log.warning("a chunk of %s cannot be copied: %s", table.key_of(int(rows[look.row])), error)
+            continue
         end = (begin[0], begin[1] + int(entry["stored_bytes"]))
 
 

@@ -12,6 +12,7 @@ from tensorcas_mlflow.digest import Digests
 from tensorcas_mlflow.errors import BlobNotFoundError, DirectAccessError, FormatError, PendingSavesError
 from tensorcas_mlflow.index import pack_key
 from tensorcas_mlflow.manifest import MAX_BYTES
+from tensorcas_mlflow.repair._bases import bases_wanted, would_be_good
 from tensorcas_mlflow.repair._chunks import as_keys
 from tensorcas_mlflow.repair._format import FormatFix, is_carried, write_format
 from tensorcas_mlflow.repair._holdings import Holdings
@@ -294,7 +295,9 @@ def _remaining(seen: _Seen, good: Any) -> list[Loss]:
     """Say what would be lost after the repair."""
     lost = seen.digests[~np.isin(as_keys(seen.digests), good)]
     if len(lost):
-        good = np.concatenate([good, as_keys(lost[seen.sources.holds(lost)])])
+        lost = np.concatenate([lost, bases_wanted(seen.holdings, lost)])
+        held = np.concatenate([good, as_keys(lost[seen.sources.holds(lost)])])
+        good = would_be_good(seen.holdings, held)
     whole = {
         ref.key
         for name, found in seen.manifests.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.chunking import MAX_CHUNK_BYTES
 from tensorcas_mlflow.codecs import MOST_OVERHEAD_BYTES, Buffer, encode_best
-from tensorcas_mlflow.errors import BlobNotFoundError, ChunkNotFoundError, CorruptChunkError, CorruptError, FormatError
+from tensorcas_mlflow.errors import ChunkNotFoundError, CorruptChunkError, CorruptError, FormatError
 from tensorcas_mlflow.index import Table, make_table, pack_key
 from tensorcas_mlflow.pack import Base, Payload, bases_of, decode_chunk, is_base_of, is_delta, payload_of
 from tensorcas_mlflow.store._packs import read_pack_table
@@ -34,7 +35,8 @@ class Bases:
             delta: An entry; for one that is no delta there is none.
 
         Raises:
-            ChunkNotFoundError: The pack that is to hold the base does not, or is gone.
+            BlobNotFoundError: The pack that is to hold the base is gone: a collector may have moved it, and the chunk.
+            ChunkNotFoundError: That pack does not hold it.
             CorruptChunkError: The base is damaged there.
             CorruptError: The table of the pack is.
             BackendError: The storage does not give it.
@@ -48,10 +50,7 @@ class Bases:
         if n_raw > MAX_CHUNK_BYTES or n_stored > 2 * n_raw + MOST_OVERHEAD_BYTES:
             raise CorruptChunkError(text, key, f"its entry says {n_raw} bytes in {n_stored}")
         stored = memoryview(bytearray(n_stored))
-        try:
-            self._backend.read_into(key, int(entry["offset"]), stored)
-        except BlobNotFoundError:
-            raise ChunkNotFoundError(text, 1, suspects=(key,)) from None
+        self._backend.read_into(key, int(entry["offset"]), stored)
         try:
             return decode_chunk(entry, stored, self.of(entry))
         except (CorruptError, CorruptChunkError):
@@ -61,12 +60,18 @@ class Bases:
 
     def packs(self, delta: Any) -> set[str]:
         """Name the packs that it takes to decode a delta, besides its own; raises as `of`."""
-        packs: set[str] = set()
+        return set(self.chain(delta))
+
+    def chain(self, delta: Any) -> Iterator[str]:
+        """Yield the pack of a delta's base, and that of the base's own, as far as it goes; raises as `of`."""
         while is_delta(delta):
             [base] = bases_of(delta.reshape(1))
-            packs.add(base.pack)
+            yield base.pack
             delta = self._entry(delta, base)
-        return packs
+
+    def decoded(self, entry: Any, stored: Buffer) -> Buffer:
+        """Decode a chunk as it is stored, with its base if it takes one; raises as `payload`."""
+        return decode_chunk(entry, stored, self.of(entry))
 
     def payload(self, entry: Any, stored: Buffer, *, begins_row: bool) -> Payload:
         """Give a chunk as another pack takes it that may not rely on a base: what is a delta is encoded in full.
@@ -83,7 +88,12 @@ class Bases:
         """
         if not is_delta(entry):
             return payload_of(entry, stored, begins_row=begins_row)
-        raw = decode_chunk(entry, stored, self.of(entry))
+        return self.in_full(entry, stored, begins_row=begins_row, base=self.of(entry))
+
+    @staticmethod
+    def in_full(entry: Any, stored: Buffer, *, begins_row: bool, base: Buffer | None) -> Payload:
+        """Decode a delta with any copy of its base, and encode the chunk in full; see `payload`."""
+        raw = decode_chunk(entry, stored, base)
         codec, typesize, data = encode_best(raw, int(entry["typesize"]))
         return Payload(
             digest=entry["digest"].tobytes(),
@@ -102,22 +112,22 @@ class Bases:
             stored: The bytes that lie where it says.
 
         Raises:
+            BlobNotFoundError: The pack of its base is gone, which says nothing of what it is either.
             BackendError: The storage does not give its base, which says nothing of what it is.
         """
         try:
-            decode_chunk(entry, stored, self.of(entry))
-        except (ChunkNotFoundError, CorruptError) as error:
+            base = self.of(entry)
+        except (ChunkNotFoundError, FormatError) as error:
             return f"it is a delta, and its base is lost: {error}"
+        try:
+            decode_chunk(entry, stored, base)
         except FormatError as error:
             return str(error)
         return None
 
     def _entry(self, delta: Any, base: Base) -> Any:
         key, text = pack_key(base.pack), base.digest.hex()
-        try:
-            table = self._table(base.pack)
-        except BlobNotFoundError:
-            raise ChunkNotFoundError(text, 1, suspects=(key,)) from None
+        table = self._table(base.pack)
         [row] = table.find(np.frombuffer(base.digest, np.uint8).reshape(1, -1)).tolist()
         if row < 0 or not is_base_of(delta, table.entries[row]):
             raise ChunkNotFoundError(text, 1, suspects=(key,))

@@ -15,7 +15,7 @@ from tensorcas_mlflow.chunking import MAX_CHUNK_BYTES
 from tensorcas_mlflow.codecs import RAW, load_codecs
 from tensorcas_mlflow.digest import Digests
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
-from tensorcas_mlflow.index import pack_key
+from tensorcas_mlflow.index import pack_key, pack_name
 from tensorcas_mlflow.pack import Payload
 from tensorcas_mlflow.readplan import Extent, plan_reads
 from tensorcas_mlflow.store import Store
@@ -45,7 +45,9 @@ class _Outcome:
     n_bytes: int = 0
     payloads: list[Payload] = field(default_factory=list)
     moved: list[int] = field(default_factory=list)
-    """Chunks whose pack is gone, by their numbers in the group."""
+    """Chunks whose pack is gone, or that of their base, by their numbers in the group."""
+    gone: set[str] = field(default_factory=set)
+    """Those packs."""
     damaged: list[tuple[int, str]] = field(default_factory=list)
     """And those that are not what they should be, and why."""
     is_index_suspect: bool = False
@@ -55,6 +57,7 @@ class _Outcome:
         self.n_bytes += other.n_bytes
         self.payloads += other.payloads
         self.moved += other.moved
+        self.gone |= other.gone
         self.damaged += other.damaged
         self.is_index_suspect |= other.is_index_suspect
 
@@ -115,10 +118,9 @@ class ChunkReader:
             outcome.payloads.clear()
             found.add(outcome)
         if found.moved:
-            gone = {places.packs[int(number)] for number in packs[found.moved]}
-            self._store.catalog.forget(gone)
+            self._store.catalog.forget(found.gone)
             self._store.catalog.refresh()
-            waiting.append(self._again(group, group.digests[there[found.moved]], gone))
+            waiting.append(self._again(group, group.digests[there[found.moved]], found.gone))
         names = [places.packs[number] for number in packs.tolist()]
         waiting.extend(self._elsewhere(group, found, there, names))
 
@@ -165,7 +167,7 @@ class ChunkReader:
         try:
             self._store.backend.read_into(key, extent.start, block)
         except BlobNotFoundError:
-            return _Outcome(moved=members)
+            return _Outcome(moved=members, gone={pack_name(key)})
         except (CorruptError, BackendError) as error:
             if len(members) > 1:
                 # One bad sector of a disk is no reason to take all that lies near it for damaged.
@@ -183,13 +185,18 @@ class ChunkReader:
             stored = block[begin : begin + int(entries["stored_bytes"][number])]
             try:
                 fault = self._bases.fault_of(entries[number], stored)
+                if fault is None:
+                    # The destination may not have the base, and must not come to depend on this store.
+                    payload = self._bases.payload(entries[number], stored, begins_row=bool(begins[number]))
+                    outcome.payloads.append(payload)
+            except BlobNotFoundError as error:
+                outcome.moved.append(number)
+                outcome.gone.add(pack_name(error.key))
+                continue
             except BackendError as error:
                 self._store.backend.stat(key)
                 fault = f"its base cannot be read: {error.reason}"
-            if fault is None:
-                # The destination may not have the base, and must not come to depend on this store.
-                outcome.payloads.append(self._bases.payload(entries[number], stored, begins_row=bool(begins[number])))
-            else:
+            if fault is not None:
                 outcome.damaged.append((number, fault))
                 outcome.is_index_suspect = True
         return outcome

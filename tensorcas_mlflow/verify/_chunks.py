@@ -12,8 +12,8 @@ from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.digest import DIGEST_BYTES, digest, hex_of
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
-from tensorcas_mlflow.index import Mask, Table, pack_key
-from tensorcas_mlflow.pack import STORED_DIGEST_BYTES
+from tensorcas_mlflow.index import Mask, Table, base_rows, pack_key, pack_name
+from tensorcas_mlflow.pack import MAX_DEPTH, STORED_DIGEST_BYTES
 from tensorcas_mlflow.readplan import plan_reads
 from tensorcas_mlflow.store import protocol as p
 from tensorcas_mlflow.verify._packs import Packs, is_possible
@@ -97,6 +97,9 @@ def read_chunks(backend: Backend, packs: Packs, choice: Choice, *, decode: bool,
             stored = memoryview(block)[begin : begin + int(entries["stored_bytes"][row])]
             try:
                 reason = fault(entries[row], stored)
+            except BlobNotFoundError as error:
+                gone.add(pack_name(error.key))  # the pack of its base
+                continue
             except BackendError as error:
                 reason = f"its base cannot be read: {reason_of(error)}"
             if reason is not None:
@@ -122,6 +125,7 @@ def _sorted_out(table: Table, bad: Mapping[int, str], gone: set[str], *, n_read:
     is_sound = np.ones(len(table), dtype=bool)
     is_sound[list(bad)] = False
     is_sound &= np.array([name not in gone for name in table.packs], dtype=bool)[table.pack]
+    bad = {**bad, **_dependents(table, bad, is_sound)}
     keys = np.ascontiguousarray(table.entries["digest"]).view(f"V{DIGEST_BYTES}").ravel()
     has_other = dict(zip(bad, np.isin(keys[list(bad)], keys[is_sound]).tolist(), strict=True))
     lost: dict[bytes, tuple[str, str]] = {}
@@ -133,6 +137,29 @@ def _sorted_out(table: Table, bad: Mapping[int, str], gone: set[str], *, n_read:
         else:
             lost.setdefault(table.entries["digest"][row].tobytes(), (table.key_of(row), said))
     return Damage(lost=lost, copies=copies, n_read=n_read)
+
+
+def _dependents(table: Table, bad: Mapping[int, str], is_sound: Mask) -> dict[int, str]:
+    """Give the deltas that it takes a damaged chunk to decode, and why.
+
+    Args:
+        table: Of all packs.
+        bad: Rows of damaged chunks, and why.
+        is_sound: For each row whether it can be read; comes to be so for deltas too.
+    """
+    base = base_rows(table)
+    deltas = np.flatnonzero(base >= 0)
+    found: dict[int, str] = {}
+    for _ in range(MAX_DEPTH if len(deltas) else 0):
+        hit = deltas[is_sound[deltas] & ~is_sound[base[deltas]]]
+        is_sound[hit] = False
+        for row in hit.tolist():
+            at = int(base[row])
+            # A base whose pack has gone meanwhile is no damage: the chunk was moved, or is missed later.
+            if (reason := found.get(at, bad.get(at))) is not None:
+                lost = f"its base, chunk {hex_of(table.entries['digest'][at])} in {table.key_of(at)}, is damaged"
+                found[row] = reason if at in found else f"{lost}: {reason}"
+    return found
 
 
 def _place(table: Table, row: int) -> tuple[int, int, int, Any]:

@@ -100,7 +100,7 @@ def lose(store: Store, pack: str) -> None:
 
 
 def flip(store: Store, pack: str, chunk: bytes) -> None:
-    """Change a bit of a chunk as it lies in a pack: in full, the least of its last number, which still decodes."""
+    """Change a bit of a chunk as it lies in a pack: of one in full a last digit, so that deltas still decode."""
     key = f"packs/{pack}.pack"
     table = read_pack_table(store.backend, pack)
     [entry] = table[(table["digest"] == np.frombuffer(digest(chunk), np.uint8)).all(axis=1)]
@@ -113,11 +113,11 @@ def flip(store: Store, pack: str, chunk: bytes) -> None:
 class BadSectors(FaultyBackend):
     """A disk that does not give what lies in one pack, or in some of it, while ``is_bad``."""
 
-    def __init__(self, inner: Backend, pack: str, *, chunk: bytes | None = None) -> None:
+    def __init__(self, inner: Backend, pack: str, *, chunk: bytes | None = None, all_of_it: bool = False) -> None:
         super().__init__(inner)
         self.is_bad = False
         self._key = f"packs/{pack}.pack"
-        self._span = (8, 8 + 1)
+        self._span = (0, 1 << 40) if all_of_it else (8, 8 + 1)
         if chunk is not None:
             table = read_pack_table(inner, pack)
             [entry] = table[(table["digest"] == np.frombuffer(digest(chunk), np.uint8)).all(axis=1)]

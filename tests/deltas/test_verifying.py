@@ -1,0 +1,163 @@
+"""What is told of a chain of deltas that is broken somewhere, and of one that is only moved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from made import CHUNK_BYTES, BadSectors, a_chunk, flip, lose, put_pack, save_chunks
+
+from tensorcas_mlflow.backends import MemoryBackend
+from tensorcas_mlflow.store import Ref, Store
+from tensorcas_mlflow.transfer import copy_refs, read_source
+from tensorcas_mlflow.verify import VerifyReport, verify
+
+A, B, C, D, E = (a_chunk(seed) for seed in range(5))
+CHAIN = (A, B, C, D)
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store.init_backend(MemoryBackend(), chunk_bytes=CHUNK_BYTES)
+
+
+def fresh(store: Store) -> Store:
+    return Store.open_backend(store.backend)
+
+
+def chain(store: Store) -> tuple[list[str], list[Ref]]:
+    """Four steps of another chunk and one of a chain; the packs of that, and the refs."""
+    packs: list[str] = []
+    refs = []
+    for step, chunk in enumerate(CHAIN):
+        packs.append(put_pack(store, (chunk, CHAIN[step - 1], packs[-1]) if step else chunk))
+        refs.append(save_chunks(store, step, E, chunk))
+    return packs, refs
+
+
+def told(report: VerifyReport) -> set[tuple[str | None, tuple[str, ...]]]:
+    return {(problem.checkpoint, problem.tensors) for problem in report.problems if problem.checkpoint}
+
+
+@pytest.mark.parametrize("at", range(4))
+@pytest.mark.parametrize("how", [{"full": True}, {"sample": 1.0}, {"part": (1, 1)}], ids=lambda how: next(iter(how)))
+def test_damage_in_a_chain_is_told_of_all_that_takes_it(store: Store, at: int, how: Any) -> None:
+    packs, refs = chain(store)
+    flip(store, packs[at], CHAIN[at])
+    report = verify(fresh(store), **how)
+
+    assert told(report) == {(ref.label, ("1",)) for ref in refs[at:]}
+    assert any(f"packs/{packs[at]}.pack" in f"{problem.key} {problem.reason}" for problem in report.problems)
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_a_lost_pack_of_a_chain_is_told_of_all_that_takes_it_without_reading_a_chunk(store: Store, at: int) -> None:
+    packs, refs = chain(store)
+    lose(store, packs[at])
+    report = verify(fresh(store))
+
+    assert told(report) == {(ref.label, ("1",)) for ref in refs[at:]}
+    assert all(f"packs/{packs[at]}.pack" in f"{each.key} {each.reason}" for each in report.problems if each.checkpoint)
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_a_base_that_cannot_be_read_is_told_of_all_that_takes_it(store: Store, at: int) -> None:
+    packs, refs = chain(store)
+    bad = BadSectors(store.backend, packs[at], chunk=CHAIN[at])
+    bad.is_bad = True
+
+    assert told(verify(Store.open_backend(bad), full=True)) == {(ref.label, ("1",)) for ref in refs[at:]}
+
+
+def test_damage_of_a_base_alone_is_not_called_unneeded(store: Store) -> None:
+    packs, refs = chain(store)
+    for ref in refs[:-1]:
+        store.drop(ref)
+    flip(store, packs[0], A)
+    report = verify(fresh(store), sample=1.0)
+
+    assert told(report) == {(refs[-1].label, ("1",))}
+
+
+def test_a_delta_whose_base_is_damaged_has_another_copy(store: Store) -> None:
+    packs, _ = chain(store)
+    put_pack(store, B)
+    put_pack(store, C)
+    put_pack(store, D)
+    flip(store, packs[1], B)
+    report = verify(fresh(store), full=True)
+
+    assert told(report) == set()
+    assert report.problems
+    assert all("another pack has a whole copy" in problem.reason for problem in report.problems)
+
+
+class Moves(MemoryBackend):
+    """Somebody moves a chunk in full elsewhere, and takes the pack of its base away, at a read of that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at: tuple[str, bytes] | None = None
+
+    def read_into(self, key: str, start: int, out: memoryview) -> None:
+        if self.at is not None and key == f"packs/{self.at[0]}.pack":
+            (pack, chunk), self.at = self.at, None
+            put_pack(Store.open_backend(self), chunk)
+            self.delete(f"packs/{pack}.pack")
+        super().read_into(key, start, out)
+
+
+@pytest.fixture
+def moving() -> Store:
+    store = Store.init_backend(Moves(), chunk_bytes=CHUNK_BYTES)
+    bases = put_pack(store, A)
+    put_pack(store, (B, A, bases))
+    save_chunks(store, 1, B)
+    return store
+
+
+def begin_to_move(store: Store, reader: Store) -> None:
+    assert isinstance(store.backend, Moves)
+    reader.catalog.refresh()
+    [ref] = reader.checkpoints()
+    places = reader.catalog.find(reader.manifest(ref).digests)
+    _, bases = reader.catalog.find_chains(places)
+    store.backend.at = (min(bases), B)
+
+
+def test_what_a_collector_moves_meanwhile_is_read(moving: Store) -> None:
+    reader = fresh(moving)
+    begin_to_move(moving, reader)
+    [ref] = reader.checkpoints()
+
+    assert reader.read_tensors(reader.manifest(ref))["0"].tobytes() == B
+
+
+def test_what_a_collector_moves_meanwhile_is_copied(moving: Store) -> None:
+    reader = fresh(moving)
+    begin_to_move(moving, reader)
+    other = Store.init_backend(MemoryBackend(), chunk_bytes=CHUNK_BYTES, store_id=moving.id)
+    refs, _ = read_source(reader)
+    copied = copy_refs(reader, other, refs)
+    [ref] = other.checkpoints()
+
+    assert not copied.failed
+    assert other.read_tensors(other.manifest(ref))["0"].tobytes() == B
+
+
+def test_what_a_collector_moves_while_it_is_verified_is_no_problem(
+    moving: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = fresh(moving)
+    begin_to_move(moving, reader)
+    assert isinstance(moving.backend, Moves)
+    at, moving.backend.at = moving.backend.at, None
+    read = verify.__globals__["read_chunks"]
+
+    def later(*args: Any, **more: Any) -> Any:
+        moving.backend.at = at  # type: ignore[attr-defined]
+        return read(*args, **more)
+
+    monkeypatch.setitem(verify.__globals__, "read_chunks", later)
+
+    assert verify(reader, full=True).problems == ()
