@@ -14,7 +14,15 @@ import pyarrow as pa
 from tensorcas_mlflow._arrow import UNREADABLE, read_batch, read_schema, stream_in_file
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest_of, prefixes
 from tensorcas_mlflow.errors import CorruptError, FormatError, NewerFormatError
-from tensorcas_mlflow.pack import ENTRY, MAX_DEPTH, PACK_NAME_BYTES, STORED_DIGEST_BYTES, Entries, is_delta
+from tensorcas_mlflow.pack import (
+    ENTRY,
+    MAX_DEPTH,
+    PACK_NAME_BYTES,
+    STORED_DIGEST_BYTES,
+    Entries,
+    has_depth,
+    is_delta,
+)
 
 VERSION = 2
 """Of a segment that tells of deltas; one that does not is of version 1."""
@@ -316,7 +324,7 @@ def read_segment(key: str, data: bytes) -> Table:
     if len(entries) and int(entries["offset"].max()) > MAX_OFFSET:
         raise CorruptError(key, "an index segment points where no pack can reach")
     deltas = is_delta(entries)
-    if (entries["base_pack"].any(axis=1) != deltas).any() or (entries["depth"][deltas] == 0).any():
+    if (entries["base_pack"].any(axis=1) != deltas).any() or not has_depth(entries[deltas]).all():
         raise CorruptError(key, "an index segment does not name the bases of its deltas")
     return replace(_sorted(packs, pack, entries), is_checked="digest" in head or packs == (_name_of(key),))
 

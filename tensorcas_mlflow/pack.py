@@ -209,6 +209,11 @@ def is_delta(entries: Entries) -> Any:
     return entries["codec"] == DELTA
 
 
+def has_depth(deltas: Entries) -> Any:
+    """For each of some entries, all of them deltas, whether its depth is one that a delta can have."""
+    return (deltas["depth"] > 0) & (deltas["depth"] <= MAX_DEPTH)
+
+
 def bases_of(deltas: Entries) -> list[Base]:
     """Name the bases of some entries, all of them deltas."""
     packs = deltas["base_pack"].tobytes().hex()
@@ -269,8 +274,7 @@ def read_table(key: str, size: int, read: Callable[[int, int], Buffer]) -> Entri
 def _put_bases(key: str, entries: Entries, bases: Any) -> None:
     """Put bases into the entries of a table, each of which names one if, and only if, it is a delta."""
     deltas = np.flatnonzero(is_delta(entries))
-    deep = (entries["depth"] > 0) & (entries["depth"] <= MAX_DEPTH)
-    if len(deltas) != len(bases) or (deltas != bases["row"]).any() or not deep[deltas].all():
+    if len(deltas) != len(bases) or (deltas != bases["row"]).any() or not has_depth(entries[deltas]).all():
         raise CorruptError(key, "its table does not name the bases of its deltas")
     for field in ("base_pack", "base_digest"):
         entries[field][deltas] = bases[field]
@@ -302,9 +306,11 @@ def decode_chunk(entry: Any, stored: Buffer, base: Buffer | None = None) -> Buff
     if n_raw > MAX_CHUNK_BYTES:
         raise FormatError(f"its entry says {n_raw} bytes")
     raw = stored
-    if int(entry["codec"]) != RAW.number or len(stored) != n_raw:
+    if int(entry["codec"]) != RAW.number:
         raw = memoryview(bytearray(n_raw))
         codec_numbered(int(entry["codec"])).decode_into(stored, raw, base)
+    elif len(stored) != n_raw:
+        raise FormatError(f"its entry says {n_raw} bytes, and {len(stored)} are stored as they are")
     actual = digest(raw)
     if actual != entry["digest"].tobytes():
         raise FormatError(f"its bytes hash to {actual.hex()}")

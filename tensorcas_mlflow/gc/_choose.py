@@ -12,8 +12,8 @@ def choose(state: Survey, max_waste: float) -> tuple[list[str], dict[str, int]]:
 
     A chunk with several copies is counted where most is needed, so that the other packs become empty. Copies in packs
     that somebody has condemned do not count. The base of a delta that is needed is needed where it lies, so a pack that
-    holds one is not rewritten: its deltas would have to be, in full. What it takes to decode a pack is needed too while a
-    save under way may store deltas against that.
+    holds one is not rewritten: its deltas would have to be, in full. What it takes to decode a pack is needed too
+    while a save under way may store deltas against that.
 
     Args:
         state: Of the store.

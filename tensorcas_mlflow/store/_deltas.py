@@ -47,7 +47,7 @@ class Bases:
         key, text = pack_key(base.pack), base.digest.hex()
         entry = self._entry(delta, base)
         n_raw, n_stored = int(entry["raw_bytes"]), int(entry["stored_bytes"])
-        if n_raw > MAX_CHUNK_BYTES or n_stored > 2 * n_raw + MOST_OVERHEAD_BYTES:
+        if n_raw != int(delta["raw_bytes"]) or n_raw > MAX_CHUNK_BYTES or n_stored > 2 * n_raw + MOST_OVERHEAD_BYTES:
             raise CorruptChunkError(text, key, f"its entry says {n_raw} bytes in {n_stored}")
         stored = memoryview(bytearray(n_stored))
         self._backend.read_into(key, int(entry["offset"]), stored)

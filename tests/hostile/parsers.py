@@ -41,6 +41,7 @@ from tensorcas_mlflow.store._records import RefTarget, intent_bytes, new_ref, pa
 from tensorcas_mlflow.store._tensors_file import TensorsFile
 from tensorcas_mlflow.tensor import Spec
 from tensorcas_mlflow.tensors_file import Layout
+from tests.hostile import delta_parsers as of_deltas
 from tests.hostile.damage import damaged
 
 CHUNK = 4096
@@ -315,6 +316,18 @@ def parsers(scratch: Path) -> dict[str, Parser]:
         "index segment": Parser(samples=lambda: [segment()], read=read_a_segment),
         "pack": Parser(samples=lambda: [pack()], read=read_pack, mended=with_table_digest),
         "pack's table": Parser(samples=tables, read=read_pack, mended=with_table_digest),
+        "delta": Parser(samples=of_deltas.deltas, read=of_deltas.read_delta),
+        "byte planes": Parser(samples=of_deltas.planes, read=of_deltas.read_planes),
+        "pack of deltas": Parser(
+            samples=lambda: [of_deltas.pack()], read=of_deltas.read_pack, mended=with_table_digest, times=16
+        ),
+        "index segment of deltas": Parser(samples=lambda: [of_deltas.segment()], read=of_deltas.read_a_segment),
+        "census of deltas": Parser(
+            samples=lambda: [of_deltas.census()], read=of_deltas.read_a_census, mended=of_deltas.with_census_digest
+        ),
+        "intent with bases": Parser(
+            samples=lambda: records(*of_deltas.intent().split(b"\n", 1)), read=of_deltas.read_an_intent
+        ),
         "ref": Parser(samples=lambda: records(ref()), read=read_a_ref),
         "intent": Parser(samples=lambda: records(*intent.split(b"\n", 1)), read=read_an_intent),
         "condemned list": Parser(samples=lambda: records(list_), read=read_a_list),

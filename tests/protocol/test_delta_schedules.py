@@ -1,0 +1,125 @@
+"""Saves, collections and deletions where chunks are stored as deltas, under every schedule with few preemptions."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+
+import pytest
+from casts import Cast
+from delta_casts import delta_writer, stored
+from interleave import Run
+from schedules import RandomWalk, explore
+
+MORE_PREEMPTIONS = int(os.environ.get("TENSORCAS_PREEMPTIONS", "0"))
+N_RANDOM = int(os.environ.get("TENSORCAS_SCHEDULES", "240"))
+
+
+def found_deltas() -> Cast:
+    """Somebody saves what is stored as a delta already; the checkpoints of it and of its base are dropped meanwhile."""
+    return (
+        stored({0: "a", 1: "b"}, "a", "b<a").writer("writer", "bc", 2).collector("collector").deletion("deletion", 0, 1)
+    )
+
+
+def found_chains() -> Cast:
+    """The same with a chain of three, the last of which alone is needed."""
+    cast = stored({0: "b", 1: "c"}, "a", "b<a", "c<b", drop=[0])
+    return cast.writer("writer", "c", 2).collector("collector").deletion("deletion", 1)
+
+
+def new_deltas() -> Cast:
+    """Somebody stores a delta against what nothing but a dropped checkpoint needs."""
+    cast = stored({0: "a"}, "a")
+    return delta_writer(cast, "writer", "b", 1, against={"b": "a"}).collector("collector").deletion("deletion", 0)
+
+
+def new_deltas_of_chains() -> Cast:
+    """The base is a delta itself."""
+    cast = stored({0: "b"}, "a", "b<a")
+    return delta_writer(cast, "writer", "c", 1, against={"c": "b"}).collector("collector").deletion("deletion", 0)
+
+
+def two_copies_of_a_base() -> Cast:
+    """Two collectors, and a delta whose base lies in two packs."""
+    cast = stored({0: "a"}, "a", "a", drop=[0])
+    return delta_writer(cast, "writer", "b", 1, against={"b": "a"}).collector("first").collector("second")
+
+
+def in_full_and_as_a_delta() -> Cast:
+    """A chunk lies in full in one pack, as a delta in another, and two collectors may each keep another one."""
+    cast = stored({0: "b", 1: "c"}, "a", "b<a c", "b", drop=[1])
+    return cast.collector("first", max_waste=0).collector("second", max_waste=0).writer("writer", "b", 2)
+
+
+def rewritten() -> Cast:
+    """Packs of deltas are rewritten while a save relies on them and the base is dropped."""
+    cast = stored({0: "a", 1: "b", 2: "d"}, "a", "b<a d<a", drop=[2])
+    return cast.writer("writer", "bd", 3).collector("collector", max_waste=0).deletion("deletion", 0)
+
+
+CASTS = [found_deltas, found_chains, new_deltas, new_deltas_of_chains, two_copies_of_a_base, in_full_and_as_a_delta]
+CASTS += [rewritten]
+QUICK = {found_deltas, new_deltas_of_chains}
+
+
+def _named(cast: Callable[[], Cast]) -> str:
+    return cast.__name__.replace("_", " ")
+
+
+@pytest.mark.parametrize(
+    "make", [each if each in QUICK else pytest.param(each, marks=pytest.mark.long) for each in CASTS], ids=_named
+)
+@pytest.mark.parametrize("is_remote", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_no_schedule_loses_a_base_or_leaks(make: Callable[[], Cast], *, is_remote: bool) -> None:
+    cast = make()
+
+    found = explore(cast.blobs(), cast.actors, cast.check, max_preemptions=1 + MORE_PREEMPTIONS, is_remote=is_remote)
+
+    print(found)
+    assert found.failure is None, str(found)
+    assert found.is_exhausted
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("make", CASTS, ids=_named)
+def test_nor_does_one_in_which_somebody_dies(make: Callable[[], Cast]) -> None:
+    cast = make()
+    deaths = [name for name in cast.actors if name not in ("deletion", "second")]
+
+    found = explore(cast.blobs(), cast.actors, cast.check, max_preemptions=1 + MORE_PREEMPTIONS, deaths=deaths)
+
+    print(found)
+    assert found.failure is None, str(found)
+    assert found.is_exhausted
+
+
+def everybody(draw: random.Random) -> Cast:
+    """A crowd: writers who find deltas and who write them, collectors, deletions and readers."""
+    steps = {0: "a", 1: "b", 2: "ce", 5: "dc"}
+    cast = stored(steps, "a", "b<a e", "c<b", "d<c", "a g", drop=draw.sample([0, 1, 2], draw.choice([0, 1, 2])))
+    waste, grace_s = draw.choice([0.0, 0.0, 0.5]), draw.choice([0.0, 0.0, 3600.0])
+    cast.writer("w1", draw.choice(["bc", "ad", "cf"]), 6)
+    delta_writer(cast, "w2", draw.choice(["fg", "f", "bf"]), 7, against={"f": draw.choice("abcd"), "g": "e", "b": "a"})
+    delta_writer(cast, "w3", draw.choice(["f", "ag"]), draw.choice([1, 8]), against={"f": "c", "g": "f", "a": "b"})
+    cast.collector("c1", max_waste=waste, rounds=draw.choice([1, 2]))
+    cast.collector("c2", max_waste=waste, grace_s=grace_s, rounds=draw.choice([1, 2]))
+    cast.deletion("deletion", *draw.sample([0, 1, 2, 6], draw.choice([1, 2, 3])))
+    cast.reader("r5", 5)
+    return cast
+
+
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.long) for part in range(1, 8))])
+def test_random_schedules_of_a_crowd_lose_no_base(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensorcas_mlflow.store._catalog._FOLD_AT", 3)
+    for seed in range(part, N_RANDOM, 8):
+        draw = random.Random(seed)
+        cast = everybody(draw)
+        walk = RandomWalk(seed, deaths=[name for name in cast.actors if name[0] in "wc"])
+        weak_lists = draw if draw.random() < 0.5 else None
+        run = Run(cast.blobs(), cast.actors, walk, weak_lists=weak_lists, is_remote=draw.random() < 0.5)
+
+        problem = cast.check(run)
+
+        assert problem is None, "\n".join([f"seed {seed}: {problem}", *run.trace])
