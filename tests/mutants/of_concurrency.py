@@ -116,8 +116,8 @@ MUTANTS = (
         fault="a collection in a store with a ref of a later release",
         test=f"{LATER}[ref-collect]",
         path="tensorcas_mlflow/store/_json.py",
-        before="""    if record["format"] > VERSION:
-        raise NewerFormatError(f"{key!r}", record["format"], VERSION)
+        before="""    if record["format"] > newest:
+        raise NewerFormatError(f"{key!r}", record["format"], newest)
 """,
         after="",
     ),

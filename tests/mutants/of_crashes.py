@@ -6,6 +6,7 @@ from mutant import Mutant
 
 _CUTS = "tests/crash/test_cuts.py"
 _ERRORS = "tests/crash/test_errors.py"
+_NEW_FILE = "tensorcas_mlflow/backends/_new_file.py"
 _LOCAL = "tensorcas_mlflow/backends/_local.py"
 _DURABLE = "tensorcas_mlflow/_durable.py"
 
@@ -91,8 +92,8 @@ MUTANTS = (
         fault="a power cut that takes what a compaction has copied and not synced",
         test=f"{_CUTS}::test_what_a_compaction_copies_is_durable_before_the_rest_goes",
         path="tensorcas_mlflow/gc/_copy.py",
-        before="writer.pieces(_payloads(store.backend, table, rows)))",
-        after="writer.pieces(_payloads(store.backend, table, rows)), durable=False)",
+        before="writer.pieces(_payloads(store, table, rows, going=going)))",
+        after="writer.pieces(_payloads(store, table, rows, going=going)), durable=False)",
     ),
     Mutant(
         fault="a power cut that takes the bytes of a text that was not synced",
@@ -125,10 +126,9 @@ MUTANTS = (
     Mutant(
         fault="an fsync of a file that fails once",
         test=f"{_ERRORS}::test_a_commit_fails_if_any_of_its_fsyncs_failed_once[fsync]",
-        path=_LOCAL,
-        before="                    if durable:\n                        os.fsync(descriptor)\n",
-        after="                    if durable:\n                        with contextlib.suppress(OSError):\n"
-        "                            os.fsync(descriptor)\n",
+        path=_NEW_FILE,
+        before="        os.fsync(self._descriptor)\n",
+        after="        with __import__('contextlib').suppress(OSError):\n            os.fsync(self._descriptor)\n",
     ),
     Mutant(
         fault="an fsync of a folder that fails once",
@@ -140,9 +140,9 @@ MUTANTS = (
     Mutant(
         fault="a disk that writes a part of what it is given",
         test=f"{_ERRORS}::test_a_disk_that_writes_a_part_of_what_it_is_given_keeps_all",
-        path=_LOCAL,
-        before="    while len(view):\n        view = view[os.write(descriptor, view[:_READ_BYTES]) :]\n",
-        after="    os.write(descriptor, view[:_READ_BYTES])\n",
+        path=_NEW_FILE,
+        before="    while len(view):\n        view = view[os.write(descriptor, view[:MOST_BYTES]) :]\n",
+        after="    os.write(descriptor, view[:MOST_BYTES])\n",
     ),
     Mutant(
         fault="a delete that fails at the end of a stream",

@@ -111,8 +111,8 @@ MUTANTS = (
         fault="a commit that a repair meets half way, of a chunk that is lost",
         test="tests/repair/test_packs.py::test_a_save_that_is_half_committed_to_a_lost_chunk_begins_again",
         path="tensorcas_mlflow/repair/_mend_packs.py",
-        before="        if intent.through_carrier:\n",
-        after="        if intent.through_carrier or intent.digests is None:\n",
+        before="        if not intent.through_carrier and relies_on_it(intent):\n",
+        after="        if not intent.through_carrier and intent.digests is not None and relies_on_it(intent):\n",
     ),
     Mutant(
         fault="a bad sector of which a backup has a copy, and a collection after the repair",
