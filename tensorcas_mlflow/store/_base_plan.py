@@ -13,9 +13,9 @@ from tensorcas_mlflow.codecs import Buffer
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, unique_rows
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError
 from tensorcas_mlflow.index import Mask, pack_key, pack_name
-from tensorcas_mlflow.manifest import Manifest
+from tensorcas_mlflow.manifest import Manifest, Row
 from tensorcas_mlflow.pack import Base
-from tensorcas_mlflow.store._bases import Lineage, ancestry, bases_for, matching_row, nearest
+from tensorcas_mlflow.store._bases import LEAST_ROW_BYTES, Lineage, ancestry, bases_for, matching_row, nearest
 from tensorcas_mlflow.store._catalog import Catalog
 from tensorcas_mlflow.store._choose import is_float, sample_number, share_against
 from tensorcas_mlflow.store._read import ChunkReader
@@ -23,8 +23,6 @@ from tensorcas_mlflow.store._sources import Source
 
 MAX_DEPTH = 2
 """Chunks that decoding one may take besides itself: two reach nearly what many do (``docs/design/codecs.md``)."""
-_LEAST_ROW_BYTES = 16 << 10
-"""Of smaller tensors a delta spares less than it costs to read what stood there before."""
 _MOST_ROWS = 20_000
 
 
@@ -140,70 +138,89 @@ class BasePlan:
         return list(outs)
 
 
-def plan_bases(
-    catalog: Catalog, reader: ChunkReader, source: Source, chunk_bytes: int, new: Any, candidates: Sequence[Manifest]
-) -> BasePlan | None:
-    """Find what new chunks may be stored against.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Tensors for whose new chunks bases are looked for."""
+
+    source: Source
+    new: Any
+    """Numbers of its chunks that are not stored and whose bytes it has, ascending."""
+    rows: Mapping[int, Row]
+    """The tensors, by their numbers in the source; no two of one name."""
+
+    @classmethod
+    def of(cls, source: Source, new: Any) -> Wanted:
+        """Find those large enough to be stored against something.
+
+        Args:
+            source: The rows of a save, and their bytes.
+            new: As the attribute.
+        """
+        columns = source.columns
+        numbers = np.unique(columns.rows_of(new))
+        is_tensor = np.array([name is not None for name in columns.dtypes], dtype=bool)[columns.dtype[numbers]]
+        numbers = numbers[is_tensor & (columns.n_bytes[numbers] >= LEAST_ROW_BYTES)][:_MOST_ROWS]
+        # In a file many may have no name; of those, as of the ones they are compared with, the last stands for all.
+        by_name = {columns.name(number): number for number in numbers.tolist()}
+        return cls(source=source, new=new, rows={number: source.rows[number] for number in sorted(by_name.values())})
+
+    def chunks_of(self, number: int) -> tuple[Any, Any]:
+        """Give the new chunks of a tensor: their numbers, and those counted from its own first chunk."""
+        begin, end = (int(at) for at in self.source.columns.chunk_at[number : number + 2])
+        mine = self.new[np.searchsorted(self.new, begin) : np.searchsorted(self.new, end)]
+        return mine, mine - begin
+
+
+def nearest_parent(
+    catalog: Catalog, reader: ChunkReader, wanted: Wanted, chunk_bytes: int, candidates: Sequence[Manifest]
+) -> Manifest | None:
+    """Choose what tensors are stored against.
 
     Args:
         catalog: Of the store.
         reader: Of the store.
-        source: The rows of the save, and their bytes.
+        wanted: The tensors, at least one.
         chunk_bytes: Of the store.
-        new: Numbers of its chunks that are not stored, ascending.
-        candidates: Earlier checkpoints, the likeliest first.
+        candidates: Earlier checkpoints and files, the likeliest first.
+
+    Returns:
+        None if none has any of the tensors.
+    """
+    numbers = {row.spec.name: number for number, row in wanted.rows.items()}
+
+    def share(row: Row, other: Row) -> float:
+        """Estimate what share of its size a tensor takes as a delta against another one; see `nearest`."""
+        number = numbers[row.spec.name]
+        chunks, places = wanted.chunks_of(number)
+        sample = sample_number(len(chunks))
+        plan = BasePlan(catalog, reader, chunks[[sample]], other.digests[places[[sample]]])
+        behind = plan.behind(int(chunks[sample]), MAX_DEPTH) if plan else []
+        if not behind:
+            return 1.0
+        [raw] = next(wanted.source.pieces(chunks[[sample]])).data
+        itemsize = int(wanted.source.itemsizes[number])
+        return share_against(raw, behind[0][1], itemsize, is_float=is_float(row.spec.dtype or ""))
+
+    return nearest(list(wanted.rows.values()), chunk_bytes, candidates, share)
+
+
+def plan_bases(
+    catalog: Catalog, reader: ChunkReader, wanted: Wanted, chunk_bytes: int, parent: Manifest
+) -> BasePlan | None:
+    """Find what new chunks may be stored against: what stands in their places in an earlier checkpoint or file.
 
     Returns:
         None if nothing is found.
     """
-    columns = source.columns
-    rows = np.unique(columns.rows_of(new))
-    is_tensor = np.array([name is not None for name in columns.dtypes], dtype=bool)[columns.dtype[rows]]
-    rows = rows[is_tensor & (columns.n_bytes[rows] >= _LEAST_ROW_BYTES)][:_MOST_ROWS]
-    if len(rows) == 0 or not candidates:
-        return None
-    by_number = {int(row): source.rows[int(row)] for row in rows}
-    numbers = {row.spec.name: number for number, row in by_number.items()}
-    sampler = _Sampler(catalog, reader, source, new, numbers)
-    parent = nearest(list(by_number.values()), chunk_bytes, candidates, sampler.share)
-    if parent is None:
-        return None
     chunks: list[Any] = []
     found: list[Digests] = []
-    for number, row in by_number.items():
+    for number, row in wanted.rows.items():
         other = matching_row(row, chunk_bytes, parent)
         if other is not None:
-            begin, end = int(columns.chunk_at[number]), int(columns.chunk_at[number + 1])
-            mine = new[np.searchsorted(new, begin) : np.searchsorted(new, end)]
+            mine, places = wanted.chunks_of(number)
             chunks.append(mine)
-            found.append(other.digests[mine - begin])
+            found.append(other.digests[places])
     if not chunks:
         return None
     plan = BasePlan(catalog, reader, np.concatenate(chunks), np.ascontiguousarray(np.concatenate(found)))
     return plan or None
-
-
-class _Sampler:
-    """Estimates what tensors would take as deltas against those of other checkpoints."""
-
-    def __init__(
-        self, catalog: Catalog, reader: ChunkReader, source: Source, new: Any, numbers: Mapping[str, int]
-    ) -> None:
-        self._catalog, self._reader, self._source, self._new, self._numbers = catalog, reader, source, new, numbers
-
-    def share(self, row: Any, other: Any) -> float:
-        """Estimate what share of its size a tensor takes; see `nearest`."""
-        columns = self._source.columns
-        number = self._numbers[row.spec.name]
-        begin, end = int(columns.chunk_at[number]), int(columns.chunk_at[number + 1])
-        mine = self._new[np.searchsorted(self._new, begin) : np.searchsorted(self._new, end)]
-        chunk = int(mine[sample_number(len(mine))])
-        [raw] = next(self._source.pieces(np.array([chunk]))).data
-        plan = BasePlan(
-            self._catalog, self._reader, np.array([chunk]), other.digests[chunk - begin : chunk - begin + 1]
-        )
-        behind = plan.behind(chunk, MAX_DEPTH) if plan else []
-        if not behind:
-            return 1.0
-        itemsize = int(self._source.itemsizes[number])
-        return share_against(raw, behind[0][1], itemsize, is_float=is_float(row.spec.dtype))

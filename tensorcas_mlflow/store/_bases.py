@@ -14,13 +14,18 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests
+from tensorcas_mlflow.errors import FormatError, TensorNotFoundError
 from tensorcas_mlflow.manifest import Manifest, Row
 from tensorcas_mlflow.threads import Lock
 
 _N_LARGEST = 4
 """So many tensors, the largest ones that have changed, say which earlier checkpoint is nearest."""
-_N_RECENT = 4
+_N_COMPARED = 4
+_N_RECENT = 16
+"""A model may be parted among several files."""
 _MOST_RECENT_ROWS = 200_000
+LEAST_ROW_BYTES = 16 << 10
+"""Of smaller tensors a delta spares less than it costs to read what stood there before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +52,12 @@ class Bases:
 
 def matching_row(row: Row, chunk_bytes: int, candidate: Manifest) -> Row | None:
     """Find the same tensor in another checkpoint: its name, dtype and shape, in chunks that end at the same places."""
-    if candidate.chunk_bytes != chunk_bytes or row.spec.dtype is None or row.spec.name not in candidate.by_name:
+    if candidate.chunk_bytes != chunk_bytes or row.spec.dtype is None:
         return None
-    other = candidate.row(row.spec.name)
+    try:
+        other = candidate.row(row.spec.name)
+    except (TensorNotFoundError, FormatError):  # two of its many rows may have one name
+        return None
     is_same = (other.spec.dtype, other.spec.shape) == (row.spec.dtype, row.spec.shape)
     return other if is_same and np.array_equal(other.ends(chunk_bytes), row.ends(chunk_bytes)) else None
 
@@ -62,7 +70,8 @@ def nearest(
     Args:
         rows: What is to be saved, without what is stored already.
         chunk_bytes: Of the store.
-        candidates: Earlier checkpoints, the likeliest first; equals are decided for the first.
+        candidates: Earlier checkpoints, the likeliest first; equals are decided for the first, and of many that have
+            such tensors only some are compared.
         share_of: Estimates for a row, and the one of a candidate that matches it, what share of its size a delta takes.
 
     Returns:
@@ -71,7 +80,7 @@ def nearest(
     largest = sorted(rows, key=lambda row: -row.spec.n_bytes)[:_N_LARGEST]
     if len(candidates) == 1:
         return candidates[0] if any(matching_row(row, chunk_bytes, candidates[0]) for row in rows) else None
-    best, least = None, float("inf")
+    best, least, n_compared = None, float("inf"), 0
     for candidate in candidates:
         pairs = [(row, matching_row(row, chunk_bytes, candidate)) for row in largest]
         if any(other is not None for _, other in pairs):
@@ -79,6 +88,9 @@ def nearest(
             taken = sum(row.spec.n_bytes * (1.0 if other is None else share_of(row, other)) for row, other in pairs)
             if taken < least:
                 best, least = candidate, taken
+            n_compared += 1
+            if n_compared == _N_COMPARED:
+                break
     return best
 
 
@@ -126,12 +138,30 @@ def bases_for(chunks: Digests, candidates: Digests, lineage_of: LineageOf, depth
     return Bases(found=found & (digests != chunks).any(axis=1), digests=digests)
 
 
+def may_be_base(manifest: Manifest) -> bool:
+    """Say whether a manifest has tensors against which others would be stored."""
+    columns = manifest.columns
+    is_tensor = np.array([name is not None for name in columns.dtypes], dtype=bool)
+    return bool((is_tensor[columns.dtype] & (columns.n_bytes >= LEAST_ROW_BYTES)).any())
+
+
 class RecentManifests:
-    """Manifests that this process lately wrote or read: a fine-tune loads its parent. For any thread."""
+    """Manifests that this process lately wrote or read: a fine-tune loads its parent. For any thread.
+
+    Files without tensors are not remembered: a model that is logged is many of them, and one that has some.
+    """
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._by_name: OrderedDict[tuple[str, str], Manifest] = OrderedDict()
+        self._begun: set[str] = set()
+
+    def begin(self, store_id: str) -> bool:
+        """Say whether this is asked of a store for the first time: what others wrote is then to be looked for."""
+        with self._lock:
+            is_first = store_id not in self._begun
+            self._begun.add(store_id)
+            return is_first
 
     def note(self, store_id: str, name: str, manifest: Manifest) -> None:
         """Remember a manifest; the earliest of too many are forgotten.
@@ -141,7 +171,7 @@ class RecentManifests:
             name: Its name there.
             manifest: What was written or read.
         """
-        if len(manifest.rows) > _MOST_RECENT_ROWS:
+        if len(manifest.rows) > _MOST_RECENT_ROWS or (manifest.kind == "file" and not may_be_base(manifest)):
             return
         with self._lock:
             self._by_name[store_id, name] = manifest

@@ -14,7 +14,7 @@ from tensorcas_mlflow.digest import Digests, digest
 from tensorcas_mlflow.errors import ConflictError
 from tensorcas_mlflow.pack import ENTRY, RAW_ALIGNMENT, STORED_DIGEST_BYTES, Entries, PayloadGroup, is_delta
 from tensorcas_mlflow.store._base_plan import BasePlan
-from tensorcas_mlflow.store._choose import encode_chosen
+from tensorcas_mlflow.store._choose import Chooser, encode_chosen
 from tensorcas_mlflow.store._policy import Policy
 from tensorcas_mlflow.store._recipes import Recipe, Recipes
 from tensorcas_mlflow.store._sources import Pieces, Source
@@ -37,7 +37,9 @@ _JOINED_BYTES = 16 << 10
 OriginOf = Callable[[int], "str | None"]
 
 
-def encode_chunks(source: Source, chunks: Any, policy: Policy, plan: BasePlan | None = None) -> Iterator[PayloadGroup]:
+def encode_chunks(
+    source: Source, chunks: Any, policy: Policy, plan: BasePlan | None = None, chooser: Chooser | None = None
+) -> Iterator[PayloadGroup]:
     """Encode some chunks of a source.
 
     Args:
@@ -45,6 +47,7 @@ def encode_chunks(source: Source, chunks: Any, policy: Policy, plan: BasePlan | 
         chunks: Which: ascending numbers, counted over all rows.
         policy: What to spend time on.
         plan: What they may be stored against, held by the save's intent.
+        chooser: What has chosen for earlier batches of the same stream, if there were any.
 
     Yields:
         Groups, in the order of the chunks.
@@ -55,12 +58,14 @@ def encode_chunks(source: Source, chunks: Any, policy: Policy, plan: BasePlan | 
     if not len(chunks):
         return  # no codec is imported either
     columns = source.columns
+    # Bytes that a file says nothing of may look like numbers.
     is_text = np.array([name is None or name[0] in "SU" for name in columns.dtypes], dtype=bool)[columns.dtype]
+    is_text &= source.itemsizes == 1
     # Little is parted among the threads: the caller is waiting for it.
     share = int(source.sizes[chunks].sum()) // (2 * config.n_threads())
     most_bytes = min(GROUP_BYTES, max(_LEAST_GROUP_BYTES, share))
     groups = source.pieces(chunks, most_bytes=most_bytes, most=GROUP_PIECES)
-    recipes = Recipes(source, chunks, policy, plan)
+    recipes = Recipes(source, chunks, policy, plan, chooser)
     origin = source.origin if source.is_live else None
     yield from encode_pieces(groups, policy, is_text=is_text, origin=origin, recipes=recipes)
 

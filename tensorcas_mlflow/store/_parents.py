@@ -1,16 +1,16 @@
-"""Earlier checkpoints, of which one that is saved may be a later state."""
+"""Earlier checkpoints and files, of which one that is saved may be a later state."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError
 from tensorcas_mlflow.manifest import Manifest
-from tensorcas_mlflow.store._base_plan import BasePlan, plan_bases
-from tensorcas_mlflow.store._bases import RecentManifests
+from tensorcas_mlflow.store._base_plan import BasePlan, Wanted, nearest_parent, plan_bases
+from tensorcas_mlflow.store._bases import LEAST_ROW_BYTES, RecentManifests, may_be_base
 from tensorcas_mlflow.store._keys import STAND_INS
 from tensorcas_mlflow.store._sources import Source
 
@@ -20,20 +20,23 @@ if TYPE_CHECKING:
 RECENT = RecentManifests()
 """Of all stores of this process."""
 _N_LATEST = 3
-_N_LOOKED_AT = 12
+_N_LOOKED_AT = 48
+"""A model that is logged is some ten files, of which one holds its tensors."""
 
 Earlier = Callable[[], Manifest | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Parents:
-    """Where to look for the state that a checkpoint has come from; looked at only if there is something to store."""
+    """Where to look for the state that one checkpoint or file has come from, if there is something to store."""
 
     store: Store
     series: str | None = None
     """Names the series it belongs to, the same for each of its steps; None if it is in none."""
     earlier: Earlier | None = None
     """Reads the last checkpoint of that series, where this process has not written it."""
+    _nearest: Manifest | None = field(default=None, init=False)
+    """What was found for the earlier batches of the same stream."""
 
     def plan(self, source: Source, new: Any) -> BasePlan | None:
         """Find what new chunks may be stored against.
@@ -48,7 +51,18 @@ class Parents:
         store = self.store
         if store.backend.is_remote or store.backend.is_carrier:
             return None
-        return plan_bases(store.catalog, store.chunks, source, store.chunk_bytes, new, self._candidates())
+        wanted = Wanted.of(source, new[source.holds(new)])
+        if not wanted.rows:
+            return None
+        plan = None
+        if self._nearest is not None:
+            plan = plan_bases(store.catalog, store.chunks, wanted, store.chunk_bytes, self._nearest)
+        if plan is None:
+            candidates = self._candidates()
+            self._nearest = nearest_parent(store.catalog, store.chunks, wanted, store.chunk_bytes, candidates)
+            if self._nearest is not None:
+                plan = plan_bases(store.catalog, store.chunks, wanted, store.chunk_bytes, self._nearest)
+        return plan
 
     def note(self, manifest: Manifest) -> None:
         """Remember what was committed."""
@@ -61,16 +75,22 @@ class Parents:
                 last = last or (self.earlier() if self.earlier else None)
             if last is not None:
                 return [last]
-        return RECENT.of(self.store.id) or self._latest()
+        if RECENT.begin(self.store.id):
+            for digest, manifest in reversed(self._latest().items()):
+                RECENT.note(self.store.id, digest, manifest)
+        return RECENT.of(self.store.id)
 
-    def _latest(self) -> list[Manifest]:
-        """Read the latest checkpoints and files of the store that hold different things."""
+    def _latest(self) -> dict[str, Manifest]:
+        """Read the latest checkpoints and files that hold different tensors: by their digests, the latest first."""
         found: dict[str, Manifest] = {}
         with suppress(NotFoundError, FormatError, BackendError):
             refs = [info for info in self.store.backend.list("refs") if not info.key.startswith(f"{STAND_INS}/")]
             refs.sort(key=lambda info: -info.modified_s)
             for info in refs[:_N_LOOKED_AT]:
-                ref = self.store.ref(info.key)
-                if ref is not None and ref.manifest not in found and len(found) < _N_LATEST:
-                    found[ref.manifest] = self.store.manifest(ref)
-        return list(found.values())
+                ref = None if len(found) == _N_LATEST else self.store.ref(info.key)
+                if ref is None or (ref.kind == "file" and ref.n_bytes < LEAST_ROW_BYTES):
+                    continue
+                digest = ref.manifest.partition(".")[0]
+                if digest not in found and may_be_base(manifest := self.store.manifest(ref)):
+                    found[digest] = manifest
+        return found

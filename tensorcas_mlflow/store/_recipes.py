@@ -18,6 +18,12 @@ _LEAST_ROW_BYTES = 16 << 10
 """Smaller tensors are not looked at one by one."""
 
 
+def new_chooser(policy: Policy) -> Chooser:
+    """Make what chooses for the tensors of one save."""
+    effort = Effort.SMALL if policy is Policy.SMALL else Effort.BALANCED
+    return Chooser(max_depth=MAX_DEPTH, effort=effort)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """How one chunk is encoded."""
@@ -32,7 +38,9 @@ class Recipe:
 class Recipes:
     """The recipes of one save. For one thread: that which draws what the others encode."""
 
-    def __init__(self, source: Source, chunks: Any, policy: Policy, plan: BasePlan | None) -> None:
+    def __init__(
+        self, source: Source, chunks: Any, policy: Policy, plan: BasePlan | None, chooser: Chooser | None = None
+    ) -> None:
         """Choose nothing yet.
 
         Args:
@@ -40,6 +48,7 @@ class Recipes:
             chunks: Which are to be encoded, ascending.
             policy: What to spend time on.
             plan: What they may be stored against, held by the save's intent.
+            chooser: What has chosen for earlier batches of the same stream, for the same policy.
         """
         self._source = source
         self._chunks = chunks
@@ -47,8 +56,7 @@ class Recipes:
         columns = source.columns
         is_tensor = np.array([name is not None and name[0] not in "SU" for name in columns.dtypes], dtype=bool)
         self._is_chosen = is_tensor[columns.dtype] & (columns.n_bytes >= _LEAST_ROW_BYTES) & (policy is not Policy.FAST)
-        effort = Effort.SMALL if policy is Policy.SMALL else Effort.BALANCED
-        self._chooser = Chooser(max_depth=MAX_DEPTH if plan else 0, effort=effort)
+        self._chooser = chooser or new_chooser(policy)
         self._choices: dict[int, Choice] = {}
         if plan:
             rows = np.unique(columns.rows_of(chunks[plan.has(chunks)]))
@@ -74,7 +82,8 @@ class Recipes:
             for depth, members in by_depth.items():
                 found = self._plan.bases(pieces.chunks[members], pieces.digests[members], depth)
                 for at, named, base in zip(members, found.named, found.data, strict=True):
-                    if base is not None:
+                    # A manifest that somebody else wrote may give a place a chunk that does not fit there.
+                    if base is not None and memoryview(base).nbytes == memoryview(pieces.data[at]).nbytes:
                         out[at] = Recipe(choice=self._choice(int(pieces.rows[at])), named=named, base=base)
         return out
 

@@ -15,6 +15,7 @@ from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.chunking import Offsets, chunk_begins, chunk_counts, chunk_sizes, offsets_of
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest_all, digest_each, hex_of
 from tensorcas_mlflow.errors import ChunkNotFoundError, FencedError
+from tensorcas_mlflow.index import Mask
 from tensorcas_mlflow.manifest import Columns, Row, Rows, Specs, row_cuts
 from tensorcas_mlflow.tensor import bytes_of
 
@@ -91,6 +92,10 @@ class Source(ABC):
                 begins_row=begins_row[part],
             )
 
+    def holds(self, chunks: Any) -> Mask:
+        """Say of some chunks whether their bytes are here."""
+        return np.ones(len(chunks), dtype=bool)
+
     @abstractmethod
     def _reader(self) -> Reader:
         """Make what gives the bytes of chunks, asked for them in their order; what it gives need not be kept by it."""
@@ -116,6 +121,9 @@ class _CopiedSource(Source):
     @property
     def itemsizes(self) -> Any:
         return self._itemsizes
+
+    def holds(self, chunks: Any) -> Mask:
+        return np.fromiter((chunk in self._copies for chunk in chunks.tolist()), dtype=bool, count=len(chunks))
 
     def _reader(self) -> Reader:
         return lambda chunks, _rows: self._copies_of(chunks)
@@ -218,6 +226,9 @@ class NoSource(Source):
         self.rows = rows
         # Without rows no column is made, for which Arrow imports more than a program may want.
         self.sizes = self.columns.chunk_sizes(chunk_bytes) if len(rows) else np.empty(0, dtype=np.int64)
+
+    def holds(self, chunks: Any) -> Mask:
+        return np.zeros(len(chunks), dtype=bool)
 
     def _reader(self) -> Reader:
         def nothing(chunks: Any, _rows: Any) -> list[Any]:

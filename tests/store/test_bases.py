@@ -7,6 +7,7 @@ import pytest
 
 from tensorcas_mlflow.digest import Digests, digest_all
 from tensorcas_mlflow.manifest import Manifest, Row
+from tensorcas_mlflow.store import _bases
 from tensorcas_mlflow.store._bases import (
     Lineage,
     LineageOf,
@@ -17,6 +18,7 @@ from tensorcas_mlflow.store._bases import (
     nearest,
 )
 from tensorcas_mlflow.store._sources import TensorSource
+from tensorcas_mlflow.tensor import Spec
 
 CHUNK = 4096
 
@@ -127,7 +129,8 @@ def test_a_chunk_is_never_its_own_base_and_what_is_not_stored_is_nobodys() -> No
     assert bases.found.tolist() == [False, False, False, False]
 
 
-def test_manifests_lately_seen_are_told_of_the_latest_first_and_by_store() -> None:
+def test_manifests_lately_seen_are_told_of_the_latest_first_and_by_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_bases, "_N_RECENT", 4)
     recent = RecentManifests()
     made = [manifest(a=ONE + number) for number in range(6)]
     for number, each in enumerate(made):
@@ -136,3 +139,33 @@ def test_manifests_lately_seen_are_told_of_the_latest_first_and_by_store() -> No
 
     assert recent.of("s") == [made[3], made[5], made[4], made[2]]
     assert recent.of("other") == []
+
+
+def file_of(dtype: str | None, n_bytes: int) -> Manifest:
+    shape = (n_bytes,) if dtype is None else (n_bytes // 4,)
+    digests = digest_all([memoryview(bytes(1))] * -(-n_bytes // CHUNK))
+    row = Row(spec=Spec(name="a", dtype=dtype, shape=shape), cuts=None, digests=digests)
+    return Manifest(kind="file", chunk_bytes=CHUNK, store_id="s", flavor=None, rows=[row])
+
+
+def test_files_without_tensors_do_not_push_out_what_is_remembered() -> None:
+    recent = RecentManifests()
+    model = file_of("float32", 5 * CHUNK)
+    recent.note("s", "model", model)
+    for number in range(100):
+        recent.note("s", f"bytes {number}", file_of(None, 5 * CHUNK))
+        recent.note("s", f"small {number}", file_of("float32", CHUNK))
+
+    assert recent.of("s") == [model]
+
+
+def test_only_some_of_many_checkpoints_of_the_same_tensors_are_compared() -> None:
+    candidates = [manifest(b=ONE), *(manifest(a=ONE + number) for number in range(10))]
+    compared: list[Row] = []
+
+    def share_of(row: Row, other: Row) -> float:
+        compared.append(other)
+        return 0.5
+
+    assert nearest(manifest(a=ONE).rows, CHUNK, candidates, share_of) is candidates[1]
+    assert len(compared) == _bases._N_COMPARED
