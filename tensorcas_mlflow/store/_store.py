@@ -238,19 +238,21 @@ class Store(Refs):
         """Store the bytes of a file as they come, read once and held some 32 MiB at a time.
 
         Files of formats that hold tensors are taken apart (`tensorcas_mlflow.containers`): a tensor that the store
-        holds costs nothing again, whatever file it came in. All others are cut into chunks.
+        holds costs nothing again, whatever file it came in, and one that has changed little since a file or checkpoint
+        that was lately written or read is stored as a difference. All others are cut into chunks.
 
         Raises:
             BackendError: The storage failed; what was written is garbage and nothing is lost.
             FencedError: The stream was silent for so long that a collector gave it up; store it again.
             Exception: Whatever the source raises.
         """
-        with Ingest(self.backend, self.catalog, self.chunk_bytes) as ingest:
+        policy, parents = Policy.of(None), Parents(store=self)
+        with Ingest(self.backend, self.catalog, self.chunk_bytes, policy=policy, parents=parents) as ingest:
             rows = ingest.take(Tape(source))
             manifest = Manifest(
                 kind="file", chunk_bytes=self.chunk_bytes, store_id=self.id, flavor=None, rows=rows.rows
             )
-            save = _written(PendingSave(self.backend, self.catalog, manifest, rows, policy=Policy.of(None)))
+            save = _written(PendingSave(self.backend, self.catalog, manifest, rows, policy=policy, parents=parents))
             save.n_new_bytes += ingest.n_new_bytes
             save.n_stored_bytes += ingest.n_stored_bytes
             return save
@@ -285,7 +287,7 @@ class Store(Refs):
         except FormatError as error:
             raise CorruptError(key, f"{getattr(error, 'reason', error)}, and {ref.label} needs it") from error
         manifest = manifest.labelled(ref.label)
-        RECENT.note(self.id, ref.manifest, manifest)
+        RECENT.note(self.id, ref.manifest.partition(".")[0], manifest)
         if manifest.hints:
             hints = read_hints(manifest.hints, unique_rows(manifest.digests)[0])
             if hints is not None:

@@ -135,4 +135,18 @@ MUTANTS = (
         before="    read_condemned(destination.store.backend)\n",
         after="",
     ),
+    Mutant(
+        fault="a collection that condemns what a batch of a stream would be stored against",
+        test="tests/deltas/test_files.py::test_no_batch_is_stored_against_a_condemned_pack",
+        path="tensorcas_mlflow/store/_ingest.py",
+        before="            plan.leave_out(self._backend, condemned.packs)\n",
+        after="            pass\n",
+    ),
+    Mutant(
+        fault="a collection of what the batches of a stream are stored against",
+        test="tests/deltas/test_files.py::test_the_intent_of_a_batch_names_the_packs_of_its_bases",
+        path="tensorcas_mlflow/store/_ingest.py",
+        before="unique, plan.packs if plan is not None else ()))",
+        after="unique, ()))",
+    ),
 )

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.backends import LocalBackend
+from tensorcas_mlflow.codecs import RAW
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.store import Ref, RefTarget, Store
+from tensorcas_mlflow.store.protocol import list_packs, read_pack_table
 
 CHUNK = 4096
 
@@ -143,3 +145,14 @@ def test_damage_in_a_file_is_seen(store: Store, tmp_path: Path) -> None:
 
     with pytest.raises(FormatError):
         read(store, ref)
+
+
+def test_a_fast_store_keeps_bytes_that_look_like_numbers_as_they_are(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TENSORCAS_POLICY", "fast")
+    (tmp_path / "raw").write_bytes(np.random.default_rng(0).normal(size=10_000).astype(np.float32).tobytes())
+    write(store, tmp_path / "raw")
+    [(name, _)] = list_packs(store.backend)
+
+    assert set(read_pack_table(store.backend, name)["codec"].tolist()) == {RAW.number}

@@ -1,0 +1,214 @@
+"""The rows of a stream, while their bytes come: cut into chunks, and described by what the file says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tensorcas_mlflow.adapter import SKELETON
+from tensorcas_mlflow.codecs import guess_itemsize
+from tensorcas_mlflow.containers import Part, Skeleton, Tensor
+from tensorcas_mlflow.content_cuts import ContentCutter
+from tensorcas_mlflow.digest import Digests
+from tensorcas_mlflow.dtypes import parse_dtype
+from tensorcas_mlflow.errors import FencedError, FormatError
+from tensorcas_mlflow.index import Mask
+from tensorcas_mlflow.manifest import Row
+from tensorcas_mlflow.store._sources import Reader, Source
+from tensorcas_mlflow.tensor import Spec
+
+_LOOK_BYTES = 64 << 10
+"""Bytes of a skeleton that come in many small parts are put together before they are cut."""
+
+
+class OpenRow:
+    """A row that bytes are being added to."""
+
+    def __init__(self, part: Part, *, first: int, chunk_bytes: int) -> None:
+        """Begin a row.
+
+        Args:
+            part: What the file says of it.
+            first: Number of its first chunk, counted over all rows.
+            chunk_bytes: The store's chunk size.
+        """
+        self.part = part
+        self.first = first
+        self.n_bytes = 0
+        """How many have come and are cut."""
+        self.itemsize = 0
+        """0 until the first bytes are there to guess it from."""
+        self.is_open = True
+        self._chunk_bytes = chunk_bytes
+        self._cutter: ContentCutter | None = None
+        self._given_cuts: Any = None
+        self._cuts: list[int] = []
+        self._waiting: list[memoryview] = []
+        """Bytes that are to be put together."""
+        self._n_waiting_bytes = 0
+        self._piece_start = 0
+        """The last cut, or the row's start."""
+        self._open: list[memoryview] = []
+        """The bytes of the chunk that is not ended yet."""
+        if isinstance(part, Skeleton):
+            self._cutter, self.itemsize = ContentCutter(), 1
+        elif isinstance(part, Tensor):
+            if part.cuts is not None:
+                self._given_cuts = np.asarray(part.cuts, dtype=np.int64)
+            self.itemsize = _itemsize(part.dtype)
+
+    def add(self, block: memoryview) -> list[memoryview]:
+        """Add bytes, and give the chunks that end with them."""
+        if self._cutter is not None and (self._waiting or len(block) < _LOOK_BYTES):
+            self._waiting.append(block)
+            self._n_waiting_bytes += len(block)
+            if self._n_waiting_bytes < _LOOK_BYTES:
+                return []
+            block = self._waited()
+        return self._cut(block)
+
+    def close(self) -> list[memoryview]:
+        """End the row, and give its last chunks."""
+        chunks = self._cut(self._waited()) if self._waiting else []
+        if self._open:
+            chunks.append(self._end_chunk(b""))
+        if self._cuts and self._cuts[-1] < self.n_bytes:
+            self._cuts.append(self.n_bytes)
+        self._cutter = self._given_cuts = None
+        self.is_open = False
+        return chunks
+
+    def row(self, digests: Digests, spec: Spec | None = None) -> Row:
+        """Make the row that a manifest has, or, of one whose bytes are still coming, what it may become.
+
+        Args:
+            digests: Of its chunks that are there.
+            spec: What it is; unless given, what the file says.
+        """
+        cuts = self._cuts
+        if self.is_open and self._given_cuts is not None:
+            cuts = self._given_cuts
+        at = np.array(cuts, dtype=np.int64) if len(cuts) > 1 else None
+        return Row(spec=spec or self.spec(), cuts=at, digests=digests)
+
+    def spec(self) -> Spec:
+        """Describe the row by what its file says of it, or as plain bytes if that is not what has come."""
+        part = self.part
+        plain = Spec(name="", dtype=None, shape=(self.n_bytes,))
+        if not isinstance(part, Tensor):
+            return plain
+        try:
+            if part.dtype is not None and part.name != SKELETON:
+                shape = part.shape
+                if shape is None:
+                    n_bytes = max(part.n_bytes, self.n_bytes) if self.is_open else self.n_bytes
+                    shape = (n_bytes // parse_dtype(part.dtype).itemsize,)
+                spec = Spec(name=part.name, dtype=part.dtype, shape=shape)
+                if spec.n_bytes == self.n_bytes or (self.is_open and spec.n_bytes > self.n_bytes):
+                    return spec
+            return replace(plain, name=part.name)
+        except FormatError:
+            return plain
+
+    def _cut(self, block: memoryview) -> list[memoryview]:
+        """Cut bytes into chunks."""
+        if self.itemsize == 0:
+            self.itemsize = guess_itemsize(block)
+        start, at = self.n_bytes, 0
+        self.n_bytes += len(block)
+        chunks = []
+        for end in self._chunk_ends(block, start):
+            chunks.append(self._end_chunk(block[at : end - start]))
+            at = end - start
+        if at < len(block):
+            self._open.append(block[at:])
+        return chunks
+
+    def _chunk_ends(self, block: memoryview, start: int) -> list[int]:
+        """Say where chunks end in a block: at cuts, and at fixed distances from the cut before."""
+        stop = start + len(block)
+        ends: list[int] = []
+        for cut in [*self._cuts_in(block, start), None]:
+            n_ended = max(0, start - self._piece_start) // self._chunk_bytes
+            first = self._piece_start + (n_ended + 1) * self._chunk_bytes
+            if cut is None:
+                ends += range(first, stop + 1, self._chunk_bytes)
+            else:
+                ends += [*range(first, cut, self._chunk_bytes), cut]
+                self._cuts.append(cut)
+                self._piece_start = cut
+        return ends
+
+    def _cuts_in(self, block: memoryview, start: int) -> list[int]:
+        """Say where pieces end in a block that begins at some offset of the row."""
+        if self._cutter is not None:
+            return self._cutter.feed(np.frombuffer(block, np.uint8))
+        if self._given_cuts is not None:
+            begin, end = np.searchsorted(self._given_cuts, [start, start + len(block)], side="right")
+            cuts: list[int] = self._given_cuts[begin:end].tolist()
+            return cuts
+        return []
+
+    def _end_chunk(self, rest: memoryview | bytes) -> memoryview:
+        """Make a chunk of what is open of it, and the rest."""
+        piece = memoryview(b"".join([*self._open, rest])) if self._open else memoryview(rest)
+        self._open.clear()
+        return piece
+
+    def _waited(self) -> memoryview:
+        """Put together what was waiting."""
+        waiting = self._waiting
+        block = waiting[0] if len(waiting) == 1 else memoryview(b"".join(waiting))
+        waiting.clear()
+        self._n_waiting_bytes = 0
+        return block
+
+
+class StreamSource(Source):
+    """Rows of a stream of which some bytes have passed by, and its last bytes."""
+
+    def __init__(
+        self, *, rows: Sequence[Row], sizes: Any, itemsizes: Sequence[int], held: Sequence[memoryview]
+    ) -> None:
+        """Give rows the bytes of their last chunks.
+
+        Args:
+            rows: Rows that follow each other; of the last one there may be fewer chunks than it will have.
+            sizes: Sizes of their chunks.
+            itemsizes: Size of an element of each row.
+            held: The last chunks.
+        """
+        self.rows = rows
+        self.sizes = sizes
+        self._itemsizes = np.array(itemsizes, dtype=np.int64)
+        self._held = held
+        self._first_held = len(sizes) - len(held)
+
+    @property
+    def itemsizes(self) -> Any:
+        return self._itemsizes
+
+    def holds(self, chunks: Any) -> Mask:
+        is_held: Mask = chunks >= self._first_held
+        return is_held
+
+    def _reader(self) -> Reader:
+        def data_of(chunks: Any, _rows: Any) -> list[Any]:
+            if chunks[0] < self._first_held:
+                # It was stored with its batch: a collector took the batch's intent for dead, and the chunk with it.
+                raise FencedError(1)
+            return [self._held[at] for at in (chunks - self._first_held).tolist()]
+
+        return data_of
+
+
+def _itemsize(dtype: str | None) -> int:
+    if dtype is None:
+        return 0
+    try:
+        return 1 if dtype[0] in "SU" else parse_dtype(dtype).itemsize
+    except FormatError:
+        return 0
