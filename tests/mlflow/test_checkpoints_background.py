@@ -39,27 +39,22 @@ def weights() -> np.ndarray[Any, Any]:
 def slow_packs(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Packs are written only once this is set, by saves in the background."""
     go_on = threading.Event()
-    put_new = LocalBackend.put_new
+    put_all = LocalBackend.put_all
 
-    def wait_first(self: LocalBackend, key: str, *arguments: Any, **options: Any) -> str:
-        if key.startswith("packs/"):
-            assert go_on.wait(30)
-        return put_new(self, key, *arguments, **options)
+    def wait_first(self: LocalBackend, blobs: Any) -> Any:
+        assert go_on.wait(30)
+        return put_all(self, blobs)
 
-    monkeypatch.setattr(LocalBackend, "put_new", wait_first)
+    monkeypatch.setattr(LocalBackend, "put_all", wait_first)
     return go_on
 
 
 @pytest.fixture
 def failing_packs(monkeypatch: pytest.MonkeyPatch) -> None:
-    put_new = LocalBackend.put_new
+    def fail(self: LocalBackend, blobs: Any) -> None:
+        raise BackendError("write", "packs", "the disk is full")
 
-    def fail(self: LocalBackend, key: str, *arguments: Any, **options: Any) -> str:
-        if key.startswith("packs/"):
-            raise BackendError("write", key, "the disk is full")
-        return put_new(self, key, *arguments, **options)
-
-    monkeypatch.setattr(LocalBackend, "put_new", fail)
+    monkeypatch.setattr(LocalBackend, "put_all", fail)
 
 
 def test_what_is_changed_after_the_call_is_not_what_was_logged(
