@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.codecs._codec import Buffer, Codec
-from tensorcas_mlflow.codecs._groups import MOST_GROUPS, magnitudes, places_of, thresholds_for
+from tensorcas_mlflow.codecs._groups import MOST_CLASSES, UNIT_WORDS, Groups, thresholds_for
 from tensorcas_mlflow.codecs._planes import PLANES, WORDS, Effort, PlaneCoding, codings_for
 from tensorcas_mlflow.codecs._raw import RAW
 from tensorcas_mlflow.codecs._residual import residual, restore
@@ -23,14 +23,12 @@ _INNER = {codec.number: codec for codec in (RAW, ZSTD, SHUFFLE_ZSTD, PLANES)}
 
 
 class Transform(IntEnum):
-    """How differences are made; numbers on disk."""
+    """In what order differences are encoded; numbers on disk."""
 
-    MODULAR = 0
-    """Of the words as whole numbers."""
-    ORDERED = 1
-    """Of words that are floating point numbers, in the order of the numbers."""
-    GROUPED = 2
-    """As `ORDERED`, and words with bases of like magnitude are encoded together."""
+    PLAIN = 0
+    """In the order of the words."""
+    GROUPED = 1
+    """Those of words with bases of like magnitude are encoded together: for floating point numbers."""
 
 
 class _Delta(Codec):
@@ -49,6 +47,7 @@ class _Delta(Codec):
         transform: Transform,
         effort: Effort = Effort.BALANCED,
         codings: Sequence[PlaneCoding] | None = None,
+        unit: int | None = None,
     ) -> bytes:
         """Encode a chunk in a way that was chosen for its tensor.
 
@@ -56,37 +55,35 @@ class _Delta(Codec):
             raw: The chunk.
             typesize: Size of the words; for other sizes than 1, 2, 4 and 8 it is taken as 1.
             base: As long as the chunk.
-            transform: How the words are subtracted.
+            transform: In what order the differences are encoded.
             effort: What to spend.
             codings: How to encode the planes of the differences, the least significant bytes first; None to find out.
+            unit: How many words are put in groups together: 1, or what `UNIT_WORDS` says, which is faster and None.
 
         Raises:
             ValueError: The base is missing or of another size.
         """
-        data = np.frombuffer(raw, np.uint8)
+        data: Any = np.frombuffer(raw, np.uint8)
         if base is None or memoryview(base).nbytes != len(data):
             raise ValueError("a delta is encoded against a base of the chunk's size")
         width = typesize if typesize in WORDS else 1
-        n_words = len(data) // width
-        words, base_words = _words(data, width), _words(np.frombuffer(base, np.uint8), width)
-        area = SCRATCH.area("residual", len(data))
-        differences = _words(area, width)
-        residual(words, base_words, differences, ordered=transform is not Transform.MODULAR)
-        area[n_words * width :] = data[n_words * width :]
         head = bytes([PLANES.number, transform | width.bit_length() - 1 << 4])
-        if transform is not Transform.GROUPED:
+        unit = 1 if transform is Transform.PLAIN else unit or UNIT_WORDS[width]
+        words, tail = _words(data, width, unit)
+        base_words, _ = _words(np.frombuffer(base, np.uint8), width, unit)
+        area = SCRATCH.area("residual", len(data))
+        differences, rest = _words(area, width, unit)
+        residual(words, base_words, differences)
+        rest[:] = tail
+        if transform is Transform.PLAIN:
             return head + PLANES.encode_as(area, width, codings, effort)
         codings = codings or codings_for(differences)
-        sizes = magnitudes(base_words)
-        thresholds = thresholds_for(sizes) if n_words else []
-        grouped = SCRATCH.area("grouped", n_words * width).view(differences.dtype)
-        parts = []
-        for places in places_of(sizes, thresholds):
-            # Told to check nothing, numpy writes straight into the buffer.
-            part = np.take(differences, places, out=grouped[: len(places)], mode="clip")
-            parts.append(PLANES.encode_as(part, width, codings, effort))
+        thresholds = thresholds_for(base_words) if len(words) else []
+        groups = Groups(base_words, thresholds, unit).part(differences)
+        parts = [PLANES.encode_as(group, width, codings, effort) for group in groups]
+        said = bytes([len(parts) | unit.bit_length() - 1 << 4, *thresholds])
         lengths = struct.pack(f"<{len(parts)}I", *map(len, parts))
-        return b"".join([head, bytes([len(parts), *thresholds]), lengths, *parts, area[n_words * width :]])
+        return b"".join([head, said, lengths, *parts, rest])
 
     def decode_into(self, stored: Buffer, out: memoryview, base: Buffer | None = None) -> None:
         stored = memoryview(stored)
@@ -95,39 +92,42 @@ class _Delta(Codec):
         if len(stored) < 2 or stored[0] not in _INNER or stored[1] & 15 > max(Transform) or stored[1] >> 4 > 3:
             raise FormatError("a delta is encoded in a way that this release does not know")
         inner, transform, width = _INNER[stored[0]], Transform(stored[1] & 15), 1 << (stored[1] >> 4)
-        words = _words(np.frombuffer(out, np.uint8), width)
-        base_words = _words(np.frombuffer(base, np.uint8), width)
         if transform is Transform.GROUPED:
-            _decode_groups(inner, stored[2:], words, base_words, out)
-        else:
-            inner.decode_into(stored[2:], out)
-        restore(words, base_words, ordered=transform is not Transform.MODULAR)
+            _decode_groups(inner, stored[2:], width, out, base)
+            return
+        words, _ = _words(np.frombuffer(out, np.uint8), width)
+        base_words, _ = _words(np.frombuffer(base, np.uint8), width)
+        inner.decode_into(stored[2:], out)
+        restore(words, base_words)
 
 
-def _decode_groups(inner: Codec, stored: memoryview, words: Any, base_words: Any, out: memoryview) -> None:
-    n_groups = stored[0] if len(stored) else 0
+def _decode_groups(inner: Codec, stored: memoryview, width: int, out: memoryview, base: Buffer) -> None:
+    n_groups, unit = (stored[0] & 15, 1 << (stored[0] >> 4)) if len(stored) else (0, 1)
     begin = n_groups + 4 * n_groups
-    if not 0 < n_groups <= MOST_GROUPS or len(stored) < begin:
+    if n_groups == 0 or len(stored) < begin or unit * width > max(WORDS) or n_groups**unit > MOST_CLASSES:
         raise FormatError("a delta does not say its groups")
     thresholds = stored[1:n_groups].tolist()
     if sorted(set(thresholds)) != thresholds:
         raise FormatError("a delta's groups are not in order")
     lengths = struct.unpack_from(f"<{n_groups}I", stored, n_groups)
-    tail = out[words.nbytes :]
+    words, tail = _words(np.frombuffer(out, np.uint8), width, unit)
+    base_words, _ = _words(np.frombuffer(base, np.uint8), width, unit)
     if begin + sum(lengths) + len(tail) != len(stored):
         raise FormatError(f"a delta is not as long as a chunk of {len(out)} bytes says")
-    grouped = SCRATCH.area("grouped", words.nbytes)
-    groups = places_of(magnitudes(base_words), thresholds)
-    for length, places in zip(lengths, groups, strict=True):
-        part = grouped[: len(places) * words.itemsize]
-        inner.decode_into(stored[begin : begin + length], part.data)
-        words[places] = part.view(words.dtype)
+    groups = Groups(base_words, thresholds, unit)
+    areas = groups.areas(words.dtype)
+    for length, area in zip(lengths, areas, strict=True):
+        inner.decode_into(stored[begin : begin + length], area.view(np.uint8).data)
         begin += length
+    groups.join(areas, words)
+    restore(words, base_words)
     tail[:] = stored[begin:]
 
 
-def _words(data: Any, width: int) -> Any:
-    return data[: len(data) // width * width].view(WORDS[width])
+def _words(data: Any, width: int, unit: int = 1) -> tuple[Any, Any]:
+    """Take bytes as whole units of words, and the bytes behind them."""
+    n_bytes = len(data) // (width * unit) * (width * unit)
+    return data[:n_bytes].view(WORDS[width]), data[n_bytes:]
 
 
 DELTA = _Delta()

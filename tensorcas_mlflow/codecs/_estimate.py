@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tensorcas_mlflow.codecs._codec import Buffer
-from tensorcas_mlflow.codecs._delta import Transform
-from tensorcas_mlflow.codecs._groups import magnitudes, places_of, thresholds_for
+from tensorcas_mlflow.codecs._delta import DELTA, Transform
+from tensorcas_mlflow.codecs._groups import UNIT_WORDS
 from tensorcas_mlflow.codecs._planes import WORDS, PlaneCoding, codings_for, stretches_of
 from tensorcas_mlflow.codecs._residual import residual
 
 SAMPLE_WORDS = 2048
 """Words that are looked at: entropies of bytes are then right to about 1 %."""
+_TRIED_BYTES = 64 << 10
+_WORTH_SLOWER = 0.99
+"""What takes longer to decode is only chosen if it takes less than this share of the room."""
 
 
-def estimate_share(
-    raw: Buffer, width: int, *, base: Buffer | None = None, transform: Transform = Transform.ORDERED
-) -> float:
+def estimate_share(raw: Buffer, width: int, *, base: Buffer | None = None) -> float:
     """Estimate what share of its size a chunk takes as `planes`, or as a `delta`.
 
     It is the entropy of each plane's bytes, after Shannon, with the correction of Miller and Madow: few bytes look more
@@ -29,7 +31,6 @@ def estimate_share(
         raw: The chunk; four stretches of it, 2,048 words together, are looked at.
         width: Size of its words: 1, 2, 4 or 8.
         base: As long as the chunk; None for `planes`.
-        transform: Of a delta.
 
     Returns:
         0 to 1; 1 for no words at all.
@@ -37,26 +38,51 @@ def estimate_share(
     words = _sample(raw, width)
     if len(words) == 0:
         return 1.0
-    if base is None:
-        return _entropy_bits(words) / (8 * width * len(words))
-    base_words = _sample(base, width)
-    differences = _differences(words, base_words, transform)
-    if transform is Transform.GROUPED:
-        sizes = magnitudes(base_words)
-        parts = [differences[places] for places in places_of(sizes, thresholds_for(sizes))]
-    else:
-        parts = [differences]
-    return sum(_entropy_bits(part) for part in parts) / (8 * width * len(words))
+    if base is not None:
+        words = _differences(words, _sample(base, width))
+    return _entropy_bits(words) / (8 * width * len(words))
 
 
-def choose_codings(
-    raw: Buffer, width: int, *, base: Buffer | None = None, transform: Transform = Transform.ORDERED
-) -> tuple[PlaneCoding, ...]:
+def choose_codings(raw: Buffer, width: int, *, base: Buffer | None = None) -> tuple[PlaneCoding, ...]:
     """Choose how the planes of a chunk, or of its differences to a base, are best encoded; see `estimate_share`."""
     words = _sample(raw, width)
     if base is not None:
-        words = _differences(words, _sample(base, width), transform)
+        words = _differences(words, _sample(base, width))
     return tuple(codings_for(words))
+
+
+def choose_unit(
+    raw: Buffer, width: int, base: Buffer, codings: Sequence[PlaneCoding], *, at_any_cost: bool = False
+) -> int | None:
+    """Choose how the differences of a chunk to its base are best put in groups, by trying it on up to 64 KiB.
+
+    That they are not in order may cost more than groups spare, where there are rows or columns of zeros: only trying
+    it tells.
+
+    Args:
+        raw: The chunk, of floating point numbers.
+        width: Size of its words: 1, 2, 4 or 8.
+        base: As long as the chunk.
+        codings: Of the planes of the differences.
+        at_any_cost: Whether even a little room is worth any time.
+
+    Returns:
+        How many words are moved together, or None if groups are of no use.
+    """
+    piece = _middle(raw, _TRIED_BYTES), width, _middle(base, _TRIED_BYTES)
+    least = len(DELTA.encode_as(*piece, Transform.PLAIN, codings=codings))
+    chosen = None
+    for unit in sorted({UNIT_WORDS[width], 1}, reverse=True):
+        size = len(DELTA.encode_as(*piece, Transform.GROUPED, codings=codings, unit=unit))
+        if size < (1.0 if at_any_cost else _WORTH_SLOWER) * least:
+            chosen, least = unit, size
+    return chosen
+
+
+def _middle(data: Buffer, n_bytes: int) -> Buffer:
+    data = memoryview(data)
+    begin = max(0, data.nbytes - n_bytes) // 16 * 8
+    return data[begin : begin + n_bytes]
 
 
 def _sample(raw: Buffer, width: int) -> Any:
@@ -64,9 +90,9 @@ def _sample(raw: Buffer, width: int) -> Any:
     return stretches_of(data[: len(data) // width * width].view(WORDS[width]), SAMPLE_WORDS)
 
 
-def _differences(words: Any, base: Any, transform: Transform) -> Any:
+def _differences(words: Any, base: Any) -> Any:
     out = np.empty_like(words)
-    residual(words, base, out, ordered=transform is not Transform.MODULAR)
+    residual(words, base, out)
     return out
 
 

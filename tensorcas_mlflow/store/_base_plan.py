@@ -17,7 +17,7 @@ from tensorcas_mlflow.manifest import Manifest, Row
 from tensorcas_mlflow.pack import Base
 from tensorcas_mlflow.store._bases import LEAST_ROW_BYTES, Lineage, ancestry, bases_for, matching_row, nearest
 from tensorcas_mlflow.store._catalog import Catalog
-from tensorcas_mlflow.store._choose import is_float, sample_number, share_against
+from tensorcas_mlflow.store._choose import sample_number, share_against
 from tensorcas_mlflow.store._read import ChunkReader
 from tensorcas_mlflow.store._sources import Source
 
@@ -199,7 +199,7 @@ def nearest_parent(
             return 1.0
         [raw] = next(wanted.source.pieces(chunks[[sample]])).data
         itemsize = int(wanted.source.itemsizes[number])
-        return share_against(raw, behind[0][1], itemsize, is_float=is_float(row.spec.dtype or ""))
+        return share_against(raw, behind[0][1], itemsize)
 
     return nearest(list(wanted.rows.values()), chunk_bytes, candidates, share)
 

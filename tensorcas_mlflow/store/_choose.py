@@ -17,6 +17,7 @@ from tensorcas_mlflow.codecs import (
     PlaneCoding,
     Transform,
     choose_codings,
+    choose_unit,
     encode_best,
     estimate_share,
 )
@@ -45,7 +46,8 @@ With a depth, only the nearest base of no more than that is wanted; with None al
 class DeltaChoice:
     """How chunks are stored for which there is a base."""
 
-    transform: Transform
+    unit: int | None
+    """How many words are put in groups together; None for no groups."""
     codings: tuple[PlaneCoding, ...] | None
     """Of the planes of the differences, the least significant bytes first; None to look at each chunk."""
     depth: int
@@ -91,19 +93,21 @@ def choose(
     n_bytes = memoryview(sample).nbytes
     if itemsize not in WORD_BYTES or (itemsize == 1 and not is_float):
         return Choice(itemsize=itemsize, codings=None, plain_share=0.0, delta=None, effort=effort)
-    subtract = Transform.ORDERED if is_float else Transform.MODULAR
     delta = None
     if n_bytes < _LEAST_SAMPLE_BYTES:
         if bases and max_depth > 0:
-            delta = DeltaChoice(transform=subtract, codings=None, depth=min(bases[0][0], max_depth - 1))
+            delta = DeltaChoice(unit=None, codings=None, depth=min(bases[0][0], max_depth - 1))
         return Choice(itemsize=itemsize, codings=None, plain_share=0.0, delta=delta, effort=effort)
     plain = estimate_share(sample, itemsize)
-    shares = {depth: estimate_share(sample, itemsize, base=base, transform=subtract) for depth, base in bases}
+    shares = {depth: estimate_share(sample, itemsize, base=base) for depth, base in bases}
     depth = choose_depth(plain, list(shares.items()), max_depth)
     if depth is not None:
-        codings = choose_codings(sample, itemsize, base=dict(bases)[depth], transform=subtract)
-        pays = is_float and shares[depth] < _GROUPED_SHARE * plain
-        delta = DeltaChoice(transform=Transform.GROUPED if pays else subtract, codings=codings, depth=depth)
+        base = dict(bases)[depth]
+        codings = choose_codings(sample, itemsize, base=base)
+        unit = None
+        if is_float and shares[depth] < _GROUPED_SHARE * plain:
+            unit = choose_unit(sample, itemsize, base, codings, at_any_cost=effort is Effort.SMALL)
+        delta = DeltaChoice(unit=unit, codings=codings, depth=depth)
     return Choice(
         itemsize=itemsize,
         codings=choose_codings(sample, itemsize),
@@ -114,12 +118,11 @@ def choose(
     )
 
 
-def share_against(sample: Buffer, base: Buffer, itemsize: int, *, is_float: bool) -> float:
+def share_against(sample: Buffer, base: Buffer, itemsize: int) -> float:
     """Estimate what share of its size a chunk takes as a delta; 1 where its elements cannot be subtracted."""
     if itemsize not in WORD_BYTES or memoryview(sample).nbytes != memoryview(base).nbytes:
         return 1.0
-    transform = Transform.ORDERED if is_float else Transform.MODULAR
-    return estimate_share(sample, itemsize, base=base, transform=transform)
+    return estimate_share(sample, itemsize, base=base)
 
 
 def choose_depth(plain: float, shares: Sequence[tuple[int, float]], max_depth: int) -> int | None:
@@ -167,10 +170,9 @@ def encode_chosen(raw: Buffer, choice: Choice, base: Buffer | None = None) -> tu
     n_bytes = memoryview(raw).nbytes
     if base is None or choice.delta is None or n_bytes < LEAST_DELTA_BYTES:
         return _encode_plain(raw, choice)
-    transform = choice.delta.transform
-    if transform is Transform.GROUPED and n_bytes < _LEAST_GROUPED_BYTES:
-        transform = Transform.ORDERED
-    delta = DELTA.encode_as(raw, choice.itemsize, base, transform, choice.effort, choice.delta.codings)
+    unit = choice.delta.unit
+    transform = Transform.PLAIN if unit is None or n_bytes < _LEAST_GROUPED_BYTES else Transform.GROUPED
+    delta = DELTA.encode_as(raw, choice.itemsize, base, transform, choice.effort, choice.delta.codings, unit)
     if len(delta) < CLEARLY_SMALLER * choice.plain_share * n_bytes:
         return DELTA, choice.itemsize, delta
     plain = _encode_plain(raw, choice)

@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, SHUFFLE_ZSTD, ZSTD, Buffer, Codec, Effort, Transform
+from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, SHUFFLE_ZSTD, ZSTD, Buffer, Codec, Effort
 from tensorcas_mlflow.store._choose import Choice, Chooser, choose, choose_depth, encode_chosen, sample_number
 
 rng = np.random.default_rng(0)
@@ -76,9 +76,25 @@ def test_floats_are_subtracted_in_groups_and_whole_numbers_as_they_are() -> None
     whole = against((numbers + 1).tobytes(), 4, numbers.tobytes(), is_float=False).delta
 
     assert floats is not None
-    assert floats.transform is Transform.GROUPED
+    assert floats.unit == 2
     assert whole is not None
-    assert whole.transform is Transform.MODULAR
+    assert whole.unit is None
+
+
+def test_groups_are_left_out_where_they_spare_nothing() -> None:
+    alike = np.ldexp(rng.uniform(1, 2, 65_536), -6).astype(np.float32)
+    choice = against((alike + rng.normal(0, 1e-6, len(alike)).astype(np.float32)).tobytes(), 4, alike.tobytes())
+
+    assert choice.delta is not None
+    assert choice.delta.unit is None
+
+
+def test_words_stay_in_their_order_where_whole_columns_do_not_change() -> None:
+    step = rng.normal(0, 1e-5, (256, 256)).astype(np.float32) * (rng.random(256) < 0.3).repeat(8)[:256]
+    choice = against((BEFORE + step.ravel()).tobytes(), 4, BEFORE.tobytes())
+
+    assert choice.delta is not None
+    assert choice.delta.unit in (None, 1)
 
 
 def test_a_chunk_whose_base_is_not_as_the_sample_was_is_stored_without_it() -> None:
