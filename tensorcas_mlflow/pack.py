@@ -35,7 +35,7 @@ TABLE_ENTRY = np.dtype(
         ("codec", "u1"),
         ("typesize", "u1"),
         ("depth", "u1"),
-        ("zero", "u1"),
+        ("effort", "u1"),
     ]
 )
 """An entry as it stands in a table."""
@@ -79,6 +79,8 @@ class Payload:
     """Whether this is the first chunk written of its tensor: a raw one is then aligned, so that it can be mapped."""
     base: Base | None = None
     """Of a delta, and of nothing else."""
+    effort: int = 0
+    """What was spent on it: 0 by a save, more by `tensorcas optimize`, which leaves alone what has its effort."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +106,7 @@ class PackWriter:
 
     def __init__(self) -> None:
         self._tables: list[Entries] = []
-        self._rows: list[tuple[bytes, bytes, int, int, int, int, int, int]] = []
+        self._rows: list[tuple[bytes, bytes, int, int, int, int, int, int, int]] = []
         """What is in none of the tables yet."""
         self._bases: dict[int, Base] = {}
         """Of rows that are deltas, by number."""
@@ -163,6 +165,7 @@ class PackWriter:
                 payload.codec.number,
                 payload.typesize,
                 0 if payload.base is None else payload.base.depth + 1,
+                payload.effort,
             )
         )
 
@@ -184,7 +187,7 @@ class PackWriter:
         self._tables.append(out)
 
 
-_NUMBERS = ("offset", "stored_bytes", "raw_bytes", "codec", "typesize", "depth")
+_NUMBERS = ("offset", "stored_bytes", "raw_bytes", "codec", "typesize", "depth", "effort")
 
 
 def _is_aligned(payload: Packed) -> bool:
@@ -328,4 +331,5 @@ def payload_of(entry: Any, stored: Any, *, begins_row: bool) -> Payload:
         data=stored,
         begins_row=begins_row,
         base=base,
+        effort=int(entry["effort"]),
     )

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 
 from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES
-from tensorcas_mlflow.cli import _change, _copy, _look, _reading, _repair, _stats, _verify
+from tensorcas_mlflow.cli import _change, _copy, _look, _optimize, _reading, _repair, _stats, _verify
 from tensorcas_mlflow.gc import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE
 from tensorcas_mlflow.readplan import WAYS
 
@@ -23,6 +23,7 @@ examples:
   tensorcas repair --from /backup/mlflow        mend what is damaged, with a backup
   tensorcas delete --run 8f3c --step 3          drop one checkpoint
   tensorcas gc                                  delete what nothing needs any more
+  tensorcas optimize                            store all of it in less room
   tensorcas copy /data/mlflow /backup/mlflow    back a store up, or bring the backup up to date
 
 exit status: 0 done, 1 error, 2 wrong usage, 3 verify found problems or repair left some, 4 copy kept what differs,
@@ -67,6 +68,7 @@ def parser() -> argparse.ArgumentParser:
     _add_looks(command)
     _add_reading(command)
     _add_changes(command)
+    _add_optimize(command)
     _add_copy(command)
     _add_repair(command)
     return program
@@ -236,6 +238,24 @@ def _add_changes(command: _Command) -> None:
     gc.add_argument("--dry-run", action="store_true", help="print the plan and stop")
     _add_yes(gc)
     gc.set_defaults(act=_change.collect)
+
+
+def _add_optimize(command: _Command) -> None:
+    optimize = command(
+        "optimize",
+        "store in less room what a store keeps, and delete what that makes unneeded",
+        "optimize --dry-run\noptimize --yes\noptimize --effort balanced",
+    )
+    optimize.add_argument(
+        "--effort",
+        choices=_optimize.EFFORTS,
+        default=_optimize.EFFORTS[0],
+        help="small (default): several ways to encode each chunk are tried, slow ones too; balanced: one, as saves do",
+    )
+    optimize.add_argument("--dry-run", action="store_true", help="tell what is to be done and stop")
+    optimize.add_argument("-q", "--quiet", action="store_true", help="tell no progress")
+    _add_yes(optimize)
+    optimize.set_defaults(act=_optimize.optimize)
 
 
 def _add_copy(command: _Command) -> None:

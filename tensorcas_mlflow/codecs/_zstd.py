@@ -73,7 +73,12 @@ class _Zstd(Codec):
     name = "zstd"
 
     def encode(self, raw: Buffer, typesize: int, base: Buffer | None = None) -> Buffer:
-        return CONTEXTS.level(12 if len(raw) <= SMALL_BYTES else 3).compress(raw)
+        return self.encode_at(raw, 12 if len(raw) <= SMALL_BYTES else 3)
+
+    def encode_at(self, raw: Buffer, level: int) -> bytes:
+        """Encode a chunk at a level of Zstandard's, 1 to 22."""
+        frame: bytes = CONTEXTS.level(level).compress(raw)
+        return frame
 
     def decode_into(self, stored: Buffer, out: memoryview, base: Buffer | None = None) -> None:
         frame_into(stored, out)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 import numpy as np
 
 from tensorcas_mlflow.gc._survey import Survey
 
 
-def choose(state: Survey, max_waste: float) -> tuple[list[str], dict[str, int]]:
+def choose(state: Survey, max_waste: float, *, prefer: Set[str] = frozenset()) -> tuple[list[str], dict[str, int]]:
     """Choose the packs that can go.
 
-    A chunk with several copies is counted where most is needed, so that the other packs become empty. Copies in packs
+    A chunk with several copies is counted in a preferred pack, else where most is needed, so that the other packs
+    become empty. Copies in packs
     that somebody has condemned do not count. The base of a delta that is needed is needed where it lies, so a pack that
     holds one is not rewritten: its deltas would have to be, in full. What it takes to decode a pack is needed too
     while a save under way may store deltas against that.
@@ -18,6 +21,7 @@ def choose(state: Survey, max_waste: float) -> tuple[list[str], dict[str, int]]:
     Args:
         state: Of the store.
         max_waste: Which part of a pack's payload may be unneeded.
+        prefer: Packs whose copies count first.
 
     Returns:
         Packs nothing needs; and packs that waste too much, with the payload bytes that are needed.
@@ -28,7 +32,8 @@ def choose(state: Survey, max_waste: float) -> tuple[list[str], dict[str, int]]:
     wanted = state.live_rows() & state.copies(but=condemned)
     weight = np.bincount(state.pack[wanted], weights=stored[wanted], minlength=n_packs)
     rank = np.empty(n_packs, dtype=np.int64)
-    rank[np.argsort(-weight, kind="stable")] = np.arange(n_packs)
+    is_other = np.array([name not in prefer for name in state.packs], dtype=bool)
+    rank[np.lexsort((-weight, is_other))] = np.arange(n_packs)
     rows = np.flatnonzero(wanted)
     rows = rows[np.argsort(rank[state.pack[rows]], kind="stable")]
     kept = np.zeros(len(wanted), dtype=bool)

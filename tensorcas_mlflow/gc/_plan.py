@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field
 
 from tensorcas_mlflow import threads
@@ -127,6 +127,7 @@ def plan_gc(
     grace_s: float = DEFAULT_GRACE_S,
     max_waste: float = DEFAULT_MAX_WASTE,
     abandon: Collection[str] = (),
+    prefer: Set[str] = frozenset(),
 ) -> GcPlan:
     """Find out what nothing needs any more.
 
@@ -138,6 +139,7 @@ def plan_gc(
         abandon: Ids of saves to give up whatever their age. One through an MLflow server is given up in no other way,
             and must be dead: it may otherwise commit what is being deleted (``docs/design/protocol.md``, Carriers).
             Also keys of refs that cannot be read: what they kept is lost.
+        prefer: Packs whose copies are kept where a chunk has several.
 
     Raises:
         PendingSavesError: Saves through an MLflow server are under way, which ``abandon`` does not name.
@@ -165,7 +167,7 @@ def plan_gc(
             f"no save {unknown[0]!r} is under way in {store.uri!r}, nor a damaged ref of that key, so it cannot be "
             "abandoned"
         )
-    doomed, rewrites = choose(state, max_waste)
+    doomed, rewrites = choose(state, max_waste, prefer=prefer)
     manifests = tuple(sorted(state.manifests - state.live_manifests))
     return GcPlan(
         store=store,

@@ -116,7 +116,7 @@ def _possible(entries: Entries, size: int) -> Entries:
     is_whole = ~is_delta(entries) | entries["base_pack"].any(axis=1)
     entries = entries[fits & known[entries["codec"]] & is_whole]
     bare = entries.copy()
-    bare["stored_digest"] = bare["typesize"] = bare["zero"] = 0  # hints do not say them
+    bare["stored_digest"] = bare["typesize"] = bare["effort"] = 0  # hints do not say them
     _, first = np.unique(bare.view(f"V{ENTRY.itemsize}"), return_index=True)
     kept: Entries = entries[np.sort(first)]
     return kept

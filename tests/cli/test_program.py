@@ -278,6 +278,7 @@ def keys_of(value: Any) -> Any:
         ("verify", []),
         ("delete", ["--run", "train", "--step", "1", "--yes"]),
         ("gc", ["--yes"]),
+        ("optimize", ["--yes"]),
         ("copy", ["SRC", "NEW"]),
     ],
 )

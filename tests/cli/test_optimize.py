@@ -1,0 +1,57 @@
+"""``tensorcas optimize``: asks, tells what it does, and answers no with doing nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tensorcas_mlflow.store import Store
+
+Tensorcas = Callable[..., Any]
+
+
+def packs(store: Store) -> set[str]:
+    return {info.key for info in store.backend.list("packs")}
+
+
+def values(store: Store) -> list[Any]:
+    fresh = Store.open(store.uri)
+    return [each for ref in fresh.checkpoints() for each in fresh.read_tensors(fresh.manifest(ref)).values()]
+
+
+def test_it_optimizes_after_a_yes_and_then_finds_nothing(tensorcas: Tensorcas, store: Store) -> None:
+    before = packs(store), values(store)
+    done = tensorcas("optimize", "--root", store.uri, typed="y\n")
+    again = tensorcas("optimize", "--root", store.uri)
+
+    assert (done.status, again.status) == (0, 0)
+    assert "not optimized yet" in done.out
+    assert "of new packs" in done.out
+    assert "encoded" in done.err
+    assert packs(store).isdisjoint(before[0])
+    assert all(np.array_equal(now, then) for now, then in zip(values(store), before[1], strict=True))
+    assert again.out.startswith("0 of ")
+
+
+def test_without_a_yes_or_with_a_dry_run_nothing_is_changed(tensorcas: Tensorcas, store: Store) -> None:
+    before = packs(store)
+    refused = tensorcas("optimize", "--root", store.uri, typed="n\n")
+    dry = tensorcas("optimize", "--dry-run", "--root", store.uri)
+
+    assert refused.out.endswith("nothing was changed\n")
+    assert "nothing was changed" not in dry.out
+    assert packs(store) == before
+
+
+def test_json_says_what_was_done(tensorcas: Tensorcas, store: Store) -> None:
+    answered = tensorcas("optimize", "--yes", "--effort", "balanced", "--root", store.uri, "--format", "json").json
+
+    assert answered["effort"] == "balanced"
+    assert answered["plan"]["n_chunks"] > 0
+    assert answered["report"]["packs_bytes_after"] == sum(info.size for info in store.backend.list("packs"))
+
+
+def test_quietly_it_tells_no_progress(tensorcas: Tensorcas, store: Store) -> None:
+    assert tensorcas("optimize", "--yes", "--quiet", "--root", store.uri).err == ""

@@ -1,0 +1,60 @@
+"""Faults that an `optimize` meets."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+BESIDE = "tests/optimize/test_beside_others.py::"
+DONE = "tests/optimize/test_optimize.py::"
+
+MUTANTS = (
+    Mutant(
+        fault="a collection after which the copies in the new packs are those that went",
+        test=DONE + "test_a_second_run_finds_nothing_and_writes_nothing",
+        path="tensorcas_mlflow/gc/_choose.py",
+        before="rank[np.lexsort((-weight, is_other))] = np.arange(n_packs)",
+        after="rank[np.lexsort((-weight, ~is_other))] = np.arange(n_packs)",
+    ),
+    Mutant(
+        fault="a chunk that is damaged where it is read to be encoded anew",
+        test=DONE + "test_a_damaged_chunk_stays_as_it_is_and_the_rest_is_optimized",
+        path="tensorcas_mlflow/optimize/_reading.py",
+        before="    store.chunks.read(digests, outs, verify=True)",
+        after="    store.chunks.read(digests, outs, verify=False)",
+    ),
+    Mutant(
+        fault="steps that are dropped after they were optimized beside others",
+        test=DONE + "test_steps_that_are_dropped_give_their_room_back_though_bases_lie_beside_them",
+        path="tensorcas_mlflow/optimize/_holdings.py",
+        before="stays & (unneeded > DEFAULT_MAX_WASTE * total)",
+        after="stays & (unneeded > total)",
+    ),
+    Mutant(
+        fault="a collection that copies what was optimized",
+        test=DONE + "test_a_collection_that_rewrites_keeps_what_was_spent",
+        path="tensorcas_mlflow/pack.py",
+        before='        effort=int(entry["effort"]),\n',
+        after="",
+    ),
+    Mutant(
+        fault="an optimize that dies when its packs are written and the old ones are not gone",
+        test=BESIDE + "test_what_was_written_before_a_death_is_not_written_again",
+        path="tensorcas_mlflow/pack.py",
+        before='"typesize", "depth", "effort")',
+        after='"typesize", "depth", "depth")',
+    ),
+    Mutant(
+        fault="a base that is condemned while an optimize is about to store deltas against it",
+        test=BESIDE + "test_a_base_that_somebody_condemns_at_the_last_moment_is_none",
+        path="tensorcas_mlflow/optimize/_holdings.py",
+        before="        lost = condemned | {name",
+        after="        lost = {name",
+    ),
+    Mutant(
+        fault="a collection beside an optimize that is about to store deltas against what it condemns",
+        test=BESIDE + "test_packs_of_bases_are_named_in_an_intent_before_deltas_are_written",
+        path="tensorcas_mlflow/optimize/_write.py",
+        before="digests[~is_done], bases)",
+        after="digests[~is_done])",
+    ),
+)
