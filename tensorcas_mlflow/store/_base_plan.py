@@ -18,6 +18,7 @@ from tensorcas_mlflow.pack import Base
 from tensorcas_mlflow.store._bases import LEAST_ROW_BYTES, Lineage, ancestry, bases_for, matching_row, nearest
 from tensorcas_mlflow.store._catalog import Catalog
 from tensorcas_mlflow.store._choose import sample_number, share_against
+from tensorcas_mlflow.store._lookup import Places
 from tensorcas_mlflow.store._read import ChunkReader
 from tensorcas_mlflow.store._sources import Source
 
@@ -106,12 +107,28 @@ class BasePlan:
         named: list[Base | None] = [None] * len(chunks)
         data: list[Buffer | None] = [None] * len(chunks)
         usable = np.flatnonzero(is_usable)
-        for at, raw in zip(usable.tolist(), self._read(found.digests[usable]), strict=True):
-            pack = places.packs[int(places.pack[at])]
-            if raw is not None and pack in self.packs:
-                named[at] = Base(pack=pack, digest=found.digests[at].tobytes(), depth=int(places.entries["depth"][at]))
+        read = self._read(found.digests[usable])
+        # Looked up again: a copy that was just read in vain is no base, though another was read in its place.
+        places = self._catalog.find_sound(found.digests[usable], self._excluded)
+        is_held = self._is_held(places) & (places.entries["depth"] <= depth)
+        for row in np.flatnonzero(is_held).tolist():
+            at, raw = int(usable[row]), read[row]
+            if raw is not None:
+                named[at] = Base(
+                    pack=places.packs[int(places.pack[row])],
+                    digest=found.digests[at].tobytes(),
+                    depth=int(places.entries["depth"][row]),
+                )
                 data[at] = raw
         return Found(named=named, data=data)
+
+    def _is_held(self, places: Places) -> Mask:
+        """For each chunk whether it was found, and takes no packs but `packs`, which the intent names."""
+        is_held = places.found_in(self.packs)
+        if not self._catalog.find_chains(places)[1] <= self.packs:
+            for row in np.flatnonzero(is_held).tolist():
+                is_held[row] = self._catalog.find_chains(places.some([row]))[1] <= self.packs
+        return is_held
 
     def _find_packs(self) -> frozenset[str]:
         candidates = unique_rows(self._candidates)[0]

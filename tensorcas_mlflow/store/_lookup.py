@@ -36,6 +36,13 @@ class Places:
         names = [others.packs[at] for at in used.tolist()] if others.packs else [""] * len(used)
         return Places(found=found, pack=pack, packs=[*self.packs, *names], entries=entries)
 
+    def found_in(self, packs: Collection[str]) -> Mask:
+        """For each chunk whether it was found, in one of some packs."""
+        found = self.found.copy()
+        held = np.array([name in packs for name in self.packs], dtype=bool)
+        found[found] = held[self.pack[found]]
+        return found
+
     def by_pack(self, rows: Any) -> list[tuple[str, Any]]:
         """Part some chunks by the pack in which each lies."""
         numbers = self.pack[rows]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from made import base_packs, packs_of, save, weights
+from made import base_packs, flip, packs_of, put_pack, save, weights
 
 from tensorcas_mlflow import TensorCasStore
 from tensorcas_mlflow.backends import MemoryBackend
@@ -205,3 +206,21 @@ def test_only_chunks_that_gain_by_it_are_deltas(store: Store) -> None:
 
     assert not any(is_delta(table).any() for table in tables)
     assert base_packs(store.backend) == {}
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_of_two_copies_of_a_base_the_one_is_named_that_can_be_read(
+    store: Store, bad: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = count()
+    monkeypatch.setattr("tensorcas_mlflow.store._claim.new_pack_name", lambda backend: f"{next(number):032x}")
+    before, after = weights(0, N), weights(1, N)
+    save(store, {"w": before}, 0)
+    [first] = packs_of(store.backend)
+    data, size = before.tobytes(), store.chunk_bytes
+    put_pack(store, *(data[at : at + size] for at in range(0, len(data), size)))
+    [second] = packs_of(store.backend) - {first}
+    flip(store, (first, second)[bad], data[len(data) // size * size :])  # the sample is another one
+    save(Store.open_backend(store.backend), {"w": after}, 1)
+
+    assert loads(store, 1).tobytes() == after.tobytes()

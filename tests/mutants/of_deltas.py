@@ -42,6 +42,13 @@ MUTANTS = (
         after="        break\n",
     ),
     Mutant(
+        fault="a base of which the first copy is damaged and the second is not",
+        test="tests/deltas/test_saves.py::test_of_two_copies_of_a_base_the_one_is_named_that_can_be_read[0]",
+        path="tensorcas_mlflow/store/_base_plan.py",
+        before="        places = self._catalog.find_sound(found.digests[usable], self._excluded)\n",
+        after="        places = places.some(usable)\n",
+    ),
+    Mutant(
         fault="the pack of a base goes before a save relies on its delta",
         test=f"{_MOVES}::test_a_delta_whose_base_is_gone_is_no_copy_for_a_save",
         path="tensorcas_mlflow/store/_claim.py",
