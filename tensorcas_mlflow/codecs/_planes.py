@@ -16,7 +16,7 @@ import numpy as np
 
 from tensorcas_mlflow.codecs._codec import Buffer, Codec
 from tensorcas_mlflow.codecs._scratch import SCRATCH
-from tensorcas_mlflow.codecs._zstd import CONTEXTS, SMALL_BYTES, frame_into
+from tensorcas_mlflow.codecs._zstd import CONTEXTS, frame_into
 from tensorcas_mlflow.errors import FormatError
 
 WORDS: Mapping[int, Any] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
@@ -30,6 +30,8 @@ _LEAST_GAIN = 0.985
 _LEVELS = (1, 9)
 """What is tried besides where more effort is wanted; between these two, and above, there is next to nothing to gain."""
 _SAMPLE_WORDS = 4096
+_FEW_WORDS = 2 * _SAMPLE_WORDS
+"""Of so many there is no sample: both ways are tried on all of them."""
 _N_SAMPLES = 4
 
 
@@ -57,8 +59,7 @@ class _Planes(Codec):
     name = "planes"
 
     def encode(self, raw: Buffer, typesize: int, base: Buffer | None = None) -> Buffer:
-        # As with text, a slower way costs less in a few bytes than the file that holds the result.
-        return self.encode_as(raw, typesize, None, Effort.SMALL if len(raw) <= SMALL_BYTES else Effort.BALANCED)
+        return self.encode_as(raw, typesize, None)
 
     def encode_as(
         self, raw: Buffer, typesize: int, codings: Sequence[PlaneCoding] | None, effort: Effort = Effort.BALANCED
@@ -75,10 +76,13 @@ class _Planes(Codec):
         data: Any = np.frombuffer(raw, np.uint8)
         n_words = len(data) // width
         words = data[: n_words * width].view(WORDS[width])
-        if codings is None:
+        if codings is None and n_words > _FEW_WORDS:
             codings = codings_for(words)
         planes = _split(words)
-        parts = [_encode_plane(plane, coding, effort) for plane, coding in zip(planes, codings, strict=True)]
+        if codings is None:  # the trial is the encoding
+            parts = [_encode_plane(plane, None, effort) for plane in planes]
+        else:
+            parts = [_encode_plane(plane, coding, effort) for plane, coding in zip(planes, codings, strict=True)]
         sizes = [len(part) for part in parts]
         return b"".join([struct.pack(f"<B{width}I", width, *sizes), *parts, data[n_words * width :]])
 
@@ -138,12 +142,17 @@ def stretches_of(words: Any, n_words: int) -> Any:
     return np.concatenate([words[start : start + length] for start in starts.tolist()])
 
 
-def _encode_plane(plane: Any, coding: PlaneCoding, effort: Effort) -> Buffer:
+def _encode_plane(plane: Any, coding: PlaneCoding | None, effort: Effort) -> Buffer:
+    """Encode one plane in the way that was chosen, or, of None, in the better of both."""
     if coding is PlaneCoding.KEEP:
         return plane
     if effort is Effort.SMALL:
         made = [CONTEXTS.entropy().compress(plane), *(CONTEXTS.level(level).compress(plane) for level in _LEVELS)]
         frame = min(made, key=len)
+    elif coding is None:
+        frame = CONTEXTS.entropy().compress(plane)
+        if len(frame) < _LEAST_GAIN * len(plane):
+            frame = min(frame, CONTEXTS.level(1).compress(plane), key=len)
     elif coding is PlaneCoding.ENTROPY:
         frame = CONTEXTS.entropy().compress(plane)
     else:
