@@ -30,8 +30,9 @@ from tensorcas_mlflow.store._take import BaseOf, Damage, Wanted, check_sizes, no
 from tensorcas_mlflow.store._target import ChosenRows, Target, check_outs, new_arrays
 
 _FILE_BATCH_BYTES = 16 << 20
-_BASES_BYTES = 8 << 20
-"""Chunks that are deltas are decoded so many bytes at a time: each step of a chain takes as much memory."""
+_BASES_BYTES = 32 << 20
+"""Chunks that are deltas are decoded so many bytes at a time: each step of a chain takes as much memory, and threads
+wait for each other at its end."""
 _MAX_ATTEMPTS = 100
 """How often a chunk may be moved under a reader. Each time a whole collection has to fall into one read, which happens
 many times in a row only where collectors that rewrite everything run without a pause and the reader hardly does."""
@@ -311,14 +312,12 @@ class ChunkReader:
 
 
 def _batches(chunks: Any, sizes: Any) -> Iterator[Any]:
-    """Part chunks so that what it takes to decode those of a part together fits a bounded memory."""
+    """Part chunks evenly, so that what it takes to decode those of a part together fits a bounded memory."""
     ends = np.cumsum(sizes[chunks])
-    begin = 0
-    while begin < len(chunks):
-        before = int(ends[begin - 1]) if begin else 0
-        end = max(begin + 1, int(np.searchsorted(ends, before + _BASES_BYTES, side="right")))
-        yield chunks[begin:end]
-        begin = end
+    n_bytes = int(ends[-1]) if len(ends) else 0
+    n_parts = -(-n_bytes // _BASES_BYTES)
+    borders = np.searchsorted(ends, np.arange(1, n_parts) * n_bytes // max(1, n_parts), side="right")
+    return (part for part in np.split(chunks, borders) if len(part))
 
 
 def _chunks_of(damaged: Sequence[Damage]) -> Any:

@@ -47,7 +47,8 @@ class Reading:
         """
         for waits in (False, True):
             tasks = [(group.choice, task) for group in groups if group.choice.waits == waits for task in group.tasks]
-            is_alone = all(choice.is_alone for choice, _ in tasks)
+            # What is added to a base takes many times as long to decode as to read: threads pay even for little.
+            is_alone = self._base_of is no_base and all(choice.is_alone for choice, _ in tasks)
 
             def run(each: tuple[Choice, Task]) -> None:
                 self._run_task(*each, filling)
