@@ -30,7 +30,7 @@ from tensorcas_mlflow.store._take import BaseOf, Damage, Wanted, check_sizes, no
 from tensorcas_mlflow.store._target import ChosenRows, Target, check_outs, new_arrays
 
 _FILE_BATCH_BYTES = 16 << 20
-_BASES_BYTES = 32 << 20
+_BASES_BYTES = 12 << 20
 """Chunks that are deltas are decoded so many bytes at a time: each step of a chain takes as much memory, and threads
 wait for each other at its end."""
 _MAX_ATTEMPTS = 100
