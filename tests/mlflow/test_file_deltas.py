@@ -16,7 +16,8 @@ def stored_bytes(root: Path) -> int:
 
 @pytest.mark.long
 def test_each_epoch_that_pytorch_logs_is_stored_as_a_difference_and_loads(cas_experiment: str, tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.Tanh(), torch.nn.Linear(512, 256))
     optimiser = torch.optim.Adam(network.parameters(), 1e-4)
