@@ -40,7 +40,7 @@ class Ways:
 
     def __init__(self, backend: Backend, files: OpenFiles) -> None:
         self._backend = backend
-        self._files = files
+        self.files = files
         self.scratch = Scratch()
 
     def of(self, choice: Choice) -> Fetch:
@@ -54,13 +54,13 @@ class Ways:
         return self._pread_exactly if choice.is_exact else self._pread
 
     def _pread_exactly(self, task: Task, target: Target) -> Fetched:
-        with self._files.using(task.key) as file:
+        with self.files.using(task.key) as file:
             if file is not None:
                 file.read_at_random()
             return self._pread(task, target)
 
     def _pread(self, task: Task, target: Target) -> Fetched:
-        with self._files.using(task.key) as file:
+        with self.files.using(task.key) as file:
             if file is None:
                 return self._ranges(task, target)
             if _overlaps(task):
@@ -93,7 +93,7 @@ class Ways:
         return Fetched(stored=stored, scratch=scratch)
 
     def _direct(self, task: Task, target: Target) -> Fetched:
-        with self._files.using(task.key) as file:
+        with self.files.using(task.key) as file:
             if file is None or not file.is_direct:
                 return self._pread(task, target)
             scratch = self.scratch.take(task.stop - task.start + 2 * PAGE_BYTES)
@@ -101,7 +101,7 @@ class Ways:
         return Fetched(stored=_strips_in(task, block), scratch=scratch)
 
     def _map(self, task: Task, target: Target) -> Fetched:
-        with self._files.using(task.key) as file:
+        with self.files.using(task.key) as file:
             if file is None:
                 return self._ranges(task, target)
             stretch = file.map(task.start, task.stop)

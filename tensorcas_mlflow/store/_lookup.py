@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorcas_mlflow.codecs import RAW
 from tensorcas_mlflow.digest import Digests
 from tensorcas_mlflow.index import Mask, Positions, Table, as_names, positions
 from tensorcas_mlflow.pack import ENTRY, Entries, is_delta
@@ -35,6 +36,25 @@ class Places:
         found[rows], pack[rows], entries[rows] = others.found, number + len(self.packs), others.entries
         names = [others.packs[at] for at in used.tolist()] if others.packs else [""] * len(used)
         return Places(found=found, pack=pack, packs=[*self.packs, *names], entries=entries)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Places]) -> Places:
+        """The places of several, one after the other; a pack that several name is one pack."""
+        packs = list(dict.fromkeys(name for part in parts for name in part.packs))
+        at = {name: number for number, name in enumerate(packs)}
+        numbers = [np.array([at[name] for name in part.packs], dtype=np.int64)[part.pack] for part in parts]
+        return cls(
+            found=np.concatenate([part.found for part in parts]),
+            pack=np.concatenate(numbers),
+            packs=packs,
+            entries=np.concatenate([part.entries for part in parts]),
+        )
+
+    def as_bytes(self) -> Places:
+        """The same places, as if what is stored there were chunks stored raw: to read it without decoding it."""
+        entries = self.entries.copy()
+        entries["codec"], entries["raw_bytes"] = RAW.number, entries["stored_bytes"]
+        return Places(found=self.found, pack=self.pack, packs=self.packs, entries=entries)
 
     def found_in(self, packs: Collection[str]) -> Mask:
         """For each chunk whether it was found, in one of some packs."""

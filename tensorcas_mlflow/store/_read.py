@@ -12,27 +12,26 @@ from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.chunking import Offsets
 from tensorcas_mlflow.codecs import RAW, load_codecs
-from tensorcas_mlflow.digest import Digests, digest
+from tensorcas_mlflow.digest import Digests
 from tensorcas_mlflow.errors import BlobNotFoundError, ChunkNotFoundError, CorruptChunkError
 from tensorcas_mlflow.extent_cache import ExtentCache
 from tensorcas_mlflow.index import pack_key, pack_name
 from tensorcas_mlflow.manifest import Columns, Manifest
-from tensorcas_mlflow.pack import bases_of, is_delta
+from tensorcas_mlflow.pack import is_delta
 from tensorcas_mlflow.readplan import ReadPlan, Way, way_of_environment
 from tensorcas_mlflow.store._catalog import Catalog
+from tensorcas_mlflow.store._chains import DeltaReading, Links
+from tensorcas_mlflow.store._load import Load
 from tensorcas_mlflow.store._lookup import Places
 from tensorcas_mlflow.store._map import map_rows, mappable
 from tensorcas_mlflow.store._open_files import OpenFiles
 from tensorcas_mlflow.store._owner import NOBODY, Owner
 from tensorcas_mlflow.store._plan import Planner
-from tensorcas_mlflow.store._reading import Reading, find_cached
-from tensorcas_mlflow.store._take import BaseOf, Damage, Wanted, check_sizes, no_base
+from tensorcas_mlflow.store._reading import find_cached
+from tensorcas_mlflow.store._take import Damage, Wanted, check_sizes
 from tensorcas_mlflow.store._target import ChosenRows, Target, check_outs, new_arrays
 
 _FILE_BATCH_BYTES = 16 << 20
-_BASES_BYTES = 12 << 20
-"""Chunks that are deltas are decoded so many bytes at a time: each step of a chain takes as much memory, and threads
-wait for each other at its end."""
 _MAX_ATTEMPTS = 100
 """How often a chunk may be moved under a reader. Each time a whole collection has to fall into one read, which happens
 many times in a row only where collectors that rewrite everything run without a pause and the reader hardly does."""
@@ -252,72 +251,15 @@ class ChunkReader:
         possible = np.delete(np.arange(len(wanted.target)), [damage.chunk for damage in found])
         if (places.entries["codec"] != RAW.number).any():
             load_codecs()
-        deltas = is_delta(places.entries[possible])
-        found += self._carry_out(places, wanted, possible[~deltas], way)
-        sizes = wanted.target.n_bytes
-        for batch in _batches(possible[deltas], sizes):
-            found += self._read_deltas(places, wanted, batch, way)
+        is_added = is_delta(places.entries[possible])
+        deltas = possible[is_added]
+        with Load(self._backend, self._cache, self._store_id, way) as load:
+            found += load.read(places, wanted, possible[~is_added])
+            if len(deltas):
+                links = Links.of(self._catalog, places.some(deltas))
+                damaged = DeltaReading(load, links, wanted.some(deltas)).run()
+                found += [replace(damage, chunk=int(deltas[damage.chunk])) for damage in damaged]
         return [replace(damage, chunk=int(numbers[damage.chunk])) for damage in found]
-
-    def _read_deltas(self, places: Places, wanted: Wanted, chunks: Any, way: Way | None) -> list[Damage]:
-        """Read chunks that are stored as deltas: first their bases, which may be deltas too, and then themselves."""
-        entries, sizes = places.entries[chunks], wanted.target.n_bytes[chunks]
-        bases = self._catalog.find_bases(entries)
-        if not bases.found.all():
-            lost = bases_of(entries[~bases.found])[0].pack
-            raise BlobNotFoundError(pack_key(lost))
-        block = np.empty(int(sizes.sum()), dtype=np.uint8).data
-        digests = np.ascontiguousarray(entries["base_digest"])
-        # Whether the bases are right is seen by what comes of them.
-        of_bases = Wanted(digests=digests, target=Target.of_block(block, sizes), verify=False)
-        damaged = self._read_at(bases, of_bases, chunks, way)
-        left = np.setdiff1d(chunks, _chunks_of(damaged))
-        position = {chunk: at for at, chunk in enumerate(chunks.tolist())}
-        found = self._carry_out(places, wanted, left, way, lambda chunk: of_bases.target.view(position[chunk]))
-        wrong = [
-            at
-            for at in (position[damage.chunk] for damage in found)
-            if digest(of_bases.target.view(at)) != digests[at].tobytes()
-        ]
-        if wrong:
-            # Of a chain that one is damaged of which its own base is right.
-            checked = replace(of_bases.some(np.array(wrong)), verify=True)
-            told = self._read_at(bases.some(wrong), checked, chunks[wrong], way)
-            bases_told = {damage.chunk for damage in told}
-            found = [damage for damage in found if damage.chunk not in bases_told]
-            damaged += told
-        for at, damage in enumerate(damaged):
-            damaged[at] = replace(damage, base=damage.base or digests[position[damage.chunk]].tobytes())
-        return damaged + found
-
-    def _carry_out(
-        self, places: Places, wanted: Wanted, chunks: Any, way: Way | None, base_of: BaseOf = no_base
-    ) -> list[Damage]:
-        """Read chunks of which all bases are at hand; returns those that are damaged, by number."""
-        if len(chunks) == 0:
-            return []
-        with OpenFiles(self._backend) as files:
-            planner = Planner(self._backend, files, way)
-            reading = Reading(self._backend, files, places, wanted, base_of)
-            if self._cache is None:
-                reading.run(planner.groups(places, wanted.target, chunks))
-            else:
-                tasks, left = find_cached(self._cache, self._store_id, places, wanted.target, chunks)
-                with self._cache.filling(self._store_id) as filling:
-                    # What has gone from the cache, or was damaged there, comes from the storage like all that never
-                    # was there.
-                    left = np.concatenate([left, *reading.run_cached(tasks)])
-                    reading.run(planner.groups(places, wanted.target, left), filling)
-        return reading.damaged
-
-
-def _batches(chunks: Any, sizes: Any) -> Iterator[Any]:
-    """Part chunks evenly, so that what it takes to decode those of a part together fits a bounded memory."""
-    ends = np.cumsum(sizes[chunks])
-    n_bytes = int(ends[-1]) if len(ends) else 0
-    n_parts = -(-n_bytes // _BASES_BYTES)
-    borders = np.searchsorted(ends, np.arange(1, n_parts) * n_bytes // max(1, n_parts), side="right")
-    return (part for part in np.split(chunks, borders) if len(part))
 
 
 def _chunks_of(damaged: Sequence[Damage]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,49 +11,54 @@ import numpy as np
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends import Backend, Ring
 from tensorcas_mlflow.errors import BackendError, CorruptError
-from tensorcas_mlflow.extent_cache import ExtentCache, Filling
+from tensorcas_mlflow.extent_cache import ExtentCache
 from tensorcas_mlflow.index import pack_key, pack_name
 from tensorcas_mlflow.readplan import Choice
 from tensorcas_mlflow.store._fetch import Ways, stored_in
 from tensorcas_mlflow.store._lookup import Places
-from tensorcas_mlflow.store._open_files import OpenFiles
 from tensorcas_mlflow.store._plan import Group
-from tensorcas_mlflow.store._take import BaseOf, Damage, Wanted, no_base, take
+from tensorcas_mlflow.store._take import Damage, Wanted, take
 from tensorcas_mlflow.store._target import Target
 from tensorcas_mlflow.store._tasks import Task, cached_tasks, tasks_of
 
+Keep = Callable[[str, int, memoryview], None]
+"""Told of what was read from the storage, in which no fault was found: the pack, where it begins there, and the bytes,
+which stay as they are until the load has ended."""
+
 
 class Reading:
-    """One load of chunks from given places."""
+    """Chunks that are read from given places. None of them is a delta."""
 
-    def __init__(
-        self, backend: Backend, files: OpenFiles, places: Places, wanted: Wanted, base_of: BaseOf = no_base
-    ) -> None:
+    def __init__(self, backend: Backend, ways: Ways, places: Places, wanted: Wanted) -> None:
         self.damaged: list[Damage] = []
         """Copies that were found damaged so far."""
         self._backend = backend
         self._places = places
         self._wanted = wanted
-        self._base_of = base_of
-        self._files = files
-        self._ways = Ways(backend, files)
+        self._ways = ways
 
-    def run(self, groups: Sequence[Group], filling: Filling | None = None) -> None:
+    def run(self, groups: Sequence[Group], keep: Keep | None = None, *, is_alone: bool = False) -> None:
         """Carry out what is planned.
+
+        Args:
+            groups: The plan.
+            keep: Told of what could be kept.
+            is_alone: Whether the calling thread does it by itself, whatever the plan says.
 
         Raises:
             BlobNotFoundError: A pack is gone.
             BackendError: Another machine does not answer.
         """
+        ring = [] if is_alone else [group for group in groups if group.choice.way == "uring"]
+        self._run_ring([(group.choice, task) for group in ring for task in group.tasks])
         for waits in (False, True):
-            tasks = [(group.choice, task) for group in groups if group.choice.waits == waits for task in group.tasks]
-            # What is added to a base takes many times as long to decode as to read: threads pay even for little.
-            is_alone = self._base_of is no_base and all(choice.is_alone for choice, _ in tasks)
+            mine = [group for group in groups if group not in ring and group.choice.waits == waits]
+            tasks = [(group.choice, task) for group in mine for task in group.tasks]
 
             def run(each: tuple[Choice, Task]) -> None:
-                self._run_task(*each, filling)
+                self._run_task(*each, keep)
 
-            if len(tasks) <= 1 or is_alone:
+            if len(tasks) <= 1 or is_alone or all(choice.is_alone for choice, _ in tasks):
                 for each in tasks:
                     run(each)
             else:
@@ -67,7 +72,7 @@ class Reading:
             descriptors: dict[str, int] = {}
             for _, task in tasks:
                 if task.key not in descriptors:
-                    file = opened.enter_context(self._files.using(task.key))
+                    file = opened.enter_context(self._ways.files.using(task.key))
                     descriptors[task.key] = -1 if file is None else file.descriptor
             ring = opened.enter_context(contextlib.closing(Ring[tuple[Choice, Task]]()))
 
@@ -77,22 +82,23 @@ class Reading:
                     self._run_task(choice, task, None)
                     return
                 stored = stored_in(task, memoryview(block)).stored
-                self.damaged.extend(take(task, stored, self._places, self._wanted, self._base_of))
+                self.damaged.extend(take(task, stored, self._places, self._wanted))
                 ring.give_back(block)
 
             wanted = ((each, descriptors[each[1].key], each[1].start, each[1].stop - each[1].start) for each in tasks)
             threads.run_all(take_block, ring.read(wanted))
 
-    def run_cached(self, tasks: Sequence[Task]) -> list[Any]:
-        """Take chunks out of the cache; returns those, in groups, that it did not have."""
+    def run_cached(self, tasks: Sequence[Task], *, is_alone: bool = False) -> list[Any]:
+        """Take chunks out of the cache; returns those, in groups, that it did not have. ``is_alone`` as for `run`."""
         missed: list[Any] = []
 
         def run(task: Task) -> None:
             if not self._take_cached(task):
                 missed.append(task.members)
 
-        if len(tasks) == 1:
-            run(tasks[0])
+        if len(tasks) == 1 or is_alone:
+            for task in tasks:
+                run(task)
         else:
             threads.run_all(run, tasks, waits=self._backend.is_remote)
         return missed
@@ -103,12 +109,12 @@ class Reading:
         block = task.cached.read()
         if block is None:
             return False
-        if take(task, stored_in(task, block).stored, self._places, self._wanted, self._base_of):
+        if take(task, stored_in(task, block).stored, self._places, self._wanted):
             task.cached.discard()
             return False
         return True
 
-    def _run_task(self, choice: Choice, task: Task, filling: Filling | None) -> None:
+    def _run_task(self, choice: Choice, task: Task, keep: Keep | None) -> None:
         fetch = self._ways.of(choice)
         waiting = [task]
         while waiting:
@@ -125,12 +131,12 @@ class Reading:
                 waiting += self._split(each, choice, str(error), error)
                 continue
             try:
-                found = take(each, fetched.stored, self._places, self._wanted, self._base_of)
+                found = take(each, fetched.stored, self._places, self._wanted)
             finally:
                 self._ways.scratch.give_back(fetched.scratch)
             self.damaged.extend(found)
-            if filling is not None and fetched.block is not None and not found:
-                filling.add(pack_name(each.key), each.start, fetched.block)
+            if keep is not None and fetched.block is not None and not found:
+                keep(pack_name(each.key), each.start, fetched.block)
 
     def _split(self, task: Task, choice: Choice, reason: str, error: BackendError | None) -> list[Task]:
         """Split a read that has failed into single chunks; one that is of a single chunk says that it is damaged."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,6 @@ from tensorcas_mlflow.store._tasks import Task
 
 Stored = Sequence[memoryview | None]
 """What a read brought, strip by strip; None for a strip that is in place already."""
-BaseOf = Callable[[int], memoryview | None]
-"""Gives the decoded base of a wanted chunk, by its number; None for one that has no base."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,28 +64,22 @@ def check_sizes(places: Places, wanted: Wanted) -> list[Damage]:
     ]
 
 
-def no_base(chunk: int) -> None:
-    """Nothing that is read needs another chunk."""
-    return
-
-
-def take(task: Task, stored: Stored, places: Places, wanted: Wanted, base_of: BaseOf = no_base) -> list[Damage]:
-    """Decode what was read into place, and check it; returns what is damaged.
+def take(task: Task, stored: Stored, places: Places, wanted: Wanted) -> list[Damage]:
+    """Decode what was read into place, and check it; returns what is damaged. No chunk may be a delta.
 
     Args:
         task: What was read.
         stored: Its stored bytes.
         places: Of all wanted chunks.
         wanted: All wanted chunks.
-        base_of: Where the bases of those are that are deltas.
     """
-    damaged = _decode(task, stored, places, wanted.target, base_of)
+    damaged = _decode(task, stored, places, wanted.target)
     if not wanted.verify:
         return damaged
     return damaged + _check(task, wanted, {damage.chunk for damage in damaged})
 
 
-def _decode(task: Task, stored: Stored, places: Places, target: Target, base_of: BaseOf) -> list[Damage]:
+def _decode(task: Task, stored: Stored, places: Places, target: Target) -> list[Damage]:
     damaged: list[Damage] = []
     for strip, data in zip(task.strips, stored, strict=True):
         if data is None:
@@ -103,7 +95,7 @@ def _decode(task: Task, stored: Stored, places: Places, target: Target, base_of:
         lengths, codecs = entries["stored_bytes"].tolist(), entries["codec"].tolist()
         for chunk, begin, length, codec in zip(members.tolist(), begins, lengths, codecs, strict=True):
             try:
-                codec_numbered(codec).decode_into(data[begin : begin + length], target.view(chunk), base_of(chunk))
+                codec_numbered(codec).decode_into(data[begin : begin + length], target.view(chunk))
             except FormatError as error:
                 damaged.append(Damage(chunk=chunk, key=task.key, reason=str(error)))
     return damaged

@@ -30,9 +30,9 @@ MUTANTS = (
     Mutant(
         fault="a digit that changes at the end of a chain of deltas",
         test=f"{_READS}::test_the_pack_is_told_in_which_a_chain_is_damaged[0]",
-        path="tensorcas_mlflow/store/_read.py",
-        before="checked = replace(of_bases.some(np.array(wrong)), verify=True)",
-        after="checked = of_bases.some(np.array(wrong))",
+        path="tensorcas_mlflow/store/_chains.py",
+        before="fault = self._decode_chain(delta, links, memory, checks_all=True)",
+        after="fault = self._decode_chain(delta, links, memory)",
     ),
     Mutant(
         fault="a save of what takes a copy that was read in vain",

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.adapter import Array
+from tensorcas_mlflow.backends import Ring, has_ring
 from tensorcas_mlflow.errors import CorruptChunkError, NotFoundError, TensorCasError
 from tensorcas_mlflow.gc import plan_gc
 from tensorcas_mlflow.manifest import Manifest
@@ -334,3 +335,14 @@ def test_rows_that_lie_alike_in_a_pack_and_in_memory_are_one_strip(store: Store,
         [task] = tasks_of(places, target, np.arange(1_000), choice)
 
     assert len(task.strips) == 1
+
+
+@pytest.mark.skipif(not has_ring(), reason="io_uring cannot be had here")
+def test_a_load_that_is_to_go_through_io_uring_does(
+    store: Store, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[int] = []
+    monkeypatch.setattr(Ring, "read", lambda ring, wanted, read=Ring.read: begun.append(1) or read(ring, wanted))
+
+    assert is_right(store.read_tensors(manifest, way="uring"))
+    assert begun
