@@ -115,10 +115,18 @@ def _decode_groups(inner: Codec, stored: memoryview, width: int, out: memoryview
     if begin + sum(lengths) + len(tail) != len(stored):
         raise FormatError(f"a delta is not as long as a chunk of {len(out)} bytes says")
     groups = Groups(base_words, thresholds, unit)
-    areas = groups.areas(words.dtype)
-    for length, area in zip(lengths, areas, strict=True):
-        inner.decode_into(stored[begin : begin + length], area.view(np.uint8).data)
+    head = bytes([width])
+    grouped = groups.area(words.dtype)
+    areas = groups.split(grouped)
+    parts = []
+    for length in lengths:
+        parts.append(stored[begin : begin + length])
         begin += length
+    if inner is PLANES and all(part[:1] == head for part in parts):
+        PLANES.decode_all_into(parts, groups.lengths, grouped)
+    else:
+        for part, area in zip(parts, areas, strict=True):
+            inner.decode_into(part, area.view(np.uint8).data)
     groups.join(areas, words)
     restore(words, base_words)
     tail[:] = stored[begin:]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from itertools import accumulate, cycle
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ UNIT_WORDS = {1: 4, 2: 4, 4: 2, 8: 1}
 _SHARES = {1: (0.1, 0.35), 2: (0.1, 0.35), 4: (0.06, 0.15, 0.32, 0.6), 8: (0.06, 0.15, 0.32, 0.6)}
 """Where groups end, as shares of the words, by their size: small numbers differ most from each other in magnitude."""
 _SAMPLE_WORDS = 4096
-_BLOCK_WORDS = 1 << 15
+_BLOCK_WORDS = 1 << 16
 
 
 def thresholds_for(base: Any) -> list[int]:
@@ -60,25 +61,23 @@ class Groups:
             unit: How many words are moved together: 1, 2, 4 or 8; the number of groups to the power of it is at most
                 `MOST_CLASSES`.
         """
-        self._n_groups = len(thresholds) + 1
+        n_groups = len(thresholds) + 1
         self._unit = unit
         classes = _classes(base, thresholds, unit)
         self._order = np.argsort(classes, kind="stable")  # a radix sort
-        numbers = np.arange(self._n_groups**unit, dtype=np.uint8)
-        ends = np.searchsorted(classes, numbers, side="right", sorter=self._order).tolist()
+        ends = np.searchsorted(classes, _numbers(n_groups**unit), side="right", sorter=self._order).tolist()
+        self.lengths = [0] * n_groups
+        """How many words each group has."""
         self._runs: list[list[tuple[int, int, int]]] = []
         """For each place in a unit what is of one group, as units are sorted: the group, the first, and one past."""
-        self.lengths = [0] * self._n_groups
-        """How many words each group has."""
-        for kinds in _kinds(self._n_groups, unit):
-            runs, begin = [], 0
-            for group, kind in kinds:
-                end = ends[kind]
-                if end > begin:
-                    runs.append((group, begin, end))
-                    self.lengths[group] += end - begin
-                    begin = end
-            self._runs.append(runs)
+        for place in range(unit):
+            n_together = n_groups**place
+            stops = ends[n_together - 1 :: n_together]  # of the runs of classes whose words there are of one group
+            starts = [0, *stops[:-1]]
+            for group in range(n_groups):
+                self.lengths[group] += sum(stops[group::n_groups]) - sum(starts[group::n_groups])
+            runs = zip(cycle(range(n_groups)), starts, stops, strict=False)
+            self._runs.append([run for run in runs if run[1] < run[2]])
 
     def part(self, words: Any) -> list[Any]:
         """Give the words of each group, in the order of the format: contiguous arrays; this thread's scratch memory."""
@@ -91,7 +90,7 @@ class Groups:
             column = units[:, place]
             for group, begin, end in runs:
                 pieces[group].append(column[begin:end])
-        groups = self.areas(words.dtype)
+        groups = self.split(self.area(words.dtype))
         for group, members in zip(groups, pieces, strict=True):
             if members:
                 np.concatenate(members, out=group)
@@ -100,7 +99,7 @@ class Groups:
     def join(self, groups: Sequence[Any], out: Any) -> None:
         """Put the words of all groups in their places; the reverse of `part`."""
         units = SCRATCH.area("units", out.nbytes).view(out.dtype).reshape(-1, self._unit)
-        taken = [0] * self._n_groups
+        taken = [0] * len(groups)
         for place, runs in enumerate(self._runs):
             pieces = []
             for group, begin, end in runs:
@@ -112,51 +111,59 @@ class Groups:
         unit_type = WORDS[out.itemsize * self._unit]
         out.view(unit_type)[self._order] = units.view(unit_type).reshape(-1)
 
-    def areas(self, dtype: Any) -> list[Any]:
-        """Give room for the words of each group; this thread's scratch memory."""
-        words = SCRATCH.area("grouped", sum(self.lengths) * dtype.itemsize).view(dtype)
-        ends = np.cumsum(self.lengths).tolist()
+    def area(self, dtype: Any) -> Any:
+        """Give room for the words of all groups, one group behind the other; this thread's scratch memory."""
+        return SCRATCH.area("grouped", sum(self.lengths) * dtype.itemsize).view(dtype)
+
+    def split(self, words: Any) -> list[Any]:
+        """Part what `area` gave among the groups."""
+        ends = accumulate(self.lengths)
         return [words[end - length : end] for length, end in zip(self.lengths, ends, strict=True)]
 
 
 def _classes(base: Any, thresholds: Sequence[int], unit: int) -> Any:
     """Number units by the groups of their words, which are the digits of the number, the first word's the last one."""
-    bits = 8 * base.itemsize
-    # Without their sign, words are above a magnitude if they are above all that begin with it.
-    limits = [base.dtype.type((threshold + 1 << bits - 8) - 1) for threshold in thresholds]
-    classes = SCRATCH.area("classes", len(base) // unit)
-    unsigned = SCRATCH.area("words", _BLOCK_WORDS * base.itemsize).view(base.dtype)
-    groups, is_above = SCRATCH.area("groups", _BLOCK_WORDS), SCRATCH.area("above", _BLOCK_WORDS)
-    products = SCRATCH.area("products", _BLOCK_WORDS).view("<u2")
+    n_words, n_groups = len(base), len(thresholds) + 1
+    mine = _groups_of(_magnitudes(base), thresholds)
+    together = 1
+    while together < unit:
+        # Of low + 256 * high, times n_groups + 256, the upper byte is low + n_groups * high.
+        product = SCRATCH.area("products", n_words // together).view("<u2")
+        np.multiply(mine.view("<u2"), n_groups + 256, out=product)
+        np.right_shift(product, 8, out=product)
+        mine = mine[: len(product)]
+        np.copyto(mine, product, casting="unsafe")
+        n_groups *= n_groups
+        together *= 2
+    return mine
+
+
+def _magnitudes(base: Any) -> Any:
+    """Give the eight bits below the top one of each word; this thread's scratch memory."""
+    out = SCRATCH.area("magnitudes", len(base))
+    if base.itemsize == 1:
+        return np.left_shift(base, 1, out=out)
+    shifted = SCRATCH.area("words", min(len(base), _BLOCK_WORDS) * base.itemsize).view(base.dtype)
     for begin in range(0, len(base), _BLOCK_WORDS):
         block = base[begin : begin + _BLOCK_WORDS]
-        n_words, n_groups = len(block), len(limits) + 1
-        words = np.left_shift(block, 1, out=unsigned[:n_words])
-        mine, above = groups[:n_words], is_above[:n_words]
-        if not limits:
-            mine[:] = 0
-        for number, limit in enumerate(limits):
-            np.greater(words, limit, out=(above if number else mine).view(bool))
-            if number:
-                np.add(mine, above, out=mine)
-        together = 1
-        while together < unit:
-            # Of low + 256 * high, times n_groups + 256, the upper byte is low + n_groups * high.
-            product = np.multiply(mine.view("<u2"), n_groups + 256, out=products[: len(mine) // 2])
-            mine = mine[: len(product)]
-            np.right_shift(product, 8, out=mine, casting="unsafe")
-            n_groups *= n_groups
-            together *= 2
-        classes[begin // unit : (begin + n_words) // unit] = mine
-    return classes
+        # A cast to bytes leaves the top bit behind.
+        bits = np.right_shift(block, 8 * base.itemsize - 9, out=shifted[: len(block)])
+        np.copyto(out[begin : begin + len(block)], bits, casting="unsafe")
+    return out
+
+
+def _groups_of(magnitudes: Any, thresholds: Sequence[int]) -> Any:
+    """Number words by their groups: how many thresholds they are above; this thread's scratch memory."""
+    groups, is_above = SCRATCH.area("groups", len(magnitudes)), SCRATCH.area("above", len(magnitudes))
+    if not thresholds:
+        groups[:] = 0
+    for number, threshold in enumerate(thresholds):
+        np.greater(magnitudes, threshold, out=(is_above if number else groups).view(bool))
+        if number:
+            np.add(groups, is_above, out=groups)
+    return groups
 
 
 @cache
-def _kinds(n_groups: int, unit: int) -> list[list[tuple[int, int]]]:
-    """For each place in a unit the runs of classes whose words there are of one group: the group and the last class."""
-    places = []
-    for place in range(unit):
-        n_together = n_groups**place
-        lasts = range(n_together - 1, n_groups**unit, n_together)
-        places.append([(last // n_together % n_groups, last) for last in lasts])
-    return places
+def _numbers(n_classes: int) -> Any:
+    return np.arange(n_classes, dtype=np.uint8)

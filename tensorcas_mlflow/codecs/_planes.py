@@ -87,30 +87,66 @@ class _Planes(Codec):
         return b"".join([struct.pack(f"<B{width}I", width, *sizes), *parts, data[n_words * width :]])
 
     def decode_into(self, stored: Buffer, out: memoryview, base: Buffer | None = None) -> None:
-        stored = memoryview(stored)
-        width = stored[0] if len(stored) else 0
-        begin = 1 + 4 * width
-        if width not in WORDS or len(stored) < begin:
-            raise FormatError("a chunk of byte planes does not begin as one")
-        sizes = struct.unpack_from(f"<{width}I", stored, 1)
-        n_words, n_tail = divmod(len(out), width)
-        if begin + sum(sizes) + n_tail != len(stored):
-            raise FormatError(f"byte planes are not as long as a chunk of {len(out)} bytes says")
+        width, frames, tail = _parsed(memoryview(stored), len(out))
+        n_words = len(out) // width
         area = SCRATCH.area("planes", n_words * width)
         planes = []
-        for place, size in enumerate(sizes):
-            frame, begin = stored[begin : begin + size], begin + size
-            if size == n_words:
+        for place, frame in enumerate(frames):
+            if len(frame) == n_words:
                 planes.append(np.frombuffer(frame, np.uint8))
-            elif size > n_words:
-                raise FormatError("a byte plane is stored in more bytes than it has")
             else:
                 plane = area[place * n_words : (place + 1) * n_words]
                 frame_into(frame, plane.data)
                 planes.append(plane)
-        flat = np.frombuffer(out, np.uint8)
-        _join(planes, flat[: n_words * width].view(WORDS[width]))
-        out[n_words * width :] = stored[begin:]
+        _join(planes, np.frombuffer(out, np.uint8)[: n_words * width].view(WORDS[width]))
+        out[n_words * width :] = tail
+
+    @staticmethod
+    def decode_all_into(parts: Sequence[memoryview], lengths: Sequence[int], words: Any) -> None:
+        """Decode several chunks without tails, of words of one size, one behind the other: planes are joined at once.
+
+        Args:
+            parts: What `encode` returned for each.
+            lengths: How many words each has.
+            words: Unsigned words, 1-d, as many as the chunks have together.
+
+        Raises:
+            FormatError: As of `decode_into`, or they are of words of another size.
+        """
+        n_words, width, begin = len(words), words.itemsize, 0
+        area = SCRATCH.area("planes", n_words * width)
+        planes = [area[place * n_words : (place + 1) * n_words] for place in range(width)]
+        for part, length in zip(parts, lengths, strict=True):
+            said, frames, _ = _parsed(part, length * width)
+            if said != width:
+                raise FormatError(f"byte planes are of words of {said} bytes, not {width}")
+            for frame, plane in zip(frames, planes, strict=True):
+                mine = plane[begin : begin + length]
+                if len(frame) == length:
+                    mine[:] = np.frombuffer(frame, np.uint8)
+                else:
+                    frame_into(frame, mine.data)
+            begin += length
+        _join(planes, words)
+
+
+def _parsed(stored: memoryview, n_bytes: int) -> tuple[int, list[memoryview], memoryview]:
+    """Take apart what stands for a chunk: the size of its words, its planes as stored, and its tail."""
+    width = stored[0] if len(stored) else 0
+    begin = 1 + 4 * width
+    if width not in WORDS or len(stored) < begin:
+        raise FormatError("a chunk of byte planes does not begin as one")
+    sizes = struct.unpack_from(f"<{width}I", stored, 1)
+    n_words, n_tail = divmod(n_bytes, width)
+    if begin + sum(sizes) + n_tail != len(stored):
+        raise FormatError(f"byte planes are not as long as a chunk of {n_bytes} bytes says")
+    if max(sizes) > n_words:
+        raise FormatError("a byte plane is stored in more bytes than it has")
+    frames = []
+    for size in sizes:
+        frames.append(stored[begin : begin + size])
+        begin += size
+    return width, frames, stored[begin:]
 
 
 def codings_for(words: Any) -> list[PlaneCoding]:
@@ -179,6 +215,9 @@ def _split(words: Any) -> list[Any]:
 
 def _join(planes: Sequence[Any], words: Any) -> None:
     """Put words together from planes."""
+    # Differences are small: their top planes are often nothing but zeros.
+    while len(planes) > 1 and not planes[-1].any():
+        planes = planes[:-1]
     for begin in range(0, len(words), BLOCK_WORDS):
         block = words[begin : begin + BLOCK_WORDS]
         end = begin + len(block)
