@@ -8,7 +8,7 @@ from tensorcas_mlflow.codecs._best import encode_best
 from tensorcas_mlflow.codecs._codec import MOST_OVERHEAD_BYTES, Buffer, Codec
 from tensorcas_mlflow.codecs._delta import DELTA, Transform
 from tensorcas_mlflow.codecs._elements import MAX_TYPESIZE, guess_itemsize, typesize_of
-from tensorcas_mlflow.codecs._estimate import choose_codings, choose_unit, estimate_share
+from tensorcas_mlflow.codecs._estimate import choose_codings, choose_transform, estimate_share
 from tensorcas_mlflow.codecs._planes import PLANES, WORD_BYTES, Effort, PlaneCoding
 from tensorcas_mlflow.codecs._raw import RAW
 from tensorcas_mlflow.codecs._shuffle import SHUFFLE_ZSTD, load_codecs
@@ -31,7 +31,7 @@ __all__ = [
     "PlaneCoding",
     "Transform",
     "choose_codings",
-    "choose_unit",
+    "choose_transform",
     "codec_numbered",
     "encode_best",
     "estimate_share",

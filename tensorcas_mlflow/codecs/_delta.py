@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.codecs._codec import Buffer, Codec
+from tensorcas_mlflow.codecs._decay import DECAYED_BYTES, Decay, fit_decay
 from tensorcas_mlflow.codecs._groups import MOST_CLASSES, UNIT_WORDS, Groups, thresholds_for
 from tensorcas_mlflow.codecs._planes import PLANES, WORDS, Effort, PlaneCoding, codings_for
 from tensorcas_mlflow.codecs._raw import RAW
@@ -23,12 +24,14 @@ _INNER = {codec.number: codec for codec in (RAW, ZSTD, SHUFFLE_ZSTD, PLANES)}
 
 
 class Transform(IntEnum):
-    """In what order differences are encoded; numbers on disk."""
+    """Of what differences are taken, and in what order they are encoded; numbers on disk."""
 
     PLAIN = 0
     """In the order of the words."""
     GROUPED = 1
     """Those of words with bases of like magnitude are encoded together: for floating point numbers."""
+    DECAYED = 2
+    """To what weight decay alone makes of the base, in the order of the words: for single precision."""
 
 
 class _Delta(Codec):
@@ -55,9 +58,11 @@ class _Delta(Codec):
             raw: The chunk.
             typesize: Size of the words; for other sizes than 1, 2, 4 and 8 it is taken as 1.
             base: As long as the chunk.
-            transform: In what order the differences are encoded.
+            transform: Of what differences are taken, and in what order they are encoded. For what does not look as if
+                it had decayed `Transform.PLAIN` takes the place of `Transform.DECAYED`.
             effort: What to spend.
-            codings: How to encode the planes of the differences, the least significant bytes first; None to find out.
+            codings: How to encode the planes of the differences, the least significant bytes first; None to find out,
+                which is done for decayed words in any case.
             unit: How many words are put in groups together: 1, or what `UNIT_WORDS` says, which is faster and None.
 
         Raises:
@@ -67,21 +72,28 @@ class _Delta(Codec):
         if base is None or memoryview(base).nbytes != len(data):
             raise ValueError("a delta is encoded against a base of the chunk's size")
         width = typesize if typesize in WORDS else 1
-        head = bytes([PLANES.number, transform | width.bit_length() - 1 << 4])
-        unit = 1 if transform is Transform.PLAIN else unit or UNIT_WORDS[width]
+        unit = unit or UNIT_WORDS[width] if transform is Transform.GROUPED else 1
         words, tail = _words(data, width, unit)
         base_words, _ = _words(np.frombuffer(base, np.uint8), width, unit)
         area = SCRATCH.area("residual", len(data))
         differences, rest = _words(area, width, unit)
-        residual(words, base_words, differences)
         rest[:] = tail
+        if transform is Transform.DECAYED:
+            decay = fit_decay(words, base_words)
+            if decay is not None:
+                residual(words, _decayed(base_words, decay), differences)
+                head = bytes([PLANES.number, transform | _log2(width) << 4])
+                return head + decay.pack() + PLANES.encode_as(area, width, None, effort)
+            transform = Transform.PLAIN
+        head = bytes([PLANES.number, transform | _log2(width) << 4])
+        residual(words, base_words, differences)
         if transform is Transform.PLAIN:
             return head + PLANES.encode_as(area, width, codings, effort)
         codings = codings or codings_for(differences)
         thresholds = thresholds_for(base_words) if len(words) else []
         groups = Groups(base_words, thresholds, unit).part(differences)
         parts = [PLANES.encode_as(group, width, codings, effort) for group in groups]
-        said = bytes([len(parts) | unit.bit_length() - 1 << 4, *thresholds])
+        said = bytes([len(parts) | _log2(unit) << 4, *thresholds])
         lengths = struct.pack(f"<{len(parts)}I", *map(len, parts))
         return b"".join([head, said, lengths, *parts, rest])
 
@@ -97,7 +109,13 @@ class _Delta(Codec):
             return
         words, _ = _words(np.frombuffer(out, np.uint8), width)
         base_words, _ = _words(np.frombuffer(base, np.uint8), width)
-        inner.decode_into(stored[2:], out)
+        begin = 2
+        if transform is Transform.DECAYED:
+            begin += Decay.n_bytes
+            if width != DECAYED_BYTES or len(stored) < begin:
+                raise FormatError("a delta does not say how its words decayed")
+            base_words = _decayed(base_words, Decay.unpack(stored[2:begin]))
+        inner.decode_into(stored[begin:], out)
         restore(words, base_words)
 
 
@@ -115,14 +133,13 @@ def _decode_groups(inner: Codec, stored: memoryview, width: int, out: memoryview
     if begin + sum(lengths) + len(tail) != len(stored):
         raise FormatError(f"a delta is not as long as a chunk of {len(out)} bytes says")
     groups = Groups(base_words, thresholds, unit)
-    head = bytes([width])
     grouped = groups.area(words.dtype)
     areas = groups.split(grouped)
     parts = []
     for length in lengths:
         parts.append(stored[begin : begin + length])
         begin += length
-    if inner is PLANES and all(part[:1] == head for part in parts):
+    if inner is PLANES and all(part[:1] == bytes([width]) for part in parts):
         PLANES.decode_all_into(parts, groups.lengths, grouped)
     else:
         for part, area in zip(parts, areas, strict=True):
@@ -130,6 +147,17 @@ def _decode_groups(inner: Codec, stored: memoryview, width: int, out: memoryview
     groups.join(areas, words)
     restore(words, base_words)
     tail[:] = stored[begin:]
+
+
+def _decayed(words: Any, decay: Decay) -> Any:
+    """Give what becomes of words; this thread's scratch memory."""
+    out = SCRATCH.area("decayed", words.nbytes).view(words.dtype)
+    decay.apply(words, out)
+    return out
+
+
+def _log2(number: int) -> int:
+    return number.bit_length() - 1
 
 
 def _words(data: Any, width: int, unit: int = 1) -> tuple[Any, Any]:

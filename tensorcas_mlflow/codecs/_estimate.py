@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.codecs._codec import Buffer
+from tensorcas_mlflow.codecs._decay import fit_decay
 from tensorcas_mlflow.codecs._delta import DELTA, Transform
 from tensorcas_mlflow.codecs._groups import UNIT_WORDS
 from tensorcas_mlflow.codecs._planes import WORDS, PlaneCoding, codings_for, stretches_of
@@ -51,13 +52,13 @@ def choose_codings(raw: Buffer, width: int, *, base: Buffer | None = None) -> tu
     return tuple(codings_for(words))
 
 
-def choose_unit(
+def choose_transform(
     raw: Buffer, width: int, base: Buffer, codings: Sequence[PlaneCoding], *, at_any_cost: bool = False
-) -> int | None:
-    """Choose how the differences of a chunk to its base are best put in groups, by trying it on up to 64 KiB.
+) -> tuple[Transform, int]:
+    """Choose how the differences of a chunk to its base are best encoded, by trying it on up to 64 KiB.
 
-    That they are not in order may cost more than groups spare, where there are rows or columns of zeros: only trying
-    it tells.
+    That differences in groups are not in order may cost more than groups spare, where there are rows or columns of
+    zeros: only trying it tells.
 
     Args:
         raw: The chunk, of floating point numbers.
@@ -67,15 +68,18 @@ def choose_unit(
         at_any_cost: Whether even a little room is worth any time.
 
     Returns:
-        How many words are moved together, or None if groups are of no use.
+        The transform, and how many words are moved together.
     """
     piece = _middle(raw, _TRIED_BYTES), width, _middle(base, _TRIED_BYTES)
+    ways = [(Transform.GROUPED, unit) for unit in sorted({UNIT_WORDS[width], 1}, reverse=True)]
+    if fit_decay(_sample(raw, width), _sample(base, width)) is not None:
+        ways.insert(0, (Transform.DECAYED, 1))
     least = len(DELTA.encode_as(*piece, Transform.PLAIN, codings=codings))
-    chosen = None
-    for unit in sorted({UNIT_WORDS[width], 1}, reverse=True):
-        size = len(DELTA.encode_as(*piece, Transform.GROUPED, codings=codings, unit=unit))
+    chosen = Transform.PLAIN, 1
+    for transform, unit in ways:
+        size = len(DELTA.encode_as(*piece, transform, codings=codings, unit=unit))
         if size < (1.0 if at_any_cost else _WORTH_SLOWER) * least:
-            chosen, least = unit, size
+            chosen, least = (transform, unit), size
     return chosen
 
 

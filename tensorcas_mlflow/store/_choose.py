@@ -17,7 +17,7 @@ from tensorcas_mlflow.codecs import (
     PlaneCoding,
     Transform,
     choose_codings,
-    choose_unit,
+    choose_transform,
     encode_best,
     estimate_share,
 )
@@ -46,8 +46,10 @@ With a depth, only the nearest base of no more than that is wanted; with None al
 class DeltaChoice:
     """How chunks are stored for which there is a base."""
 
-    unit: int | None
-    """How many words are put in groups together; None for no groups."""
+    transform: Transform
+    """How their differences are encoded, unless they are too few for groups."""
+    unit: int
+    """How many words are put in groups together."""
     codings: tuple[PlaneCoding, ...] | None
     """Of the planes of the differences, the least significant bytes first; None to look at each chunk."""
     depth: int
@@ -96,7 +98,7 @@ def choose(
     delta = None
     if n_bytes < _LEAST_SAMPLE_BYTES:
         if bases and max_depth > 0:
-            delta = DeltaChoice(unit=None, codings=None, depth=min(bases[0][0], max_depth - 1))
+            delta = DeltaChoice(transform=Transform.PLAIN, unit=1, codings=None, depth=min(bases[0][0], max_depth - 1))
         return Choice(itemsize=itemsize, codings=None, plain_share=0.0, delta=delta, effort=effort)
     plain = estimate_share(sample, itemsize)
     shares = {depth: estimate_share(sample, itemsize, base=base) for depth, base in bases}
@@ -104,10 +106,11 @@ def choose(
     if depth is not None:
         base = dict(bases)[depth]
         codings = choose_codings(sample, itemsize, base=base)
-        unit = None
+        transform, unit = Transform.PLAIN, 1
         if is_float and shares[depth] < _GROUPED_SHARE * plain:
-            unit = choose_unit(sample, itemsize, base, codings, at_any_cost=effort is Effort.SMALL)
-        delta = DeltaChoice(unit=unit, codings=codings, depth=depth)
+            at_any_cost = effort is Effort.SMALL
+            transform, unit = choose_transform(sample, itemsize, base, codings, at_any_cost=at_any_cost)
+        delta = DeltaChoice(transform=transform, unit=unit, codings=codings, depth=depth)
     return Choice(
         itemsize=itemsize,
         codings=choose_codings(sample, itemsize),
@@ -170,9 +173,9 @@ def encode_chosen(raw: Buffer, choice: Choice, base: Buffer | None = None) -> tu
     n_bytes = memoryview(raw).nbytes
     if base is None or choice.delta is None or n_bytes < LEAST_DELTA_BYTES:
         return _encode_plain(raw, choice)
-    unit = choice.delta.unit
-    transform = Transform.PLAIN if unit is None or n_bytes < _LEAST_GROUPED_BYTES else Transform.GROUPED
-    delta = DELTA.encode_as(raw, choice.itemsize, base, transform, choice.effort, choice.delta.codings, unit)
+    transform = choice.delta.transform if n_bytes >= _LEAST_GROUPED_BYTES else Transform.PLAIN
+    codings, unit = choice.delta.codings, choice.delta.unit
+    delta = DELTA.encode_as(raw, choice.itemsize, base, transform, choice.effort, codings, unit)
     if len(delta) < CLEARLY_SMALLER * choice.plain_share * n_bytes:
         return DELTA, choice.itemsize, delta
     plain = _encode_plain(raw, choice)

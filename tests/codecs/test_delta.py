@@ -76,6 +76,40 @@ def test_a_small_step_takes_less_room_the_better_it_is_described(
     assert grouped < 0.98 * in_order
 
 
+def decayed(words: np.ndarray, n_steps: int = 40) -> np.ndarray:
+    out = words.copy()
+    for _ in range(n_steps):
+        out *= np.float32(1 - 2e-7)
+    return out
+
+
+def test_words_that_only_decayed_take_next_to_no_room() -> None:
+    raw, base = decayed(BEFORE).tobytes(), BEFORE.tobytes()
+    in_order, of_decayed = (len(DELTA.encode_as(raw, 4, base, each)) for each in (Transform.PLAIN, Transform.DECAYED))
+
+    assert in_order > 0.025 * len(raw)
+    assert of_decayed < 0.003 * len(raw)
+
+
+@pytest.mark.parametrize("n_steps", [1, 7, 500])
+def test_rows_without_a_gradient_take_less_room_among_those_with_one(n_steps: int) -> None:
+    after = decayed(BEFORE, n_steps).reshape(512, 128)
+    after[::3] = AFTER.reshape(512, 128)[::3]
+    raw, base = after.tobytes(), BEFORE.tobytes()
+    in_order, of_decayed = (DELTA.encode_as(raw, 4, base, each) for each in (Transform.PLAIN, Transform.DECAYED))
+
+    assert len(of_decayed) < len(in_order) - 0.015 * len(raw)
+    assert decoded(of_decayed, base) == raw
+
+
+def test_what_did_not_decay_is_stored_in_the_plain_way() -> None:
+    raw, base = AFTER.tobytes(), BEFORE.tobytes()
+
+    stored = DELTA.encode_as(raw, 4, base, Transform.DECAYED)
+
+    assert stored == DELTA.encode_as(raw, 4, base, Transform.PLAIN)
+
+
 def test_an_unchanged_chunk_takes_next_to_no_room() -> None:
     raw = BEFORE.tobytes()
 
@@ -100,6 +134,18 @@ def test_groups_stand_as_the_format_page_says() -> None:
     stored = bytes([RAW.number, 0x11, 2, 1]) + (4).to_bytes(4, "little") * 2 + small + large
 
     assert decoded(stored, b.tobytes()) == x.tobytes()
+
+
+def test_decay_stands_as_the_format_page_says() -> None:
+    b = np.array([0x3F80_0000, 0xBFC0_00FF, 5, 0xFFFF_FFFF], "<u4")
+    # Their mantissas begin with 8000, c000, 8000 and ffff; times 1000, in 2^-24ths, these round to 2, 3, 2 and 4.
+    lost = np.array([2, 3, 2, 4], "<u4") * 7
+    x = b - lost + np.array([0, 1, 2, 0], "<u4")
+
+    said = (7).to_bytes(4, "little") + (1000).to_bytes(2, "little")
+    stored = bytes([RAW.number, 0x22]) + said + np.array([0, 2, 4, 0], "<u4").tobytes() + b"end"
+
+    assert decoded(stored, b.tobytes() + b"END") == x.tobytes() + b"end"
 
 
 def test_units_stand_as_the_format_page_says() -> None:
@@ -143,7 +189,7 @@ def test_a_delta_without_a_base_of_its_size_is_refused(base: bytes | None) -> No
         b"\x03\x20",  # a delta in a delta
         b"\x05\x20",
         b"\xff\x20",
-        b"\x00\x22",  # a transform of a later release
+        b"\x00\x23",  # a transform of a later release
         b"\x00\x2f",
         b"\x00\x40",  # words of 16 bytes
         b"\x00\xf0",
@@ -174,6 +220,14 @@ def test_a_delta_that_is_encoded_in_a_way_unknown_is_refused(head: bytes) -> Non
 def test_groups_that_are_none_are_refused(groups: bytes) -> None:
     with pytest.raises(FormatError):
         decoded(b"\x00\x21" + groups, bytes(8))
+
+
+@pytest.mark.parametrize(
+    "stored", [b"\x00\x22", b"\x00\x22" + bytes(5), b"\x00\x12" + bytes(14), b"\x00\x32" + bytes(14)]
+)
+def test_decay_that_is_cut_short_or_of_other_than_single_precision_is_refused(stored: bytes) -> None:
+    with pytest.raises(FormatError, match="decayed"):
+        decoded(stored, bytes(8))
 
 
 def test_more_kinds_of_units_than_a_byte_tells_are_refused() -> None:

@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, SHUFFLE_ZSTD, ZSTD, Buffer, Codec, Effort
+from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, SHUFFLE_ZSTD, ZSTD, Buffer, Codec, Effort, Transform
 from tensorcas_mlflow.store._choose import Choice, Chooser, choose, choose_depth, encode_chosen, sample_number
 
 rng = np.random.default_rng(0)
@@ -76,9 +76,9 @@ def test_floats_are_subtracted_in_groups_and_whole_numbers_as_they_are() -> None
     whole = against((numbers + 1).tobytes(), 4, numbers.tobytes(), is_float=False).delta
 
     assert floats is not None
-    assert floats.unit == 2
+    assert (floats.transform, floats.unit) == (Transform.GROUPED, 2)
     assert whole is not None
-    assert whole.unit is None
+    assert whole.transform is Transform.PLAIN
 
 
 def test_groups_are_left_out_where_they_spare_nothing() -> None:
@@ -86,7 +86,20 @@ def test_groups_are_left_out_where_they_spare_nothing() -> None:
     choice = against((alike + rng.normal(0, 1e-6, len(alike)).astype(np.float32)).tobytes(), 4, alike.tobytes())
 
     assert choice.delta is not None
-    assert choice.delta.unit is None
+    assert choice.delta.transform is Transform.PLAIN
+
+
+def test_rows_that_only_weight_decay_moves_are_subtracted_from_what_it_makes_of_them() -> None:
+    after = BEFORE.copy()
+    for _ in range(40):
+        after *= np.float32(1 - 2e-7)
+    after[:8_000] = AFTER[:8_000]
+    choice = against(after.tobytes(), 4, BEFORE.tobytes())
+    _, _, stored = encode_chosen(after.tobytes(), choice, BEFORE.tobytes())
+
+    assert choice.delta is not None
+    assert choice.delta.transform is Transform.DECAYED
+    assert len(stored) < len(DELTA.encode_as(after.tobytes(), 4, BEFORE.tobytes(), Transform.PLAIN)) - 5_000
 
 
 def test_words_stay_in_their_order_where_whole_columns_do_not_change() -> None:
@@ -94,7 +107,7 @@ def test_words_stay_in_their_order_where_whole_columns_do_not_change() -> None:
     choice = against((BEFORE + step.ravel()).tobytes(), 4, BEFORE.tobytes())
 
     assert choice.delta is not None
-    assert choice.delta.unit in (None, 1)
+    assert choice.delta.unit == 1
 
 
 def test_a_chunk_whose_base_is_not_as_the_sample_was_is_stored_without_it() -> None:
