@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -78,24 +79,22 @@ class _Delta(Codec):
         area = SCRATCH.area("residual", len(data))
         differences, rest = _words(area, width, unit)
         rest[:] = tail
-        if transform is Transform.DECAYED:
-            decay = fit_decay(words, base_words)
-            if decay is not None:
-                residual(words, _decayed(base_words, decay), differences)
-                head = bytes([PLANES.number, transform | _log2(width) << 4])
-                return head + decay.pack() + PLANES.encode_as(area, width, None, effort)
+        decay = fit_decay(words, base_words) if transform is Transform.DECAYED else None
+        if transform is Transform.DECAYED and decay is None:
             transform = Transform.PLAIN
+        residual(words, base_words if decay is None else _decayed(base_words, decay), differences)
         head = bytes([PLANES.number, transform | _log2(width) << 4])
-        residual(words, base_words, differences)
+        if decay is not None:
+            return b"".join([head, decay.pack(), *PLANES.encode_in_parts(area, width, None, effort)])
         if transform is Transform.PLAIN:
-            return head + PLANES.encode_as(area, width, codings, effort)
+            return b"".join([head, *PLANES.encode_in_parts(area, width, codings, effort)])
         codings = codings or codings_for(differences)
         thresholds = thresholds_for(base_words) if len(words) else []
-        groups = Groups(base_words, thresholds, unit).part(differences)
-        parts = [PLANES.encode_as(group, width, codings, effort) for group in groups]
+        groups = Groups(base_words, thresholds, unit)
+        parts = PLANES.encode_all_in_parts(groups.part(differences), groups.lengths, codings, effort)
         said = bytes([len(parts) | _log2(unit) << 4, *thresholds])
-        lengths = struct.pack(f"<{len(parts)}I", *map(len, parts))
-        return b"".join([head, said, lengths, *parts, rest])
+        lengths = struct.pack(f"<{len(parts)}I", *(sum(map(len, part)) for part in parts))
+        return b"".join([head, said, lengths, *chain.from_iterable(parts), rest])
 
     def decode_into(self, stored: Buffer, out: memoryview, base: Buffer | None = None) -> None:
         stored = memoryview(stored)

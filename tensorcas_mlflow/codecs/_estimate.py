@@ -21,6 +21,10 @@ _TRIED_BYTES = 64 << 10
 _WORTH_SLOWER = 0.99
 """What takes longer to decode is only chosen if it takes less than this share of the room."""
 
+_ENOUGH = 0.96
+"""Where units take less than this share of what words in their order take, single words, which take the longest, are
+not tried: that order counts is seen where little is gained."""
+
 
 def estimate_share(raw: Buffer, width: int, *, base: Buffer | None = None) -> float:
     """Estimate what share of its size a chunk takes as `planes`, or as a `delta`.
@@ -71,14 +75,17 @@ def choose_transform(
         The transform, and how many words are moved together.
     """
     piece = _middle(raw, _TRIED_BYTES), width, _middle(base, _TRIED_BYTES)
-    ways = [(Transform.GROUPED, unit) for unit in sorted({UNIT_WORDS[width], 1}, reverse=True)]
+    worth = 1.0 if at_any_cost else _WORTH_SLOWER
+    ways = [(Transform.GROUPED, UNIT_WORDS[width]), (Transform.GROUPED, 1)]
     if fit_decay(_sample(raw, width), _sample(base, width)) is not None:
         ways.insert(0, (Transform.DECAYED, 1))
-    least = len(DELTA.encode_as(*piece, Transform.PLAIN, codings=codings))
-    chosen = Transform.PLAIN, 1
+    chosen, plain = (Transform.PLAIN, 1), len(DELTA.encode_as(*piece, Transform.PLAIN, codings=codings))
+    least = plain
     for transform, unit in ways:
+        if (transform, unit) == ways[-1] and least < _ENOUGH * plain and not at_any_cost:
+            break
         size = len(DELTA.encode_as(*piece, transform, codings=codings, unit=unit))
-        if size < (1.0 if at_any_cost else _WORTH_SLOWER) * least:
+        if size < worth * least:
             chosen, least = (transform, unit), size
     return chosen
 

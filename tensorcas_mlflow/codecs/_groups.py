@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from itertools import accumulate, cycle
+from itertools import accumulate, chain, cycle
 from typing import Any
 
 import numpy as np
@@ -41,9 +41,7 @@ def thresholds_for(base: Any) -> list[int]:
         The largest magnitude of each group but the last, ascending; none twice.
     """
     step = max(1, len(base) // _SAMPLE_WORDS)
-    bits = 8 * base.itemsize
-    sizes = (base[::step] << 1) >> (bits - 8)  # the eight bits below the top one
-    below = np.bincount(sizes.astype(np.uint8), minlength=256).cumsum()
+    below = np.bincount(_magnitudes(base[::step]), minlength=256).cumsum()
     ends = np.searchsorted(below, [share * below[-1] for share in _SHARES[base.itemsize]])
     top = int(np.flatnonzero(np.diff(below, prepend=0))[-1])
     return sorted({int(end) for end in ends if end < top})
@@ -79,8 +77,8 @@ class Groups:
             runs = zip(cycle(range(n_groups)), starts, stops, strict=False)
             self._runs.append([run for run in runs if run[1] < run[2]])
 
-    def part(self, words: Any) -> list[Any]:
-        """Give the words of each group, in the order of the format: contiguous arrays; this thread's scratch memory."""
+    def part(self, words: Any) -> Any:
+        """Give the words of all groups, one group behind the other, in the order of the format: scratch memory."""
         units = SCRATCH.area("units", words.nbytes).view(words.dtype).reshape(-1, self._unit)
         unit_type = WORDS[words.itemsize * self._unit]
         # Told to check nothing, numpy writes straight into the buffer.
@@ -90,11 +88,10 @@ class Groups:
             column = units[:, place]
             for group, begin, end in runs:
                 pieces[group].append(column[begin:end])
-        groups = self.split(self.area(words.dtype))
-        for group, members in zip(groups, pieces, strict=True):
-            if members:
-                np.concatenate(members, out=group)
-        return groups
+        out = self.area(words.dtype)
+        if len(out):
+            np.concatenate(list(chain.from_iterable(pieces)), out=out)
+        return out
 
     def join(self, groups: Sequence[Any], out: Any) -> None:
         """Put the words of all groups in their places; the reverse of `part`."""

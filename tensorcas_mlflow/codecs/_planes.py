@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -72,19 +73,40 @@ class _Planes(Codec):
             codings: Of each plane, the least significant bytes first; None to find out.
             effort: What to spend.
         """
+        return b"".join(self.encode_in_parts(raw, typesize, codings, effort))
+
+    @staticmethod
+    def encode_in_parts(
+        raw: Buffer, typesize: int, codings: Sequence[PlaneCoding] | None, effort: Effort
+    ) -> list[Buffer]:
+        """Encode a chunk: what `encode_as` returns, in parts, which may be this thread's scratch memory."""
         width = typesize if typesize in WORDS else 1
         data: Any = np.frombuffer(raw, np.uint8)
         n_words = len(data) // width
         words = data[: n_words * width].view(WORDS[width])
         if codings is None and n_words > _FEW_WORDS:
             codings = codings_for(words)
+        return [*_encode_planes(_split(words), codings, effort), data[n_words * width :]]
+
+    @staticmethod
+    def encode_all_in_parts(
+        words: Any, lengths: Sequence[int], codings: Sequence[PlaneCoding], effort: Effort
+    ) -> list[list[Buffer]]:
+        """Encode several chunks without tails; the reverse of `decode_all_into`.
+
+        Args:
+            words: Unsigned words, 1-d, of all chunks, one behind the other.
+            lengths: How many words each has.
+            codings: As of `encode_as`.
+            effort: What to spend.
+
+        Returns:
+            The parts of each, as of `encode_in_parts`.
+        """
         planes = _split(words)
-        if codings is None:  # the trial is the encoding
-            parts = [_encode_plane(plane, None, effort) for plane in planes]
-        else:
-            parts = [_encode_plane(plane, coding, effort) for plane, coding in zip(planes, codings, strict=True)]
-        sizes = [len(part) for part in parts]
-        return b"".join([struct.pack(f"<B{width}I", width, *sizes), *parts, data[n_words * width :]])
+        ends = accumulate(lengths)
+        each = ([plane[end - length : end] for plane in planes] for length, end in zip(lengths, ends, strict=True))
+        return [_encode_planes(mine, codings, effort) for mine in each]
 
     def decode_into(self, stored: Buffer, out: memoryview, base: Buffer | None = None) -> None:
         width, frames, tail = _parsed(memoryview(stored), len(out))
@@ -176,6 +198,14 @@ def stretches_of(words: Any, n_words: int) -> Any:
     length = n_words // _N_SAMPLES
     starts = np.linspace(0, len(words) - length, _N_SAMPLES, dtype=np.int64)
     return np.concatenate([words[start : start + length] for start in starts.tolist()])
+
+
+def _encode_planes(planes: Sequence[Any], codings: Sequence[PlaneCoding] | None, effort: Effort) -> list[Buffer]:
+    """Encode planes, of None by trying all ways on each, and put before them what says their sizes."""
+    ways: Sequence[PlaneCoding | None] = codings or [None] * len(planes)
+    parts = [_encode_plane(plane, coding, effort) for plane, coding in zip(planes, ways, strict=True)]
+    width = len(parts)
+    return [struct.pack(f"<B{width}I", width, *map(len, parts)), *parts]
 
 
 def _encode_plane(plane: Any, coding: PlaneCoding | None, effort: Effort) -> Buffer:
