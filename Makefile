@@ -11,7 +11,7 @@ help: ## list the targets
 venv: $(STAMP) ## make .venv, with everything the other targets need
 
 # The stamp is written last, so an install that broke off is taken up again by the next make.
-$(STAMP): pyproject.toml setup.cfg constraints.txt
+$(STAMP): pyproject.toml setup.cfg constraints.txt tensorcas_mlflow/codecs/_kernels.c
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[all,dev]"
 	touch $@

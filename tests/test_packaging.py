@@ -64,12 +64,12 @@ def run_python(*args: str | Path, cwd: Path, path: Path | None = None) -> str:
 
 
 def package_files() -> set[str]:
-    """Every file of both packages, as a wheel names them."""
+    """Every file of both packages that goes into a wheel as it is, as the wheel names them."""
     return {
         f"{name}/{file.relative_to(root).as_posix()}"
         for name, root in PACKAGES.items()
         for file in root.rglob("*")
-        if file.is_file() and "__pycache__" not in file.parts
+        if file.is_file() and "__pycache__" not in file.parts and file.suffix not in (".c", ".so")
     }
 
 
@@ -84,16 +84,19 @@ def read_metadata(wheel: Path, name: str) -> bytes:
         return archive.read(member)
 
 
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the checkout to build in: setuptools leaves `build/` where it builds, and would pick up an old one."""
-    tree = tmp_path_factory.mktemp("tree")
-    leftovers = shutil.ignore_patterns("__pycache__", "*.egg-info")
+def copy_checkout(tree: Path) -> Path:
+    """Copy what is built from: setuptools leaves `build/` where it builds, and would pick up an old one."""
+    leftovers = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.so")
     for folder in ("tensorcas_mlflow", "flavors", "tests"):
         shutil.copytree(CHECKOUT / folder, tree / folder, ignore=leftovers)
     for file in ("pyproject.toml", "setup.cfg", "README.md", "LICENSE"):
         shutil.copy(CHECKOUT / file, tree)
     return tree
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_checkout(tmp_path_factory.mktemp("tree"))
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +118,9 @@ def sdist(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_both_packages_whole_and_nothing_else(wheel: Path) -> None:
     names = names_in(wheel)
 
-    assert {name for name in names if ".dist-info/" not in name} == package_files()
+    compiled = {name for name in names if name.endswith(".so")}
+    assert {name for name in names if ".dist-info/" not in name} - compiled == package_files()
+    assert compiled <= {"tensorcas_mlflow/codecs/_kernels.abi3.so"}
     assert {"tensorcas_mlflow/py.typed", "tensorcas_flavors/py.typed"} <= names
 
 
@@ -161,6 +166,22 @@ def test_a_model_logged_through_the_wheel_alone_loads_and_predicts_the_same(whee
     output = run_python("-c", LOG_AND_LOAD, site, work, cwd=work, path=site)
 
     assert "loaded and equal" in output
+
+
+def test_the_wheel_has_the_compiled_loops_where_there_is_a_compiler(wheel: Path) -> None:
+    assert shutil.which("cc") is None or "tensorcas_mlflow/codecs/_kernels.abi3.so" in names_in(wheel)
+    assert shutil.which("cc") is None or wheel.name.split("-")[2:4] == ["cp311", "abi3"]
+
+
+def test_without_a_compiler_the_package_is_built_without_them(tmp_path: Path) -> None:
+    tree = copy_checkout(tmp_path / "tree")
+    env = {**os.environ, "CC": "/nonexistent/cc"}
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", tmp_path, tree]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    [wheel] = tmp_path.glob("*.whl")
+    assert {name for name in names_in(wheel) if ".dist-info/" not in name} == package_files()
 
 
 @pytest.mark.long

@@ -9,9 +9,10 @@ from tensorcas_mlflow.codecs._codec import MOST_OVERHEAD_BYTES, Buffer, Codec
 from tensorcas_mlflow.codecs._delta import DELTA, Transform
 from tensorcas_mlflow.codecs._elements import MAX_TYPESIZE, guess_itemsize, typesize_of
 from tensorcas_mlflow.codecs._estimate import choose_codings, choose_transform, estimate_share
-from tensorcas_mlflow.codecs._planes import PLANES, WORD_BYTES, Effort, PlaneCoding
+from tensorcas_mlflow.codecs._planes import PLANES, Effort, PlaneCoding
 from tensorcas_mlflow.codecs._raw import RAW
 from tensorcas_mlflow.codecs._shuffle import SHUFFLE_ZSTD, load_codecs
+from tensorcas_mlflow.codecs._sizes import WORD_BYTES
 from tensorcas_mlflow.codecs._table import CODECS, codec_numbered
 from tensorcas_mlflow.codecs._zstd import ZSTD
 

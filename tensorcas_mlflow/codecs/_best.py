@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from tensorcas_mlflow.codecs._codec import Buffer, Codec
 from tensorcas_mlflow.codecs._elements import typesize_of
-from tensorcas_mlflow.codecs._planes import PLANES, WORDS
+from tensorcas_mlflow.codecs._planes import PLANES
 from tensorcas_mlflow.codecs._raw import RAW
 from tensorcas_mlflow.codecs._shuffle import SHUFFLE_ZSTD
+from tensorcas_mlflow.codecs._sizes import WORDS
 from tensorcas_mlflow.codecs._zstd import SMALL_BYTES, ZSTD
 
 LEAST_GAIN = 0.97

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.codecs._planes import BLOCK_WORDS, stretches_of
+from tensorcas_mlflow.codecs._planes import stretches_of
+from tensorcas_mlflow.codecs._sizes import BLOCK_WORDS
 
 DECAYED_BYTES = 4
 """Size of the words that can be told to have decayed: coarser ones round the loss away."""

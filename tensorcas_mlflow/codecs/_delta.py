@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,22 @@ import numpy as np
 from tensorcas_mlflow.codecs._codec import Buffer, Codec
 from tensorcas_mlflow.codecs._decay import DECAYED_BYTES, Decay, fit_decay
 from tensorcas_mlflow.codecs._groups import MOST_CLASSES, UNIT_WORDS, Groups, thresholds_for
-from tensorcas_mlflow.codecs._planes import PLANES, WORDS, Effort, PlaneCoding, codings_for
+from tensorcas_mlflow.codecs._planes import (
+    FEW_WORDS,
+    PLANES,
+    SAMPLE_WORDS,
+    Effort,
+    PlaneCoding,
+    codings_for,
+    decode_planes,
+    encode_planes,
+    stretches_of,
+)
 from tensorcas_mlflow.codecs._raw import RAW
-from tensorcas_mlflow.codecs._residual import residual, restore
 from tensorcas_mlflow.codecs._scratch import SCRATCH
 from tensorcas_mlflow.codecs._shuffle import SHUFFLE_ZSTD
+from tensorcas_mlflow.codecs._sizes import WORDS
+from tensorcas_mlflow.codecs._words import add, join, split, subtract
 from tensorcas_mlflow.codecs._zstd import ZSTD
 from tensorcas_mlflow.errors import FormatError
 
@@ -76,25 +87,19 @@ class _Delta(Codec):
         unit = unit or UNIT_WORDS[width] if transform is Transform.GROUPED else 1
         words, tail = _words(data, width, unit)
         base_words, _ = _words(np.frombuffer(base, np.uint8), width, unit)
-        area = SCRATCH.area("residual", len(data))
-        differences, rest = _words(area, width, unit)
-        rest[:] = tail
         decay = fit_decay(words, base_words) if transform is Transform.DECAYED else None
         if transform is Transform.DECAYED and decay is None:
             transform = Transform.PLAIN
-        residual(words, base_words if decay is None else _decayed(base_words, decay), differences)
         head = bytes([PLANES.number, transform | _log2(width) << 4])
+        if transform is Transform.GROUPED:
+            codings = codings or _codings(words, base_words)
+            return b"".join([head, *_encode_groups(words, base_words, unit, codings, effort), tail])
         if decay is not None:
-            return b"".join([head, decay.pack(), *PLANES.encode_in_parts(area, width, None, effort)])
-        if transform is Transform.PLAIN:
-            return b"".join([head, *PLANES.encode_in_parts(area, width, codings, effort)])
-        codings = codings or codings_for(differences)
-        thresholds = thresholds_for(base_words) if len(words) else []
-        groups = Groups(base_words, thresholds, unit)
-        parts = PLANES.encode_all_in_parts(groups.part(differences), groups.lengths, codings, effort)
-        said = bytes([len(parts) | _log2(unit) << 4, *thresholds])
-        lengths = struct.pack(f"<{len(parts)}I", *(sum(map(len, part)) for part in parts))
-        return b"".join([head, said, lengths, *chain.from_iterable(parts), rest])
+            head += decay.pack()
+            base_words, codings = _decayed(base_words, decay), None
+        if codings is None and len(words) > FEW_WORDS:
+            codings = _codings(words, base_words)
+        return b"".join([head, *encode_planes(split(words, base_words), codings, effort), tail])
 
     def decode_into(self, stored: Buffer, out: memoryview, base: Buffer | None = None) -> None:
         stored = memoryview(stored)
@@ -106,7 +111,7 @@ class _Delta(Codec):
         if transform is Transform.GROUPED:
             _decode_groups(inner, stored[2:], width, out, base)
             return
-        words, _ = _words(np.frombuffer(out, np.uint8), width)
+        words, tail = _words(np.frombuffer(out, np.uint8), width)
         base_words, _ = _words(np.frombuffer(base, np.uint8), width)
         begin = 2
         if transform is Transform.DECAYED:
@@ -114,8 +119,30 @@ class _Delta(Codec):
             if width != DECAYED_BYTES or len(stored) < begin:
                 raise FormatError("a delta does not say how its words decayed")
             base_words = _decayed(base_words, Decay.unpack(stored[2:begin]))
-        inner.decode_into(stored[begin:], out)
-        restore(words, base_words)
+        if inner is PLANES and stored[begin : begin + 1] == bytes([width]):
+            end = len(stored) - len(tail)
+            join(decode_planes([stored[begin:end]], [len(words)], width), words, base_words)
+            tail[:] = stored[end:]
+        else:
+            inner.decode_into(stored[begin:], out)
+            add(words, base_words)
+
+
+def _encode_groups(
+    words: Any, base: Any, unit: int, codings: Sequence[PlaneCoding], effort: Effort
+) -> Iterator[Buffer]:
+    """Yield what follows the two bytes at the beginning, but for the tail."""
+    thresholds = thresholds_for(base) if len(words) else []
+    groups = Groups(base, thresholds, unit)
+    planes = split(words, base, groups)
+    ends = accumulate(groups.lengths)
+    parts = [
+        encode_planes([plane[end - length : end] for plane in planes], codings, effort)
+        for length, end in zip(groups.lengths, ends, strict=True)
+    ]
+    yield bytes([len(parts) | _log2(unit) << 4, *thresholds])
+    yield struct.pack(f"<{len(parts)}I", *(sum(map(len, part)) for part in parts))
+    yield from chain.from_iterable(parts)
 
 
 def _decode_groups(inner: Codec, stored: memoryview, width: int, out: memoryview, base: Buffer) -> None:
@@ -132,20 +159,26 @@ def _decode_groups(inner: Codec, stored: memoryview, width: int, out: memoryview
     if begin + sum(lengths) + len(tail) != len(stored):
         raise FormatError(f"a delta is not as long as a chunk of {len(out)} bytes says")
     groups = Groups(base_words, thresholds, unit)
-    grouped = groups.area(words.dtype)
-    areas = groups.split(grouped)
-    parts = []
-    for length in lengths:
-        parts.append(stored[begin : begin + length])
-        begin += length
+    ends = accumulate(lengths, initial=begin)
+    parts = [stored[end : end + length] for length, end in zip(lengths, ends, strict=False)]
     if inner is PLANES and all(part[:1] == bytes([width]) for part in parts):
-        PLANES.decode_all_into(parts, groups.lengths, grouped)
+        join(decode_planes(parts, groups.lengths, width), words, base_words, groups)
     else:
+        grouped = groups.area(words.dtype)
+        areas = groups.split(grouped)
         for part, area in zip(parts, areas, strict=True):
             inner.decode_into(part, area.view(np.uint8).data)
-    groups.join(areas, words)
-    restore(words, base_words)
-    tail[:] = stored[begin:]
+        groups.join(areas, words)
+        add(words, base_words)
+    tail[:] = stored[len(stored) - len(tail) :]
+
+
+def _codings(words: Any, base: Any) -> list[PlaneCoding]:
+    """Choose how to encode the planes of differences, from some of them."""
+    words, base = (stretches_of(each, SAMPLE_WORDS) for each in (words, base))
+    differences = np.empty_like(words)
+    subtract(words, base, differences)
+    return codings_for(differences)
 
 
 def _decayed(words: Any, decay: Decay) -> Any:

@@ -12,8 +12,9 @@ from tensorcas_mlflow.codecs._codec import Buffer
 from tensorcas_mlflow.codecs._decay import fit_decay
 from tensorcas_mlflow.codecs._delta import DELTA, Transform
 from tensorcas_mlflow.codecs._groups import UNIT_WORDS
-from tensorcas_mlflow.codecs._planes import WORDS, PlaneCoding, codings_for, stretches_of
-from tensorcas_mlflow.codecs._residual import residual
+from tensorcas_mlflow.codecs._planes import PlaneCoding, codings_for, stretches_of
+from tensorcas_mlflow.codecs._sizes import WORDS
+from tensorcas_mlflow.codecs._words import subtract
 
 SAMPLE_WORDS = 2048
 """Words that are looked at: entropies of bytes are then right to about 1 %."""
@@ -103,7 +104,7 @@ def _sample(raw: Buffer, width: int) -> Any:
 
 def _differences(words: Any, base: Any) -> Any:
     out = np.empty_like(words)
-    residual(words, base, out)
+    subtract(words, base, out)
     return out
 
 

@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.codecs._planes import WORDS
+from tensorcas_mlflow.codecs import _native
 from tensorcas_mlflow.codecs._scratch import SCRATCH
+from tensorcas_mlflow.codecs._sizes import BLOCK_WORDS, WORDS
 
 MOST_CLASSES = 256
 """How many kinds of units there may be: a byte says which."""
@@ -28,7 +29,6 @@ UNIT_WORDS = {1: 4, 2: 4, 4: 2, 8: 1}
 _SHARES = {1: (0.1, 0.35), 2: (0.1, 0.35), 4: (0.06, 0.15, 0.32, 0.6), 8: (0.06, 0.15, 0.32, 0.6)}
 """Where groups end, as shares of the words, by their size: small numbers differ most from each other in magnitude."""
 _SAMPLE_WORDS = 4096
-_BLOCK_WORDS = 1 << 16
 
 
 def thresholds_for(base: Any) -> list[int]:
@@ -59,28 +59,47 @@ class Groups:
             unit: How many words are moved together: 1, 2, 4 or 8; the number of groups to the power of it is at most
                 `MOST_CLASSES`.
         """
-        n_groups = len(thresholds) + 1
-        self._unit = unit
-        classes = _classes(base, thresholds, unit)
-        self._order = np.argsort(classes, kind="stable")  # a radix sort
-        ends = np.searchsorted(classes, _numbers(n_groups**unit), side="right", sorter=self._order).tolist()
-        self.lengths = [0] * n_groups
+        self.n_groups = len(thresholds) + 1
+        self.unit = unit
+        self.lengths: list[int]
         """How many words each group has."""
+        self.classes: Any
+        """Of each unit; this thread's scratch memory."""
+        self._order: Any = None
+        """The units as they are sorted, once they are: compiled loops have no need of it."""
+        if _native.KERNELS is not None:
+            self.classes = SCRATCH.area("classes", len(base) // unit)
+            said = bytes(thresholds)
+            self.lengths = _native.KERNELS.number_units(base, base.itemsize, said, unit, self.classes)
+        else:
+            self.classes = _classes(base, thresholds, unit)
+            self.lengths = self._sorted_lengths()
+
+    def _sorted_lengths(self) -> list[int]:
+        """Sort units; returns how many words each group has."""
+        n_groups = self.n_groups
+        self._order = np.argsort(self.classes, kind="stable")  # a radix sort
+        numbers = _numbers(n_groups**self.unit)
+        ends = np.searchsorted(self.classes, numbers, side="right", sorter=self._order).tolist()
+        lengths = [0] * n_groups
         self._runs: list[list[tuple[int, int, int]]] = []
         """For each place in a unit what is of one group, as units are sorted: the group, the first, and one past."""
-        for place in range(unit):
+        for place in range(self.unit):
             n_together = n_groups**place
             stops = ends[n_together - 1 :: n_together]  # of the runs of classes whose words there are of one group
             starts = [0, *stops[:-1]]
             for group in range(n_groups):
-                self.lengths[group] += sum(stops[group::n_groups]) - sum(starts[group::n_groups])
+                lengths[group] += sum(stops[group::n_groups]) - sum(starts[group::n_groups])
             runs = zip(cycle(range(n_groups)), starts, stops, strict=False)
             self._runs.append([run for run in runs if run[1] < run[2]])
+        return lengths
 
     def part(self, words: Any) -> Any:
         """Give the words of all groups, one group behind the other, in the order of the format: scratch memory."""
-        units = SCRATCH.area("units", words.nbytes).view(words.dtype).reshape(-1, self._unit)
-        unit_type = WORDS[words.itemsize * self._unit]
+        if self._order is None:
+            self._sorted_lengths()
+        units = SCRATCH.area("units", words.nbytes).view(words.dtype).reshape(-1, self.unit)
+        unit_type = WORDS[words.itemsize * self.unit]
         # Told to check nothing, numpy writes straight into the buffer.
         np.take(words.view(unit_type), self._order, out=units.view(unit_type).reshape(-1), mode="clip")
         pieces: list[list[Any]] = [[] for _ in self.lengths]
@@ -95,7 +114,9 @@ class Groups:
 
     def join(self, groups: Sequence[Any], out: Any) -> None:
         """Put the words of all groups in their places; the reverse of `part`."""
-        units = SCRATCH.area("units", out.nbytes).view(out.dtype).reshape(-1, self._unit)
+        if self._order is None:
+            self._sorted_lengths()
+        units = SCRATCH.area("units", out.nbytes).view(out.dtype).reshape(-1, self.unit)
         taken = [0] * len(groups)
         for place, runs in enumerate(self._runs):
             pieces = []
@@ -105,7 +126,7 @@ class Groups:
                 pieces.append(groups[group][first:last])
             if pieces:
                 np.concatenate(pieces, out=units[:, place])
-        unit_type = WORDS[out.itemsize * self._unit]
+        unit_type = WORDS[out.itemsize * self.unit]
         out.view(unit_type)[self._order] = units.view(unit_type).reshape(-1)
 
     def area(self, dtype: Any) -> Any:
@@ -140,9 +161,9 @@ def _magnitudes(base: Any) -> Any:
     out = SCRATCH.area("magnitudes", len(base))
     if base.itemsize == 1:
         return np.left_shift(base, 1, out=out)
-    shifted = SCRATCH.area("words", min(len(base), _BLOCK_WORDS) * base.itemsize).view(base.dtype)
-    for begin in range(0, len(base), _BLOCK_WORDS):
-        block = base[begin : begin + _BLOCK_WORDS]
+    shifted = SCRATCH.area("words", min(len(base), BLOCK_WORDS) * base.itemsize).view(base.dtype)
+    for begin in range(0, len(base), BLOCK_WORDS):
+        block = base[begin : begin + BLOCK_WORDS]
         # A cast to bytes leaves the top bit behind.
         bits = np.right_shift(block, 8 * base.itemsize - 9, out=shifted[: len(block)])
         np.copyto(out[begin : begin + len(block)], bits, casting="unsafe")

@@ -8,30 +8,24 @@ Zstandard's; ``docs/design/codecs.md`` has the measurements.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import Enum
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from tensorcas_mlflow.codecs._codec import Buffer, Codec
-from tensorcas_mlflow.codecs._scratch import SCRATCH
+from tensorcas_mlflow.codecs._sizes import WORDS
+from tensorcas_mlflow.codecs._words import join, planes_in, room_for_planes, split
 from tensorcas_mlflow.codecs._zstd import CONTEXTS, frame_into
 from tensorcas_mlflow.errors import FormatError
 
-WORDS: Mapping[int, Any] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
-"""Unsigned words by size in bytes."""
-WORD_BYTES = frozenset(WORDS)
-"""Sizes of elements that are taken apart, and subtracted, as words."""
-BLOCK_WORDS = 1 << 16
-"""Kernels go over so many words at a time, which stay in the processor's cache from one step to the next."""
 _LEAST_GAIN = 0.985
 """A plane that shrinks to more than this share is left as it is: decoding it costs ten copies."""
 _LEVELS = (1, 9)
 """What is tried besides where more effort is wanted; between these two, and above, there is next to nothing to gain."""
-_SAMPLE_WORDS = 4096
-_FEW_WORDS = 2 * _SAMPLE_WORDS
+SAMPLE_WORDS = 4096
+FEW_WORDS = 2 * SAMPLE_WORDS
 """Of so many there is no sample: both ways are tried on all of them."""
 _N_SAMPLES = 4
 
@@ -84,91 +78,58 @@ class _Planes(Codec):
         data: Any = np.frombuffer(raw, np.uint8)
         n_words = len(data) // width
         words = data[: n_words * width].view(WORDS[width])
-        if codings is None and n_words > _FEW_WORDS:
+        if codings is None and n_words > FEW_WORDS:
             codings = codings_for(words)
-        return [*_encode_planes(_split(words), codings, effort), data[n_words * width :]]
-
-    @staticmethod
-    def encode_all_in_parts(
-        words: Any, lengths: Sequence[int], codings: Sequence[PlaneCoding], effort: Effort
-    ) -> list[list[Buffer]]:
-        """Encode several chunks without tails; the reverse of `decode_all_into`.
-
-        Args:
-            words: Unsigned words, 1-d, of all chunks, one behind the other.
-            lengths: How many words each has.
-            codings: As of `encode_as`.
-            effort: What to spend.
-
-        Returns:
-            The parts of each, as of `encode_in_parts`.
-        """
-        planes = _split(words)
-        ends = accumulate(lengths)
-        each = ([plane[end - length : end] for plane in planes] for length, end in zip(lengths, ends, strict=True))
-        return [_encode_planes(mine, codings, effort) for mine in each]
+        return [*encode_planes(split(words), codings, effort), data[n_words * width :]]
 
     def decode_into(self, stored: Buffer, out: memoryview, base: Buffer | None = None) -> None:
-        width, frames, tail = _parsed(memoryview(stored), len(out))
+        stored = memoryview(stored)
+        width = stored[0] if len(stored) else 0
+        if width not in WORDS:
+            raise FormatError("a chunk of byte planes does not begin as one")
         n_words = len(out) // width
-        area = SCRATCH.area("planes", n_words * width)
-        planes = []
-        for place, frame in enumerate(frames):
-            if len(frame) == n_words:
-                planes.append(np.frombuffer(frame, np.uint8))
+        tail = len(stored) - len(out) % width
+        join(
+            decode_planes([stored[:tail]], [n_words], width),
+            np.frombuffer(out, np.uint8)[: n_words * width].view(WORDS[width]),
+        )
+        out[n_words * width :] = stored[tail:]
+
+
+def decode_planes(parts: Sequence[memoryview], lengths: Sequence[int], width: int) -> Any:
+    """Decode the planes of several stretches of words, each into its place in the planes of all.
+
+    Args:
+        parts: What `encode_planes` returned for each, joined.
+        lengths: How many words each has.
+        width: Size of the words.
+
+    Returns:
+        The planes, one behind the other; this thread's scratch memory.
+
+    Raises:
+        FormatError: They are not the planes of so many words of that size.
+    """
+    room = room_for_planes(sum(lengths), width)
+    planes = planes_in(room, width)
+    head = 1 + 4 * width
+    at = 0
+    for part, length in zip(parts, lengths, strict=True):
+        if len(part) < head or part[0] != width:
+            raise FormatError(f"byte planes do not begin as those of words of {width} bytes")
+        sizes = struct.unpack_from(f"<{width}I", part, 1)
+        if head + sum(sizes) != len(part) or max(sizes) > length:
+            raise FormatError(f"byte planes are not as long as {length} words say")
+        begin = head
+        for plane, size in zip(planes, sizes, strict=True):
+            frame, mine = part[begin : begin + size], plane[at : at + length].data
+            begin += size
+            if size == length:
+                mine[:] = frame
             else:
-                plane = area[place * n_words : (place + 1) * n_words]
-                frame_into(frame, plane.data)
-                planes.append(plane)
-        _join(planes, np.frombuffer(out, np.uint8)[: n_words * width].view(WORDS[width]))
-        out[n_words * width :] = tail
-
-    @staticmethod
-    def decode_all_into(parts: Sequence[memoryview], lengths: Sequence[int], words: Any) -> None:
-        """Decode several chunks without tails, of words of one size, one behind the other: planes are joined at once.
-
-        Args:
-            parts: What `encode` returned for each.
-            lengths: How many words each has.
-            words: Unsigned words, 1-d, as many as the chunks have together.
-
-        Raises:
-            FormatError: As of `decode_into`, or they are of words of another size.
-        """
-        n_words, width, begin = len(words), words.itemsize, 0
-        area = SCRATCH.area("planes", n_words * width)
-        planes = [area[place * n_words : (place + 1) * n_words] for place in range(width)]
-        for part, length in zip(parts, lengths, strict=True):
-            said, frames, _ = _parsed(part, length * width)
-            if said != width:
-                raise FormatError(f"byte planes are of words of {said} bytes, not {width}")
-            for frame, plane in zip(frames, planes, strict=True):
-                mine = plane[begin : begin + length]
-                if len(frame) == length:
-                    mine[:] = np.frombuffer(frame, np.uint8)
-                else:
-                    frame_into(frame, mine.data)
-            begin += length
-        _join(planes, words)
-
-
-def _parsed(stored: memoryview, n_bytes: int) -> tuple[int, list[memoryview], memoryview]:
-    """Take apart what stands for a chunk: the size of its words, its planes as stored, and its tail."""
-    width = stored[0] if len(stored) else 0
-    begin = 1 + 4 * width
-    if width not in WORDS or len(stored) < begin:
-        raise FormatError("a chunk of byte planes does not begin as one")
-    sizes = struct.unpack_from(f"<{width}I", stored, 1)
-    n_words, n_tail = divmod(n_bytes, width)
-    if begin + sum(sizes) + n_tail != len(stored):
-        raise FormatError(f"byte planes are not as long as a chunk of {n_bytes} bytes says")
-    if max(sizes) > n_words:
-        raise FormatError("a byte plane is stored in more bytes than it has")
-    frames = []
-    for size in sizes:
-        frames.append(stored[begin : begin + size])
-        begin += size
-    return width, frames, stored[begin:]
+                frame_into(frame, mine)
+        at += length
+    return room
 
 
 def codings_for(words: Any) -> list[PlaneCoding]:
@@ -181,7 +142,7 @@ def codings_for(words: Any) -> list[PlaneCoding]:
         A coding for each plane, the least significant bytes first.
     """
     chosen = []
-    for plane in _split(stretches_of(words, _SAMPLE_WORDS)):
+    for plane in split(stretches_of(words, SAMPLE_WORDS)):
         kept, entropy = _LEAST_GAIN * len(plane), len(CONTEXTS.entropy().compress(plane))
         if entropy >= kept:
             chosen.append(PlaneCoding.KEEP)
@@ -200,8 +161,12 @@ def stretches_of(words: Any, n_words: int) -> Any:
     return np.concatenate([words[start : start + length] for start in starts.tolist()])
 
 
-def _encode_planes(planes: Sequence[Any], codings: Sequence[PlaneCoding] | None, effort: Effort) -> list[Buffer]:
-    """Encode planes, of None by trying all ways on each, and put before them what says their sizes."""
+def encode_planes(planes: Sequence[Any], codings: Sequence[PlaneCoding] | None, effort: Effort) -> list[Buffer]:
+    """Encode planes, of None by trying all ways on each.
+
+    Returns:
+        What says their sizes, and then each; some may be the planes themselves.
+    """
     ways: Sequence[PlaneCoding | None] = codings or [None] * len(planes)
     parts = [_encode_plane(plane, coding, effort) for plane, coding in zip(planes, ways, strict=True)]
     width = len(parts)
@@ -224,37 +189,6 @@ def _encode_plane(plane: Any, coding: PlaneCoding | None, effort: Effort) -> Buf
     else:
         frame = CONTEXTS.level(1).compress(plane)
     return frame if len(frame) < _LEAST_GAIN * len(plane) else plane
-
-
-def _split(words: Any) -> list[Any]:
-    """Take words apart into planes, the least significant bytes first; they are this thread's scratch memory."""
-    n_words, width = len(words), words.itemsize
-    if width == 1:
-        return [words]
-    area = SCRATCH.area("planes", n_words * width)
-    planes = [area[place * n_words : (place + 1) * n_words] for place in range(width)]
-    shifted = SCRATCH.area("words", BLOCK_WORDS * width).view(words.dtype)
-    for begin in range(0, n_words, BLOCK_WORDS):
-        block = words[begin : begin + BLOCK_WORDS]
-        part = shifted[: len(block)]
-        for place, plane in enumerate(planes):
-            # A cast to a narrower type keeps the low byte, and is several times as fast as a copy with strides.
-            np.copyto(plane[begin : begin + len(block)], np.right_shift(block, 8 * place, out=part), casting="unsafe")
-    return planes
-
-
-def _join(planes: Sequence[Any], words: Any) -> None:
-    """Put words together from planes."""
-    # Differences are small: their top planes are often nothing but zeros.
-    while len(planes) > 1 and not planes[-1].any():
-        planes = planes[:-1]
-    for begin in range(0, len(words), BLOCK_WORDS):
-        block = words[begin : begin + BLOCK_WORDS]
-        end = begin + len(block)
-        np.copyto(block, planes[-1][begin:end])
-        for plane in planes[-2::-1]:
-            np.left_shift(block, 8, out=block)
-            np.bitwise_or(block, plane[begin:end], out=block)
 
 
 PLANES = _Planes()

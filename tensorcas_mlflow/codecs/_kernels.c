@@ -1,0 +1,316 @@
+/* The loops of codecs 3 and 4: words into byte planes and back, differences from a base, groups by its magnitude.
+ *
+ * What each function does is said in `_words.py`, whose numpy code does the same, several times as slowly: every step of
+ * numpy's is a pass over memory, and gives up the interpreter's lock and takes it again, so that threads wait for each
+ * other most of the time. Here a chunk is one pass, without the lock.
+ *
+ * Every argument is checked against the lengths of the buffers: no content of a chunk, and no mistake of a caller, can make
+ * these loops touch other memory.
+ */
+#define Py_LIMITED_API 0x030B0000 /* 3.11, the first whose stable interface has buffers */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "words are little-endian in chunks and in memory; without this module numpy does it"
+#endif
+
+enum { MOST_CLASSES = 256, UNIT_ROOM = 8, BLOCK_WORDS = 4096 };
+
+/* Where the words of a chunk lie in its planes. */
+typedef struct {
+    size_t n_words;
+    size_t unit;             /* words that are moved together */
+    const uint8_t *classes;  /* of each unit; NULL: words lie in their order */
+    uint32_t cursors[MOST_CLASSES * UNIT_ROOM]; /* for each class and place in a unit where its next word lies */
+} Order;
+
+#define WITH_CONSTANT(UNIT, LOOP, ...)                                                                                 \
+    if ((UNIT) == 1)                                                                                                   \
+        LOOP(__VA_ARGS__, 1);                                                                                          \
+    else if ((UNIT) == 2)                                                                                              \
+        LOOP(__VA_ARGS__, 2);                                                                                          \
+    else if ((UNIT) == 4)                                                                                              \
+        LOOP(__VA_ARGS__, 4);                                                                                          \
+    else                                                                                                               \
+        LOOP(__VA_ARGS__, 8);
+
+/* The loops over words of one size. UNIT is a constant wherever they are called, so that they are unrolled. */
+#define KERNELS(WORD, BYTES)                                                                                           \
+    static inline WORD load_##WORD(const uint8_t *from) {                                                              \
+        WORD word;                                                                                                     \
+        memcpy(&word, from, BYTES);                                                                                    \
+        return word;                                                                                                   \
+    }                                                                                                                  \
+    static inline WORD gather_##WORD(const uint8_t *planes, size_t n_words, size_t at) {                               \
+        WORD word = 0;                                                                                                 \
+        for (size_t place = 0; place < BYTES; place++)                                                                 \
+            word = (WORD)(word | (WORD)((WORD)planes[place * n_words + at] << (8 * place)));                           \
+        return word;                                                                                                   \
+    }                                                                                                                  \
+    static inline void scatter_##WORD(uint8_t *planes, size_t n_words, size_t at, WORD word) {                         \
+        for (size_t place = 0; place < BYTES; place++)                                                                 \
+            planes[place * n_words + at] = (uint8_t)(word >> (8 * place));                                             \
+    }                                                                                                                  \
+    static inline WORD difference_##WORD(WORD word, WORD base) {                                                       \
+        WORD difference = (WORD)(word - base);                                                                         \
+        WORD sign = (WORD)(0 - (difference >> (8 * BYTES - 1)));                                                       \
+        return (WORD)((WORD)(difference << 1) ^ sign);                                                                 \
+    }                                                                                                                  \
+    static inline WORD sum_##WORD(WORD difference, WORD base) {                                                        \
+        return (WORD)(((WORD)(difference >> 1) ^ (WORD)(0 - (difference & 1))) + base);                                \
+    }                                                                                                                  \
+    static inline void split_units_##WORD(Order *order, const uint8_t *restrict words, const uint8_t *restrict base,   \
+                                          uint8_t *restrict planes, const size_t UNIT) {                               \
+        size_t n_words = order->n_words, n_units = n_words / UNIT;                                                     \
+        for (size_t number = 0; number < n_units; number++) {                                                          \
+            uint32_t *cursors = order->cursors + order->classes[number] * UNIT;                                        \
+            WORD unit[UNIT_ROOM], of_base[UNIT_ROOM];                                                                  \
+            memcpy(unit, words + number * (UNIT * BYTES), UNIT * BYTES);                                               \
+            memcpy(of_base, base + number * (UNIT * BYTES), UNIT * BYTES);                                             \
+            for (size_t place = 0; place < UNIT; place++)                                                              \
+                unit[place] = difference_##WORD(unit[place], of_base[place]);                                          \
+            for (size_t place = 0; place < UNIT; place++)                                                              \
+                scatter_##WORD(planes, n_words, cursors[place]++, unit[place]);                                        \
+        }                                                                                                              \
+    }                                                                                                                  \
+    static inline void join_units_##WORD(Order *order, const uint8_t *restrict planes, const uint8_t *restrict base,   \
+                                         uint8_t *restrict words, const size_t UNIT) {                                 \
+        size_t n_words = order->n_words, n_units = n_words / UNIT;                                                     \
+        for (size_t number = 0; number < n_units; number++) {                                                          \
+            uint32_t *cursors = order->cursors + order->classes[number] * UNIT;                                        \
+            WORD unit[UNIT_ROOM], of_base[UNIT_ROOM];                                                                  \
+            memcpy(of_base, base + number * (UNIT * BYTES), UNIT * BYTES);                                             \
+            for (size_t place = 0; place < UNIT; place++)                                                              \
+                unit[place] = gather_##WORD(planes, n_words, cursors[place]++);                                        \
+            for (size_t place = 0; place < UNIT; place++)                                                              \
+                unit[place] = sum_##WORD(unit[place], of_base[place]);                                                 \
+            memcpy(words + number * (UNIT * BYTES), unit, UNIT * BYTES);                                               \
+        }                                                                                                              \
+    }                                                                                                                  \
+    /* Give the eight bits below the top one of each word. */                                                          \
+    static void magnitudes_##WORD(const uint8_t *restrict base, size_t n_words, uint8_t *restrict magnitudes) {        \
+        for (size_t at = 0; at < n_words; at++)                                                                        \
+            magnitudes[at] = (uint8_t)((WORD)(load_##WORD(base + at * BYTES) << 1) >> (8 * BYTES - 8));                \
+    }                                                                                                                  \
+    static void split_##WORD(Order *order, const uint8_t *restrict words, const uint8_t *restrict base,                \
+                             uint8_t *restrict planes) {                                                               \
+        size_t n_words = order->n_words;                                                                               \
+        if (order->classes != NULL) {                                                                                  \
+            WITH_CONSTANT(order->unit, split_units_##WORD, order, words, base, planes)                                 \
+        } else if (base != NULL) {                                                                                     \
+            for (size_t at = 0; at < n_words; at++)                                                                    \
+                scatter_##WORD(planes, n_words, at,                                                                    \
+                               difference_##WORD(load_##WORD(words + at * BYTES), load_##WORD(base + at * BYTES)));    \
+        } else {                                                                                                       \
+            for (size_t at = 0; at < n_words; at++)                                                                    \
+                scatter_##WORD(planes, n_words, at, load_##WORD(words + at * BYTES));                                  \
+        }                                                                                                              \
+    }                                                                                                                  \
+    static void join_##WORD(Order *order, const uint8_t *restrict planes, const uint8_t *restrict base,                \
+                            uint8_t *restrict words) {                                                                 \
+        size_t n_words = order->n_words;                                                                               \
+        if (order->classes != NULL) {                                                                                  \
+            WITH_CONSTANT(order->unit, join_units_##WORD, order, planes, base, words)                                  \
+        } else {                                                                                                       \
+            for (size_t at = 0; at < n_words; at++) {                                                                  \
+                WORD word = gather_##WORD(planes, n_words, at);                                                        \
+                if (base != NULL)                                                                                      \
+                    word = sum_##WORD(word, load_##WORD(base + at * BYTES));                                           \
+                memcpy(words + at * BYTES, &word, BYTES);                                                              \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+
+KERNELS(uint8_t, 1)
+KERNELS(uint16_t, 2)
+KERNELS(uint32_t, 4)
+KERNELS(uint64_t, 8)
+
+/* Words are of 1, 2, 4 or 8 bytes, and so are units of words. */
+static int is_power(size_t count) { return count == 1 || count == 2 || count == 4 || count == 8; }
+
+/* How many classes units have: n_groups to the power of unit; 0 if more than there may be. */
+static size_t count_classes(size_t n_groups, size_t unit) {
+    size_t n_classes = 1;
+    if (n_groups < 1 || n_groups > MOST_CLASSES || !is_power(unit))
+        return 0;
+    for (size_t place = 0; place < unit; place++)
+        if ((n_classes *= n_groups) > MOST_CLASSES)
+            return 0;
+    return n_classes;
+}
+
+/* Number units by the groups of their words, the digits of the number, the first word's the last one.
+ *
+ * Of the bytes of a unit, as one number, times the powers of the number of groups in the opposite order, the byte at the
+ * end is the sum of all products; those below it are less than 256 too. */
+static inline void number_of_groups(const uint8_t *restrict groups, size_t n_units, size_t n_groups,
+                                    uint8_t *restrict classes, const size_t unit) {
+    uint64_t powers = 0;
+    for (size_t place = 0, power = 1; place < unit; place++, power *= n_groups)
+        powers |= (uint64_t)power << (8 * (unit - 1 - place));
+    for (size_t number = 0; number < n_units; number++) {
+        uint64_t digits = 0;
+        memcpy(&digits, groups + number * unit, unit);
+        classes[number] = (uint8_t)(digits * powers >> (8 * (unit - 1)));
+    }
+}
+
+static PyObject *number_units(PyObject *module, PyObject *args) {
+    Py_buffer base, thresholds, classes;
+    Py_ssize_t width, unit;
+    PyObject *lengths = NULL;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*ny*nw*:number_units", &base, &width, &thresholds, &unit, &classes))
+        return NULL;
+    size_t n_groups = (size_t)thresholds.len + 1;
+    size_t n_classes = unit < 1 ? 0 : count_classes(n_groups, (size_t)unit);
+    if (width < 1 || !is_power((size_t)width) || n_classes == 0 || base.len % (width * unit) != 0 ||
+        classes.len != base.len / (width * unit)) {
+        PyErr_SetString(PyExc_ValueError, "buffers, words and units do not fit each other");
+        goto done;
+    }
+    size_t of_group[MOST_CLASSES] = {0}, of_class[MOST_CLASSES] = {0};
+    Py_BEGIN_ALLOW_THREADS;
+    uint8_t magnitudes[BLOCK_WORDS], groups[BLOCK_WORDS], *numbers = classes.buf;
+    const uint8_t *words = base.buf, *most = thresholds.buf;
+    size_t n_units = (size_t)classes.len, units_of_block = BLOCK_WORDS / (size_t)unit;
+    for (size_t begin = 0; begin < n_units; begin += units_of_block) {
+        size_t here = n_units - begin < units_of_block ? n_units - begin : units_of_block;
+        const uint8_t *block = words + begin * (size_t)(unit * width);
+        size_t n_words = here * (size_t)unit;
+        if (width == 1)
+            magnitudes_uint8_t(block, n_words, magnitudes);
+        else if (width == 2)
+            magnitudes_uint16_t(block, n_words, magnitudes);
+        else if (width == 4)
+            magnitudes_uint32_t(block, n_words, magnitudes);
+        else
+            magnitudes_uint64_t(block, n_words, magnitudes);
+        memset(groups, 0, n_words);
+        for (size_t number = 0; number + 1 < n_groups; number++)
+            for (size_t at = 0; at < n_words; at++)
+                groups[at] = (uint8_t)(groups[at] + (magnitudes[at] > most[number]));
+        WITH_CONSTANT(unit, number_of_groups, groups, here, n_groups, numbers + begin)
+    }
+    for (size_t number = 0; number < n_units; number++)
+        of_class[numbers[number]]++;
+    for (size_t number = 0; number < n_classes; number++)
+        for (size_t place = 0, rest = number; place < (size_t)unit; place++, rest /= n_groups)
+            of_group[rest % n_groups] += of_class[number];
+    Py_END_ALLOW_THREADS;
+    lengths = PyList_New((Py_ssize_t)n_groups);
+    for (size_t group = 0; lengths != NULL && group < n_groups; group++) {
+        PyObject *length = PyLong_FromSize_t(of_group[group]);
+        if (length == NULL || PyList_SetItem(lengths, (Py_ssize_t)group, length) < 0)
+            Py_CLEAR(lengths);
+    }
+done:
+    PyBuffer_Release(&base);
+    PyBuffer_Release(&thresholds);
+    PyBuffer_Release(&classes);
+    return lengths;
+}
+
+/* Work out where the words lie; returns 0 if the classes are not those of so many groups. */
+static int begin_order(Order *order, const uint8_t *classes, size_t n_words, size_t n_groups, size_t unit) {
+    size_t of_class[MOST_CLASSES] = {0}, next[MOST_CLASSES] = {0}, n_classes = count_classes(n_groups, unit);
+    order->n_words = n_words;
+    order->unit = unit;
+    order->classes = classes;
+    if (classes == NULL)
+        return 1;
+    for (size_t number = 0; number < n_words / unit; number++)
+        of_class[classes[number]]++;
+    for (size_t number = n_classes; number < MOST_CLASSES; number++)
+        if (of_class[number] != 0)
+            return 0;
+    for (size_t number = 0; number < n_classes; number++)
+        for (size_t place = 0, rest = number; place < unit; place++, rest /= n_groups)
+            if (rest % n_groups + 1 < n_groups)
+                next[rest % n_groups + 1] += of_class[number];
+    for (size_t group = 1; group < n_groups; group++)
+        next[group] += next[group - 1];
+    /* Groups one after the other; in each the first words of units, then the second ones, ...; of those the units in the
+     * order of their classes. */
+    for (size_t place = 0, power = 1; place < unit; place++, power *= n_groups)
+        for (size_t number = 0; number < n_classes; number++) {
+            size_t group = number / power % n_groups;
+            order->cursors[number * unit + place] = (uint32_t)next[group];
+            next[group] += of_class[number];
+        }
+    return 1;
+}
+
+/* Both ways: (words, planes, width, base or None, classes or None, n_groups, unit), the one that is written writable. */
+static PyObject *convert(PyObject *args, int splits) {
+    Py_buffer words, planes, base = {0}, classes = {0};
+    Py_ssize_t width, n_groups, unit;
+    PyObject *result = NULL;
+    const char *format = splits ? "y*w*nz*z*nn:split" : "w*y*nz*z*nn:join";
+    if (!PyArg_ParseTuple(args, format, &words, &planes, &width, &base, &classes, &n_groups, &unit))
+        return NULL;
+    size_t n_words = width < 1 ? 0 : (size_t)(words.len / width);
+    int fits = width >= 1 && is_power((size_t)width) && n_words <= UINT32_MAX && words.len % width == 0 && planes.len == words.len &&
+               (base.buf == NULL || base.len == words.len);
+    if (fits && classes.buf != NULL)
+        fits = base.buf != NULL && unit >= 1 && n_groups >= 1 && count_classes((size_t)n_groups, (size_t)unit) != 0 &&
+               n_words % (size_t)unit == 0 && (size_t)classes.len == n_words / (size_t)unit;
+    if (fits) {
+        Py_BEGIN_ALLOW_THREADS;
+        Order order;
+        fits = begin_order(&order, classes.buf, n_words, (size_t)n_groups, (size_t)unit);
+        if (!fits) {
+        } else if (splits && width == 1)
+            split_uint8_t(&order, words.buf, base.buf, planes.buf);
+        else if (splits && width == 2)
+            split_uint16_t(&order, words.buf, base.buf, planes.buf);
+        else if (splits && width == 4)
+            split_uint32_t(&order, words.buf, base.buf, planes.buf);
+        else if (splits)
+            split_uint64_t(&order, words.buf, base.buf, planes.buf);
+        else if (width == 1)
+            join_uint8_t(&order, planes.buf, base.buf, words.buf);
+        else if (width == 2)
+            join_uint16_t(&order, planes.buf, base.buf, words.buf);
+        else if (width == 4)
+            join_uint32_t(&order, planes.buf, base.buf, words.buf);
+        else
+            join_uint64_t(&order, planes.buf, base.buf, words.buf);
+        Py_END_ALLOW_THREADS;
+    }
+    if (fits)
+        result = Py_NewRef(Py_None);
+    else
+        PyErr_SetString(PyExc_ValueError, "buffers, words and units do not fit each other");
+    PyBuffer_Release(&words);
+    PyBuffer_Release(&planes);
+    PyBuffer_Release(&base);
+    PyBuffer_Release(&classes);
+    return result;
+}
+
+static PyObject *split(PyObject *module, PyObject *args) {
+    (void)module;
+    return convert(args, 1);
+}
+
+static PyObject *join(PyObject *module, PyObject *args) {
+    (void)module;
+    return convert(args, 0);
+}
+
+static PyMethodDef methods[] = {
+    {"number_units", number_units, METH_VARARGS, NULL},
+    {"split", split, METH_VARARGS, NULL},
+    {"join", join, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_kernels", NULL, 0, methods, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__kernels(void) { return PyModule_Create(&definition); }
