@@ -76,4 +76,6 @@ def _is_true(table: Table, holdings: Holdings) -> bool:
 
 
 def _rows(entries: Entries) -> Any:
-    return np.sort(np.ascontiguousarray(entries).view(f"V{ENTRY.itemsize}").ravel())
+    rows = entries.copy()
+    rows["effort"] = 0  # an index does not say it
+    return np.sort(rows.view(f"V{ENTRY.itemsize}").ravel())

@@ -30,6 +30,7 @@ from tensorcas_mlflow.index import pack_key
 from tensorcas_mlflow.optimize import Progress, Spent, _blocks, _plan, _write, plan_optimize
 from tensorcas_mlflow.optimize._plan import in_order
 from tensorcas_mlflow.pack import bases_of, is_delta
+from tensorcas_mlflow.repair import plan_repair
 from tensorcas_mlflow.store import RefTarget, Store
 from tensorcas_mlflow.verify import verify
 
@@ -310,3 +311,13 @@ def test_through_a_server_it_is_refused() -> None:
 def _carried(backend: MemoryBackend) -> MemoryBackend:
     Store.init_backend(backend, chunk_bytes=CHUNK_BYTES)
     return backend
+
+
+def test_a_repair_of_an_optimized_store_finds_nothing_to_mend(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensorcas_mlflow.store._catalog._FOLD_AT", 2)
+    optimize(train(store, range(2)))
+    train(Store.open_backend(store.backend), range(2, 5))
+    segments = [info.key for info in store.backend.list("index") if info.key.endswith(".arrow")]
+
+    assert segments
+    assert plan_repair(Store.open_backend(store.backend)).is_empty
