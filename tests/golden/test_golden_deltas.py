@@ -1,0 +1,190 @@
+"""Deltas that an earlier release wrote are read by every later one.
+
+What must come out is said in ``v1_deltas/expected.json``, by hashes that none of our code has made.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tensorcas_mlflow.census import Census
+from tensorcas_mlflow.codecs import CODECS, DELTA
+from tensorcas_mlflow.digest import digest
+from tensorcas_mlflow.gc import plan_gc
+from tensorcas_mlflow.index import pack_key
+from tensorcas_mlflow.optimize import plan_optimize
+from tensorcas_mlflow.pack import bases_of, is_delta
+from tensorcas_mlflow.repair import plan_repair
+from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.store.protocol import list_packs, parse_intent, read_pack_table
+from tensorcas_mlflow.verify import verify
+
+HERE = Path(__file__).parent
+EXPECTED = json.loads((HERE / "v1_deltas" / "expected.json").read_text())
+
+
+def load_module(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules.setdefault(name, module := importlib.util.module_from_spec(spec))
+    spec.loader.exec_module(module)
+    return module
+
+
+load_module("golden_v1")
+golden, bucket = load_module("golden_v1_deltas"), load_module("bucket")
+
+
+def copied(kind: str, tmp_path: Path) -> Store:
+    if kind == "objects":
+        return Store.open_backend(bucket.opened(bucket.filled(HERE / "v1_deltas" / "objects")))
+    shutil.copytree(HERE / "v1_deltas" / kind, tmp_path / kind)
+    # As old as they would be if this release had come in the middle: a checkout may have any time.
+    for path in (tmp_path / kind / ".tensorcas").rglob("*"):
+        os.utime(path)
+    return Store.open(tmp_path / kind)
+
+
+@pytest.fixture(params=["root", "objects"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def store(kind: str, tmp_path: Path) -> Store:
+    return copied(kind, tmp_path)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Store:
+    """The one of files."""
+    return copied("root", tmp_path)
+
+
+def assert_holds(store: Store, kind: str) -> None:
+    """See that all of it loads bit for bit to somebody who opens the store now."""
+    fresh = Store.open_backend(store.backend)
+    for key, said in EXPECTED[kind].items():
+        if key.startswith("refs/"):
+            ref = fresh.ref(key)
+            assert ref is not None, key
+            assert golden.sha_of(fresh.read_tensors(fresh.manifest(ref))) == said
+    assert verify(fresh, full=True).problems == ()
+
+
+def tables(store: Store) -> dict[str, Any]:
+    return {name: read_pack_table(store.backend, name) for name, _ in list_packs(store.backend)}
+
+
+def test_every_step_is_read_bit_for_bit(store: Store, kind: str) -> None:
+    assert {key for key in EXPECTED[kind] if key.startswith("refs/")} == {ref.key for ref in store.checkpoints()}
+    assert_holds(store, kind)
+
+
+def test_every_step_is_read_where_it_lies_and_nothing_is_written() -> None:
+    def blobs() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in (HERE / "v1_deltas").rglob("*") if path.is_file()}
+
+    before = blobs()
+    assert_holds(Store.open(HERE / "v1_deltas" / "root"), "root")
+
+    assert blobs() == before
+
+
+def test_a_save_shares_what_is_there_and_is_stored_against_it(root: Store) -> None:
+    before = tables(root)
+    with root.write_checkpoint(golden.tensors(3)) as same:
+        same.commit(RefTarget(run_id="other", step=3))
+    with root.write_checkpoint({"half": golden.tensors(4)["half"]}) as next_one:
+        next_one.commit(RefTarget(run_id="other", step=4))
+    [new] = tables(root).keys() - before.keys()
+
+    assert same.n_new_bytes == 0
+    assert is_delta(tables(root)[new]).all()
+    assert {base.pack for base in bases_of(tables(root)[new])} <= before.keys()
+    assert_holds(root, "root")
+
+
+def test_a_collection_keeps_what_steps_and_a_save_under_way_rely_on(root: Store) -> None:
+    plan_gc(root, grace_s=3600, max_waste=0).execute()
+    stored = np.concatenate([rows["digest"] for rows in tables(root).values()])
+
+    assert digest(golden.counts(9).tobytes()) in {each.tobytes() for each in stored}
+    assert_holds(root, "root")
+
+
+def test_a_collection_that_gives_the_save_up_keeps_the_steps(store: Store, kind: str) -> None:
+    plan_gc(store, grace_s=0, max_waste=0).execute()
+
+    assert list(store.backend.list("intents")) == []
+    assert_holds(store, kind)
+
+
+def test_an_optimization_goes_on_from_where_the_earlier_one_ended(store: Store, kind: str) -> None:
+    plan = plan_optimize(store)
+    plan.execute()
+
+    assert [label[-6:] for label in plan.labels] == {"root": ["step 2", "step 3"], "objects": ["step 2"]}[kind]
+    assert plan_optimize(Store.open_backend(store.backend)).n_chunks == 0
+    assert_holds(store, kind)
+
+
+def test_a_repair_finds_nothing_to_do(store: Store) -> None:
+    assert plan_repair(store).is_empty
+
+
+def test_a_delta_of_which_the_base_is_lost_is_told_apart_from_what_is_whole(root: Store) -> None:
+    [first] = [name for name, rows in tables(root).items() if (rows["effort"] > 0).any()]
+    root.backend.delete(pack_key(first))
+
+    problems = verify(Store.open(root.uri), full=True).problems
+
+    assert {problem.checkpoint for problem in problems} == {f"run run step {step}" for step in range(4)}
+
+
+def test_it_holds_every_codec_and_chains_of_two_deltas_in_several_packs(root: Store) -> None:
+    rows = np.concatenate(list(tables(root).values()))
+    bases = {name: {base.pack for base in bases_of(of[is_delta(of)])} for name, of in tables(root).items()}
+
+    assert set(rows["codec"].tolist()) == set(CODECS) == {0, 1, 2, 3, 4}
+    assert set(rows["depth"].tolist()) == {0, 1, 2}
+    assert set(rows["effort"].tolist()) == {0, 2}
+    assert set(rows["typesize"][is_delta(rows)].tolist()) == {2, 4, 8}
+    assert any(name in of for name, of in bases.items())
+    assert any(len(of - {name}) > 1 for name, of in bases.items())
+
+
+def test_it_holds_deltas_of_both_transforms_in_full_and_against_deltas(root: Store) -> None:
+    found = set()
+    for name, rows in tables(root).items():
+        blob = root.backend.get(pack_key(name))
+        for entry in rows[rows["codec"] == DELTA.number]:
+            found.add((blob[int(entry["offset"]) + 1] & 15, int(entry["depth"])))
+
+    assert found == {(0, 1), (0, 2), (1, 1), (1, 2)}
+
+
+def test_its_packs_its_index_its_intent_and_its_census_are_of_version_2(store: Store, kind: str) -> None:
+    heads = [store.backend.get(info.key) for info in store.backend.list("index") if info.key.endswith(".arrow")]
+    said = [json.loads(pa.ipc.open_file(blob).schema.metadata[b"tensorcas"]) for blob in heads]
+    footers = {store.backend.get(pack_key(name))[-64:-56] for name, _ in list_packs(store.backend)}
+    census = Census(store.backend)
+    census.load()
+    intents = [parse_intent(info, store.backend.get(info.key)) for info in store.backend.list("intents")]
+
+    assert b"TCPTBL\r\2" in footers
+    assert {each["format"] for each in said} == {2}
+    assert b'"format": 2' in store.backend.get(next(iter(store.backend.list("census"))).key)[64:]
+    assert set(census.packs) & {name for name, _ in list_packs(store.backend)}
+    assert [len(intent.bases) > 1 for intent in intents] == {"root": [True], "objects": []}[kind]
