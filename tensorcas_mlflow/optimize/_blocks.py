@@ -73,11 +73,13 @@ def blocks_of_plain(plain: Plain) -> Iterator[Block]:
 def units_of(blocks: Iterator[Block], n_bytes: int) -> Iterator[Sequence[Block]]:
     """Gather blocks until they have so many bytes."""
     unit: list[Block] = []
+    unit_bytes = 0
     for block in blocks:
         unit.append(block)
-        if sum(each.n_bytes for each in unit) >= n_bytes:
+        unit_bytes += block.n_bytes
+        if unit_bytes >= n_bytes:
             yield unit
-            unit = []
+            unit, unit_bytes = [], 0
     if unit:
         yield unit
 

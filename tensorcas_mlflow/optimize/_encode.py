@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -26,7 +26,7 @@ from tensorcas_mlflow.codecs import (
 from tensorcas_mlflow.digest import DIGEST_BYTES
 from tensorcas_mlflow.optimize._blocks import Block
 from tensorcas_mlflow.optimize._holdings import Holdings
-from tensorcas_mlflow.optimize._reading import read_chunks
+from tensorcas_mlflow.optimize._reading import read_bases, read_chunks
 from tensorcas_mlflow.optimize._tracks import LEAST_DELTA_BYTES
 from tensorcas_mlflow.optimize._tree import IN_FULL
 from tensorcas_mlflow.pack import MAX_DEPTH, Base, Payload
@@ -69,28 +69,38 @@ class _Job:
     begins_run: bool
 
 
-def payloads_of(
-    store: Store, block: Block, holdings: Holdings, relied: Set[str], pack: str, taken: set[bytes], spent: Spent
-) -> Iterator[Payload]:
-    """Read, check and encode the chunks of a block that are not done.
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What there is to do in a block."""
+
+    jobs: Sequence[_Job]
+    """Bases before what is to be added to them."""
+    outside: Mapping[bytes, Base]
+    """By its digest, what is done and may be a base."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Of the chunks to encode."""
+        return sum(job.n_bytes for job in self.jobs)
+
+
+def payloads_of(store: Store, work: Work, pack: str, spent: Spent) -> Iterator[Payload]:
+    """Read, check and encode chunks.
 
     Args:
         store: Which.
-        block: Of its chunks.
-        holdings: Says which of them are done, and where.
-        relied: Packs in which chunks that are done may be bases.
+        work: What to do.
         pack: Name of the pack that the payloads go into.
-        taken: Digests of what that pack is given; those of this block are put in.
         spent: On each.
 
     Yields:
         Payloads, those of a version next to each other and behind all of their bases. What cannot be read is left out.
     """
-    jobs, outside = _jobs(block, holdings, relied, taken)
-    sizes = {job.digest: job.n_bytes for job in jobs}
-    sizes.update({job.base: job.n_bytes for job in jobs if job.base is not None})
-    digests = np.frombuffer(b"".join(sizes), np.uint8).reshape(-1, DIGEST_BYTES)
-    raws = read_chunks(store, digests, list(sizes.values()))
+    jobs, outside = work.jobs, work.outside
+    digests = np.frombuffer(b"".join(job.digest for job in jobs), np.uint8).reshape(-1, DIGEST_BYTES)
+    raws: dict[bytes, Buffer] = {**read_chunks(store, digests, [job.n_bytes for job in jobs])}
+    named = {job.base: job.n_bytes for job in jobs if job.base is not None and job.base in outside}
+    raws |= read_bases(store.backend, [(outside[base], n_bytes) for base, n_bytes in named.items()])
     load_codecs()
 
     def encode(job: _Job) -> tuple[Codec, int, Buffer]:
@@ -115,10 +125,15 @@ def payloads_of(
         )
 
 
-def _jobs(
-    block: Block, holdings: Holdings, relied: Set[str], taken: set[bytes]
-) -> tuple[list[_Job], Mapping[bytes, Base]]:
-    """Say what is to be encoded and how, bases before what is to be added to them; and name bases in other packs."""
+def work_of(block: Block, holdings: Holdings, relied: Set[str], taken: set[bytes]) -> Work:
+    """Find out what of a block is not done, and how it is to be encoded.
+
+    Args:
+        block: Which.
+        holdings: Says which of its chunks are done, and where.
+        relied: Packs in which chunks that are done may be bases.
+        taken: Digests of what the pack is given that the block goes into; those of this block are put in.
+    """
     n_versions, n_places, _ = block.digests.shape
     packs, depth = holdings.find(block.flat)
     outside: dict[bytes, Base] = {}
@@ -160,7 +175,7 @@ def _jobs(
                 )
             )
             before = place
-    return jobs, outside
+    return Work(jobs, outside)
 
 
 def _encode(raw: Buffer, base: Buffer | None, job: _Job, spent: Spent) -> tuple[Codec, int, Buffer]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError
@@ -42,11 +43,16 @@ class Holdings:
         condemned = p.read_condemned(self._backend).packs
         there = dict(p.list_packs(self._backend))
         self._entries = {name: self._entries[name] for name in self._entries.keys() & there.keys()}
-        for name in sorted(there.keys() - self._entries.keys()):
+
+        def read(name: str) -> Entries | None:
             try:
-                self._entries[name] = p.read_pack_table(self._backend, name, size=there[name])
+                return p.read_pack_table(self._backend, name, size=there[name])
             except (BlobNotFoundError, CorruptError):
-                continue  # what lies in a damaged one a collection finds out, if it is needed
+                return None  # what lies in a damaged one a collection finds out, if it is needed
+
+        new = sorted(there.keys() - self._entries.keys())
+        tables = threads.ordered_map(read, new, waits=True) if self._backend.is_remote else map(read, new)
+        self._entries |= {name: entries for name, entries in zip(new, tables, strict=True) if entries is not None}
         self._needs = {name: _base_packs(entries) for name, entries in self._entries.items()}
         table = make_table({name: self._entries[name] for name in sorted(self._entries.keys() - condemned)})
         base = base_rows(table)

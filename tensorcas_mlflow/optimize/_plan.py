@@ -89,6 +89,8 @@ class OptimizePlan:
         return self.n_chunks == 0 and self.gc.is_empty
 
     def __str__(self) -> str:
+        if not self.labels:
+            return f"all {self.n_refs} checkpoints and files are optimized"
         what = f"{self.n_chunks} chunks of {size_text(self.n_bytes)}, which take {size_text(self.n_stored_bytes)},"
         return f"{len(self.labels)} of {self.n_refs} checkpoints and files have {what} that are not optimized yet"
 
@@ -163,11 +165,12 @@ def in_order(refs: Sequence[Ref]) -> list[Ref]:
 
 
 def _manifest(store: Store, ref: Ref) -> Manifest | None:
-    """Read what a ref names; None if it was dropped and collected meanwhile."""
+    """Read what a ref names; None if it was dropped or replaced, and collected, meanwhile."""
     try:
         return store.manifest(ref)
     except CorruptError:
-        if store.backend.stat(ref.key) is None:
+        now = store.ref(ref.key)
+        if now is None or now.manifest != ref.manifest:
             return None
         raise
 
@@ -179,7 +182,7 @@ def _execute(plan: OptimizePlan, watch: Watcher) -> OptimizeReport:
 
     def note(n_bytes: int) -> None:
         nonlocal done_bytes
-        # Chunks that several tensors share are counted once by the plan, and what is to be done may have changed.
+        # What is to be done may have changed since the plan was made.
         done_bytes = min(done_bytes + n_bytes, plan.n_bytes)
         watch(Progress(done_bytes=done_bytes, n_bytes=plan.n_bytes))
 
@@ -232,8 +235,13 @@ def _samples(store: Store, group: Group) -> list[list[memoryview | None]]:
     tensors = sorted({n_tensors // 2, n_tensors // 4})
     wanted: Digests = unique_rows(np.ascontiguousarray(group.digests[tensors, :, chunk]).reshape(-1, DIGEST_BYTES))[0]
     n_bytes = int(group.sizes[chunk])
-    found = read_chunks(store, wanted, np.full(len(wanted), n_bytes))
     begin = max(0, n_bytes - SAMPLE_BYTES) // 2 // 8 * 8
-    cut = {digest: raw[begin : begin + SAMPLE_BYTES] for digest, raw in found.items()}
+    n_at_once = max(1, BLOCK_BYTES // n_bytes)
+    cut: dict[bytes, memoryview] = {}
+    for at in range(0, len(wanted), n_at_once):
+        some = wanted[at : at + n_at_once]
+        found = read_chunks(store, some, np.full(len(some), n_bytes))
+        # Copies, so that what is read is not kept for the sake of some of it.
+        cut |= {digest: memoryview(bytes(raw[begin : begin + SAMPLE_BYTES])) for digest, raw in found.items()}
     versions = range(group.digests.shape[1])
     return [[cut.get(group.digests[at, version, chunk].tobytes()) for at in tensors] for version in versions]

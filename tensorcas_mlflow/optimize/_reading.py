@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.digest import Digests
-from tensorcas_mlflow.errors import ChunkNotFoundError, CorruptChunkError
+from tensorcas_mlflow import threads
+from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.codecs import DELTA, Buffer
+from tensorcas_mlflow.digest import Digests, digest
+from tensorcas_mlflow.errors import ChunkNotFoundError, CorruptChunkError, FormatError, NotFoundError
+from tensorcas_mlflow.pack import ENTRY, Base
 from tensorcas_mlflow.store import Store
+from tensorcas_mlflow.store import protocol as p
 
 _log = logging.getLogger(__name__)
 
@@ -34,21 +40,56 @@ def read_chunks(store: Store, digests: Digests, sizes: Any) -> dict[bytes, memor
     stops = np.cumsum(sizes)
     block = np.empty(int(stops[-1]), dtype=np.uint8).data
     outs = [block[stop - size : stop] for stop, size in zip(stops.tolist(), np.asarray(sizes).tolist(), strict=True)]
+    return dict(_read(store, digests, outs))
+
+
+def _read(store: Store, digests: Digests, outs: list[memoryview]) -> Iterator[tuple[bytes, memoryview]]:
+    """Read chunks, and where some cannot be had, those before and behind them: by halves, as few cannot."""
     try:
         store.chunks.read(digests, outs, verify=True)
-    except (ChunkNotFoundError, CorruptChunkError):
-        whole = [at for at in range(len(outs)) if _is_read(store, digests[at : at + 1], outs[at])]
+    except (ChunkNotFoundError, CorruptChunkError) as error:
+        if len(outs) > 1:
+            middle = len(outs) // 2
+            yield from _read(store, digests[:middle], outs[:middle])
+            yield from _read(store, digests[middle:], outs[middle:])
+        elif isinstance(error, CorruptChunkError):
+            _log.warning("left as it is: %s", error)
     else:
-        whole = list(range(len(outs)))
-    return {digests[at].tobytes(): outs[at] for at in whole}
+        yield from zip(map(bytes, digests), outs, strict=True)
 
 
-def _is_read(store: Store, digest: Digests, out: memoryview) -> bool:
-    try:
-        store.chunks.read(digest, [out], verify=True)
-    except ChunkNotFoundError:
-        return False
-    except CorruptChunkError as error:
-        _log.warning("left as it is: %s", error)
-        return False
-    return True
+def read_bases(backend: Backend, bases: Iterable[tuple[Base, int]]) -> dict[bytes, Buffer]:
+    """Read what deltas are to be added to, each from the very pack that the delta will name, and check it.
+
+    Another copy may be sound where that one is not, and would be of no use to whoever reads the delta.
+
+    Args:
+        backend: Where the packs are.
+        bases: Different ones, and their sizes.
+
+    Returns:
+        Chunks by digest. What is gone or damaged there is missing.
+
+    Raises:
+        BackendError: The storage failed.
+    """
+    reader = p.Bases(backend)
+
+    def read(named: tuple[Base, int]) -> tuple[bytes, Buffer] | None:
+        base, n_bytes = named
+        try:
+            raw = reader.of(_delta_against(base, n_bytes))
+        except (NotFoundError, FormatError):
+            return None
+        return (base.digest, raw) if raw is not None and digest(raw) == base.digest else None
+
+    return dict(each for each in threads.ordered_map(read, bases, waits=backend.is_remote) if each is not None)
+
+
+def _delta_against(base: Base, n_bytes: int) -> Any:
+    """Make the entry of a delta, as far as it says what its base is."""
+    entry = np.zeros(1, dtype=ENTRY)
+    entry["codec"], entry["depth"], entry["raw_bytes"] = DELTA.number, base.depth + 1, n_bytes
+    entry["base_pack"] = np.frombuffer(bytes.fromhex(base.pack), np.uint8)
+    entry["base_digest"] = np.frombuffer(base.digest, np.uint8)
+    return entry[0]

@@ -20,7 +20,7 @@ from tensorcas_mlflow.errors import BackendError
 from tensorcas_mlflow.gc import DEFAULT_MAX_WASTE, GcReport, plan_gc
 from tensorcas_mlflow.index import pack_key
 from tensorcas_mlflow.optimize._blocks import Block
-from tensorcas_mlflow.optimize._encode import Spent, payloads_of
+from tensorcas_mlflow.optimize._encode import Spent, payloads_of, work_of
 from tensorcas_mlflow.optimize._holdings import Holdings
 from tensorcas_mlflow.pack import TARGET_BYTES, PackWriter, Payload
 from tensorcas_mlflow.store import Store
@@ -45,7 +45,7 @@ def write_unit(
         holdings: What is done; comes to know what is written.
         blocks: What to encode.
         spent: On each chunk.
-        on_done: Told the bytes of each block that has been seen to.
+        on_done: Told the bytes of chunks that have been seen to.
 
     Returns:
         Bytes of the new packs.
@@ -96,10 +96,12 @@ def _until_full(
     n_bytes = 0
     taken: set[bytes] = set()
     for block in blocks:
-        for payload in payloads_of(store, block, holdings, relied, pack, taken, spent):
+        work = work_of(block, holdings, relied, taken)
+        for payload in payloads_of(store, work, pack, spent):
             n_bytes += memoryview(payload.data).nbytes
             yield payload
-        on_done(block.n_bytes)
+        if work.jobs:
+            on_done(work.n_bytes)
         if n_bytes >= TARGET_BYTES:
             return
 

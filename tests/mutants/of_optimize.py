@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutant import Mutant
 
 BESIDE = "tests/optimize/test_beside_others.py::"
+HAZARDS = "tests/optimize/test_hazards.py::"
 DONE = "tests/optimize/test_optimize.py::"
 
 MUTANTS = (
@@ -56,5 +57,20 @@ MUTANTS = (
         path="tensorcas_mlflow/optimize/_write.py",
         before="digests[~is_done], bases)",
         after="digests[~is_done])",
+    ),
+    Mutant(
+        fault="a base that has rotted in the pack a delta would name, and is sound in another",
+        test=HAZARDS + "test_a_copy_that_has_rotted_is_no_base_though_another_is_sound",
+        path="tensorcas_mlflow/optimize/_encode.py",
+        before="    raws |= read_bases(store.backend, [(outside[base], n_bytes) for base, n_bytes in named.items()])\n",
+        after='    found = np.frombuffer(b"".join(named), np.uint8).reshape(-1, DIGEST_BYTES)\n'
+        "    raws |= read_chunks(store, found, list(named.values()))\n",
+    ),
+    Mutant(
+        fault="a step that is replaced, and collected, while an optimize reads what there is",
+        test=HAZARDS + "test_a_step_that_is_replaced_and_collected_meanwhile_is_no_damage",
+        path="tensorcas_mlflow/optimize/_plan.py",
+        before="        if now is None or now.manifest != ref.manifest:",
+        after="        if now is None:",
     ),
 )
