@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from cuts import Cuts
-from disk import Disk, Entry, Mark, Plain, put_down
+from disk import Disk, Entry, Mark, Named, Plain, put_down
 from recorder import Fault, Recorder
 from scenarios import SCENARIOS, Scenario
 from world import CHUNK_BYTES, World, chunk, empty, long_file
@@ -292,25 +292,30 @@ def test_an_intent_that_lost_its_bytes_in_a_cut_does_not_keep_collections_waitin
         assert len(store.checkpoints()) == 1 + bool(blank)
 
 
+def put_copy(world: World, letters: str) -> None:
+    """Put a pack of chunks without asking who has stored them, as a process does that knows of nothing yet."""
+    protocol.write_packs(
+        world.opened().backend,
+        world.opened().catalog,
+        (
+            Payload(
+                digest=digest(chunk(letter)),
+                raw_bytes=CHUNK_BYTES,
+                codec=RAW,
+                typesize=1,
+                data=chunk(letter).data,
+                begins_row=True,
+            )
+            for letter in letters
+        ),
+    )
+
+
 def killed_over_a_copy(world: World, letters: str) -> None:
-    """Let a process that knew of nothing yet put a pack of chunks that others have stored, and be killed there."""
+    """Let a process put such a pack, and be killed there."""
     world.recorder.fault = Fault(0, SimulatedCrash(), calls=frozenset({"sync"}), lasts=True)
     with pytest.raises(SimulatedCrash):
-        protocol.write_packs(
-            world.opened().backend,
-            world.opened().catalog,
-            (
-                Payload(
-                    digest=digest(chunk(letter)),
-                    raw_bytes=CHUNK_BYTES,
-                    codec=RAW,
-                    typesize=1,
-                    data=chunk(letter).data,
-                    begins_row=True,
-                )
-                for letter in letters
-            ),
-        )
+        put_copy(world, letters)
     world.recorder.revive()
     world.begin()
 
@@ -327,18 +332,32 @@ def test_a_copy_whose_writer_was_killed_is_durable_before_the_other_copy_goes(tm
     check_end(world, tmp_path)
 
 
+def is_removal(entry: Entry, name: str) -> bool:
+    """Tell whether a name was taken from a file."""
+    return any(isinstance(effect, Named) and (effect.name, effect.node) == (name, None) for effect in entry)
+
+
 def test_a_damaged_pack_goes_only_when_the_other_copy_is_durable_and_never_comes_back(tmp_path: Path) -> None:
     world = World(tmp_path)
     with world.recorder.installed():
-        world.save(1, "abc")
+        world.save(1, "d")
+        # More that is needed lies in the one that is damaged than in any other: a collection that met it would keep it.
         backend = world.opened().backend
-        [(name, _)] = protocol.list_packs(backend)
+        before = set(protocol.list_packs(backend))
+        put_copy(world, "abcd")
+        world.save(2, "abc")
+        [(name, _)] = set(protocol.list_packs(backend)) - before
         data = bytearray(backend.get(pack_key(name)))
         data[100] ^= 1
         backend.delete(pack_key(name))
         backend.put_new(pack_key(name), [data])
         killed_over_a_copy(world, "abc")
+        begin = len(world.recorder.log)
         report = plan_repair(world.opened()).execute()
+    log = world.recorder.log
+    [gone] = [at for at in range(begin, len(log)) if is_removal(log[at], f"{name}.pack")]
+    cuts = Cuts(tmp_path.with_name(f"{tmp_path.name}-cut"))
+    cuts.check(log, world.recorder.folders, at=[gone + 1, len(log)], n_drawn=8)
 
     assert report.packs_gone == (pack_key(name),)
-    check_end(world, tmp_path)
+    assert cuts.n_checked > 2
