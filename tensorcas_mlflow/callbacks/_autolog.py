@@ -24,7 +24,7 @@ from mlflow.utils.autologging_utils.safety import revert_patches
 from mlflow.utils.import_hooks import register_post_import_hook
 from mlflow.utils.mlflow_tags import MLFLOW_AUTOLOGGING
 
-from tensorcas_mlflow.callbacks._common import QuietRecorder, logger, positive
+from tensorcas_mlflow.callbacks._common import QuietRecorder, known_policy, logger, positive
 from tensorcas_mlflow.callbacks._trainings import WRAPPED, Call, Prepare
 from tensorcas_mlflow.checkpoints import Keep
 from tensorcas_mlflow.flavor import log_model
@@ -38,6 +38,7 @@ class _Settings:
     blocking: bool
     log_models: bool
     log_metrics: bool | None
+    policy: str | None
     exclusive: bool
     silent: bool
 
@@ -53,6 +54,7 @@ def autolog(
     blocking: bool = False,
     log_models: bool = True,
     log_metrics: bool | None = None,
+    policy: str | None = None,
     disable: bool = False,
     exclusive: bool = False,
     silent: bool = False,
@@ -88,15 +90,17 @@ def autolog(
             is logged for a fit within the fit of another estimator (a pipeline, a search, an ensemble) or run by joblib
             (``cross_val_score``). If MLflow's own autologging logs models as well, there are two of them.
         log_metrics: Log storage figures as metrics of the run; None for the default of `log_checkpoint`.
+        policy: What to spend time on, for checkpoints: ``fast``, ``balanced`` or ``small``; None for the default.
         disable: Turn all of this off. A training under way is logged to its end.
         exclusive: Leave a training alone if it is in a run that the program has started itself.
         silent: No warnings and no other messages.
 
     Raises:
-        ValueError: ``every_n_steps`` is less than 1.
+        ValueError: ``every_n_steps`` is less than 1, or there is no such policy.
     """
     global _settings
     positive(every_n_steps, "every_n_steps")
+    known_policy(policy)
     if disable:
         _settings = None
         return
@@ -107,6 +111,7 @@ def autolog(
         blocking=blocking,
         log_models=log_models,
         log_metrics=log_metrics,
+        policy=policy,
         exclusive=exclusive,
         silent=silent,
     )
@@ -148,6 +153,7 @@ def _wrap(flavor: str, owner: Any, attribute: str, prepare: Prepare) -> None:
             keep=settings.keep,
             blocking=settings.blocking,
             log_metrics=settings.log_metrics,
+            policy=settings.policy,
         )
         call: Call | None = None
         with recorder.guard():

@@ -11,6 +11,7 @@ import mlflow
 from mlflow.tracking import MlflowClient
 
 from tensorcas_mlflow.checkpoints import CheckpointInfo, Keep, list_checkpoints, log_checkpoint
+from tensorcas_mlflow.store import Policy
 
 logger = logging.getLogger("mlflow.tensorcas")  # shown the way MLflow's own messages are
 
@@ -28,6 +29,15 @@ def positive(value: int | None, what: str) -> int | None:
     return value
 
 
+def known_policy(name: str | None) -> str | None:
+    """Give the name of a policy back if there is one; None leaves the choice to each save.
+
+    Raises:
+        ValueError: There is none.
+    """
+    return None if name is None else Policy.of(name).value
+
+
 class Recorder:
     """Logs the checkpoints of a training; what a callback holds. It can be copied and pickled between trainings.
 
@@ -39,6 +49,10 @@ class Recorder:
         blocking: Whether a save is done when it returns.
         overwrite: Whether a step that was logged before is replaced, instead of refused.
         log_metrics: Whether storage figures are logged; None leaves that to `log_checkpoint`.
+        policy: What to spend time on; None leaves that to `log_checkpoint`.
+
+    Raises:
+        ValueError: There is no such policy.
     """
 
     def __init__(
@@ -50,6 +64,7 @@ class Recorder:
         blocking: bool = True,
         overwrite: bool = False,
         log_metrics: bool | None = None,
+        policy: str | None = None,
     ) -> None:
         self.name = name
         self.run_id = run_id
@@ -61,6 +76,7 @@ class Recorder:
         self._blocking = blocking
         self._overwrite = overwrite
         self._log_metrics = log_metrics
+        self._policy = known_policy(policy)
         self._pending: CheckpointInfo | None = None
         self._rated_step: int | None = None
 
@@ -104,6 +120,7 @@ class Recorder:
                 overwrite=self._overwrite,
                 keep=self._keep,
                 log_metrics=self._log_metrics,
+                policy=self._policy,
             )
             self.last_step = step
             self._pending = None if self._blocking else info

@@ -39,9 +39,10 @@ class CheckpointHooks:
         overwrite: Replace a step that was logged before, as when training resumes from an earlier one; otherwise it
             is refused.
         log_metrics: Log storage figures as metrics of the run; None for the default of `log_checkpoint`.
+        policy: What to spend time on: ``fast``, ``balanced`` or ``small``; None for the default of `log_checkpoint`.
 
     Raises:
-        ValueError: An interval is less than 1.
+        ValueError: An interval is less than 1, or there is no such policy.
     """
 
     best_model_path = ""
@@ -59,6 +60,7 @@ class CheckpointHooks:
         blocking: bool = True,
         overwrite: bool = False,
         log_metrics: bool | None = None,
+        policy: str | None = None,
     ) -> None:
         super().__init__()
         if every_n_train_steps is None and every_n_epochs is None:
@@ -67,7 +69,13 @@ class CheckpointHooks:
         self.every_n_epochs = positive(every_n_epochs, "every_n_epochs")
         self.save_weights_only = save_weights_only
         self.recorder = Recorder(
-            name=name, run_id=run_id, keep=keep, blocking=blocking, overwrite=overwrite, log_metrics=log_metrics
+            name=name,
+            run_id=run_id,
+            keep=keep,
+            blocking=blocking,
+            overwrite=overwrite,
+            log_metrics=log_metrics,
+            policy=policy,
         )
         self._last_step = 0  # no step was taken, nothing to log
 

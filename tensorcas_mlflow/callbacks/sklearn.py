@@ -42,6 +42,7 @@ def fit_with_checkpoints(
     blocking: bool = True,
     overwrite: bool = False,
     log_metrics: bool | None = None,
+    policy: str | None = None,
 ) -> Any:
     """Fit an estimator in stages and log it after each.
 
@@ -70,17 +71,24 @@ def fit_with_checkpoints(
         blocking: False to fit on while what changed is written.
         overwrite: Replace a step that was logged before; otherwise it is refused.
         log_metrics: Log storage figures as metrics of the run; None for the default of `log_checkpoint`.
+        policy: What to spend time on: ``fast``, ``balanced`` or ``small``; None for the default of `log_checkpoint`.
 
     Returns:
         The estimator.
 
     Raises:
-        ValueError: The steps are not whole numbers that ascend from 1 or more, or the estimator cannot be fitted in
-            stages like that.
+        ValueError: The steps are not whole numbers that ascend from 1 or more, the estimator cannot be fitted in
+            stages like that, or there is no such policy.
     """
     stages = _stages(steps)
     recorder = Recorder(
-        name=name, run_id=run_id, keep=keep, blocking=blocking, overwrite=overwrite, log_metrics=log_metrics
+        name=name,
+        run_id=run_id,
+        keep=keep,
+        blocking=blocking,
+        overwrite=overwrite,
+        log_metrics=log_metrics,
+        policy=policy,
     )
     if parameter is None:
         positive(batch_size, "batch_size")

@@ -52,9 +52,10 @@ class TensorCasCallback(transformers.TrainerCallback):
         overwrite: Replace a step that was logged before, as when training resumes from an earlier one; otherwise it
             is refused.
         log_metrics: Log storage figures as metrics of the run; None for the default of `log_checkpoint`.
+        policy: What to spend time on: ``fast``, ``balanced`` or ``small``; None for the default of `log_checkpoint`.
 
     Raises:
-        ValueError: An interval is less than 1.
+        ValueError: An interval is less than 1, or there is no such policy.
     """
 
     def __init__(
@@ -67,11 +68,18 @@ class TensorCasCallback(transformers.TrainerCallback):
         blocking: bool = True,
         overwrite: bool = False,
         log_metrics: bool | None = None,
+        policy: str | None = None,
     ) -> None:
         super().__init__()
         self.every_n_steps = positive(every_n_steps, "every_n_steps")
         self.recorder = Recorder(
-            name=name, run_id=run_id, keep=keep, blocking=blocking, overwrite=overwrite, log_metrics=log_metrics
+            name=name,
+            run_id=run_id,
+            keep=keep,
+            blocking=blocking,
+            overwrite=overwrite,
+            log_metrics=log_metrics,
+            policy=policy,
         )
         self._last_step = 0  # no step was taken, nothing to log
         self._is_due = False

@@ -37,9 +37,10 @@ class TensorCasCallback(xgboost.callback.TrainingCallback):
         overwrite: Replace a step that was logged before, as when the same training is run again; otherwise it is
             refused.
         log_metrics: Log storage figures as metrics of the run; None for the default of `log_checkpoint`.
+        policy: What to spend time on: ``fast``, ``balanced`` or ``small``; None for the default of `log_checkpoint`.
 
     Raises:
-        ValueError: An interval is less than 1.
+        ValueError: An interval is less than 1, or there is no such policy.
     """
 
     def __init__(
@@ -52,11 +53,18 @@ class TensorCasCallback(xgboost.callback.TrainingCallback):
         blocking: bool = True,
         overwrite: bool = False,
         log_metrics: bool | None = None,
+        policy: str | None = None,
     ) -> None:
         super().__init__()
         self.every_n_rounds = positive(every_n_rounds, "every_n_rounds")
         self.recorder = Recorder(
-            name=name, run_id=run_id, keep=keep, blocking=blocking, overwrite=overwrite, log_metrics=log_metrics
+            name=name,
+            run_id=run_id,
+            keep=keep,
+            blocking=blocking,
+            overwrite=overwrite,
+            log_metrics=log_metrics,
+            policy=policy,
         )
         self._logged: set[int] = set()
         self._has_begun = False

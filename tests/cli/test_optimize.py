@@ -32,7 +32,7 @@ def test_it_optimizes_after_a_yes_and_then_finds_nothing(tensorcas: Tensorcas, s
     assert "encoded" in done.err
     assert packs(store).isdisjoint(before[0])
     assert all(np.array_equal(now, then) for now, then in zip(values(store), before[1], strict=True))
-    assert again.out.startswith("0 of ")
+    assert again.out.startswith("all ")
 
 
 def test_without_a_yes_or_with_a_dry_run_nothing_is_changed(tensorcas: Tensorcas, store: Store) -> None:
