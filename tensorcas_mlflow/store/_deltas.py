@@ -17,6 +17,8 @@ from tensorcas_mlflow.store._packs import read_pack_table
 from tensorcas_mlflow.threads import Lock
 
 _MAX_TABLES = 256
+_HELD_BYTES = 16 << 20
+"""Bases that are kept decoded: many deltas in a row may share one, and what is behind it is then decoded once."""
 
 
 class Bases:
@@ -26,13 +28,19 @@ class Bases:
         self._backend = backend
         self._tables: dict[str, Table] = {}
         """By pack; a pack's table never changes."""
+        self._held: dict[tuple[str, bytes], Buffer] = {}
+        """Decoded bases, by pack and digest, the last used at the end; no pack's bytes ever change."""
+        self._held_bytes = 0
         self._lock = Lock()
 
     def of(self, delta: Any) -> Buffer | None:
         """Read what a delta is to be added to, and what that takes.
 
         Args:
-            delta: An entry; for one that is no delta there is none.
+            delta: An entry; for one that is no delta there is none. What comes of it says whether the base was right.
+
+        Returns:
+            The base's bytes, which others are given too.
 
         Raises:
             BlobNotFoundError: The pack that is to hold the base is gone: a collector may have moved it, and the chunk.
@@ -49,10 +57,12 @@ class Bases:
         n_raw, n_stored = int(entry["raw_bytes"]), int(entry["stored_bytes"])
         if n_raw != int(delta["raw_bytes"]) or n_raw > MAX_CHUNK_BYTES or n_stored > 2 * n_raw + MOST_OVERHEAD_BYTES:
             raise CorruptChunkError(text, key, f"its entry says {n_raw} bytes in {n_stored}")
+        if (held := self._find_held((base.pack, base.digest))) is not None:
+            return held
         stored = memoryview(bytearray(n_stored))
         self._backend.read_into(key, int(entry["offset"]), stored)
         try:
-            return decode_chunk(entry, stored, self.of(entry))
+            return self._hold((base.pack, base.digest), decode_chunk(entry, stored, self.of(entry)))
         except (CorruptError, CorruptChunkError):
             raise
         except FormatError as error:
@@ -124,6 +134,22 @@ class Bases:
         except FormatError as error:
             return str(error)
         return None
+
+    def _find_held(self, name: tuple[str, bytes]) -> Buffer | None:
+        with self._lock:
+            held = self._held.pop(name, None)
+            if held is not None:
+                self._held[name] = held
+            return held
+
+    def _hold(self, name: tuple[str, bytes], raw: Buffer) -> Buffer:
+        with self._lock:
+            before = self._held.pop(name, None)
+            self._held[name] = raw
+            self._held_bytes += memoryview(raw).nbytes - (0 if before is None else memoryview(before).nbytes)
+            while self._held_bytes > _HELD_BYTES:
+                self._held_bytes -= memoryview(self._held.pop(next(iter(self._held)))).nbytes
+        return raw
 
     def _entry(self, delta: Any, base: Base) -> Any:
         key, text = pack_key(base.pack), base.digest.hex()

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from made import CHUNK_BYTES, BadSectors, a_chunk, flip, lose, put_pack, save_chunks
+from made import CHUNK_BYTES, BadSectors, a_chunk, flip, lose, packs_of, put_pack, save_chunks
 
 from tensorcas_mlflow.backends import MemoryBackend
-from tensorcas_mlflow.store import Ref, Store
+from tensorcas_mlflow.store import Ref, Store, _deltas
+from tensorcas_mlflow.store.protocol import read_pack_table
+from tensorcas_mlflow.testing import FaultyBackend
 from tensorcas_mlflow.transfer import copy_refs, read_source
 from tensorcas_mlflow.verify import VerifyReport, verify
 
@@ -161,3 +163,27 @@ def test_what_a_collector_moves_while_it_is_verified_is_no_problem(
     monkeypatch.setitem(verify.__globals__, "read_chunks", later)
 
     assert verify(reader, full=True).problems == ()
+
+
+def test_a_base_that_many_deltas_share_is_read_once_for_all_of_them(store: Store) -> None:
+    base = put_pack(store, A)
+    deltas = put_pack(store, *((a_chunk(seed), A, base) for seed in range(1, 30)))
+    save_chunks(store, 0, A, *(a_chunk(seed) for seed in range(1, 30)))
+    counting = FaultyBackend(store.backend)
+
+    assert verify(Store.open_backend(counting), full=True).problems == ()
+    assert deltas in packs_of(store.backend)
+    assert counting.calls.count("read_into") < 12
+
+
+def test_what_is_kept_of_bases_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_deltas, "_HELD_BYTES", 3 * CHUNK_BYTES)
+    base = put_pack(store, *(a_chunk(seed) for seed in range(10)))
+    pack = put_pack(store, *((a_chunk(seed + 20), a_chunk(seed), base) for seed in range(10)))
+    bases = _deltas.Bases(store.backend)
+    tables = read_pack_table(store.backend, pack)
+    first = [bytes(bases.of(entry) or b"") for entry in tables]
+    again = [bytes(bases.of(entry) or b"") for entry in tables[::-1]][::-1]
+
+    assert first == again == [a_chunk(seed) for seed in range(10)]
+    assert sum(map(len, bases._held.values())) == bases._held_bytes == 3 * CHUNK_BYTES
