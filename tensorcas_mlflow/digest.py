@@ -95,7 +95,7 @@ def unique_rows(digests: Digests) -> tuple[Digests, Any, Any]:
     if len(digests) == 0:
         none = np.empty(0, dtype=np.intp)
         return digests, none, none
-    order, is_new = _sorted_rows(digests)
+    order, is_new = sorted_rows(digests)
     first = order[is_new]
     inverse = np.empty(len(digests), dtype=np.intp)
     inverse[order] = np.cumsum(is_new) - 1
@@ -107,8 +107,12 @@ def prefixes(digests: Digests) -> Any:
     return np.ascontiguousarray(digests[:, :8]).view(">u8").ravel().astype(np.uint64)
 
 
-def _sorted_rows(digests: Digests) -> tuple[Any, Any]:
-    """Sort digests: their rows, equal ones in their order, and for each of these whether it differs from the last."""
+def sorted_rows(digests: Digests) -> tuple[Any, Any]:
+    """Sort digests, by numbers where these tell them apart.
+
+    Returns:
+        Their rows, equal ones in their order; and for each of these whether it differs from the one before.
+    """
     prefix = prefixes(digests)
     order = np.argsort(prefix, kind="stable")
     ranked = prefix[order]

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from tensorcas_mlflow._arrow import UNREADABLE, read_batch, read_schema, stream_in_file
-from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest_of, prefixes
+from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest_of, prefixes, sorted_rows
 from tensorcas_mlflow.errors import CorruptError, FormatError, NewerFormatError
 from tensorcas_mlflow.pack import (
     ENTRY,
@@ -30,6 +30,9 @@ _SCHEMA_KEY = b"tensorcas"
 MAX_SEGMENT_BYTES = 4 << 30
 MAX_OFFSET = 1 << 56
 _PACK_NAME = re.compile(r"[0-9a-f]{32}")
+
+_KEY = np.dtype(f"V{DIGEST_BYTES}")
+"""A digest as one value, as which an entry begins: so they are compared at once, and not byte by byte."""
 
 Positions = np.ndarray[Any, np.dtype[np.int64]]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
@@ -74,7 +77,7 @@ class Table:
             return found
         wanted = prefixes(digests)
         row = np.searchsorted(self.prefix, wanted)
-        stored = self.entries["digest"]
+        stored, sought = self.entries.getfield(_KEY), np.ascontiguousarray(digests).view(_KEY).ravel()
         open_ = np.arange(len(digests))
         # Equal prefixes are nearly always equal digests; the loop runs again only for further copies or a collision.
         while len(open_):
@@ -83,7 +86,7 @@ class Table:
             open_, at = open_[inside], at[inside]
             same = self.prefix[at] == wanted[open_]
             open_, at = open_[same], at[same]
-            hit = (stored[at] == digests[open_]).all(axis=1)
+            hit = stored[at] == sought[open_]
             if usable is not None:
                 hit &= usable[self.pack[at]]
             if packs is not None:
@@ -203,8 +206,8 @@ def positions(table: Table, names: Any) -> Positions:
 
 
 def _sorted(packs: tuple[str, ...], pack: Any, entries: Entries) -> Table:
-    order = np.argsort(entries["digest"].view(f"V{DIGEST_BYTES}").ravel() if len(entries) else pack, kind="stable")
-    entries = entries[order]
+    order, _ = sorted_rows(entries["digest"])
+    entries = entries.take(order)
     return Table(packs=packs, pack=pack[order], entries=entries, prefix=prefixes(entries["digest"]))
 
 

@@ -43,7 +43,7 @@ _BASE_FIELDS = [("base_pack", "u1", (PACK_NAME_BYTES,)), ("base_digest", "u1", (
 ENTRY = np.dtype([*TABLE_ENTRY.descr, *_BASE_FIELDS])
 """An entry, and the base of one that is a delta; zeros for others."""
 Entries = np.ndarray[Any, np.dtype[np.void]]
-"""Entries of a pack's table, of dtype `ENTRY`."""
+"""Entries of a pack's table, of dtype `ENTRY`. `take` picks some 20 times as fast as brackets do, field by field."""
 
 _BASE = np.dtype([("row", "<u4"), *_BASE_FIELDS])
 """The base of one entry, in a table of version 2."""
@@ -205,6 +205,11 @@ def _table_bytes(entries: Entries) -> bytes:
     for field in ("base_pack", "base_digest"):
         bases[field] = entries[field][deltas]
     return rows.tobytes() + bases.tobytes()
+
+
+def as_rows(entries: Entries) -> Any:
+    """View entries as plain values, for putting some into the places of others: those are moved whole."""
+    return entries.view(f"V{ENTRY.itemsize}")
 
 
 def is_delta(entries: Entries) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 from tensorcas_mlflow.codecs import RAW
 from tensorcas_mlflow.digest import Digests
 from tensorcas_mlflow.index import Mask, Positions, Table, as_names, positions
-from tensorcas_mlflow.pack import ENTRY, Entries, is_delta
+from tensorcas_mlflow.pack import ENTRY, Entries, as_rows, is_delta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class Places:
 
     def some(self, rows: Any) -> Places:
         """The places of some of the chunks, by number."""
-        return Places(found=self.found[rows], pack=self.pack[rows], packs=self.packs, entries=self.entries[rows])
+        return Places(found=self.found[rows], pack=self.pack[rows], packs=self.packs, entries=self.entries.take(rows))
 
     def replaced(self, rows: Any, others: Places) -> Places:
         """Put others in the place of some."""
@@ -108,7 +108,7 @@ def find_bases(tables: Sequence[Table], deltas: Entries, without: Collection[str
         open_ = np.flatnonzero(usable & ~found)
         rows = table.find(bases[open_], packs=positions(table, deltas["base_pack"][open_]))
         hits = rows >= 0
-        entries[open_[hits]] = table.entries[rows[hits]]
+        as_rows(entries)[open_[hits]] = as_rows(table.entries)[rows[hits]]
         # Depths descend, so no chain is long and none is a ring.
         found[open_[hits]] = entries["depth"][open_[hits]] < deltas["depth"][open_[hits]]
     return Places(found=found, pack=pack, packs=packs, entries=entries)
@@ -176,7 +176,7 @@ def _find(tables: Sequence[Table], digests: Digests, without: Collection[str]) -
         hits = rows >= 0
         at, rows = open_[hits], rows[hits]
         found[at] = True
-        entries[at] = table.entries[rows]
+        as_rows(entries)[at] = as_rows(table.entries)[rows]
         pack[at] = table.pack[rows].astype(np.int64) + len(packs)
         packs.extend(table.packs)
     return Places(found=found, pack=pack, packs=packs, entries=entries)

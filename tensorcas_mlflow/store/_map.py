@@ -74,7 +74,7 @@ def map_rows(
         if digests is not None:
             is_good = _check(stretch, begins, columns, rows, whole, chunk_bytes, digests)
             whole, begins = whole[is_good], begins[is_good]
-        data = stretch.data
+        data = stretch.mapped
         shapes = shapes_of(columns, rows[whole])
         of_type = columns.dtype[rows[whole]].tolist()
         for at, dtype, shape, begin in zip(whole.tolist(), of_type, shapes, begins.tolist(), strict=True):
