@@ -8,8 +8,10 @@ import errno
 import mmap
 import os
 import sys
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from types import TracebackType
 from typing import Any
 
@@ -173,23 +175,17 @@ class BlobFile:
         """
         if _mincore is None or not stretches or max(stop for _, stop in stretches) > self.size:
             return 1.0
-        lengths = np.array([stop - start for start, stop in stretches], dtype=np.int64)
-        ends = lengths.cumsum()
-        spots = (np.arange(_SAMPLES) + 0.5) / _SAMPLES * int(ends[-1])
-        which = np.searchsorted(ends, spots, side="right")
-        places = np.array([start for start, _ in stretches])[which] + spots.astype(np.int64) - (ends - lengths)[which]
-        granule = mmap.PAGESIZE
-        low = int(places.min()) // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+        pages = {place // mmap.PAGESIZE * mmap.PAGESIZE for place in _spread_over(stretches)}
         try:
-            mapped = self.map(low, max(stop for _, stop in stretches)).data
+            stretch = self.map(min(pages), max(pages) + 1)
         except (BackendError, CorruptError):
             return 1.0
+        data = stretch.data
+        begin = data.ctypes.data - stretch.begin
         state = ctypes.c_ubyte()
         held = 0
-        pages = dict.fromkeys(((places - low) // granule * granule).tolist())
-        begin = mapped.ctypes.data
         for page in pages:
-            if _mincore(ctypes.c_void_p(begin + page), ctypes.c_size_t(1), ctypes.byref(state)):
+            if _mincore(begin + page, 1, ctypes.byref(state)):
                 return 1.0
             held += state.value & 1
         return held / len(pages)
@@ -251,6 +247,13 @@ def _translated(key: str) -> Iterator[None]:
         raise BackendError("read", key, f"{type(error).__name__}: {error}") from error
 
 
+def _spread_over(stretches: Sequence[tuple[int, int]]) -> list[int]:
+    """Give places in some stretches, as far from each other as so many can be."""
+    ends = list(accumulate(stop - start for start, stop in stretches))
+    spots = [(2 * number + 1) * ends[-1] // (2 * _SAMPLES) for number in range(_SAMPLES)]
+    return [stretches[at := bisect_right(ends, spot)][1] - (ends[at] - spot) for spot in spots]
+
+
 def aligned_buffer(n_bytes: int) -> Bytes:
     """Allocate memory that begins at a multiple of `PAGE_BYTES`, as `BlobFile.read_direct` needs it."""
     block = np.empty(n_bytes + PAGE_BYTES, dtype=np.uint8)
@@ -260,9 +263,11 @@ def aligned_buffer(n_bytes: int) -> Bytes:
 
 def _find_mincore() -> Any:
     try:
-        found = ctypes.CDLL(None, use_errno=True).mincore
+        # It waits for nothing, and to let go of the interpreter's lock for it would take longer.
+        found = ctypes.PyDLL(None).mincore
     except (OSError, AttributeError, TypeError):
         return None
+    found.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
     found.restype = ctypes.c_int
     return found
 

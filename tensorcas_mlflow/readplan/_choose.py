@@ -16,7 +16,9 @@ Way = Literal["pread", "direct", "map", "uring", "ranges"]
 WAYS: tuple[Way, ...] = get_args(Way)
 _WARM_SHARE = 0.5
 LEAST_ASKED_BYTES = 2 << 20
-"""Looking whether less is in memory would take longer than it could save."""
+"""Looking whether less of a pack is in memory would take longer than it could save."""
+_LEAST_ASKED_IN_ALL_BYTES = 4 << 20
+"""The same of what is wanted of all packs: the disk gives less in about the time that many threads take to begin."""
 _LEAST_STRETCH_BYTES = 256 << 10
 """Direct reads of shorter stretches bring more than is wanted, and none is ahead of any other."""
 
@@ -31,6 +33,8 @@ class Situation:
     """Stored bytes that are wanted of all packs at once."""
     n_chunks: int
     """How many chunks these are."""
+    is_raw: bool = False
+    """Whether nothing of it has to be decoded."""
     n_stretches: int = 1
     """Into how many stretches those of this pack fall that do not touch."""
     is_remote: bool = False
@@ -112,6 +116,8 @@ def choose(situation: Situation, rule: Rule, forced: Way | None = None) -> Choic
         return replace(chosen, reason=f"{missing}; {chosen.reason}")
     if situation.n_bytes < LEAST_ASKED_BYTES:
         return _taken(situation, rule, "pread", "it is little", is_cold=False, is_exact=True)
+    if situation.total_bytes < _LEAST_ASKED_IN_ALL_BYTES:
+        return _taken(situation, rule, "pread", "it is little", is_cold=False)
     share = situation.share_in_memory()
     told = f"{share:.0%} of it is in memory"
     if share >= _WARM_SHARE:
@@ -160,5 +166,6 @@ def _ranges(situation: Situation, rule: Rule, reason: str) -> Choice:
 def _is_for_one(situation: Situation, rule: Rule) -> bool:
     """Tell whether threads would gain nothing."""
     # Of small chunks most of the time goes to Python, where one thread waits for the other.
-    few = max(rule.threads_from_bytes, situation.n_chunks * rule.least_chunk_bytes)
+    pays_from = rule.raw_threads_from_bytes if situation.is_raw else rule.threads_from_bytes
+    few = max(pays_from, situation.n_chunks * rule.least_chunk_bytes)
     return situation.total_bytes < few

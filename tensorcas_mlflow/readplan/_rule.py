@@ -25,7 +25,9 @@ class Rule:
     """When which way of reading is taken. The defaults are explained in ``docs/design/reading.md``."""
 
     threads_from_bytes: int = 1 << 20
-    """Less than this is read by the calling thread alone."""
+    """Less than this is read by the calling thread alone, if some of it has to be decoded."""
+    raw_threads_from_bytes: int = 3 << 20
+    """The same where nothing has to be: then waking a thread costs what reading and hashing 1 MiB does."""
     least_chunk_bytes: int = 8 << 10
     """Chunks that are smaller on average are read by the calling thread alone too."""
     warm_read_bytes: int = 1 << 20
@@ -45,6 +47,7 @@ class Rule:
     def __post_init__(self) -> None:
         for name in (
             "threads_from_bytes",
+            "raw_threads_from_bytes",
             "least_chunk_bytes",
             "warm_read_bytes",
             "cold_read_bytes",

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend, BlobFile, has_ring
+from tensorcas_mlflow.codecs import RAW
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
 from tensorcas_mlflow.index import pack_key
 from tensorcas_mlflow.readplan import (
@@ -99,7 +100,7 @@ class Planner:
     def _group(self, places: Places, target: Target, chunks: Any, total: int, n_chunks: int) -> Group:
         """Plan one large pack, or all of which little is wanted."""
         key = pack_key(places.packs[int(places.pack[chunks[0]])])
-        entries = places.entries[chunks]
+        entries = places.entries.take(chunks)
         try:
             with self._files.using(key) as file:
                 choice = choose(self._situation(entries, file, total, n_chunks), self.rule, self._way)
@@ -112,9 +113,11 @@ class Planner:
 
     def _situation(self, entries: Any, file: BlobFile | None, total: int, n_chunks: int) -> Situation:
         n_bytes = int(entries["stored_bytes"].astype(np.int64).sum())
+        is_raw = bool((entries["codec"] == RAW.number).all())
         if file is None:
             return Situation(
                 n_bytes=n_bytes,
+                is_raw=is_raw,
                 total_bytes=total,
                 n_chunks=n_chunks,
                 is_remote=self._backend.is_remote,
@@ -129,6 +132,7 @@ class Planner:
         stretches = [(extent.start, extent.stop) for extent in extents]
         return Situation(
             n_bytes=n_bytes,
+            is_raw=is_raw,
             n_stretches=len(stretches),
             total_bytes=total,
             n_chunks=n_chunks,

@@ -54,6 +54,24 @@ def test_what_is_on_the_disk_is_else_read_by_many_threads(options: dict[str, Any
     assert (choice.way, choice.waits) == ("pread", True)
 
 
+def test_nobody_looks_whether_little_is_in_memory() -> None:
+    def refuse() -> float:
+        raise AssertionError("it was asked")
+
+    of_one_pack = situation(share_in_memory=refuse, n_bytes=3 << 20, total_bytes=3 << 20)
+    of_one_of_many = situation(0.1, n_bytes=3 << 20, total_bytes=MANY)
+
+    assert not choose(of_one_pack, Rule()).waits
+    assert choose(of_one_of_many, Rule()).waits
+
+
+def test_threads_pay_for_less_where_chunks_have_to_be_decoded() -> None:
+    given = {"n_bytes": 2 << 20, "total_bytes": 2 << 20, "n_chunks": 8}
+
+    assert choose(situation(is_raw=True, **given), Rule()).is_alone
+    assert not choose(situation(is_raw=False, **given), Rule()).is_alone
+
+
 def test_a_part_of_a_pack_is_read_with_nothing_read_ahead() -> None:
     assert choose(situation(0.0, n_bytes=6 << 20), Rule()).is_exact
     assert not choose(situation(0.0), Rule()).is_exact
