@@ -29,8 +29,9 @@ class Turn:
 def interleave(turns: Mapping[str, Turn], n_rounds: int, *, n_warm: int = 1) -> dict[str, Series]:
     """Let each take its turn in every round, and give the seconds that each took.
 
-    Each round begins with another one, so that nobody always follows the same neighbour, and whatever else slows the
-    machine meets all. Garbage is collected before a turn and not during it.
+    Each round begins with another one, and after as many rounds as there are names they go the other way round: nobody
+    always follows the same neighbour, which may leave in the caches what it needs, and whatever else slows the machine
+    meets all. Garbage is collected before a turn and not during it.
 
     Args:
         turns: By name.
@@ -48,7 +49,8 @@ def interleave(turns: Mapping[str, Turn], n_rounds: int, *, n_warm: int = 1) -> 
     try:
         for number in range(-n_warm, n_rounds):
             first = number % len(names)
-            for name in names[first:] + names[:first]:
+            order = names[first:] + names[:first]
+            for name in order if number // len(names) % 2 == 0 else reversed(order):
                 seconds = _timed(turns[name])
                 if number >= 0:
                     taken[name].append(seconds)
