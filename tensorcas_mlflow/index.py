@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ Positions = np.ndarray[Any, np.dtype[np.int64]]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Table:
     """Where many chunks lie: one row a copy of a chunk, sorted by digest. Two rows may have one digest."""
 
@@ -55,6 +56,20 @@ class Table:
 
     def __len__(self) -> int:
         return len(self.entries)
+
+    @cached_property
+    def numbers(self) -> Mapping[str, int]:
+        """Positions in ``packs``, by name; kept, since a table of many packs is asked again and again."""
+        return {name: at for at, name in enumerate(self.packs)}
+
+    def without(self, packs: Collection[str]) -> Mask | None:
+        """For each pack whether it is none of some; None if all are."""
+        left_out = [self.numbers[name] for name in packs if name in self.numbers]
+        if not left_out:
+            return None
+        usable = np.ones(len(self.packs), dtype=bool)
+        usable[left_out] = False
+        return usable
 
     def key_of(self, row: int) -> str:
         """Name the pack blob of a row."""
@@ -200,9 +215,8 @@ def base_rows(table: Table) -> Positions:
 
 def positions(table: Table, names: Any) -> Positions:
     """Find packs in a table, by their names as entries name those of their bases; -1 where it has none of that name."""
-    number = {name: at for at, name in enumerate(table.packs)}
     unique, inverse = np.unique(as_names(names), return_inverse=True)
-    return np.array([number.get(name.tobytes().hex(), -1) for name in unique], dtype=np.int64)[inverse]
+    return np.array([table.numbers.get(name.tobytes().hex(), -1) for name in unique], dtype=np.int64)[inverse]
 
 
 def _sorted(packs: tuple[str, ...], pack: Any, entries: Entries) -> Table:

@@ -10,21 +10,24 @@ import numpy as np
 
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.codecs import Buffer
-from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, unique_rows
+from tensorcas_mlflow.digest import DIGEST_BYTES, Digests
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError
 from tensorcas_mlflow.index import Mask, pack_key, pack_name
 from tensorcas_mlflow.manifest import Manifest, Row
 from tensorcas_mlflow.pack import Base
-from tensorcas_mlflow.store._bases import LEAST_ROW_BYTES, Lineage, ancestry, bases_for, matching_row, nearest
+from tensorcas_mlflow.store._ancestry import Ancestry
+from tensorcas_mlflow.store._bases import LEAST_ROW_BYTES, matching_row, nearest
 from tensorcas_mlflow.store._catalog import Catalog
 from tensorcas_mlflow.store._choose import sample_number, share_against
-from tensorcas_mlflow.store._lookup import Places
 from tensorcas_mlflow.store._read import ChunkReader
+from tensorcas_mlflow.store._recent_chunks import MOST_SAVED_BYTES
 from tensorcas_mlflow.store._sources import Source
 
 MAX_DEPTH = 2
 """Chunks that decoding one may take besides itself: two reach nearly what many do (``docs/design/codecs.md``)."""
 _MOST_ROWS = 20_000
+_MOST_HELD = 4096
+"""Chunks of whose candidates it is kept where they lie; of more it would take megabytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +61,14 @@ class BasePlan:
         self._chunks = chunks
         self._candidates = candidates
         self._excluded: frozenset[str] = frozenset()
-        self.packs = self._find_packs()
+        found = Ancestry.of(catalog, candidates)
+        if not found.levels[0].found.all():
+            catalog.refresh()
+            found = Ancestry.of(catalog, candidates)
+        self.packs = found.packs
         """All packs that may come to be relied on."""
+        self._found = found if len(candidates) <= _MOST_HELD else None
+        """That of all candidates; None where it is looked up when it is asked for."""
 
     def __bool__(self) -> bool:
         return bool(self.packs)
@@ -70,7 +79,9 @@ class BasePlan:
         gone = {pack_name(key) for key in backend.missing(map(pack_key, there))}
         self._catalog.forget(gone)
         self._excluded = frozenset(condemned) | gone
-        self.packs = self.packs - self._excluded
+        if self.packs & self._excluded:
+            self.packs -= self._excluded
+            self._found = None
 
     def has(self, chunks: Any) -> Mask:
         """For each of some chunks whether it has a candidate."""
@@ -84,12 +95,13 @@ class BasePlan:
             chunk: One that has a candidate.
             depth: Only the nearest of no more depth is wanted; None for all up to one that is stored in full.
         """
-        digest = self._candidates[np.searchsorted(self._chunks, chunk)].tobytes()
-        chain = ancestry(digest, self._lineage, MAX_DEPTH)
+        chain = self._ancestry(np.searchsorted(self._chunks, [chunk])).chain(0)
+        if not chain or chain[0][0] > MAX_DEPTH:
+            return []
         if depth is not None:
             chain = [each for each in chain if each[0] <= depth][:1]
         wanted = np.frombuffer(b"".join(each for _, each in chain), np.uint8).reshape(-1, DIGEST_BYTES)
-        data = self._read(wanted)
+        data = self._catalog.recent.find(wanted) or self._read(wanted)
         return [(depth, raw) for (depth, _), raw in zip(chain, data, strict=True) if raw is not None]
 
     def bases(self, chunks: Any, digests: Digests, depth: int) -> Found:
@@ -98,53 +110,52 @@ class BasePlan:
         Args:
             chunks: Their numbers.
             digests: Of the chunks themselves, which are nobody's own bases.
-            depth: The most that a base may have.
+            depth: The most that a base may have: a deeper candidate stands for the nearest behind it of no more.
         """
-        candidates = self._candidates[np.searchsorted(self._chunks, chunks)]
-        found = bases_for(digests, candidates, self._lineage, depth)
-        places = self._catalog.find_sound(found.digests, self._excluded)
-        is_usable = found.found & places.found & (places.entries["depth"] <= depth)
-        named: list[Base | None] = [None] * len(chunks)
-        data: list[Buffer | None] = [None] * len(chunks)
+        rows = np.searchsorted(self._chunks, chunks)
+        found = self._ancestry(rows).up_to(depth)
+        is_usable = self._is_held(found) & _differ(self._candidates[rows], digests) & _differ(_digests(found), digests)
         usable = np.flatnonzero(is_usable)
-        read = self._read(found.digests[usable])
-        # Looked up again: a copy that was just read in vain is no base, though another was read in its place.
-        places = self._catalog.find_sound(found.digests[usable], self._excluded)
-        is_held = self._is_held(places) & (places.entries["depth"] <= depth)
-        for row in np.flatnonzero(is_held).tolist():
-            at, raw = int(usable[row]), read[row]
+        data = self._remembered(found.some(usable))
+        if data is None:
+            wanted = _digests(found)[usable]
+            data = self._read(wanted)
+            # Looked up again: a copy that was just read in vain is no base, though another was read in its place.
+            found = self._look_up(rows).up_to(depth)
+            is_same = self._is_held(found)[usable] & ~_differ(_digests(found)[usable], wanted)
+            data = [raw if same else None for raw, same in zip(data, is_same.tolist(), strict=True)]
+        named: list[Base | None] = [None] * len(chunks)
+        decoded: list[Buffer | None] = [None] * len(chunks)
+        nearest = found.levels[0]
+        for at, raw in zip(usable.tolist(), data, strict=True):
             if raw is not None:
+                entry = nearest.entries[at]
                 named[at] = Base(
-                    pack=places.packs[int(places.pack[row])],
-                    digest=found.digests[at].tobytes(),
-                    depth=int(places.entries["depth"][row]),
+                    pack=nearest.packs[int(nearest.pack[at])],
+                    digest=entry["digest"].tobytes(),
+                    depth=int(entry["depth"]),
                 )
-                data[at] = raw
-        return Found(named=named, data=data)
+                decoded[at] = raw
+        return Found(named=named, data=decoded)
 
-    def _is_held(self, places: Places) -> Mask:
+    def _ancestry(self, rows: Any) -> Ancestry:
+        return self._look_up(rows) if self._found is None else self._found.some(rows)
+
+    def _look_up(self, rows: Any) -> Ancestry:
+        return Ancestry.of(self._catalog, np.ascontiguousarray(self._candidates[rows]), self._excluded)
+
+    def _is_held(self, found: Ancestry) -> Mask:
         """For each chunk whether it was found, and takes no packs but `packs`, which the intent names."""
-        is_held = places.found_in(self.packs)
-        if not self._catalog.find_chains(places)[1] <= self.packs:
-            for row in np.flatnonzero(is_held).tolist():
-                is_held[row] = self._catalog.find_chains(places.some([row]))[1] <= self.packs
-        return is_held
+        return found.lies_in(self.packs)
 
-    def _find_packs(self) -> frozenset[str]:
-        candidates = unique_rows(self._candidates)[0]
-        places = self._catalog.find_sound(candidates, ())
-        if not places.found.all():
-            self._catalog.refresh()
-            places = self._catalog.find_sound(candidates, ())
-        _, packs = self._catalog.find_chains(places)
-        return frozenset({places.packs[number] for number in np.unique(places.pack[places.found])} | packs)
+    def _remembered(self, found: Ancestry) -> Sequence[Buffer | None] | None:
+        """Give chunks that this process has just stored; None if it has not, or if what it stored cannot be read."""
+        chunks = self._catalog.recent.find(_digests(found))
+        if chunks is None or not all(self._catalog.recent.are_whole(level) for level in found.levels):
+            return None
+        return chunks
 
-    def _lineage(self, digests: Digests) -> Lineage:
-        places = self._catalog.find_sound(digests, self._excluded)
-        depth = np.where(places.found, places.entries["depth"].astype(np.int64), -1)
-        return Lineage(depth=depth, bases=np.ascontiguousarray(places.entries["base_digest"]))
-
-    def _read(self, digests: Digests) -> list[Buffer | None]:
+    def _read(self, digests: Digests) -> Sequence[Buffer | None]:
         """Read chunks, each checked; none of them if any cannot be read: then nothing is stored against them."""
         sizes = self._catalog.find_sound(digests, self._excluded).entries["raw_bytes"].tolist()
         outs = [memoryview(bytearray(size)) for size in sizes]
@@ -152,7 +163,18 @@ class BasePlan:
             self._reader.read(digests, outs, verify=True)
         except (NotFoundError, FormatError, BackendError):
             return [None] * len(outs)
+        if sum(sizes) <= MOST_SAVED_BYTES:
+            self._catalog.recent.note(digests, outs)
         return list(outs)
+
+
+def _digests(found: Ancestry) -> Digests:
+    return np.ascontiguousarray(found.levels[0].entries["digest"])
+
+
+def _differ(one: Digests, other: Digests) -> Mask:
+    differ: Mask = (one != other).any(axis=1)
+    return differ
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.digest import DIGEST_BYTES, Digests
 from tensorcas_mlflow.errors import FormatError, TensorNotFoundError
 from tensorcas_mlflow.manifest import Manifest, Row
 from tensorcas_mlflow.threads import Lock
@@ -26,28 +23,6 @@ _N_RECENT = 16
 _MOST_RECENT_ROWS = 200_000
 LEAST_ROW_BYTES = 16 << 10
 """Of smaller tensors a delta spares less than it costs to read what stood there before."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lineage:
-    """How some chunks are stored."""
-
-    depth: Any
-    """For each how many other chunks it takes to decode it: 0 for one stored in full, -1 for one that is not stored."""
-    bases: Digests
-    """The base of each that is a delta."""
-
-
-LineageOf = Callable[[Digests], Lineage]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bases:
-    """Bases for the chunks of a tensor."""
-
-    found: Any
-    """For each chunk whether it has one."""
-    digests: Digests
 
 
 def matching_row(row: Row, chunk_bytes: int, candidate: Manifest) -> Row | None:
@@ -92,50 +67,6 @@ def nearest(
             if n_compared == _N_COMPARED:
                 break
     return best
-
-
-def ancestry(digest: bytes, lineage_of: LineageOf, max_depth: int) -> list[tuple[int, bytes]]:
-    """Follow a chunk to one that is stored in full.
-
-    Returns:
-        The depth and digest of the chunk itself, and then of each base behind it; empty if it is not stored, or deeper
-        than ``max_depth``.
-    """
-    found: list[tuple[int, bytes]] = []
-    while True:
-        lineage = lineage_of(np.frombuffer(digest, np.uint8).reshape(1, DIGEST_BYTES))
-        depth = int(lineage.depth[0])
-        if not 0 <= depth <= max_depth or (found and depth >= found[-1][0]):
-            return []
-        found.append((depth, digest))
-        if depth == 0:
-            return found
-        digest = lineage.bases[0].tobytes()
-
-
-def bases_for(chunks: Digests, candidates: Digests, lineage_of: LineageOf, depth: int) -> Bases:
-    """Give chunks their bases.
-
-    Args:
-        chunks: The chunks of a tensor that are to be stored.
-        candidates: Those in the same places of an earlier checkpoint.
-        lineage_of: Tells how chunks are stored.
-        depth: The most that a base may have: one of more stands for the nearest behind it of no more.
-    """
-    digests = np.array(candidates, copy=True)
-    found = (digests != chunks).any(axis=1)
-    waiting = np.flatnonzero(found)
-    before = np.full(len(digests), np.iinfo(np.int64).max)
-    while len(waiting):
-        lineage = lineage_of(np.ascontiguousarray(digests[waiting]))
-        at = np.asarray(lineage.depth, dtype=np.int64)
-        # A chain whose depth does not become less has no end; what is not stored is no base.
-        found[waiting[(at < 0) | (at >= before[waiting])]] = False
-        goes_on = (at > depth) & found[waiting]
-        before[waiting] = at
-        digests[waiting[goes_on]] = lineage.bases[goes_on]
-        waiting = waiting[goes_on]
-    return Bases(found=found & (digests != chunks).any(axis=1), digests=digests)
 
 
 def may_be_base(manifest: Manifest) -> bool:

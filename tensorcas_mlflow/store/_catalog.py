@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from collections import OrderedDict
 from collections.abc import Collection, Mapping
 
 import numpy as np
@@ -26,20 +27,25 @@ from tensorcas_mlflow.index import (
     segment_bytes,
 )
 from tensorcas_mlflow.pack import Entries
+from tensorcas_mlflow.store._choose import RecentArrangements
 from tensorcas_mlflow.store._condemned import Generation
 from tensorcas_mlflow.store._lookup import Places, find_bases, find_chains, find_places, rows_that_take
 from tensorcas_mlflow.store._packs import drawn_s, list_packs, mark_loose, read_pack_table
+from tensorcas_mlflow.store._recent_chunks import RecentChunks
 from tensorcas_mlflow.threads import Lock
 
 _log = logging.getLogger(__name__)
 
-_MAX_TABLES = 8
+_MERGED_AT = 8
+"""A table is merged with the one after it unless it has more than so many times its rows: so there are few to search,
+and each row is moved a few times at most, however many packs come one by one."""
 _MAX_LISTINGS = 3
 _FOLD_AT = 64
 """Loose packs after which their tables are folded into one segment."""
 _MAX_HINTS = 4
+_N_REMEMBERED = 4
 _MAX_REMEMBERED = 4096
-"""Digests of which the last look-up is remembered; comparing more would take time of its own."""
+"""Digests of a look-up that is remembered; comparing more would take time of its own."""
 _LATE_S = 3600.0
 """How long a pack may take to arrive in a remote store after its name was drawn, by clocks that may be wrong, and still
 be noticed by those who listed others meanwhile. One that comes later is found when something is looked for in vain."""
@@ -51,6 +57,8 @@ class Catalog:
     """Tables of packs, gathered from a backend and searched together. Shared by threads."""
 
     def __init__(self, backend: Backend) -> None:
+        self.recent = RecentChunks(backend)
+        self.arrangements = RecentArrangements()
         self._backend = backend
         self._lock = Lock()
         self._tables: list[Table] = []
@@ -70,7 +78,8 @@ class Catalog:
         self._has_bad_segments = False
         """Whether a segment could not be read, so that packs may be there of which the index tells nothing."""
         self._manifests: dict[str, str] = {}
-        self._last: tuple[tuple[bytes, list[Table], set[str]], Places] | None = None
+        self._lately: OrderedDict[bytes, tuple[tuple[list[Table], set[str]], Places]] = OrderedDict()
+        """The last look-ups: the digests asked for, where, and what was found."""
         self._newest = ""
         """Name of the newest pack that was listed in a remote store."""
         self._seen: tuple[Generation | None, set[str]] = (None, set())
@@ -193,11 +202,17 @@ class Catalog:
         tables, without = self._searched(excluded)
         if len(digests) > _MAX_REMEMBERED:
             return find_places(tables, digests, without)
-        # A state that has not changed is looked up again and again.
-        asked = (digests.tobytes(), tables, without)
-        last = self._last
-        if last is None or last[0] != asked:
-            self._last = last = (asked, find_places(tables, digests, without))
+        # A save asks for the same several times, and that of a state which has not changed, again and again.
+        asked, searched = digests.tobytes(), (tables, without)
+        with self._lock:
+            last = self._lately.get(asked)
+        if last is None or last[0] != searched:
+            last = searched, find_places(tables, digests, without)
+            with self._lock:
+                self._lately[asked] = last
+                self._lately.move_to_end(asked)
+                if len(self._lately) > _N_REMEMBERED:
+                    self._lately.popitem(last=False)
         return last[1]
 
     def find_bases(self, deltas: Entries, excluded: Collection[str] = ()) -> Places:
@@ -373,5 +388,9 @@ class Catalog:
         return pack not in self._packs and pack not in self._gone and pack not in self._unreadable
 
     def _merge(self) -> None:
-        if len(self._tables) > _MAX_TABLES:
-            self._tables = [merge_tables(self._tables)]
+        """Merge small tables: the latest copy of a chunk is still the one that is found first."""
+        tables = list(self._tables)
+        while len(tables) > 1 and len(tables[-2]) <= _MERGED_AT * len(tables[-1]):
+            latest = tables.pop()
+            tables[-1] = merge_tables([latest, tables[-1]])
+        self._tables = tables

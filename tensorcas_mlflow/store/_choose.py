@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tensorcas_mlflow.codecs import (
     DELTA,
@@ -21,6 +23,7 @@ from tensorcas_mlflow.codecs import (
     encode_best,
     estimate_share,
 )
+from tensorcas_mlflow.threads import Lock
 
 LEAST_DELTA_BYTES = 4096
 """A chunk of fewer bytes is not stored as a delta: to read its base takes longer than what is spared is worth."""
@@ -34,12 +37,19 @@ _LEAST_GROUPED_BYTES = 32 << 10
 _GROUPED_SHARE = 0.96
 """Where a delta takes more of what the chunk takes without a base, groups spare nothing and take time."""
 _MOST_CHOICES = 4096
+_STEPS_OF_ARRANGEMENT = 8
+_MOST_SERIES = 64
 _NUMBERS = re.compile(r"\d+")
 
 Sample = Callable[[int | None], tuple[Buffer, Sequence[tuple[int, Buffer]]]]
 """Gives one chunk of a tensor, and what it may be stored against: `sample` and `bases` of `choose`.
 
 With a depth, only the nearest base of no more than that is wanted; with None all are."""
+
+Arrangement = tuple[Transform, int]
+"""How differences are arranged: the transform, and how many words are put in groups together."""
+ArrangementOf = Callable[[int, Callable[[], Arrangement]], Arrangement]
+"""Gives the arrangement for bases of a depth: one that is known, or what the function finds, which takes long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +90,7 @@ def choose(
     bases: Sequence[tuple[int, Buffer]] = (),
     max_depth: int = 0,
     effort: Effort = Effort.BALANCED,
+    arrangement_of: ArrangementOf = lambda _depth, find: find(),
 ) -> Choice:
     """Choose how a tensor is to be stored.
 
@@ -91,6 +102,7 @@ def choose(
             in full: the depth of each, and its bytes, as many as the sample's.
         max_depth: The most other chunks that decoding one may take.
         effort: What encoding may cost.
+        arrangement_of: Knows arrangements.
     """
     n_bytes = memoryview(sample).nbytes
     if itemsize not in WORD_BYTES or (itemsize == 1 and not is_float):
@@ -109,7 +121,8 @@ def choose(
         transform, unit = Transform.PLAIN, 1
         if is_float and shares[depth] < _GROUPED_SHARE * plain:
             at_any_cost = effort is Effort.SMALL
-            transform, unit = choose_transform(sample, itemsize, base, codings, at_any_cost=at_any_cost)
+            find = partial(choose_transform, sample, itemsize, base, codings, at_any_cost=at_any_cost)
+            transform, unit = arrangement_of(depth, find)
         delta = DeltaChoice(transform=transform, unit=unit, codings=codings, depth=depth)
     return Choice(
         itemsize=itemsize,
@@ -193,6 +206,43 @@ def _encode_plain(raw: Buffer, choice: Choice) -> tuple[Codec, int, Buffer]:
     return PLANES, choice.itemsize, stored
 
 
+class Arrangements:
+    """The arrangements that were chosen at the last steps of one series.
+
+    To find one, by trying all, takes longer than all else there is to choose, and what serves one step serves the next.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, tuple[Arrangement | None, int]] = {}
+
+    def of(self, role: Hashable, depth: int, find: Callable[[], Arrangement]) -> Arrangement:
+        """Give the arrangement for the tensors of a role and bases of a depth, which is found anew every few steps."""
+        found, n_left = self._known.get((role, depth), (None, 0))
+        if found is None or n_left == 0:
+            found, n_left = find(), _STEPS_OF_ARRANGEMENT
+            if len(self._known) >= _MOST_CHOICES:
+                self._known.clear()
+        self._known[role, depth] = found, n_left - 1
+        return found
+
+
+class RecentArrangements:
+    """The arrangements of the series that this process has lately saved in one store. For any thread."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._by_series: OrderedDict[Hashable, Arrangements] = OrderedDict()
+
+    def of(self, series: Hashable) -> Arrangements:
+        """Give those of a series; the one that was asked for the longest ago is forgotten where there are too many."""
+        with self._lock:
+            arrangements = self._by_series.setdefault(series, Arrangements())
+            self._by_series.move_to_end(series)
+            if len(self._by_series) > _MOST_SERIES:
+                self._by_series.popitem(last=False)
+            return arrangements
+
+
 class Chooser:
     """The choices of one save.
 
@@ -202,10 +252,17 @@ class Chooser:
     first. For one thread.
     """
 
-    def __init__(self, *, max_depth: int = 0, effort: Effort = Effort.BALANCED) -> None:
-        """Begin without any choice; the arguments are those of `choose`."""
+    def __init__(self, *, max_depth: int = 0, effort: Effort = Effort.BALANCED, arrangements: Arrangements | None = None) -> None:
+        """Begin without any choice.
+
+        Args:
+            max_depth: As for `choose`.
+            effort: As for `choose`.
+            arrangements: Those of the series to which the save belongs; None to find all anew.
+        """
         self._max_depth = max_depth
         self._effort = effort
+        self._arrangements = arrangements or Arrangements()
         self._choices: dict[tuple[str, str, bool], Choice] = {}
         self._depth: int | None = None
         """Of all bases, when it is decided; -1 if nothing is to have a base."""
@@ -226,7 +283,15 @@ class Chooser:
             raw, bases = sample(self._depth) if has_bases and self._depth != -1 else (sample(-1)[0], ())
             # Where the depth is decided, this tensor need not have one of its own.
             most = self._max_depth if self._depth is None or not bases else bases[0][0] + 1
-            choice = choose(raw, itemsize, is_float=is_float(dtype), bases=bases, max_depth=most, effort=self._effort)
+            choice = choose(
+                raw,
+                itemsize,
+                is_float=is_float(dtype),
+                bases=bases,
+                max_depth=most,
+                effort=self._effort,
+                arrangement_of=partial(self._arrangements.of, key),
+            )
             if memoryview(raw).nbytes >= _LEAST_SAMPLE_BYTES:
                 if self._depth is None and bases and choice.gains:
                     self._depth = -1 if choice.delta is None else choice.delta.depth

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,10 +35,17 @@ _JOINED_BYTES = 16 << 10
 """Parts that are smaller on average are joined: to write each by itself would take longer."""
 
 OriginOf = Callable[[int], "str | None"]
+Keep = Callable[[Digests, Sequence[Buffer]], None]
+"""Takes chunks, whose bytes nobody changes any more, and their digests; on any thread."""
 
 
 def encode_chunks(
-    source: Source, chunks: Any, policy: Policy, plan: BasePlan | None = None, chooser: Chooser | None = None
+    source: Source,
+    chunks: Any,
+    policy: Policy,
+    plan: BasePlan | None = None,
+    chooser: Chooser | None = None,
+    keep: Keep | None = None,
 ) -> Iterator[PayloadGroup]:
     """Encode some chunks of a source.
 
@@ -48,6 +55,7 @@ def encode_chunks(
         policy: What to spend time on.
         plan: What they may be stored against, held by the save's intent.
         chooser: What has chosen for earlier batches of the same stream, if there were any.
+        keep: Is given the chunks of a source that is live, as they are stored.
 
     Yields:
         Groups, in the order of the chunks.
@@ -67,7 +75,7 @@ def encode_chunks(
     groups = source.pieces(chunks, most_bytes=most_bytes, most=GROUP_PIECES)
     recipes = Recipes(source, chunks, policy, plan, chooser)
     origin = source.origin if source.is_live else None
-    yield from encode_pieces(groups, policy, is_text=is_text, origin=origin, recipes=recipes)
+    yield from encode_pieces(groups, policy, is_text=is_text, origin=origin, recipes=recipes, keep=keep)
 
 
 def encode_pieces(
@@ -77,6 +85,7 @@ def encode_pieces(
     is_text: Any = None,
     origin: OriginOf | None = None,
     recipes: Recipes | None = None,
+    keep: Keep | None = None,
 ) -> Iterator[PayloadGroup]:
     """Encode groups of chunks.
 
@@ -86,6 +95,7 @@ def encode_pieces(
         is_text: For each row whether it is text, or bytes that are no tensor. Unless given, by the size of elements.
         origin: Says whose bytes a row's are, if somebody else may change them; None if nobody else has them.
         recipes: How chunks of large tensors are encoded; None to find that out chunk by chunk.
+        keep: As for `encode_chunks`.
 
     Yields:
         What a pack takes, in the order of the chunks.
@@ -94,7 +104,7 @@ def encode_pieces(
         ConflictError: Bytes are no longer those that were hashed.
     """
     load_codecs()
-    encode = partial(_encode, policy=policy, is_text=is_text, origin=origin)
+    encode = partial(_encode, policy=policy, is_text=is_text, origin=origin, keep=keep)
     with_recipes = ((group, recipes.of(group) if recipes else [None] * len(group.data)) for group in groups)
     for encoded in threads.ordered_map(encode, with_recipes):
         yield from encoded
@@ -113,10 +123,17 @@ def groups_of(sizes: Any) -> Iterator[slice]:
 
 
 def _encode(
-    group: tuple[Pieces, list[Recipe | None]], *, policy: Policy, is_text: Any, origin: OriginOf | None
+    group: tuple[Pieces, list[Recipe | None]],
+    *,
+    policy: Policy,
+    is_text: Any,
+    origin: OriginOf | None,
+    keep: Keep | None,
 ) -> list[PayloadGroup]:
     pieces, recipes = group
     data = pieces.data if origin is None else _checked_copies(pieces, origin)
+    if keep is not None and origin is not None:
+        keep(pieces.digests, data)
     text = pieces.itemsizes == 1 if is_text is None else is_text[pieces.rows]
     encoded = _encoded(data, pieces.itemsizes, text, policy, recipes)
     n_raw = np.fromiter(map(len, data), dtype=np.int64, count=len(data))

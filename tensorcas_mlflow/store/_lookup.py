@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from tensorcas_mlflow.codecs import RAW
 from tensorcas_mlflow.digest import Digests
-from tensorcas_mlflow.index import Mask, Positions, Table, as_names, positions
+from tensorcas_mlflow.index import Mask, Positions, Table, as_names
 from tensorcas_mlflow.pack import ENTRY, Entries, as_rows, is_delta
 
 
@@ -28,6 +28,10 @@ class Places:
     def some(self, rows: Any) -> Places:
         """The places of some of the chunks, by number."""
         return Places(found=self.found[rows], pack=self.pack[rows], packs=self.packs, entries=self.entries.take(rows))
+
+    def nowhere(self) -> Places:
+        """The same chunks, none of them found."""
+        return replace(self, found=np.zeros(len(self.found), dtype=bool), entries=np.zeros(len(self.found), ENTRY))
 
     def replaced(self, rows: Any, others: Places) -> Places:
         """Put others in the place of some."""
@@ -105,8 +109,11 @@ def find_bases(tables: Sequence[Table], deltas: Entries, without: Collection[str
     usable = np.array([name not in without for name in packs], dtype=bool)[pack]
     found, entries = np.zeros(len(deltas), dtype=bool), np.zeros(len(deltas), dtype=ENTRY)
     for table in tables:
-        open_ = np.flatnonzero(usable & ~found)
-        rows = table.find(bases[open_], packs=positions(table, deltas["base_pack"][open_]))
+        number = np.array([table.numbers.get(name, -1) for name in packs], dtype=np.int64)[pack]
+        open_ = np.flatnonzero(usable & ~found & (number >= 0))
+        if len(open_) == 0:
+            continue
+        rows = table.find(bases[open_], packs=number[open_])
         hits = rows >= 0
         as_rows(entries)[open_[hits]] = as_rows(table.entries)[rows[hits]]
         # Depths descend, so no chain is long and none is a ring.
@@ -169,10 +176,7 @@ def _find(tables: Sequence[Table], digests: Digests, without: Collection[str]) -
         open_ = np.flatnonzero(~found)
         if len(open_) == 0:
             break
-        usable = None
-        if without:
-            usable = np.array([name not in without for name in table.packs], dtype=bool)
-        rows = table.find(digests[open_], usable)
+        rows = table.find(digests[open_], table.without(without))
         hits = rows >= 0
         at, rows = open_[hits], rows[hits]
         found[at] = True

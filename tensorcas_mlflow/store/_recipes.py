@@ -10,7 +10,7 @@ import numpy as np
 from tensorcas_mlflow.codecs import Buffer, Effort
 from tensorcas_mlflow.pack import Base
 from tensorcas_mlflow.store._base_plan import MAX_DEPTH, BasePlan
-from tensorcas_mlflow.store._choose import Choice, Chooser, sample_number
+from tensorcas_mlflow.store._choose import Choice, Chooser, Arrangements, sample_number
 from tensorcas_mlflow.store._policy import Policy
 from tensorcas_mlflow.store._sources import Pieces, Source
 
@@ -18,10 +18,10 @@ _LEAST_ROW_BYTES = 16 << 10
 """Smaller tensors are not looked at one by one."""
 
 
-def new_chooser(policy: Policy) -> Chooser:
-    """Make what chooses for the tensors of one save."""
+def new_chooser(policy: Policy, arrangements: Arrangements | None = None) -> Chooser:
+    """Make what chooses for the tensors of one save; see `Chooser`."""
     effort = Effort.SMALL if policy is Policy.SMALL else Effort.BALANCED
-    return Chooser(max_depth=MAX_DEPTH, effort=effort)
+    return Chooser(max_depth=MAX_DEPTH, effort=effort, arrangements=arrangements)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

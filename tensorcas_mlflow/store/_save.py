@@ -36,6 +36,8 @@ from tensorcas_mlflow.store._condemned import Condemnation, read_condemned
 from tensorcas_mlflow.store._encode import encode_chunks
 from tensorcas_mlflow.store._parents import Parents
 from tensorcas_mlflow.store._policy import Policy
+from tensorcas_mlflow.store._recent_chunks import MOST_SAVED_BYTES
+from tensorcas_mlflow.store._recipes import new_chooser
 from tensorcas_mlflow.store._records import Ref, RefTarget, new_ref, ref_bytes
 from tensorcas_mlflow.store._sources import NoSource, Source
 
@@ -206,11 +208,20 @@ class PendingSave:
         # Far away a manifest's blob says where its chunks lie, which is known only when they are there.
         is_together = not self._backend.is_remote
         if self._missing is not None:
-            payloads = encode_chunks(self._source, self._new_chunks(), self._policy, self._plan)
+            payloads = self._payloads()
             self._put(payloads, with_manifest=is_together and not self._has_manifest)
             self._missing = None
         if not self._has_manifest:
             self._put(iter(()), with_manifest=True)
+
+    def _payloads(self) -> Iterator[PayloadGroup]:
+        new = self._new_chunks()
+        if self._parents is None or int(self._source.sizes[new].sum()) > MOST_SAVED_BYTES:
+            return encode_chunks(self._source, new, self._policy, self._plan)
+        # Of a small state, choosing and decoding would take most of the time. The next step finds both done.
+        arrangements = None if self._parents.series is None else self._catalog.arrangements.of((self._parents.series, self._policy))
+        chooser = new_chooser(self._policy, arrangements)
+        return encode_chunks(self._source, new, self._policy, self._plan, chooser, keep=self._catalog.recent.note)
 
     def _put(self, payloads: Iterator[PayloadGroup], *, with_manifest: bool) -> None:
         key = f"manifests/{self._manifest_name}"

@@ -1,22 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.digest import Digests, digest_all
+from tensorcas_mlflow.digest import digest_all
 from tensorcas_mlflow.manifest import Manifest, Row
 from tensorcas_mlflow.store import _bases
-from tensorcas_mlflow.store._bases import (
-    Lineage,
-    LineageOf,
-    RecentManifests,
-    ancestry,
-    bases_for,
-    matching_row,
-    nearest,
-)
+from tensorcas_mlflow.store._bases import RecentManifests, matching_row, nearest
 from tensorcas_mlflow.store._sources import TensorSource
 from tensorcas_mlflow.tensor import Spec
 
@@ -26,29 +16,6 @@ CHUNK = 4096
 def manifest(**tensors: np.ndarray) -> Manifest:
     source = TensorSource(tensors, {}, CHUNK)
     return Manifest(kind="checkpoint", chunk_bytes=CHUNK, store_id="s", flavor=None, rows=source.rows)
-
-
-def named(*names: str) -> Digests:
-    return digest_all([memoryview(name.encode()) for name in names])
-
-
-def lineage_of(stored: Mapping[str, str | None]) -> LineageOf:
-    """Tell of chunks that are named: None of one stored in full, else the name of its base."""
-    depths: dict[str, int] = {}
-
-    def depth(name: str, seen: frozenset[str] = frozenset()) -> int:
-        base = stored[name]
-        return 0 if base is None else 5 if base in seen else 1 + depth(base, seen | {name})
-
-    by_digest = {named(name)[0].tobytes(): name for name in stored}
-    depths = {name: depth(name) for name in stored}
-
-    def tell(digests: Digests) -> Lineage:
-        names = [by_digest.get(each.tobytes()) for each in digests]
-        bases = named(*(stored.get(name or "") or "nothing" for name in names))
-        return Lineage(depth=np.array([-1 if name is None else depths[name] for name in names]), bases=bases)
-
-    return tell
 
 
 ONE = np.arange(5_000, dtype=np.float32)
@@ -96,37 +63,6 @@ def test_a_checkpoint_of_other_tensors_is_not_near() -> None:
     assert nearest(rows, CHUNK, [manifest(b=ONE)], share) is None
     assert nearest(rows, CHUNK, [manifest(b=ONE), manifest(a=ONE[1:])], share) is None
     assert nearest(rows, CHUNK, [], share) is None
-
-
-STORED: dict[str, str | None] = {"a0": None, "b0": None, "a1": "a0", "a2": "a1", "a3": "a2", "x": "y", "y": "x"}
-
-
-def test_ancestry_goes_back_to_what_is_stored_in_full() -> None:
-    found = ancestry(named("a2")[0].tobytes(), lineage_of(STORED), 3)
-
-    assert [depth for depth, _ in found] == [2, 1, 0]
-    assert [each for _, each in found] == [row.tobytes() for row in named("a2", "a1", "a0")]
-
-
-@pytest.mark.parametrize("name", ["nowhere", "a3", "x"])
-def test_what_is_not_stored_or_too_deep_or_goes_round_in_a_ring_has_no_ancestry(name: str) -> None:
-    assert ancestry(named(name)[0].tobytes(), lineage_of(STORED), 2) == []
-
-
-def test_a_chunk_too_deep_stands_for_the_base_behind_it() -> None:
-    candidates = named("a0", "a1", "a2", "a3", "b0")
-
-    for depth, expected in ((0, "a0 a0 a0 a0 b0"), (1, "a0 a1 a1 a1 b0"), (3, "a0 a1 a2 a3 b0")):
-        bases = bases_for(named(*"12345"), candidates, lineage_of(STORED), depth)
-
-        assert bases.found.all()
-        assert (bases.digests == named(*expected.split())).all()
-
-
-def test_a_chunk_is_never_its_own_base_and_what_is_not_stored_is_nobodys() -> None:
-    bases = bases_for(named("a0", "new", "new", "a0"), named("a0", "nowhere", "x", "a2"), lineage_of(STORED), 0)
-
-    assert bases.found.tolist() == [False, False, False, False]
 
 
 def test_manifests_lately_seen_are_told_of_the_latest_first_and_by_store(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, SHUFFLE_ZSTD, ZSTD, Buffer, Codec, Effort, Transform
-from tensorcas_mlflow.store._choose import Choice, Chooser, choose, choose_depth, encode_chosen, sample_number
+from tensorcas_mlflow.store._choose import (
+    _STEPS_OF_ARRANGEMENT,
+    Choice,
+    Chooser,
+    RecentArrangements,
+    choose,
+    choose_depth,
+    encode_chosen,
+    sample_number,
+)
 
 rng = np.random.default_rng(0)
 BEFORE = rng.normal(0, 0.02, 65_536).astype(np.float32)
@@ -155,6 +164,17 @@ def test_tensors_of_one_role_have_one_choice_and_are_looked_at_once() -> None:
     chooser.choice("blocks.0.up", "float32", 4, lambda depth: (AFTER.tobytes(), ()), has_bases=False)
 
     assert looked_at == ["blocks.0.up", "blocks.1.down", "half"]
+
+
+def test_an_arrangement_that_was_found_serves_some_steps_of_its_series_and_is_then_found_anew() -> None:
+    recent = RecentArrangements()
+    first, second = (Transform.GROUPED, 8), (Transform.PLAIN, 1)
+    found = iter([first, second, first])
+    taken = [recent.of("run").of("up", 0, lambda: next(found)) for _ in range(_STEPS_OF_ARRANGEMENT + 1)]
+
+    assert taken == [first] * _STEPS_OF_ARRANGEMENT + [second]
+    assert recent.of("run").of("up", 1, lambda: next(found)) == first
+    assert recent.of("other run").of("up", 0, lambda: second) == second
 
 
 def test_a_tensor_too_small_to_tell_decides_for_no_other() -> None:
