@@ -131,7 +131,7 @@ def _encode(
     keep: Keep | None,
 ) -> list[PayloadGroup]:
     pieces, recipes = group
-    data = pieces.data if origin is None else _checked_copies(pieces, origin)
+    data = pieces.data if origin is None or pieces.are_hashed else _checked_copies(pieces, origin)
     if keep is not None and origin is not None:
         keep(pieces.digests, data)
     text = pieces.itemsizes == 1 if is_text is None else is_text[pieces.rows]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -21,6 +21,8 @@ from tensorcas_mlflow.tensor import bytes_of
 
 _SMALL_BYTES = 4096
 """To copy arrays of no more bytes costs less than to make views of them."""
+_MOST_KEPT_BYTES = 8 << 20
+"""Copies of small arrays that are kept from when they are hashed until they are stored."""
 _GROUP_BYTES = 8 << 20
 _GROUP_PIECES = 1 << 14
 
@@ -43,6 +45,8 @@ class Pieces:
     """Size of an element of each, for codecs; 1 for text."""
     begins_row: Any
     """Whether each is the first of its row among all that were asked for."""
+    are_hashed: bool = False
+    """Whether ``data`` are the very bytes that were hashed, which nobody can have changed since."""
 
 
 class Source(ABC):
@@ -90,11 +94,16 @@ class Source(ABC):
                 digests=self.columns.digests[chunks[part]],
                 itemsizes=itemsizes[part],
                 begins_row=begins_row[part],
+                are_hashed=self._keeps(rows[part]),
             )
 
     def holds(self, chunks: Any) -> Mask:
         """Say of some chunks whether their bytes are here."""
         return np.ones(len(chunks), dtype=bool)
+
+    def _keeps(self, rows: Any) -> bool:
+        """Say whether the bytes of some rows have been kept since they were hashed."""
+        return False
 
     @abstractmethod
     def _reader(self) -> Reader:
@@ -165,13 +174,19 @@ class TensorSource(Source):
         self.sizes = chunk_sizes(specs.n_bytes, chunk_bytes, at_bytes)
         self._ends = chunk_begins(self.sizes, chunk_at) + self.sizes
         self._is_small = (specs.n_bytes <= _SMALL_BYTES) & (np.diff(chunk_at) == 1)
-        digests = self._hash(chunk_at)
+        self._kept: dict[int, bytes] = {}
+        """The copies of small arrays that were hashed, by row, or none where they are many."""
+        digests = self._hash(chunk_at, keeps=int(specs.n_bytes[self._is_small].sum()) <= _MOST_KEPT_BYTES)
         self.rows = Rows(Columns.of_specs(specs, chunk_at=chunk_at, digests=digests, cuts=at_bytes))
 
-    def _hash(self, chunk_at: Offsets) -> Digests:
+    def _hash(self, chunk_at: Offsets, *, keeps: bool) -> Digests:
         digests = np.empty((len(self.sizes), DIGEST_BYTES), dtype=np.uint8)
         small = np.flatnonzero(self._is_small)
-        digests[chunk_at[small]] = digest_each(self._arrays[row].tobytes() for row in small.tolist())
+        copies: Iterable[bytes] = (self._arrays[row].tobytes() for row in small.tolist())
+        if keeps:
+            self._kept = dict(zip(small.tolist(), copies, strict=True))
+            copies = self._kept.values()
+        digests[chunk_at[small]] = digest_each(copies)
         # Other arrays in C order are hashed together, so that many cost one call. The rest is copied, so it is hashed
         # one by one and the copy is dropped.
         together: list[int] = []
@@ -187,11 +202,17 @@ class TensorSource(Source):
         digests[together] = digest_all(pieces)
         return digests
 
+    def _small(self, row: int) -> bytes:
+        return self._kept[row] if self._kept else self._arrays[row].tobytes()
+
     def _cut(self, data: memoryview, chunks: Sequence[int]) -> list[memoryview]:
         """Cut some chunks, which follow each other, out of the bytes of their row."""
         ends = self._ends[chunks[0] : chunks[-1] + 1].tolist()
         begins = [ends[0] - int(self.sizes[chunks[0]]), *ends[:-1]]
         return [data[begin:end] for begin, end in zip(begins, ends, strict=True)]
+
+    def _keeps(self, rows: Any) -> bool:
+        return bool(self._kept) and bool(self._is_small[rows].all())
 
     def _reader(self) -> Reader:
         copied: tuple[int, Any] = (-1, None)
@@ -200,12 +221,12 @@ class TensorSource(Source):
             nonlocal copied
             numbers = rows.tolist()
             if self._is_small[rows].all():
-                return [self._arrays[row].tobytes() for row in numbers]
+                return [self._small(row) for row in numbers]
             pieces: list[Any] = []
             for row, end, size in zip(numbers, self._ends[chunks].tolist(), self.sizes[chunks].tolist(), strict=True):
                 array = self._arrays[row]
                 if self._is_small[row]:
-                    pieces.append(array.tobytes())
+                    pieces.append(self._small(row))
                     continue
                 if array.flags.c_contiguous:
                     pieces.append(bytes_of(array)[end - size : end])

@@ -8,6 +8,7 @@ import pytest
 from tensorcas_mlflow.adapter import SKELETON
 from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import ChunkNotFoundError, FencedError
+from tensorcas_mlflow.store import _sources
 from tensorcas_mlflow.store._sources import NoSource, Source, TensorSource
 
 CHUNK = 8192
@@ -98,3 +99,25 @@ def test_bytes_that_are_nowhere_cannot_be_given(source: TensorSource) -> None:
     assert nowhere.sizes.tolist() == source.sizes.tolist()
     with pytest.raises(ChunkNotFoundError):
         list(nowhere.pieces(everything(nowhere)))
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_small_arrays_are_stored_as_they_were_hashed_unless_they_are_many(
+    keeps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_sources, "_MOST_KEPT_BYTES", 100 if keeps else 99)
+    small = some_array(100)
+    before = small.tobytes()
+    source = TensorSource({"small": small}, {}, CHUNK)
+    small[0] ^= 1
+    [pieces] = source.pieces(everything(source))
+
+    assert pieces.are_hashed == keeps
+    assert (digest(pieces.data[0]) == pieces.digests[0].tobytes()) == keeps
+    assert (bytes(pieces.data[0]) == before) == keeps
+
+
+def test_large_arrays_are_not_taken_for_what_was_hashed(source: TensorSource) -> None:
+    [pieces] = source.pieces(everything(source))
+
+    assert not pieces.are_hashed
