@@ -27,10 +27,14 @@ def check_key(key: str) -> str:
     Raises:
         ValueError: It is not a key.
     """
-    for segment in key.split("/"):
-        if segment in (".", "..") or not _SEGMENT.fullmatch(segment):
-            raise ValueError(f"not a key: {key[:200]!r}")
+    if not all(map(is_segment, key.split("/"))):
+        raise ValueError(f"not a key: {key[:200]!r}")
     return key
+
+
+def is_segment(name: str) -> bool:
+    """Tell whether a name may stand between the slashes of a key."""
+    return name not in (".", "..") and _SEGMENT.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

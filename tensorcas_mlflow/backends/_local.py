@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tensorcas_mlflow import threads
 from tensorcas_mlflow._durable import Settled, sync_folder
-from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Buffer, Children, Token, check_key
+from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Buffer, Children, Token, check_key, is_segment
 from tensorcas_mlflow.backends._file import BlobFile
 from tensorcas_mlflow.backends._new_file import (
     MOST_BYTES,
@@ -258,10 +258,7 @@ class LocalBackend(Backend):
             except (FileNotFoundError, NotADirectoryError):
                 return [], []
             for entry in entries:
-                key = f"{prefix}/{entry.name}"
-                try:
-                    check_key(key)
-                except ValueError:
+                if not is_segment(entry.name):
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     names.append(entry.name)
@@ -271,7 +268,7 @@ class LocalBackend(Backend):
                     _MLFLOW_STAGING
                 ):
                     with contextlib.suppress(FileNotFoundError):
-                        blobs.append(_info(key, entry.stat(follow_symlinks=False)))
+                        blobs.append(_info(f"{prefix}/{entry.name}", entry.stat(follow_symlinks=False)))
         return sorted(blobs, key=lambda info: info.key), sorted(names)
 
     def delete(self, key: str) -> None:

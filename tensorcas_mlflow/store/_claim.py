@@ -45,14 +45,13 @@ def probe(backend: Backend, catalog: Catalog, digests: Digests, condemned: Conde
     """
     seen = catalog.seen(condemned.generation)
     doomed = set(condemned.packs)
-    places = catalog.find_sound(digests, doomed)
     # What this process knows of a store far away is asked for anew only if it is not enough.
-    is_known = backend.is_remote and bool(places.found.all())
+    is_known = backend.is_remote and bool(catalog.find_sound(digests, doomed).found.all())
     while True:
         if not is_known:
             # Again after a pack turned out to be gone: a collector has put what is needed of it elsewhere before.
             seen |= catalog.refresh()
-            places = catalog.find_sound(digests, doomed)
+        places = catalog.find_sound(digests, doomed)
         used = {pack_key(places.packs[number]) for number in np.unique(places.pack[places.found])}
         # A delta whose base is gone is no copy.
         used |= set(map(pack_key, catalog.find_chains(places)[1]))
