@@ -6,6 +6,7 @@ named by their decoded bytes, so packs may be rewritten with a better one.
 
 from tensorcas_mlflow.codecs._best import encode_best
 from tensorcas_mlflow.codecs._codec import MOST_OVERHEAD_BYTES, Buffer, Codec
+from tensorcas_mlflow.codecs._decay import DECAYED_BYTES
 from tensorcas_mlflow.codecs._delta import DELTA, Transform
 from tensorcas_mlflow.codecs._elements import MAX_TYPESIZE, guess_itemsize, typesize_of
 from tensorcas_mlflow.codecs._estimate import choose_codings, choose_transform, estimate_share
@@ -18,6 +19,7 @@ from tensorcas_mlflow.codecs._zstd import ZSTD
 
 __all__ = [
     "CODECS",
+    "DECAYED_BYTES",
     "DELTA",
     "MAX_TYPESIZE",
     "MOST_OVERHEAD_BYTES",

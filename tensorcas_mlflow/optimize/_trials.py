@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow import threads
-from tensorcas_mlflow.codecs import DELTA, PLANES, Buffer, Transform, estimate_share
+from tensorcas_mlflow.codecs import DECAYED_BYTES, DELTA, PLANES, Buffer, Transform, estimate_share
 from tensorcas_mlflow.optimize._tree import IN_FULL, Hop, Stored, choose_tree
 
 PLAIN_COST = 0.35
 """Nanoseconds a byte of one thread, on a busy machine, to decode `planes`; see ``docs/design/codecs.md``."""
-_SHORT_BYTES = 2
-"""Words of no more bytes are decoded faster."""
+_COSTS = {Transform.PLAIN: 0.8, Transform.GROUPED: 1.6, Transform.DECAYED: 0.85}
+"""The same for a delta, besides what its base takes."""
 MOST_COST = 3.7
-"""What decoding may take: two threads then restore some 500 MB/s. It leaves room for a delta in groups against what is
-in full or, of short words, against one without; and for two or three without groups behind each other."""
+"""What decoding may take: two threads then restore some 500 MB/s. It leaves room for two deltas in groups behind each
+other, or for four without."""
 PRICE = 0.008
 """How much of its size a version may take more for each nanosecond a byte that it is decoded faster."""
 SAMPLE_BYTES = 64 << 10
@@ -61,7 +61,7 @@ def plant(samples: Sequence[Sequence[Buffer | None]], itemsize: int, *, is_float
             stored=[Stored(IN_FULL)] * n, transforms=(), depths=np.maximum(fixed_depth, 0).tolist(), shares=[1.0] * n
         )
     known = [version for version in range(n) if is_whole[version]]
-    transforms = _transforms(n_bytes // len(samples[0]), is_float=is_float)
+    transforms = _transforms(n_bytes // len(samples[0]), itemsize, is_float=is_float)
     full = np.full(n, float(n_bytes))
     sizes = np.full((len(transforms), n, n), np.inf)
 
@@ -81,7 +81,7 @@ def plant(samples: Sequence[Sequence[Buffer | None]], itemsize: int, *, is_float
             sizes[hop, base, version] = size
     # Nobody knows how what is stored already was made; it is taken for what takes longest to decode.
     depth = np.asarray(fixed_depth, dtype=np.float64)
-    costs = [_cost(transform, itemsize) for transform in transforms]
+    costs = [_COSTS[transform] for transform in transforms]
     fixed = np.where(depth < 0, np.nan, PLAIN_COST + depth * max(costs))
     hops = [Hop(sizes=sizes[hop], cost=cost) for hop, cost in enumerate(costs)]
     stored = choose_tree(full, hops, full_cost=PLAIN_COST, most_cost=MOST_COST, price=PRICE * n_bytes, fixed=fixed)
@@ -104,17 +104,12 @@ def _depths(stored: Sequence[Stored], fixed_depth: Any) -> list[int]:
     return depths
 
 
-def _cost(transform: Transform, itemsize: int) -> float:
-    """What decoding a delta takes besides what its base takes, as `PLAIN_COST`."""
-    if transform is Transform.GROUPED:
-        return 2.4 if itemsize <= _SHORT_BYTES else 2.8
-    return 0.9 if itemsize <= _SHORT_BYTES else 1.15
-
-
-def _transforms(sample_bytes: int, *, is_float: bool) -> list[Transform]:
+def _transforms(sample_bytes: int, itemsize: int, *, is_float: bool) -> list[Transform]:
     if not is_float or sample_bytes < _LEAST_GROUPED_BYTES:
         return [Transform.PLAIN]
-    return [Transform.PLAIN, Transform.GROUPED]
+    # For what has not decayed, `DECAYED` would be tried as `PLAIN` once more.
+    decays = [Transform.DECAYED] if itemsize == DECAYED_BYTES else []
+    return [Transform.PLAIN, Transform.GROUPED, *decays]
 
 
 def _promising(

@@ -252,7 +252,9 @@ class Chooser:
     first. For one thread.
     """
 
-    def __init__(self, *, max_depth: int = 0, effort: Effort = Effort.BALANCED, arrangements: Arrangements | None = None) -> None:
+    def __init__(
+        self, *, max_depth: int = 0, effort: Effort = Effort.BALANCED, arrangements: Arrangements | None = None
+    ) -> None:
         """Begin without any choice.
 
         Args:

@@ -83,6 +83,8 @@ class ChunkReader:
         mapped: dict[int, Array] = {}
         if copy is False and not outs:
             mapped = self._map(columns, rows, digests, manifest.chunk_bytes, verify=verify)
+            if len(mapped) == len(rows):
+                return {name: mapped[at] for at, name in enumerate(wanted)}
         left = np.delete(np.arange(len(rows)), list(mapped)) if mapped else np.arange(len(rows))
         if mapped:
             digests = columns.digests[columns.chunks_of(rows[left])]

@@ -10,7 +10,7 @@ import numpy as np
 from tensorcas_mlflow.codecs import Buffer, Effort
 from tensorcas_mlflow.pack import Base
 from tensorcas_mlflow.store._base_plan import MAX_DEPTH, BasePlan
-from tensorcas_mlflow.store._choose import Choice, Chooser, Arrangements, sample_number
+from tensorcas_mlflow.store._choose import Arrangements, Choice, Chooser, sample_number
 from tensorcas_mlflow.store._policy import Policy
 from tensorcas_mlflow.store._sources import Pieces, Source
 

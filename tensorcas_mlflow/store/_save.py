@@ -219,7 +219,8 @@ class PendingSave:
         if self._parents is None or int(self._source.sizes[new].sum()) > MOST_SAVED_BYTES:
             return encode_chunks(self._source, new, self._policy, self._plan)
         # Of a small state, choosing and decoding would take most of the time. The next step finds both done.
-        arrangements = None if self._parents.series is None else self._catalog.arrangements.of((self._parents.series, self._policy))
+        series = self._parents.series
+        arrangements = None if series is None else self._catalog.arrangements.of((series, self._policy))
         chooser = new_chooser(self._policy, arrangements)
         return encode_chunks(self._source, new, self._policy, self._plan, chooser, keep=self._catalog.recent.note)
 
