@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,51 @@ def text_buffers(texts: Any) -> tuple[Any, Any]:
         return np.zeros(1, np.int32), np.empty(0, np.uint8)
     at = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1]
     return at - at[0] if at[0] else at, np.frombuffer(data or b"", np.uint8)[at[0] : at[-1]]
+
+
+def values_of(numbers: Any) -> Any:
+    """View an array of whole numbers as one of numpy's.
+
+    pyarrow's own `to_numpy` imports pandas, wherever it is installed, which takes longer than to read a checkpoint.
+
+    Args:
+        numbers: A pyarrow array, validated.
+
+    Raises:
+        ValueError: It has nulls.
+    """
+    if numbers.null_count:
+        raise ValueError("a column of numbers leaves some out")
+    dtype = np.dtype(str(numbers.type))
+    if len(numbers) == 0:
+        return np.empty(0, dtype)
+    return np.frombuffer(numbers.buffers()[1], dtype)[numbers.offset : numbers.offset + len(numbers)]
+
+
+def array_of_numbers(values: Any, dtype: pa.DataType) -> Any:
+    """Make an array of whole numbers, of memory of numpy's where it has the type; as `values_of`, without pandas."""
+    data = np.ascontiguousarray(values, dtype=str(dtype))
+    return pa.Array.from_buffers(dtype, len(data), [None, pa.py_buffer(data.data)])
+
+
+def array_of_texts(texts: Sequence[str | None]) -> Any:
+    """Make an array of texts, or of nulls among them, without pandas.
+
+    Raises:
+        UnicodeEncodeError: A text cannot be encoded.
+        ValueError: They have 2 GiB or more.
+    """
+    data = [b"" if text is None else text.encode() for text in texts]
+    at = np.zeros(len(data) + 1, dtype=np.int64)
+    np.cumsum(np.fromiter(map(len, data), dtype=np.int64, count=len(data)), out=at[1:])
+    if at[-1] >= 1 << 31:
+        raise ValueError("texts of 2 GiB or more do not go into one array")
+    given = None
+    if None in texts:
+        bits = np.packbits([text is not None for text in texts], bitorder="little")
+        given = pa.py_buffer(bits.data)
+    offsets, joined = pa.py_buffer(at.astype(np.int32).data), pa.py_buffer(b"".join(data))
+    return pa.StringArray.from_buffers(len(data), offsets, joined, given)
 
 
 def _validate(column: Any) -> None:

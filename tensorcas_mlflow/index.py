@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tensorcas_mlflow._arrow import UNREADABLE, read_batch, read_schema, stream_in_file
+from tensorcas_mlflow._arrow import UNREADABLE, array_of_numbers, read_batch, read_schema, stream_in_file, values_of
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest_of, prefixes, sorted_rows
 from tensorcas_mlflow.errors import CorruptError, FormatError, NewerFormatError
 from tensorcas_mlflow.pack import (
@@ -251,7 +251,7 @@ def segment_bytes(table: Table) -> bytes:
         if pa.types.is_fixed_size_binary(dtype):
             columns[name] = pa.FixedSizeBinaryArray.from_buffers(dtype, len(table), [None, pa.py_buffer(values.data)])
         else:
-            columns[name] = pa.array(values)
+            columns[name] = array_of_numbers(values, dtype)
     said = {
         "format": version,
         "packs": table.packs,
@@ -318,14 +318,14 @@ def read_segment(key: str, data: bytes) -> Table:
         for name, dtype in fields:
             if not pa.types.is_fixed_size_binary(dtype):
                 if name != "pack":
-                    entries[name] = batch.column(name).to_numpy(zero_copy_only=True)
+                    entries[name] = values_of(batch.column(name))
                 continue
             column: Any = batch.column(name)
             width = dtype.byte_width
             buffer = np.frombuffer(column.buffers()[1], np.uint8) if len(column) else np.empty(0, np.uint8)
             begin = column.offset * width
             entries[name] = buffer[begin : begin + len(column) * width].reshape(-1, width)
-        pack = batch.column("pack").to_numpy(zero_copy_only=True)
+        pack = values_of(batch.column("pack"))
         if "digest" in head and head["digest"] != _digest_of_rows(head["format"], packs, pack, entries):
             raise CorruptError(key, "an index segment does not hash to the digest in it")
     except (CorruptError, NewerFormatError):

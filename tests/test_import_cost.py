@@ -76,3 +76,28 @@ def test_every_import_order_gives_the_flavor_and_the_scheme(script: str, tmp_pat
 
     assert name == "mlflow.tensorcas"
     assert is_registered == "True"
+
+
+SAVE_AND_LOAD = """
+import json, sys
+import numpy as np
+from tensorcas_mlflow.store import RefTarget, Store
+
+store = Store.init(sys.argv[1])
+weights = {name: np.arange(50_000, dtype=np.float32) for name in "ab"}
+for step in range(2):
+    with store.write_checkpoint(weights, series="run") as pending:
+        ref = pending.commit(RefTarget(run_id="run", step=step))
+    weights["a"] += np.float32(0.5)
+store = Store.open(sys.argv[1])
+store.read_tensors(store.manifest(ref))
+print(json.dumps(sorted(sys.modules)))
+"""
+
+
+def test_a_save_and_a_load_import_nothing_that_takes_long(tmp_path: Path) -> None:
+    script = SAVE_AND_LOAD.replace("sys.argv[1]", repr(str(tmp_path / "store")))
+    loaded = set(json.loads(run_fresh(script, tmp_path)))
+
+    # Two to six tenths of a second each.
+    assert not loaded & {"blosc2", "mlflow", "pandas", "torch"}

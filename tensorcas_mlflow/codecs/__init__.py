@@ -12,7 +12,7 @@ from tensorcas_mlflow.codecs._elements import MAX_TYPESIZE, guess_itemsize, type
 from tensorcas_mlflow.codecs._estimate import choose_codings, choose_transform, estimate_share
 from tensorcas_mlflow.codecs._planes import PLANES, Effort, PlaneCoding
 from tensorcas_mlflow.codecs._raw import RAW
-from tensorcas_mlflow.codecs._shuffle import SHUFFLE_ZSTD, load_codecs
+from tensorcas_mlflow.codecs._shuffle import SHUFFLE_ZSTD, load_codecs, load_codecs_to_decode, load_codecs_to_encode
 from tensorcas_mlflow.codecs._sizes import WORD_BYTES
 from tensorcas_mlflow.codecs._table import CODECS, codec_numbered
 from tensorcas_mlflow.codecs._zstd import ZSTD
@@ -40,5 +40,7 @@ __all__ = [
     "estimate_share",
     "guess_itemsize",
     "load_codecs",
+    "load_codecs_to_decode",
+    "load_codecs_to_encode",
     "typesize_of",
 ]

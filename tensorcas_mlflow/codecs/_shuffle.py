@@ -7,7 +7,10 @@ import struct
 import sys
 from typing import Any
 
+import numpy as np
+
 from tensorcas_mlflow.codecs._codec import Buffer, Codec
+from tensorcas_mlflow.codecs._sizes import WORDS
 from tensorcas_mlflow.codecs._zstd import SMALL_BYTES
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.threads import Lock
@@ -58,16 +61,30 @@ class _ShuffleZstd(Codec):
 
 
 def load_codecs() -> None:
-    """Import what the codecs need, which takes a while; a program's random numbers stay what they were.
+    """Import what the codecs need, which takes half a second; a program's random numbers stay what they were.
 
     Packages that blosc2 imports draw from the global generator. A training that saved its state would go on otherwise
     than one that loads it. Called before work is handed to threads, where it could not be undone safely.
     """
+    if "blosc2" in sys.modules:
+        return
     with _loading:
         if "blosc2" not in sys.modules:
             state = random.getstate()
             _blosc2()
             random.setstate(state)
+
+
+def load_codecs_to_decode(codecs: Any) -> None:
+    """Do as `load_codecs` if one of some numbers of codecs needs it."""
+    if (codecs == SHUFFLE_ZSTD.number).any():
+        load_codecs()
+
+
+def load_codecs_to_encode(itemsizes: Any) -> None:
+    """Do as `load_codecs` if elements of one of some sizes need it: those that are no words."""
+    if not np.logical_or.reduce([itemsizes == width for width in WORDS]).all():
+        load_codecs()
 
 
 _loading = Lock()

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tensorcas_mlflow._arrow import text_buffers
+from tensorcas_mlflow._arrow import array_of_texts, text_buffers, values_of
 from tensorcas_mlflow._lazy import Lazy
 from tensorcas_mlflow.adapter import SKELETON, Array
 from tensorcas_mlflow.chunking import Offsets, offsets_of
@@ -56,7 +56,7 @@ class Specs:
         different: dict[str | None, int] = {}
         codes = [different.setdefault(spec.dtype, len(different)) for spec in specs]
         return Specs(
-            names=pa.array([spec.name for spec in specs], pa.utf8()),
+            names=array_of_texts([spec.name for spec in specs]),
             dtypes=tuple(different),
             dtype=np.array(codes, dtype=np.intp),
             **_shapes([spec.shape for spec in specs]),
@@ -85,7 +85,7 @@ class Specs:
             at = names.index(SKELETON)
             codes[at] = different.setdefault(Spec.of(SKELETON, arrays[at]).dtype, len(different))
         specs = Specs(
-            names=pa.array(names, pa.utf8()),
+            names=array_of_texts(names),
             dtypes=tuple(different),
             dtype=codes,
             **_shapes([array.shape for array in arrays]),
@@ -148,7 +148,7 @@ class Specs:
             wanted = pa.scalar(name, pa.utf8())
         except UnicodeEncodeError:
             return np.empty(0, dtype=np.intp)
-        return np.flatnonzero(pc.equal(self.names, wanted).to_numpy(zero_copy_only=False))
+        return values_of(pc.indices_nonzero(pc.equal(self.names, wanted))).astype(np.intp)
 
 
 def _shapes(shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:

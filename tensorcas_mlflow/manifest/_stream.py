@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tensorcas_mlflow._arrow import UNREADABLE, read_batch, read_schema, text_buffers
+from tensorcas_mlflow._arrow import (
+    UNREADABLE,
+    array_of_numbers,
+    array_of_texts,
+    read_batch,
+    read_schema,
+    text_buffers,
+    values_of,
+)
 from tensorcas_mlflow.chunking import MAX_CHUNK_BYTES, Offsets, RowCuts
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest_of
 from tensorcas_mlflow.errors import FormatError, NewerFormatError
@@ -123,8 +131,8 @@ def _make_stream(said: str, columns: Columns) -> bytes:
     batch = pa.record_batch(
         [
             columns.names,
-            pa.array(columns.dtypes, pa.utf8()).take(pa.array(columns.dtype, pa.int64())),
-            _lists(columns.shape_at, pa.array(columns.sides, pa.int64())),
+            array_of_texts(columns.dtypes).take(array_of_numbers(columns.dtype, pa.int64())),
+            _lists(columns.shape_at, array_of_numbers(columns.sides, pa.int64())),
             _lists(columns.chunk_at, digests),
             _cut_lists(columns),
         ],
@@ -145,7 +153,7 @@ def _write(sink: Any, batch: Any) -> None:
 
 
 def _lists(at: Offsets, values: Any, mask: Any = None) -> Any:
-    return pa.ListArray.from_arrays(pa.array(at, pa.int32()), values, mask=mask)
+    return pa.ListArray.from_arrays(array_of_numbers(at, pa.int32()), values, mask=mask)
 
 
 def _cut_lists(columns: Columns) -> Any:
@@ -153,7 +161,7 @@ def _cut_lists(columns: Columns) -> Any:
     if cuts is None:
         return pa.nulls(len(columns), pa.list_(pa.int64()))
     mask = None if cuts.given.all() else pa.array(~cuts.given)
-    return _lists(cuts.at, pa.array(cuts.values, pa.int64()), mask)
+    return _lists(cuts.at, array_of_numbers(cuts.values, pa.int64()), mask)
 
 
 def _content_key(said: str, columns: Columns) -> bytes:
@@ -183,7 +191,7 @@ def _columns_of(batch: Any) -> Columns:
         dtypes=different,
         dtype=dtype,
         shape_offsets=shape_at,
-        sides=shapes.values.to_numpy()[first_side : first_side + int(shape_at[-1])],
+        sides=values_of(shapes.values)[first_side : first_side + int(shape_at[-1])],
         chunk_offsets=chunk_at,
         digests=_digests_of(chunks.values)[first_chunk : first_chunk + int(chunk_at[-1])],
         cuts=_cuts_of(cuts),
@@ -194,7 +202,7 @@ def _offsets(lists: Any) -> tuple[Any, int]:
     """Say where lists begin among the values that belong to any, and where among all values the first of these is."""
     if len(lists) == 0:
         return np.zeros(1, dtype=np.int64), 0
-    at = lists.offsets.to_numpy()
+    at = values_of(lists.offsets)
     first = int(at[0])
     return at - first if first else at, first
 
@@ -209,7 +217,7 @@ def _dtypes(column: Any) -> tuple[tuple[str | None, ...], Any]:
             return (column[0].as_py(),), np.broadcast_to(np.intp(0), len(column))
     encoded = column.dictionary_encode()
     different = encoded.dictionary.to_pylist()
-    codes = encoded.indices.fill_null(len(different)).to_numpy(zero_copy_only=False).astype(np.intp)
+    codes = values_of(encoded.indices.fill_null(len(different))).astype(np.intp)
     return (tuple(different) if column.null_count == 0 else (*different, None)), codes
 
 
@@ -224,10 +232,10 @@ def _cuts_of(lists: Any) -> RowCuts | None:
     if lists.null_count == len(lists):
         return None
     at, first = _offsets(lists)
-    given = lists.is_valid().to_numpy(zero_copy_only=False)
+    given = values_of(lists.is_valid().cast(pa.uint8())).astype(bool)
     if np.diff(at)[~given].any():
         raise FormatError("a manifest has cuts of a row that has none")
-    return RowCuts(given=given, at=at.astype(np.int64), values=lists.values.to_numpy()[first : first + int(at[-1])])
+    return RowCuts(given=given, at=at.astype(np.int64), values=values_of(lists.values)[first : first + int(at[-1])])
 
 
 def _digests_of(values: Any) -> Digests:

@@ -14,6 +14,12 @@ from tensorcas_mlflow.index import Mask, Positions, Table, as_names
 from tensorcas_mlflow.pack import ENTRY, Entries, as_rows, is_delta
 
 
+def distinct(numbers: Any) -> list[int]:
+    """Say which small numbers there are among some, ascending. The first `numpy.unique` of a process takes 16 ms."""
+    which: list[int] = np.flatnonzero(np.bincount(numbers)).tolist()
+    return which
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
     """Where some chunks lie."""
@@ -70,7 +76,7 @@ class Places:
     def by_pack(self, rows: Any) -> list[tuple[str, Any]]:
         """Part some chunks by the pack in which each lies."""
         numbers = self.pack[rows]
-        return [(self.packs[number], rows[numbers == number]) for number in np.unique(numbers).tolist()]
+        return [(self.packs[number], rows[numbers == number]) for number in distinct(numbers)]
 
 
 def find_places(tables: Sequence[Table], digests: Digests, without: Collection[str] = ()) -> Places:

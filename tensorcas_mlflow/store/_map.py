@@ -16,7 +16,7 @@ from tensorcas_mlflow.digest import Digests, digest
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
 from tensorcas_mlflow.index import pack_key
 from tensorcas_mlflow.manifest import Columns
-from tensorcas_mlflow.store._lookup import Places
+from tensorcas_mlflow.store._lookup import Places, distinct
 from tensorcas_mlflow.store._open_files import OpenFiles
 from tensorcas_mlflow.store._target import dtypes_of, shapes_of
 from tensorcas_mlflow.tensor import ALIGNMENT
@@ -59,7 +59,7 @@ def map_rows(
     pieces = _find_pieces(places, columns, rows, chunk_bytes)
     arrays: dict[int, Array] = {}
     dtypes = dtypes_of(columns)
-    for number in np.unique(pieces.pack).tolist():
+    for number in distinct(pieces.pack):
         mine = np.flatnonzero(pieces.pack == number)
         key = pack_key(places.packs[number])
         try:

@@ -21,7 +21,7 @@ from tensorcas_mlflow.readplan import (
     plan_reads,
     rule_of_machine,
 )
-from tensorcas_mlflow.store._lookup import Places
+from tensorcas_mlflow.store._lookup import Places, distinct
 from tensorcas_mlflow.store._open_files import OpenFiles
 from tensorcas_mlflow.store._target import Target
 from tensorcas_mlflow.store._tasks import Task, tasks_of
@@ -66,7 +66,7 @@ class Planner:
         total = int(stored.sum())
         # What is little needs no look at its pack, and is planned at once however many packs there are.
         is_little = of_pack[pack] < LEAST_ASKED_BYTES
-        large = np.unique(pack[~is_little]).tolist()
+        large = distinct(pack[~is_little])
         groups = [self._group(places, target, chunks[pack == number], total, len(chunks)) for number in large]
         if is_little.any():
             groups.append(self._group(places, target, chunks[is_little], total, len(chunks)))

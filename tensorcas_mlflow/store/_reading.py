@@ -15,7 +15,7 @@ from tensorcas_mlflow.extent_cache import ExtentCache
 from tensorcas_mlflow.index import pack_key, pack_name
 from tensorcas_mlflow.readplan import Choice
 from tensorcas_mlflow.store._fetch import Ways, stored_in
-from tensorcas_mlflow.store._lookup import Places
+from tensorcas_mlflow.store._lookup import Places, distinct
 from tensorcas_mlflow.store._plan import Group
 from tensorcas_mlflow.store._take import Damage, Wanted, take
 from tensorcas_mlflow.store._target import Target
@@ -154,7 +154,7 @@ def find_cached(
     """Find chunks in the cache; returns how to read them, and the chunks that are not there."""
     tasks: list[Task] = []
     left = [np.empty(0, dtype=np.intp)]
-    for number in np.unique(places.pack[chunks]).tolist():
+    for number in distinct(places.pack[chunks]):
         mine = chunks[places.pack[chunks] == number]
         entries = places.entries[mine]
         found = cache.open_pack(store_id, places.packs[number]).find(entries["offset"], entries["stored_bytes"])

@@ -14,7 +14,7 @@ import numpy as np
 from tensorcas_mlflow import TensorCasStore
 
 store = TensorCasStore(sys.argv[1], "run")
-weights = {"w": np.random.default_rng(0).normal(size=100_000)}
+weights = {"w": np.random.default_rng(0).normal(size=100_000).astype(complex)}  # no codec of ours takes such words
 random.seed(0)
 before = random.getstate()
 assert "blosc2" not in sys.modules
