@@ -20,7 +20,7 @@ from tensorcas_mlflow.codecs import (
     Codec,
     Effort,
     Transform,
-    load_codecs,
+    load_codecs_to_encode,
     typesize_of,
 )
 from tensorcas_mlflow.digest import DIGEST_BYTES
@@ -101,7 +101,7 @@ def payloads_of(store: Store, work: Work, pack: str, spent: Spent) -> Iterator[P
     raws: dict[bytes, Buffer] = {**read_chunks(store, digests, [job.n_bytes for job in jobs])}
     named = {job.base: job.n_bytes for job in jobs if job.base is not None and job.base in outside}
     raws |= read_bases(store.backend, [(outside[base], n_bytes) for base, n_bytes in named.items()])
-    load_codecs()
+    load_codecs_to_encode(np.array([job.itemsize for job in jobs], dtype=np.int64))
 
     def encode(job: _Job) -> tuple[Codec, int, Buffer]:
         return _encode(raws[job.digest], None if job.base is None else raws.get(job.base), job, spent)

@@ -12,7 +12,7 @@ import numpy as np
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.chunking import MAX_CHUNK_BYTES
-from tensorcas_mlflow.codecs import CODECS, RAW, load_codecs
+from tensorcas_mlflow.codecs import CODECS, load_codecs_to_decode
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NotFoundError
 from tensorcas_mlflow.index import pack_key
@@ -80,9 +80,7 @@ def look_at(backend: Backend, names: Sequence[str], pack: Any, entries: Entries)
         said = f"no codec has the number {entries['codec'][row]}: a later release of tensorcas-mlflow may read it"
         yield Look(row=row, verdict=Verdict.FAILED, reason=said)
     rows = np.flatnonzero(fits & known)
-    if len(rows) and (entries["codec"][rows] != RAW.number).any():
-        load_codecs()
-
+    load_codecs_to_decode(entries["codec"][rows])
     bases = p.Bases(backend)
 
     def read(place: tuple[int, int, int, Any]) -> list[Look]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.chunking import MAX_CHUNK_BYTES
-from tensorcas_mlflow.codecs import RAW, load_codecs
+from tensorcas_mlflow.codecs import load_codecs_to_decode
 from tensorcas_mlflow.digest import Digests
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
 from tensorcas_mlflow.index import pack_key, pack_name
@@ -102,8 +102,7 @@ class ChunkReader:
             self.faults.setdefault(group.digests[number].tobytes(), "no pack holds it")
         there = np.flatnonzero(places.found)
         entries, packs = places.entries[there], places.pack[there]
-        if (entries["codec"] != RAW.number).any():
-            load_codecs()
+        load_codecs_to_decode(entries["codec"])
         plan = plan_reads(packs, entries["offset"], entries["stored_bytes"])
         begins = _begins_row(packs, entries)
         read = partial(self._read, [pack_key(name) for name in places.packs], entries, begins)
