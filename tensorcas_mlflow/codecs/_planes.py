@@ -17,7 +17,7 @@ import numpy as np
 from tensorcas_mlflow.codecs._codec import Buffer, Codec
 from tensorcas_mlflow.codecs._sizes import WORDS
 from tensorcas_mlflow.codecs._words import join, planes_in, room_for_planes, split
-from tensorcas_mlflow.codecs._zstd import CONTEXTS, frame_into
+from tensorcas_mlflow.codecs._zstd import CONTEXTS, frames_into
 from tensorcas_mlflow.errors import FormatError
 
 _LEAST_GAIN = 0.985
@@ -113,6 +113,8 @@ def decode_planes(parts: Sequence[memoryview], lengths: Sequence[int], width: in
     room = room_for_planes(sum(lengths), width)
     planes = planes_in(room, width)
     head = 1 + 4 * width
+    frames: list[Buffer] = []
+    outs: list[memoryview] = []
     at = 0
     for part, length in zip(parts, lengths, strict=True):
         if len(part) < head or part[0] != width:
@@ -127,8 +129,10 @@ def decode_planes(parts: Sequence[memoryview], lengths: Sequence[int], width: in
             if size == length:
                 mine[:] = frame
             else:
-                frame_into(frame, mine)
+                frames.append(frame)
+                outs.append(mine)
         at += length
+    frames_into(frames, outs)
     return room
 
 

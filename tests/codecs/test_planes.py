@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import struct
 import tracemalloc
 
@@ -9,7 +10,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorcas_mlflow.codecs import PLANES, SHUFFLE_ZSTD, Effort, PlaneCoding
+from tensorcas_mlflow.codecs import PLANES, SHUFFLE_ZSTD, Effort, PlaneCoding, _zstd
 from tensorcas_mlflow.errors import FormatError
 
 rng = np.random.default_rng(0)
@@ -127,3 +128,33 @@ def test_damaged_planes_are_a_format_error_or_fill_the_buffer(data: st.DataObjec
         return
 
     assert len(out) == len(raw)
+
+
+@pytest.mark.parametrize("has_many", [True, False])
+def test_planes_are_decompressed_together_or_one_by_one(has_many: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_zstd, "HAS_MANY", has_many)
+    monkeypatch.setattr(_zstd, "_LEAST_TOGETHER", 2)
+    raw = (np.arange(9_000, dtype=np.uint32) // 7).tobytes()
+    stored = bytes(PLANES.encode(raw, 4))
+    out = bytearray(len(raw))
+    PLANES.decode_into(stored, memoryview(out))
+
+    assert out == raw
+    for at in range(17, len(stored), 5):
+        damaged = bytearray(stored)
+        damaged[at] ^= 0xFF
+        with contextlib.suppress(FormatError):
+            PLANES.decode_into(bytes(damaged), memoryview(out))
+
+
+@pytest.mark.parametrize("has_many", [True, False])
+def test_planes_that_say_another_size_than_their_words_have_are_refused(
+    has_many: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_zstd, "HAS_MANY", has_many)
+    monkeypatch.setattr(_zstd, "_LEAST_TOGETHER", 2)
+    frames = [zstandard.ZstdCompressor().compress(bytes(size)) for size in (5_000, 5_001)]
+    stored = struct.pack("<B2I", 2, *map(len, frames)) + b"".join(frames)
+
+    with pytest.raises(FormatError, match="does not hold"):
+        PLANES.decode_into(stored, memoryview(bytearray(10_000)))
