@@ -17,9 +17,8 @@ PLAIN_COST = 0.35
 """Nanoseconds a byte of one thread, on a busy machine, to decode `planes`; see ``docs/design/codecs.md``."""
 _COSTS = {Transform.PLAIN: 0.8, Transform.GROUPED: 1.6, Transform.DECAYED: 0.85}
 """The same for a delta, besides what its base takes."""
-MOST_COST = 3.7
-"""What decoding may take: two threads then restore some 500 MB/s. It leaves room for two deltas in groups behind each
-other, or for four without."""
+MOST_COST = 2.8
+"""What decoding may take. It leaves room for a delta in groups against one without, or for three without."""
 PRICE = 0.008
 """How much of its size a version may take more for each nanosecond a byte that it is decoded faster."""
 SAMPLE_BYTES = 64 << 10
