@@ -1,11 +1,11 @@
 /* The loops of codecs 3 and 4: words into byte planes and back, differences from a base, groups by its magnitude.
  *
- * What each function does is said in `_words.py`, whose numpy code does the same, several times as slowly: every step of
+ * What each function does is said in `_words.py`, whose numpy code does the same more slowly: every step of
  * numpy's is a pass over memory, and gives up the interpreter's lock and takes it again, so that threads wait for each
  * other most of the time. Here a chunk is one pass, without the lock.
  *
  * Every argument is checked against the lengths of the buffers: no content of a chunk, and no mistake of a caller, can make
- * these loops touch other memory.
+ * these loops touch other memory, as long as no other thread writes to the buffers meanwhile; they are one thread's own.
  */
 #define Py_LIMITED_API 0x030B0000 /* 3.11, the first whose stable interface has buffers */
 #define PY_SSIZE_T_CLEAN
@@ -275,8 +275,8 @@ static PyObject *convert(PyObject *args, int splits) {
     if (!PyArg_ParseTuple(args, format, &words, &planes, &width, &base, &classes, &n_groups, &unit))
         return NULL;
     size_t n_words = width < 1 ? 0 : (size_t)(words.len / width);
-    int fits = width >= 1 && is_power((size_t)width) && n_words <= UINT32_MAX && words.len % width == 0 && planes.len == words.len &&
-               (base.buf == NULL || base.len == words.len);
+    int fits = width >= 1 && is_power((size_t)width) && n_words <= UINT32_MAX && words.len % width == 0 &&
+               planes.len == words.len && (base.buf == NULL || base.len == words.len);
     if (fits && classes.buf != NULL)
         fits = base.buf != NULL && unit >= 1 && n_groups >= 1 && count_classes((size_t)n_groups, (size_t)unit) != 0 &&
                n_words % (size_t)unit == 0 && (size_t)classes.len == n_words / (size_t)unit;

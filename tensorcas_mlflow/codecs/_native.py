@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 
 KERNELS: ModuleType | None
-"""`_kernels`, or None: then numpy does the same, several times as slowly."""
+"""`_kernels`, or None: then numpy does the same, more slowly."""
 
 try:
     from tensorcas_mlflow.codecs import _kernels

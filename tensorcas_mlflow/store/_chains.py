@@ -28,7 +28,7 @@ from tensorcas_mlflow.store._target import Target
 _PART_BYTES = 1 << 20
 """Chunks of about so many bytes are read and decoded together. More would be read no faster where it is in memory, and
 each thread takes several times as much."""
-_LEAST_PART_BYTES = 128 << 10
+_LEAST_PART_BYTES = 512 << 10
 _PARTS_PER_THREAD = 3
 """Of little, parts are smaller, so that no thread waits long for another."""
 
