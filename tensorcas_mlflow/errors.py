@@ -164,6 +164,19 @@ class CorruptError(FormatError):
         return f"the blob at {self.key!r} is damaged: {self.reason}"
 
 
+class MalformedFileError(FormatError):
+    """A file that was to be read is not what its format's specification allows."""
+
+    def __init__(self, path: str, format: str, reason: str) -> None:
+        super().__init__(path, format, reason)
+        self.path = path
+        self.format = format
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.path!r} is not a sound {self.format} file: {self.reason}"
+
+
 class CorruptChunkError(FormatError):
     """A chunk's bytes do not hash to its digest, in any pack that holds it."""
 

@@ -1,0 +1,88 @@
+"""The bytes of a file that is read at any place: on this machine, or in a store."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+from tensorcas_mlflow.errors import BackendError, CorruptError
+
+
+class ByteSource(ABC):
+    """A file that does not change, read at any place; by many threads at once."""
+
+    name: str
+    """For errors."""
+    size: int
+    """Bytes."""
+
+    @abstractmethod
+    def read_into(self, start: int, out: memoryview) -> None:
+        """Fill a buffer with the bytes from ``start`` on.
+
+        Raises:
+            CorruptError: The file ends before the buffer is full, or what is stored of it is damaged.
+            BackendError: The storage does not give them.
+        """
+
+    def read(self, start: int, n_bytes: int) -> memoryview:
+        """Read bytes; raises as `read_into`. The caller has seen that the file is so long."""
+        out = memoryview(bytearray(n_bytes))
+        self.read_into(start, out)
+        return out
+
+    def view(self, start: int, n_bytes: int) -> memoryview | None:
+        """Give bytes without reading them, where they can be mapped: they are read as they are touched."""
+        return None
+
+
+class LocalFile(ByteSource):
+    """A file of this machine, mapped."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Map a file.
+
+        The map outlives a deletion and a replacement of the file. If somebody cuts the file short, who touches what was
+        there is killed (SIGBUS); `read_into` asks the file itself, and raises.
+
+        Raises:
+            BackendError: There is no such file, or it cannot be read.
+        """
+        self.name = os.fspath(path)
+        self._mapped: mmap.mmap | None = None
+        try:
+            with open(path, "rb", buffering=0) as file:
+                self.size = os.fstat(file.fileno()).st_size
+                self._descriptor = os.dup(file.fileno())
+                if self.size:
+                    self._mapped = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise BackendError("open", self.name, f"{type(error).__name__}: {error}") from error
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):
+            os.close(self._descriptor)
+
+    def read_into(self, start: int, out: memoryview) -> None:
+        at = 0
+        try:
+            while at < len(out):
+                n_read = os.preadv(self._descriptor, [out[at : at + (1 << 30)]], start + at)
+                if n_read == 0:
+                    raise CorruptError(self.name, f"it ends before byte {start + len(out)}")
+                at += n_read
+        except OSError as error:
+            raise BackendError("read", self.name, f"{type(error).__name__}: {error}") from error
+
+    def view(self, start: int, n_bytes: int) -> memoryview | None:
+        if self._mapped is None or start + n_bytes > self.size:
+            return None
+        return memoryview(self._mapped)[start : start + n_bytes]
+
+
+def local_files(folder: str | os.PathLike[str], suffix: str) -> list[Path]:
+    """List the files of a folder whose names end so, by name."""
+    return sorted(path for path in Path(folder).iterdir() if path.name.endswith(suffix) and path.is_file())
