@@ -10,6 +10,7 @@ from tensorcas_mlflow.backends._credentials import open_bucket
 from tensorcas_mlflow.backends._file import PAGE_BYTES, BlobFile, MappedStretch, aligned_buffer
 from tensorcas_mlflow.backends._local import LocalBackend
 from tensorcas_mlflow.backends._memory import MemoryBackend
+from tensorcas_mlflow.backends._meter import MeteredBackend
 from tensorcas_mlflow.backends._names import artifact_path, is_readable_name, object_path
 from tensorcas_mlflow.backends._object_info import ObjectInfo
 from tensorcas_mlflow.backends._objects import ObjectBackend
@@ -17,6 +18,7 @@ from tensorcas_mlflow.backends._open import STORE_FOLDER, open_backend
 from tensorcas_mlflow.backends._ring import Ring, has_ring
 from tensorcas_mlflow.backends._root import REMOTE_SCHEMES, SCHEME, SCHEMES, Root, is_ours
 from tensorcas_mlflow.backends._scratch import SCRATCH_BYTES, Scratch
+from tensorcas_mlflow.backends._tally import Tally
 from tensorcas_mlflow.backends._voids import is_void, is_void_object, new_void
 
 __all__ = [
@@ -35,11 +37,13 @@ __all__ = [
     "LocalBackend",
     "MappedStretch",
     "MemoryBackend",
+    "MeteredBackend",
     "ObjectBackend",
     "ObjectInfo",
     "Ring",
     "Root",
     "Scratch",
+    "Tally",
     "Token",
     "aligned_buffer",
     "artifact_path",

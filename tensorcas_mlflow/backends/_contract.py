@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tensorcas_mlflow.backends._file import BlobFile
+from tensorcas_mlflow.backends._tally import Tally
 
 Buffer = Any
 """Anything with contiguous bytes: bytes, memoryview, a 1-d uint8 array."""
@@ -72,6 +73,8 @@ class Backend(ABC):
     is_remote: bool = False
     """Whether each call is a request to another machine, so that a caller saves requests and makes many at once. A
     remote backend lists keys in their order, and tokens of blobs that are random never come again."""
+    tally: Tally | None = None
+    """What counts its reads, if somebody wants to know; see `MeteredBackend`."""
 
     @abstractmethod
     def put_new(self, key: str, pieces: Iterable[Buffer], *, durable: bool = True) -> Token:

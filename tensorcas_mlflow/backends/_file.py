@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorcas_mlflow.backends._tally import Tally
 from tensorcas_mlflow.errors import BackendError, CorruptError
 
 PAGE_BYTES = 4096
@@ -47,6 +48,8 @@ class BlobFile:
         self.key = key
         self.descriptor = descriptor
         self.size = os.fstat(descriptor).st_size
+        self.tally: Tally | None = None
+        """What counts the reads, if somebody wants to know."""
         self._path = path
         self._direct: int | None = None
         self._is_random = False
@@ -81,7 +84,13 @@ class BlobFile:
                     n_bytes += len(outs[last])
                     last += 1
                 self._fill(at, outs[first:last], n_bytes)
+                self.count(n_bytes)
                 at, first = at + n_bytes, last
+
+    def count(self, n_bytes: int) -> None:
+        """Count a read; for one that was made with the descriptor."""
+        if self.tally is not None:
+            self.tally.add(n_bytes)
 
     def _fill(self, start: int, outs: Sequence[memoryview], n_bytes: int) -> None:
         n_read = os.preadv(self.descriptor, outs, start) if n_bytes <= _READ_BYTES else 0
@@ -141,25 +150,32 @@ class BlobFile:
         with self._reading():
             while begin + at < stop:
                 n_read = os.preadv(self._direct, [view[at : end - begin]], begin + at)
+                self.count(n_read)
                 at += n_read
                 if n_read == 0 or (at % PAGE_BYTES and begin + at < stop):
                     raise CorruptError(self.key, f"it ends before byte {stop}")
         return view[start - begin : stop - begin]
 
-    def map(self, start: int, stop: int) -> MappedStretch:
+    def map(self, start: int, stop: int, *, is_private: bool = False) -> MappedStretch:
         """Map a stretch of the file.
 
-        The map outlives this object and a `delete` of the blob. If somebody cuts the file short, who touches what was
+        With ``is_private`` the memory can be written to, and what is written never reaches the file. The map outlives this object and a `delete` of the blob. If somebody cuts the file short, who touches what was
         there is killed (SIGBUS).
 
         Raises:
             CorruptError: The file ends before ``stop``.
             BackendError: It cannot be mapped.
         """
+        stretch = self._map(start, stop, mmap.ACCESS_COPY if is_private else mmap.ACCESS_READ)
+        if self.tally is not None:
+            self.tally.add_mapped(stop - start)
+        return stretch
+
+    def _map(self, start: int, stop: int, access: int) -> MappedStretch:
         begin = start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
         with self._reading():
             try:
-                mapped = mmap.mmap(self.descriptor, stop - begin, access=mmap.ACCESS_READ, offset=begin)
+                mapped = mmap.mmap(self.descriptor, stop - begin, access=access, offset=begin)
             except ValueError:
                 raise CorruptError(self.key, f"it ends before byte {stop}") from None
         return MappedStretch(key=self.key, begin=begin, mapped=mapped)
@@ -177,7 +193,7 @@ class BlobFile:
             return 1.0
         pages = {place // mmap.PAGESIZE * mmap.PAGESIZE for place in _spread_over(stretches)}
         try:
-            stretch = self.map(min(pages), max(pages) + 1)
+            stretch = self._map(min(pages), max(pages) + 1, mmap.ACCESS_READ)
         except (BackendError, CorruptError):
             return 1.0
         data = stretch.data
@@ -209,7 +225,7 @@ class BlobFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MappedStretch:
-    """A stretch of a file in memory, read-only, from the page cache; mapped for as long as anybody uses its data."""
+    """A stretch of a file in memory, from the page cache; mapped for as long as anybody uses its data."""
 
     key: str
     begin: int
@@ -218,7 +234,7 @@ class MappedStretch:
 
     @property
     def data(self) -> Bytes:
-        """The bytes from ``begin`` on; not writable."""
+        """The bytes from ``begin`` on; writable where the map is private."""
         return np.frombuffer(self.mapped, np.uint8)
 
     def populate(self, start: int, stop: int) -> None:

@@ -41,7 +41,14 @@ def mappable(places: Places, columns: Columns, rows: Offsets, chunk_bytes: int) 
 
 
 def map_rows(
-    files: OpenFiles, places: Places, columns: Columns, rows: Offsets, chunk_bytes: int, digests: Digests | None
+    files: OpenFiles,
+    places: Places,
+    columns: Columns,
+    rows: Offsets,
+    chunk_bytes: int,
+    digests: Digests | None,
+    *,
+    is_private: bool = False,
 ) -> dict[int, Array]:
     """Map the rows that can be.
 
@@ -52,9 +59,10 @@ def map_rows(
         rows: Which rows are wanted, by number.
         chunk_bytes: Of the manifest.
         digests: What the chunks are to hash to; None does not look.
+        is_private: Whether the arrays may be written to; what is written never reaches the packs.
 
     Returns:
-        Read-only arrays by position among ``rows``. What cannot be mapped, or does not hash to its digest, is left out.
+        Arrays by position among ``rows``. What cannot be mapped, or does not hash to its digest, is left out.
     """
     pieces = _find_pieces(places, columns, rows, chunk_bytes)
     arrays: dict[int, Array] = {}
@@ -66,7 +74,8 @@ def map_rows(
             with files.using(key) as file:
                 if file is None:
                     continue
-                stretch = file.map(int(pieces.start[mine].min()), int(pieces.stop[mine].max()))
+                begin, end = int(pieces.start[mine].min()), int(pieces.stop[mine].max())
+                stretch = file.map(begin, end, is_private=is_private)
         except (BlobNotFoundError, CorruptError, BackendError):
             continue  # whoever reads it otherwise finds out what is wrong
         whole = pieces.rows[mine]

@@ -79,20 +79,53 @@ class ChunkReader:
         columns = manifest.columns
         rows = np.arange(len(columns)) if names is None else manifest.numbers(wanted)
         outs = {} if out is None else check_outs(columns, rows, wanted, out)
-        digests = columns.digests if names is None else columns.digests[columns.chunks_of(rows)]
+        arrays = self.rows(manifest, rows, verify=verify, outs=outs, copy=copy, way=way)
+        return dict(zip(wanted, arrays, strict=True))
+
+    def rows(
+        self,
+        manifest: Manifest,
+        rows: Offsets,
+        *,
+        verify: bool,
+        outs: Mapping[int, Array] | None = None,
+        copy: bool | None = None,
+        is_private: bool = False,
+        way: Way | None = None,
+    ) -> list[Array]:
+        """Read whole rows by their numbers; else as `tensors`.
+
+        Args:
+            manifest: Of this store.
+            rows: Which.
+            verify: Whether to check every chunk.
+            outs: Arrays to read into, by position among ``rows``, as `check_outs` gives them.
+            copy: See `Store.read_tensors`.
+            is_private: Whether views of mapped packs may be written to; what is written never reaches the packs.
+            way: See `Store.read_tensors`.
+
+        Returns:
+            An array a row, in their order.
+        """
+        columns, outs = manifest.columns, outs or {}
+        is_all = len(rows) == len(columns) and bool((rows == np.arange(len(rows))).all())
+        digests = columns.digests if is_all else columns.digests[columns.chunks_of(rows)]
         mapped: dict[int, Array] = {}
         if copy is False and not outs:
-            mapped = self._map(columns, rows, digests, manifest.chunk_bytes, verify=verify)
+            chosen = digests if verify else None
+            mapped = self._map(columns, rows, digests, manifest.chunk_bytes, chosen, is_private=is_private)
             if len(mapped) == len(rows):
-                return {name: mapped[at] for at, name in enumerate(wanted)}
+                return [mapped[at] for at in range(len(rows))]
         left = np.delete(np.arange(len(rows)), list(mapped)) if mapped else np.arange(len(rows))
         if mapped:
             digests = columns.digests[columns.chunks_of(rows[left])]
         arrays, target = new_arrays(columns, rows[left], manifest.chunk_bytes, outs)
         owner = Owner(label=manifest.label, rows=ChosenRows(columns, rows[left]))
         self._read(Wanted(digests=digests, target=target, verify=verify), owner, way)
+        if not mapped:
+            return list(arrays)
         found = dict(zip(left.tolist(), arrays, strict=True)) | mapped
-        return {name: found[at] for at, name in enumerate(wanted)}
+        return [found[at] for at in range(len(rows))]
 
     def explain(
         self, manifest: Manifest, names: Iterable[str] | None, *, copy: bool | None = None, way: Way | None = None
@@ -126,7 +159,14 @@ class ChunkReader:
         )
 
     def _map(
-        self, columns: Columns, rows: Offsets, digests: Digests, chunk_bytes: int, *, verify: bool
+        self,
+        columns: Columns,
+        rows: Offsets,
+        digests: Digests,
+        chunk_bytes: int,
+        expected: Digests | None,
+        *,
+        is_private: bool,
     ) -> dict[int, Array]:
         """Map what is stored raw and in one piece; returns arrays by position among the rows."""
         places = self._catalog.find(digests)
@@ -134,7 +174,7 @@ class ChunkReader:
             self._catalog.refresh()
             places = self._catalog.find(digests)
         with OpenFiles(self._backend) as files:
-            return map_rows(files, places, columns, rows, chunk_bytes, digests if verify else None)
+            return map_rows(files, places, columns, rows, chunk_bytes, expected, is_private=is_private)
 
     def pieces(self, manifest: Manifest, *, verify: bool) -> Iterator[memoryview]:
         """Yield the bytes of all rows, one after the other, some 16 MiB at a time."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow import threads
-from tensorcas_mlflow.backends import Backend, Ring
+from tensorcas_mlflow.backends import Backend, BlobFile, Ring
 from tensorcas_mlflow.errors import BackendError, CorruptError
 from tensorcas_mlflow.extent_cache import ExtentCache
 from tensorcas_mlflow.index import pack_key, pack_name
@@ -69,11 +69,11 @@ class Reading:
         if not tasks:
             return
         with contextlib.ExitStack() as opened:
-            descriptors: dict[str, int] = {}
+            files: dict[str, BlobFile | None] = {}
             for _, task in tasks:
-                if task.key not in descriptors:
-                    file = opened.enter_context(self._ways.files.using(task.key))
-                    descriptors[task.key] = -1 if file is None else file.descriptor
+                if task.key not in files:
+                    files[task.key] = opened.enter_context(self._ways.files.using(task.key))
+            descriptors = {key: -1 if file is None else file.descriptor for key, file in files.items()}
             ring = opened.enter_context(contextlib.closing(Ring[tuple[Choice, Task]]()))
 
             def take_block(read: tuple[tuple[Choice, Task], bytearray | None]) -> None:
@@ -81,6 +81,9 @@ class Reading:
                 if block is None:
                     self._run_task(choice, task, None)
                     return
+                file = files[task.key]
+                if file is not None:
+                    file.count(len(block))
                 stored = stored_in(task, memoryview(block)).stored
                 self.damaged.extend(take(task, stored, self._places, self._wanted))
                 ring.give_back(block)
@@ -112,6 +115,8 @@ class Reading:
         if take(task, stored_in(task, block).stored, self._places, self._wanted):
             task.cached.discard()
             return False
+        if self._backend.tally is not None:
+            self._backend.tally.add_cached(len(task.members))
         return True
 
     def _run_task(self, choice: Choice, task: Task, keep: Keep | None) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.backends import Backend, BlobFile, Root, open_backend
+from tensorcas_mlflow.backends import Backend, BlobFile, MeteredBackend, Root, Tally, open_backend
 from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
 from tensorcas_mlflow.containers import Readable, Tape
 from tensorcas_mlflow.digest import unique_rows
@@ -267,6 +267,10 @@ class Store(Refs):
         self._check_id(manifest)
         source = NoSource(manifest.rows, manifest.chunk_bytes)
         return _written(PendingSave(self.backend, self.catalog, manifest, source))
+
+    def metered(self, tally: Tally) -> Store:
+        """The same store, opened anew, with what is read from it counted; nothing is known yet of its index."""
+        return Store(MeteredBackend(self.backend, tally), store_id=self.id, chunk_bytes=self.chunk_bytes)
 
     # --- reading
 
