@@ -105,6 +105,18 @@ class TensorNotFoundError(NotFoundError):
         return f"the checkpoint has no tensor named {self.name!r}"
 
 
+class PartNotFoundError(NotFoundError):
+    """A checkpoint has no such layer or expert, as far as the names of its tensors tell."""
+
+    def __init__(self, what: str, known: str) -> None:
+        super().__init__(what, known)
+        self.what = what
+        self.known = known
+
+    def __str__(self) -> str:
+        return f"the checkpoint has no {self.what}: {self.known}"
+
+
 def in_words(checkpoint: str | None, tensors: tuple[str, ...]) -> str:
     """Say who suffers from damage: a checkpoint or file, and those of its tensors that do; empty if nobody is known."""
     said = [] if checkpoint is None else [checkpoint]

@@ -159,8 +159,9 @@ class BlobFile:
     def map(self, start: int, stop: int, *, is_private: bool = False) -> MappedStretch:
         """Map a stretch of the file.
 
-        With ``is_private`` the memory can be written to, and what is written never reaches the file. The map outlives this object and a `delete` of the blob. If somebody cuts the file short, who touches what was
-        there is killed (SIGBUS).
+        With ``is_private`` the memory can be written to, and what is written never reaches the file. The map outlives
+        this object and a `delete` of the blob. If somebody cuts the file short, who touches what was there is killed
+        (SIGBUS).
 
         Raises:
             CorruptError: The file ends before ``stop``.

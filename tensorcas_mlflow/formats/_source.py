@@ -45,7 +45,8 @@ class LocalFile(ByteSource):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Map a file.
 
-        The map outlives a deletion and a replacement of the file. If somebody cuts the file short, who touches what was
+        The memory of `view` may be written to, and what is written never reaches the file. The map outlives a deletion
+        and a replacement of the file. If somebody cuts the file short, who touches what was
         there is killed (SIGBUS); `read_into` asks the file itself, and raises.
 
         Raises:
@@ -58,7 +59,7 @@ class LocalFile(ByteSource):
                 self.size = os.fstat(file.fileno()).st_size
                 self._descriptor = os.dup(file.fileno())
                 if self.size:
-                    self._mapped = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ)
+                    self._mapped = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_COPY)
         except (OSError, ValueError) as error:
             raise BackendError("open", self.name, f"{type(error).__name__}: {error}") from error
 

@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tensorcas_mlflow._arrow import array_of_texts, text_buffers, values_of
+from tensorcas_mlflow._arrow import array_of_numbers, array_of_texts, text_buffers, values_of
 from tensorcas_mlflow._lazy import Lazy
 from tensorcas_mlflow.adapter import SKELETON, Array
-from tensorcas_mlflow.chunking import Offsets, offsets_of
+from tensorcas_mlflow.chunking import Offsets, offsets_of, ranges
 from tensorcas_mlflow.dtypes import dtype_name, parse_dtype
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.manifest._checks import check_names, check_shapes, row_sizes
@@ -93,6 +93,18 @@ class Specs:
         if (np.diff(text_buffers(specs.names)[0]) == 0).any():
             raise ValueError("a tensor has no name")
         return specs
+
+    def some(self, rows: Any) -> Specs:
+        """Describe some of the rows, in the order in which they are given."""
+        begins = self.shape_at[rows]
+        counts = self.shape_at[np.asarray(rows) + 1] - begins
+        return Specs(
+            names=self.names.take(array_of_numbers(rows, pa.int64())),
+            dtypes=self.dtypes,
+            dtype=self.dtype[rows],
+            shape_offsets=offsets_of(counts),
+            sides=self.sides[ranges(begins, counts)],
+        )
 
     @Lazy
     def shape_at(self) -> Offsets:

@@ -2,6 +2,7 @@
 
 from tensorcas_mlflow.store._batch import PendingBatch
 from tensorcas_mlflow.store._format import is_carried
+from tensorcas_mlflow.store._owner import Owner
 from tensorcas_mlflow.store._payload import (
     MANIFEST_FILE,
     PAYLOAD_FILE,
@@ -23,6 +24,7 @@ __all__ = [
     "MANIFEST_FILE",
     "PAYLOAD_FILE",
     "PAYLOAD_FILES",
+    "Owner",
     "PendingBatch",
     "PendingSave",
     "Policy",

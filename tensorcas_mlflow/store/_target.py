@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.chunking import Offsets
+from tensorcas_mlflow.chunking import Offsets, ranges
 from tensorcas_mlflow.dtypes import DType, parse_dtype
 from tensorcas_mlflow.manifest import Columns, Row
 from tensorcas_mlflow.tensor import ALIGNMENT, aligned_bytes
@@ -81,8 +81,10 @@ def dtypes_of(columns: Columns) -> list[DType]:
 
 def shapes_of(columns: Columns, rows: Offsets) -> list[tuple[int, ...]]:
     """The shapes of some rows."""
-    sides = columns.sides.tolist()
-    where = zip(columns.shape_at[rows].tolist(), columns.shape_at[rows + 1].tolist(), strict=True)
+    begins = columns.shape_at[rows]
+    counts = columns.shape_at[rows + 1] - begins
+    sides, stops = columns.sides[ranges(begins, counts)].tolist(), counts.cumsum()
+    where = zip((stops - counts).tolist(), stops.tolist(), strict=True)
     return [tuple(sides[start:stop]) for start, stop in where]
 
 

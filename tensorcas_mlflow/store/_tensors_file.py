@@ -13,6 +13,7 @@ import numpy as np
 
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.adapter import Array
+from tensorcas_mlflow.backends import Tally
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest
 from tensorcas_mlflow.errors import (
     BackendError,
@@ -62,8 +63,8 @@ class _Spans:
             digests=np.concatenate([np.empty((0, DIGEST_BYTES), np.uint8), *(part.digests for part in parts)]),
         )
 
-    def some(self, which: slice) -> _Spans:
-        """A stretch of them."""
+    def some(self, which: Any) -> _Spans:
+        """Some of them: a stretch, or those of some numbers."""
         return _Spans(
             offset=self.offset[which], size=self.size[which], row=self.row[which], digests=self.digests[which]
         )
@@ -85,6 +86,8 @@ class TensorsFile:
             BackendError: It cannot be read.
         """
         self.path = os.fspath(path)
+        self.tally: Tally | None = None
+        """What counts the reads, if somebody wants to know."""
         with self._opened() as descriptor:
             size = os.fstat(descriptor).st_size
             try:
@@ -126,6 +129,12 @@ class TensorsFile:
         self._read(_Spans.joined(spans), outs, verify=verify)
         return arrays
 
+    def read_chunks(self, row: int, chunks: Any, outs: Sequence[memoryview], *, verify: bool = True) -> None:
+        """Read some chunks of one row, by their numbers in it, into buffers of their sizes; raises as `read` does."""
+        found = self.manifest.rows[row]
+        spans = _Spans.of(found, int(self._layout.starts[row]), found.ends(self.manifest.chunk_bytes), row)
+        self._read(spans.some(chunks), outs, verify=verify)
+
     def fill(self, first: int, outs: list[memoryview]) -> None:
         """Read chunks that follow each other and check them: a `tensors_file.Fill`; raises as `read` does."""
         whole = self._all_spans
@@ -166,6 +175,8 @@ class TensorsFile:
         first = 0
         while first < len(buffers):
             n_read = os.preadv(descriptor, _a_read_of(buffers, first), start)
+            if self.tally is not None:
+                self.tally.add(n_read)
             if n_read == 0 and len(buffers[first]):
                 raise CorruptError(self.path, f"it ends at byte {start}, within its tensors")
             start += n_read

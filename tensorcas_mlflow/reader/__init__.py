@@ -1,0 +1,21 @@
+"""Reading any part of any checkpoint, wherever it is and in whatever format."""
+
+from tensorcas_mlflow.reader._naming import Naming
+from tensorcas_mlflow.reader._open import open_listed, open_manifest, open_path, open_ref
+from tensorcas_mlflow.reader._reader import CheckpointReader, TensorSlice
+from tensorcas_mlflow.reader._stats import ReadStats
+from tensorcas_mlflow.reader._summary import Node, StackSummary, Summary
+
+__all__ = [
+    "CheckpointReader",
+    "Naming",
+    "Node",
+    "ReadStats",
+    "StackSummary",
+    "Summary",
+    "TensorSlice",
+    "open_listed",
+    "open_manifest",
+    "open_path",
+    "open_ref",
+]

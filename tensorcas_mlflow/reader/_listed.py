@@ -1,0 +1,222 @@
+"""The tensors of files of foreign formats: on this machine, or in a store that has taken them apart."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tensorcas_mlflow._lazy import Lazy
+from tensorcas_mlflow.adapter import Array
+from tensorcas_mlflow.backends import Tally
+from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES, Offsets
+from tensorcas_mlflow.errors import CorruptError
+from tensorcas_mlflow.formats import ByteSource, Listing, Place
+from tensorcas_mlflow.manifest import Manifest, Specs
+from tensorcas_mlflow.reader._contents import Contents
+from tensorcas_mlflow.reader._stored import fill_from_chunks
+from tensorcas_mlflow.store import Owner, Store
+from tensorcas_mlflow.tensor import bytes_of
+from tensorcas_mlflow.threads import Lock
+
+_KEPT_BYTES = 8 << 20
+"""Of chunks that hold headers and small tensors, which are read again and again."""
+
+
+class CountedSource(ByteSource):
+    """Another source, whose reads are counted."""
+
+    def __init__(self, inner: ByteSource, tally: Tally) -> None:
+        """Count reads.
+
+        Args:
+            inner: What is read.
+            tally: What is counted in.
+        """
+        self.name = inner.name
+        self.size = inner.size
+        self._inner = inner
+        self._tally = tally
+
+    def read_into(self, start: int, out: memoryview) -> None:
+        self._inner.read_into(start, out)
+        self._tally.add(len(out))
+
+    def view(self, start: int, n_bytes: int) -> memoryview | None:
+        view = self._inner.view(start, n_bytes)
+        if view is not None:
+            self._tally.add_mapped(n_bytes)
+        return view
+
+
+class StoredSource(ByteSource):
+    """A file that a store has taken apart, read at any place: of its chunks those that it takes."""
+
+    def __init__(self, store: Store, manifest: Manifest, *, name: str, verify: bool = True) -> None:
+        """Read from a store.
+
+        Args:
+            store: That holds it.
+            manifest: Of the file.
+            name: What it is called.
+            verify: Whether to check each chunk against its digest.
+        """
+        self.name = name
+        self.size = manifest.n_bytes
+        self._store = store
+        self._manifest = manifest
+        self._ends: Offsets = manifest.chunk_sizes.cumsum()
+        self._verify = verify
+        self._lock = Lock()
+        self._kept: OrderedDict[int, bytes] = OrderedDict()
+        self._n_kept_bytes = 0
+
+    def read_into(self, start: int, out: memoryview) -> None:
+        if start + len(out) > self.size:
+            raise CorruptError(self.name, f"it ends before byte {start + len(out)}")
+        if len(out):
+            self.fill(np.array([start]), np.array([start + len(out)]), out)
+
+    def fill(self, starts: Offsets, stops: Offsets, block: memoryview) -> None:
+        """Read runs of bytes that the file has; see `Contents.fill`."""
+        fill_from_chunks(self._ends, starts, stops, block, self._read)
+
+    def _read(self, chunks: Offsets, outs: list[memoryview]) -> None:
+        left: list[int] = []
+        with self._lock:
+            for at, chunk in enumerate(chunks.tolist()):
+                kept = self._kept.get(chunk)
+                if kept is None:
+                    left.append(at)
+                else:
+                    self._kept.move_to_end(chunk)
+                    outs[at][:] = kept
+        if not left:
+            return
+        owner = Owner(label=self._manifest.label, rows=self._manifest.rows, first=int(chunks[left[0]]))
+        wanted = [outs[at] for at in left]
+        self._store.chunks.read(self._manifest.digests[chunks[left]], wanted, verify=self._verify, owner=owner)
+        for at in {left[0], left[-1]}:
+            self._keep(int(chunks[at]), bytes(outs[at]))
+
+    def _keep(self, chunk: int, data: bytes) -> None:
+        with self._lock:
+            if self._kept.setdefault(chunk, data) is data:
+                self._n_kept_bytes += len(data)
+            while self._n_kept_bytes > _KEPT_BYTES:
+                self._n_kept_bytes -= len(self._kept.popitem(last=False)[1])
+
+
+class ListedContents(Contents):
+    """The tensors of a file of a foreign format, or of several that belong together."""
+
+    def __init__(self, listing: Listing, *, label: str, tally: Tally, end: Callable[[], None] | None = None) -> None:
+        """Read what is listed.
+
+        Args:
+            listing: The tensors; its sources count in ``tally``.
+            label: Whose they are.
+            tally: What is counted in.
+            end: Called when nothing is read any more.
+        """
+        self.listing = listing
+        self.label = label
+        self.metadata = listing.metadata
+        self.tally = tally
+        self.places: list[Place] = list(listing.places.values())
+        self.specs = Specs.of([place.spec for place in self.places])
+        self._end = end
+
+    def arrays(self, rows: Offsets, outs: Mapping[int, Array] | None = None) -> list[Array]:
+        outs = outs or {}
+        return [self._array(self.places[row], outs.get(at)) for at, row in enumerate(rows.tolist())]
+
+    def fill(self, row: int, starts: Offsets, stops: Offsets, block: memoryview) -> None:
+        place, base = self.places[row], int(starts[0])
+        if not place.is_plain:
+            block[:] = bytes_of(self._array(place, None))[base : base + len(block)]
+            return
+        source = self.listing.sources[place.source]
+        for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+            source.read_into(place.start + start, block[start - base : stop - base])
+
+    def close(self) -> None:
+        if self._end is not None:
+            self._end()
+
+    def _array(self, place: Place, out: Array | None) -> Array:
+        if out is None:
+            return self.listing.array(place.spec.name)
+        if place.is_plain and place.n_bytes:
+            self.listing.sources[place.source].read_into(place.start, bytes_of(out))
+        else:
+            out[...] = self.listing.array(place.spec.name)
+        return out
+
+
+class StoredFileContents(ListedContents):
+    """The tensors of a file that a store has taken apart. Those that are rows of its manifest are read as such."""
+
+    def __init__(
+        self, store: Store, manifest: Manifest, listing: Listing, *, label: str, tally: Tally, verify: bool = True
+    ) -> None:
+        """Read from a store.
+
+        Args:
+            store: Counts in ``tally``.
+            manifest: Of the file.
+            listing: What the file says, read through a `StoredSource`.
+            label: Whose it is.
+            tally: What is counted in.
+            verify: Whether to check each chunk against its digest.
+        """
+        super().__init__(listing, label=label, tally=tally)
+        self._store = store
+        self._manifest = manifest
+        self._verify = verify
+
+    @Lazy
+    def _row_of(self) -> Offsets:
+        """For each tensor the row of the manifest that is its bytes; -1 where none is."""
+        sizes = self._manifest.columns.n_bytes
+        starts = sizes.cumsum() - sizes
+        begins = np.array([place.start for place in self.places], dtype=np.int64)
+        wanted = np.array([place.n_bytes if place.is_plain else -1 for place in self.places], dtype=np.int64)
+        # Rows without a byte begin where the next one does, so the last of those that begin there is the one.
+        rows = np.searchsorted(starts, begins, side="right") - 1
+        is_row = (starts[rows] == begins) & (sizes[rows] == wanted) & (wanted > 0) if len(starts) else wanted > 0
+        return np.where(is_row, rows, -1)
+
+    def arrays(self, rows: Offsets, outs: Mapping[int, Array] | None = None) -> list[Array]:
+        outs = outs or {}
+        stored = self._row_of[rows]
+        whole = np.flatnonzero((stored >= 0) & ~np.isin(np.arange(len(rows)), list(outs)))
+        found: dict[int, Array] = {}
+        if len(whole):
+            read = self._store.chunks.rows(
+                self._manifest, stored[whole], verify=self._verify, copy=False, is_private=True
+            )
+            for at, array in zip(whole.tolist(), read, strict=True):
+                spec = self.places[int(rows[at])].spec
+                found[at] = array.reshape(-1).view(np.uint8).view(spec.numpy_dtype).reshape(spec.shape)
+        for at, row in enumerate(rows.tolist()):
+            if at not in found:
+                found[at] = self._array(self.places[row], outs.get(at))
+        return [found[at] for at in range(len(rows))]
+
+    def fill(self, row: int, starts: Offsets, stops: Offsets, block: memoryview) -> None:
+        place = self.places[row]
+        source = self.listing.sources[place.source]
+        if place.is_plain and isinstance(source, StoredSource):
+            source.fill(place.start + starts, place.start + stops, block)
+        else:
+            super().fill(row, starts, stops, block)
+
+    def chunk_digests(self, row: int) -> bytes | None:
+        stored = int(self._row_of[row])
+        if stored < 0 or self._manifest.chunk_bytes != DEFAULT_CHUNK_BYTES:
+            return None
+        found: Any = self._manifest.rows[stored]
+        return None if found.cuts is not None else found.digests.tobytes()

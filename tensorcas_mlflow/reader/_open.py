@@ -1,0 +1,125 @@
+"""Opening a checkpoint or file of a store, or a file of this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tensorcas_mlflow.backends import Tally
+from tensorcas_mlflow.errors import FormatError, MalformedFileError
+from tensorcas_mlflow.formats import Listing, list_source, open_listing
+from tensorcas_mlflow.manifest import Manifest
+from tensorcas_mlflow.reader._contents import Contents
+from tensorcas_mlflow.reader._listed import CountedSource, ListedContents, StoredFileContents, StoredSource
+from tensorcas_mlflow.reader._reader import CheckpointReader
+from tensorcas_mlflow.reader._stored import FileContents, StoredContents
+from tensorcas_mlflow.store import Ref, Store, TensorsFile
+from tensorcas_mlflow.tensors_file import MAGIC
+
+
+def open_ref(store: Store, ref: Ref, *, verify: bool = True, **options: Any) -> CheckpointReader:
+    """Open what a ref names: a checkpoint, or a file that was taken apart.
+
+    Args:
+        store: That holds it.
+        ref: Which.
+        verify: Whether to check each chunk against its digest.
+        options: ``framework``, ``device`` and ``naming``; see `CheckpointReader`.
+
+    Raises:
+        CorruptError: Its manifest is damaged or gone.
+        FormatError: It is a file in which no tensors are known.
+    """
+    tally = Tally()
+    metered = store.metered(tally)
+    return open_manifest(metered, metered.manifest(ref), tally, label=ref.label, verify=verify, **options)
+
+
+def open_manifest(
+    store: Store, manifest: Manifest, tally: Tally, *, label: str, verify: bool = True, **options: Any
+) -> CheckpointReader:
+    """Open a checkpoint or file by its manifest; see `open_ref`.
+
+    Args:
+        store: That holds it, counting in ``tally``.
+        manifest: Which.
+        tally: What is counted in.
+        label: Whose it is, in words.
+        verify: Whether to check each chunk against its digest.
+        options: See `CheckpointReader`.
+    """
+    contents: Contents
+    if manifest.kind == "checkpoint":
+        manifest.check_names()
+        contents = StoredContents(store, manifest, label=label, tally=tally, verify=verify)
+    else:
+        contents = _file_contents(store, manifest, tally, label=label, verify=verify)
+    return CheckpointReader(contents, **options)
+
+
+def _file_contents(store: Store, manifest: Manifest, tally: Tally, *, label: str, verify: bool) -> Contents:
+    try:
+        listing = list_source(StoredSource(store, manifest, name=label, verify=verify))
+    except MalformedFileError:
+        listing = None  # what was understood when it was stored can be read all the same
+    if listing is not None:
+        return StoredFileContents(store, manifest, listing, label=label, tally=tally, verify=verify)
+    contents = StoredContents(store, manifest, label=label, tally=tally, verify=verify)
+    if len(contents.specs) == 0:
+        raise FormatError(f"{label} is a file in which no tensors are known")
+    return contents
+
+
+def open_path(
+    path: str | os.PathLike[str], *, verify: bool = True, end: Callable[[], None] | None = None, **options: Any
+) -> CheckpointReader:
+    """Open a file of this machine, or a folder of files that are one checkpoint.
+
+    Args:
+        path: A file that `tensorcas` has written by itself (``.tensors``), or one of the formats of `open_listing`.
+        verify: Whether to check what says its digests.
+        end: Called when the reader is closed.
+        options: See `CheckpointReader`.
+
+    Raises:
+        MalformedFileError: It is not what its format allows.
+        FormatError: It is of no known format.
+        BackendError: It cannot be read.
+    """
+    if _is_tensors_file(Path(path)):
+        file = TensorsFile(path)
+        return CheckpointReader(FileContents(file, label=os.fspath(path), verify=verify, end=end), **options)
+    return open_listed(open_listing(path), label=os.fspath(path), end=end, **options)
+
+
+def open_listed(
+    listing: Listing, *, label: str, end: Callable[[], None] | None = None, **options: Any
+) -> CheckpointReader:
+    """Open what is listed of files of this machine.
+
+    Args:
+        listing: The tensors.
+        label: Whose they are, in words.
+        end: Called when the reader is closed.
+        options: See `CheckpointReader`.
+    """
+    tally = Tally()
+    sources = tuple(CountedSource(source, tally) for source in listing.sources)
+    counted = Listing(
+        format=listing.format,
+        sources=sources,
+        places=listing.places,
+        metadata=listing.metadata,
+        left_out=listing.left_out,
+    )
+    return CheckpointReader(ListedContents(counted, label=label, tally=tally, end=end), **options)
+
+
+def _is_tensors_file(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC))[:-1] == MAGIC[:-1]  # the last byte is the version
+    except OSError:
+        return False

@@ -1,0 +1,318 @@
+"""Reading any part of a checkpoint: a summary, a tensor, some rows, a layer, an expert."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tensorcas_mlflow._lazy import Lazy
+from tensorcas_mlflow.adapter import Array
+from tensorcas_mlflow.chunking import Offsets
+from tensorcas_mlflow.digest import digest_of
+from tensorcas_mlflow.errors import TensorNotFoundError
+from tensorcas_mlflow.manifest import Numbers
+from tensorcas_mlflow.reader._contents import Contents
+from tensorcas_mlflow.reader._frameworks import framework_named
+from tensorcas_mlflow.reader._naming import Naming
+from tensorcas_mlflow.reader._outline import Outline, Part
+from tensorcas_mlflow.reader._slices import select
+from tensorcas_mlflow.reader._stats import ReadStats, Watch
+from tensorcas_mlflow.reader._summary import Summary, summarize
+from tensorcas_mlflow.reader._table import table_of
+from tensorcas_mlflow.tensor import Spec
+
+
+class CheckpointReader:
+    """One checkpoint, or one file that holds tensors, of which any part can be read alone.
+
+    ```python
+    with mlflow.tensorcas.open_checkpoint("runs:/8f3c…", step=10, framework="pt") as reader:
+        print(reader.summary())
+        expert = reader.expert(layer=3, expert=5)
+        rows = reader.get_slice("model.embed_tokens.weight")[1000:1010]
+    ```
+
+    Nothing is read but what is asked for, no pickle at all, and every chunk is checked. Arrays of what is stored raw,
+    in one piece and on this machine are views of the mapped store: they may be written to, and what is written stays
+    in this process. If something else than this package cuts a pack short, whoever touches such a view is killed
+    (SIGBUS); `tensor` with ``copy=True`` makes an array of one's own.
+
+    What a checkpoint has beside its tensors (the skeleton of a model) is no tensor, and not to be seen here. A reader
+    may be used by many threads.
+    """
+
+    def __init__(
+        self, contents: Contents, *, framework: str = "np", device: Any = None, naming: Naming | None = None
+    ) -> None:
+        """Read from contents; users call `open_checkpoint`, `TensorCasStore.open` or `open_path`."""
+        self._contents = contents
+        self._specs = contents.specs
+        self._framework = framework_named(framework, device)
+        self._watch = Watch(contents.tally)
+        self._outline = Outline(contents.specs, naming)
+        self._numbers = Numbers(contents.specs)
+
+    def __enter__(self) -> CheckpointReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<CheckpointReader of {self.label}: {len(self)} tensors>"
+
+    def close(self) -> None:
+        """Let go of what was fetched for reading; tensors that were read stay."""
+        self._contents.close()
+
+    # --- what there is
+
+    @property
+    def label(self) -> str:
+        """Whose tensors these are, in words."""
+        return self._contents.label
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """Plain values that were saved beside the tensors."""
+        return self._contents.metadata
+
+    @property
+    def stats(self) -> ReadStats:
+        """What was read so far, from the moment the checkpoint was opened."""
+        return self._watch.stats()
+
+    @property
+    def stacks(self) -> tuple[str, ...]:
+        """What there are layers of, such as ``model.layers``."""
+        return self._outline.stacks
+
+    def __len__(self) -> int:
+        return len(self._specs)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in self._numbers.numbers
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def keys(self) -> list[str]:
+        """List the names of the tensors, in the checkpoint's order."""
+        names: list[str] = self._specs.names.to_pylist()
+        return names
+
+    def spec(self, name: str) -> Spec:
+        """Say a tensor's dtype and shape.
+
+        Raises:
+            TensorNotFoundError: There is none of that name. So does whatever takes a name.
+        """
+        return self._specs.spec(self._row(name))
+
+    def specs(self) -> list[Spec]:
+        """Say the dtype and shape of all tensors, in order."""
+        return [self._specs.spec(row) for row in range(len(self))]
+
+    def layers(self, stack: str | None = None) -> list[int]:
+        """List the layers there are; see `layer`."""
+        return self._outline.layers(stack)
+
+    def experts(self, layer: int, stack: str | None = None) -> list[int]:
+        """List the experts of a layer; see `expert`. Empty for a layer that has none."""
+        return self._outline.experts(layer, stack)
+
+    def summary(self) -> Summary:
+        """Say what the checkpoint consists of, as a tree; no tensor is read."""
+        return summarize(self.label, self._specs, self._outline)
+
+    def table(self) -> pa.Table:
+        """Give the tensors as an Arrow table, a row each: DuckDB, Polars and pandas take it as it is.
+
+        Returns:
+            Columns ``name``, ``dtype``, ``shape``, ``n_bytes``, ``stack``, ``layer``, ``expert`` (these three null for
+            what is of none) and ``digest`` (null where telling it would take reading).
+        """
+        return table_of(self._contents, self._outline)
+
+    def digest(self, name: str | None = None) -> str:
+        """Give the identity of a tensor, or of all: 64 hex digits, equal wherever the same tensors are stored.
+
+        That of a tensor is made of its dtype, shape and bytes; that of all, of their names and identities, in whatever
+        order. Nothing is read unless a store of another chunk size, or a foreign file, holds the tensors.
+        """
+        with self._watch.running():
+            if name is not None:
+                return self._contents.identity(self._row(name)).hex()
+            names = self.keys()
+            found = dict(enumerate(self._contents.known_identities()))
+            identities = {names[row]: known or self._contents.identity(row) for row, known in found.items()}
+            return digest_of(name.encode() + b"\0" + identities[name] for name in sorted(names)).hex()
+
+    # --- reading
+
+    def tensor(self, name: str, *, copy: bool = False) -> Any:
+        """Read one tensor.
+
+        Args:
+            name: Which.
+            copy: Whether it is to be an array of its own in any case, and no view of the mapped store.
+
+        Raises:
+            TensorNotFoundError: There is none of that name.
+            CorruptChunkError: It is damaged.
+            ChunkNotFoundError: The store does not hold it any more.
+            BackendError: The storage does not give it.
+        """
+        return self._read(np.array([self._row(name)]), copy=copy)[name]
+
+    def tensors(self, names: Iterable[str]) -> dict[str, Any]:
+        """Read some tensors at once, by name, in the order in which they are named; raises as `tensor`."""
+        return self._read(np.array([self._row(name) for name in names], dtype=np.int64))
+
+    def full(self) -> dict[str, Any]:
+        """Read all tensors, by name; raises as `tensor`."""
+        return self._read(np.arange(len(self)))
+
+    def match(self, pattern: str) -> dict[str, Any]:
+        """Read the tensors whose names match a pattern; raises as `tensor`.
+
+        Args:
+            pattern: As of files, dots being nothing special: ``model.layers.*.self_attn.*``.
+
+        Returns:
+            Tensors by name; none if no name matches.
+        """
+        return self._read(self._matching(pattern))
+
+    def layer(self, number: int, *, stack: str | None = None) -> dict[str, Any]:
+        """Read one layer.
+
+        Args:
+            number: As names have it. The blocks of a ResNet are counted from 0 through all its stages.
+            stack: Which kind of layer is meant, where there are several (`stacks`): ``encoder.layers``.
+
+        Returns:
+            Its tensors by their whole names, in order.
+
+        Raises:
+            PartNotFoundError: There is no such layer.
+            ValueError: There are layers of several kinds, and ``stack`` says not which.
+            TensorCasError: See `tensor`.
+        """
+        return self._read(self._outline.rows_of_layer(number, stack))
+
+    def expert(self, layer: int, expert: int, *, stack: str | None = None) -> dict[str, Any]:
+        """Read one expert of a layer; where one tensor holds all experts, its rows of it. Raises as `layer`.
+
+        Args:
+            layer: See `layer`.
+            expert: Its number.
+            stack: See `layer`.
+        """
+        parts = self._outline.parts_of_expert(layer, expert, stack)
+        whole = self._read(np.array([part.row for part in parts if part.rows is None], dtype=np.int64))
+        with self._watch.running():
+            found = {self._specs.name(part.row): part for part in parts}
+            sliced = {name: self._rows(part) for name, part in found.items() if part.rows is not None}
+        made = self._framework(sliced)
+        return {name: whole[name] if name in whole else made[name] for name in found}
+
+    def rows(self, name: str, rows: slice | int) -> Any:
+        """Read some rows of axis 0 of one tensor; raises as `get_slice`."""
+        return self.get_slice(name)[rows]
+
+    def get_slice(self, name: str) -> TensorSlice:
+        """Give one tensor to be indexed as numpy does, of which only the chunks that an index touches are read."""
+        return TensorSlice(self, self._row(name))
+
+    def stream(self, names: Sequence[str]) -> Iterator[tuple[str, memoryview]]:
+        """Read tensors one after the other, in pieces, holding some 16 MiB; see `Tensors`. Raises as `tensor`."""
+        rows = np.array([self._row(name) for name in names], dtype=np.int64)
+        batches = self._contents.batches(rows)
+        while True:
+            with self._watch.running():
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield from ((self._specs.name(row), data) for row, data in batch if len(data))
+
+    # --- inside
+
+    def _row(self, name: str) -> int:
+        try:
+            return self._numbers.number(name)
+        except KeyError:
+            raise TensorNotFoundError(name) from None
+
+    def _matching(self, pattern: str) -> Offsets:
+        matches = re.compile(fnmatch.translate(pattern)).match
+        found = [row for row, name in enumerate(self.keys()) if matches(name)]
+        return np.array(found, dtype=np.int64)
+
+    def _read(self, rows: Offsets, *, copy: bool = False) -> dict[str, Any]:
+        with self._watch.running():
+            arrays = self._contents.arrays(rows)
+        if copy:
+            arrays = [np.array(array, order="C") for array in arrays]
+        names = [self._specs.name(row) for row in rows.tolist()]
+        return self._framework(dict(zip(names, arrays, strict=True)))
+
+    def _rows(self, part: Part) -> Array:
+        assert part.rows is not None
+        index: Any = part.rows.start if part.is_one else part.rows
+        return self._contents.select(part.row, select(self._specs.shape(part.row), index))
+
+    def _select(self, row: int, index: Any) -> Any:
+        selection = select(self._specs.shape(row), index)
+        with self._watch.running():
+            array = self._contents.select(row, selection)
+        name = self._specs.name(row)
+        return self._framework({name: array})[name]
+
+
+class TensorSlice:
+    """One tensor of a checkpoint, of which parts are read by indexing."""
+
+    def __init__(self, reader: CheckpointReader, row: int) -> None:
+        self._reader = reader
+        self._row = row
+
+    @Lazy
+    def spec(self) -> Spec:
+        """Its name, dtype and shape."""
+        return self._reader._specs.spec(self._row)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return self.spec.shape
+
+    def get_shape(self) -> list[int]:
+        """Its shape, as `safetensors` gives it."""
+        return list(self.spec.shape)
+
+    def get_dtype(self) -> str:
+        """The name of its dtype, as `safetensors` has it where it has one."""
+        return self.spec.dtype or ""
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a scalar has no length")
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> Any:
+        """Read what an index chooses: whole numbers, slices, ``...``, ``None``, and one list of numbers or bools.
+
+        Raises:
+            IndexError: It is out of bounds, or of another kind.
+            TensorCasError: See `CheckpointReader.tensor`.
+        """
+        return self._reader._select(self._row, index)

@@ -1,0 +1,172 @@
+"""Which bytes of an array some elements are: what has to be read for an index as numpy has it."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tensorcas_mlflow.chunking import Offsets
+
+_MOST_RUNS = 1 << 20
+"""More runs are put together, with what lies between them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Some elements of an array in C order, as runs of elements that lie one after the other."""
+
+    index: Any
+    """As numpy takes it, for the window."""
+    window: tuple[int, ...]
+    """Shape of the stretch of axis 0, with all of the other axes, that all chosen elements lie in."""
+    origin: int
+    """The window's first element in the array."""
+    starts: Offsets
+    """Where runs begin, in elements, ascending."""
+    stops: Offsets
+    """One past their last; runs do not overlap. They may hold more than what was asked for."""
+
+    @property
+    def begin(self) -> int:
+        """The first element of all; 0 if there is none."""
+        return int(self.starts[0]) if len(self.starts) else 0
+
+    @property
+    def end(self) -> int:
+        """One past the last element of all."""
+        return int(self.stops[-1]) if len(self.stops) else 0
+
+
+def select(shape: tuple[int, ...], index: Any) -> Selection:
+    """Say what an index chooses of an array.
+
+    Args:
+        shape: Of the array.
+        index: Whole numbers, slices with any step, ``...``, ``None``, and at most one list or 1-d array of whole
+            numbers or of bools, as numpy has them.
+
+    Raises:
+        IndexError: It is out of bounds, has too many dimensions, or is of another kind.
+    """
+    axes, given = _axes(shape, index)
+    chosen = [_places(side, axis) for side, axis in zip(shape, axes, strict=True)]
+    if any(len(places) == 0 for places in chosen) or 0 in shape:
+        none = np.empty(0, dtype=np.int64)
+        return Selection(index=given, window=shape, origin=0, starts=none, stops=none)
+    window, origin = shape, 0
+    if shape:
+        first, stop = int(chosen[0][0]), int(chosen[0][-1]) + 1
+        window, origin = (stop - first, *shape[1:]), first * math.prod(shape[1:])
+        given = _moved(given, len(shape), shape[0], first)
+    # Behind the last axis that leaves something out all is contiguous.
+    last = max((at for at, places in enumerate(chosen) if len(places) < shape[at]), default=-1)
+    while last > 0 and math.prod(len(places) for places in chosen[:last]) * _n_runs(chosen[last]) > _MOST_RUNS:
+        last -= 1
+        chosen[last + 1] = np.arange(chosen[last + 1][0], chosen[last + 1][-1] + 1)
+    starts, stops = _elements(shape, chosen, last)
+    return Selection(index=given, window=window, origin=origin, starts=starts, stops=stops)
+
+
+def _elements(shape: tuple[int, ...], chosen: list[Offsets], last: int) -> tuple[Offsets, Offsets]:
+    """Say which runs of elements the places of each axis make; behind axis ``last`` each axis has one run."""
+    if last < 0:
+        return np.zeros(1, np.int64), np.array([math.prod(shape)], dtype=np.int64)
+    strides = [math.prod(shape[at + 1 :]) for at in range(len(shape))]
+    first, stop = _runs(chosen[last])
+    starts, stops = first * strides[last], stop * strides[last]
+    below = range(last + 1, len(shape))
+    # What is inside a run but at its ends is left as it is.
+    starts = starts + sum(int(chosen[at][0]) * strides[at] for at in below)
+    stops = stops - sum(int(shape[at] - 1 - chosen[at][-1]) * strides[at] for at in below)
+    for at in reversed(range(last)):
+        base = (chosen[at] * strides[at])[:, None]
+        starts, stops = (base + starts).reshape(-1), (base + stops).reshape(-1)
+    joins = np.flatnonzero(starts[1:] > stops[:-1])
+    return starts[np.concatenate(([0], joins + 1))], stops[np.concatenate((joins, [len(stops) - 1]))]
+
+
+def _moved(index: tuple[Any, ...], n_dimensions: int, side: int, first: int) -> tuple[Any, ...]:
+    """Write an index for the stretch of axis 0 that begins at ``first``; what it chooses lies there."""
+    n_axes = sum(part is not None and part is not Ellipsis for part in index)
+    skipped = (None, Ellipsis) if n_axes == n_dimensions else (None,)
+    nth = next(nth for nth, part in enumerate(index) if not any(part is each for each in skipped))
+    part: Any = index[nth]
+    if part is Ellipsis:
+        return index  # all of axis 0
+    if isinstance(part, slice):
+        start, stop, step = part.indices(side)
+        stop -= first
+        part = slice(start - first, None if step < 0 and stop < 0 else stop, step)
+    elif isinstance(part, np.ndarray):
+        part = (np.flatnonzero(part) if part.dtype.kind == "b" else part.astype(np.int64) % side) - first
+    else:
+        part = part % side - first
+    return (*index[:nth], part, *index[nth + 1 :])
+
+
+def _axes(shape: tuple[int, ...], index: Any) -> tuple[list[Any], tuple[Any, ...]]:
+    """Give what an index says of each axis, and the index in numpy's own terms."""
+    parts = list(index) if isinstance(index, tuple) else [index]
+    parts = [_part(part) for part in parts]
+    n_axes = sum(part is not None and part is not Ellipsis for part in parts)
+    if sum(part is Ellipsis for part in parts) > 1 or n_axes > len(shape):
+        raise IndexError(f"an array of shape {shape} has no {index!r:.200}")
+    if sum(isinstance(part, np.ndarray) for part in parts) > 1:
+        raise IndexError("a part is chosen by one list of numbers at most: read it, and choose more then")
+    if not any(part is Ellipsis for part in parts):
+        parts.append(Ellipsis)
+    at = next(nth for nth, part in enumerate(parts) if part is Ellipsis)
+    filled = [*parts[:at], *[slice(None)] * (len(shape) - n_axes), *parts[at + 1 :]]
+    return [part for part in filled if part is not None], tuple(parts)
+
+
+def _part(part: Any) -> Any:
+    if part is None or part is Ellipsis or isinstance(part, slice):
+        return part
+    if isinstance(part, Sequence | np.ndarray) and not isinstance(part, str | bytes) and np.ndim(part) > 0:
+        array = np.asarray(part)
+        if array.size == 0:
+            array = array.astype(np.int64)
+        if array.ndim == 1 and array.dtype.kind in "iub":
+            return array
+    elif not isinstance(part, bool | np.bool_):
+        try:
+            return operator.index(part)
+        except TypeError:
+            pass
+    raise IndexError(f"a part is chosen by whole numbers, slices, ..., None or a list of numbers, not {part!r:.200}")
+
+
+def _places(side: int, part: Any) -> Offsets:
+    """Say which places of one axis are chosen, ascending."""
+    if isinstance(part, slice):
+        places = range(side)[part]
+        places = places if places.step > 0 else places[::-1]
+        return np.arange(places.start, places.stop, places.step, dtype=np.int64)
+    if isinstance(part, np.ndarray):
+        if part.dtype.kind == "b":
+            if len(part) != side:
+                raise IndexError(f"{len(part)} bools do not choose among {side}")
+            return np.flatnonzero(part)
+        found = np.unique(part.astype(np.int64))
+        if len(found) and not -side <= found[0] <= found[-1] < side:
+            raise IndexError(f"index {found[0] if found[0] < -side else found[-1]} is out of bounds for {side}")
+        return np.unique(found % side) if side else found
+    if not -side <= part < side:
+        raise IndexError(f"index {part} is out of bounds for {side}")
+    return np.array([part % side], dtype=np.int64)
+
+
+def _n_runs(places: Offsets) -> int:
+    return 1 + int((np.diff(places) > 1).sum())
+
+
+def _runs(places: Offsets) -> tuple[Offsets, Offsets]:
+    ends = np.flatnonzero(np.diff(places) > 1)
+    starts = places[np.concatenate(([0], ends + 1))]
+    return starts, places[np.concatenate((ends, [len(places) - 1]))] + 1

@@ -1,0 +1,255 @@
+"""What a checkpoint consists of, as a tree, told from names, dtypes and shapes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from tensorcas_mlflow._texts import size_text
+from tensorcas_mlflow.chunking import Offsets, ranges
+from tensorcas_mlflow.manifest import Specs
+from tensorcas_mlflow.reader._names import NUMBER, Patterns
+from tensorcas_mlflow.reader._outline import Outline, number_ranges
+
+_MOST_PATTERNS = 4096
+"""Of more the tree shows the first."""
+_MOST_PARTS = 64
+"""What comes after so many dots in a name is one part."""
+_MOST_NUMBERS, _MOST_CHARACTERS = 64, 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A part of a model: a module, all layers of one kind together, or the tensors of one name."""
+
+    name: str
+    """What its name has more than the one above: numbers as ``0..31``, and ``*`` where there are many with gaps."""
+    n_tensors: int
+    n_bytes: int
+    n_alike: int = 1
+    """How many parts of one kind are shown together, such as layers."""
+    dtypes: tuple[str, ...] = ()
+    """Of tensors: theirs; empty for a module."""
+    shape: tuple[int, ...] | None = None
+    """Of tensors: theirs, if all of them have one."""
+    children: tuple[Node, ...] = ()
+    """What it consists of, in the order of the checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackSummary:
+    """Layers of one kind."""
+
+    name: str
+    """Such as ``model.layers``; "" for those of a plain `Sequential`."""
+    layers: tuple[int, ...]
+    """Their numbers, ascending."""
+    layer_bytes: tuple[int, ...]
+    """The size of each."""
+    n_experts: int
+    """How many experts the layer with most of them has; 0 for none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What a checkpoint consists of. As text it is the tree."""
+
+    label: str
+    n_tensors: int
+    n_bytes: int
+    dtypes: dict[str, tuple[int, int]]
+    """By dtype the number of tensors and their bytes, most bytes first."""
+    stacks: tuple[StackSummary, ...]
+    tree: Node
+    """The whole; its name is empty."""
+    is_cut: bool = False
+    """Whether the tree leaves out what has thousands of different names."""
+
+    def __str__(self) -> str:
+        dtypes = ", ".join(f"{name} {size_text(n_bytes)}" for name, (_, n_bytes) in self.dtypes.items())
+        lines = [f"{self.label}: {self.n_tensors} tensors, {size_text(self.n_bytes)} ({dtypes})"]
+        for stack in self.stacks:
+            experts = f", up to {stack.n_experts} experts each" if stack.n_experts else ""
+            name = stack.name or "the model"
+            lines.append(f"layers of {name}: {number_ranges(stack.layers)}{experts}")
+        table = list(_lines(self.tree.children, 0))
+        width = max((len(left) for left, _ in table), default=0)
+        lines += [f"{left:<{width}}  {right}" for left, right in table]
+        return "\n".join([*lines, "…"] if self.is_cut else lines)
+
+
+def _lines(nodes: Sequence[Node], depth: int) -> Iterator[tuple[str, str]]:
+    for node in nodes:
+        what = size_text(node.n_bytes)
+        if node.dtypes:
+            shape = "x".join(map(str, node.shape)) or "scalar" if node.shape is not None else "different shapes"
+            what = f"{'/'.join(node.dtypes)} {shape}  {what}"
+        if node.n_alike > 1:
+            what += f"  in {node.n_alike}"
+        yield "  " * depth + node.name, what
+        yield from _lines(node.children, depth + 1)
+
+
+def summarize(label: str, specs: Specs, outline: Outline) -> Summary:
+    """Describe a checkpoint.
+
+    Args:
+        label: Whose it is.
+        specs: Its tensors.
+        outline: Of them.
+    """
+    sizes = specs.n_bytes
+    patterns = outline.patterns
+    n_bytes = int(sizes.sum())
+    leaves = _leaves(specs, patterns)
+    return Summary(
+        label=label,
+        n_tensors=len(specs),
+        n_bytes=n_bytes,
+        dtypes=_dtypes(specs),
+        stacks=tuple(_stack(name, specs, outline) for name in outline.stacks),
+        tree=_Branch("", leaves).node(),
+        is_cut=len(leaves) < len(patterns.texts),
+    )
+
+
+def _dtypes(specs: Specs) -> dict[str, tuple[int, int]]:
+    counts = np.bincount(specs.dtype, minlength=len(specs.dtypes))
+    sizes = np.bincount(specs.dtype, weights=specs.n_bytes, minlength=len(specs.dtypes))
+    found = {str(name): (int(counts[at]), int(sizes[at])) for at, name in enumerate(specs.dtypes) if counts[at]}
+    return dict(sorted(found.items(), key=lambda item: -item[1][1]))
+
+
+def _stack(name: str, specs: Specs, outline: Outline) -> StackSummary:
+    found = outline.assignment
+    mine = np.flatnonzero(found.stack == found.stacks.index(name))
+    layers, which = np.unique(found.layer[mine], return_inverse=True)
+    sizes = np.bincount(which, weights=specs.n_bytes[mine], minlength=len(layers))
+    n_experts = 0
+    has_expert = np.flatnonzero(found.expert[mine] >= 0)
+    if len(has_expert):
+        numbers, nth = np.unique(found.expert[mine[has_expert]], return_inverse=True)
+        pairs = np.unique(which[has_expert] * len(numbers) + nth)
+        n_experts = int(np.bincount(pairs // len(numbers)).max())
+    for layer in np.unique(found.layer[mine[found.is_fused[mine]]]).tolist():
+        n_experts = max(n_experts, len(outline.experts(layer, name)))
+    return StackSummary(
+        name=name,
+        layers=tuple(layers.tolist()),
+        layer_bytes=tuple(int(size) for size in sizes),
+        n_experts=n_experts,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Leaf:
+    """The tensors of one pattern."""
+
+    parts: tuple[str, ...]
+    """The pattern's parts, with what the numbers are in their places."""
+    keys: tuple[str, ...]
+    """The parts, with `NUMBER` in the place of numbers: what is alike goes by one key."""
+    counts: tuple[int, ...]
+    """How many different numbers there are in each part; 1 for a text."""
+    n_tensors: int
+    n_bytes: int
+    dtypes: tuple[str, ...]
+    shape: tuple[int, ...] | None
+
+
+def _leaves(specs: Specs, patterns: Patterns) -> list[_Leaf]:
+    sizes = np.bincount(patterns.pattern, weights=specs.n_bytes, minlength=len(patterns.texts))
+    groups = patterns.rows_by_pattern()[:_MOST_PATTERNS]
+    firsts = np.array([rows[0] for rows in groups], dtype=np.int64)
+    is_alike = _is_alike(specs, groups, firsts)
+    leaves = []
+    for at, rows in enumerate(groups):
+        *keys, last = patterns.texts[at].split(".", _MOST_PARTS - 1)
+        keys.append(last if last == NUMBER else last.replace(NUMBER, "#"))
+        parts, counts, nth = [], [], 0
+        for key in keys:
+            if key == NUMBER:
+                numbers = np.unique(patterns.slot(rows, nth))
+                parts.append(_numbers_text(numbers))
+                counts.append(len(numbers))
+                nth += 1
+            else:
+                parts.append(key)
+                counts.append(1)
+        codes = np.unique(specs.dtype[rows]).tolist() if len(specs.dtypes) > 1 else [int(specs.dtype[rows[0]])]
+        leaves.append(
+            _Leaf(
+                parts=tuple(parts),
+                keys=tuple(keys),
+                counts=tuple(counts),
+                n_tensors=len(rows),
+                n_bytes=int(sizes[at]),
+                dtypes=tuple(str(specs.dtypes[code]) for code in codes),
+                shape=specs.shape(int(firsts[at])) if is_alike[at] else None,
+            )
+        )
+    return leaves
+
+
+def _is_alike(specs: Specs, groups: list[Offsets], firsts: Offsets) -> Any:
+    """Tell of which groups all tensors have the shape of the first."""
+    if not groups:
+        return np.empty(0, dtype=bool)
+    rows, which = np.concatenate(groups), np.repeat(np.arange(len(groups)), [len(rows) for rows in groups])
+    begins, model = specs.shape_at[rows], specs.shape_at[firsts][which]
+    counts = specs.shape_at[rows + 1] - begins
+    differs = counts != specs.shape_at[firsts + 1][which] - model
+    left = np.flatnonzero(~differs)
+    sides = specs.sides[ranges(begins[left], counts[left])] != specs.sides[ranges(model[left], counts[left])]
+    differs[np.repeat(left, counts[left])[sides]] = True
+    is_alike = np.ones(len(groups), dtype=bool)
+    is_alike[which[differs]] = False
+    return is_alike
+
+
+def _numbers_text(numbers: Offsets) -> str:
+    """Write ascending numbers, briefly."""
+    if len(numbers) > _MOST_NUMBERS and numbers[-1] - numbers[0] >= len(numbers):
+        return "*"
+    text = number_ranges(numbers.tolist()) if len(numbers) <= _MOST_NUMBERS else f"{numbers[0]}..{numbers[-1]}"
+    return text if len(text) <= _MOST_CHARACTERS else "*"
+
+
+@dataclass(slots=True)
+class _Branch:
+    """A part of the tree, while it is put together: the leaves below it."""
+
+    name: str
+    leaves: list[_Leaf]
+    depth: int = 0
+    n_alike: int = 1
+    inner: dict[str, list[_Leaf]] = field(default_factory=dict)
+
+    def node(self) -> Node:
+        """Make the node, and those below it."""
+        ending = [leaf for leaf in self.leaves if len(leaf.keys) == self.depth]
+        for leaf in self.leaves:
+            if len(leaf.keys) > self.depth:
+                self.inner.setdefault(leaf.keys[self.depth], []).append(leaf)
+        children = tuple(self._child(leaves).node() for leaves in self.inner.values())
+        if len(children) == 1 and not ending and self.name:
+            only = children[0]
+            n_alike = only.n_alike if only.dtypes else only.n_alike * self.n_alike
+            return replace(only, name=f"{self.name}.{only.name}", n_alike=n_alike)
+        leaf = ending[0] if len(ending) == 1 else None
+        return Node(
+            name=self.name,
+            n_tensors=sum(leaf.n_tensors for leaf in self.leaves),
+            n_bytes=sum(leaf.n_bytes for leaf in self.leaves),
+            n_alike=leaf.n_tensors if leaf is not None and not children else self.n_alike,
+            dtypes=() if leaf is None else leaf.dtypes,
+            shape=None if leaf is None else leaf.shape,
+            children=children,
+        )
+
+    def _child(self, leaves: list[_Leaf]) -> _Branch:
+        widest = max(leaves, key=lambda leaf: leaf.counts[self.depth])
+        return _Branch(widest.parts[self.depth], leaves, self.depth + 1, widest.counts[self.depth])
