@@ -17,6 +17,7 @@ from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES
 from tensorcas_mlflow.errors import AdapterError, CheckpointExistsError, CheckpointNotFoundError
 from tensorcas_mlflow.gc import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE, GcReport, plan_gc
 from tensorcas_mlflow.manifest import Manifest
+from tensorcas_mlflow.reader import CheckpointReader, open_ref
 from tensorcas_mlflow.stats import RunStats, StoreStats, run_stats, store_stats
 from tensorcas_mlflow.store import Ref, RefTarget, Store
 
@@ -147,6 +148,20 @@ class TensorCasStore:
     def load_tensors(self, step: int | None = None) -> dict[str, Array]:
         """Load a step as arrays by name, the skeleton among them; raises as `load` does. No pickle is read."""
         return self.store.read_tensors(self.store.manifest(self._ref(step)))
+
+    def open(self, step: int | None = None, *, verify: bool = True, **options: Any) -> CheckpointReader:
+        """Open a step, of which any part can be read alone: a tensor, rows of one, a layer, an expert.
+
+        Args:
+            step: Of this run; the last one if None.
+            verify: Whether to check each chunk against its digest.
+            options: ``framework`` (``np`` or ``pt``), ``device`` and ``naming``; see `CheckpointReader`.
+
+        Raises:
+            CheckpointNotFoundError: There is no such step.
+            CorruptError: Its manifest is damaged.
+        """
+        return open_ref(self.store, self._ref(step), verify=verify, **options)
 
     def _before(self, step: int) -> Manifest | None:
         before = max((each for each in self.list_checkpoints() if each < step), default=None)

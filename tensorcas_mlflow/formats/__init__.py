@@ -10,9 +10,11 @@ from tensorcas_mlflow.formats._source import ByteSource, LocalFile
 __all__ = ["ByteSource", "Listing", "LocalFile", "Place", "Tensors"]
 
 
-def list_source(source):  # TEMP
+def list_source(source: ByteSource) -> Listing | None:  # TEMP
+    """Stand-in."""
     return None
 
 
-def open_listing(path):  # TEMP
+def open_listing(path: object) -> Listing:  # TEMP
+    """Stand-in."""
     raise NotImplementedError

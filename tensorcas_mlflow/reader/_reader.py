@@ -244,6 +244,22 @@ class CheckpointReader:
                 return
             yield from ((self._specs.name(row), data) for row, data in batch if len(data))
 
+    # --- for the rest of this package
+
+    @property
+    def contents(self) -> Contents:
+        """Where the tensors are read from."""
+        return self._contents
+
+    def numbers(self) -> Mapping[str, int]:
+        """Give the number of each tensor by its name, in order."""
+        return self._numbers.numbers
+
+    def n_bytes_of(self, names: Iterable[str]) -> int:
+        """Add up the sizes of some tensors."""
+        rows = np.array([self._row(name) for name in names], dtype=np.int64)
+        return int(self._specs.n_bytes[rows].sum())
+
     # --- inside
 
     def _row(self, name: str) -> int:

@@ -230,20 +230,20 @@ class _Branch:
 
     def node(self) -> Node:
         """Make the node, and those below it."""
-        ending = [leaf for leaf in self.leaves if len(leaf.keys) == self.depth]
-        for leaf in self.leaves:
-            if len(leaf.keys) > self.depth:
-                self.inner.setdefault(leaf.keys[self.depth], []).append(leaf)
+        ending = [each for each in self.leaves if len(each.keys) == self.depth]
+        for each in self.leaves:
+            if len(each.keys) > self.depth:
+                self.inner.setdefault(each.keys[self.depth], []).append(each)
         children = tuple(self._child(leaves).node() for leaves in self.inner.values())
         if len(children) == 1 and not ending and self.name:
-            only = children[0]
-            n_alike = only.n_alike if only.dtypes else only.n_alike * self.n_alike
-            return replace(only, name=f"{self.name}.{only.name}", n_alike=n_alike)
+            child = children[0]
+            n_alike = child.n_alike if child.dtypes else child.n_alike * self.n_alike
+            return replace(child, name=f"{self.name}.{child.name}", n_alike=n_alike)
         leaf = ending[0] if len(ending) == 1 else None
         return Node(
             name=self.name,
-            n_tensors=sum(leaf.n_tensors for leaf in self.leaves),
-            n_bytes=sum(leaf.n_bytes for leaf in self.leaves),
+            n_tensors=sum(each.n_tensors for each in self.leaves),
+            n_bytes=sum(each.n_bytes for each in self.leaves),
             n_alike=leaf.n_tensors if leaf is not None and not children else self.n_alike,
             dtypes=() if leaf is None else leaf.dtypes,
             shape=None if leaf is None else leaf.shape,

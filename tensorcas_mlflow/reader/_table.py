@@ -26,7 +26,7 @@ def table_of(contents: Contents, outline: Outline) -> pa.Table:
             "stack": array_of_texts([found.stacks[at] if at >= 0 else None for at in found.stack.tolist()]),
             "layer": _or_null(found.layer),
             "expert": _or_null(found.expert),
-            "digest": array_of_texts([known and known.hex() for known in contents.known_identities()]),
+            "digest": array_of_texts([None if known is None else known.hex() for known in contents.known_identities()]),
         }
     )
 
