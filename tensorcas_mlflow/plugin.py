@@ -28,8 +28,12 @@ _PUBLIC = {
     "delete_checkpoint": "checkpoints",
     "list_checkpoints": "checkpoints",
     "load_checkpoint": "checkpoints",
+    "diff": "checkpoints",
     "log_checkpoint": "checkpoints",
+    "open_checkpoint": "checkpoints",
     "wait": "checkpoints",
+    "CheckpointReader": "reader",
+    "Naming": "reader",
     "autolog": "callbacks",
 }
 """What users call, and the subpackage it is in."""

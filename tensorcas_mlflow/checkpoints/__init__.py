@@ -9,14 +9,17 @@ from tensorcas_mlflow.checkpoints._keep import Keep
 from tensorcas_mlflow.checkpoints._load import load_checkpoint
 from tensorcas_mlflow.checkpoints._log import CheckpointInfo, log_checkpoint
 from tensorcas_mlflow.checkpoints._manage import CheckpointRecord, delete_checkpoint, list_checkpoints
+from tensorcas_mlflow.checkpoints._open import diff, open_checkpoint
 
 __all__ = [
     "CheckpointInfo",
     "CheckpointRecord",
     "Keep",
     "delete_checkpoint",
+    "diff",
     "list_checkpoints",
     "load_checkpoint",
     "log_checkpoint",
+    "open_checkpoint",
     "wait",
 ]

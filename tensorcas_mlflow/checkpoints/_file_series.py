@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from tensorcas_mlflow._rebuild import Reader
 from tensorcas_mlflow.adapter import Array
@@ -21,6 +22,7 @@ from tensorcas_mlflow.checkpoints._runs import RunRoot
 from tensorcas_mlflow.checkpoints._series import FOLDER, Checkpoint, Saving, Series, step_named
 from tensorcas_mlflow.errors import BlobNotFoundError, CheckpointExistsError, ConflictError
 from tensorcas_mlflow.manifest import Manifest
+from tensorcas_mlflow.reader import CheckpointReader, open_path
 from tensorcas_mlflow.store import PAYLOAD_FILE, Policy, TensorsFile, write_payload
 from tensorcas_mlflow.tensors_file import HEADER_BYTES, MAGIC
 
@@ -109,6 +111,13 @@ class _FileCheckpoint(Checkpoint):
             self._series.shelf().fetch(self._series.file(self.step), local)
             file = TensorsFile(local)
             yield file.manifest, file.read
+
+    def reader(self, **options: Any) -> CheckpointReader:
+        with ExitStack() as opened:
+            local = Path(opened.enter_context(TemporaryDirectory(prefix="tensorcas-")), PAYLOAD_FILE)
+            self._series.shelf().fetch(self._series.file(self.step), local)
+            uri = self._series.uri(self.step)
+            return open_path(local, label=uri, end=opened.pop_all().close, **options)
 
     def drop(self) -> None:
         self._series.shelf().delete(self._series.file(self.step))

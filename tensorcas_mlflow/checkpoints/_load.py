@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from tensorcas_mlflow._mlflow_errors import translate_errors
@@ -10,11 +9,10 @@ from tensorcas_mlflow._rebuild import check_call, given, rebuild
 from tensorcas_mlflow.adapters import adapter_named
 from tensorcas_mlflow.checkpoints._background import saves
 from tensorcas_mlflow.checkpoints._find import series_of
+from tensorcas_mlflow.checkpoints._open import CHECKPOINT_URI
 from tensorcas_mlflow.checkpoints._runs import run_to_read
-from tensorcas_mlflow.checkpoints._series import DEFAULT_NAME, FOLDER
+from tensorcas_mlflow.checkpoints._series import DEFAULT_NAME
 from tensorcas_mlflow.errors import CorruptError
-
-_URI = re.compile(rf"runs:/+(?P<run_id>[^/]+)/{FOLDER}/(?P<name>[^/]+)/step-(?P<step>-?\d+)\.(?:arrow|tensors)")
 
 
 @translate_errors()
@@ -55,7 +53,7 @@ def load_checkpoint(
     """
     check_call(into=into, weights_only=weights_only)
     saves.wait()
-    uri = _URI.fullmatch(run_id) if run_id is not None else None
+    uri = CHECKPOINT_URI.fullmatch(run_id) if run_id is not None else None
     if uri is not None:
         if step is not None and step != int(uri["step"]):
             raise ValueError(f"{run_id!r} is step {int(uri['step'])}, and step={step} is asked for")

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 from tensorcas_mlflow._rebuild import Reader
 from tensorcas_mlflow._steps import as_step
@@ -14,6 +15,7 @@ from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.checkpoints._runs import RunRoot
 from tensorcas_mlflow.errors import CheckpointNotFoundError
 from tensorcas_mlflow.manifest import Manifest
+from tensorcas_mlflow.reader import CheckpointReader
 from tensorcas_mlflow.store import Policy
 
 DEFAULT_NAME = "checkpoint"
@@ -67,6 +69,14 @@ class Checkpoint(ABC):
     @abstractmethod
     def opened(self) -> AbstractContextManager[tuple[Manifest, Reader]]:
         """Give its manifest and what reads its tensors, for as long as the block lasts."""
+
+    @abstractmethod
+    def reader(self, **options: Any) -> CheckpointReader:
+        """Open it for reading parts of it.
+
+        Args:
+            options: ``verify``, and those of `CheckpointReader`.
+        """
 
     @abstractmethod
     def drop(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from tensorcas_mlflow._home import Home
 from tensorcas_mlflow._rebuild import Reader
@@ -16,6 +17,7 @@ from tensorcas_mlflow.checkpoints._runs import RunRoot
 from tensorcas_mlflow.checkpoints._series import Checkpoint, Saving, Series, step_named
 from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.manifest import Manifest
+from tensorcas_mlflow.reader import CheckpointReader, open_ref
 from tensorcas_mlflow.store import PendingSave, Policy, Ref, RefTarget, Store
 
 
@@ -133,6 +135,9 @@ class _StoredCheckpoint(Checkpoint):
         manifest = store.manifest(self._ref)
         yield manifest, partial(store.read_tensors, manifest)
 
+    def reader(self, **options: Any) -> CheckpointReader:
+        return open_ref(self._series.store, self._ref, **options)
+
     def drop(self) -> None:
         self._series.drop(self.step)
 
@@ -153,6 +158,9 @@ class _CutCheckpoint(Checkpoint):
     def opened(self) -> Iterator[tuple[Manifest, Reader]]:
         raise _cut_refs.explained(self._error) from self._error
         yield
+
+    def reader(self, **options: Any) -> CheckpointReader:
+        raise _cut_refs.explained(self._error) from self._error
 
     def drop(self) -> None:
         self._series.drop(self.step)

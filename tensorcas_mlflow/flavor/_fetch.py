@@ -126,7 +126,7 @@ def open_folder(model_uri: str) -> Iterator[ModelFolder]:
             raise MlflowException(f"there is no folder {without_secrets(model_uri)!r}{hint}", RESOURCE_DOES_NOT_EXIST)
         yield LocalFolder(Path(local).absolute())
         return
-    repository, path = _resolve(model_uri)
+    repository, path = resolve(model_uri)
     if isinstance(repository, LocalArtifactRepository):
         yield LocalFolder(Path(repository.artifact_dir, path))
         return
@@ -134,7 +134,7 @@ def open_folder(model_uri: str) -> Iterator[ModelFolder]:
         yield _RemoteFolder(repository, path, scratch)
 
 
-def _resolve(model_uri: str) -> tuple[ArtifactRepository, str]:
+def resolve(model_uri: str) -> tuple[ArtifactRepository, str]:
     """Resolve a URI once, so that all files come from one model though a later one takes over the alias or name."""
     root, path = _get_root_uri_and_artifact_path(model_uri)
     repository = get_artifact_repository(root)

@@ -53,7 +53,7 @@ class SavedModel:
         """The model configuration as declared, which a load may override."""
         self._artifact_path: str | None = model.artifact_path
         # The folder may be one that MLflow has downloaded the model to.
-        self._label = folder.uri if model.model_id is None else f"model {model.model_id}"
+        self.label = folder.uri if model.model_id is None else f"model {model.model_id}"
 
     @property
     def is_local(self) -> bool:
@@ -86,7 +86,7 @@ class SavedModel:
             raise
         except FormatError as error:
             raise CorruptError(self._manifest_place, str(error)) from error
-        return manifest.labelled(self._label)
+        return manifest.labelled(self.label)
 
     def check_manifest(self, store: Store) -> None:
         """See that the manifest is one that was saved: a name or a shape in it could change and all chunks be found.

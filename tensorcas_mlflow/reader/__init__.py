@@ -1,5 +1,6 @@
 """Reading any part of any checkpoint, wherever it is and in whatever format."""
 
+from tensorcas_mlflow.reader._diff import CheckpointDiff, diff
 from tensorcas_mlflow.reader._naming import Naming
 from tensorcas_mlflow.reader._open import open_listed, open_manifest, open_path, open_ref
 from tensorcas_mlflow.reader._reader import CheckpointReader, TensorSlice
@@ -7,6 +8,7 @@ from tensorcas_mlflow.reader._stats import ReadStats
 from tensorcas_mlflow.reader._summary import Node, StackSummary, Summary
 
 __all__ = [
+    "CheckpointDiff",
     "CheckpointReader",
     "Naming",
     "Node",
@@ -14,6 +16,7 @@ __all__ = [
     "StackSummary",
     "Summary",
     "TensorSlice",
+    "diff",
     "open_listed",
     "open_manifest",
     "open_path",

@@ -73,12 +73,18 @@ def _file_contents(store: Store, manifest: Manifest, tally: Tally, *, label: str
 
 
 def open_path(
-    path: str | os.PathLike[str], *, verify: bool = True, end: Callable[[], None] | None = None, **options: Any
+    path: str | os.PathLike[str],
+    *,
+    label: str | None = None,
+    verify: bool = True,
+    end: Callable[[], None] | None = None,
+    **options: Any,
 ) -> CheckpointReader:
     """Open a file of this machine, or a folder of files that are one checkpoint.
 
     Args:
         path: A file that `tensorcas` has written by itself (``.tensors``), or one of the formats of `open_listing`.
+        label: What it is called; its path unless given.
         verify: Whether to check what says its digests.
         end: Called when the reader is closed.
         options: See `CheckpointReader`.
@@ -88,10 +94,10 @@ def open_path(
         FormatError: It is of no known format.
         BackendError: It cannot be read.
     """
+    label = os.fspath(path) if label is None else label
     if _is_tensors_file(Path(path)):
-        file = TensorsFile(path)
-        return CheckpointReader(FileContents(file, label=os.fspath(path), verify=verify, end=end), **options)
-    return open_listed(open_listing(path), label=os.fspath(path), end=end, **options)
+        return CheckpointReader(FileContents(TensorsFile(path), label=label, verify=verify, end=end), **options)
+    return open_listed(open_listing(path), label=label, end=end, **options)
 
 
 def open_listed(

@@ -164,6 +164,13 @@ class Catalog:
             self._gone.update(packs)
             self._lost |= dict.fromkeys(packs)
 
+    def miss_all_gone(self) -> None:
+        """List the packs that are there, and leave out all others: for who has missed several, one after the other."""
+        with self._lock:
+            known = set(self._packs)
+        # A pack that was known before the listing began and is not in it is gone for good.
+        self.miss(known - dict(list_packs(self._backend)).keys() - self._gone)
+
     def distrust(self, pack: str, digest: bytes) -> None:
         """Remember a copy that was found damaged: no save of this process is to rely on it."""
         with self._lock:

@@ -265,6 +265,9 @@ class ChunkReader:
                 if n_moves == _MAX_ATTEMPTS or not (moved or not is_whole.all()):
                     raise
                 self._catalog.miss(moved)
+                if n_moves > 1:
+                    # Who has not looked for long may know of a chunk in very many packs that collections have emptied.
+                    self._catalog.miss_all_gone()
                 self._catalog.refresh()
 
     def _locate(self, digests: Digests, without: frozenset[str], chunks: Any, owner: Owner) -> Places:

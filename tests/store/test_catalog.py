@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import BlobInfo, Buffer, MemoryBackend, Token
 from tensorcas_mlflow.errors import BackendError, ChunkNotFoundError
-from tensorcas_mlflow.store import RefTarget, Store, _catalog
+from tensorcas_mlflow.store import RefTarget, Store, _catalog, _read
 
 
 class Remote(MemoryBackend):
@@ -121,3 +122,27 @@ def test_every_checkpoint_that_needed_a_lost_pack_says_which_one_it_was(monkeypa
         said.append(caught.value.suspects)
 
     assert said == [(lost,), (lost,)]
+
+
+def test_who_has_not_looked_while_many_packs_were_emptied_still_finds_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_read, "_MAX_ATTEMPTS", 5)
+    store = Store.init(tmp_path / "store")
+    packs = tmp_path / "store/.tensorcas/packs"
+    for n in range(12):
+        other = Store.init(tmp_path / str(n))
+        save(other, 0)
+        for pack in (tmp_path / str(n) / ".tensorcas/packs").rglob("*.pack"):
+            (packs / pack.parent.name).mkdir(exist_ok=True, parents=True)
+            pack.rename(packs / pack.parent.name / pack.name)
+    store.catalog.refresh_from_packs()
+    assert save(store, 0) == 0
+    ref = store.checkpoints()[0]
+    last = store.catalog.find(store.manifest(ref).digests, set()).packs
+    found = sorted(packs.rglob("*.pack"), key=lambda pack: pack.stem in last)
+
+    for pack in found[1:]:
+        pack.unlink()
+
+    assert np.array_equal(store.read_tensors(store.manifest(ref))["w"], weights(0)["w"])

@@ -1,0 +1,106 @@
+"""Opening a checkpoint, model or file to read parts of it."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+from tensorcas_mlflow._mlflow_errors import translate_errors
+from tensorcas_mlflow._texts import without_secrets
+from tensorcas_mlflow.checkpoints._background import saves
+from tensorcas_mlflow.checkpoints._find import series_of
+from tensorcas_mlflow.checkpoints._runs import run_to_read
+from tensorcas_mlflow.checkpoints._series import DEFAULT_NAME, FOLDER
+from tensorcas_mlflow.flavor import open_artifact
+from tensorcas_mlflow.reader import CheckpointDiff, CheckpointReader, Naming
+from tensorcas_mlflow.reader import diff as diff_readers
+
+CHECKPOINT_URI = re.compile(
+    rf"runs:/+(?P<run_id>[^/]+)/{FOLDER}/(?P<name>[^/]+)/step-(?P<step>-?\d+)\.(?:arrow|tensors)"
+)
+_RUN_URI = re.compile(r"(?:runs:/+)?(?P<run_id>[0-9a-f]{32})/?")
+
+
+@translate_errors()
+def open_checkpoint(
+    uri: str | os.PathLike[str] | None = None,
+    step: int | None = None,
+    *,
+    name: str = DEFAULT_NAME,
+    framework: str = "np",
+    device: Any = None,
+    naming: Naming | None = None,
+    verify: bool = True,
+) -> CheckpointReader:
+    """Open a checkpoint, of which any part can be read alone: a tensor, rows of one, a layer, an expert.
+
+    Args:
+        uri: A run (its id, or ``runs:/<id>``), of whose checkpoints ``step`` says which; the URI of one checkpoint; a
+            model that this flavor has logged (``models:/…``, ``runs:/…``); a file artifact that holds tensors, whoever
+            has logged it (``runs:/<id>/model/data/model.pth``), or a folder with one such file; or a path of this
+            machine: a file of any format that ``tensorcas import`` reads, or a folder of them. The active run unless
+            given, or else the last one that was active in this process.
+        step: Of a run: the latest unless given.
+        name: Of a run: which series of checkpoints.
+        framework: ``np`` for arrays, ``pt`` for PyTorch's tensors.
+        device: For ``pt``, where tensors go; the CPU unless given.
+        naming: How layers and experts are named, where that cannot be told; see `Naming`.
+        verify: Whether to check each chunk against its digest.
+
+    Returns:
+        A reader, which is a context manager; its methods raise `TensorCasError`.
+
+    Raises:
+        mlflow.exceptions.MlflowException: There is no such thing, its store is gone or another one, it is damaged, or
+            holds no tensors.
+    """
+    options: dict[str, Any] = {"framework": framework, "device": device, "naming": naming, "verify": verify}
+    saves.wait()
+    text = None if uri is None else os.fspath(uri)
+    of_step = None if text is None else CHECKPOINT_URI.fullmatch(text)
+    if of_step is not None:
+        if step is not None and step != int(of_step["step"]):
+            raise ValueError(f"{text!r} is step {int(of_step['step'])}, and step={step} is asked for")
+        return series_of(run_to_read(of_step["run_id"]), of_step["name"]).get(int(of_step["step"])).reader(**options)
+    of_run = None if text is None else _RUN_URI.fullmatch(text)
+    if text is None or of_run is not None:
+        run = run_to_read(None if of_run is None else of_run["run_id"])
+        return series_of(run, name).get(step).reader(**options)
+    if step is not None:
+        raise ValueError(f"a step is one of a run, and {without_secrets(text)!r} is none: leave step out")
+    return open_artifact(text, **options)
+
+
+What = str | os.PathLike[str] | CheckpointReader | tuple[str, int]
+"""A reader, what `open_checkpoint` takes for its first argument, or that and a step."""
+
+
+@translate_errors()
+def diff(before: What, after: What, *, values: bool = False) -> CheckpointDiff:
+    """Compare two checkpoints, steps, models or files, of one run or of several, of one store or of several.
+
+    ```python
+    found = mlflow.tensorcas.diff((run_id, 10), (run_id, 20), values=True)
+    found.changed, found.values["lm_head.weight"].relative_norm
+    ```
+
+    Tensors are equal if their digests are, which are known without reading them. They are read to tell only where the
+    two are cut into different chunks, or one is a foreign file.
+
+    Args:
+        before: The first.
+        after: The second.
+        values: Whether to read what has changed, and say by how much.
+
+    Raises:
+        mlflow.exceptions.MlflowException: One of them is not there or damaged.
+    """
+    with _opened(before) as old, _opened(after) as new:
+        return diff_readers(old, new, values=values)
+
+
+def _opened(what: What) -> CheckpointReader:
+    if isinstance(what, CheckpointReader):
+        return what
+    return open_checkpoint(*what) if isinstance(what, tuple) else open_checkpoint(what)

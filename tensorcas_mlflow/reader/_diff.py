@@ -1,0 +1,88 @@
+"""What two checkpoints share and where they differ, wherever they are: tensor by tensor, and number by number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tensorcas_mlflow.diff import Diff
+from tensorcas_mlflow.reader._contents import Contents
+from tensorcas_mlflow.reader._reader import CheckpointReader
+from tensorcas_mlflow.reader._stored import RowContents
+from tensorcas_mlflow.reader._value_diff import ValueChange, ValueDifference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointDiff(Diff):
+    """Tensors of two checkpoints by what became of them, in the order the checkpoints list them."""
+
+    values: Mapping[str, ValueChange] = field(default_factory=dict)
+    """How far the numbers of changed tensors are apart, where they have one dtype and shape in both, if it was asked
+    for."""
+
+
+def diff(before: CheckpointReader, after: CheckpointReader, *, values: bool = False) -> CheckpointDiff:
+    """Compare two checkpoints, steps, models or files, of one store or of several.
+
+    Tensors are equal if their digests are (`CheckpointReader.digest`), which are known without reading them. Only where
+    the two are cut into different chunks, or one is a foreign file, are they read to tell.
+
+    Args:
+        before: The first.
+        after: The second.
+        values: Whether to read what has changed, and say by how much.
+
+    Raises:
+        TensorCasError: What has to be read cannot be.
+    """
+    old, new = before.numbers(), after.numbers()
+    common = [name for name in new if name in old]
+    is_equal = _are_equal(before, after, common)
+    changed = [name for name, same in zip(common, is_equal, strict=True) if not same]
+    equal = [name for name, same in zip(common, is_equal, strict=True) if same]
+    added = [name for name in new if name not in old]
+    removed = [name for name in old if name not in new]
+    return CheckpointDiff(
+        added=tuple(added),
+        removed=tuple(removed),
+        changed=tuple(changed),
+        equal=tuple(equal),
+        added_bytes=after.n_bytes_of(added),
+        removed_bytes=before.n_bytes_of(removed),
+        changed_bytes=after.n_bytes_of(changed),
+        equal_bytes=after.n_bytes_of(equal),
+        values=_values(before, after, changed) if values else {},
+    )
+
+
+def _are_equal(before: CheckpointReader, after: CheckpointReader, names: Sequence[str]) -> list[bool]:
+    old, new = before.numbers(), after.numbers()
+    was, now = (np.array([numbers[name] for name in names], dtype=np.int64) for numbers in (old, new))
+    one, other = before.contents, after.contents
+    proven = np.zeros(len(names), dtype=bool)
+    if isinstance(one, RowContents) and isinstance(other, RowContents):
+        # Equal chunks are equal bytes, however they were cut. All of them are compared at once.
+        proven = one.manifest.columns.equal(one.row_of[was], other.manifest.columns, other.row_of[now])
+    pairs = zip(was.tolist(), now.tolist(), proven.tolist(), strict=True)
+    return [is_proven or _is_equal(one, row, other, its) for row, its, is_proven in pairs]
+
+
+def _is_equal(one: Contents, row: int, other: Contents, its: int) -> bool:
+    spec, its_spec = one.specs.spec(row), other.specs.spec(its)
+    if (spec.dtype, spec.shape) != (its_spec.dtype, its_spec.shape):
+        return False
+    return one.identity_bytes(row) == other.identity_bytes(its)
+
+
+def _values(before: CheckpointReader, after: CheckpointReader, names: Sequence[str]) -> dict[str, ValueChange]:
+    specs = {name: before.spec(name) for name in names}
+    alike = [name for name in names if specs[name].n_bytes and specs[name] == after.spec(name)]
+    found: dict[str, ValueDifference] = {}
+    # How tensors are divided into pieces follows from their sizes alone, so both come in the same ones.
+    for (name, was), (_, now) in zip(before.stream(alike), after.stream(alike), strict=True):
+        if name not in found:
+            found[name] = ValueDifference(specs[name].numpy_dtype)
+        found[name].add(was, now)
+    return {name: difference.result() for name, difference in found.items()}

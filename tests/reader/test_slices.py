@@ -1,0 +1,90 @@
+"""What has to be read for an index as numpy has it."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorcas_mlflow.reader import _slices
+from tensorcas_mlflow.reader._slices import select
+
+
+def some_index(rng: random.Random, shape: tuple[int, ...]) -> tuple[Any, ...]:
+    parts: list[Any] = []
+    has_list = False
+    for side in shape[: rng.randint(0, len(shape))]:
+        kind = rng.random()
+        if kind < 0.3 and side:
+            parts.append(rng.randint(-side, side - 1))
+        elif kind < 0.8 or has_list or not side:
+            bounds = [None, *range(-6, 7)]
+            parts.append(slice(rng.choice(bounds), rng.choice(bounds), rng.choice([None, 1, 2, -1, -2, 3])))
+        elif kind < 0.9:
+            has_list = True
+            parts.append([rng.randint(-side, side - 1) for _ in range(rng.randint(1, 4))])
+        else:
+            has_list = True
+            parts.append(np.array([rng.random() < 0.5 for _ in range(side)]))
+    for extra in (None, Ellipsis):
+        if rng.random() < 0.3:
+            parts.insert(rng.randint(0, len(parts)), extra)
+    return tuple(parts)
+
+
+@pytest.mark.parametrize("most_runs", [1, 3, 1 << 20])
+def test_an_index_finds_in_what_was_read_what_numpy_finds_in_all(
+    most_runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_slices, "_MOST_RUNS", most_runs)
+    rng = random.Random(most_runs)
+    for _ in range(1500):
+        shape = tuple(rng.randint(0, 5) for _ in range(rng.randint(0, 4)))
+        index = some_index(rng, shape)
+        whole = np.arange(int(np.prod(shape))).reshape(shape)
+        try:
+            whole[index]
+        except IndexError:
+            with pytest.raises(IndexError):
+                select(shape, index)
+            continue
+
+        found = select(shape, index)
+        window = np.full(found.window, -1)
+        for start, stop in zip(found.starts.tolist(), found.stops.tolist(), strict=True):
+            window.reshape(-1)[start - found.origin : stop - found.origin] = np.arange(start, stop)
+
+        assert (found.starts[1:] > found.stops[:-1]).all()
+        assert window[found.index].tolist() == whole[index].tolist(), (shape, index)
+
+
+@pytest.mark.parametrize(
+    ("index", "runs"),
+    [
+        (slice(2, 5), [(8, 20)]),
+        (3, [(12, 16)]),
+        (slice(None, None, 3), [(0, 4), (12, 16), (24, 28), (36, 40)]),
+        ((slice(None), 1), [(n * 4 + 1, n * 4 + 2) for n in range(10)]),
+        ((slice(4, 6), slice(1, 3)), [(17, 19), (21, 23)]),
+        ([7, 2, 3], [(8, 16), (28, 32)]),
+        (np.array([True] + [False] * 9), [(0, 4)]),
+        (..., [(0, 40)]),
+    ],
+    ids=str,
+)
+def test_no_more_is_read_than_what_is_chosen(index: Any, runs: list[tuple[int, int]]) -> None:
+    found = select((10, 4), index)
+
+    assert list(zip(found.starts.tolist(), found.stops.tolist(), strict=True)) == runs
+
+
+@pytest.mark.parametrize(
+    "index",
+    [10, -11, (0, 4), (0, 0, 0), [10], np.ones(9, bool), "name", 1.5, True, (..., ...), ([0], [0]), [[0]], [1.5]],
+    ids=str,
+)
+def test_an_index_that_chooses_nothing_there_is_refused(index: Any) -> None:
+    with pytest.raises(IndexError):
+        select((10, 4), index)
