@@ -31,6 +31,7 @@ _PUBLIC = {
     "diff": "checkpoints",
     "log_checkpoint": "checkpoints",
     "open_checkpoint": "checkpoints",
+    "safe_open": "checkpoints",
     "wait": "checkpoints",
     "CheckpointReader": "reader",
     "Naming": "reader",

@@ -9,7 +9,7 @@ from tensorcas_mlflow.checkpoints._keep import Keep
 from tensorcas_mlflow.checkpoints._load import load_checkpoint
 from tensorcas_mlflow.checkpoints._log import CheckpointInfo, log_checkpoint
 from tensorcas_mlflow.checkpoints._manage import CheckpointRecord, delete_checkpoint, list_checkpoints
-from tensorcas_mlflow.checkpoints._open import diff, open_checkpoint
+from tensorcas_mlflow.checkpoints._open import diff, open_checkpoint, safe_open
 
 __all__ = [
     "CheckpointInfo",
@@ -21,5 +21,6 @@ __all__ = [
     "load_checkpoint",
     "log_checkpoint",
     "open_checkpoint",
+    "safe_open",
     "wait",
 ]

@@ -13,7 +13,7 @@ from tensorcas_mlflow.checkpoints._find import series_of
 from tensorcas_mlflow.checkpoints._runs import run_to_read
 from tensorcas_mlflow.checkpoints._series import DEFAULT_NAME, FOLDER
 from tensorcas_mlflow.flavor import open_artifact
-from tensorcas_mlflow.reader import CheckpointDiff, CheckpointReader, Naming
+from tensorcas_mlflow.reader import CheckpointDiff, CheckpointReader, Naming, SafeOpen
 from tensorcas_mlflow.reader import diff as diff_readers
 
 CHECKPOINT_URI = re.compile(
@@ -70,6 +70,24 @@ def open_checkpoint(
     if step is not None:
         raise ValueError(f"a step is one of a run, and {without_secrets(text)!r} is none: leave step out")
     return open_artifact(text, **options)
+
+
+@translate_errors()
+def safe_open(
+    filename: str | os.PathLike[str], framework: str = "np", device: Any = "cpu", *, step: int | None = None
+) -> SafeOpen:
+    """Open a checkpoint with the methods of `safetensors.safe_open`, for code that was written for that.
+
+    Args:
+        filename: What `open_checkpoint` takes for its first argument.
+        framework: ``pt`` or ``np``.
+        device: For ``pt``, where tensors go.
+        step: Of a run: the latest unless given.
+
+    Raises:
+        mlflow.exceptions.MlflowException: See `open_checkpoint`.
+    """
+    return SafeOpen(open_checkpoint(filename, step, framework=framework, device=device))
 
 
 What = str | os.PathLike[str] | CheckpointReader | tuple[str, int]

@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tensorcas_mlflow.chunking import Offsets
 from tensorcas_mlflow.diff import Diff
+from tensorcas_mlflow.manifest import Columns
 from tensorcas_mlflow.reader._contents import Contents
+from tensorcas_mlflow.reader._part import PartContents
 from tensorcas_mlflow.reader._reader import CheckpointReader
 from tensorcas_mlflow.reader._stored import RowContents
 from tensorcas_mlflow.reader._value_diff import ValueChange, ValueDifference
@@ -61,12 +64,21 @@ def _are_equal(before: CheckpointReader, after: CheckpointReader, names: Sequenc
     old, new = before.numbers(), after.numbers()
     was, now = (np.array([numbers[name] for name in names], dtype=np.int64) for numbers in (old, new))
     one, other = before.contents, after.contents
+    stored, its_stored = _rows_of(one, was), _rows_of(other, now)
     proven = np.zeros(len(names), dtype=bool)
-    if isinstance(one, RowContents) and isinstance(other, RowContents):
+    if stored is not None and its_stored is not None:
         # Equal chunks are equal bytes, however they were cut. All of them are compared at once.
-        proven = one.manifest.columns.equal(one.row_of[was], other.manifest.columns, other.row_of[now])
+        (columns, rows), (its_columns, its_rows) = stored, its_stored
+        proven = columns.equal(rows, its_columns, its_rows)
     pairs = zip(was.tolist(), now.tolist(), proven.tolist(), strict=True)
     return [is_proven or _is_equal(one, row, other, its) for row, its, is_proven in pairs]
+
+
+def _rows_of(contents: Contents, rows: Offsets) -> tuple[Columns, Offsets] | None:
+    """Find tensors among the rows of a manifest; None where they are not of one."""
+    if isinstance(contents, PartContents):
+        return _rows_of(contents.whole, contents.row_of[rows])
+    return (contents.manifest.columns, contents.row_of[rows]) if isinstance(contents, RowContents) else None
 
 
 def _is_equal(one: Contents, row: int, other: Contents, its: int) -> bool:

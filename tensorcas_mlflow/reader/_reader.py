@@ -15,12 +15,13 @@ from tensorcas_mlflow._lazy import Lazy
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.chunking import Offsets
 from tensorcas_mlflow.digest import digest_of
-from tensorcas_mlflow.errors import TensorNotFoundError
+from tensorcas_mlflow.errors import PartNotFoundError, TensorNotFoundError
 from tensorcas_mlflow.manifest import Numbers
 from tensorcas_mlflow.reader._contents import Contents
 from tensorcas_mlflow.reader._frameworks import framework_named
 from tensorcas_mlflow.reader._naming import Naming
 from tensorcas_mlflow.reader._outline import Outline, Part
+from tensorcas_mlflow.reader._part import PartContents
 from tensorcas_mlflow.reader._slices import select
 from tensorcas_mlflow.reader._stats import ReadStats, Watch
 from tensorcas_mlflow.reader._summary import Summary, summarize
@@ -51,11 +52,15 @@ class CheckpointReader:
         self, contents: Contents, *, framework: str = "np", device: Any = None, naming: Naming | None = None
     ) -> None:
         """Read from contents; users call `open_checkpoint`, `TensorCasStore.open` or `open_path`."""
-        self._contents = contents
-        self._specs = contents.specs
         self._framework = framework_named(framework, device)
         self._watch = Watch(contents.tally)
-        self._outline = Outline(contents.specs, naming)
+        self._naming = naming
+        self._take(contents)
+
+    def _take(self, contents: Contents) -> None:
+        self._contents = contents
+        self._specs = contents.specs
+        self._outline = Outline(contents.specs, self._naming)
         self._numbers = Numbers(contents.specs)
 
     def __enter__(self) -> CheckpointReader:
@@ -72,6 +77,28 @@ class CheckpointReader:
     def close(self) -> None:
         """Let go of what was fetched for reading; tensors that were read stay."""
         self._contents.close()
+
+    def below(self, prefix: str) -> CheckpointReader:
+        """Read only the tensors below a prefix, by the rest of their names: ``model`` of a training state.
+
+        Args:
+            prefix: Whole parts of names, with or without the dot at its end.
+
+        Returns:
+            A reader that shares this one's statistics; closing it closes nothing.
+
+        Raises:
+            PartNotFoundError: No name begins so.
+        """
+        prefix = prefix.removesuffix(".") + "."
+        found = {row: name.removeprefix(prefix) for row, name in enumerate(self.keys()) if name.startswith(prefix)}
+        if not found:
+            raise PartNotFoundError(f"tensor below {prefix!r}", f"its tensors are {', '.join(self.keys()[:5])} …")
+        rows = np.array(list(found), dtype=np.int64)
+        made = object.__new__(CheckpointReader)
+        made.__dict__.update(self.__dict__)
+        made._take(PartContents(self._contents, rows, list(found.values()), label=f"{prefix}* of {self.label}"))
+        return made
 
     # --- what there is
 

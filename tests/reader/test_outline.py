@@ -167,7 +167,8 @@ def test_names_can_be_said() -> None:
 
 def test_rows_that_are_experts_can_be_said() -> None:
     found = outline(
-        {"net.a0.all": (4, 2, 2), "net.a0.norm": (2,)}, Naming(layer="net.a{layer}", expert="net.a{layer}.all[{expert}]")
+        {"net.a0.all": (4, 2, 2), "net.a0.norm": (2,)},
+        Naming(layer="net.a{layer}", expert="net.a{layer}.all[{expert}]"),
     )
 
     assert [(part.row, part.rows) for part in found.parts_of_expert(0, 3)] == [(0, slice(3, 4))]
@@ -175,7 +176,13 @@ def test_rows_that_are_experts_can_be_said() -> None:
 
 @pytest.mark.parametrize(
     ("layer", "expert"),
-    [("net.", None), ("{layer}.{expert}", None), ("{layer}{layer}", None), ("a{layer}", "b{expert}"), ("a{layer}", "b")],
+    [
+        ("net.", None),
+        ("{layer}.{expert}", None),
+        ("{layer}{layer}", None),
+        ("a{layer}", "b{expert}"),
+        ("a{layer}", "b"),
+    ],
 )
 def test_a_pattern_that_says_not_which_number_is_which_is_refused(layer: str, expert: str | None) -> None:
     with pytest.raises(ValueError, match="pattern of"):

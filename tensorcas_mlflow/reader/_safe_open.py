@@ -1,0 +1,55 @@
+"""A checkpoint, read by code that was written for `safetensors.safe_open`."""
+
+from __future__ import annotations
+
+import json
+from types import TracebackType
+from typing import Any
+
+from tensorcas_mlflow.reader._reader import CheckpointReader
+
+
+class SafeOpen:
+    """What `safetensors.safe_open` is, over any checkpoint: its methods, by the same names.
+
+    Source: https://huggingface.co/docs/safetensors/api/torch (safetensors 0.8). Errors are this package's own, and the
+    order of `offset_keys` is that of the checkpoint: a store has no offsets.
+    """
+
+    def __init__(self, reader: CheckpointReader) -> None:
+        self.reader = reader
+
+    def __enter__(self) -> SafeOpen:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.reader.close()
+
+    def keys(self) -> list[str]:
+        """List the names of the tensors, sorted."""
+        return sorted(self.reader.keys())
+
+    def offset_keys(self) -> list[str]:
+        """List the names of the tensors, in the order in which they lie."""
+        return self.reader.keys()
+
+    def metadata(self) -> dict[str, str] | None:
+        """Give what was saved beside the tensors, as texts; None where there is nothing."""
+        found = self.reader.metadata
+        return {
+            str(name): value if isinstance(value, str) else json.dumps(value) for name, value in found.items()
+        } or None
+
+    def get_tensor(self, name: str) -> Any:
+        """Read one tensor."""
+        return self.reader.tensor(name)
+
+    def get_tensors(self, names: list[str]) -> dict[str, Any]:
+        """Read some tensors at once."""
+        return self.reader.tensors(names)
+
+    def get_slice(self, name: str) -> Any:
+        """Give one tensor to be indexed, of which only what an index touches is read."""
+        return self.reader.get_slice(name)

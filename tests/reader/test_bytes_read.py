@@ -1,0 +1,113 @@
+"""No more is read than what is asked for, counted by the kernel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tensorcas_mlflow.backends import MemoryBackend
+from tensorcas_mlflow.reader import open_ref
+from tensorcas_mlflow.store import Store
+from tests.reader.checkpoints import opened, save
+
+MODEL = {
+    f"model.layers.{layer}.mlp.experts.{expert}.{name}.weight": np.random.default_rng(
+        layer * 100 + expert * 10 + nth
+    ).integers(0, 256, 1_500_000, dtype=np.uint8)
+    for layer in range(2)
+    for expert in range(4)
+    for nth, name in enumerate(("w1", "w2"))
+}
+N_BYTES = sum(array.nbytes for array in MODEL.values())
+
+
+def bytes_read() -> int:
+    """Bytes that this process has read by system calls."""
+    io = Path("/proc/self/io")
+    if not io.exists():
+        pytest.skip("the system does not count what a process reads")
+    return int(io.read_text().split("rchar:")[1].split()[0])
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    store = Store.init(tmp_path_factory.mktemp("store"))
+    warm = opened(store, {"model.layers.0.w": np.ones(3)}, 99)  # what is imported when it is first needed
+    warm.summary(), warm.layer(0), warm.tensor("model.layers.0.w")
+    save(store, MODEL)
+    return Store.open(store.uri)
+
+
+def test_a_summary_reads_a_thousandth(store: Store) -> None:
+    ref = next(ref for ref in store.checkpoints() if ref.step == 1)
+    before = bytes_read()
+
+    str(open_ref(store, ref).summary())
+
+    assert bytes_read() - before < N_BYTES / 1000
+
+
+def test_an_expert_reads_little_more_than_its_own_bytes(store: Store) -> None:
+    ref = next(ref for ref in store.checkpoints() if ref.step == 1)
+    reader = open_ref(store, ref)
+    before = bytes_read()
+
+    found = reader.expert(1, 3)
+
+    own = sum(array.nbytes for array in found.values())
+    assert own == 3_000_000
+    assert all(array.tobytes() == MODEL[name].tobytes() for name, array in found.items())
+    assert bytes_read() - before + reader.stats.mapped_bytes < 1.05 * own
+
+
+def test_rows_read_the_chunks_that_they_touch(store: Store) -> None:
+    reader = opened(store, {"w": np.random.default_rng(0).integers(0, 256, (1 << 22), dtype=np.uint8)}, 2)
+    reader.rows("w", 0)  # what is learnt of the store is learnt once
+    before = reader.stats.bytes_read
+
+    reader.rows("w", slice(1_000_000, 1_000_010))
+    first = reader.stats.bytes_read - before
+    reader.get_slice("w")[::1_500_000]
+
+    assert first == 1 << 18
+    assert reader.stats.bytes_read - before - first == 3 * (1 << 18)
+
+
+def test_what_is_counted_is_what_the_storage_gave() -> None:
+    class Counting(MemoryBackend):
+        n_bytes = 0
+
+        def read_into(self, key: str, start: int, out: memoryview) -> None:
+            out[:] = MemoryBackend.get(self, key)[start : start + len(out)]
+            Counting.n_bytes += len(out)
+
+        def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
+            blob = super().get(key, max_bytes=max_bytes)
+            Counting.n_bytes += len(blob)
+            return blob
+
+    store = Store.init_backend(Counting(is_remote=True))
+    ref = save(store, MODEL)
+    Counting.n_bytes = 0
+    reader = open_ref(store, ref)
+    reader.expert(1, 1)
+
+    assert reader.stats.bytes_read == Counting.n_bytes
+    assert reader.stats.requests > 1
+    assert reader.stats.seconds > 0
+
+
+def test_what_comes_from_the_cache_is_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSORCAS_CACHE", str(tmp_path))
+    store = Store.init_backend(MemoryBackend(is_remote=True))
+    ref = save(store, MODEL)
+    open_ref(store, ref).expert(0, 0)
+    reader = open_ref(store, ref)
+    before = reader.stats
+
+    reader.expert(0, 0)
+
+    assert reader.stats.cache_hits == 12
+    assert reader.stats.bytes_read - before.bytes_read < 100_000

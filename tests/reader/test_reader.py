@@ -1,0 +1,241 @@
+"""Parts of a checkpoint, read alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorcas_mlflow import TensorCasStore
+from tensorcas_mlflow.adapter import SKELETON
+from tensorcas_mlflow.backends import MemoryBackend
+from tensorcas_mlflow.errors import CorruptChunkError, PartNotFoundError, TensorNotFoundError
+from tensorcas_mlflow.reader import CheckpointReader, open_path, open_ref
+from tensorcas_mlflow.store import PAYLOAD_FILE, Store, write_payload
+from tests.reader.checkpoints import N_EXPERTS, N_LAYERS, moe, opened, same, save
+
+MOE = moe()
+CHUNK = 4096
+
+
+def a_local_store(tmp_path: Path) -> CheckpointReader:
+    return opened(Store.init(tmp_path, chunk_bytes=CHUNK), MOE)
+
+
+def a_store_far_away(tmp_path: Path) -> CheckpointReader:
+    return opened(Store.init_backend(MemoryBackend(is_remote=True), chunk_bytes=CHUNK), MOE)
+
+
+def a_store_of_deltas(tmp_path: Path) -> CheckpointReader:
+    store = Store.init(tmp_path)
+    before = {name: (array.view(np.uint32) ^ 1).view(array.dtype) for name, array in MOE.items()}
+    with store.write_checkpoint(before, series="s") as pending:
+        pending.abandon()
+    save(store, before, 0, series="s")
+    return open_ref(store, save(store, MOE, 1, series="s"))
+
+
+def a_file_of_its_own(tmp_path: Path) -> CheckpointReader:
+    write_payload(tmp_path, MOE, flavor="pytorch")
+    return open_path(tmp_path / PAYLOAD_FILE)
+
+
+@pytest.fixture(params=[a_local_store, a_store_far_away, a_store_of_deltas, a_file_of_its_own])
+def reader(request: pytest.FixtureRequest, tmp_path: Path) -> CheckpointReader:
+    found: CheckpointReader = request.param(tmp_path)
+    return found
+
+
+def test_everything_comes_back(reader: CheckpointReader) -> None:
+    assert same(reader.full(), MOE)
+    assert reader.keys() == list(reader) == list(MOE)
+    assert len(reader) == len(MOE)
+    assert "model.embed_tokens.weight" in reader
+    assert "model.embed_tokens" not in reader
+
+
+def test_a_tensor_comes_alone(reader: CheckpointReader) -> None:
+    name = "model.layers.1.mlp.experts.2.up_proj.weight"
+
+    assert same({name: reader.tensor(name)}, {name: MOE[name]})
+    assert (reader.spec(name).dtype, reader.spec(name).shape) == ("float32", (128, 64))
+
+
+def test_tensors_come_in_the_order_in_which_they_are_named(reader: CheckpointReader) -> None:
+    names = list(MOE)[::-3]
+
+    assert same(reader.tensors(names), {name: MOE[name] for name in names})
+
+
+def test_a_layer_and_an_expert_come_alone(reader: CheckpointReader) -> None:
+    assert reader.layers() == list(range(N_LAYERS))
+    assert reader.experts(1) == list(range(N_EXPERTS))
+    assert same(reader.layer(1), {name: array for name, array in MOE.items() if ".layers.1." in name})
+    assert same(reader.expert(2, 3), {name: array for name, array in MOE.items() if ".2.mlp.experts.3." in name})
+    with pytest.raises(PartNotFoundError, match=r"there are layers 0\.\.2"):
+        reader.layer(3)
+
+
+def test_a_pattern_chooses_as_of_files(reader: CheckpointReader) -> None:
+    found = reader.match("model.layers.*.self_attn.*")
+
+    assert list(found) == [f"model.layers.{layer}.self_attn.q_proj.weight" for layer in range(N_LAYERS)]
+    assert reader.match("nothing.*") == {}
+
+
+@pytest.mark.parametrize(
+    "index", [slice(3, 700), 5, -1, slice(None, None, 300), (slice(10, 20), slice(5, 9)), [900, 3, 3], (..., 7), ()]
+)
+def test_a_slice_is_what_numpy_makes_of_the_whole(reader: CheckpointReader, index: Any) -> None:
+    name = "model.embed_tokens.weight"
+    found = reader.get_slice(name)[index]
+
+    assert found.tobytes() == MOE[name][index].tobytes()
+    assert found.shape == MOE[name][index].shape
+
+
+def test_what_was_read_can_be_written_to_and_changes_nothing(reader: CheckpointReader) -> None:
+    name = "model.embed_tokens.weight"
+    for array in (reader.tensor(name), reader.rows(name, slice(0, 10)), reader.tensor(name, copy=True)):
+        array[:] = 0
+
+    assert same({name: reader.tensor(name)}, {name: MOE[name]})
+
+
+def test_pieces_come_in_the_order_in_which_they_are_named(
+    reader: CheckpointReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tensorcas_mlflow.reader._contents.BATCH_BYTES", 50_000)
+    names = list(MOE)[::-1]
+    found: dict[str, bytes] = {}
+    for name, data in reader.stream(names):
+        found[name] = found.get(name, b"") + bytes(data)
+
+    assert list(found) == names
+    assert all(data == MOE[name].tobytes() for name, data in found.items())
+
+
+def test_what_is_not_there_is_an_error(reader: CheckpointReader) -> None:
+    for read in (reader.tensor, reader.spec, reader.get_slice, reader.digest, lambda name: reader.tensors([name])):
+        with pytest.raises(TensorNotFoundError, match="no tensor named 'nothing'"):
+            read("nothing")
+
+
+def test_torch_gets_tensors(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    reader = opened(Store.init(tmp_path), MOE, framework="pt")
+    name = "model.embed_tokens.weight"
+
+    assert isinstance(reader.tensor(name), torch.Tensor)
+    assert all(isinstance(each, torch.Tensor) for each in reader.expert(0, 0).values())
+    assert reader.get_slice(name)[5:7].numpy().tobytes() == MOE[name][5:7].tobytes()
+
+
+def test_a_framework_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+    store = Store.init(tmp_path)
+    with pytest.raises(ValueError, match="'np' or 'pt'"):
+        opened(store, MOE, framework="jax")
+    with pytest.raises(ValueError, match="framework='pt'"):
+        opened(store, MOE, device="cuda")
+
+
+# --- experts in one tensor
+
+
+def test_one_of_many_experts_in_one_tensor_comes_alone(tmp_path: Path) -> None:
+    fused = {
+        "model.layers.0.mlp.gate.weight": np.ones((4, 16), "f4"),
+        "model.layers.0.mlp.experts.gate_up_proj": np.arange(4 * 16 * 32, dtype="f4").reshape(4, 16, 32),
+        "model.layers.0.mlp.experts.down_proj_bias": np.arange(8, dtype="f4").reshape(4, 2),
+    }
+    reader = opened(Store.init(tmp_path), fused)
+
+    found = reader.expert(0, 2)
+
+    assert same(found, {name: array[2] for name, array in fused.items() if "experts" in name})
+
+
+# --- identity
+
+
+def test_equal_tensors_have_one_digest_wherever_they_are_kept(tmp_path: Path) -> None:
+    places = (a_local_store, a_store_far_away, a_store_of_deltas, a_file_of_its_own)
+    readers = [place(tmp_path / str(n)) if place is not a_file_of_its_own else None for n, place in enumerate(places)]
+    (tmp_path / "file").mkdir()
+    readers[-1] = a_file_of_its_own(tmp_path / "file")
+
+    assert len({reader.digest() for reader in readers if reader is not None}) == 1
+    for name in MOE:
+        assert len({reader.digest(name) for reader in readers if reader is not None}) == 1
+
+
+def test_a_digest_tells_names_dtypes_shapes_and_bytes_apart_and_no_order(tmp_path: Path) -> None:
+    store = Store.init(tmp_path)
+    base = {"a": np.arange(6, dtype="i4"), "b": np.zeros(3)}
+    others = [
+        {"a": base["a"].reshape(2, 3), "b": base["b"]},
+        {"a": base["a"].view("u4"), "b": base["b"]},
+        {"a": base["a"] + 1, "b": base["b"]},
+        {"A": base["a"], "b": base["b"]},
+        {"a": base["a"]},
+    ]
+    first = opened(store, base).digest()
+
+    assert opened(store, {"b": base["b"], "a": base["a"]}, 2).digest() == first
+    assert first not in {opened(store, other, step).digest() for step, other in enumerate(others, 3)}
+
+
+def test_a_digest_reads_nothing_where_the_store_cuts_as_all_do(tmp_path: Path) -> None:
+    reader = opened(Store.init(tmp_path), MOE)
+    before = reader.stats
+
+    reader.digest()
+
+    assert reader.stats.bytes_read == before.bytes_read
+    assert reader.stats.mapped_bytes == before.mapped_bytes == 0
+
+
+# --- safety
+
+
+def test_a_skeleton_is_no_tensor(tmp_path: Path) -> None:
+    reader = opened(Store.init(tmp_path), {"w": np.ones(3), SKELETON: np.frombuffer(b"pickle", np.uint8)})
+
+    assert reader.keys() == ["w"]
+    assert SKELETON not in reader
+
+
+@pytest.mark.parametrize("read", ["tensor", "rows", "layer", "full"])
+def test_damage_is_found_by_whatever_reads_it(tmp_path: Path, read: str) -> None:
+    store = Store.init(tmp_path, chunk_bytes=CHUNK)
+    name = "model.layers.0.x.weight"
+    reader = opened(store, {name: MOE["model.embed_tokens.weight"], "model.layers.1.x.weight": np.ones(3)})
+    (pack,) = (tmp_path / ".tensorcas/packs").rglob("*.pack")
+    data = bytearray(pack.read_bytes())
+    data[10_000] ^= 1
+    pack.chmod(0o600)
+    pack.write_bytes(data)
+
+    with pytest.raises(CorruptChunkError):
+        {"tensor": lambda: reader.tensor(name), "rows": lambda: reader.rows(name, slice(30, 50))}.get(
+            read, lambda: reader.full() if read == "full" else reader.layer(0)
+        )()
+    assert reader.rows(name, slice(800, 810)).tobytes() == MOE["model.embed_tokens.weight"][800:810].tobytes()
+
+
+# --- a run's own store
+
+
+def test_a_step_of_a_run_is_opened(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    import torch
+
+    with TensorCasStore(tmp_path, run_id="run-1") as store:
+        for step in (1, 2):
+            store.save({"w": torch.full((4,), float(step))}, step=step)
+
+        assert store.open(1).tensor("w").tolist() == [1.0] * 4
+        assert store.open().tensor("w").tolist() == [2.0] * 4
+        assert store.open(framework="pt").tensor("w").sum().item() == 8.0
