@@ -8,15 +8,64 @@ stores, chunks or MLflow, so a new framework is one module and one line of packa
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
+
+from tensorcas_mlflow.errors import AdapterError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 SKELETON = "__skeleton__"
 """Name under which `extract` returns the skeleton: what is left of a model without its tensors, as 1-d uint8."""
+
+
+class StoredTensor(Protocol):
+    """What a checkpoint says of one tensor; `tensorcas_mlflow.tensor.Spec` is one."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the checkpoint."""
+
+    @property
+    def dtype(self) -> str | None:
+        """Its dtype's name, or None for plain bytes."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+
+
+class ReadTensors(Protocol):
+    """Reads tensors of one checkpoint."""
+
+    def __call__(self, names: Sequence[str], *, out: Mapping[str, Array] | None = None) -> Mapping[str, Array]:
+        """Read tensors by their names in the checkpoint.
+
+        Args:
+            names: Which, each once.
+            out: For each of them, where its elements go: a writable array in C order, of the stored dtype and shape.
+                No two of them share memory.
+
+        Returns:
+            ``out``, or new arrays, by name.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotFilled:
+    """What `Adapter.fill_weights` left as it was, by the model's names, in the model's order."""
+
+    missing: tuple[str, ...] = ()
+    """Tensors of the model that should have been stored and are not."""
+    unexpected: tuple[str, ...] = ()
+    """Stored tensors that the model does not have."""
+    without_memory: tuple[str, ...] = ()
+    """Tensors of the model that have no memory (PyTorch's meta device) and were not stored: missing ones, and such as
+    belong to no checkpoint. The model is not complete until something else makes them."""
 
 
 @runtime_checkable
@@ -102,10 +151,45 @@ class Adapter(ABC):
         """Give a model's tensors by name, in the framework's own type where it has one; no pickle is read.
 
         Args:
-            tensors: What `extract` returned, read back.
+            tensors: What `extract` returned, read back, or some of it. Without the skeleton, they may be of any
+                checkpoint, another adapter's or an imported file's; and read-only, as views of a mapped file are: what
+                is returned may share their memory, and may then not be written to.
             options: Some of `options`.
+
+        Raises:
+            AdapterError: The framework has no type for some of them; the message names them.
         """
         return {name: array for name, array in tensors.items() if name != SKELETON}
+
+    def fill_weights(
+        self,
+        model: Any,
+        stored: Mapping[str, StoredTensor],
+        read: ReadTensors,
+        *,
+        wanted: Callable[[str], bool] | None = None,
+        strict: bool = True,
+        device: Any = None,
+    ) -> NotFilled:
+        """Fill a live model, or a part of it, in place with tensors that are read only now; no skeleton is needed.
+
+        Args:
+            model: What to fill.
+            stored: What there is to fill it with, by the names that the model has for it; each says its own name in
+                the checkpoint.
+            read: Reads it. If it raises, a part of the model may be filled, and that part may hold damaged values.
+            wanted: Tells by the model's name whether a tensor is to be filled, or missed; all are if it is not given.
+            strict: Whether tensors that are missing or unexpected are an error.
+            device: Where tensors go that have no memory yet.
+
+        Returns:
+            What was not filled.
+
+        Raises:
+            AdapterError: The framework's models cannot be filled so, or what is stored does not fit. All that does not
+                fit is said at once, and nothing is changed.
+        """
+        raise AdapterError(self.name, "a part of such a model cannot be filled: load all of it with into=")
 
     @abstractmethod
     def unpickles(self, tensors: Mapping[str, Array]) -> bool:

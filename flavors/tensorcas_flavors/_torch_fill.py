@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tensorcas_flavors._torch_fill_module import ROOT, ModuleFilling, copy_into, loses
+from tensorcas_flavors._torch_fill_module import ROOT, ModuleFilling, copy_into, is_expanded, loses, warn_of_rounding
 from tensorcas_flavors._torch_read import Described, Opaque, find_opaque
 from tensorcas_flavors._torch_tensors import dtype_name, pytorch_error
 from tensorcas_flavors._torch_tree import is_live, is_tensor, unwrap
 
 if TYPE_CHECKING:
     import torch
-
-_logger = logging.getLogger(__name__)
 
 _KEPT = (list, dict, OrderedDict, defaultdict, Counter, set)
 _NOT_THERE = object()
@@ -87,11 +84,7 @@ class _Plan:
         """Fill everything."""
         for step in self._steps:
             step()
-        if self._rounded:
-            _logger.warning(
-                "stored tensors were converted to the dtypes of the model, which may round them: %s",
-                ", ".join(self._rounded),
-            )
+        warn_of_rounding(self._rounded)
 
     def _live(self, target: Any, stored: Any, path: str) -> None:
         import torch
@@ -139,7 +132,7 @@ class _Plan:
                 f"{where} was stored as {dtype_name(stored)} {tuple(stored.shape)} and does not fit a tensor of "
                 f"{dtype_name(target)} {tuple(target.shape)}"
             )
-        if any(step == 0 and side > 1 for step, side in zip(target.stride(), target.shape, strict=True)):
+        if is_expanded(target):
             raise pytorch_error(f"{where} cannot be filled: it is expanded, and its elements share memory. Clone it")
         if loses(stored.dtype, target.dtype):
             self._rounded.append(f"{path} ({dtype_name(stored)} to {dtype_name(target)})")

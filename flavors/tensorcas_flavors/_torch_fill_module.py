@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tensorcas_flavors._torch_read import Described, Opaque
@@ -13,6 +14,12 @@ from tensorcas_flavors._torch_tree import is_tensor, own_tensors
 if TYPE_CHECKING:
     import torch
 
+_logger = logging.getLogger(__name__)
+
+EXPANDED = (
+    "is expanded, so that its elements share memory, and the stored ones differ. Clone it there, or load a new model"
+)
+"""What is wrong with a tensor that `without_repeats` is None for."""
 ROOT = "the object to fill"
 """What errors call what a caller gives to be filled; its parts are called by their path."""
 _PREFIXES = ("module.", "_orig_mod.")
@@ -54,7 +61,7 @@ class ModuleFilling:
         own = dict(own_tensors(module))
         # What only a pickle says is missing, as torch will say.
         state = {name: value for name, value in stored.items() if not isinstance(value, Opaque)}
-        state, metadata = _with_prefix_of(expected, state, getattr(stored, "_metadata", None))
+        state, metadata = with_prefix_of(expected, state, getattr(stored, "_metadata", None))
         self._state: OrderedDict[str, Any] = OrderedDict(state)
         self._beside: dict[str, torch.Tensor] = {}
         for name, tensor in [*state.items(), *beside.items()]:
@@ -100,7 +107,7 @@ class ModuleFilling:
                 continue
             if loses(tensor.dtype, target.dtype):
                 self.rounded.append(f"{name} ({dtype_name(tensor)} to {dtype_name(target)})")
-            if any(step == 0 and side > 1 for step, side in zip(target.stride(), target.shape, strict=True)):
+            if is_expanded(target):
                 self._fill_once(name, target, tensor)
         if doubtful:
             # Hooks may make such a state dict fit: torch says, and copies nothing when asked.
@@ -109,13 +116,10 @@ class ModuleFilling:
 
     def _fill_once(self, name: str, target: torch.Tensor, tensor: torch.Tensor) -> None:
         """Fill a tensor whose elements are repeated, if the stored one repeats them too."""
-        once = tuple(slice(0, 1) if step == 0 else slice(None) for step in target.stride())
-        if name not in self._own or not _same_bits(tensor[once].expand(tensor.shape), tensor):
-            raise pytorch_error(
-                f"{self._where}: tensor {name!r} of the model to fill is expanded, so that its elements share memory, "
-                "and the stored ones differ. Clone it there, or load a new model"
-            )
-        self._views[name] = (self._own[name][once], tensor[once])
+        pair = without_repeats(self._own[name], tensor) if name in self._own else None
+        if pair is None:
+            raise pytorch_error(f"{self._where}: tensor {name!r} of the model to fill {EXPANDED}")
+        self._views[name] = pair
         if name in self._beside:
             del self._beside[name]
         else:
@@ -127,6 +131,30 @@ class ModuleFilling:
             self._module.load_state_dict(self._state, strict=self._strict)
         except Exception as error:
             raise pytorch_error(f"{self._where}: {error}" if self._where != ROOT else str(error)) from error
+
+
+def is_expanded(tensor: torch.Tensor) -> bool:
+    """Tell whether elements of a tensor are repeated, so that torch copies nothing into it."""
+    return any(step == 0 and side > 1 for step, side in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def without_repeats(target: torch.Tensor, source: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return of an expanded tensor, and of what is to be copied into it, each element once; None if that one differs.
+
+    Args:
+        target: An expanded tensor.
+        source: One of the same shape.
+    """
+    once = tuple(slice(0, 1) if step == 0 else slice(None) for step in target.stride())
+    return (target[once], source[once]) if _same_bits(source[once].expand(source.shape), source) else None
+
+
+def warn_of_rounding(rounded: Sequence[str]) -> None:
+    """Say which tensors may have lost digits, if any."""
+    if rounded:
+        _logger.warning(
+            "stored tensors were converted to the dtypes of the model, which may round them: %s", ", ".join(rounded)
+        )
 
 
 def copy_into(target: torch.Tensor, source: torch.Tensor, where: str) -> None:
@@ -178,7 +206,7 @@ def _holds_tensors(name: Any, value: Any) -> bool:
     return any(map(is_tensor, value.values())) or "param_groups" in value
 
 
-def _with_prefix_of(
+def with_prefix_of(
     expected: Mapping[str, Any], state: dict[str, Any], metadata: Mapping[str, Any] | None
 ) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
     """Take a wrapper's prefix off all names, or put it before them, where that is what the module expects."""

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from tensorcas_flavors._pickling import is_pickle
 from tensorcas_flavors._torch_rows import ARRAY, NUMBERS
 from tensorcas_flavors._torch_storages import Place, share
-from tensorcas_flavors._torch_tensors import as_tensor, pytorch_error, torch_dtype
+from tensorcas_flavors._torch_tensors import as_tensor, pytorch_error, some, torch_dtype
 from tensorcas_mlflow.adapter import SKELETON, Array
 
 if TYPE_CHECKING:
@@ -119,14 +119,17 @@ def as_tensors(rows: Mapping[str, Array], layout: Layout) -> dict[str, torch.Ten
         AdapterError: An array has no tensor type, or the layout does not fit the rows.
     """
     dtypes: dict[str, torch.dtype] = {}
+    problems: list[str] = []
     for name, row in rows.items():
         kind = layout.kinds.get(name)
         if name == SKELETON or kind in (ARRAY, NUMBERS):
             continue
         try:
-            dtypes[name] = torch_dtype(row, kind)
+            dtypes[name] = torch_dtype(row.dtype, kind)
         except ValueError as error:
-            raise pytorch_error(f"row {name!r} {error}") from error
+            problems.append(f"row {name!r} {error}")
+    if problems:
+        raise pytorch_error("; ".join(some(problems)) + ": leave such rows out, or read them as arrays")
     shared: dict[str, torch.Tensor] = {}
     for places in layout.storages:
         present = [place for place in places if place.name in rows]

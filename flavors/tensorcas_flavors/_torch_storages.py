@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
-from tensorcas_flavors._torch_tensors import Geometry, extent_bytes, raw_view, row_major
+from tensorcas_flavors._torch_tensors import Geometry, extent_bytes, lent, raw_view, row_major
 from tensorcas_mlflow.adapter import Array
 
 if TYPE_CHECKING:
     import torch
+
+
+_Name = TypeVar("_Name", str, int)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +35,18 @@ class Place:
             raise ValueError(f"not a place in a storage: {self.name!r}, offset={self.offset}, stride={self.stride}")
 
 
+class Stretch(Protocol):
+    """Some memory."""
+
+    @property
+    def start(self) -> int:
+        """First byte."""
+
+    @property
+    def stop(self) -> int:
+        """One past the last byte."""
+
+
 def shared_storages(places: Mapping[str, Geometry]) -> tuple[tuple[Place, ...], ...]:
     """Group tensors whose memory overlaps; one that overlaps no other and is in row-major order is left out."""
     in_storage: dict[int, list[str]] = {}
@@ -44,7 +59,7 @@ def shared_storages(places: Mapping[str, Geometry]) -> tuple[tuple[Place, ...], 
             if place.stride != row_major(place.shape):
                 groups.append(names)
             continue
-        groups += _overlapping(names, places)
+        groups += overlapping(names, places)
     # In the order of the tensors, not of their addresses, so that equal models have equal layouts.
     number = {name: n for n, name in enumerate(places)} if groups else {}
     groups = [sorted(group, key=number.__getitem__) for group in groups]
@@ -76,9 +91,12 @@ def share(
         row = rows[place.name]
         if len(place.stride) != row.ndim or place.offset % row.itemsize:
             raise ValueError(f"{place.name!r} has shape {row.shape}, offset {place.offset}, strides {place.stride}")
+        if not row.dtype.isnative:
+            raise ValueError(f"{place.name!r} has the dtype {row.dtype}, which no tensor has")
         n_bytes = max(n_bytes, place.offset + extent_bytes(row.shape, place.stride, row.itemsize))
     spanning = [p for p in places if rows[p.name].nbytes == n_bytes and _in_order(rows[p.name].shape, p.stride)]
-    memory = rows[spanning[0].name].reshape(-1).view(np.uint8) if spanning else np.zeros(n_bytes, dtype=np.uint8)
+    whole = rows[spanning[0].name].reshape(-1).view(np.uint8) if spanning else np.zeros(n_bytes, dtype=np.uint8)
+    memory = lent(whole)
     storage = torch.from_numpy(memory).untyped_storage()
     tensors = {}
     for place in places:
@@ -88,13 +106,14 @@ def share(
         view: Array = np.ndarray(row.shape, words, memory, place.offset, strides)  # refuses to leave the memory
         if not spanning:
             view[...] = row.view(words)
-        empty = torch.empty(0, dtype=dtypes[place.name])
+        empty = torch.empty(0, dtype=dtypes[place.name], device="cpu")
         tensors[place.name] = empty.set_(storage, place.offset // row.itemsize, row.shape, place.stride)
     return tensors
 
 
-def _overlapping(names: Sequence[str], places: Mapping[str, Geometry]) -> list[list[str]]:
-    groups: list[list[str]] = []
+def overlapping(names: Sequence[_Name], places: Mapping[_Name, Stretch]) -> list[list[_Name]]:
+    """Group what overlaps, each group in the order of where they start; what overlaps nothing is a group of its own."""
+    groups: list[list[_Name]] = []
     end = -1
     for start, stop, name in sorted((places[name].start, places[name].stop, name) for name in names):
         if start >= end:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -30,6 +30,11 @@ _WORDS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 def pytorch_error(reason: str) -> AdapterError:
     """Return the error of the pytorch adapter with this reason."""
     return AdapterError("pytorch", reason)
+
+
+def some(texts: Sequence[str], n_shown: int = 20) -> Sequence[str]:
+    """Shorten a list for an error that names all of it."""
+    return [*texts[:n_shown], f"and {len(texts) - n_shown} more"] if len(texts) > n_shown else texts
 
 
 class Geometry(NamedTuple):
@@ -131,22 +136,60 @@ def as_array(tensor: torch.Tensor) -> Array:
 
 
 def as_tensor(row: Array, dtype: torch.dtype) -> torch.Tensor:
-    """Return a row as a tensor of a dtype of the same size, in the row's own memory."""
+    """Return a row as a tensor of a dtype of the same size, in the row's own memory where `lent` need not copy it."""
     import torch
 
     if row.size == 0:
-        return torch.empty(row.shape, dtype=dtype)  # numpy's strides of nothing are not torch's
-    if row.dtype.name in _NATIVE:
-        tensor = torch.from_numpy(row)
-        return tensor if tensor.dtype == dtype else tensor.view(dtype)
-    return torch.from_numpy(row.view(_WORDS[row.itemsize])).view(dtype)
+        return torch.empty(row.shape, dtype=dtype, device="cpu")  # numpy's strides of nothing are not torch's
+    tensor = torch.from_numpy(lent(row))
+    return tensor if tensor.dtype == dtype else tensor.view(dtype)
 
 
-def torch_dtype(row: Array, name: str | None) -> torch.dtype:
+def lent(row: Array) -> Array:
+    """View a row as torch takes arrays over: of a dtype that torch and numpy share, aligned, and called writable.
+
+    It is a copy where the elements are in the other byte order, not aligned, or at strides that torch does not have.
+
+    Args:
+        row: Not empty. If it is read-only, nobody may write to what torch makes of it: writing to a file that is mapped
+            for reading kills the process.
+    """
+    if not row.dtype.isnative:
+        row = row.astype(row.dtype.newbyteorder("="))
+    words = _words_for(row.dtype)
+    if words is not None:
+        row = row.view(words)
+    if row.flags.carray:
+        return row
+    if not row.flags.aligned or any(step < 0 or step % row.itemsize for step in row.strides):
+        return np.array(row, order="C")
+    # Torch has no read-only tensors and warns of every such array once, of a model's as of the user's own.
+    return row if row.flags.writeable else np.asarray(_Writable(row))
+
+
+class _Writable:
+    """A read-only array that numpy is told it may write to."""
+
+    __slots__ = ("__array_interface__", "_row")
+
+    def __init__(self, row: Array) -> None:
+        self._row = row  # keeps the memory
+        self.__array_interface__ = row.__array_interface__
+        self.__array_interface__["data"] = (self.__array_interface__["data"][0], False)
+
+
+@lru_cache(maxsize=128)
+def _words_for(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
+    """Return the unsigned integers that elements of a dtype are seen as where numpy itself has no such dtype."""
+    return None if dtype.name in _NATIVE else np.dtype(_WORDS[dtype.itemsize])
+
+
+@lru_cache(maxsize=128)
+def torch_dtype(row: np.dtype[Any], name: str | None = None) -> torch.dtype:
     """Find the dtype of a row's tensor.
 
     Args:
-        row: The row.
+        row: The dtype of the row, in either byte order.
         name: The tensor's dtype if it is not the row's.
 
     Raises:
@@ -154,13 +197,13 @@ def torch_dtype(row: Array, name: str | None) -> torch.dtype:
     """
     import torch
 
-    if not row.dtype.isnative or row.dtype.name not in ROW_DTYPES:
-        raise ValueError(f"has the dtype {row.dtype}, which is not one of torch")
-    dtype = getattr(torch, name or row.dtype.name, None)
+    if row.name not in ROW_DTYPES:
+        raise ValueError(f"has the dtype {row}, which is not one of torch")
+    dtype = getattr(torch, name or row.name, None)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"holds a tensor of dtype {name or row.dtype.name!r}, which this torch does not know")
-    if name is not None and row.dtype.name != row_dtype(name, dtype.itemsize):
-        raise ValueError(f"has the dtype {row.dtype}, and tensors of dtype {name} are not stored so")
+        raise ValueError(f"holds a tensor of dtype {name or row.name!r}, which this torch does not know")
+    if name is not None and row.name != row_dtype(name, dtype.itemsize):
+        raise ValueError(f"has the dtype {row}, and tensors of dtype {name} are not stored so")
     return dtype
 
 

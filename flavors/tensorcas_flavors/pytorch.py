@@ -7,7 +7,7 @@ without tensors comes before it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,7 +22,8 @@ from tensorcas_flavors._torch_read import find_opaque, read_stored
 from tensorcas_flavors._torch_rows import ARRAY, ELSEWHERE, Rows
 from tensorcas_flavors._torch_tensors import as_array, convert, pytorch_error
 from tensorcas_flavors._torch_tree import TreeWriter, own_tensors
-from tensorcas_mlflow.adapter import SKELETON, Adapter, Array
+from tensorcas_flavors._torch_weights import fill_weights
+from tensorcas_mlflow.adapter import SKELETON, Adapter, Array, NotFilled, ReadTensors, StoredTensor
 
 if TYPE_CHECKING:
     import torch
@@ -156,11 +157,15 @@ class PyTorchAdapter(Adapter):
         with ``strict=False``, or give `reconstruct` the module, which knows what goes where.
 
         Args:
-            tensors: What `extract` returned, or some of it.
+            tensors: What `extract` returned, or some of it; without the skeleton, arrays of any checkpoint. Their
+                memory is used where torch can: not where they are in the other byte order, not aligned, or have
+                negative strides. Of a read-only array comes a tensor that nobody may write to, and torch's warning of
+                it is not shown.
             options: ``device`` and ``dtype``.
 
         Raises:
-            AdapterError: The skeleton is damaged, or an array has no tensor type.
+            AdapterError: The skeleton is damaged, or arrays have no tensor type (texts, records, dtypes that this
+                torch does not know).
         """
         chosen = _Options.of(options)
         layout = read_layout(tensors)
@@ -170,6 +175,24 @@ class PyTorchAdapter(Adapter):
         arrays = {name for name, kind in layout.kinds.items() if kind == ARRAY}
         found = {name: row if name in arrays else parts.get(name) for name, row in tensors.items()}
         return {name: part for name, part in found.items() if part is not None}
+
+    def fill_weights(
+        self,
+        model: Any,
+        stored: Mapping[str, StoredTensor],
+        read: ReadTensors,
+        *,
+        wanted: Callable[[str], bool] | None = None,
+        strict: bool = True,
+        device: Any = None,
+    ) -> NotFilled:
+        """Fill a module, or a part of it; tensors on the meta device are made on ``device``, or else on the CPU.
+
+        How, see `tensorcas_flavors._torch_weights`.
+        """
+        place = _Options.of({"device": "cpu" if device is None else device}).device
+        assert place is not None
+        return fill_weights(model, stored, read, wanted=wanted, strict=strict, device=place)
 
     def unpickles(self, tensors: Mapping[str, Array]) -> bool:
         """True for a module or other live object, false for state dicts and nests of plain values."""

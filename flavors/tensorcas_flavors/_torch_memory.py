@@ -1,0 +1,67 @@
+"""The memory of a module's tensors: which of it can be filled, and what takes the place of tensors that have none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tensorcas_flavors._torch_tensors import extent_bytes, pytorch_error, refusal
+
+if TYPE_CHECKING:
+    import torch
+
+
+def filling_refusal(tensor: torch.Tensor) -> str | None:
+    """Say why a tensor of a module cannot be filled, or None if it can."""
+    import torch
+
+    is_plain = type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    if torch.nn.parameter.is_lazy(tensor) or not is_plain:
+        return refusal(tensor)
+    if tensor.is_nested or tensor.is_quantized or tensor.layout is not torch.strided:
+        return "is nested, quantized or sparse, and takes no plain values: load the whole model with into="
+    if not tensor.is_meta and extent_bytes(tensor.shape, tensor.stride(), tensor.itemsize) > (
+        tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.itemsize
+    ):
+        return "has no memory behind it (its storage was resized): gather the weights before filling them"
+    return None
+
+
+def made_like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Allocate a tensor on a device, with the strides of another one if those leave no gaps and repeat nothing."""
+    import torch
+
+    # empty_like() does this too, but of a meta tensor only after importing some 500 modules of torch.
+    step = 1
+    for stride, side in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if side != 1 and stride != step:
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+        step *= side
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+
+
+def instead_of(old: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the class and with the attributes of another one."""
+    import torch
+
+    if isinstance(old, torch.nn.Parameter):
+        new: torch.Tensor = torch.Tensor._make_subclass(type(old), made, old.requires_grad)
+    else:
+        new = made.detach().as_subclass(type(old)).requires_grad_(old.requires_grad)
+    vars(new).update(vars(old))
+    return new
+
+
+def check_device(device: torch.device) -> None:
+    """See that tensors can be put on a device and keep their values there.
+
+    Raises:
+        AdapterError: They cannot.
+    """
+    import torch
+
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # AssertionError: torch without CUDA
+        raise pytorch_error(f"nothing can be put on the device {str(device)!r}: {error}") from error
+    if device.type == "meta":
+        raise pytorch_error("the meta device holds no values: give another one")
