@@ -5,7 +5,8 @@ and never a byte. No splitter trusts a file: what it says is checked before memo
 """
 
 from tensorcas_mlflow.containers._parts import More, Part, Plain, Skeleton, Tensor
+from tensorcas_mlflow.containers._safetensors import SAFETENSORS_DTYPES
 from tensorcas_mlflow.containers._split import split
 from tensorcas_mlflow.containers._tape import Readable, Tape
 
-__all__ = ["More", "Part", "Plain", "Readable", "Skeleton", "Tape", "Tensor", "split"]
+__all__ = ["SAFETENSORS_DTYPES", "More", "Part", "Plain", "Readable", "Skeleton", "Tape", "Tensor", "split"]

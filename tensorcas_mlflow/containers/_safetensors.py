@@ -50,6 +50,8 @@ _DTYPES = {
     "F8_E8M0": "float8_e8m0fnu",
 }
 """The others are packed, several elements to a byte, which has no name in a manifest."""
+SAFETENSORS_DTYPES = {name: code for code, name in _DTYPES.items()}
+"""By the dtype's name in a manifest what safetensors calls it."""
 _ITEM_BYTES = {dtype: parse_dtype(name).itemsize for dtype, name in _DTYPES.items()}
 
 _SPACE = rb"[ \t\r\n]*+"

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from tensorcas_mlflow._lazy import Lazy
-from tensorcas_mlflow.adapter import Array
+from tensorcas_mlflow.adapter import Array, NotFilled
+from tensorcas_mlflow.adapters import adapter_for
 from tensorcas_mlflow.chunking import Offsets
 from tensorcas_mlflow.digest import digest_of
 from tensorcas_mlflow.errors import PartNotFoundError, TensorNotFoundError
@@ -26,6 +27,7 @@ from tensorcas_mlflow.reader._slices import select
 from tensorcas_mlflow.reader._stats import ReadStats, Watch
 from tensorcas_mlflow.reader._summary import Summary, summarize
 from tensorcas_mlflow.reader._table import table_of
+from tensorcas_mlflow.reader._tensor_slice import TensorSlice
 from tensorcas_mlflow.tensor import Spec
 
 
@@ -258,7 +260,8 @@ class CheckpointReader:
 
     def get_slice(self, name: str) -> TensorSlice:
         """Give one tensor to be indexed as numpy does, of which only the chunks that an index touches are read."""
-        return TensorSlice(self, self._row(name))
+        row = self._row(name)
+        return TensorSlice(self._specs.spec(row), partial(self._select, row))
 
     def stream(self, names: Sequence[str]) -> Iterator[tuple[str, memoryview]]:
         """Read tensors one after the other, in pieces, holding some 16 MiB; see `Tensors`. Raises as `tensor`."""
@@ -270,6 +273,38 @@ class CheckpointReader:
             if batch is None:
                 return
             yield from ((self._specs.name(row), data) for row, data in batch if len(data))
+
+    def load_into(
+        self, model: Any, *, match: str | None = None, prefix: str = "", strict: bool = True, device: Any = None
+    ) -> NotFilled:
+        """Fill a live model, or a part of it, in place; nothing is unpickled.
+
+        Tensors come some at a time, most of them straight into the model's memory. Those of a model that has none yet
+        (PyTorch's meta device) are made as they are filled.
+
+        Args:
+            model: A PyTorch module.
+            match: Fill only tensors whose names in the model match this pattern; see `match`.
+            prefix: What the names of the model's tensors have before them here: ``model`` in a training state that was
+                saved as ``{"model": module}``.
+            strict: Whether it is an error if a tensor that is to be filled is not stored, or one that is stored is not
+                the model's.
+            device: Where tensors go that have no memory yet; the CPU unless given.
+
+        Returns:
+            What was not filled.
+
+        Raises:
+            AdapterError: What is stored does not fit; all that does not is said at once, and nothing is changed.
+            TensorCasError: See `tensor`; a part may be filled then.
+        """
+        if prefix:
+            return self.below(prefix).load_into(model, match=match, strict=strict, device=device)
+        stored = {spec.name: spec for spec in self.specs()}
+        wanted = None if match is None else _matcher(match)
+        return adapter_for(model).fill_weights(
+            model, stored, self._read_into, wanted=wanted, strict=strict, device=device
+        )
 
     # --- for the rest of this package
 
@@ -296,9 +331,14 @@ class CheckpointReader:
             raise TensorNotFoundError(name) from None
 
     def _matching(self, pattern: str) -> Offsets:
-        matches = re.compile(fnmatch.translate(pattern)).match
-        found = [row for row, name in enumerate(self.keys()) if matches(name)]
-        return np.array(found, dtype=np.int64)
+        matches = _matcher(pattern)
+        return np.array([row for row, name in enumerate(self.keys()) if matches(name)], dtype=np.int64)
+
+    def _read_into(self, names: Sequence[str], *, out: Mapping[str, Array] | None = None) -> dict[str, Array]:
+        rows = np.array([self._row(name) for name in names], dtype=np.int64)
+        outs = {} if out is None else {at: out[name] for at, name in enumerate(names)}
+        with self._watch.running():
+            return dict(zip(names, self._contents.arrays(rows, outs), strict=True))
 
     def _read(self, rows: Offsets, *, copy: bool = False) -> dict[str, Any]:
         with self._watch.running():
@@ -321,41 +361,6 @@ class CheckpointReader:
         return self._framework({name: array})[name]
 
 
-class TensorSlice:
-    """One tensor of a checkpoint, of which parts are read by indexing."""
-
-    def __init__(self, reader: CheckpointReader, row: int) -> None:
-        self._reader = reader
-        self._row = row
-
-    @Lazy
-    def spec(self) -> Spec:
-        """Its name, dtype and shape."""
-        return self._reader._specs.spec(self._row)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its shape."""
-        return self.spec.shape
-
-    def get_shape(self) -> list[int]:
-        """Its shape, as `safetensors` gives it."""
-        return list(self.spec.shape)
-
-    def get_dtype(self) -> str:
-        """The name of its dtype, as `safetensors` has it where it has one."""
-        return self.spec.dtype or ""
-
-    def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError("a scalar has no length")
-        return self.shape[0]
-
-    def __getitem__(self, index: Any) -> Any:
-        """Read what an index chooses: whole numbers, slices, ``...``, ``None``, and one list of numbers or bools.
-
-        Raises:
-            IndexError: It is out of bounds, or of another kind.
-            TensorCasError: See `CheckpointReader.tensor`.
-        """
-        return self._reader._select(self._row, index)
+def _matcher(pattern: str) -> Callable[[str], bool]:
+    matches = re.compile(fnmatch.translate(pattern)).match
+    return lambda name: matches(name) is not None

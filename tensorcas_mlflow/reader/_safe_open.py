@@ -6,7 +6,9 @@ import json
 from types import TracebackType
 from typing import Any
 
+from tensorcas_mlflow.containers import SAFETENSORS_DTYPES
 from tensorcas_mlflow.reader._reader import CheckpointReader
+from tensorcas_mlflow.reader._tensor_slice import TensorSlice
 
 
 class SafeOpen:
@@ -50,6 +52,26 @@ class SafeOpen:
         """Read some tensors at once."""
         return self.reader.tensors(names)
 
-    def get_slice(self, name: str) -> Any:
+    def get_slice(self, name: str) -> SafeSlice:
         """Give one tensor to be indexed, of which only what an index touches is read."""
-        return self.reader.get_slice(name)
+        return SafeSlice(self.reader.get_slice(name))
+
+
+class SafeSlice:
+    """What `safetensors` gives for a slice of a tensor."""
+
+    def __init__(self, inner: TensorSlice) -> None:
+        self._inner = inner
+
+    def get_shape(self) -> list[int]:
+        """Give the tensor's shape."""
+        return list(self._inner.shape)
+
+    def get_dtype(self) -> str:
+        """Give the tensor's dtype, as `safetensors` names it where it has it (``F32``), else as manifests do."""
+        dtype = self._inner.dtype or ""
+        return SAFETENSORS_DTYPES.get(dtype, dtype)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Read what an index chooses; see `TensorSlice`."""
+        return self._inner[index]

@@ -1,0 +1,71 @@
+"""Two checkpoints compared, wherever they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tensorcas_mlflow.reader import diff
+from tensorcas_mlflow.store import Store
+from tests.reader.checkpoints import moe, opened
+
+BEFORE = moe()
+AFTER = {name: array for name, array in BEFORE.items() if "norm" not in name} | {
+    "model.embed_tokens.weight": BEFORE["model.embed_tokens.weight"].copy(),
+    "new.weight": np.ones(3),
+}
+AFTER["model.embed_tokens.weight"][:100] = 1
+REMOVED = tuple(name for name in BEFORE if "norm" in name)
+
+
+@pytest.mark.parametrize("chunk_bytes", [1 << 18, 4096])
+def test_what_became_of_tensors_is_told_across_stores_that_cut_otherwise(tmp_path: Path, chunk_bytes: int) -> None:
+    before = opened(Store.init(tmp_path / "a"), BEFORE)
+    after = opened(Store.init(tmp_path / "b", chunk_bytes=chunk_bytes), AFTER)
+
+    found = diff(before, after)
+
+    assert found.added == ("new.weight",)
+    assert found.removed == REMOVED
+    assert found.changed == ("model.embed_tokens.weight",)
+    assert len(found.equal) == len(BEFORE) - len(REMOVED) - 1
+    assert found.values == {}
+
+
+def test_nothing_is_read_to_compare_two_steps(tmp_path: Path) -> None:
+    store = Store.init(tmp_path)
+    before, after = opened(store, BEFORE, 1), opened(store, AFTER, 2)
+    n_bytes = before.stats.bytes_read + after.stats.bytes_read
+
+    diff(before, after)
+
+    assert before.stats.bytes_read + after.stats.bytes_read == n_bytes
+    assert before.stats.mapped_bytes + after.stats.mapped_bytes == 0
+
+
+def test_a_part_is_compared_with_a_whole(tmp_path: Path) -> None:
+    store = Store.init(tmp_path)
+    state = opened(store, {f"model.{name}": array for name, array in BEFORE.items()} | {"epoch": np.array(3)}, 1)
+
+    found = diff(opened(store, BEFORE, 2), state.below("model"))
+
+    assert found.equal == tuple(BEFORE)
+    assert found.changed == found.added == found.removed == ()
+
+
+def test_how_far_numbers_are_apart_is_told_of_what_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensorcas_mlflow.reader._contents.BATCH_BYTES", 10_000)
+    old = {"a": np.linspace(0, 1, 9_000), "b": np.arange(6.0), "c": np.zeros(4, "f4"), "d": np.ones(3)}
+    new = {"a": np.linspace(0, 1, 9_000), "b": np.arange(6.0).reshape(2, 3), "c": np.zeros(4, "f4"), "d": np.ones(3)}
+    new["a"][8_500] += 2
+    new["c"][1] = 0.5
+    store = Store.init(tmp_path)
+
+    found = diff(opened(store, old, 1), opened(store, new, 2), values=True)
+
+    assert found.changed == ("a", "b", "c")
+    assert set(found.values) == {"a", "c"}
+    assert (found.values["a"].max_absolute, found.values["a"].n_equal) == (2.0, 8_999)
+    assert found.values["c"].mean_absolute == 0.125

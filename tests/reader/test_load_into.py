@@ -1,0 +1,83 @@
+"""A live module, or a part of it, filled from any checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tensorcas_mlflow import TensorCasStore
+from tensorcas_mlflow.errors import AdapterError
+
+torch = pytest.importorskip("torch")
+
+
+def module(seed: int, device: str = "cpu") -> torch.nn.Module:
+    torch.manual_seed(seed)
+    with torch.device(device):
+        return torch.nn.Sequential(torch.nn.Linear(40, 50), torch.nn.BatchNorm1d(50), torch.nn.Linear(50, 3))
+
+
+def same(one: torch.nn.Module, other: torch.nn.Module) -> list[str]:
+    """Names of tensors that are the same in both."""
+    others = other.state_dict()
+    return [name for name, tensor in one.state_dict().items() if torch.equal(tensor, others[name])]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> TensorCasStore:
+    store = TensorCasStore(tmp_path, run_id="run")
+    store.save(module(1), step=1)
+    optimizer = torch.optim.AdamW(module(1).parameters())
+    store.save({"model": module(1), "optimizer": optimizer, "epoch": 3}, step=2)
+    return store
+
+
+def test_a_module_is_filled(store: TensorCasStore) -> None:
+    filled = module(2)
+
+    left = store.open(1).load_into(filled)
+
+    assert len(same(filled, module(1))) == len(filled.state_dict())
+    assert left.missing == left.unexpected == ()
+
+
+def test_only_what_matches_is_filled(store: TensorCasStore) -> None:
+    filled = module(2)
+
+    store.open(1).load_into(filled, match="0.*")
+
+    assert {"0.weight", "0.bias"} <= set(same(filled, module(1)))
+    assert torch.equal(filled[2].weight, module(2)[2].weight)
+
+
+def test_the_model_of_a_training_state_is_found_below_its_name(store: TensorCasStore) -> None:
+    filled = module(2)
+
+    store.open(2).load_into(filled, prefix="model")
+
+    assert len(same(filled, module(1))) == len(filled.state_dict())
+
+
+def test_a_module_without_memory_is_made(store: TensorCasStore) -> None:
+    made = module(2, "meta")
+
+    store.open(1).load_into(made)
+
+    assert len(same(made, module(1))) == len(made.state_dict())
+    assert isinstance(made[0].weight, torch.nn.Parameter)
+
+
+def test_what_does_not_fit_changes_nothing(store: TensorCasStore) -> None:
+    other = torch.nn.Sequential(torch.nn.Linear(40, 50), torch.nn.BatchNorm1d(50), torch.nn.Linear(50, 4))
+    before = {name: tensor.clone() for name, tensor in other.state_dict().items()}
+
+    with pytest.raises(AdapterError, match=r"2\.weight"):
+        store.open(1).load_into(other)
+
+    assert all(torch.equal(tensor, before[name]) for name, tensor in other.state_dict().items())
+
+
+def test_what_is_no_module_cannot_be_filled(store: TensorCasStore) -> None:
+    with pytest.raises(AdapterError):
+        store.open(1).load_into({"a": 1})

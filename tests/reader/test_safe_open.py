@@ -1,0 +1,87 @@
+"""Code that was written for `safetensors.safe_open` reads from a store. After the library's own tests, in our words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tensorcas_mlflow.errors import TensorNotFoundError
+from tensorcas_mlflow.reader import SafeOpen
+from tensorcas_mlflow.store import Store
+from tests.reader.checkpoints import opened, save
+
+safetensors_numpy = pytest.importorskip("safetensors.numpy")
+safetensors = pytest.importorskip("safetensors")
+
+TENSORS = {
+    "b": np.arange(60, dtype="f4").reshape(3, 4, 5),
+    "a": np.arange(7, dtype="i8"),
+    "half": np.ones((2, 2), "f2"),
+    "flag": np.array([True, False]),
+    "scalar": np.array(2.5),
+    "empty": np.empty((0, 3), "u1"),
+}
+
+
+@pytest.fixture
+def ours(tmp_path: Path) -> SafeOpen:
+    return SafeOpen(opened(Store.init(tmp_path / "store"), TENSORS))
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> object:
+    safetensors_numpy.save_file(TENSORS, tmp_path / "model.safetensors")
+    return safetensors.safe_open(tmp_path / "model.safetensors", framework="np")
+
+
+def test_both_list_the_same_names(ours: SafeOpen, theirs: SafeOpen) -> None:
+    with ours as one, theirs as other:
+        assert one.keys() == other.keys()
+        assert sorted(one.offset_keys()) == sorted(other.offset_keys())
+
+
+def test_both_give_the_same_tensors(ours: SafeOpen, theirs: SafeOpen) -> None:
+    with ours as one, theirs as other:
+        for name in other.keys():  # noqa: SIM118 - it is no mapping
+            got, expected = one.get_tensor(name), other.get_tensor(name)
+            assert (got.dtype, got.shape, got.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())
+        assert list(one.get_tensors(["b", "a"])) == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        np.s_[0], np.s_[-1], np.s_[1:], np.s_[:2], np.s_[1:2, 2:], np.s_[:, 1], np.s_[:, :, 3], np.s_[..., 0], np.s_[0, 1, 2],
+        np.s_[:], np.s_[...],
+    ],
+    ids=str,
+)
+def test_both_give_the_same_slices(ours: SafeOpen, theirs: SafeOpen, index: object) -> None:
+    with ours as one, theirs as other:
+        got, expected = one.get_slice("b")[index], other.get_slice("b")[index]
+        assert (got.shape, got.tobytes()) == (expected.shape, expected.tobytes())
+
+
+def test_both_say_the_same_of_a_slice(ours: SafeOpen, theirs: SafeOpen) -> None:
+    with ours as one, theirs as other:
+        for name in TENSORS:
+            got, expected = one.get_slice(name), other.get_slice(name)
+            assert (got.get_shape(), got.get_dtype()) == (expected.get_shape(), expected.get_dtype())
+
+
+def test_a_tensor_that_is_not_there_is_an_error(ours: SafeOpen) -> None:
+    with ours as one, pytest.raises(TensorNotFoundError):
+        one.get_tensor("nothing")
+
+
+def test_what_was_saved_beside_the_tensors_comes_as_texts(tmp_path: Path) -> None:
+    store = Store.init(tmp_path)
+
+    assert SafeOpen(opened(store, TENSORS)).metadata() is None
+    save(store, TENSORS, 2, metadata={"format": "pt", "n": 3})
+    ref = next(ref for ref in store.checkpoints() if ref.step == 2)
+    from tensorcas_mlflow.reader import open_ref
+
+    assert SafeOpen(open_ref(store, ref)).metadata() == {"format": "pt", "n": "3"}
