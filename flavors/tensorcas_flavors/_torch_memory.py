@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tensorcas_flavors._torch_tensors import extent_bytes, pytorch_error, refusal
+import numpy as np
+
+from tensorcas_flavors._torch_tensors import extent_bytes, pytorch_error, refusal, row_major
+from tensorcas_mlflow.adapter import Array
 
 if TYPE_CHECKING:
     import torch
+
+_ALIGNMENT = 64
 
 
 def filling_refusal(tensor: torch.Tensor) -> str | None:
@@ -30,13 +35,26 @@ def made_like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Allocate a tensor on a device, with the strides of another one if those leave no gaps and repeat nothing."""
     import torch
 
-    # empty_like() does this too, but of a meta tensor only after importing some 500 modules of torch.
-    step = 1
-    for stride, side in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+    # empty_like() keeps such strides too, but of a meta tensor only after importing some 500 modules of torch.
+    strides, step = tuple(tensor.stride()), 1
+    for stride, side in sorted(zip(strides, tensor.shape, strict=True)):
         if side != 1 and stride != step:
-            return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+            strides = row_major(tensor.shape)
+            break
         step *= side
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+    if device.type != "cpu" or tensor.numel() == 0:
+        return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=device)
+    return torch.from_numpy(_aligned_bytes(tensor.nbytes)).view(tensor.dtype).as_strided(tensor.shape, strides)
+
+
+def _aligned_bytes(n_bytes: int) -> Array:
+    """Allocate bytes where torch would, at a multiple of 64, and as numpy does, which asks for huge pages.
+
+    Torch asks for none: touching its new memory for the first time takes several times as long as filling it.
+    """
+    block = np.empty(n_bytes + _ALIGNMENT, dtype=np.uint8)
+    start = -block.ctypes.data % _ALIGNMENT
+    return block[start : start + n_bytes]
 
 
 def instead_of(old: torch.Tensor, made: torch.Tensor) -> torch.Tensor:

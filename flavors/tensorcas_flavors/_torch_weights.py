@@ -21,6 +21,7 @@ from tensorcas_flavors._torch_fill_module import (
     without_repeats,
 )
 from tensorcas_flavors._torch_memory import check_device, filling_refusal, instead_of, made_like
+from tensorcas_flavors._torch_rows import ELSEWHERE
 from tensorcas_flavors._torch_storages import overlapping
 from tensorcas_flavors._torch_tensors import (
     ROW_DTYPES,
@@ -63,8 +64,9 @@ def fill_weights(
 
     Args:
         model: A module, maybe wrapped as `unwrap` knows it; names may have the wrapper's prefix on either side.
-        stored: By the module's names. Of tied tensors one is enough, and of several the last one in the module's order
-            is taken, which is the one that ``load_state_dict`` leaves there.
+        stored: By the module's names; tensors that `extract` found outside of state dicts are passed over. Of tied
+            ones one is enough, and of several the last one in the module's order is taken, which is the one that
+            ``load_state_dict`` leaves there.
         read: Is given an ``out`` for the tensors that are on the CPU, contiguous and of the stored dtype. The others
             are read in batches of 64 MiB and converted as ``load_state_dict`` converts them.
         wanted: As there.
@@ -130,7 +132,8 @@ class _Plan:
             raise pytorch_error(f"the {type(module).__name__} gives no state_dict(): {error}") from error
         known = {id(tensor) for tensor in self._own.values()}
         names = self._own | {name: value for name, value in state.items() if id(value) in known}
-        stored = with_prefix_of(names, dict(stored), None)[0]
+        named = {name: source for name, source in stored.items() if not name.startswith(ELSEWHERE)}
+        stored = with_prefix_of(names, named, None)[0]
         self._problems: list[str] = []
         missing: list[str] = []
         without_memory: list[str] = []

@@ -6,7 +6,7 @@ import math
 import pickle
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -349,3 +349,11 @@ def test_a_model_that_is_a_function_is_called() -> None:
 def test_a_model_that_can_neither_predict_nor_be_called_says_so() -> None:
     with pytest.raises(AdapterError, match="a dict has no predict and cannot be called"):
         ADAPTER.predict({"w": 1}, 3)
+
+
+def test_a_part_of_an_object_cannot_be_filled() -> None:
+    def read(names: Sequence[str], *, out: Mapping[str, Array] | None = None) -> Mapping[str, Array]:
+        raise AssertionError(names)
+
+    with pytest.raises(AdapterError, match="load all of it with into="):
+        ADAPTER.fill_weights(Net(), {}, read)

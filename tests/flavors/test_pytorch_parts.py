@@ -250,6 +250,14 @@ class TestParts:
         )
         assert {name: raw(tensor) for name, tensor in target.state_dict().items()} == before
 
+    def test_what_a_module_holds_beside_its_names_is_passed_over(self) -> None:
+        source, target = nn.Linear(2, 2), nn.Linear(2, 2)
+        source.plain = torch.ones(3)
+        checkpoint = Checkpoint.of(source)
+
+        assert len(checkpoint.arrays) == 3
+        assert checkpoint.fill(target) == NotFilled()
+
     def test_shapes_must_fit_without_strict_too(self) -> None:
         with pytest.raises(AdapterError, match="does not fit"):
             Checkpoint({"weight": np.zeros(3, np.float32)}).fill(nn.Linear(3, 1), strict=False)
