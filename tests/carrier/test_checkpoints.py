@@ -228,3 +228,16 @@ def test_a_run_that_shows_nothing_yet_gets_its_folder_before_its_first_checkpoin
     shown = carried.folder / (ref.copy_path or "")
     assert ref.run_id == run.info.run_id
     assert shown.stat().st_mtime >= begun - 5
+
+
+def test_parts_of_a_step_are_read_through_a_server(carried: Experiment) -> None:
+    log(1)
+    log(2)
+
+    with mlflow.tensorcas.open_checkpoint(mlflow.last_active_run().info.run_id, 2) as reader:
+        for name in reader.keys():  # noqa: SIM118 - it is no mapping
+            array = reader.tensor(name)
+            assert reader.rows(name, slice(3, 5)).tobytes() == array[3:5].tobytes()
+        found = mlflow.tensorcas.diff((mlflow.last_active_run().info.run_id, 1), reader)
+
+    assert found.changed == ("trained",)

@@ -192,3 +192,15 @@ def test_a_store_that_is_named_is_taken_wherever_the_artifacts_are(
         mlflow.tensorcas.wait()
 
     assert len(Store.open(tmp_path / "named").checkpoints()) == 1
+
+
+def test_parts_of_a_step_are_read_from_the_file_that_is_fetched(served: Experiment) -> None:
+    with mlflow.start_run() as run:
+        log(1)
+        log(2)
+
+    with mlflow.tensorcas.open_checkpoint(run.info.run_id, 1) as reader:
+        assert reader.rows("trained", slice(5, 9)).tobytes() == state_of(1)["trained"][5:9].tobytes()
+        found = mlflow.tensorcas.diff(reader, (run.info.run_id, 2))
+
+    assert found.changed == ("trained",)

@@ -53,8 +53,17 @@ def test_both_give_the_same_tensors(ours: SafeOpen, theirs: SafeOpen) -> None:
 @pytest.mark.parametrize(
     "index",
     [
-        np.s_[0], np.s_[-1], np.s_[1:], np.s_[:2], np.s_[1:2, 2:], np.s_[:, 1], np.s_[:, :, 3], np.s_[..., 0], np.s_[0, 1, 2],
-        np.s_[:], np.s_[...],
+        np.s_[0],
+        np.s_[-1],
+        np.s_[1:],
+        np.s_[:2],
+        np.s_[1:2, 2:],
+        np.s_[:, 1],
+        np.s_[:, :, 3],
+        np.s_[..., 0],
+        np.s_[0, 1, 2],
+        np.s_[:],
+        np.s_[...],
     ],
     ids=str,
 )

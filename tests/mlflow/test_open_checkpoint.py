@@ -1,0 +1,164 @@
+"""Whatever MLflow has that holds tensors is opened by its URI."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlflow
+import numpy as np
+import pytest
+from mlflow.exceptions import MlflowException
+
+from tests.reader.checkpoints import moe, same
+
+torch = pytest.importorskip("torch")
+
+STATE = moe()
+
+
+def module() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(30, 20), torch.nn.ReLU(), torch.nn.Linear(20, 2))
+
+
+def arrays(model: torch.nn.Module) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+
+
+def log_steps(*steps: int, name: str = "checkpoint") -> str:
+    run = mlflow.active_run() or mlflow.start_run()
+    for step in steps:
+        mlflow.tensorcas.log_checkpoint({**STATE, "step": np.full(100, step)}, step=step, name=name)
+    return run.info.run_id
+
+
+def step_of(reader: object) -> int:
+    return int(reader.tensor("step")[0])
+
+
+def test_a_step_of_a_run_is_opened_by_any_name(experiment: str) -> None:
+    run_id = log_steps(1, 2, 10)
+
+    for uri in (run_id, f"runs:/{run_id}", None):
+        assert step_of(mlflow.tensorcas.open_checkpoint(uri)) == 10
+        assert step_of(mlflow.tensorcas.open_checkpoint(uri, 2)) == 2
+    mlflow.end_run()
+    assert step_of(mlflow.tensorcas.open_checkpoint(step=1)) == 1
+    reader = mlflow.tensorcas.open_checkpoint(f"runs:/{run_id}/checkpoints/checkpoint/step-00000002.arrow")
+    assert step_of(reader) == 2
+    assert same(reader.expert(1, 1), {name: array for name, array in STATE.items() if ".1.mlp.experts.1." in name})
+
+
+def test_a_series_is_opened_by_its_name(experiment: str) -> None:
+    log_steps(1)
+    run_id = log_steps(5, name="ema")
+
+    assert step_of(mlflow.tensorcas.open_checkpoint(run_id, name="ema")) == 5
+
+
+def test_a_save_in_the_background_is_waited_for(experiment: str) -> None:
+    with mlflow.start_run() as run:
+        mlflow.tensorcas.log_checkpoint(STATE, step=1, blocking=False)
+
+        assert same(mlflow.tensorcas.open_checkpoint(run.info.run_id, 1).full(), STATE)
+
+
+def test_a_logged_model_is_opened(experiment: str) -> None:
+    model = module()
+    with mlflow.start_run() as run:
+        info = mlflow.tensorcas.log_model(model, name="model", pip_requirements=[])
+
+    for uri in (info.model_uri, f"runs:/{run.info.run_id}/model"):
+        with mlflow.tensorcas.open_checkpoint(uri) as reader:
+            assert same(reader.full(), arrays(model))
+            assert same(reader.layer(2), {name: array for name, array in arrays(model).items() if name[0] == "2"})
+
+
+def test_a_folder_that_brings_its_tensors_is_opened(experiment: str, tmp_path: Path) -> None:
+    model = module()
+    mlflow.tensorcas.save_model(model, tmp_path / "model", pip_requirements=[])
+
+    assert same(mlflow.tensorcas.open_checkpoint(tmp_path / "model").full(), arrays(model))
+    assert same(
+        mlflow.tensorcas.open_checkpoint(tmp_path / "model/data/checkpoint.tensors").full(),
+        arrays(model),
+    )
+
+
+def test_a_model_of_mlflows_own_flavor_is_opened(experiment: str) -> None:
+    model = module()
+    with mlflow.start_run() as run:
+        info = mlflow.pytorch.log_model(model, name="plain", pip_requirements=[], serialization_format="pickle")
+
+    for uri in (info.model_uri, f"{info.model_uri}/data/model.pth", f"runs:/{run.info.run_id}/plain"):
+        reader = mlflow.tensorcas.open_checkpoint(uri)
+        assert same(reader.full(), arrays(model))
+        assert reader.get_slice("0.weight")[3:5].tobytes() == arrays(model)["0.weight"][3:5].tobytes()
+
+
+def test_of_a_folder_with_several_files_of_tensors_one_has_to_be_named(experiment: str, tmp_path: Path) -> None:
+    with mlflow.start_run() as run:
+        for name in ("a", "b"):
+            np.savez(tmp_path / f"{name}.npz", w=np.arange(1000.0))
+            mlflow.log_artifact(str(tmp_path / f"{name}.npz"), "files")
+        mlflow.log_text("no tensors", "files/notes.txt")
+
+    assert mlflow.tensorcas.open_checkpoint(f"runs:/{run.info.run_id}/files/a.npz").keys() == ["w"]
+    with pytest.raises(MlflowException, match=r"2 files .*a\.npz"):
+        mlflow.tensorcas.open_checkpoint(f"runs:/{run.info.run_id}/files")
+    with pytest.raises(MlflowException):
+        mlflow.tensorcas.open_checkpoint(f"runs:/{run.info.run_id}/files/notes.txt")
+
+
+def test_a_file_of_this_machine_is_opened(tmp_path: Path) -> None:
+    numpy_save = pytest.importorskip("safetensors.numpy").save_file
+    numpy_save(STATE, tmp_path / "model.safetensors")
+
+    reader = mlflow.tensorcas.open_checkpoint(tmp_path / "model.safetensors")
+
+    assert reader.digest() == mlflow.tensorcas.open_checkpoint(str(tmp_path / "model.safetensors")).digest()
+    assert same({name: reader.tensor(name) for name in STATE}, STATE)
+    assert list(mlflow.tensorcas.open_checkpoint(tmp_path).expert(0, 0)) == [
+        name for name in reader.keys() if ".0.mlp.experts.0." in name  # noqa: SIM118 - in the file's order
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("0" * 32,), "not found"),
+        (("models:/m-00000000000000000000000000000000",), "not found"),
+        (("/nowhere/model.safetensors",), "nowhere"),
+        (("models:/m-00000000000000000000000000000000", 3), "a step is one of a run"),
+    ],
+)
+def test_what_is_not_there_is_an_error(cas_experiment: str, arguments: tuple[object, ...], reason: str) -> None:
+    with pytest.raises(MlflowException, match=reason):
+        mlflow.tensorcas.open_checkpoint(*arguments)
+
+
+def test_a_step_that_is_not_there_is_an_error_that_says_which_are(experiment: str) -> None:
+    run_id = log_steps(1, 2)
+
+    with pytest.raises(MlflowException, match="steps 1, 2"):
+        mlflow.tensorcas.open_checkpoint(run_id, 3)
+
+
+def test_two_of_anything_are_compared(experiment: str) -> None:
+    run_id = log_steps(1, 2)
+    with mlflow.start_run(nested=True) as other:
+        mlflow.tensorcas.log_checkpoint(STATE, step=7)
+
+    found = mlflow.tensorcas.diff((run_id, 1), (run_id, 2), values=True)
+    assert (found.changed, len(found.equal)) == (("step",), len(STATE))
+    assert found.values["step"].max_absolute == 1
+    found = mlflow.tensorcas.diff(other.info.run_id, mlflow.tensorcas.open_checkpoint(run_id, 2))
+    assert (found.added, found.changed, len(found.equal)) == (("step",), (), len(STATE))
+
+
+def test_code_for_safetensors_reads_from_a_run(experiment: str) -> None:
+    run_id = log_steps(1)
+
+    with mlflow.tensorcas.safe_open(run_id, framework="pt", device="cpu", step=1) as file:
+        assert set(file.keys()) == {*STATE, "step"}
+        assert file.get_slice("model.embed_tokens.weight")[5].shape == (64,)

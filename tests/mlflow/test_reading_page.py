@@ -1,0 +1,44 @@
+"""What the page on reading parts shows, run as it stands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import numpy as np
+import pytest
+
+from tests.reader.checkpoints import moe
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("duckdb")
+pytest.importorskip("polars")
+
+PAGE = Path(__file__).parents[2] / "docs/reading-parts.md"
+
+
+def test_the_page_runs_and_says_what_is_there(cas_experiment: str) -> None:
+    state = moe()
+    with mlflow.start_run() as run:
+        mlflow.tensorcas.log_checkpoint(state, step=10)
+        gate = state["model.layers.1.mlp.gate.weight"]
+        gate.view(np.uint32)[0] ^= 1
+        mlflow.tensorcas.log_checkpoint(state, step=20)
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    seen: dict[str, Any] = {"run_id": run.info.run_id}
+
+    for block in blocks:
+        if "load_into" not in block and "naming=" not in block:
+            exec(block, seen)
+
+    assert len(blocks) == 8
+    assert seen["rows"].tobytes() == state["model.embed_tokens.weight"][1000:1010].tobytes()
+    assert list(seen["expert"]) == [f"model.layers.1.mlp.experts.3.{name}_proj.weight" for name in ("up", "down")]
+    assert seen["found"].changed == ("model.layers.1.mlp.gate.weight",)
+    assert seen["largest"].fetchall()[0] == ("model.embed_tokens.weight", "float32", [1000, 64], 64_000)
+    assert seen["changed"].to_list() == ["model.layers.1.mlp.gate.weight"]
+    layers = dict(seen["by_layer"].fetchall())
+    assert layers[0] == sum(array.nbytes for name, array in state.items() if ".layers.0." in name)
+    assert layers[None] == state["model.embed_tokens.weight"].nbytes
