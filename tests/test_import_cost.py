@@ -6,9 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+
+from tensorcas_mlflow import TensorCasStore
 
 LIGHT = {"mlflow.tensorcas", "tensorcas_mlflow", "tensorcas_mlflow._facade", "tensorcas_mlflow.plugin"}
 """All that `import mlflow` may load because of us."""
@@ -101,3 +106,35 @@ def test_a_save_and_a_load_import_nothing_that_takes_long(tmp_path: Path) -> Non
 
     # Two to six tenths of a second each.
     assert not loaded & {"blosc2", "mlflow", "pandas", "torch"}
+
+
+READ_PARTS = """
+import json, sys
+from tensorcas_mlflow import TensorCasStore
+
+reader = TensorCasStore(sys.argv[1], "run").open()
+str(reader.summary()), reader.digest(), reader.layer(1)
+reader.tensor("layers.0.a"), reader.rows("layers.0.a", slice(3, 5))
+print(json.dumps(sorted(sys.modules)))
+"""
+
+
+def test_reading_parts_imports_nothing_that_takes_long(tmp_path: Path) -> None:
+    store = TensorCasStore(tmp_path / "store", "run", adapter=Arrays())
+    store.save({f"layers.{n}.a": np.arange(90_000, dtype=np.float32) for n in range(2)}, step=1)
+    script = READ_PARTS.replace("sys.argv[1]", repr(str(tmp_path / "store")))
+
+    loaded = set(json.loads(run_fresh(script, tmp_path)))
+
+    # What is read of modules is counted by whoever counts what is read: a summary is a few kilobytes.
+    assert not loaded & {"blosc2", "mlflow", "numpy.ma", "pandas", "torch"}
+
+
+class Arrays:
+    """Takes arrays as they are."""
+
+    def extract(self, model: dict[str, Any]) -> dict[str, Any]:
+        return model
+
+    def reconstruct(self, tensors: Mapping[str, Any], original: Any = None) -> Any:
+        return dict(tensors)

@@ -28,6 +28,8 @@ _READ_BYTES = 1 << 30
 """Linux reads at most 2 GiB in one call."""
 _SAMPLES = 16
 """Pages that are looked at to tell whether a file is in memory."""
+_ANNOUNCED_BYTES = 1 << 20
+"""Of an announcement that is longer than what it reads at once the system may forget the rest."""
 _POPULATE_READ = 22
 """MADV_POPULATE_READ, which the standard library has no name for: read all pages now, and say so if that fails."""
 
@@ -239,7 +241,7 @@ class MappedStretch:
         return np.frombuffer(self.mapped, np.uint8)
 
     def populate(self, start: int, stop: int) -> None:
-        """Read a part of the file into memory now.
+        """Read a part of the file into memory now, and nothing beyond it.
 
         Raises:
             BackendError: The disk does not give it, or the file ends before it. A system that has no such call (Linux
@@ -249,8 +251,12 @@ class MappedStretch:
             return
         first = (start - self.begin) // mmap.PAGESIZE * mmap.PAGESIZE
         with _translated(self.key):
+            end = stop - self.begin
+            # A fault on what is not in memory reads megabytes ahead; what is announced is read as it is announced.
+            for at in range(first, end, _ANNOUNCED_BYTES):
+                self.mapped.madvise(mmap.MADV_WILLNEED, at, min(_ANNOUNCED_BYTES, end - at))
             try:
-                self.mapped.madvise(_POPULATE_READ, first, stop - self.begin - first)
+                self.mapped.madvise(_POPULATE_READ, first, end - first)
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise

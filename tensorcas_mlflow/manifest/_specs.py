@@ -157,7 +157,8 @@ class Specs:
     def find(self, name: str) -> Any:
         """Find the rows of one name: their numbers, ascending."""
         try:
-            wanted = pa.scalar(name, pa.utf8())
+            # Not `pyarrow.scalar`, which imports pandas, as `values_of` says.
+            wanted = array_of_texts([name])[0]
         except UnicodeEncodeError:
             return np.empty(0, dtype=np.intp)
         return values_of(pc.indices_nonzero(pc.equal(self.names, wanted))).astype(np.intp)

@@ -13,6 +13,7 @@ from tensorcas_mlflow._lazy import Lazy
 from tensorcas_mlflow.chunking import Offsets
 from tensorcas_mlflow.errors import PartNotFoundError
 from tensorcas_mlflow.manifest import Specs
+from tensorcas_mlflow.reader._distinct import distinct
 from tensorcas_mlflow.reader._names import Patterns
 from tensorcas_mlflow.reader._naming import Naming, Reading, read_any, read_pattern
 
@@ -79,7 +80,7 @@ class Outline:
     def layers(self, stack: str | None = None) -> list[int]:
         """List the layers of a stack, ascending; raises as `rows_of_layer`."""
         found = self.assignment
-        numbers = np.unique(found.layer[found.stack == self._stack(stack)])
+        numbers = distinct(found.layer[found.stack == self._stack(stack)])
         return [int(number) for number in numbers]
 
     def experts(self, layer: int, stack: str | None = None) -> list[int]:
@@ -182,7 +183,7 @@ def _by_patterns(patterns: Patterns) -> Assignment:
     has_layer, has_expert = np.flatnonzero(stack >= 0), np.flatnonzero(expert_slot >= 0)
     layer[has_layer] = patterns.slot(has_layer, layer_slot[has_layer])
     expert[has_expert] = patterns.slot(has_expert, expert_slot[has_expert])
-    for number in np.unique(stack[stage > 0]).tolist():
+    for number in distinct(stack[stage > 0]).tolist():
         mine = np.flatnonzero(stack == number)
         pairs = np.stack([stage[mine], layer[mine]], axis=1)
         layer[mine] = np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1)

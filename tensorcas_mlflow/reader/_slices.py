@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.chunking import Offsets
+from tensorcas_mlflow.reader._distinct import distinct
 
 _MOST_RUNS = 1 << 20
 """More runs are put together, with what lies between them."""
@@ -153,10 +154,10 @@ def _places(side: int, part: Any) -> Offsets:
             if len(part) != side:
                 raise IndexError(f"{len(part)} bools do not choose among {side}")
             return np.flatnonzero(part)
-        found = np.unique(part.astype(np.int64))
+        found = distinct(part.astype(np.int64))
         if len(found) and not -side <= found[0] <= found[-1] < side:
             raise IndexError(f"index {found[0] if found[0] < -side else found[-1]} is out of bounds for {side}")
-        return np.unique(found % side) if side else found
+        return distinct(found % side) if side else found
     if not -side <= part < side:
         raise IndexError(f"index {part} is out of bounds for {side}")
     return np.array([part % side], dtype=np.int64)

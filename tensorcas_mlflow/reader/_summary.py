@@ -11,6 +11,7 @@ import numpy as np
 from tensorcas_mlflow._texts import size_text
 from tensorcas_mlflow.chunking import Offsets, ranges
 from tensorcas_mlflow.manifest import Specs
+from tensorcas_mlflow.reader._distinct import distinct
 from tensorcas_mlflow.reader._names import NUMBER, Patterns
 from tensorcas_mlflow.reader._outline import Outline, number_ranges
 
@@ -132,9 +133,9 @@ def _stack(name: str, specs: Specs, outline: Outline) -> StackSummary:
     has_expert = np.flatnonzero(found.expert[mine] >= 0)
     if len(has_expert):
         numbers, nth = np.unique(found.expert[mine[has_expert]], return_inverse=True)
-        pairs = np.unique(which[has_expert] * len(numbers) + nth)
+        pairs = distinct(which[has_expert] * len(numbers) + nth)
         n_experts = int(np.bincount(pairs // len(numbers)).max())
-    for layer in np.unique(found.layer[mine[found.is_fused[mine]]]).tolist():
+    for layer in distinct(found.layer[mine[found.is_fused[mine]]]).tolist():
         n_experts = max(n_experts, len(outline.experts(layer, name)))
     return StackSummary(
         name=name,
@@ -172,14 +173,14 @@ def _leaves(specs: Specs, patterns: Patterns) -> list[_Leaf]:
         parts, counts, nth = [], [], 0
         for key in keys:
             if key == NUMBER:
-                numbers = np.unique(patterns.slot(rows, nth))
+                numbers = distinct(patterns.slot(rows, nth))
                 parts.append(_numbers_text(numbers))
                 counts.append(len(numbers))
                 nth += 1
             else:
                 parts.append(key)
                 counts.append(1)
-        codes = np.unique(specs.dtype[rows]).tolist() if len(specs.dtypes) > 1 else [int(specs.dtype[rows[0]])]
+        codes = distinct(specs.dtype[rows]).tolist() if len(specs.dtypes) > 1 else [int(specs.dtype[rows[0]])]
         leaves.append(
             _Leaf(
                 parts=tuple(parts),

@@ -21,6 +21,8 @@ from tensorcas_mlflow.store._open_files import OpenFiles
 from tensorcas_mlflow.store._target import dtypes_of, shapes_of
 from tensorcas_mlflow.tensor import ALIGNMENT
 
+_NEAR_BYTES = 64 << 10
+"""What lies between two rows that are wanted, and is shorter, is read with them."""
 _CHECKED_BYTES = 4 << 20
 """What one thread hashes before it asks for more."""
 
@@ -115,6 +117,14 @@ def _find_pieces(places: Places, columns: Columns, rows: Offsets, chunk_bytes: i
     )
 
 
+def _runs(begins: Offsets, ends: Offsets) -> list[tuple[int, int]]:
+    """Put together what lies one after the other: rows that are wanted may be far apart, and in any order."""
+    gaps = begins[1:] - ends[:-1]
+    borders = np.flatnonzero((gaps < 0) | (gaps >= _NEAR_BYTES))
+    firsts, lasts = np.append(0, borders + 1), np.append(borders, len(ends) - 1)
+    return [(int(begins[first]), int(ends[last])) for first, last in zip(firsts, lasts, strict=True)]
+
+
 def _check(
     stretch: MappedStretch,
     begins: Offsets,
@@ -140,7 +150,8 @@ def _check(
         low, high = part
         begin, end = starts[low:high], starts[low:high] + sizes[low:high]
         try:
-            stretch.populate(stretch.begin + int(begin.min()), stretch.begin + int(end.max()))
+            for first, stop in _runs(begin, end):
+                stretch.populate(stretch.begin + first, stretch.begin + stop)
         except BackendError:
             is_good[of_row[low:high]] = False
             return
