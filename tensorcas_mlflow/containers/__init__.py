@@ -4,9 +4,68 @@ A file comes back as the parts put one after the other, so a splitter that is wr
 and never a byte. No splitter trusts a file: what it says is checked before memory or time is spent on it.
 """
 
+from tensorcas_mlflow.containers._bhckpt import bhckpt_header, bhckpt_header_bytes, is_bhckpt
+from tensorcas_mlflow.containers._bintensors import MAX_HEADER_BYTES as BINTENSORS_MAX_HEADER_BYTES
+from tensorcas_mlflow.containers._bintensors import bintensors_header, is_bintensors
+from tensorcas_mlflow.containers._dtype_words import dtype_called
+from tensorcas_mlflow.containers._gguf import GgufHeader, aligned, is_gguf
+from tensorcas_mlflow.containers._json import SPACE as JSON_SPACE
+from tensorcas_mlflow.containers._json import TEXT as JSON_TEXT
+from tensorcas_mlflow.containers._json import entries, strict_json, whole
+from tensorcas_mlflow.containers._npy import NpyHeader, is_npy, read_npy_header
 from tensorcas_mlflow.containers._parts import More, Part, Plain, Skeleton, Tensor
-from tensorcas_mlflow.containers._safetensors import SAFETENSORS_DTYPES
-from tensorcas_mlflow.containers._split import split
+from tensorcas_mlflow.containers._safetensors import MAX_HEADER_BYTES as SAFETENSORS_MAX_HEADER_BYTES
+from tensorcas_mlflow.containers._safetensors import PACKED_BITS as SAFETENSORS_PACKED_BITS
+from tensorcas_mlflow.containers._safetensors import SAFETENSORS_DTYPES, is_safetensors, safetensors_header
+from tensorcas_mlflow.containers._split import UNREADABLE, split
 from tensorcas_mlflow.containers._tape import Readable, Tape
+from tensorcas_mlflow.containers._tensor_fact import TensorFact, check_shape, in_order, item_bytes
+from tensorcas_mlflow.containers._torch_legacy import LegacyTorchFile, is_torch_legacy
+from tensorcas_mlflow.containers._torch_pickle import walk_torch_pickle
+from tensorcas_mlflow.containers._torch_views import TensorView, views_of
+from tensorcas_mlflow.containers._zip import is_zip
 
-__all__ = ["SAFETENSORS_DTYPES", "More", "Part", "Plain", "Readable", "Skeleton", "Tape", "Tensor", "split"]
+__all__ = [
+    "BINTENSORS_MAX_HEADER_BYTES",
+    "JSON_SPACE",
+    "JSON_TEXT",
+    "SAFETENSORS_DTYPES",
+    "SAFETENSORS_MAX_HEADER_BYTES",
+    "SAFETENSORS_PACKED_BITS",
+    "UNREADABLE",
+    "GgufHeader",
+    "LegacyTorchFile",
+    "More",
+    "NpyHeader",
+    "Part",
+    "Plain",
+    "Readable",
+    "Skeleton",
+    "Tape",
+    "Tensor",
+    "TensorFact",
+    "TensorView",
+    "aligned",
+    "bhckpt_header",
+    "bhckpt_header_bytes",
+    "bintensors_header",
+    "check_shape",
+    "dtype_called",
+    "entries",
+    "in_order",
+    "is_bhckpt",
+    "is_bintensors",
+    "is_gguf",
+    "is_npy",
+    "is_safetensors",
+    "is_torch_legacy",
+    "is_zip",
+    "item_bytes",
+    "read_npy_header",
+    "safetensors_header",
+    "split",
+    "strict_json",
+    "views_of",
+    "walk_torch_pickle",
+    "whole",
+]

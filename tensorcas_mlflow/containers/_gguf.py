@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tensorcas_mlflow.containers._parts import MIN_TENSOR_BYTES, Part, Skeleton, Tensor
 from tensorcas_mlflow.containers._tape import MAX_PEEK_BYTES, Tape
@@ -24,56 +24,66 @@ _MAX_NESTING = 4
 _MAX_VALUES = 1 << 16
 """Pairs of a key and a value, and arrays in arrays. A model has some dozens; a vocabulary is one array of texts."""
 _MAX_ALIGNMENT = 1 << 16
+_MAX_KEPT_BYTES = 1 << 20
+"""Of metadata, what comes after so many bytes is not kept. A chat's template has some 10 KiB."""
 
-# ggml_type -> dtype (None for what numpy has no word for), size of a block, and how many elements are in it.
-_TYPES: dict[int, tuple[str | None, int, int]] = {
-    0: ("float32", 4, 1),
-    1: ("float16", 2, 1),
-    2: (None, 18, 32),  # Q4_0
-    3: (None, 20, 32),  # Q4_1
-    6: (None, 22, 32),  # Q5_0
-    7: (None, 24, 32),  # Q5_1
-    8: (None, 34, 32),  # Q8_0
-    10: (None, 84, 256),  # Q2_K
-    11: (None, 110, 256),  # Q3_K
-    12: (None, 144, 256),  # Q4_K
-    13: (None, 176, 256),  # Q5_K
-    14: (None, 210, 256),  # Q6_K
-    15: (None, 292, 256),  # Q8_K
-    16: (None, 66, 256),  # IQ2_XXS
-    17: (None, 74, 256),  # IQ2_XS
-    18: (None, 98, 256),  # IQ3_XXS
-    19: (None, 50, 256),  # IQ1_S
-    20: (None, 18, 32),  # IQ4_NL
-    21: (None, 110, 256),  # IQ3_S
-    22: (None, 82, 256),  # IQ2_S
-    23: (None, 136, 256),  # IQ4_XS
-    24: ("int8", 1, 1),
-    25: ("int16", 2, 1),
-    26: ("int32", 4, 1),
-    27: ("int64", 8, 1),
-    28: ("float64", 8, 1),
-    29: (None, 56, 256),  # IQ1_M
-    30: ("bfloat16", 2, 1),
-    34: (None, 54, 256),  # TQ1_0
-    35: (None, 66, 256),  # TQ2_0
-    39: (None, 17, 32),  # MXFP4
-    40: (None, 36, 64),  # NVFP4
-    41: (None, 18, 128),  # Q1_0
+# ggml_type -> its name, dtype (None for what numpy has no word for), size of a block, and how many elements are in it.
+_TYPES: dict[int, tuple[str, str | None, int, int]] = {
+    0: ("F32", "float32", 4, 1),
+    1: ("F16", "float16", 2, 1),
+    2: ("Q4_0", None, 18, 32),
+    3: ("Q4_1", None, 20, 32),
+    6: ("Q5_0", None, 22, 32),
+    7: ("Q5_1", None, 24, 32),
+    8: ("Q8_0", None, 34, 32),
+    10: ("Q2_K", None, 84, 256),
+    11: ("Q3_K", None, 110, 256),
+    12: ("Q4_K", None, 144, 256),
+    13: ("Q5_K", None, 176, 256),
+    14: ("Q6_K", None, 210, 256),
+    15: ("Q8_K", None, 292, 256),
+    16: ("IQ2_XXS", None, 66, 256),
+    17: ("IQ2_XS", None, 74, 256),
+    18: ("IQ3_XXS", None, 98, 256),
+    19: ("IQ1_S", None, 50, 256),
+    20: ("IQ4_NL", None, 18, 32),
+    21: ("IQ3_S", None, 110, 256),
+    22: ("IQ2_S", None, 82, 256),
+    23: ("IQ4_XS", None, 136, 256),
+    24: ("I8", "int8", 1, 1),
+    25: ("I16", "int16", 2, 1),
+    26: ("I32", "int32", 4, 1),
+    27: ("I64", "int64", 8, 1),
+    28: ("F64", "float64", 8, 1),
+    29: ("IQ1_M", None, 56, 256),
+    30: ("BF16", "bfloat16", 2, 1),
+    34: ("TQ1_0", None, 54, 256),
+    35: ("TQ2_0", None, 66, 256),
+    39: ("MXFP4", None, 17, 32),
+    40: ("NVFP4", None, 36, 64),
+    41: ("Q1_0", None, 18, 128),
 }
 
 # gguf_metadata_value_type -> size of one; strings and arrays say theirs themselves.
 _VALUE_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _UINT32, _STRING, _ARRAY = 4, 8, 9
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
 
-class _Info(NamedTuple):
+class GgufTensor(NamedTuple):
+    """What a header says of one tensor."""
+
     offset: int
+    """First byte, counted from where the tensors begin."""
     name: str
+    """With surrogates for bytes that are not UTF-8."""
+    kind: str
+    """What ggml calls its type."""
     dtype: str | None
     shape: tuple[int, ...] | None
     n_bytes: int | None
     """None for a type that this module does not know."""
+    n_dimensions: int
 
 
 def is_gguf(head: memoryview) -> bool:
@@ -84,24 +94,11 @@ def is_gguf(head: memoryview) -> bool:
 def split_gguf(tape: Tape) -> Iterator[Part]:
     """Announce the parts of a GGUF file: its header, and its tensors in the order of their offsets."""
     start = tape.position
-    order = ">" if tape.peek(8)[7] else "<"
-    header = _Header(tape, order)
-    n_tensors, n_pairs = header.take("QQ", at=8)
-    if n_tensors > _MAX_TENSORS:
-        raise FormatError(f"a GGUF file with {n_tensors} tensors")
-    header.expect(n_pairs)
-    for _ in range(n_pairs):
-        header.take_pair()
-        if header.at >= _STEP_BYTES:
-            yield header.so_far()
-    infos: list[_Info] = []
-    for _ in range(n_tensors):
-        infos.append(header.take_info())
-        if header.at >= _STEP_BYTES:
-            yield header.so_far()
-    if header.at:
-        yield header.so_far()
-    data_at = start + _aligned(tape.position - start, header.alignment)
+    header = GgufHeader(tape)
+    for n_walked in header.walk():
+        yield Skeleton(n_bytes=n_walked)
+    infos = header.tensors
+    data_at = start + aligned(tape.position - start, header.alignment)
     infos.sort(key=lambda info: (info.offset, info.n_bytes != 0))
     for nth, info in enumerate(infos):
         gap = data_at + info.offset - tape.position
@@ -118,34 +115,68 @@ def split_gguf(tape: Tape) -> Iterator[Part]:
             yield Tensor(n_bytes=n_bytes, name=info.name, dtype=info.dtype, shape=info.shape)
         elif n_bytes:
             yield Skeleton(n_bytes=n_bytes)
-    n_bytes = tape.position - start
-    padding = tape.peek(_aligned(n_bytes, header.alignment) - n_bytes)
+    n_all = tape.position - start
+    padding = tape.peek(aligned(n_all, header.alignment) - n_all)
     if padding:
         yield Skeleton(n_bytes=len(padding))
 
 
-def _aligned(offset: int, alignment: int) -> int:
+def aligned(offset: int, alignment: int) -> int:
+    """Get the next multiple of an alignment."""
     return -(-offset // alignment) * alignment
 
 
-class _Header:
+class GgufHeader:
     """Reads what stands before the tensors; it goes on while bytes come, whatever counts and lengths say."""
 
-    def __init__(self, tape: Tape, order: str) -> None:
-        self.at = 0
-        """How far the header has been read, counted from where the tape stands."""
+    def __init__(self, tape: Tape, *, keep: bool = False) -> None:
+        """Stand before a file's first byte.
+
+        Args:
+            tape: It is peeked at only.
+            keep: Whether to keep what the metadata are, numbers and texts; arrays never are.
+        """
         self.alignment = 32
+        self.metadata: dict[str, Any] = {}
+        self.tensors: list[GgufTensor] = []
+        self._at = 0
+        """How far the header has been read, counted from where the tape stands."""
+        self._keys: set[bytes] = set()
+        self._n_kept_bytes_left = _MAX_KEPT_BYTES if keep else 0
         self._n_values_left = _MAX_VALUES
         self._tape = tape
-        self._order = order
-        self._long = struct.Struct(f"{order}Q")
-        self._short = struct.Struct(f"{order}I")
+        self._order = ">" if tape.peek(8)[7] else "<"
+        self._long = struct.Struct(f"{self._order}Q")
+        self._short = struct.Struct(f"{self._order}I")
         self._window = memoryview(b"")
 
-    def so_far(self) -> Skeleton:
-        """Announce what has been read since the last time."""
-        n_bytes, self.at, self._window = self.at, 0, memoryview(b"")
-        return Skeleton(n_bytes=n_bytes)
+    def walk(self) -> Iterator[int]:
+        """Read the header.
+
+        Yields:
+            How many bytes were read; they are to be taken from the tape before it goes on.
+
+        Raises:
+            FormatError: It is not sound.
+        """
+        n_tensors, n_pairs = self.take("QQ", at=8)
+        if n_tensors > _MAX_TENSORS:
+            raise FormatError(f"a GGUF file with {n_tensors} tensors")
+        self.expect(n_pairs)
+        for _ in range(n_pairs):
+            self.take_pair()
+            if self._at >= _STEP_BYTES:
+                yield self._so_far()
+        for _ in range(n_tensors):
+            self.tensors.append(self.take_info())
+            if self._at >= _STEP_BYTES:
+                yield self._so_far()
+        if self._at:
+            yield self._so_far()
+
+    def _so_far(self) -> int:
+        n_bytes, self._at, self._window = self._at, 0, memoryview(b"")
+        return n_bytes
 
     def expect(self, n_values: int) -> None:
         """Say that so many pairs or inner arrays are to be read, each of which takes a while.
@@ -160,32 +191,51 @@ class _Header:
     def take(self, layout: str, *, at: int | None = None) -> tuple[int, ...]:
         """Read some numbers, from where it stands or from a place further on."""
         layout = self._order + layout
-        start = self.at if at is None else at
-        self.at = start + struct.calcsize(layout)
-        self._need(self.at)
+        start = self._at if at is None else at
+        self._at = start + struct.calcsize(layout)
+        self._need(self._at)
         return struct.unpack_from(layout, self._window, start)
 
     def take_pair(self) -> None:
-        """Read one key and skip its value; the key of the alignment is the only one that matters here."""
+        """Read one key and its value; the key of the alignment is the only one that matters here."""
         key = self._take_string()
+        if key in self._keys:
+            raise FormatError(f"a GGUF file with the key {key[:80]!r} twice")
+        self._keys.add(key)
         kind = self._take_short()
         if key == b"general.alignment" and kind == _UINT32:
             self.alignment = self._take_short()
             if not 0 < self.alignment <= _MAX_ALIGNMENT:
                 raise FormatError(f"tensors cannot be aligned to {self.alignment} bytes")
+        elif self._n_kept_bytes_left > len(key) and (kind in _SCALARS or kind == _STRING):
+            self._keep(key.decode(), kind)
         else:
             self._skip(kind, 1, depth=0)
 
-    def take_info(self) -> _Info:
+    def _keep(self, key: str, kind: int) -> None:
+        value: Any
+        if kind == _STRING:
+            text = self._take_string()
+            self._n_kept_bytes_left -= len(text)
+            if self._n_kept_bytes_left < 0:
+                return
+            value = text.decode()
+        else:
+            (value,) = self.take(_SCALARS[kind])
+        self._n_kept_bytes_left -= len(key) + 8
+        if not isinstance(value, float) or math.isfinite(value):
+            self.metadata[key] = value
+
+    def take_info(self) -> GgufTensor:
         """Read what the header says of one tensor."""
-        name = self._take_string().decode("utf-8", "replace")
+        name = self._take_string().decode("utf-8", "surrogateescape")
         n_dimensions = self._take_short()
         if n_dimensions > _MAX_DIMENSIONS:
             raise FormatError(f"tensor {name[:80]!r} has {n_dimensions} dimensions")
         *sides, kind, offset = self.take(f"{n_dimensions}QIQ")
-        dtype, block_bytes, block_elements = _TYPES.get(kind, (None, 0, 0))
+        word, dtype, block_bytes, block_elements = _TYPES.get(kind, (f"type {kind}", None, 0, 0))
         if not block_bytes:
-            return _Info(offset, name, None, None, None)
+            return GgufTensor(offset, name, word, None, None, None, n_dimensions)
         n_elements = math.prod(sides)
         # A block never crosses rows; the first dimension is the one whose neighbours lie side by side.
         if block_elements > 1 and (not sides or sides[0] % block_elements):
@@ -193,13 +243,13 @@ class _Header:
         if dtype is not None and self._order == ">" and block_bytes > 1:
             dtype = None if dtype == "bfloat16" else ">" + dtype
         shape = tuple(reversed(sides)) if dtype is not None else None
-        return _Info(offset, name, dtype, shape, n_elements // block_elements * block_bytes)
+        return GgufTensor(offset, name, word, dtype, shape, n_elements // block_elements * block_bytes, n_dimensions)
 
     def _skip(self, kind: int, count: int, *, depth: int) -> None:
         """Skip so many values of one type."""
         if kind in _VALUE_BYTES:
-            self.at += count * _VALUE_BYTES[kind]
-            self._need(self.at)
+            self._at += count * _VALUE_BYTES[kind]
+            self._need(self._at)
         elif kind == _STRING:
             self._skip_strings(count)
         elif kind == _ARRAY and depth < _MAX_NESTING:
@@ -214,25 +264,25 @@ class _Header:
         """Skip so many strings; a vocabulary has hundreds of thousands."""
         window, length_at = self._window, self._long.unpack_from
         for _ in range(count):
-            at = self.at + 8
+            at = self._at + 8
             if at > len(window):
                 self._need(at)
                 window = self._window
-            self.at = at + int(length_at(window, at - 8)[0])
-        self._need(self.at)
+            self._at = at + int(length_at(window, at - 8)[0])
+        self._need(self._at)
 
     def _take_short(self) -> int:
-        at = self.at
+        at = self._at
         self._need(at + 4)
-        self.at = at + 4
+        self._at = at + 4
         return int(self._short.unpack_from(self._window, at)[0])
 
     def _take_string(self) -> bytes:
-        at = self.at + 8
+        at = self._at + 8
         self._need(at)
-        self.at = at + int(self._long.unpack_from(self._window, at - 8)[0])
-        self._need(self.at)
-        return bytes(self._window[at : self.at])
+        self._at = at + int(self._long.unpack_from(self._window, at - 8)[0])
+        self._need(self._at)
+        return bytes(self._window[at : self._at])
 
     def _need(self, n_bytes: int) -> None:
         """Have so many bytes of the header in the window."""

@@ -56,6 +56,7 @@ class NpyHeader:
     dtype: DType
     shape: tuple[int, ...]
     """Of the bytes in C order: for an array in Fortran order, the shape of its transpose."""
+    is_fortran: bool = False
 
     @property
     def array_bytes(self) -> int | None:
@@ -84,13 +85,18 @@ def read_npy_header(tape: Tape) -> NpyHeader:
         raise FormatError(f"an .npy header of {n_text} bytes")
     text = bytes(tape.peek(start + n_text)[start:])
     try:
-        dtype, shape = _parse(text.decode("utf-8" if head[6] == 3 else "latin-1"), tape)
+        dtype, shape, is_fortran = _parse(text.decode("utf-8" if head[6] == 3 else "latin-1"), tape)
     except _NONSENSE as error:
         raise FormatError(f"not an .npy header: {error}") from error
     sides = math.prod(side for side in shape if side)
-    if len(shape) > MAX_DIMENSIONS or dtype.itemsize == 0 or sides * dtype.itemsize > MAX_TENSOR_BYTES:
+    if (
+        len(shape) > MAX_DIMENSIONS
+        or min(shape, default=0) < 0
+        or dtype.itemsize == 0
+        or sides * dtype.itemsize > MAX_TENSOR_BYTES
+    ):
         raise FormatError(f"an array of {len(shape)} dimensions and {sides} elements of {dtype.itemsize} bytes")
-    return NpyHeader(n_bytes=start + n_text, dtype=dtype, shape=shape)
+    return NpyHeader(n_bytes=start + n_text, dtype=dtype, shape=shape, is_fortran=is_fortran)
 
 
 def npy_parts(header: NpyHeader, name: str) -> Iterator[Part]:
@@ -116,12 +122,12 @@ def split_npy(tape: Tape) -> Iterator[Part]:
             yield from npy_parts(header, "")
 
 
-def _parse(text: str, tape: Tape) -> tuple[DType, tuple[int, ...]]:
+def _parse(text: str, tape: Tape) -> tuple[DType, tuple[int, ...], bool]:
     match = _PLAIN_HEADER.fullmatch(text)
     if match:
         descr, order, sides = match.groups()
         shape = tuple(map(int, sides.replace(",", "").split()))
-        return _dtype_of(descr), shape[::-1] if order == "True" else shape
+        return _dtype_of(descr), shape[::-1] if order == "True" else shape, order == "True"
     _literal_bytes[tape] = _literal_bytes.get(tape, 0) + len(text)
     if _literal_bytes[tape] > _MAX_LITERAL_BYTES:
         raise FormatError("a file with too much in its .npy headers")
@@ -129,7 +135,7 @@ def _parse(text: str, tape: Tape) -> tuple[DType, tuple[int, ...]]:
 
 
 @lru_cache(maxsize=16)
-def _parse_literal(text: str) -> tuple[DType, tuple[int, ...]]:
+def _parse_literal(text: str) -> tuple[DType, tuple[int, ...], bool]:
     """Read a header that is not as numpy writes that of a simple type: mostly that of an array of records."""
     if not _LITERAL.fullmatch(text) or not _is_shallow(text):
         raise ValueError("not a literal")
@@ -137,7 +143,7 @@ def _parse_literal(text: str) -> tuple[DType, tuple[int, ...]]:
     shape, order = fields["shape"], fields["fortran_order"]
     if not isinstance(shape, tuple) or not all(type(side) is int for side in shape):
         raise ValueError("no shape")
-    return _dtype_of(fields["descr"]), shape[::-1] if order is True else shape
+    return _dtype_of(fields["descr"]), shape[::-1] if order is True else shape, order is True
 
 
 def _is_shallow(text: str) -> bool:

@@ -82,6 +82,11 @@ class Machine:
         """Whether more stands on the stack, or was made, than of any sane model: each opcode can add to it."""
         return max(len(self.stack), len(self.marks)) > _MAX_STACK or self._n_made > _MAX_MADE
 
+    @property
+    def n_made(self) -> int:
+        """How many lists, dicts and results of calls there are."""
+        return self._n_made
+
     def make(self, function: Symbol, args: Symbol = ()) -> Made:
         """Make what a call would make, or a list or dict."""
         self._n_made += 1

@@ -14,21 +14,23 @@ import math
 import re
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tensorcas_mlflow.containers._parts import MIN_TENSOR_BYTES, Part, Skeleton, Tensor
+from tensorcas_mlflow.containers._json import SPACE, TEXT, strict_json, whole
+from tensorcas_mlflow.containers._parts import Part, Skeleton
 from tensorcas_mlflow.containers._tape import MAX_PEEK_BYTES, Tape
-from tensorcas_mlflow.dtypes import parse_dtype
+from tensorcas_mlflow.containers._tensor_fact import TensorFact, check_shape, item_bytes, parts_of
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.tensor import MAX_DIMENSIONS
 
-_LENGTH_BYTES = 8
-_MAX_HEADER_BYTES = 100_000_000
+LENGTH_BYTES = 8
+"""Of the number before the header, which is its size."""
+MAX_HEADER_BYTES = 100_000_000
 
-_DTYPES = {
+DTYPES = {
     "BOOL": "bool",
     "U8": "uint8",
     "I8": "int8",
@@ -50,28 +52,33 @@ _DTYPES = {
     "F8_E8M0": "float8_e8m0fnu",
 }
 """The others are packed, several elements to a byte, which has no name in a manifest."""
-SAFETENSORS_DTYPES = {name: code for code, name in _DTYPES.items()}
+SAFETENSORS_DTYPES = {name: kind for kind, name in DTYPES.items()}
 """By the dtype's name in a manifest what safetensors calls it."""
-_ITEM_BYTES = {dtype: parse_dtype(name).itemsize for dtype, name in _DTYPES.items()}
+PACKED_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+"""Bits of one element."""
+_ITEM_BYTES = {kind: item_bytes(dtype) for kind, dtype in DTYPES.items()}
+_KNOWN = {kind.encode(): (kind, dtype, _ITEM_BYTES[kind]) for kind, dtype in DTYPES.items()}
 
-_SPACE = rb"[ \t\r\n]*+"
-_TEXT = rb'"[^"\\\x00-\x1f]*+(?:\\[^\x00-\x1f][^"\\\x00-\x1f]*+)*+"'
-_PAIR = _SPACE + _TEXT + _SPACE + rb":" + _SPACE + _TEXT + _SPACE
+_NUMBER = rb"(?:0|[1-9][0-9]{0,18}+)"
+_PAIR = SPACE + TEXT + SPACE + rb":" + SPACE + TEXT + SPACE
 _PAIRS = rb"(?:" + _PAIR + rb"(?:," + _PAIR + rb")*+)?+"
-_METADATA = re.compile(_SPACE + rb'"__metadata__"' + _SPACE + rb":" + _SPACE + rb"\{" + _PAIRS + _SPACE + rb"\}")
-_TENSOR = re.compile(_SPACE + rb"(" + _TEXT + rb")" + _SPACE + rb":" + _SPACE + rb"(\{[^{}]{0,4096}+\})")
+_METADATA = re.compile(SPACE + rb'"__metadata__"' + SPACE + rb":" + SPACE + rb"(\{" + _PAIRS + SPACE + rb"\})")
+_TENSOR = re.compile(SPACE + rb"(" + TEXT + rb")" + SPACE + rb":" + SPACE + rb"(\{[^{}]{0,4096}+\})")
 # As the library writes it, with or without spaces: read without the detour through objects, there may be many.
 _USUAL = re.compile(
-    rb'\{"dtype": ?"([A-Z0-9_]+)", ?"shape": ?\[([0-9, ]*)\], ?"data_offsets": ?\[([0-9]+), ?([0-9]+)\]\}'
+    rb' ?"([^"\\\x00-\x1f]*+)": ?\{"dtype": ?"([A-Z0-9_]++)", ?"shape": ?\[((?:'
+    rb"%(n)b, ?)*+%(n)b|)\], ?"
+    rb'"data_offsets": ?\[(%(n)b), ?(%(n)b)\]\},?' % {b"n": _NUMBER}
 )
-_EMPTY = re.compile(rb"\{" + _SPACE + rb"\}" + _SPACE)
-_BLANK = re.compile(_SPACE)
-_BETWEEN = re.compile(_SPACE + rb"([,}])")
+_COMMA = ord(",")
+_EMPTY = re.compile(rb"\{" + SPACE + rb"\}" + SPACE)
+_BLANK = re.compile(SPACE)
+_BETWEEN = re.compile(SPACE + rb"([,}])")
 
 
 def is_safetensors(head: memoryview) -> bool:
     """Tell a safetensors file by its first bytes: a length that is possible, and an object."""
-    return bytes(head[8:9]) == b"{" and int.from_bytes(head[:_LENGTH_BYTES], "little") <= _MAX_HEADER_BYTES
+    return bytes(head[8:9]) == b"{" and int.from_bytes(head[:LENGTH_BYTES], "little") <= MAX_HEADER_BYTES
 
 
 def split_safetensors(tape: Tape) -> Iterator[Part]:
@@ -80,23 +87,29 @@ def split_safetensors(tape: Tape) -> Iterator[Part]:
     Raises:
         FormatError: The header is longer than a splitter may look ahead, or is not sound.
     """
-    n_bytes = int.from_bytes(tape.peek(_LENGTH_BYTES), "little")
-    if n_bytes > MAX_PEEK_BYTES - _LENGTH_BYTES:
+    n_bytes = int.from_bytes(tape.peek(LENGTH_BYTES), "little")
+    if n_bytes > MAX_PEEK_BYTES - LENGTH_BYTES:
         raise FormatError(f"a safetensors header of {n_bytes} bytes")
-    header = tape.peek(_LENGTH_BYTES + n_bytes)[_LENGTH_BYTES:]
+    header = tape.peek(LENGTH_BYTES + n_bytes)[LENGTH_BYTES:]
     if len(header) < n_bytes:
         raise FormatError("a safetensors file that ends in its header")
     places = _tensors_in_order(header)
-    yield Skeleton(n_bytes=_LENGTH_BYTES + n_bytes)
-    for place in places.tolist():
-        match = _TENSOR.match(header, place)
-        assert match is not None
-        fact = _Fact.of(match)
-        n_bytes = fact.end - fact.begin
-        if n_bytes >= MIN_TENSOR_BYTES:
-            yield Tensor(n_bytes=n_bytes, name=fact.name, dtype=fact.dtype, shape=fact.shape)
-        elif n_bytes:
-            yield Skeleton(n_bytes=n_bytes)
+    yield Skeleton(n_bytes=LENGTH_BYTES + n_bytes)
+    yield from parts_of(_tensor_at(header, place)[0] for place in places.tolist())
+
+
+def safetensors_header(header: memoryview) -> Iterator[TensorFact | bytes]:
+    """Say what a header holds.
+
+    Yields:
+        The tensors in the header's order, and once the metadata, if there are any: an object in JSON of nothing but
+        texts.
+
+    Raises:
+        FormatError: It is not sound. So does a `ValueError` say. Whether tensors leave holes, share bytes or share a
+            name is not looked at.
+    """
+    return (found for _, found in _walk(header))
 
 
 def _tensors_in_order(header: memoryview) -> NDArray[np.int64]:
@@ -105,9 +118,9 @@ def _tensors_in_order(header: memoryview) -> NDArray[np.int64]:
     No more is kept of a tensor than four numbers, so that a header costs little more than it is long.
     """
     numbers = array("q")
-    for place, match in _tensors(header):
-        fact = _Fact.of(match)
-        numbers.extend((place, fact.begin, fact.end, hash(fact.name)))
+    for place, fact in _walk(header):
+        if isinstance(fact, TensorFact):
+            numbers.extend((place, fact.begin, fact.end, hash(fact.name)))
     places, begins, ends, names = np.frombuffer(numbers, np.int64).reshape(-1, 4).T
     order = np.lexsort((ends, begins))
     # Each begins where the one before ends, the first at 0.
@@ -118,23 +131,33 @@ def _tensors_in_order(header: memoryview) -> NDArray[np.int64]:
     return places[order]
 
 
-def _tensors(header: memoryview) -> Iterator[tuple[int, re.Match[bytes]]]:
-    """Find each tensor in a header, and see that there is nothing else but the metadata, which are passed over."""
+def _walk(header: memoryview) -> Iterator[tuple[int, TensorFact | bytes]]:
+    """Find each tensor and the metadata in a header, and see that there is nothing else."""
     at, has_metadata = 1, False
     if _EMPTY.fullmatch(header):
         return
+    if bytes(header[:1]) != b"{":
+        raise FormatError("a safetensors header that does not begin with '{'")
     while True:
-        match = _TENSOR.match(header, at)
-        if match and match[1] != b'"__metadata__"':
-            yield at, match
-        else:
-            match = _METADATA.match(header, at)
-            if not match or has_metadata:
-                raise FormatError(f"a safetensors header that is unsound at byte {at}")
+        fact, end = _usual_at(header, at)
+        match = None if fact else _METADATA.match(header, at)
+        if fact:
+            yield at, fact
+            if header[end - 1] == _COMMA:
+                at = end
+                continue
+        elif match:
+            if has_metadata:
+                raise FormatError("a safetensors header with its metadata twice")
             has_metadata = True
-        between = _BETWEEN.match(header, match.end())
+            yield at, match[1]
+            end = match.end()
+        else:
+            fact, end = _tensor_at(header, at)
+            yield at, fact
+        between = _BETWEEN.match(header, end)
         if not between:
-            raise FormatError(f"a safetensors header that is unsound at byte {match.end()}")
+            raise FormatError(f"a safetensors header that is unsound at byte {end}")
         at = between.end()
         if between[1] == b"}":
             break
@@ -142,35 +165,47 @@ def _tensors(header: memoryview) -> Iterator[tuple[int, re.Match[bytes]]]:
         raise FormatError(f"a safetensors header that goes on after byte {at}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Fact:
-    """What a header says of one tensor."""
+def _usual_at(header: memoryview, at: int) -> tuple[TensorFact | None, int]:
+    """Read what a header says of one tensor as the library writes it; None for anything else.
 
-    name: str
-    dtype: str | None
-    shape: tuple[int, ...] | None
-    begin: int
-    """First byte, counted from the end of the header."""
-    end: int
-    """One past the last."""
+    Returns:
+        Where it ends, too, after a comma that follows.
+    """
+    match = _USUAL.match(header, at)
+    if not match:
+        return None, at
+    name, kind, sides, begin_text, end_text = match.groups()
+    known = _KNOWN.get(kind)
+    shape, size = _shape_of(sides)
+    begin, end = int(begin_text), int(end_text)
+    if known is None or not size or size * known[2] != end - begin or name == b"__metadata__":
+        return None, at
+    return TensorFact(name.decode(), known[0], known[1], shape, begin, end), match.end()
 
-    @classmethod
-    def of(cls, match: re.Match[bytes]) -> _Fact:
-        name = json.loads(match[1]) if b"\\" in match[1] else match[1][1:-1].decode()
-        usual = _USUAL.fullmatch(match[2])
-        if usual:
-            dtype, sides, begin, end = usual[1].decode(), usual[2], int(usual[3]), int(usual[4])
-            shape = tuple(map(int, sides.split(b","))) if sides else ()
-        else:
-            fields = json.loads(match[2])
-            dtype, shape, (begin, end) = fields["dtype"], tuple(fields["shape"]), fields["data_offsets"]
-            if any(type(number) is not int for number in (begin, end, *shape)):
-                raise FormatError(f"a safetensors file in which a size of {name[:80]!r} is no number")
-        item_bytes = _ITEM_BYTES.get(dtype)
-        if not 0 <= begin <= end or len(shape) > MAX_DIMENSIONS or min(shape, default=0) < 0:
-            raise FormatError(f"a safetensors file in which {name[:80]!r} has an impossible place or shape")
-        if item_bytes is None:
-            return cls(name, None, None, begin, end)
-        if math.prod(shape) * item_bytes != end - begin:
-            raise FormatError(f"a safetensors file in which {name[:80]!r} has not the size of its shape")
-        return cls(name, _DTYPES[dtype], shape, begin, end)
+
+@lru_cache(maxsize=1024)
+def _shape_of(sides: bytes) -> tuple[tuple[int, ...], int]:
+    """Read a shape, and count its elements; 0 where there are too many dimensions."""
+    shape = tuple(map(int, sides.split(b","))) if sides else ()
+    return shape, math.prod(shape) if len(shape) <= MAX_DIMENSIONS else 0
+
+
+def _tensor_at(header: memoryview, at: int) -> tuple[TensorFact, int]:
+    """Read what a header says of one tensor, and where it ends; see `_usual_at`."""
+    usual, end = _usual_at(header, at)
+    if usual:
+        return usual, end
+    match = _TENSOR.match(header, at)
+    if not match:
+        raise FormatError(f"a safetensors header that is unsound at byte {at}")
+    name, fields = json.loads(match[1]), strict_json(match[2])
+    if not fields.keys() >= {"dtype", "shape", "data_offsets"} or type(fields["shape"]) is not list:
+        raise FormatError(f"a safetensors file that says too little of {name[:80]!r}")
+    kind, shape = fields["dtype"], tuple(map(whole, fields["shape"]))
+    begin, stop = map(whole, fields["data_offsets"])
+    if name == "__metadata__" or type(kind) is not str or begin > stop:
+        raise FormatError(f"a safetensors file in which {name[:80]!r} is no tensor")
+    n_item_bytes = _ITEM_BYTES.get(kind)
+    if n_item_bytes is not None:
+        check_shape(name, shape, n_item_bytes, stop - begin)
+    return TensorFact(name, kind, DTYPES.get(kind), shape, begin, stop), match.end()

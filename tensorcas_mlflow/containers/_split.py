@@ -6,6 +6,8 @@ import logging
 import struct
 from collections.abc import Callable, Iterator
 
+from tensorcas_mlflow.containers._bhckpt import is_bhckpt, split_bhckpt
+from tensorcas_mlflow.containers._bintensors import is_bintensors, split_bintensors
 from tensorcas_mlflow.containers._checkpoint_file import is_checkpoint_file, split_checkpoint_file
 from tensorcas_mlflow.containers._gguf import is_gguf, split_gguf
 from tensorcas_mlflow.containers._npy import is_npy, split_npy
@@ -25,7 +27,7 @@ _HEAD_BYTES = 4096
 _REST_BYTES = 16 << 20
 
 # What reading a file that is not what it seems may end in.
-_UNREADABLE = (FormatError, ValueError, IndexError, KeyError, TypeError, OverflowError, RecursionError, struct.error)
+UNREADABLE = (FormatError, ValueError, IndexError, KeyError, TypeError, OverflowError, RecursionError, struct.error)
 
 _FORMATS: tuple[tuple[str, Callable[[memoryview], bool], Splitter], ...] = (
     ("self-contained", is_checkpoint_file, split_checkpoint_file),
@@ -35,6 +37,8 @@ _FORMATS: tuple[tuple[str, Callable[[memoryview], bool], Splitter], ...] = (
     ("zip", is_zip, split_zip),
     ("npy", is_npy, split_npy),
     ("GGUF", is_gguf, split_gguf),
+    ("bhckpt", is_bhckpt, split_bhckpt),
+    ("bintensors", is_bintensors, split_bintensors),
     ("XGBoost", is_xgboost, split_xgboost),
     ("ONNX", is_onnx, split_onnx),  # the last one: it has no magic number
 )
@@ -56,7 +60,7 @@ def split(tape: Tape) -> Iterator[Part]:
                     if tape.is_at_end():
                         break  # what a header goes on about is not there
                     yield part
-            except _UNREADABLE as error:
+            except UNREADABLE as error:
                 _log.debug("not a sound %s file, plain bytes from byte %d on: %s", name, tape.position, error)
             break
     is_text = tape.position == 0 and _is_text(head)

@@ -24,8 +24,15 @@ class Tape:
     for, which callers bound, and holds only what has come.
     """
 
-    def __init__(self, source: Readable) -> None:
+    def __init__(self, source: Readable, *, block_bytes: int = _BLOCK_BYTES) -> None:
+        """Stand before the first byte.
+
+        Args:
+            source: What is read.
+            block_bytes: How much is read at a time at least.
+        """
         self._source = source
+        self._block_bytes = block_bytes
         self._buffer = memoryview(b"")
         self._is_over = False
         self._failure: Exception | None = None
@@ -46,7 +53,7 @@ class Tape:
             raise ValueError(f"a splitter may look {MAX_PEEK_BYTES} bytes ahead, and not {n_bytes}")
         while len(self._buffer) < n_bytes and not self._is_over:
             # Twice as much each time, so that a long look ahead that is not fulfilled costs no more than what there is.
-            self._fill(min(max(n_bytes, _BLOCK_BYTES), 2 * len(self._buffer) + _BLOCK_BYTES))
+            self._fill(min(max(n_bytes, self._block_bytes), 2 * len(self._buffer) + self._block_bytes))
         return self._buffer[:n_bytes]
 
     def take(self, n_bytes: int) -> memoryview:

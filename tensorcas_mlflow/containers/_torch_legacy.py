@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator
 
 from tensorcas_mlflow.containers._parts import Part, Tensor
 from tensorcas_mlflow.containers._pickle_machine import Machine, Pause
-from tensorcas_mlflow.containers._pickle_symbols import Made, Symbol
+from tensorcas_mlflow.containers._pickle_symbols import LIST, Made, Symbol
 from tensorcas_mlflow.containers._pickle_walker import End, Walker
 from tensorcas_mlflow.containers._tape import Tape
 from tensorcas_mlflow.containers._torch_pickle import LIMITS, facts_of
@@ -49,32 +49,72 @@ def split_storage(tape: Tape, n_bytes: int, *, name: str) -> Iterator[Part]:
         yield from _split(tape, tape.position + n_bytes, name)
 
 
+class LegacyTorchFile:
+    """What such a file says before its storages, which follow from where the tape stands then.
+
+    Each storage is its number of elements, in 8 bytes, and its elements.
+    """
+
+    def __init__(self, tape: Tape) -> None:
+        """Read from a file's first byte to its first storage.
+
+        Raises:
+            FormatError: It is damaged.
+        """
+        walker = Walker(tape, LIMITS)
+        pickles = _pickles(walker, None)
+        while True:
+            try:
+                tape.take(next(pickles).n_bytes)
+            except StopIteration as over:
+                machines = over.value
+                break
+        keys = _keys(machines[_KEYS]) if machines is not None else None
+        if machines is None or keys is None or not all(type(key) is str for key in keys):
+            raise FormatError("its pickles are damaged")
+        self.object: Machine = machines[_OBJECT]
+        """What was saved."""
+        self.keys: list[str] = keys
+        """Of the storages, in the order in which they lie."""
+        self.storages = facts_of(self.object)
+        """By key."""
+        tape.take(walker.at - tape.position)
+
+
 def _split(tape: Tape, end: int | None, name: str) -> Generator[Part, None, bool]:
     """Announce the parts, none of them beyond the end; tell whether all was understood."""
     walker = Walker(tape, LIMITS)
+    machines = yield from _pickles(walker, end)
+    if machines is None:
+        return False
+    yield from walker.walked()
+    return (yield from _storages(walker, machines, end, name))
+
+
+def _pickles(walker: Walker, end: int | None) -> Generator[Part, None, list[Machine] | None]:
+    """Walk the pickles, and announce what was walked; None if they are not sound or go beyond the end."""
     machines: list[Machine] = []
     while len(machines) < _N_PICKLES:
         reason = walker.go_on()
         if end is not None and walker.at > end:
-            return False
+            return None
         if reason is Pause.PAYLOAD:
             walker.pass_payload()
         elif reason is Pause.STOP:
             machines.append(walker.machine)
             walker.begin()
         elif reason is not End.WINDOW:
-            return False
+            return None
         if end is None:
             yield from walker.walked()
-    yield from walker.walked()
-    return (yield from _storages(walker, machines, end, name))
+    return machines
 
 
 def _storages(walker: Walker, machines: list[Machine], end: int | None, name: str) -> Generator[Part, None, bool]:
     """Announce the storages, which lie one after the other."""
     facts = facts_of(machines[_OBJECT])
     is_little = _is_little_endian(machines[_MACHINE])
-    for key in _keys(machines[_KEYS]):
+    for key in _keys(machines[_KEYS]) or ():
         fact = facts.get(key) if type(key) is str else None
         head = walker.peek(_COUNT_BYTES)
         if fact is None or len(head) < _COUNT_BYTES or int.from_bytes(head, "little") != fact.n_elements:
@@ -91,10 +131,12 @@ def _storages(walker: Walker, machines: list[Machine], end: int | None, name: st
     return True
 
 
-def _keys(machine: Machine) -> list[Symbol]:
-    """Read the fifth pickle, a list of storages' keys."""
+def _keys(machine: Machine) -> list[Symbol] | None:
+    """Read the fifth pickle, a list of storages' keys; None if it is not one."""
     keys = machine.stack[-1] if machine.stack else None
-    return keys.elements if type(keys) is Made else []
+    if type(keys) is not Made or not keys.is_made_by(LIST.name) or len(keys.elements) != keys.n_elements:
+        return None
+    return keys.elements
 
 
 def _is_little_endian(machine: Machine) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tensorcas_mlflow.containers._dtype_words import dtype_called
 from tensorcas_mlflow.containers._pickle_arrays import is_shape
 from tensorcas_mlflow.containers._pickle_machine import Limits, Machine, Pause
 from tensorcas_mlflow.containers._pickle_names import HIDDEN
@@ -52,18 +53,18 @@ _ITEM_BYTES = {name: parse_dtype(name).itemsize for name in _DTYPES.values()}
 _BYTES = frozenset({"UntypedStorage", "QUInt4x2Storage", "QUInt2x4Storage"})
 """Counted in bytes; what they mean is the tensors' affair."""
 
-_UTILS = "torch._utils."
-_TENSORS = frozenset(
+UTILS = "torch._utils."
+TENSORS = frozenset(
     {
-        f"{_UTILS}_rebuild_tensor",
-        f"{_UTILS}_rebuild_tensor_v2",
-        f"{_UTILS}_rebuild_tensor_v3",
-        f"{_UTILS}_rebuild_qtensor",
+        f"{UTILS}_rebuild_tensor",
+        f"{UTILS}_rebuild_tensor_v2",
+        f"{UTILS}_rebuild_tensor_v3",
+        f"{UTILS}_rebuild_qtensor",
     }
 )
-_TENSOR_WITH_DTYPE = f"{_UTILS}_rebuild_tensor_v3"
-_PARAMETERS = frozenset({f"{_UTILS}_rebuild_parameter", f"{_UTILS}_rebuild_parameter_with_state"})
-_SUBCLASSES = frozenset({"torch._tensor._rebuild_from_type", "torch._tensor._rebuild_from_type_v2"})
+TENSOR_WITH_DTYPE = f"{UTILS}_rebuild_tensor_v3"
+PARAMETERS = frozenset({f"{UTILS}_rebuild_parameter", f"{UTILS}_rebuild_parameter_with_state"})
+SUBCLASSES = frozenset({"torch._tensor._rebuild_from_type", "torch._tensor._rebuild_from_type_v2"})
 
 
 _HOLDERS = frozenset({Made, tuple})
@@ -71,7 +72,7 @@ _HOLDERS = frozenset({Made, tuple})
 
 _Storage = tuple[int, int, str | None]
 """A storage's bytes, its elements as they are counted, and its dtype."""
-_Path = tuple[Any, Symbol] | None
+Path = tuple[Any, Symbol] | None
 """The way to a symbol, the last key first. Put together for tensors only: it may be long, and ways share beginnings."""
 
 
@@ -99,6 +100,11 @@ def storages_of(data: bytes) -> Mapping[str, StorageFact]:
     Raises:
         FormatError: It is not such a pickle. So do the others of `MALFORMED` in `_pickle_ops` say.
     """
+    return facts_of(walk_torch_pickle(data))
+
+
+def walk_torch_pickle(data: bytes) -> Machine:
+    """Walk a pickle; raises as `storages_of` does."""
     machine = Machine(LIMITS)
     at, n_ops_left, pause = 0, LIMITS.max_ops, None
     while pause is not Pause.STOP:
@@ -109,17 +115,17 @@ def storages_of(data: bytes) -> Mapping[str, StorageFact]:
             machine.stack.append(machine.payload)
         if pause is None and (at >= len(data) or n_ops_left == 0 or machine.is_piled_up):
             raise FormatError("a torch file whose pickle does not end, or is too long")
-    return facts_of(machine)
+    return machine
 
 
 def facts_of(machine: Machine) -> dict[str, StorageFact]:
     """Say what a pickle that was walked says of its storages, by key, in order."""
     storages: dict[str, _Storage] = {}
     for pid in machine.persistent:
-        storage = _storage(pid)
+        storage = storage_of(pid)
         if storage is not None:
             storages.setdefault(pid[2], storage)
-    tensors: dict[str, tuple[str, tuple[int, ...], _Path]] = {}
+    tensors: dict[str, tuple[str, tuple[int, ...], Path]] = {}
     for path, made in _tensors(machine.stack[-1] if machine.stack else None):
         pid = made.args[0].id
         key = pid[2] if type(pid) is tuple and len(pid) > 2 and type(pid[2]) is str else ""
@@ -130,7 +136,7 @@ def facts_of(machine: Machine) -> dict[str, StorageFact]:
     return {key: _fact(storage, tensors.get(key)) for key, storage in storages.items()}
 
 
-def _storage(pid: Symbol) -> _Storage | None:
+def storage_of(pid: Symbol) -> _Storage | None:
     """Read a persistent id; None if it is not that of a storage."""
     if type(pid) is not tuple or len(pid) < 5 or type(pid[0]) is not str or pid[0] != "storage":
         return None
@@ -149,9 +155,9 @@ def _whole_tensor(storage: _Storage, made: Made) -> tuple[str, tuple[int, ...]] 
     """Say the dtype and shape of a tensor if it is all of its storage."""
     args = made.args
     n_bytes, _, dtype = storage
-    if made.is_made_by(_TENSOR_WITH_DTYPE):
-        dtype = _torch_dtype(args[6] if len(args) > 6 else None)
-    size, stride = _size(args[2]), _size(args[3])
+    if made.is_made_by(TENSOR_WITH_DTYPE):
+        dtype = torch_dtype(args[6] if len(args) > 6 else None)
+    size, stride = size_of(args[2]), size_of(args[3])
     if dtype is None or size is None or stride is None or type(args[1]) is not int or args[1] != 0:
         return None
     shape = _dense_shape(size, stride)
@@ -159,26 +165,21 @@ def _whole_tensor(storage: _Storage, made: Made) -> tuple[str, tuple[int, ...]] 
     return (dtype, shape) if shape is not None and math.prod(shape) * n_item_bytes == n_bytes else None
 
 
-def _fact(storage: _Storage, tensor: tuple[str, tuple[int, ...], _Path] | None) -> StorageFact:
+def _fact(storage: _Storage, tensor: tuple[str, tuple[int, ...], Path] | None) -> StorageFact:
     n_bytes, n_elements, dtype = storage
     if tensor is None:
         return StorageFact(n_bytes=n_bytes, n_elements=n_elements, dtype=dtype, name="", shape=None)
     dtype, shape, path = tensor
-    return StorageFact(n_bytes=n_bytes, n_elements=n_elements, dtype=dtype, name=_name(path), shape=shape)
+    return StorageFact(n_bytes=n_bytes, n_elements=n_elements, dtype=dtype, name=path_name(path) or "", shape=shape)
 
 
-def _torch_dtype(symbol: Symbol) -> str | None:
+def torch_dtype(symbol: Symbol) -> str | None:
+    """Read what torch calls a dtype; None for one that numpy has not, and for anything else."""
     module, _, name = name_of(symbol).rpartition(".")
-    if module != "torch":
-        return None
-    try:
-        parse_dtype(name)
-    except FormatError:
-        return None
-    return name
+    return name if module == "torch" and dtype_called(name) == name else None
 
 
-def _size(symbol: Symbol) -> tuple[int, ...] | None:
+def size_of(symbol: Symbol) -> tuple[int, ...] | None:
     """Read a size or stride, which may be a ``torch.Size``."""
     if type(symbol) is Made and symbol.is_made_by("torch.Size") and type(symbol.args) is tuple and symbol.args:
         symbol = symbol.args[0]
@@ -211,7 +212,7 @@ def _is_c_order(size: tuple[int, ...], stride: tuple[int, ...]) -> bool:
 # --- from a pickle's symbols to names
 
 
-def _tensors(root: Symbol) -> Iterator[tuple[_Path, Made]]:
+def _tensors(root: Symbol) -> Iterator[tuple[Path, Made]]:
     """Find the tensors in what a pickle makes, in order, each once, and what leads to it; of too much the first."""
     ways = [_holders([(None, root)], None)]
     seen: set[int] = set()
@@ -236,25 +237,25 @@ def _tensor(made: Made) -> Made | None:
     if type(args) is not tuple:
         return None
     function = name_of(made.function)
-    if function in _SUBCLASSES and len(args) > 2:
-        return _tensor(Made(args[0], args[2])) if name_of(args[0]) in _TENSORS else None
-    return made if function in _TENSORS and len(args) >= 4 and type(args[0]) is Persistent else None
+    if function in SUBCLASSES and len(args) > 2:
+        return _tensor(Made(args[0], args[2])) if name_of(args[0]) in TENSORS else None
+    return made if function in TENSORS and len(args) >= 4 and type(args[0]) is Persistent else None
 
 
-def _children(symbol: Symbol, path: _Path) -> Iterator[tuple[Symbol, _Path]]:
+def _children(symbol: Symbol, path: Path) -> Iterator[tuple[Symbol, Path]]:
     """Say what is in something."""
-    return _holders(enumerate(symbol) if type(symbol) is tuple else _items(symbol), path)
+    return _holders(enumerate(symbol) if type(symbol) is tuple else items_of(symbol), path)
 
 
-def _holders(items: Iterable[tuple[Symbol, Symbol]], path: _Path) -> Iterator[tuple[Symbol, _Path]]:
+def _holders(items: Iterable[tuple[Symbol, Symbol]], path: Path) -> Iterator[tuple[Symbol, Path]]:
     """Choose what may hold a tensor, and say what leads there."""
     return ((item, path if key is None else (path, key)) for key, item in items if type(item) in _HOLDERS)
 
 
-def _items(made: Made) -> Iterator[tuple[Symbol, Symbol]]:
+def items_of(made: Made) -> Iterator[tuple[Symbol, Symbol]]:
     """Say what belongs to what was made, each with its key; None for what goes by the whole's name."""
     args = made.args if type(made.args) is tuple else ()
-    if len(args) == 1 or name_of(made.function) in _PARAMETERS:
+    if len(args) == 1 or name_of(made.function) in PARAMETERS:
         yield from ((None, item) for item in args)
     else:
         yield from enumerate(args)
@@ -265,8 +266,8 @@ def _items(made: Made) -> Iterator[tuple[Symbol, Symbol]]:
     yield from enumerate(made.elements)
 
 
-def _name(path: _Path) -> str:
-    """Write a way as a state dict does; "" if it is too long."""
+def path_name(path: Path) -> str | None:
+    """Write a way as a state dict does; None if it is too long."""
     parts: list[str] = []
     n_characters = 0
     while path is not None:
@@ -275,5 +276,5 @@ def _name(path: _Path) -> str:
             parts.append(str(key))
             n_characters += len(parts[-1]) + 1
         if len(parts) > _MAX_NAME_PARTS or n_characters > _MAX_NAME:
-            return ""
+            return None
     return ".".join(reversed(parts))

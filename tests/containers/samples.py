@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import pickle
+import struct
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable
@@ -11,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import bintensors.numpy
 import cloudpickle
 import gguf
 import joblib
@@ -42,6 +45,8 @@ def samples() -> dict[str, bytes]:
     made = {**_of_torch(), **_of_pickle(), **_of_xgboost(), **_of_numpy()}
     made["safetensors"] = safetensors.torch.save(_state())
     made["gguf"] = _written(_write_gguf)
+    made["bintensors"] = bytes(bintensors.numpy.save(ARRAYS, {"format": "np"}))
+    made["bhckpt"] = _bhckpt()
     made["onnx"] = _onnx()
     made["self-contained"] = _written(lambda path: write_payload(path.parent, ARRAYS, cuts={}, flavor="pytorch"))
     return made
@@ -136,3 +141,15 @@ def _onnx() -> bytes:
     initializers = [*(onnx.numpy_helper.from_array(array, name) for name, array in ARRAYS.items()), floats]
     graph = onnx.helper.make_graph([constant], "g", ends[:1], ends[1:], initializers)
     return onnx.helper.make_model(graph, producer_name="tests").SerializeToString()
+
+
+def _bhckpt() -> bytes:
+    """Write as bhckpt's `CheckpointStore.save` does."""
+    table, blocks = [], b""
+    for name, array in ARRAYS.items():
+        place = {"codec": "fp16", "nbytes": array.nbytes, "off": len(blocks), "size": array.nbytes}
+        table.append({"name": name, "shape": list(array.shape), "dtype": array.dtype.name, **place})
+        blocks += array.tobytes()
+    first = {"arch": {"layers": 1}, "n_tensors": len(table), "total_bytes": len(blocks)}
+    texts = [json.dumps(value).encode() for value in (first, table)]
+    return b"BCK1" + b"".join(struct.pack("<I", len(text)) + text for text in texts) + blocks

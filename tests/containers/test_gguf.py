@@ -86,7 +86,7 @@ def test_a_quantized_tensor_is_whole_and_of_no_dtype(make: Make, kind: str) -> N
 
 
 def test_block_sizes_are_those_of_the_library() -> None:
-    ours = {kind: (n_elements, n_bytes) for kind, (_, n_bytes, n_elements) in _TYPES.items()}
+    ours = {kind: (n_elements, n_bytes) for kind, (_, _, n_bytes, n_elements) in _TYPES.items()}
 
     assert ours == {kind: GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind)] for kind in ours}
 

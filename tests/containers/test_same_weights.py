@@ -14,6 +14,8 @@ PREFIXES = {
     "npz": "",
     "gguf": "",
     "onnx": "",
+    "bintensors": "",
+    "bhckpt": "",
     "self-contained": "",
     "pickle, protocol 3": "0.arrays.",
     "pickle, protocol 4": "0.arrays.",
