@@ -5,16 +5,7 @@ what matters, and a file that its specification forbids is refused.
 """
 
 from tensorcas_mlflow.formats._listing import Listing, Place, Tensors
+from tensorcas_mlflow.formats._open import FORMATS_IN, list_source, open_listing
 from tensorcas_mlflow.formats._source import ByteSource, LocalFile
 
-__all__ = ["ByteSource", "Listing", "LocalFile", "Place", "Tensors"]
-
-
-def list_source(source: ByteSource) -> Listing | None:  # TEMP
-    """Stand-in."""
-    return None
-
-
-def open_listing(path: object) -> Listing:  # TEMP
-    """Stand-in."""
-    raise NotImplementedError
+__all__ = ["FORMATS_IN", "ByteSource", "Listing", "LocalFile", "Place", "Tensors", "list_source", "open_listing"]

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tensorcas_mlflow.adapter import Array
+from tensorcas_mlflow.formats._arrays import read_array, read_pieces
 from tensorcas_mlflow.formats._source import ByteSource
-from tensorcas_mlflow.tensor import Spec, bytes_of
-
-_PIECE_BYTES = 16 << 20
+from tensorcas_mlflow.tensor import Spec
 
 
 class Tensors(Protocol):
@@ -52,11 +51,16 @@ class Place:
     deflated: int | None = None
     """Where the stretch is a raw DEFLATE stream (RFC 1951): how many bytes come before the elements once it is
     inflated."""
+    swapped: bool = False
+    """Whether the bytes of each number lie in the other order than this machine's."""
+    checksum: tuple[int, int] | None = None
+    """The CRC-32 of the file's member that the elements are the end of, and that of the bytes of it that come before
+    the stretch; it is checked when they are read."""
 
     @property
     def is_plain(self) -> bool:
         """Whether its bytes lie as a store has them: one after the other, in C order."""
-        return self.strides is None and self.deflated is None
+        return self.strides is None and self.deflated is None and not self.swapped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,17 +92,16 @@ class Listing:
             CorruptError: It is damaged, where that shows.
             BackendError: The storage does not give it.
         """
-        raise NotImplementedError
+        place = self.places[name]
+        return read_array(self.sources[place.source], place)
 
     def stream(self, names: Sequence[str]) -> Iterator[tuple[str, memoryview]]:
-        """Read tensors one after the other; see `Tensors.stream`."""
+        """Read tensors one after the other; see `Tensors.stream`.
+
+        Of one that lies in another than C order, in a file that is not mapped or a stretch that is deflated, all bytes
+        are held.
+        """
         for name in names:
             place = self.places[name]
-            if not place.is_plain:
-                data = bytes_of(self.array(name))
-                for start in range(0, len(data), _PIECE_BYTES):
-                    yield name, data[start : start + _PIECE_BYTES]
-                continue
-            source = self.sources[place.source]
-            for start in range(place.start, place.start + place.n_bytes, _PIECE_BYTES):
-                yield name, source.read(start, min(_PIECE_BYTES, place.start + place.n_bytes - start))
+            for piece in read_pieces(self.sources[place.source], place):
+                yield name, piece

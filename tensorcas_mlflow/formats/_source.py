@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import stat
 from abc import ABC, abstractmethod
-from pathlib import Path
 
 from tensorcas_mlflow.errors import BackendError, CorruptError
 
@@ -50,16 +50,19 @@ class LocalFile(ByteSource):
         there is killed (SIGBUS); `read_into` asks the file itself, and raises.
 
         Raises:
-            BackendError: There is no such file, or it cannot be read.
+            BackendError: There is no such file, or it cannot be read, or it is a pipe or the like.
         """
         self.name = os.fspath(path)
         self._mapped: mmap.mmap | None = None
         try:
-            with open(path, "rb", buffering=0) as file:
-                self.size = os.fstat(file.fileno()).st_size
-                self._descriptor = os.dup(file.fileno())
-                if self.size:
-                    self._mapped = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_COPY)
+            # Without waiting: to open a pipe would take until somebody writes into it.
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            status = os.fstat(self._descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise ValueError("it is not a file")
+            self.size = status.st_size
+            if self.size:
+                self._mapped = mmap.mmap(self._descriptor, self.size, access=mmap.ACCESS_COPY)
         except (OSError, ValueError) as error:
             raise BackendError("open", self.name, f"{type(error).__name__}: {error}") from error
 
@@ -84,6 +87,19 @@ class LocalFile(ByteSource):
         return memoryview(self._mapped)[start : start + n_bytes]
 
 
-def local_files(folder: str | os.PathLike[str], suffix: str) -> list[Path]:
-    """List the files of a folder whose names end so, by name."""
-    return sorted(path for path in Path(folder).iterdir() if path.name.endswith(suffix) and path.is_file())
+class SourceStream:
+    """A source read forward from some place on, as a `Tape` is made of."""
+
+    def __init__(self, source: ByteSource, at: int = 0, stop: int | None = None) -> None:
+        """Stand before byte ``at``; nothing from ``stop`` on is read, which is the end unless said otherwise."""
+        self._source = source
+        self._at = at
+        self._stop = source.size if stop is None else min(stop, source.size)
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        """Fill the beginning of a buffer."""
+        n_bytes = max(0, min(len(buffer), self._stop - self._at))
+        if n_bytes:
+            self._source.read_into(self._at, buffer[:n_bytes])
+        self._at += n_bytes
+        return n_bytes

@@ -1,0 +1,138 @@
+"""NumPy's files: ``.npy`` of one array, and ``.npz``, a zip archive of such.
+
+The format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html. numpy reads an array of a file, not
+a place in it; the header is read by `tensorcas_mlflow.containers`, which needs it for files that pass by, too.
+"""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
+
+from tensorcas_mlflow.containers import NpyHeader, Tape, is_npy, read_npy_header
+from tensorcas_mlflow.dtypes import dtype_name
+from tensorcas_mlflow.errors import FormatError
+from tensorcas_mlflow.formats._listing import Listing
+from tensorcas_mlflow.formats._places import Places
+from tensorcas_mlflow.formats._source import ByteSource, SourceStream
+from tensorcas_mlflow.formats._zip_directory import Member, Window
+
+ONLY = "array"
+"""What the array of an ``.npy`` file is called: it has no name there."""
+
+_HEAD_BYTES = 512
+_LONG_HEAD_BYTES = 16 << 10
+"""No header that numpy reads is longer."""
+_RAW_DEFLATE = -15
+
+
+def list_npy(source: ByteSource) -> Listing:
+    """List the one array of an ``.npy`` file.
+
+    Refused is, besides what is no header of numpy's, anything behind the array.
+
+    Raises:
+        FormatError: It is not sound. So does a `struct.error` say.
+    """
+    header = read_npy_header(Tape(SourceStream(source), block_bytes=_HEAD_BYTES))
+    places = Places()
+    if _dtype_of(header) is not None and header.n_bytes + (header.array_bytes or 0) != source.size:
+        raise FormatError(f"it has {source.size} bytes, of which {header.array_bytes} are its array")
+    _add(places, ONLY, header, start=header.n_bytes, n_bytes=header.array_bytes or 0, file_bytes=source.size)
+    return Listing(format="npy", sources=[source], places=places, left_out=places.left_out)
+
+
+def list_npz(source: ByteSource, members: Sequence[Member], window: Window) -> Listing:
+    """List the arrays of an ``.npz`` file, each by its member's name without ``.npy``.
+
+    What is no array is left out, and so are arrays of objects, which are pickles. Whether a member has its CRC-32 is
+    looked at when its array is read.
+
+    Raises:
+        FormatError: It is not sound. So do a `struct.error` and a `zlib.error` say.
+    """
+    places = Places()
+    for member in members:
+        name = member.name.removesuffix(".npy")
+        head = _head(window, member)
+        if name == member.name or not is_npy(memoryview(head)):
+            places.leave_out(name, "no array")
+            continue
+        header = read_npy_header(Tape(io.BytesIO(head)))
+        if header.array_bytes is not None and header.n_bytes + header.array_bytes != member.raw_bytes:
+            raise FormatError(
+                f"{member.name[:80]!r} has {member.raw_bytes} bytes, of which {header.array_bytes} are its array"
+            )
+        if member.is_deflated:
+            start, n_bytes, deflated, before = member.start, member.n_bytes, header.n_bytes, 0
+        else:
+            start, n_bytes, deflated = member.start + header.n_bytes, member.n_bytes - header.n_bytes, None
+            before = zlib.crc32(head[: header.n_bytes])
+        _add(
+            places,
+            name,
+            header,
+            start=start,
+            n_bytes=n_bytes,
+            file_bytes=source.size,
+            deflated=deflated,
+            checksum=(member.crc32, before),
+        )
+    return Listing(format="npz", sources=[source], places=places, left_out=places.left_out)
+
+
+def _add(
+    places: Places,
+    name: str,
+    header: NpyHeader,
+    *,
+    start: int,
+    n_bytes: int,
+    file_bytes: int,
+    deflated: int | None = None,
+    checksum: tuple[int, int] | None = None,
+) -> None:
+    """Add an array, or leave it out."""
+    dtype = _dtype_of(header)
+    if dtype is None:
+        places.leave_out(name, "objects" if header.dtype.hasobject else str(header.dtype))
+        return
+    shape, strides = header.shape, None
+    if header.is_fortran:
+        shape = header.shape[::-1]
+        is_both = sum(side != 1 for side in shape) < 2 or 0 in shape
+        strides = None if is_both else tuple(accumulate(shape[:-1], mul, initial=1))
+    places.add(
+        name,
+        dtype,
+        shape,
+        start=start,
+        n_bytes=n_bytes,
+        file_bytes=file_bytes,
+        strides=strides,
+        deflated=deflated,
+        checksum=checksum,
+    )
+
+
+def _dtype_of(header: NpyHeader) -> str | None:
+    try:
+        return dtype_name(header.dtype)
+    except ValueError:
+        return None
+
+
+def _head(window: Window, member: Member) -> bytes:
+    """Read a member's first bytes, as many as an array's header has."""
+    head = b""
+    for n_bytes in (_HEAD_BYTES, _LONG_HEAD_BYTES):
+        head = window.read(member.start, min(n_bytes, member.n_bytes))
+        if member.is_deflated:
+            head = zlib.decompressobj(_RAW_DEFLATE).decompress(head, n_bytes)
+        width = 2 if head[6:7] == b"\1" else 4
+        if len(head) >= 8 + width + int.from_bytes(head[8 : 8 + width], "little"):
+            break
+    return head

@@ -1,0 +1,157 @@
+"""The members of a zip archive that lies anywhere, and where their bytes are.
+
+The format: https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT. `zipfile` reads the directory; what it lets
+pass is refused here, since an archive that says two things is read differently by different readers: bytes before,
+between and behind the members, members within each other, two of one name, and a local header that is not as the
+directory has it.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+from typing import NamedTuple
+
+from tensorcas_mlflow.errors import FormatError
+from tensorcas_mlflow.formats._source import ByteSource
+
+_LOCAL = struct.Struct("<4s2xHHH2xIIIHH")
+_LOCAL_MAGIC = b"PK\x03\x04"
+_END = struct.Struct("<4s16xH")
+_END_MAGIC = b"PK\x05\x06"
+_IN_EXTRA = 0xFFFFFFFF
+_ENCRYPTED = 1 << 0 | 1 << 6 | 1 << 13
+_STREAMED = 1 << 3
+_UTF_8 = 1 << 11
+_MAX_DESCRIPTOR_BYTES = 24
+_MAX_DIRECTORY_BYTES = 128 << 20
+_WINDOW_BYTES = 1024
+"""Read at a time at least where headers are expected: a local header, and what begins the member."""
+
+
+class Member(NamedTuple):
+    """One file of an archive."""
+
+    name: str
+    start: int
+    """Its first byte, after the local header."""
+    n_bytes: int
+    """As they lie, which may be deflated."""
+    raw_bytes: int
+    """Once they are inflated."""
+    is_deflated: bool
+    crc32: int
+
+
+class Window:
+    """Reads small stretches that lie close to each other, as few times as it can."""
+
+    def __init__(self, source: ByteSource) -> None:
+        self._source = source
+        self._start = 0
+        self._data = memoryview(b"")
+
+    def read(self, start: int, n_bytes: int) -> bytes:
+        """Read bytes; fewer where the file ends."""
+        n_bytes = max(0, min(n_bytes, self._source.size - start))
+        if not self._start <= start <= start + n_bytes <= self._start + len(self._data):
+            self._data = self._source.read(start, min(max(n_bytes, _WINDOW_BYTES), self._source.size - start))
+            self._start = start
+        at = start - self._start
+        return bytes(self._data[at : at + n_bytes])
+
+
+def list_members(source: ByteSource, window: Window) -> list[Member]:
+    """List an archive's members, in the order in which they lie.
+
+    Raises:
+        FormatError: The archive is not sound, or encrypted, or compressed by another method than DEFLATE.
+    """
+    try:
+        with zipfile.ZipFile(_File(source)) as archive:
+            infos, end, comment = archive.infolist(), archive.start_dir, archive.comment
+    except (zipfile.BadZipFile, NotImplementedError, struct.error, UnicodeDecodeError, EOFError) as error:
+        raise FormatError(f"its directory cannot be read: {error}") from error
+    _check_end(source, len(comment))
+    infos.sort(key=lambda info: info.header_offset)
+    if len({info.filename for info in infos}) < len(infos):
+        raise FormatError("two of its members have one name")
+    members: list[Member] = []
+    at = gap = 0
+    for info in infos:
+        if not 0 <= info.header_offset - at <= gap:
+            raise FormatError(f"member {info.filename[:80]!r} does not begin where the one before it ends")
+        member = _member(window, info, end)
+        at, gap = member.start + member.n_bytes, _MAX_DESCRIPTOR_BYTES if info.flag_bits & _STREAMED else 0
+        members.append(member)
+    if not 0 <= end - at <= gap:
+        raise FormatError("its directory does not begin where the last member ends")
+    return members
+
+
+def _check_end(source: ByteSource, n_comment_bytes: int) -> None:
+    start = source.size - n_comment_bytes - _END.size
+    if start < 0 or _END.unpack(source.read(start, _END.size)) != (_END_MAGIC, n_comment_bytes):
+        raise FormatError("bytes follow the end of the archive")
+
+
+def _member(window: Window, info: zipfile.ZipInfo, end: int) -> Member:
+    """Find a member's bytes, which is only known from its local header."""
+    name = info.filename[:80]
+    if info.orig_filename != info.filename or "\0" in info.orig_filename:
+        raise FormatError(f"no member can be called {info.orig_filename[:80]!r}")
+    if info.flag_bits & _ENCRYPTED or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise FormatError(f"member {name!r} is encrypted, or compressed by method {info.compress_type}")
+    is_deflated = info.compress_type == zipfile.ZIP_DEFLATED
+    if not is_deflated and info.compress_size != info.file_size:
+        raise FormatError(f"member {name!r} is stored, and has two sizes")
+    head = window.read(info.header_offset, _LOCAL.size)
+    if len(head) < _LOCAL.size:
+        raise FormatError(f"member {name!r} lies outside of the file")
+    magic, flags, method, _, crc, n_bytes, raw_bytes, n_name_bytes, n_extra_bytes = _LOCAL.unpack(head)
+    raw_name = window.read(info.header_offset + _LOCAL.size, n_name_bytes)
+    is_same = raw_name.decode("utf-8" if flags & _UTF_8 else "cp437") == info.orig_filename
+    is_same &= (magic, method) == (_LOCAL_MAGIC, info.compress_type)
+    if not flags & _STREAMED:
+        is_same &= crc == info.CRC
+        is_same &= n_bytes in (info.compress_size, _IN_EXTRA) and raw_bytes in (info.file_size, _IN_EXTRA)
+    start = info.header_offset + _LOCAL.size + n_name_bytes + n_extra_bytes
+    if not is_same or flags != info.flag_bits:
+        raise FormatError(f"member {name!r} has a header that is not as the directory has it")
+    if start + info.compress_size > end:
+        raise FormatError(f"member {name!r} goes on into the directory")
+    return Member(info.filename, start, info.compress_size, info.file_size, is_deflated, info.CRC)
+
+
+class _File(io.RawIOBase):
+    """A source as `zipfile` reads it."""
+
+    def __init__(self, source: ByteSource) -> None:
+        self._source = source
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._source.size}[whence]
+        if base + offset < 0:
+            raise OSError("no file has a place before its beginning")
+        self._at = base + offset
+        return self._at
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        n_left = max(0, self._source.size - self._at)
+        n_bytes = n_left if size is None or size < 0 else min(size, n_left)
+        if n_bytes > _MAX_DIRECTORY_BYTES:
+            raise zipfile.BadZipFile(f"it has {n_bytes} bytes")
+        data = bytes(self._source.read(self._at, n_bytes)) if n_bytes else b""
+        self._at += n_bytes
+        return data

@@ -1,0 +1,179 @@
+"""A small file of every format that is read, made by the library whose format it is, or by hand where there is none."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import bintensors.numpy
+import gguf
+import ml_dtypes
+import numpy as np
+import safetensors.torch
+import torch
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+DRAW = np.random.default_rng(0)
+ARRAYS: dict[str, Array] = {
+    "encoder.weight": DRAW.normal(size=(12, 10)).astype(np.float32),
+    "encoder.bias": DRAW.normal(size=10).astype(np.float16),
+    "head.weight": DRAW.normal(size=(3, 4, 5)),
+    "steps": np.arange(7),
+    "scalar": np.array(3, np.int32),
+    "empty": np.zeros((0, 4), np.float32),
+}
+
+TORCH_DTYPES = (
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.uint16, torch.uint32, torch.uint64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+    *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu),
+)
+
+
+@cache
+def files() -> dict[str, bytes]:
+    """Make a file of every format, with what is in `ARRAYS` or, of torch, more; by a name with the usual suffix."""
+    state = torch_state()
+    return {
+        "plain.safetensors": safetensors.torch.save(state, {"format": "pt", "note": 'a "quoted" {brace}'}),
+        "state.pt": torch_file(state),
+        "nested.pt": torch_file({"model": state, "optimizer": {"state": {0: {"step": torch.tensor(3.0)}}}, "epoch": 2}),
+        "legacy.pt": torch_file(state, _use_new_zipfile_serialization=False),
+        "stored.npz": npz(ARRAYS),
+        "deflated.npz": npz(ARRAYS, compressed=True),
+        "one.npy": npy(ARRAYS["head.weight"]),
+        "fortran.npy": npy(np.asfortranarray(ARRAYS["head.weight"])),
+        "plain.bt": bytes(bintensors.numpy.save(ARRAYS, {"format": "np", "note": "x" * 300})),
+        "plain.gguf": gguf_file(ARRAYS),
+        "plain.bckpt": bhckpt_file(ARRAYS),
+    }
+
+
+def torch_state() -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(array.copy()) for name, array in ARRAYS.items()}
+
+
+def torch_file(what: Any, **settings: Any) -> bytes:
+    out = io.BytesIO()
+    torch.save(what, out, **settings)
+    return out.getvalue()
+
+
+def npz(arrays: Mapping[str, Array], *, compressed: bool = False) -> bytes:
+    out = io.BytesIO()
+    save = np.savez_compressed if compressed else np.savez
+    save(out, **arrays)
+    return out.getvalue()
+
+
+def npy(array: Array) -> bytes:
+    out = io.BytesIO()
+    np.save(out, array)
+    return out.getvalue()
+
+
+def gguf_file(arrays: Mapping[str, Array], **settings: Any) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.gguf"
+        writer = gguf.GGUFWriter(path, "llama", **settings)
+        writer.add_name("a model")
+        writer.add_context_length(512)
+        writer.add_token_list(["a", "b", "c"])
+        for name, array in arrays.items():
+            writer.add_tensor(name, array.copy())
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path.read_bytes()
+
+
+_WORDS = {"float32": "fp32", "float16": "fp16", "float64": "fp64", "bfloat16": "bf16"}
+
+
+def bhckpt_file(arrays: Mapping[str, Array], **first: Any) -> bytes:
+    """Write as bhckpt's `CheckpointStore.save` does."""
+    table, blocks = [], b""
+    for name, array in arrays.items():
+        data = array.tobytes()
+        word = _WORDS.get(array.dtype.name, array.dtype.name)
+        place = {"codec": "fp16", "nbytes": len(data), "off": len(blocks), "size": len(data)}
+        table.append({"name": name, "shape": list(array.shape), "dtype": word, **place})
+        blocks += data
+    return bhckpt_of(table, blocks, **first)
+
+
+def bhckpt_of(table: Any, blocks: bytes, **first: Any) -> bytes:
+    said = {"arch": {"dim": 10}, "n_tensors": len(table), "total_bytes": len(blocks), **first}
+    texts = [json.dumps(said).encode(), table if isinstance(table, bytes) else json.dumps(table).encode()]
+    return b"BCK1" + b"".join(struct.pack("<I", len(text)) + text for text in texts) + blocks
+
+
+def serverlessllm_folder(folder: Path, arrays: Mapping[str, Array], *, n_files: int = 2) -> Path:
+    """Write as ServerlessLLM does: tensors at multiples of 64 bytes, in files by turns."""
+    index: dict[str, Any] = {}
+    data = [b""] * n_files
+    for nth, (name, array) in enumerate(arrays.items()):
+        number = nth % n_files
+        data[number] += bytes(-len(data[number]) % 64)
+        strides = [step // array.itemsize for step in array.strides]
+        place = [len(data[number]), array.nbytes]
+        index[name] = [*place, list(array.shape), strides, f"torch.{array.dtype.name}", number]
+        data[number] += array.tobytes()
+    return serverlessllm_of(folder, index, data)
+
+
+def serverlessllm_of(folder: Path, index: Any, data: Sequence[bytes]) -> Path:
+    folder.mkdir(exist_ok=True)
+    text = index if isinstance(index, bytes) else json.dumps(index, indent=2).encode()
+    (folder / "tensor_index.json").write_bytes(text)
+    for number, content in enumerate(data):
+        (folder / f"tensor.data_{number}").write_bytes(content)
+    return folder
+
+
+def hub_snapshot(cache: Path, contents: Mapping[str, bytes]) -> Path:
+    """Lay files out as the hub's cache does: links in a snapshot to blobs that are named by their content."""
+    blobs, snapshot = cache / "models--a--b" / "blobs", cache / "models--a--b" / "snapshots" / "0123abcd"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for nth, (name, content) in enumerate(contents.items()):
+        (blobs / f"{nth:064x}").write_bytes(content)
+        (snapshot / name).symlink_to(Path("../../blobs") / f"{nth:064x}")
+    return snapshot
+
+
+def safetensors_of(header: Any, n_data_bytes: int) -> bytes:
+    """Write a safetensors file with any header."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return (
+        len(text).to_bytes(8, "little") + text + bytes(range(256)) * (n_data_bytes // 256) + bytes(n_data_bytes % 256)
+    )
+
+
+def same(left: Array, right: Array) -> bool:
+    """Tell whether two arrays are alike to the bit."""
+    return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
+
+
+def of_torch(tensor: torch.Tensor) -> Array:
+    """Make numpy's array of a tensor of any dtype, without a change of its bytes."""
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    name = str(tensor.dtype).removeprefix("torch.")
+    dtype = np.dtype(getattr(ml_dtypes, name)) if hasattr(ml_dtypes, name) else np.dtype(name)
+    return plain.reshape(-1).view(torch.uint8).numpy().view(dtype).reshape(tensor.shape)
+
+
+def some_of(dtype: torch.dtype) -> torch.Tensor:
+    """Make a tensor of any dtype, with bytes of many kinds in it."""
+    if dtype == torch.bool:
+        return torch.arange(24).reshape(4, 6) % 3 == 0
+    return torch.arange(256, dtype=torch.uint8).view(dtype).reshape(4, -1)
