@@ -15,8 +15,10 @@ from tensorcas_mlflow.tensor import Spec
 class Tensors(Protocol):
     """Tensors that can be written into a file of any format; read as they are wanted, and never all at once."""
 
-    metadata: Mapping[str, Any]
-    """Plain JSON values."""
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """Plain JSON values."""
+        ...
 
     def specs(self) -> Sequence[Spec]:
         """Describe the tensors, in order; no two are named alike, and each has a dtype."""

@@ -39,7 +39,7 @@ from tensorcas_mlflow.store._policy import Policy
 from tensorcas_mlflow.store._recent_chunks import MOST_SAVED_BYTES
 from tensorcas_mlflow.store._recipes import new_chooser
 from tensorcas_mlflow.store._records import Ref, RefTarget, new_ref, ref_bytes
-from tensorcas_mlflow.store._sources import NoSource, Source
+from tensorcas_mlflow.store._sources import NoSource, Source, Watch
 
 _log = logging.getLogger(__name__)
 
@@ -117,8 +117,11 @@ class PendingSave:
             self._check_open()
             self._source = self._source.detached(self._new_chunks())
 
-    def write(self) -> None:
+    def write(self, *, watch: Watch | None = None) -> None:
         """Write the chunks that are new, and the manifest.
+
+        Args:
+            watch: Told of the bytes of chunks as they are encoded, `n_new_bytes` in all.
 
         Raises:
             BackendError: The storage failed; what was written is garbage and nothing is lost.
@@ -126,7 +129,7 @@ class PendingSave:
         """
         with self._lock:
             self._check_open()
-            self._write()
+            self._write(watch)
 
     def commit(self, target: RefTarget, *, replace: bool = True) -> Ref:
         """Make the save visible and permanent, in one step.
@@ -203,12 +206,14 @@ class PendingSave:
         if self._missing.any():
             load_codecs_to_encode(self._source.itemsizes)
 
-    def _write(self) -> None:
+    def _write(self, watch: Watch | None = None) -> None:
         """Step 3: after it all that the save relies on is there, and stays as long as the intent does."""
         # Far away a manifest's blob says where its chunks lie, which is known only when they are there.
         is_together = not self._backend.is_remote
         if self._missing is not None:
             payloads = self._payloads()
+            if watch is not None:
+                payloads = self._watched(payloads, watch)
             self._put(payloads, with_manifest=is_together and not self._has_manifest)
             self._missing = None
         if not self._has_manifest:
@@ -223,6 +228,14 @@ class PendingSave:
         arrangements = None if series is None else self._catalog.arrangements.of((series, self._policy))
         chooser = new_chooser(self._policy, arrangements)
         return encode_chunks(self._source, new, self._policy, self._plan, chooser, keep=self._catalog.recent.note)
+
+    def _watched(self, payloads: Iterator[PayloadGroup], watch: Watch) -> Iterator[PayloadGroup]:
+        sizes = self._source.sizes[self._new_chunks()]
+        begin = 0
+        for group in payloads:
+            yield group
+            watch(int(sizes[begin : begin + len(group.entries)].sum()))
+            begin += len(group.entries)
 
     def _put(self, payloads: Iterator[PayloadGroup], *, with_manifest: bool) -> None:
         key = f"manifests/{self._manifest_name}"

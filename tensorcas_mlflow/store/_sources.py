@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -25,9 +26,13 @@ _MOST_KEPT_BYTES = 8 << 20
 """Copies of small arrays that are kept from when they are hashed until they are stored."""
 _GROUP_BYTES = 8 << 20
 _GROUP_PIECES = 1 << 14
+_WATCHED_BYTES = 64 << 20
+"""Hashed between two words to who watches."""
 
 Reader = Callable[[Any, Any], list[Any]]
 """Gives the bytes of chunks, by their numbers over all rows and the rows these are of."""
+Watch = Callable[[int], None]
+"""Told how many bytes more are done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,18 +150,39 @@ class _CopiedSource(Source):
             raise FencedError(1) from None
 
 
+def _digest_watched(pieces: list[memoryview], *, watch: Watch) -> Digests:
+    """Hash buffers as `digest_all` does, as many at a time as are worth telling of."""
+    stops = np.cumsum([0, *(piece.nbytes for piece in pieces)])
+    parts = [np.empty((0, DIGEST_BYTES), dtype=np.uint8)]
+    begin = 0
+    while begin < len(pieces):
+        end = max(begin + 1, int(np.searchsorted(stops, stops[begin] + _WATCHED_BYTES, side="right")) - 1)
+        parts.append(digest_all(pieces[begin:end]))
+        watch(int(stops[end] - stops[begin]))
+        begin = end
+    return np.concatenate(parts)
+
+
 class TensorSource(Source):
     """Arrays in memory. They are viewed, not copied, where they lie in C order and are not small."""
 
     is_live = True
 
-    def __init__(self, tensors: Mapping[str, Array], cuts: Mapping[str, Sequence[int]], chunk_bytes: int) -> None:
+    def __init__(
+        self,
+        tensors: Mapping[str, Array],
+        cuts: Mapping[str, Sequence[int]],
+        chunk_bytes: int,
+        *,
+        watch: Watch | None = None,
+    ) -> None:
         """Hash all arrays.
 
         Args:
             tensors: The arrays by name.
             cuts: For some of them, row numbers of axis 0 at which a chunk ends (see `Adapter.cuts`).
             chunk_bytes: The store's chunk size.
+            watch: Told of what is hashed, now and then; there may be bytes that it is not told of.
 
         Raises:
             ValueError: A name or dtype cannot be stored, or cuts are not such row numbers.
@@ -176,10 +202,11 @@ class TensorSource(Source):
         self._is_small = (specs.n_bytes <= _SMALL_BYTES) & (np.diff(chunk_at) == 1)
         self._kept: dict[int, bytes] = {}
         """The copies of small arrays that were hashed, by row, or none where they are many."""
-        digests = self._hash(chunk_at, keeps=int(specs.n_bytes[self._is_small].sum()) <= _MOST_KEPT_BYTES)
+        hash_all = digest_all if watch is None else partial(_digest_watched, watch=watch)
+        digests = self._hash(chunk_at, hash_all, keeps=int(specs.n_bytes[self._is_small].sum()) <= _MOST_KEPT_BYTES)
         self.rows = Rows(Columns.of_specs(specs, chunk_at=chunk_at, digests=digests, cuts=at_bytes))
 
-    def _hash(self, chunk_at: Offsets, *, keeps: bool) -> Digests:
+    def _hash(self, chunk_at: Offsets, hash_all: Callable[[list[memoryview]], Digests], *, keeps: bool) -> Digests:
         digests = np.empty((len(self.sizes), DIGEST_BYTES), dtype=np.uint8)
         small = np.flatnonzero(self._is_small)
         copies: Iterable[bytes] = (self._arrays[row].tobytes() for row in small.tolist())
@@ -198,8 +225,8 @@ class TensorSource(Source):
                 together += chunks
                 pieces += mine
             else:
-                digests[chunks.start : chunks.stop] = digest_all(mine)
-        digests[together] = digest_all(pieces)
+                digests[chunks.start : chunks.stop] = hash_all(mine)
+        digests[together] = hash_all(pieces)
         return digests
 
     def _small(self, row: int) -> bytes:

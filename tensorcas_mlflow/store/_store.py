@@ -42,7 +42,7 @@ from tensorcas_mlflow.store._records import (
 )
 from tensorcas_mlflow.store._refs import Refs
 from tensorcas_mlflow.store._save import PendingSave
-from tensorcas_mlflow.store._sources import NoSource, TensorSource
+from tensorcas_mlflow.store._sources import NoSource, TensorSource, Watch
 
 Place = str | os.PathLike[str] | Root
 """A root or a place below one, as users write it; see `Root.parse`."""
@@ -214,10 +214,15 @@ class Store(Refs):
         policy: Policy | str | None = None,
         series: str | None = None,
         earlier: Earlier | None = None,
+        watch: Watch | None = None,
     ) -> PendingSave:
-        """Hash arrays and look which chunks the store holds, but write none yet; else as `write_checkpoint`."""
+        """Hash arrays and look which chunks the store holds, but write none yet; else as `write_checkpoint`.
+
+        Args:
+            watch: Told of bytes as they are hashed.
+        """
         chosen = Policy.of(policy)
-        source = TensorSource(tensors, cuts or {}, self.chunk_bytes)
+        source = TensorSource(tensors, cuts or {}, self.chunk_bytes, watch=watch)
         manifest = Manifest(
             kind="checkpoint",
             chunk_bytes=self.chunk_bytes,

@@ -1,0 +1,67 @@
+"""Listings of files that hold arrays in every way a file can."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tensorcas_mlflow.adapter import Array
+from tensorcas_mlflow.formats import Listing, LocalFile, Place
+from tensorcas_mlflow.tensor import Spec
+
+
+class FileListing(Listing):
+    """A listing whose arrays can be had."""
+
+    def array(self, name: str) -> Array:
+        place = self.places[name]
+        source = self.sources[place.source]
+        data = source.view(place.start, place.n_bytes) or source.read(place.start, place.n_bytes)
+        if place.deflated is not None:
+            data = memoryview(zlib.decompress(data, -15)[place.deflated :])
+        flat = np.frombuffer(data, np.uint8).view(place.spec.numpy_dtype)
+        if place.strides is None:
+            return flat.reshape(place.spec.shape)
+        strides = tuple(stride * flat.itemsize for stride in place.strides)
+        return np.ascontiguousarray(np.lib.stride_tricks.as_strided(flat, place.spec.shape, strides))
+
+
+def listing_of(
+    path: Path,
+    arrays: Mapping[str, Array],
+    *,
+    format: str = "safetensors",
+    metadata: Mapping[str, Any] | None = None,
+    left_out: Mapping[str, str] | None = None,
+    deflated: tuple[str, ...] = (),
+    transposed: tuple[str, ...] = (),
+    source: type[LocalFile] = LocalFile,
+) -> FileListing:
+    """Write arrays into a file and list it: some in C order, some deflated, some in columns."""
+    data = bytearray(b"head")
+    places: dict[str, Place] = {}
+    for name, array in arrays.items():
+        raw, strides, before = array.tobytes(), None, None
+        if name in transposed:
+            raw = array.T.tobytes()
+            strides = tuple(stride // array.itemsize for stride in array.T.copy().T.strides)
+        if name in deflated:
+            squeezer = zlib.compressobj(wbits=-15)
+            raw, before = squeezer.compress(b"header" + raw) + squeezer.flush(), len(b"header")
+        places[name] = Place(
+            spec=Spec.of(name, array) if name != "__skeleton__" else Spec(name=name, dtype="uint8", shape=array.shape),
+            source=0,
+            start=len(data),
+            n_bytes=len(raw),
+            strides=strides,
+            deflated=before,
+        )
+        data += raw
+    path.write_bytes(data)
+    return FileListing(
+        format=format, sources=[source(path)], places=places, metadata=metadata or {}, left_out=left_out or {}
+    )
