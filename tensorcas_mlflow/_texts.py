@@ -28,3 +28,8 @@ def size_text(n_bytes: float) -> str:
             return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.1f} {unit}"
         n_bytes /= 1000
     return f"{n_bytes:.1f} TB"
+
+
+def count_text(n: int, thing: str) -> str:
+    """Write a number of things."""
+    return f"{n} {thing}" if n == 1 else f"{n} {thing}s"

@@ -5,10 +5,9 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Sequence
 
-from tensorcas_mlflow._texts import size_text
+from tensorcas_mlflow._texts import count_text, size_text
 from tensorcas_mlflow.cli._output import (
     Json,
-    count_text,
     printable,
     ref_json,
     say,

@@ -6,8 +6,8 @@ from argparse import Namespace
 from dataclasses import dataclass
 
 from tensorcas_mlflow import config
-from tensorcas_mlflow._texts import size_text
-from tensorcas_mlflow.cli._output import Json, count_text, printable, ref_json, say
+from tensorcas_mlflow._texts import count_text, size_text
+from tensorcas_mlflow.cli._output import Json, printable, ref_json, say
 from tensorcas_mlflow.orphans import (
     Holding,
     Kept,

@@ -68,11 +68,6 @@ def say_table(rows: Sequence[Sequence[str]], *, right: set[int]) -> None:
         say("  ".join(cells).rstrip())
 
 
-def count_text(n: int, thing: str) -> str:
-    """Write a number of things."""
-    return f"{n} {thing}" if n == 1 else f"{n} {thing}s"
-
-
 def steps_text(steps: list[int]) -> str:
     """Write steps in one line: each of a few, or the first and the last of more than ten."""
     if len(steps) <= 10:

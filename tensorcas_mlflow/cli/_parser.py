@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable
 
 from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES
 from tensorcas_mlflow.cli import _change, _copy, _look, _optimize, _reading, _repair, _stats, _verify
+from tensorcas_mlflow.cli._exchange_words import add_exchange
+from tensorcas_mlflow.cli._options import add_checkpoint, add_yes, hours, part, percent, share_of
 from tensorcas_mlflow.gc import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE
 from tensorcas_mlflow.readplan import WAYS
 
@@ -25,6 +26,9 @@ examples:
   tensorcas gc                                  delete what nothing needs any more
   tensorcas optimize                            store all of it in less room
   tensorcas copy /data/mlflow /backup/mlflow    back a store up, or bring the backup up to date
+  tensorcas import m.safetensors --run 8f3c --step 0   make a checkpoint of a file
+  tensorcas export --run 8f3c m.safetensors     write the tensors of a checkpoint into a file
+  tensorcas convert m.pt m.safetensors          write those of a file into another one
 
 exit status: 0 done, 1 error, 2 wrong usage, 3 verify found problems or repair left some, 4 copy kept what differs,
 130 interrupted
@@ -70,6 +74,7 @@ def parser() -> argparse.ArgumentParser:
     _add_changes(command)
     _add_optimize(command)
     _add_copy(command)
+    add_exchange(command)
     _add_repair(command)
     return program
 
@@ -96,7 +101,7 @@ def _add_looks(command: _Command) -> None:
     show = command(
         "show", "show the tensors of one checkpoint, reading none of them", "show --run 8f3c\nshow --run 8f3c --step 20"
     )
-    _add_checkpoint(show, step_help="its step (default: the last one)", is_step_required=False)
+    add_checkpoint(show, step_help="its step (default: the last one)", is_step_required=False)
     show.set_defaults(act=_look.show)
 
     diff = command(
@@ -122,14 +127,14 @@ def _add_looks(command: _Command) -> None:
     )
     verify.add_argument(
         "--sample",
-        type=_percent,
+        type=percent,
         metavar="N%",
         help="read only so many of the chunks, drawn at random; without --full their stored bytes are compared, which "
         "is faster than decoding",
     )
     verify.add_argument(
         "--part",
-        type=_share_of,
+        type=share_of,
         metavar="K/N",
         help="read only the K-th of N parts of the chunks, always the same: N calls read all; otherwise as --sample",
     )
@@ -144,7 +149,7 @@ def _add_reading(command: _Command) -> None:
         "say how tensors of one checkpoint would be read now, and why",
         "explain --run 8f3c\nexplain --run 8f3c --step 20 --tensor encoder.weight\nexplain --run 8f3c --way direct",
     )
-    _add_checkpoint(explain, step_help="its step (default: the last one)", is_step_required=False)
+    add_checkpoint(explain, step_help="its step (default: the last one)", is_step_required=False)
     explain.add_argument(
         "--tensor", action="append", default=[], metavar="NAME", help="only this tensor; several times for several"
     )
@@ -173,8 +178,8 @@ def _add_changes(command: _Command) -> None:
         "drop one checkpoint; gc then removes what only it needed",
         "delete --run 8f3c --step 3\ndelete --run 8f3c --step 3 --name ema --yes",
     )
-    _add_checkpoint(delete, step_help="its step", is_step_required=True)
-    _add_yes(delete)
+    add_checkpoint(delete, step_help="its step", is_step_required=True)
+    add_yes(delete)
     delete.set_defaults(act=_change.delete)
 
     gc = command(
@@ -184,14 +189,14 @@ def _add_changes(command: _Command) -> None:
     )
     gc.add_argument(
         "--grace",
-        type=_hours,
+        type=hours,
         default=DEFAULT_GRACE_S / 3600,
         metavar="HOURS",
         help="take a save that has been silent for so long for dead (default %(default)g)",
     )
     gc.add_argument(
         "--max-waste",
-        type=_part,
+        type=part,
         default=DEFAULT_MAX_WASTE,
         metavar="PART",
         help="rewrite packs of which more than this part is unneeded, 0 to 1 (default %(default)g)",
@@ -236,7 +241,7 @@ def _add_changes(command: _Command) -> None:
         "nothing else shows that it was an experiment of that tracking store",
     )
     gc.add_argument("--dry-run", action="store_true", help="print the plan and stop")
-    _add_yes(gc)
+    add_yes(gc)
     gc.set_defaults(act=_change.collect)
 
 
@@ -254,7 +259,7 @@ def _add_optimize(command: _Command) -> None:
     )
     optimize.add_argument("--dry-run", action="store_true", help="tell what is to be done and stop")
     optimize.add_argument("-q", "--quiet", action="store_true", help="tell no progress")
-    _add_yes(optimize)
+    add_yes(optimize)
     optimize.set_defaults(act=_optimize.optimize)
 
 
@@ -318,46 +323,3 @@ def _add_repair(command: _Command) -> None:
     repair.add_argument("--dry-run", action="store_true", help="read everything, tell what is damaged, and stop")
     repair.add_argument("-y", "--yes", action="store_true", help="do not ask before anything is changed")
     repair.set_defaults(act=_repair.repair)
-
-
-def _add_checkpoint(made: argparse.ArgumentParser, *, step_help: str, is_step_required: bool) -> None:
-    made.add_argument("--run", metavar="ID", required=True, help="the run it belongs to")
-    made.add_argument("--step", metavar="N", type=int, required=is_step_required, help=step_help)
-    made.add_argument(
-        "--name",
-        help="where a run has several of one step: the name of its series ('' for none), its model's id, its "
-        "artifact path, or its key in the store",
-    )
-
-
-def _add_yes(made: argparse.ArgumentParser) -> None:
-    made.add_argument("-y", "--yes", action="store_true", help="do not ask before deleting")
-
-
-def _hours(text: str) -> float:
-    return _number(text, most=math.inf, what="a number of hours")
-
-
-def _part(text: str) -> float:
-    return _number(text, most=1.0, what="a number from 0 to 1")
-
-
-def _percent(text: str) -> float:
-    return _number(text.removesuffix("%"), most=100.0, what="a number of percent, 0 to 100") / 100
-
-
-def _share_of(text: str) -> tuple[int, int]:
-    k, _, n = text.partition("/")
-    if not (k.isdecimal() and n.isdecimal() and 1 <= int(k) <= int(n)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not one of several parts, such as 3/7")
-    return int(k), int(n)
-
-
-def _number(text: str, *, most: float, what: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 <= number <= most or math.isinf(number):
-        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
-    return number

@@ -6,8 +6,8 @@ from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 
-from tensorcas_mlflow._texts import size_text
-from tensorcas_mlflow.cli._output import count_text, printable, say, say_json, say_table, steps_text
+from tensorcas_mlflow._texts import count_text, size_text
+from tensorcas_mlflow.cli._output import printable, say, say_json, say_table, steps_text
 from tensorcas_mlflow.cli._select import is_json, of_run, store_of
 from tensorcas_mlflow.stats import find_shares, run_stats, store_stats
 from tensorcas_mlflow.store import Store

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tensorcas_mlflow._texts import count_text
 from tensorcas_mlflow.adapter import SKELETON
 from tensorcas_mlflow.errors import CheckpointExistsError
 from tensorcas_mlflow.exchange._spill import arrays_of
@@ -91,9 +92,9 @@ def check_left_out(source: Listing, *, allow_left_out: bool) -> None:
     """
     if source.left_out and not allow_left_out:
         listed = ", ".join(f"{name!r} ({kind})" for name, kind in source.left_out.items())
+        what = f"{count_text(len(source.left_out), 'tensor')} of this {source.format} file"
         raise ValueError(
-            f"{len(source.left_out)} tensors of this {source.format} file cannot be stored as such, allow it to leave "
-            f"them out: {listed}"
+            f"{what} cannot be taken as such; say allow_left_out=True, or --skip-unknown, to leave out: {listed}"
         )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tensorcas_mlflow._texts import size_text
+from tensorcas_mlflow._texts import count_text, size_text
 from tensorcas_mlflow.formats import (
     _write_bintensors,
     _write_npz,
@@ -60,9 +60,14 @@ class Written:
     n_bytes: int
     """Size of all files."""
 
+    @property
+    def what(self) -> str:
+        """What it is, in words."""
+        return f"{count_text(self.n_tensors, 'tensor')}, {size_text(self.n_bytes)}, as {self.format}"
+
     def __str__(self) -> str:
-        what = os.fspath(self.files[0].path) if len(self.files) == 1 else f"{len(self.files)} files"
-        return f"{self.n_tensors} tensors, {size_text(self.n_bytes)}, as {self.format}: {what}"
+        where = os.fspath(self.files[0].path) if len(self.files) == 1 else f"{len(self.files)} files"
+        return f"{self.what}: {where}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +84,9 @@ class WritePlan:
     _overwrite: re.Pattern[str] | None = field(repr=False)
 
     def __str__(self) -> str:
-        files = "".join(f"\n  {file.path}  {size_text(file.n_bytes)}" for file in self.result.files)
-        return f"{self.result.n_tensors} tensors, {size_text(self.result.n_bytes)}, as {self.result.format}{files}"
+        return "\n".join(
+            [self.result.what, *(f"  {file.path}  {size_text(file.n_bytes)}" for file in self.result.files)]
+        )
 
     def execute(self, *, progress: Progress | None = None) -> Written:
         """Write the files, reading each tensor once and holding some 16 MiB.

@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tensorcas_mlflow.formats import ArrayTensors, write
 from tensorcas_mlflow.store import RefTarget, Store
 
 Tensorcas = Callable[..., Any]
 
 PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
 PROGRAM = [sys.executable, "-c", "import sys; from tensorcas_mlflow.cli import main; sys.exit(main())"]
-COMMANDS = ["list", "stats", "show", "diff", "verify", "init", "delete", "gc", "copy"]
+COMMANDS = ["list", "stats", "show", "diff", "verify", "init", "delete", "gc", "copy", "import", "export", "convert"]
 
 HOSTILE = "red\x1b[31m\r\n\x07\u202eback\udc80"
 
@@ -280,12 +281,17 @@ def keys_of(value: Any) -> Any:
         ("gc", ["--yes"]),
         ("optimize", ["--yes"]),
         ("copy", ["SRC", "NEW"]),
+        ("import", ["FILE", "--run", "new", "--step", "1", "--skip-unknown"]),
+        ("export", ["--run", "train", "--step", "1", "NEW", "--to", "npz"]),
+        ("convert", ["FILE", "NEW", "--to", "torch", "--skip-unknown"]),
     ],
 )
 def test_the_page_shows_the_keys_that_a_command_answers_with(
     tensorcas: Tensorcas, store: Store, tmp_path: Path, command: str, words: list[str]
 ) -> None:
-    words = [word.replace("NEW", str(tmp_path / "new")).replace("SRC", store.uri) for word in words]
+    write(ArrayTensors({"w": np.ones(3)}), tmp_path / "file.npz")
+    places = {"NEW": str(tmp_path / "new"), "SRC": store.uri, "FILE": str(tmp_path / "file.npz")}
+    words = [places.get(word, word) for word in words]
     packs = [info.key for info in store.backend.list("packs")]
     for key in {"verify": packs, "copy": packs}.get(command, []):
         store.backend.delete(key)

@@ -1,0 +1,155 @@
+"""``import``, ``export`` and ``convert``, from the words to the files."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+
+from tensorcas_mlflow.formats import ArrayTensors, write
+from tensorcas_mlflow.store import Store
+
+Tensorcas = Callable[..., Any]
+
+ARRAYS = {"a.weight": np.arange(12, dtype="f4").reshape(3, 4), "a.bias": np.ones(4), "b.weight": np.zeros(2, "i8")}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    write(ArrayTensors(ARRAYS, metadata={"note": "x"}), tmp_path / "in.safetensors")
+    return tmp_path / "in.safetensors"
+
+
+def test_a_file_is_imported_shown_and_exported_again(
+    tensorcas: Tensorcas, store: Store, tmp_path: Path, file: Path
+) -> None:
+    place = ("--root", store.uri)
+    taken = tensorcas("import", file, "--run", "new", "--step", "7", "--name", "base", *place)
+    shown = tensorcas("show", "--run", "new", *place, "--format", "json").json
+    given = tensorcas("export", "--run", "new", "--name", "base", tmp_path / "out.safetensors", *place)
+
+    assert (taken.status, given.status) == (0, 0), taken.err + given.err
+    assert taken.out == "imported 3 tensors, 96 B, of a safetensors file as run new base step 7\n"
+    assert shown["metadata"] == {"format": "pt", "note": "x"}
+    assert given.out.splitlines() == [
+        f"3 tensors, {file.stat().st_size} B, as safetensors",
+        f"  {tmp_path / 'out.safetensors'}  {file.stat().st_size} B",
+    ]
+    assert (tmp_path / "out.safetensors").read_bytes() == file.read_bytes()
+
+
+def test_import_replaces_nothing_unless_that_is_said(tensorcas: Tensorcas, store: Store, file: Path) -> None:
+    words = ("import", file, "--run", "train", "--step", "1", "--root", store.uri)
+    refused = tensorcas(*words)
+
+    assert refused.status == 1
+    assert "there is already a checkpoint step 1 of run 'train'" in refused.err
+    assert tensorcas(*words, "--overwrite").status == 0
+
+
+def test_tensors_that_cannot_be_stored_are_named_or_told_as_left_out(
+    tensorcas: Tensorcas, store: Store, tmp_path: Path
+) -> None:
+    sparse = torch.ones(3).to_sparse()
+    torch.save({"w": torch.ones(2), "s": sparse}, tmp_path / "m.pt")
+    words = ("import", tmp_path / "m.pt", "--run", "new", "--step", "1", "--root", store.uri)
+    refused = tensorcas(*words)
+    taken = tensorcas(*words, "--skip-unknown", "--format", "json")
+
+    assert refused.status == 1
+    assert "--skip-unknown" in refused.err
+    assert "'s' (" in refused.err
+    assert (taken.json["n_tensors"], list(taken.json["left_out"])) == (1, ["s"])
+
+
+def test_export_writes_shards_and_partitions(tensorcas: Tensorcas, store: Store, tmp_path: Path) -> None:
+    words = ("export", "--run", "train", "--step", "1", "--root", store.uri, "--format", "json")
+    shards = tensorcas(*words, tmp_path / "shards", "--shard-size", "1KB").json
+    parts = tensorcas(*words, tmp_path / "parts", "--to", "serverlessllm", "--partitions", "2").json
+
+    assert (shards["format"], shards["n_tensors"]) == ("safetensors", 2)
+    assert {Path(each["path"]).name for each in shards["files"]} == set(os.listdir(tmp_path / "shards"))
+    assert {Path(each["path"]).name for each in parts["files"]} == set(os.listdir(tmp_path / "parts"))
+
+
+def test_export_of_some_tensors_and_without_writing(tensorcas: Tensorcas, store: Store, tmp_path: Path) -> None:
+    words = ("export", "--run", "train", "--step", "1", tmp_path / "m.npz", "--match", "f*", "--root", store.uri)
+    dry = tensorcas(*words, "--dry-run")
+
+    assert dry.out.startswith("would write 1 tensor, ")
+    assert not (tmp_path / "m.npz").exists()
+    assert tensorcas(*words).status == 0
+    with np.load(tmp_path / "m.npz") as loaded:
+        assert loaded.files == ["fixed"]
+
+
+def test_what_lies_in_the_way_is_told_in_one_line(tensorcas: Tensorcas, store: Store, tmp_path: Path) -> None:
+    (tmp_path / "m.npz").write_text("mine")
+    words = ("export", "--run", "train", "--step", "1", tmp_path / "m.npz", "--root", store.uri)
+    refused = tensorcas(*words)
+
+    assert (refused.status, len(refused.err.splitlines())) == (1, 1)
+    assert "already a file" in refused.err
+    assert (tmp_path / "m.npz").read_text() == "mine"
+    assert tensorcas(*words, "--overwrite").status == 0
+
+
+def test_a_file_is_converted_where_there_is_no_store(tensorcas: Tensorcas, tmp_path: Path, file: Path) -> None:
+    done = tensorcas("convert", file, tmp_path / "m.pt", "--match", "*.weight")
+    back = tensorcas("convert", tmp_path / "m.pt", tmp_path / "back.safetensors", "--format", "json")
+
+    assert done.status == 0, done.err
+    assert torch.load(tmp_path / "m.pt", weights_only=True)["a.weight"].tolist() == ARRAYS["a.weight"].tolist()
+    assert (back.json["source_format"], back.json["n_tensors"]) == ("torch", 2)
+    assert safetensors.numpy.load_file(tmp_path / "back.safetensors").keys() == {"a.weight", "b.weight"}
+
+
+def test_progress_is_told_at_a_terminal_and_not_with_quiet(
+    tensorcas: Tensorcas, tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for words, told in (((), True), (("--quiet",), False)):
+        terminal = Terminal()
+        monkeypatch.setattr("sys.stderr", terminal)
+        tensorcas("convert", file, tmp_path / "m.npz", "--overwrite", *words)
+
+        assert ("100 % of 96 B" in terminal.getvalue()) == told
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--shard-size", "0"], ["--shard-size", "5 apples"], ["--partitions", "0"], ["--to", "tar"]],
+)
+def test_words_that_are_no_sizes_or_formats_are_wrong_usage(
+    tensorcas: Tensorcas, tmp_path: Path, file: Path, words: list[str]
+) -> None:
+    assert tensorcas("convert", file, tmp_path / "out", *words).status == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "n_bytes"), [("5GB", 5 * 10**9), ("1.5kB", 1500), ("512MiB", 512 << 20), ("2G", 2 * 10**9), ("70", 70)]
+)
+def test_sizes_are_read_as_people_write_them(text: str, n_bytes: int) -> None:
+    from tensorcas_mlflow.cli._options import size
+
+    assert size(text) == n_bytes
+
+
+def test_hostile_names_in_a_file_leave_a_terminal_as_it_is(tensorcas: Tensorcas, store: Store, tmp_path: Path) -> None:
+    header = json.dumps({"red\x1b[31m": {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}}).encode()
+    (tmp_path / "m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"x")
+    done = tensorcas("import", tmp_path / "m.safetensors", "--run", "r", "--step", "1", "--root", store.uri)
+
+    assert done.status == 1
+    assert "\x1b" not in done.out + done.err
