@@ -64,7 +64,7 @@ def import_checkpoint(
         raise ValueError(f"a tensor is named {SKELETON!r}, which says something else in a store: rename it")
     if not overwrite and store.ref(target.key) is not None:
         raise CheckpointExistsError(f"step {target.step} of run {target.run_id!r}")
-    n_bytes = sum(place.spec.n_bytes for place in source.places.values())
+    n_bytes = sum(spec.n_bytes for spec in source.specs())
     told = _Told(n_bytes, progress)
     arrays = arrays_of(source, watch=told.more)
     told.reach(1)

@@ -13,7 +13,7 @@ import numpy as np
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.errors import BackendError
 from tensorcas_mlflow.formats import Listing, Place
-from tensorcas_mlflow.tensor import ALIGNMENT, bytes_of
+from tensorcas_mlflow.tensor import ALIGNMENT, Spec, bytes_of
 
 
 def arrays_of(listing: Listing, *, watch: Callable[[int], None] | None = None) -> dict[str, Array]:
@@ -33,7 +33,7 @@ def arrays_of(listing: Listing, *, watch: Callable[[int], None] | None = None) -
         CorruptError: The file is damaged, where that shows.
         BackendError: It cannot be read, or there is no room for a temporary file.
     """
-    spilled = [name for name, place in listing.places.items() if not _is_mapped(listing, place)]
+    spilled = {name: place.spec for name, place in listing.places.items() if not _is_mapped(listing, place)}
     views = _spill(listing, spilled, watch)
     return {name: views[name] if name in views else listing.array(name) for name in listing.places}
 
@@ -44,26 +44,26 @@ def _is_mapped(listing: Listing, place: Place) -> bool:
     )
 
 
-def _spill(listing: Listing, names: list[str], watch: Callable[[int], None] | None) -> dict[str, Array]:
-    if not names:
+def _spill(listing: Listing, specs: dict[str, Spec], watch: Callable[[int], None] | None) -> dict[str, Array]:
+    if not specs:
         return {}
     starts: dict[str, int] = {}
     try:
         with tempfile.TemporaryFile(buffering=0) as file:
             end = 0
-            for name in names:
+            for name, spec in specs.items():
                 end += -end % ALIGNMENT
                 starts[name] = end
                 end += _put(listing.array(name), file, end)
                 if watch is not None:
-                    watch(listing.places[name].spec.n_bytes)
+                    watch(spec.n_bytes)
             is_empty = os.fstat(file.fileno()).st_size == 0
             mapped = memoryview(b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except OSError as error:
         raise BackendError("write", tempfile.gettempdir(), f"{type(error).__name__}: {error}") from error
     views = {}
-    for name, start in starts.items():
-        spec = listing.places[name].spec
+    for name, spec in specs.items():
+        start = starts[name]
         data = mapped[start : start + spec.n_bytes]
         views[name] = np.frombuffer(data, np.uint8).view(spec.numpy_dtype).reshape(spec.shape)
     return views
