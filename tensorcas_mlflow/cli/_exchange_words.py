@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tensorcas_mlflow.cli import _exchange
 from tensorcas_mlflow.cli._options import add_checkpoint, count, size
-from tensorcas_mlflow.formats import FORMATS_OUT
+from tensorcas_mlflow.formats import FORMATS_IN, FORMATS_OUT
 
 
 def add_exchange(command: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
@@ -55,9 +55,8 @@ def _add_source(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--from",
         dest="source_format",
-        metavar="FORMAT",
-        help="its format, such as safetensors, torch, npz, bintensors, gguf, serverlessllm or bhckpt (default: what it "
-        "begins with)",
+        choices=FORMATS_IN,
+        help="its format (default: what it begins with)",
     )
     made.add_argument(
         "--skip-unknown", action="store_true", help="leave tensors out that cannot be stored, such as quantized ones"

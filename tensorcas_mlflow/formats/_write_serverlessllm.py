@@ -3,7 +3,7 @@
 ``tensor_index.json`` gives of each tensor its offset, its size, its shape, its strides in elements, its dtype as torch
 names it, and the number of the partition; partition N is the file ``tensor.data_N``.
 See https://github.com/ServerlessLLM/ServerlessLLM (``sllm_store``), whose index has one partition, and
-https://github.com/FlamingJuly/tensora, which added the sixth field.
+https://github.com/botirk38/tensora, which added the sixth field.
 """
 
 from __future__ import annotations

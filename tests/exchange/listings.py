@@ -7,27 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.formats import Listing, LocalFile, Place
 from tensorcas_mlflow.tensor import Spec
-
-
-class FileListing(Listing):
-    """A listing whose arrays can be had."""
-
-    def array(self, name: str) -> Array:
-        place = self.places[name]
-        source = self.sources[place.source]
-        data = source.view(place.start, place.n_bytes) or source.read(place.start, place.n_bytes)
-        if place.deflated is not None:
-            data = memoryview(zlib.decompress(data, -15)[place.deflated :])
-        flat = np.frombuffer(data, np.uint8).view(place.spec.numpy_dtype)
-        if place.strides is None:
-            return flat.reshape(place.spec.shape)
-        strides = tuple(stride * flat.itemsize for stride in place.strides)
-        return np.ascontiguousarray(np.lib.stride_tricks.as_strided(flat, place.spec.shape, strides))
 
 
 def listing_of(
@@ -40,7 +22,7 @@ def listing_of(
     deflated: tuple[str, ...] = (),
     transposed: tuple[str, ...] = (),
     source: type[LocalFile] = LocalFile,
-) -> FileListing:
+) -> Listing:
     """Write arrays into a file and list it: some in C order, some deflated, some in columns."""
     data = bytearray(b"head")
     places: dict[str, Place] = {}
@@ -62,6 +44,6 @@ def listing_of(
         )
         data += raw
     path.write_bytes(data)
-    return FileListing(
+    return Listing(
         format=format, sources=[source(path)], places=places, metadata=metadata or {}, left_out=left_out or {}
     )
