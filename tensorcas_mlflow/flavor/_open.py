@@ -20,7 +20,7 @@ from mlflow.utils.file_utils import get_local_path_or_none
 from tensorcas_mlflow._home import find_store
 from tensorcas_mlflow._texts import without_secrets
 from tensorcas_mlflow.backends import Tally, is_ours
-from tensorcas_mlflow.errors import FormatError, StoreNotFoundError
+from tensorcas_mlflow.errors import FormatError, MalformedFileError, StoreNotFoundError
 from tensorcas_mlflow.flavor._fetch import LocalFolder, open_folder, resolve
 from tensorcas_mlflow.flavor._folder import FLAVOR
 from tensorcas_mlflow.flavor._saved import SavedModel
@@ -68,13 +68,23 @@ def open_artifact(uri: str, **options: Any) -> CheckpointReader:
 def _open_local(path: Path, options: dict[str, Any]) -> CheckpointReader:
     if not path.exists():
         raise MlflowException(f"there is no {without_secrets(os.fspath(path))!r}", RESOURCE_DOES_NOT_EXIST)
-    if not (path / MLMODEL_FILE_NAME).is_file():
+    if (path / MLMODEL_FILE_NAME).is_file():
+        found = _open_model(os.fspath(path), options)
+        return _one_of_files(path, options) if found is None else found
+    try:
         return open_path(path, **options)
-    found = _open_model(os.fspath(path), options)
-    if found is not None:
-        return found
-    files = sorted(each for each in path.rglob("*") if each.is_file())
-    return _the_one(path.name, (partial(open_path, each, **options) for each in files))
+    except MalformedFileError as error:
+        if not path.is_dir():
+            raise
+        try:
+            return _one_of_files(path, options)
+        except FormatError:
+            raise error from None
+
+
+def _one_of_files(folder: Path, options: dict[str, Any]) -> CheckpointReader:
+    files = sorted(each for each in folder.rglob("*") if each.is_file())
+    return _the_one(folder.name, (partial(open_path, each, **options) for each in files))
 
 
 def _open_in_store(place: str, options: dict[str, Any]) -> CheckpointReader | None:

@@ -90,7 +90,7 @@ def test_a_model_of_mlflows_own_flavor_is_opened(experiment: str) -> None:
     with mlflow.start_run() as run:
         info = mlflow.pytorch.log_model(model, name="plain", pip_requirements=[], serialization_format="pickle")
 
-    for uri in (info.model_uri, f"{info.model_uri}/data/model.pth", f"runs:/{run.info.run_id}/plain"):
+    for uri in (info.model_uri, f"runs:/{run.info.run_id}/plain/data/model.pth", f"runs:/{run.info.run_id}/plain"):
         reader = mlflow.tensorcas.open_checkpoint(uri)
         assert same(reader.full(), arrays(model))
         assert reader.get_slice("0.weight")[3:5].tobytes() == arrays(model)["0.weight"][3:5].tobytes()
