@@ -84,6 +84,17 @@ def test_equal_tensors_make_equal_files(tmp_path: Path, kind: dict[str, Any]) ->
     assert held(tmp_path / "one") == held(tmp_path / "other")
 
 
+@pytest.mark.parametrize("format", ["safetensors", "bintensors"])
+def test_the_order_in_which_tensors_and_metadata_were_named_is_not_in_a_file(tmp_path: Path, format: str) -> None:
+    arrays = {f"w{at}": np.full(at, at) for at in range(20)}
+    metadata = {f"m{at}": str(at) for at in range(20)}
+    for name, order in (("one", 1), ("other", -1)):
+        tensors = ArrayTensors(dict(list(arrays.items())[::order]), metadata=dict(list(metadata.items())[::order]))
+        write(tensors, tmp_path / name, format=format)
+
+    assert held(tmp_path / "one") == held(tmp_path / "other")
+
+
 @pytest.mark.parametrize("n_bytes", [(1 << 30) - 64, 1 << 30, (1 << 31) + 64, (1 << 32) + 64])
 @pytest.mark.long
 def test_a_large_member_of_an_archive_has_the_size_that_was_planned(tmp_path: Path, n_bytes: int) -> None:
