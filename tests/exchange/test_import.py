@@ -215,7 +215,7 @@ import_checkpoint(Store.open(folder / "store"), listing, RefTarget(run_id="r", s
 """
 
 
-@pytest.mark.parametrize("when", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("when", [pytest.param(0.0, marks=pytest.mark.long), 0.5, 0.9])
 def test_a_killed_import_leaves_the_checkpoint_that_was_there(store: Store, tmp_path: Path, when: float) -> None:
     import_checkpoint(store, listing_of(tmp_path / "old", some()), ONE)
     before = digests(store, ONE)
