@@ -29,6 +29,8 @@ _PUBLIC = {
     "list_checkpoints": "checkpoints",
     "load_checkpoint": "checkpoints",
     "diff": "checkpoints",
+    "export_checkpoint": "checkpoints",
+    "import_checkpoint": "checkpoints",
     "log_checkpoint": "checkpoints",
     "open_checkpoint": "checkpoints",
     "safe_open": "checkpoints",

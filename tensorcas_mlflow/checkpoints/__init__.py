@@ -5,6 +5,7 @@ environment, no signature and no row in MLflow's database.
 """
 
 from tensorcas_mlflow.checkpoints._background import wait
+from tensorcas_mlflow.checkpoints._exchange import export_checkpoint, import_checkpoint
 from tensorcas_mlflow.checkpoints._keep import Keep
 from tensorcas_mlflow.checkpoints._load import load_checkpoint
 from tensorcas_mlflow.checkpoints._log import CheckpointInfo, log_checkpoint
@@ -17,6 +18,8 @@ __all__ = [
     "Keep",
     "delete_checkpoint",
     "diff",
+    "export_checkpoint",
+    "import_checkpoint",
     "list_checkpoints",
     "load_checkpoint",
     "log_checkpoint",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,10 +59,12 @@ class FileSeries(Series):
         cuts: Mapping[str, Sequence[int]] | None,
         overwrite: bool,
         policy: Policy,
+        metadata: Mapping[str, Any] | None = None,
+        watch: Callable[[int], None] | None = None,
     ) -> Saving:
         scratch = TemporaryDirectory(prefix="tensorcas-")
         try:
-            manifest = write_payload(Path(scratch.name), tensors, flavor=flavor, cuts=cuts)
+            manifest = write_payload(Path(scratch.name), tensors, flavor=flavor, cuts=cuts, metadata=metadata)
         except BaseException:
             scratch.cleanup()
             raise

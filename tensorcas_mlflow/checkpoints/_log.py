@@ -123,17 +123,7 @@ def log_checkpoint(
             keep=keep,
             log_metrics=log_metrics,
             tracking_uri=tracking_uri,
-            info=CheckpointInfo(
-                uri=series.uri(step),
-                run_id=series.run.run_id,
-                name=name,
-                step=step,
-                n_tensors=len(tensors) - (SKELETON in tensors),
-                bytes_total=saving.manifest.n_bytes,
-                bytes_new=saving.n_new_bytes,
-                bytes_stored=None,
-                seconds=0.0,
-            ),
+            info=_begun(series, saving, step=step, n_tensors=len(tensors) - (SKELETON in tensors)),
         )
         if blocking:
             info = finish()
@@ -144,6 +134,41 @@ def log_checkpoint(
         raise
     finish.info = dataclasses.replace(finish.info, seconds=time.perf_counter() - began)
     return dataclasses.replace(finish.info, _saved=saves.submit(finish))
+
+
+def finish_now(
+    series: Series, saving: Saving, *, step: int, n_tensors: int, log_metrics: bool, tracking_uri: str, began: float
+) -> CheckpointInfo:
+    """Finish a save that has begun, and log its figures.
+
+    Args:
+        series: What it is a step of.
+        saving: What has begun; given up if it cannot be finished.
+        step: Which step.
+        n_tensors: How many tensors it has.
+        log_metrics: Whether to log figures.
+        tracking_uri: Where to.
+        began: When the caller was called, by `time.perf_counter`.
+    """
+    info = _begun(series, saving, step=step, n_tensors=n_tensors)
+    finish = _Finish(
+        series=series, saving=saving, keep=None, log_metrics=log_metrics, tracking_uri=tracking_uri, info=info
+    )
+    return dataclasses.replace(finish(), seconds=time.perf_counter() - began)
+
+
+def _begun(series: Series, saving: Saving, *, step: int, n_tensors: int) -> CheckpointInfo:
+    return CheckpointInfo(
+        uri=series.uri(step),
+        run_id=series.run.run_id,
+        name=series.name,
+        step=step,
+        n_tensors=n_tensors,
+        bytes_total=saving.manifest.n_bytes,
+        bytes_new=saving.n_new_bytes,
+        bytes_stored=None,
+        seconds=0.0,
+    )
 
 
 @dataclass(slots=True, kw_only=True)

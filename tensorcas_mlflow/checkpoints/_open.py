@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from tensorcas_mlflow._mlflow_errors import translate_errors
@@ -114,11 +115,12 @@ def diff(before: What, after: What, *, values: bool = False) -> CheckpointDiff:
     Raises:
         mlflow.exceptions.MlflowException: One of them is not there or damaged.
     """
-    with _opened(before) as old, _opened(after) as new:
+    with opened(before) as old, opened(after) as new:
         return diff_readers(old, new, values=values)
 
 
-def _opened(what: What) -> CheckpointReader:
+def opened(what: What) -> AbstractContextManager[CheckpointReader]:
+    """Open something for the time of a block; a reader stays open."""
     if isinstance(what, CheckpointReader):
-        return what
+        return nullcontext(what)
     return open_checkpoint(*what) if isinstance(what, tuple) else open_checkpoint(what)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -115,12 +115,16 @@ class Series(ABC):
         cuts: Mapping[str, Sequence[int]] | None,
         overwrite: bool,
         policy: Policy,
+        metadata: Mapping[str, Any] | None = None,
+        watch: Callable[[int], None] | None = None,
     ) -> Saving:
         """Begin to save a step; see `Store.begin_checkpoint`.
 
         Args:
             overwrite: Whether it may take the place of one that is there.
             policy: What to spend time on, where the series is kept by a store.
+            metadata: Plain JSON values to keep with it.
+            watch: Told, where the series is kept by a store, how many bytes more are hashed, and how many stored.
         """
 
     def artifact(self, step: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -88,16 +88,20 @@ class StoreSeries(Series):
         cuts: Mapping[str, Sequence[int]] | None,
         overwrite: bool,
         policy: Policy,
+        metadata: Mapping[str, Any] | None = None,
+        watch: Callable[[int], None] | None = None,
     ) -> Saving:
         save = self.store.begin_checkpoint(
             tensors,
             flavor=flavor,
             cuts=cuts,
             policy=policy,
+            metadata=metadata,
+            watch=watch,
             series=posixpath.dirname(self.target(step).key),
             earlier=partial(self._before, step),
         )
-        return _StoreSaving(self, step, save, overwrite=overwrite)
+        return _StoreSaving(self, step, save, overwrite=overwrite, watch=watch)
 
     def drop(self, step: int) -> None:
         """Drop the ref of a step, and what an overwriting that failed has left of it."""
@@ -169,20 +173,29 @@ class _CutCheckpoint(Checkpoint):
 class _StoreSaving(Saving):
     """A pending save, and what comes after its commit."""
 
-    def __init__(self, series: StoreSeries, step: int, save: PendingSave, *, overwrite: bool) -> None:
+    def __init__(
+        self,
+        series: StoreSeries,
+        step: int,
+        save: PendingSave,
+        *,
+        overwrite: bool,
+        watch: Callable[[int], None] | None,
+    ) -> None:
         self.manifest = save.manifest
         self.n_new_bytes = save.n_new_bytes
         self._series = series
         self._step = step
         self._save = save
         self._overwrite = overwrite
+        self._watch = watch
 
     def detach(self) -> None:
         self._save.detach()
 
     def finish(self) -> int:
         with self._save as save:
-            save.write()
+            save.write(watch=self._watch)
             is_shown = _show.prepare(self._series, self._step, self.manifest)
             target = self._series.target(self._step)
             try:

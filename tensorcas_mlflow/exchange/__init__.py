@@ -1,6 +1,14 @@
 """Checkpoints out of files of foreign formats, and into them: `import_checkpoint`, `export_checkpoint`, `convert`."""
 
 from tensorcas_mlflow.exchange._export import convert, export_checkpoint, plan_convert, plan_export
-from tensorcas_mlflow.exchange._import import import_checkpoint
+from tensorcas_mlflow.exchange._import import PreparedImport, import_checkpoint, prepare_import
 
-__all__ = ["convert", "export_checkpoint", "import_checkpoint", "plan_convert", "plan_export"]
+__all__ = [
+    "PreparedImport",
+    "convert",
+    "export_checkpoint",
+    "import_checkpoint",
+    "plan_convert",
+    "plan_export",
+    "prepare_import",
+]

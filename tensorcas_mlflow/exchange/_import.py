@@ -58,30 +58,75 @@ def import_checkpoint(
         ConflictError: The file was changed meanwhile.
         BackendError: It cannot be read, or the store not be written.
     """
+    if not overwrite and store.ref(target.key) is not None:
+        raise CheckpointExistsError(f"step {target.step} of run {target.run_id!r}")
+    prepared = prepare_import(source, flavor=flavor, allow_left_out=allow_left_out, progress=progress)
+    with store.begin_checkpoint(
+        prepared.arrays,
+        flavor=prepared.flavor,
+        metadata=prepared.metadata,
+        series=target.key.rpartition("/")[0],
+        earlier=lambda: _earlier(store, target),
+        watch=prepared.watch,
+    ) as save:
+        prepared.hashed(save.n_new_bytes)
+        save.write(watch=prepared.watch)
+        ref = save.commit(target, replace=overwrite)
+    prepared.stored()
+    return ref
+
+
+class PreparedImport:
+    """The tensors of a file, where a save can view them; and how far it has come."""
+
+    def __init__(self, source: Listing, flavor: str, told: _Told) -> None:
+        """View tensors.
+
+        Args:
+            source: The file.
+            flavor: Name of the adapter that is to load them.
+            told: Counts what is done.
+        """
+        self.flavor = flavor
+        self.metadata = source.metadata
+        self._told = told
+        self.arrays = arrays_of(source, watch=told.more)
+        told.reach(1)
+
+    def watch(self, n_bytes: int) -> None:
+        """Take note of bytes that a save has gone through."""
+        self._told.more(n_bytes)
+
+    def hashed(self, n_new_bytes: int) -> None:
+        """Take note that all is hashed, and how much of it is new."""
+        self._told.reach(2)
+        self._told.more(self._told.n_bytes - n_new_bytes)
+
+    def stored(self) -> None:
+        """Take note that all is stored."""
+        self._told.reach(_PHASES)
+
+
+def prepare_import(
+    source: Listing,
+    *,
+    flavor: str | None = None,
+    allow_left_out: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> PreparedImport:
+    """Do what an import does before a save begins; see `import_checkpoint`, whose arguments these are.
+
+    Raises:
+        ValueError: As there.
+        CorruptError: As there.
+        BackendError: The file cannot be read, or there is no room for a temporary one.
+    """
     check_left_out(source, allow_left_out=allow_left_out)
     if SKELETON in source.places:
         # What is stored under this name is read as a pickle when the checkpoint is loaded, and the file is anybody's.
         raise ValueError(f"a tensor is named {SKELETON!r}, which says something else in a store: rename it")
-    if not overwrite and store.ref(target.key) is not None:
-        raise CheckpointExistsError(f"step {target.step} of run {target.run_id!r}")
-    n_bytes = sum(spec.n_bytes for spec in source.specs())
-    told = _Told(n_bytes, progress)
-    arrays = arrays_of(source, watch=told.more)
-    told.reach(1)
-    with store.begin_checkpoint(
-        arrays,
-        flavor=_FLAVORS.get(source.format, _FLAVOR) if flavor is None else flavor,
-        metadata=source.metadata,
-        series=target.key.rpartition("/")[0],
-        earlier=lambda: _earlier(store, target),
-        watch=told.more,
-    ) as save:
-        told.reach(2)
-        told.more(n_bytes - save.n_new_bytes)
-        save.write(watch=told.more)
-        ref = save.commit(target, replace=overwrite)
-    told.reach(_PHASES)
-    return ref
+    told = _Told(sum(spec.n_bytes for spec in source.specs()), progress)
+    return PreparedImport(source, _FLAVORS.get(source.format, _FLAVOR) if flavor is None else flavor, told)
 
 
 def check_left_out(source: Listing, *, allow_left_out: bool) -> None:
@@ -114,7 +159,7 @@ class _Told:
     """Counts what is done, and tells it."""
 
     def __init__(self, n_bytes: int, progress: Callable[[int, int], None] | None) -> None:
-        self._n_bytes = n_bytes
+        self.n_bytes = n_bytes
         self._progress = progress
         self._n_done = 0
 
@@ -124,9 +169,9 @@ class _Told:
 
     def reach(self, phase: int) -> None:
         """Take note that so many phases are over, with whatever nobody has told of."""
-        self._tell(phase * self._n_bytes)
+        self._tell(phase * self.n_bytes)
 
     def _tell(self, n_done: int) -> None:
         if self._progress is not None and n_done > self._n_done:
-            self._progress(n_done, _PHASES * self._n_bytes)
+            self._progress(n_done, _PHASES * self.n_bytes)
         self._n_done = max(n_done, self._n_done)

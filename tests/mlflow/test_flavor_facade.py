@@ -20,16 +20,23 @@ from tensorcas_mlflow import flavor, plugin
 def test_it_has_these_public_names() -> None:
     assert mlflow.tensorcas.__all__ == [
         "CheckpointInfo",
+        "CheckpointReader",
         "CheckpointRecord",
         "Keep",
+        "Naming",
         "autolog",
         "delete_checkpoint",
+        "diff",
+        "export_checkpoint",
         "export_model",
+        "import_checkpoint",
         "list_checkpoints",
         "load_checkpoint",
         "load_model",
         "log_checkpoint",
         "log_model",
+        "open_checkpoint",
+        "safe_open",
         "save_model",
         "wait",
     ]

@@ -1,0 +1,102 @@
+"""Files of other formats become steps of a run, and steps become files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlflow
+import numpy as np
+import pytest
+from mlflow.exceptions import MlflowException
+
+from tests.reader.checkpoints import moe, same
+
+torch = pytest.importorskip("torch")
+safetensors_torch = pytest.importorskip("safetensors.torch")
+safetensors_numpy = pytest.importorskip("safetensors.numpy")
+
+STATE = moe()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "model.safetensors"
+    safetensors_numpy.save_file(STATE, path, metadata={"format": "pt"})
+    return path
+
+
+def test_a_file_becomes_a_step_that_is_listed_opened_and_loaded(experiment: str, file: Path) -> None:
+    with mlflow.start_run() as run:
+        info = mlflow.tensorcas.import_checkpoint(file, step=3)
+
+    assert [record.step for record in mlflow.tensorcas.list_checkpoints(run.info.run_id)] == [3]
+    reader = mlflow.tensorcas.open_checkpoint(info.uri)
+    assert reader.digest() == mlflow.tensorcas.open_checkpoint(file).digest()
+    assert reader.metadata == {"format": "pt"}
+    weights = mlflow.tensorcas.load_checkpoint(info.uri, weights_only=True)
+    assert same({name: tensor.numpy() for name, tensor in weights.items()}, STATE)
+    assert (info.n_tensors, info.bytes_total) == (len(STATE), sum(array.nbytes for array in STATE.values()))
+
+
+def test_what_was_imported_fills_a_model(experiment: str, tmp_path: Path) -> None:
+    model, other = torch.nn.Linear(3, 4), torch.nn.Linear(3, 4)
+    safetensors_torch.save_file(model.state_dict(), tmp_path / "model.safetensors")
+    with mlflow.start_run():
+        info = mlflow.tensorcas.import_checkpoint(tmp_path / "model.safetensors", step=0)
+
+    mlflow.tensorcas.load_checkpoint(info.uri, into=other)
+
+    assert torch.equal(model.weight, other.weight)
+
+
+def test_a_file_that_was_imported_before_costs_nothing_again(experiment: str, file: Path) -> None:
+    with mlflow.start_run():
+        mlflow.tensorcas.import_checkpoint(file, step=1)
+        again = mlflow.tensorcas.import_checkpoint(file, step=2)
+        logged = mlflow.tensorcas.log_checkpoint(STATE, step=3, name="logged")
+
+    assert again.bytes_new == 0
+    assert logged.bytes_new is not None
+    assert logged.bytes_new < 10_000  # the skeleton
+
+
+def test_a_step_becomes_a_file_and_back(experiment: str, file: Path, tmp_path: Path) -> None:
+    with mlflow.start_run() as run:
+        mlflow.tensorcas.log_checkpoint(STATE, step=1)
+    done: list[tuple[int, int]] = []
+
+    written = mlflow.tensorcas.export_checkpoint(
+        (run.info.run_id, 1), tmp_path / "out.safetensors", progress=lambda *at: done.append(at)
+    )
+
+    found = safetensors_numpy.load_file(tmp_path / "out.safetensors")
+    assert same({name: found[name] for name in STATE}, STATE)
+    assert written.n_tensors == len(STATE)
+    assert done[-1][0] == done[-1][1] > 0
+    with mlflow.start_run():
+        back = mlflow.tensorcas.import_checkpoint(tmp_path / "out.safetensors", step=2)
+    compared = mlflow.tensorcas.diff(back.uri, file)
+    assert set(compared.equal) == set(STATE)
+    assert compared.changed == compared.added == compared.removed == ()
+
+
+def test_part_of_an_open_checkpoint_becomes_a_file(experiment: str, file: Path, tmp_path: Path) -> None:
+    with mlflow.tensorcas.open_checkpoint(file) as reader:
+        mlflow.tensorcas.export_checkpoint(reader, tmp_path / "one.npz", match="*.experts.2.*")
+
+        assert reader.tensor("model.embed_tokens.weight").shape == (1000, 64)
+    with np.load(tmp_path / "one.npz") as found:
+        assert set(found) == {name for name in STATE if ".experts.2." in name}
+
+
+def test_what_cannot_be_imported_makes_no_run_worse(experiment: str, file: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.safetensors").write_bytes(file.read_bytes()[:-1])
+    with mlflow.start_run() as run:
+        mlflow.tensorcas.import_checkpoint(file, step=1)
+        with pytest.raises(MlflowException, match="step 1"):
+            mlflow.tensorcas.import_checkpoint(file, step=1)
+        for name, reason in (("bad.safetensors", "not a sound safetensors file"), ("nothing", "nothing")):
+            with pytest.raises(MlflowException, match=reason):
+                mlflow.tensorcas.import_checkpoint(tmp_path / name, step=2)
+
+    assert [record.step for record in mlflow.tensorcas.list_checkpoints(run.info.run_id)] == [1]
