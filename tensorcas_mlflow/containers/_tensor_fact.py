@@ -57,12 +57,12 @@ def in_order(facts: Iterable[TensorFact]) -> list[TensorFact]:
         FormatError: There are holes between them, or some of them share bytes, or two of them have one name.
     """
     ordered = sorted(facts, key=itemgetter(4, 5))
-    at = 0
-    for fact in ordered:
-        if fact.begin != at:
-            what = "a hole before" if fact.begin > at else "bytes of another tensor in"
-            raise FormatError(f"there is {what} tensor {fact.name[:80]!r}")
-        at = fact.end
+    begins = [fact.begin for fact in ordered]
+    ends = [0, *(fact.end for fact in ordered)]
+    if begins != ends[:-1]:
+        fact, end = next((fact, end) for fact, end in zip(ordered, ends, strict=False) if fact.begin != end)
+        what = "a hole before" if fact.begin > end else "bytes of another tensor in"
+        raise FormatError(f"there is {what} tensor {fact.name[:80]!r}")
     if len({fact.name for fact in ordered}) < len(ordered):
         raise FormatError("two tensors have one name")
     return ordered

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tensorcas_mlflow.adapter import SKELETON
@@ -43,7 +43,9 @@ class Places(Mapping[str, Place]):
     def __init__(self) -> None:
         self.left_out: dict[str, str] = {}
         """Tensors that there is no dtype for, with what the file calls their type."""
-        self._rows: dict[str, _Row] = {}
+        self._rows: dict[str, _Row | TensorFact] = {}
+        self._data_at = 0
+        """Where in its file begins what a `TensorFact` counts from."""
 
     def add(
         self,
@@ -100,14 +102,18 @@ class Places(Mapping[str, Place]):
             raise FormatError(f"tensor {name[:80]!r} has {wanted} bytes, which {n_bytes} cannot be inflated to")
         self._rows[name] = _Row(dtype, shape, source, start, n_bytes, strides, deflated, swapped, checksum)
 
-    def add_table(self, facts: Iterable[TensorFact], data_at: int) -> None:
-        """Add tensors that lie one after the other, as `in_order` gives them; raises as `add` for their names."""
-        for name, kind, dtype, shape, begin, end in facts:
-            self._check_name(name)
-            if dtype is None:
-                self.left_out[name] = kind
-            else:
-                self._rows[name] = _Row(dtype, shape, 0, data_at + begin, end - begin)
+    def add_table(self, facts: Sequence[TensorFact], data_at: int) -> None:
+        """Add all tensors of the first file, as `in_order` gives them; raises as `add` for their names."""
+        assert not self._rows
+        names = [fact.name for fact in facts]
+        if len(names) > _MAX_TENSORS:
+            raise FormatError(f"it has more than {_MAX_TENSORS} tensors")
+        if not _are_usual(names):
+            for name in names:
+                self._check_name(name)
+        self._data_at = data_at
+        self._rows = {fact.name: fact for fact in facts if fact.dtype is not None}
+        self.left_out = {fact.name: fact.kind for fact in facts if fact.dtype is None}
 
     def leave_out(self, name: str, kind: str) -> None:
         """Note a tensor that there is no dtype for; raises as `add` for its name."""
@@ -116,14 +122,14 @@ class Places(Mapping[str, Place]):
 
     def join(self, other: Places, source: int) -> None:
         """Add the tensors of a file that is so many after the first; raises as `add` for their names."""
-        for name, row in other._rows.items():
+        for name in other._rows:
             self._check_name(name)
-            self._rows[name] = row._replace(source=source)
+            self._rows[name] = other._row(name)._replace(source=source)
         for name, kind in other.left_out.items():
             self.leave_out(name, kind)
 
     def __getitem__(self, name: str) -> Place:
-        dtype, shape, source, start, n_bytes, strides, deflated, swapped, checksum = self._rows[name]
+        dtype, shape, source, start, n_bytes, strides, deflated, swapped, checksum = self._row(name)
         return Place(
             spec=Spec(name=name, dtype=dtype, shape=shape),
             source=source,
@@ -144,6 +150,13 @@ class Places(Mapping[str, Place]):
     def __len__(self) -> int:
         return len(self._rows)
 
+    def _row(self, name: str) -> _Row:
+        row = self._rows[name]
+        if isinstance(row, TensorFact):
+            assert row.dtype is not None
+            return _Row(row.dtype, row.shape, 0, self._data_at + row.begin, row.end - row.begin)
+        return row
+
     def _check_name(self, name: str) -> None:
         if name in self._rows or name in self.left_out:
             raise FormatError(f"two tensors are called {name[:80]!r}")
@@ -154,6 +167,13 @@ class Places(Mapping[str, Place]):
             raise FormatError(f"no tensor can be called {name!r}")
         if len(name) > MAX_NAME_BYTES or not name.isascii() or not name.isprintable():
             _check_odd_name(name)
+
+
+def _are_usual(names: Sequence[str]) -> bool:
+    """Tell whether nothing is odd about any of many names, in less time than one after the other takes."""
+    text = "".join(names)
+    is_short = max(map(len, names), default=0) <= MAX_NAME_BYTES
+    return is_short and text.isascii() and text.isprintable() and not {"", SKELETON}.intersection(names)
 
 
 def _check_odd_name(name: str) -> None:

@@ -35,8 +35,37 @@ def list_shards(folder: Path, names: Sequence[str], format: str, list_file: List
         FormatError: Two tensors have one name, or a name leads out of the folder.
         BackendError: A file is not there.
     """
+    listing, _ = _joined(folder, names, format, list_file)
+    return listing
+
+
+def list_indexed(folder: Path, index: str, format: str, list_file: ListFile) -> Listing:
+    """List the shards that an index names as one checkpoint; see `list_shards`.
+
+    What the index says of a tensor must be so, and it must say it of every tensor of its shards, which are the files it
+    names and those that are numbered like them. Other files beside them are left alone, as `transformers` does.
+
+    Raises:
+        FormatError: It is not so, or a name leads out of the folder.
+        BackendError: A file is not there.
+    """
+    weight_map = _weight_map(folder, index)
+    names = sorted({*weight_map.values(), *_numbered(folder, index)})
+    listing, shards = _joined(folder, names, format, list_file)
+    if shards != weight_map:
+        name = min(dict(shards.items() ^ weight_map.items()))
+        where, said = shards.get(name, "no shard"), weight_map.get(name, "none")
+        raise MalformedFileError(
+            str(folder / index), "index", f"tensor {name[:80]!r} is in {where}, and it says {said}"
+        )
+    return listing
+
+
+def _joined(folder: Path, names: Sequence[str], format: str, list_file: ListFile) -> tuple[Listing, Mapping[str, str]]:
+    """List files as one, and say by the name of every tensor, left out or not, in which file it is."""
     sources: list[ByteSource] = []
     places = Places()
+    shards: dict[str, str] = {}
     metadata: dict[str, Any] = {}
     disagreed: set[str] = set()
     for name in names:
@@ -47,6 +76,7 @@ def list_shards(folder: Path, names: Sequence[str], format: str, list_file: List
         except FormatError as error:
             raise FormatError(f"{error} in {', '.join(names)[:200]}: name the one file that is meant") from error
         sources += listing.sources
+        shards.update(dict.fromkeys((*listing.places, *listing.left_out), name))
         for key, value in listing.metadata.items():
             if metadata.setdefault(key, value) != value:
                 disagreed.add(key)
@@ -54,36 +84,7 @@ def list_shards(folder: Path, names: Sequence[str], format: str, list_file: List
     config = _config(folder)
     if config is not None:
         metadata["config"] = config
-    return Listing(format=format, sources=sources, places=places, metadata=metadata, left_out=places.left_out)
-
-
-def list_indexed(folder: Path, index: str, format: str, list_file: ListFile) -> Listing:
-    """List the shards that an index names as one checkpoint.
-
-    What the index says of a tensor must be so, and it must say it of every tensor of its shards, which are the files it
-    names and those that are numbered like them. Other files beside them are left alone, as `transformers` does.
-
-    Raises:
-        FormatError: It is not so, or a name leads out of the folder.
-        BackendError: A file is not there.
-    """
-    shards: dict[str, str] = {}
-
-    def list_shard(file: LocalFile) -> Listing:
-        listing = list_file(file)
-        shards.update(dict.fromkeys((*listing.places, *listing.left_out), names[len(listed)]))
-        listed.append(file)
-        return listing
-
-    listed: list[LocalFile] = []
-    weight_map = _weight_map(folder, index)
-    names = sorted({*weight_map.values(), *_numbered(folder, index)})
-    listing = list_shards(folder, names, format, list_shard)
-    if shards != weight_map:
-        name = next(iter(sorted(dict(shards.items() ^ weight_map.items()))))
-        where, said = shards.get(name, "no shard"), weight_map.get(name, "none")
-        raise MalformedFileError(str(folder / index), format, f"tensor {name[:80]!r} is in {where}, and it says {said}")
-    return listing
+    return Listing(format=format, sources=sources, places=places, metadata=metadata, left_out=places.left_out), shards
 
 
 def _numbered(folder: Path, index: str) -> list[str]:

@@ -46,8 +46,8 @@ class LocalFile(ByteSource):
         """Map a file.
 
         The memory of `view` may be written to, and what is written never reaches the file. The map outlives a deletion
-        and a replacement of the file. If somebody cuts the file short, who touches what was
-        there is killed (SIGBUS); `read_into` asks the file itself, and raises.
+        and a replacement of the file. If somebody cuts the file short, who touches what was there is killed (SIGBUS);
+        `read_into` asks the file itself, and raises.
 
         Raises:
             BackendError: There is no such file, or it cannot be read, or it is a pipe or the like.
@@ -88,17 +88,15 @@ class LocalFile(ByteSource):
 
 
 class SourceStream:
-    """A source read forward from some place on, as a `Tape` is made of."""
+    """A source read from its beginning on, as a `Tape` is made of."""
 
-    def __init__(self, source: ByteSource, at: int = 0, stop: int | None = None) -> None:
-        """Stand before byte ``at``; nothing from ``stop`` on is read, which is the end unless said otherwise."""
+    def __init__(self, source: ByteSource) -> None:
         self._source = source
-        self._at = at
-        self._stop = source.size if stop is None else min(stop, source.size)
+        self._at = 0
 
     def readinto(self, buffer: memoryview, /) -> int:
-        """Fill the beginning of a buffer."""
-        n_bytes = max(0, min(len(buffer), self._stop - self._at))
+        """Fill the beginning of a buffer; 0 at the end."""
+        n_bytes = min(len(buffer), self._source.size - self._at)
         if n_bytes:
             self._source.read_into(self._at, buffer[:n_bytes])
         self._at += n_bytes

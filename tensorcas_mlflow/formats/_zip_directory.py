@@ -25,7 +25,8 @@ _ENCRYPTED = 1 << 0 | 1 << 6 | 1 << 13
 _STREAMED = 1 << 3
 _UTF_8 = 1 << 11
 _MAX_DESCRIPTOR_BYTES = 24
-_MAX_DIRECTORY_BYTES = 128 << 20
+_MAX_DIRECTORY_BYTES = 32 << 20
+"""Of some four hundred thousand members."""
 _WINDOW_BYTES = 1024
 """Read at a time at least where headers are expected: a local header, and what begins the member."""
 
