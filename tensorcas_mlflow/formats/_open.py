@@ -29,7 +29,7 @@ from tensorcas_mlflow.formats._read_serverlessllm import INDEX, list_serverlessl
 from tensorcas_mlflow.formats._read_tables import list_bhckpt, list_bintensors, list_safetensors
 from tensorcas_mlflow.formats._read_torch import is_torch_archive, list_torch, list_torch_legacy
 from tensorcas_mlflow.formats._source import ByteSource, LocalFile
-from tensorcas_mlflow.formats._zip_directory import Window, list_members
+from tensorcas_mlflow.formats._zip_directory import list_members
 
 FORMATS_IN = ("safetensors", "torch", "npz", "npy", "gguf", "bintensors", "bhckpt", "serverlessllm")
 """What can be read, by the names that `Listing.format` has."""
@@ -42,12 +42,11 @@ _List = Callable[[ByteSource], Listing | None]
 
 def _list_zip(source: ByteSource) -> Listing | None:
     """List a zip archive that is a torch file or has arrays; None for any other."""
-    window = Window(source)
-    members = list_members(source, window)
+    members = list_members(source)
     if is_torch_archive(members):
         return list_torch(source, members)
     if not members or any(member.name.endswith(".npy") for member in members):
-        return list_npz(source, members, window)
+        return list_npz(source, members)
     return None
 
 

@@ -18,13 +18,15 @@ from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.formats._listing import Listing
 from tensorcas_mlflow.formats._places import Places
 from tensorcas_mlflow.formats._source import ByteSource, SourceStream
-from tensorcas_mlflow.formats._zip_directory import Member, Window
+from tensorcas_mlflow.formats._zip_directory import Member
 
 ONLY = "array"
 """What the array of an ``.npy`` file is called: it has no name there."""
 
-_HEAD_BYTES = 512
-_LONG_HEAD_BYTES = 16 << 10
+_LENGTH_BYTES = 12
+_LOOK_BYTES = 512
+"""Of a deflated member; that most headers are in."""
+_MAX_HEADER_BYTES = 16 << 10
 """No header that numpy reads is longer."""
 _RAW_DEFLATE = -15
 
@@ -37,7 +39,7 @@ def list_npy(source: ByteSource) -> Listing:
     Raises:
         FormatError: It is not sound. So does a `struct.error` say.
     """
-    header = read_npy_header(Tape(SourceStream(source), block_bytes=_HEAD_BYTES))
+    header = read_npy_header(Tape(SourceStream(source), block_bytes=_LOOK_BYTES))
     places = Places()
     if _dtype_of(header) is not None and header.n_bytes + (header.array_bytes or 0) != source.size:
         raise FormatError(f"it has {source.size} bytes, of which {header.array_bytes} are its array")
@@ -45,7 +47,7 @@ def list_npy(source: ByteSource) -> Listing:
     return Listing(format="npy", sources=[source], places=places, left_out=places.left_out)
 
 
-def list_npz(source: ByteSource, members: Sequence[Member], window: Window) -> Listing:
+def list_npz(source: ByteSource, members: Sequence[Member]) -> Listing:
     """List the arrays of an ``.npz`` file, each by its member's name without ``.npy``.
 
     What is no array is left out, and so are arrays of objects, which are pickles. Whether a member has its CRC-32 is
@@ -57,7 +59,7 @@ def list_npz(source: ByteSource, members: Sequence[Member], window: Window) -> L
     places = Places()
     for member in members:
         name = member.name.removesuffix(".npy")
-        head = _head(window, member)
+        head = _head(source, member)
         if name == member.name or not is_npy(memoryview(head)):
             places.leave_out(name, "no array")
             continue
@@ -125,14 +127,18 @@ def _dtype_of(header: NpyHeader) -> str | None:
         return None
 
 
-def _head(window: Window, member: Member) -> bytes:
-    """Read a member's first bytes, as many as an array's header has."""
+def _head(source: ByteSource, member: Member) -> bytes:
+    """Read the header of the array that a member may be, and of a member that is stored no byte more."""
     head = b""
-    for n_bytes in (_HEAD_BYTES, _LONG_HEAD_BYTES):
-        head = window.read(member.start, min(n_bytes, member.n_bytes))
+    wanted = _LENGTH_BYTES
+    for look in (_LOOK_BYTES, _MAX_HEADER_BYTES):
         if member.is_deflated:
-            head = zlib.decompressobj(_RAW_DEFLATE).decompress(head, n_bytes)
+            raw = source.read(member.start, min(look, member.n_bytes))
+            head = zlib.decompressobj(_RAW_DEFLATE).decompress(raw, _MAX_HEADER_BYTES)
+        else:
+            head = bytes(source.read(member.start, min(wanted, member.n_bytes)))
         width = 2 if head[6:7] == b"\1" else 4
-        if len(head) >= 8 + width + int.from_bytes(head[8 : 8 + width], "little"):
+        wanted = min(8 + width + int.from_bytes(head[8 : 8 + width], "little"), _MAX_HEADER_BYTES)
+        if len(head) >= wanted or not is_npy(memoryview(head)):
             break
     return head

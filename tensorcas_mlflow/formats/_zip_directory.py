@@ -27,8 +27,6 @@ _UTF_8 = 1 << 11
 _MAX_DESCRIPTOR_BYTES = 24
 _MAX_DIRECTORY_BYTES = 32 << 20
 """Of some four hundred thousand members."""
-_WINDOW_BYTES = 1024
-"""Read at a time at least where headers are expected: a local header, and what begins the member."""
 
 
 class Member(NamedTuple):
@@ -45,25 +43,7 @@ class Member(NamedTuple):
     crc32: int
 
 
-class Window:
-    """Reads small stretches that lie close to each other, as few times as it can."""
-
-    def __init__(self, source: ByteSource) -> None:
-        self._source = source
-        self._start = 0
-        self._data = memoryview(b"")
-
-    def read(self, start: int, n_bytes: int) -> bytes:
-        """Read bytes; fewer where the file ends."""
-        n_bytes = max(0, min(n_bytes, self._source.size - start))
-        if not self._start <= start <= start + n_bytes <= self._start + len(self._data):
-            self._data = self._source.read(start, min(max(n_bytes, _WINDOW_BYTES), self._source.size - start))
-            self._start = start
-        at = start - self._start
-        return bytes(self._data[at : at + n_bytes])
-
-
-def list_members(source: ByteSource, window: Window) -> list[Member]:
+def list_members(source: ByteSource) -> list[Member]:
     """List an archive's members, in the order in which they lie.
 
     Raises:
@@ -83,7 +63,7 @@ def list_members(source: ByteSource, window: Window) -> list[Member]:
     for info in infos:
         if not 0 <= info.header_offset - at <= gap:
             raise FormatError(f"member {info.filename[:80]!r} does not begin where the one before it ends")
-        member = _member(window, info, end)
+        member = _member(source, info, end)
         at, gap = member.start + member.n_bytes, _MAX_DESCRIPTOR_BYTES if info.flag_bits & _STREAMED else 0
         members.append(member)
     if not 0 <= end - at <= gap:
@@ -97,7 +77,7 @@ def _check_end(source: ByteSource, n_comment_bytes: int) -> None:
         raise FormatError("bytes follow the end of the archive")
 
 
-def _member(window: Window, info: zipfile.ZipInfo, end: int) -> Member:
+def _member(source: ByteSource, info: zipfile.ZipInfo, end: int) -> Member:
     """Find a member's bytes, which is only known from its local header."""
     name = info.filename[:80]
     if info.orig_filename != info.filename or "\0" in info.orig_filename:
@@ -107,12 +87,13 @@ def _member(window: Window, info: zipfile.ZipInfo, end: int) -> Member:
     is_deflated = info.compress_type == zipfile.ZIP_DEFLATED
     if not is_deflated and info.compress_size != info.file_size:
         raise FormatError(f"member {name!r} is stored, and has two sizes")
-    head = window.read(info.header_offset, _LOCAL.size)
-    if len(head) < _LOCAL.size:
+    raw_name = info.orig_filename.encode("utf-8" if info.flag_bits & _UTF_8 else "cp437")
+    if info.header_offset + _LOCAL.size + len(raw_name) > end:
         raise FormatError(f"member {name!r} lies outside of the file")
-    magic, flags, method, _, crc, n_bytes, raw_bytes, n_name_bytes, n_extra_bytes = _LOCAL.unpack(head)
-    raw_name = window.read(info.header_offset + _LOCAL.size, n_name_bytes)
-    is_same = raw_name.decode("utf-8" if flags & _UTF_8 else "cp437") == info.orig_filename
+    # No byte more: what follows is a tensor's, and of a file in a store its whole chunk would be read.
+    head = source.read(info.header_offset, _LOCAL.size + len(raw_name))
+    magic, flags, method, _, crc, n_bytes, raw_bytes, n_name_bytes, n_extra_bytes = _LOCAL.unpack_from(head)
+    is_same = n_name_bytes == len(raw_name) and head[_LOCAL.size :] == raw_name
     is_same &= (magic, method) == (_LOCAL_MAGIC, info.compress_type)
     if not flags & _STREAMED:
         is_same &= crc == info.CRC

@@ -31,6 +31,7 @@ from tests.formats.samples import (
     safetensors_of,
     same,
     some_of,
+    torch_file,
 )
 
 Read = Callable[[bytes], Listing]
@@ -53,6 +54,8 @@ class Elsewhere(ByteSource):
         self.name = "elsewhere"
         self.size = len(data)
         self.n_bytes = 0
+        self.touched: list[int] = []
+        """The first and last byte of every read."""
         self._data = data
 
     def read_into(self, start: int, out: memoryview) -> None:
@@ -60,6 +63,7 @@ class Elsewhere(ByteSource):
             raise CorruptError(self.name, "it ends")
         out[:] = self._data[start : start + len(out)]
         self.n_bytes += len(out)
+        self.touched += (start, start + len(out) - 1)
 
 
 @pytest.mark.parametrize("name", files())
@@ -266,3 +270,26 @@ def test_npy_files_of_the_library_are_read(read: Read) -> None:
     listing = read(out.getvalue())
 
     assert same(listing.array("array"), ARRAYS["head.weight"])
+
+
+@pytest.mark.parametrize("name", ["stored.npz", "state.pt", "plain.safetensors", "plain.bt"])
+def test_of_a_tensor_no_byte_is_read_before_it_is_asked_for(name: str) -> None:
+    source = Elsewhere(large_files()[name])
+    listing = list_source(source)
+    assert listing is not None
+    places = [range(place.start, place.start + place.n_bytes) for place in listing.places.values()]
+
+    assert not any(at in place for place in places for at in source.touched)
+
+
+def large_files() -> dict[str, bytes]:
+    """Files that begin with something longer than what a format is told by."""
+    arrays = {"first": np.zeros(5000, np.float32), "second": np.ones(5000, np.float32)}
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    metadata = {"note": "x" * 5000}
+    return {
+        "stored.npz": npz({"objects": np.array(["x" * 5000, None], dtype=object), **arrays}),
+        "state.pt": torch_file({"note": "x" * 5000, **tensors}),
+        "plain.safetensors": safetensors.numpy.save(arrays, metadata),
+        "plain.bt": bytes(bintensors.torch.save(tensors, metadata)),
+    }
