@@ -1,4 +1,4 @@
-"""The commands that look: ``list``, ``show`` and ``diff``. None of them changes anything."""
+"""The commands ``list`` and ``show``, which look and change nothing."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from tensorcas_mlflow.cli._output import (
     say,
     say_json,
     say_table,
+    spec_text,
     steps_text,
 )
 from tensorcas_mlflow.cli._select import Wanted, is_json, of_run, store_of, the_one
-from tensorcas_mlflow.diff import Diff, diff
 from tensorcas_mlflow.digest import unique_rows
-from tensorcas_mlflow.manifest import Manifest, Row
+from tensorcas_mlflow.manifest import Row
+from tensorcas_mlflow.reader import Node, Summary, open_ref
 from tensorcas_mlflow.store import Ref
 
 
@@ -82,6 +83,8 @@ def show(options: Namespace) -> int:
     """Show the tensors of one checkpoint."""
     store = store_of(options)
     ref = the_one(store.checkpoints(), Wanted(run_id=options.run, step=options.step, name=options.name))
+    if options.tree:
+        return _show_tree(open_ref(store, ref).summary(), store.uri, ref, is_in_json=is_json(options))
     manifest = store.manifest(ref)
     totals = {
         "n_tensors": len(manifest.rows),
@@ -104,7 +107,7 @@ def show(options: Namespace) -> int:
     _say_checkpoint(ref)
     rows = [["tensor", "dtype", "shape", "bytes", "chunks"]]
     rows += [
-        [printable(row.spec.name), *_spec_text(row), str(row.spec.n_bytes), str(len(row.digests))]
+        [printable(row.spec.name), *spec_text(row), str(row.spec.n_bytes), str(len(row.digests))]
         for row in manifest.rows
     ]
     say_table(rows, right={3, 4})
@@ -113,6 +116,47 @@ def show(options: Namespace) -> int:
         f"{count_text(totals['n_chunks'], 'chunk')}, {totals['n_unique_chunks']} of them different"
     )
     return 0
+
+
+def _show_tree(summary: Summary, uri: str, ref: Ref, *, is_in_json: bool) -> int:
+    if not is_in_json:
+        for line in str(summary).splitlines():
+            say(printable(line))
+        return 0
+    stacks = [
+        {
+            "name": stack.name,
+            "layers": list(stack.layers),
+            "bytes": list(stack.layer_bytes),
+            "n_experts": stack.n_experts,
+        }
+        for stack in summary.stacks
+    ]
+    say_json(
+        {
+            "store": uri,
+            "checkpoint": ref_json(ref),
+            "n_tensors": summary.n_tensors,
+            "n_bytes": summary.n_bytes,
+            "dtypes": {name: {"n_tensors": count, "n_bytes": size} for name, (count, size) in summary.dtypes.items()},
+            "stacks": stacks,
+            "tree": _node_json(summary.tree),
+            "is_cut": summary.is_cut,
+        }
+    )
+    return 0
+
+
+def _node_json(node: Node) -> Json:
+    return {
+        "name": node.name,
+        "n_tensors": node.n_tensors,
+        "n_bytes": node.n_bytes,
+        "n_alike": node.n_alike,
+        "dtypes": list(node.dtypes),
+        "shape": None if node.shape is None else list(node.shape),
+        "children": [_node_json(child) for child in node.children],
+    }
 
 
 def _row_json(row: Row) -> Json:
@@ -140,54 +184,3 @@ def _say_checkpoint(ref: Ref) -> None:
     for what, value in facts.items():
         if value is not None:
             say(printable(f"  {what}: {value}"))
-
-
-def _spec_text(row: Row) -> list[str]:
-    return [printable(row.spec.dtype or "bytes"), "x".join(map(str, row.spec.shape)) or "scalar"]
-
-
-def compare(options: Namespace) -> int:
-    """Compare two checkpoints."""
-    sides = _sides(options)
-    store = store_of(options)
-    refs = store.checkpoints()
-    before, after = (the_one(refs, wanted) for wanted in sides)
-    old, new = store.manifest(before), store.manifest(after)
-    found = diff(old, new)
-    if is_json(options):
-        kinds = ("added", "removed", "changed", "equal")
-        said: Json = {kind: list(getattr(found, kind)) for kind in kinds}
-        said |= {f"{kind}_bytes": getattr(found, f"{kind}_bytes") for kind in kinds}
-        say_json({"store": store.uri, "before": ref_json(before), "after": ref_json(after), **said})
-        return 0
-    say(printable(f"from {before.label}"))
-    say(printable(f"to   {after.label}"))
-    _say_diff(found, old, new)
-    return 0
-
-
-def _sides(options: Namespace) -> tuple[Wanted, Wanted]:
-    """Read --run, --step and --name, each given once for both sides or twice."""
-    if options.steps and options.step:
-        options.parser.error("--steps A B is short for --step A --step B: give one of the two")
-    runs, steps, names = options.run, options.steps or options.step or [], options.name or [None]
-    if max(len(runs), len(steps), len(names)) != 2 or not steps:
-        options.parser.error("say which two checkpoints: --steps A B, or --step N with --run or --name twice")
-    first, second = (Wanted(run_id=runs[at], step=steps[at], name=names[at]) for at in (0, -1))
-    return first, second
-
-
-def _say_diff(found: Diff, old: Manifest, new: Manifest) -> None:
-    for mark, names, manifest in (("-", found.removed, old), ("+", found.added, new)):
-        for name in names:
-            row = manifest.row(name)
-            say(printable(f"{mark} {name}  {' '.join(_spec_text(row))}"))
-    for name in found.changed:
-        was, now = " ".join(_spec_text(old.row(name))), " ".join(_spec_text(new.row(name)))
-        say(printable(f"~ {name}  {now if was == now else f'{was} -> {now}'}"))
-    say(
-        f"{len(found.added)} added ({size_text(found.added_bytes)}), "
-        f"{len(found.removed)} removed ({size_text(found.removed_bytes)}), "
-        f"{len(found.changed)} changed ({size_text(found.changed_bytes)}), "
-        f"{len(found.equal)} equal ({size_text(found.equal_bytes)})"
-    )

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any, TextIO
 
 from tensorcas_mlflow._texts import without_secrets
+from tensorcas_mlflow.manifest import Row
 from tensorcas_mlflow.store import Ref
 
 Json = dict[str, Any]
@@ -99,7 +100,17 @@ def ref_json(ref: Ref) -> Json:
 
 def metrics_json(metrics: Mapping[str, float]) -> Json:
     """Write metrics, those that JSON has no number for as texts."""
-    return {name: value if math.isfinite(value) else str(value) for name, value in metrics.items()}
+    return {name: figure_json(value) for name, value in metrics.items()}
+
+
+def figure_json(value: float | None) -> float | str | None:
+    """Write a figure, as a text where JSON has no number for it."""
+    return value if value is None or math.isfinite(value) else str(value)
+
+
+def spec_text(row: Row) -> list[str]:
+    """Write a tensor's dtype and shape."""
+    return [printable(row.spec.dtype or "bytes"), "x".join(map(str, row.spec.shape)) or "scalar"]
 
 
 def _print(text: str, stream: TextIO | None) -> None:

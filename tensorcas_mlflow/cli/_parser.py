@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 
 from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES
-from tensorcas_mlflow.cli import _change, _copy, _look, _optimize, _reading, _repair, _stats, _verify
+from tensorcas_mlflow.cli import _change, _compare, _copy, _look, _optimize, _reading, _repair, _stats, _verify
 from tensorcas_mlflow.cli._exchange_words import add_exchange
 from tensorcas_mlflow.cli._options import add_checkpoint, add_yes, hours, part, percent, share_of
 from tensorcas_mlflow.gc import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE
@@ -102,6 +102,7 @@ def _add_looks(command: _Command) -> None:
         "show", "show the tensors of one checkpoint, reading none of them", "show --run 8f3c\nshow --run 8f3c --step 20"
     )
     add_checkpoint(show, step_help="its step (default: the last one)", is_step_required=False)
+    show.add_argument("--tree", action="store_true", help="show what it consists of: blocks, layers, experts")
     show.set_defaults(act=_look.show)
 
     diff = command(
@@ -115,7 +116,8 @@ def _add_looks(command: _Command) -> None:
     diff.add_argument("--steps", metavar=("A", "B"), type=int, nargs=2, help="the two steps")
     diff.add_argument("--step", metavar="N", type=int, action="append", help="the step of both; or twice, one for each")
     diff.add_argument("--name", action="append", help="the name of both, as for show; or twice, one for each")
-    diff.set_defaults(act=_look.compare)
+    diff.add_argument("--values", action="store_true", help="read what has changed, and tell by how much")
+    diff.set_defaults(act=_compare.compare)
 
     verify = command(
         "verify",

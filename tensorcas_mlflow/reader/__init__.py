@@ -8,6 +8,7 @@ from tensorcas_mlflow.reader._safe_open import SafeOpen
 from tensorcas_mlflow.reader._stats import ReadStats
 from tensorcas_mlflow.reader._summary import Node, StackSummary, Summary
 from tensorcas_mlflow.reader._tensor_slice import TensorSlice
+from tensorcas_mlflow.reader._value_diff import ValueChange
 
 __all__ = [
     "CheckpointDiff",
@@ -19,6 +20,7 @@ __all__ = [
     "StackSummary",
     "Summary",
     "TensorSlice",
+    "ValueChange",
     "diff",
     "open_listed",
     "open_manifest",

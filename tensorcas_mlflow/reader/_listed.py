@@ -149,7 +149,7 @@ class ListedContents(Contents):
     def _array(self, place: Place, out: Array | None) -> Array:
         if out is None:
             return self.listing.array(place.spec.name)
-        if place.is_plain and place.n_bytes:
+        if place.is_plain and place.n_bytes and place.checksum is None:
             self.listing.sources[place.source].read_into(place.start, bytes_of(out))
         else:
             out[...] = self.listing.array(place.spec.name)

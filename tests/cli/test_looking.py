@@ -178,6 +178,25 @@ def test_show_in_json_tells_metrics_and_tensors(tensorcas: Tensorcas, store: Sto
     assert (found["n_tensors"], found["n_bytes"], found["n_chunks"], found["n_unique_chunks"]) == (1, 24, 1, 1)
 
 
+def test_show_tells_what_a_checkpoint_consists_of(tensorcas: Tensorcas, tmp_path: Path) -> None:
+    store = Store.init(tmp_path)
+    layers = {f"layers.{n}.{name}": np.zeros((2, 3), "f4") for n in range(3) for name in ("q", "k")}
+    save(store, {**layers, "norm": np.zeros(5)}, run_id="r", step=1)
+    words = ["show", "--run", "r", "--tree", "--root", root(store)]
+
+    assert tensorcas(*words).out.splitlines() == [
+        "run r step 1: 7 tensors, 184 B (float32 144 B, float64 40 B)",
+        "layers of layers: 0..2",
+        "layers.0..2  144 B  in 3",
+        "  q          float32 2x3  72 B  in 3",
+        "  k          float32 2x3  72 B  in 3",
+        "norm         float64 5  40 B",
+    ]
+    found = tensorcas(*words, "--format", "json").json
+    assert found["stacks"] == [{"name": "layers", "layers": [0, 1, 2], "bytes": [48, 48, 48], "n_experts": 0}]
+    assert [child["name"] for child in found["tree"]["children"]] == ["layers.0..2", "norm"]
+
+
 def test_show_and_diff_read_no_data(tensorcas: Tensorcas, store: Store) -> None:
     for info in list(store.backend.list("packs")):
         store.backend.delete(info.key)
@@ -235,6 +254,25 @@ def test_diff_tells_what_changed_between_two_steps(tensorcas: Tensorcas, store: 
         "~ w  float32 10x3",
         "0 added (0 B), 0 removed (0 B), 1 changed (120 B), 1 equal (8.0 KB)",
     ]
+
+
+def test_diff_of_values_tells_by_how_much(tensorcas: Tensorcas, tmp_path: Path) -> None:
+    store = Store.init(tmp_path)
+    save(store, {"w": np.array([3.0, 4.0, 0.0, 0.0]), "x": np.ones(3)}, run_id="r", step=1)
+    save(store, {"w": np.array([3.0, 4.0, 0.0, 0.5]), "x": np.ones(4)}, run_id="r", step=2)
+    words = ["diff", "--run", "r", "--steps", "1", "2", "--values", "--root", root(store)]
+
+    assert "~ w  float64 4  max 0.5 mean 0.125 norm 0.1 equal 75.0%" in tensorcas(*words).out.splitlines()
+    assert tensorcas(*words, "--format", "json").json["values"] == {
+        "w": {
+            "max_absolute": 0.5,
+            "mean_absolute": 0.125,
+            "relative_norm": 0.1,
+            "share_equal": 0.75,
+            "n_elements": 4,
+            "n_not_finite": 0,
+        }
+    }
 
 
 def test_diff_of_two_runs_names_each(tensorcas: Tensorcas, store: Store) -> None:
