@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.backends import Backend, BlobFile, MeteredBackend, Root, Tally, open_backend
+from tensorcas_mlflow.backends import Backend, MeteredBackend, Root, Tally, open_backend
 from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
 from tensorcas_mlflow.containers import Readable, Tape
 from tensorcas_mlflow.digest import unique_rows
@@ -25,14 +24,13 @@ from tensorcas_mlflow.errors import (
 )
 from tensorcas_mlflow.extent_cache import ExtentCache
 from tensorcas_mlflow.hints import read_hints
-from tensorcas_mlflow.index import pack_key
 from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
-from tensorcas_mlflow.readplan import Calibration, ReadPlan, Way, calibrate, keep_rule
+from tensorcas_mlflow.readplan import Calibration, ReadPlan, Way
+from tensorcas_mlflow.store._calibrate import calibrate_on
 from tensorcas_mlflow.store._catalog import Catalog
 from tensorcas_mlflow.store._find import OpenStores, check_free
 from tensorcas_mlflow.store._format import FORMAT, new_format, parse_format
 from tensorcas_mlflow.store._ingest import Ingest
-from tensorcas_mlflow.store._packs import list_packs
 from tensorcas_mlflow.store._parents import RECENT, Earlier, Parents
 from tensorcas_mlflow.store._policy import Policy
 from tensorcas_mlflow.store._read import ChunkReader
@@ -373,15 +371,7 @@ class Store(Refs):
             ValueError: The store lies on another machine, or is too small to tell.
             OSError: The rule cannot be kept.
         """
-        with contextlib.ExitStack() as opened:
-            files: list[BlobFile] = []
-            for name, _ in sorted(list_packs(self.backend), key=lambda pack: -pack[1])[:_MOST_MEASURED]:
-                file = self.backend.open_file(pack_key(name))
-                if file is not None:
-                    files.append(opened.enter_context(file))
-            found = calibrate(files)
-        keep_rule(found.rule)
-        return found
+        return calibrate_on(self.backend)
 
     def iter_file(self, ref: Ref, *, verify: bool = True) -> Iterator[bytes | memoryview]:
         """Yield, piece by piece, the bytes an artifact path shows: a file, or a checkpoint's manifest.
@@ -403,9 +393,6 @@ class Store(Refs):
         if manifest.store_id != self.id:
             raise WrongStoreError(manifest.store_id or "(none: a self-contained model)", self.id, self.uri)
 
-
-_MOST_MEASURED = 16
-"""Packs that are opened to measure how they are read."""
 
 _open_stores = OpenStores(lambda root: Store.open_backend(open_backend(root)))
 
