@@ -18,7 +18,7 @@ from tensorcas_mlflow.chunking import Offsets
 from tensorcas_mlflow.digest import digest_of
 from tensorcas_mlflow.errors import PartNotFoundError, TensorNotFoundError
 from tensorcas_mlflow.manifest import Numbers
-from tensorcas_mlflow.reader._contents import Contents
+from tensorcas_mlflow.reader._contents import BATCH_BYTES, Contents
 from tensorcas_mlflow.reader._frameworks import framework_named
 from tensorcas_mlflow.reader._naming import Naming
 from tensorcas_mlflow.reader._outline import Outline, Part
@@ -209,6 +209,16 @@ class CheckpointReader:
     def full(self) -> dict[str, Any]:
         """Read all tensors, by name; raises as `tensor`."""
         return self._read(np.arange(len(self)))
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """Read all tensors one after the other, some 16 MiB ahead: names and tensors, in order. Raises as `tensor`."""
+        ends = self._specs.n_bytes.cumsum()
+        first = 0
+        while first < len(self):
+            before = int(ends[first - 1]) if first else 0
+            last = max(first + 1, int(np.searchsorted(ends, before + BATCH_BYTES, side="right")))
+            yield from self._read(np.arange(first, last)).items()
+            first = last
 
     def match(self, pattern: str) -> dict[str, Any]:
         """Read the tensors whose names match a pattern; raises as `tensor`.

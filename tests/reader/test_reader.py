@@ -56,6 +56,12 @@ def test_everything_comes_back(reader: CheckpointReader) -> None:
     assert "model.embed_tokens" not in reader
 
 
+def test_all_come_one_after_the_other(reader: CheckpointReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensorcas_mlflow.reader._reader.BATCH_BYTES", 50_000)
+
+    assert same(dict(reader.items()), MOE)
+
+
 def test_a_tensor_comes_alone(reader: CheckpointReader) -> None:
     name = "model.layers.1.mlp.experts.2.up_proj.weight"
 

@@ -1,0 +1,65 @@
+"""Bring a checkpoint of another format into a store, read one expert of it, and see what a step of training changed.
+
+Run it with ``python examples/read_parts.py [FOLDER]`` where the package is installed. Everything it makes is in FOLDER
+(default ``parts``), which must not exist.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from tensorcas_mlflow import TensorCasStore
+from tensorcas_mlflow.exchange import export_checkpoint, import_checkpoint
+from tensorcas_mlflow.formats import ArrayTensors, open_listing, write
+from tensorcas_mlflow.reader import diff
+from tensorcas_mlflow.store import RefTarget
+
+N_LAYERS, N_EXPERTS, WIDTH = 4, 8, 256
+
+
+def mixture_of_experts() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    tensors = {"model.embed_tokens.weight": rng.normal(size=(4096, WIDTH)).astype(np.float32)}
+    for layer in range(N_LAYERS):
+        prefix = f"model.layers.{layer}.mlp"
+        tensors[f"{prefix}.gate.weight"] = rng.normal(size=(N_EXPERTS, WIDTH)).astype(np.float32)
+        for expert in range(N_EXPERTS):
+            for name in ("gate_proj", "up_proj", "down_proj"):
+                weight = rng.normal(size=(2 * WIDTH, WIDTH)).astype(np.float32)
+                tensors[f"{prefix}.experts.{expert}.{name}.weight"] = weight
+    return tensors
+
+
+def main(folder: Path) -> None:
+    folder.mkdir()
+    tensors = mixture_of_experts()
+    write(ArrayTensors(tensors), folder / "model.safetensors")
+    tensors["model.layers.2.mlp.experts.5.up_proj.weight"] *= np.float32(1.01)
+    write(ArrayTensors(tensors), folder / "trained.safetensors")
+
+    store = TensorCasStore(folder / "store", run_id="moe")
+    for step, name in enumerate(("model.safetensors", "trained.safetensors")):
+        import_checkpoint(store.store, open_listing(folder / name), RefTarget(run_id="moe", step=step))
+
+    with store.open(0) as before, store.open(1) as after:
+        print(before.summary())
+        read = before.stats.bytes_read
+        expert = before.expert(layer=2, expert=5)
+        size = sum(array.nbytes for array in expert.values())
+        took = before.stats.bytes_read + before.stats.mapped_bytes - read
+        print(f"one expert: {size:,} bytes, read {took:,} of the {before.summary().n_bytes:,} there are")
+
+        found = diff(before, after, values=True)
+        for name, change in found.values.items():
+            print(f"changed: {name}, by {change.relative_norm:.1%} of its norm; {len(found.equal)} others are equal")
+
+        written = export_checkpoint(after, folder / "shards", format="safetensors", shard_bytes=16 << 20)
+        print(f"exported as {len(written.files)} files, {written.n_bytes:,} bytes")
+        assert open_listing(folder / "shards").places.keys() == set(after.keys())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "parts"))
