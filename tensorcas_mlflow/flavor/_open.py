@@ -67,6 +67,9 @@ def open_artifact(uri: str, **options: Any) -> CheckpointReader:
 
 def _open_local(path: Path, options: dict[str, Any]) -> CheckpointReader:
     if not path.exists():
+        found = _open_in_store(os.fspath(path.absolute()), options)
+        if found is not None:
+            return found
         raise MlflowException(f"there is no {without_secrets(os.fspath(path))!r}", RESOURCE_DOES_NOT_EXIST)
     if (path / MLMODEL_FILE_NAME).is_file():
         found = _open_model(os.fspath(path), options)

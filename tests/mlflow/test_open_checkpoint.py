@@ -96,6 +96,20 @@ def test_a_model_of_mlflows_own_flavor_is_opened(experiment: str) -> None:
         assert reader.get_slice("0.weight")[3:5].tobytes() == arrays(model)["0.weight"][3:5].tobytes()
 
 
+def test_a_file_below_a_location_of_ours_is_opened_by_its_place(cas_experiment: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", w=np.arange(1000.0), tiny=np.arange(2))
+    with mlflow.start_run() as run:
+        mlflow.log_artifact(str(tmp_path / "a.npz"), "files")
+        uri = mlflow.get_artifact_uri("files/a.npz")
+
+    assert uri.startswith("tensorcas:")
+    for place in (uri, uri.removeprefix("tensorcas://"), f"runs:/{run.info.run_id}/files"):
+        reader = mlflow.tensorcas.open_checkpoint(place)
+        assert reader.keys() == ["w", "tiny"]
+        assert reader.tensor("tiny").tolist() == [0, 1]
+        assert reader.digest() == mlflow.tensorcas.open_checkpoint(tmp_path / "a.npz").digest()
+
+
 def test_of_a_folder_with_several_files_of_tensors_one_has_to_be_named(experiment: str, tmp_path: Path) -> None:
     with mlflow.start_run() as run:
         for name in ("a", "b"):
