@@ -21,6 +21,7 @@ PARTS = (
     "tiny",
     "one",
     "opening",
+    "parts",
     "checkpoint",
     "memory",
     "histories",

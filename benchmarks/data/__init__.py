@@ -2,7 +2,7 @@
 
 from benchmarks.data._case import Array, Case, Specs, bytes_of, same_bytes
 from benchmarks.data._histories import HISTORIES, History, histories
-from benchmarks.data._sizes import mlp, tiny_tensors, transformer
+from benchmarks.data._sizes import mixture, mlp, tiny_tensors, transformer
 from benchmarks.data._trees import boosters, gradient_boosting
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "bytes_of",
     "gradient_boosting",
     "histories",
+    "mixture",
     "mlp",
     "same_bytes",
     "tiny_tensors",

@@ -52,6 +52,43 @@ def transformer(n_bytes: int, data: Path, *, dtype: str = "bf16", seed: int = 0,
     return Case(f"{dtype} transformer, {total / 1e6:.3g} MB", arrays)
 
 
+def mixture(n_bytes: int, data: Path, *, is_fused: bool, seed: int = 0, is_smoke: bool = False) -> Case:
+    """Make a mixture of experts of about a size, in bf16: four layers of eight experts.
+
+    Args:
+        n_bytes: Reached to within some per cent.
+        data: Where trained weights are kept; see `histories`.
+        is_fused: Whether all experts of a layer are one tensor for each of their weights, or each has tensors of its
+            own.
+        seed: Another one makes another model.
+        is_smoke: Whether small trained weights do, which are there in seconds.
+    """
+    trained = trained_weights(data, is_smoke=is_smoke)
+    # An expert is three matrices of three squares of the width, and there are 32.
+    width = max(64, round((n_bytes / 2 / (4 * 8 * 9)) ** 0.5 / 64) * 64)
+    draw = np.random.default_rng(seed)
+
+    def weight(kind: str, *shape: int) -> Array:
+        return _grown(_of_kind(trained, kind), shape, draw).astype(_DTYPES["bf16"])
+
+    arrays = {"model.embed_tokens.weight": weight("symbols.weight", 8 * width, width)}
+    for layer in range(4):
+        prefix = f"model.layers.{layer}"
+        arrays[f"{prefix}.self_attn.qkv_proj.weight"] = weight(f"blocks.{layer}.qkv.weight", 3 * width, width)
+        arrays[f"{prefix}.mlp.gate.weight"] = weight(f"blocks.{layer}.out.weight", 8, width)
+        if is_fused:
+            up = weight(f"blocks.{layer}.up.weight", 8, 6 * width, width)
+            arrays[f"{prefix}.mlp.experts.gate_up_proj"] = up
+            arrays[f"{prefix}.mlp.experts.down_proj"] = weight(f"blocks.{layer}.down.weight", 8, width, 3 * width)
+        for expert in range(0 if is_fused else 8):
+            for name, shape in (("gate", (3 * width, width)), ("up", (3 * width, width)), ("down", (width, 3 * width))):
+                kind = f"blocks.{layer}.{'down' if name == 'down' else 'up'}.weight"
+                arrays[f"{prefix}.mlp.experts.{expert}.{name}_proj.weight"] = weight(kind, *shape)
+    total = sum(array.nbytes for array in arrays.values())
+    how = "one tensor for all experts" if is_fused else "tensors for each expert"
+    return Case(f"mixture of 4 x 8 experts, {how}, {total / 1e6:.3g} MB", arrays)
+
+
 def mlp(data: Path, *, is_smoke: bool = False) -> Case:
     """Make a chain of linear layers of 330 KB: 256 by 256 and 256 by 64."""
     trained = trained_weights(data, is_smoke=is_smoke)

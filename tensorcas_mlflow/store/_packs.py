@@ -13,6 +13,9 @@ from tensorcas_mlflow.index import pack_key
 from tensorcas_mlflow.pack import Entries, read_table
 
 _TAIL_BYTES = 64 * 1024
+"""What is read of a pack's end before it is known how long its table is: where a read is a request, most tables."""
+_LOCAL_TAIL_BYTES = 4 * 1024
+"""In a file of this machine: what does not suffice is read in a second read."""
 _TIME_DIGITS = 12
 
 
@@ -46,7 +49,7 @@ def drawn_s(name: str) -> float:
 
 
 def read_pack_table(backend: Backend, name: str, *, size: int | None = None) -> Entries:
-    """Read the table of a pack, in one read if the pack is small.
+    """Read the table of a pack, in one read if it is short.
 
     Args:
         backend: Where it is.
@@ -64,7 +67,8 @@ def read_pack_table(backend: Backend, name: str, *, size: int | None = None) -> 
         if info is None:
             raise BlobNotFoundError(key)
         size = info.size
-    tail = bytearray(min(size, _TAIL_BYTES))
+    is_far = backend.is_remote or backend.is_carrier
+    tail = bytearray(min(size, _TAIL_BYTES if is_far else _LOCAL_TAIL_BYTES))
     begin = size - len(tail)
     try:
         backend.read_into(key, begin, memoryview(tail))
