@@ -1,16 +1,21 @@
-"""Opening a checkpoint of very many tensors and finding one by name."""
+"""Opening a checkpoint of very many tensors, finding one by name, and telling what it consists of."""
 
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 from benchmarks.contenders import OURS, SAFETENSORS, ArrowFile, BintensorsFile, Contender, chosen, save_all
 from benchmarks.data import tiny_tensors
 from benchmarks.harness import Options, Section, Table, Turn, at_most, interleave, show_ms, show_ratio
+from tensorcas_mlflow.reader import CheckpointReader, open_ref
+from tensorcas_mlflow.store import Store
 
 TITLE = "open a checkpoint and find one tensor by name"
 COUNTS = (1_000, 10_000, 100_000)
 N_ROUNDS = 15
+SUMMARY = at_most(0.15, "s", "the summary of 100,000 tensors, the checkpoint being open")
+LAYER = at_most(0.005, "s", "a layer of 100,000 tensors, read after a summary")
 FOUND = at_most(0.02, "x", "open a checkpoint of 100,000 tensors and find one, to safetensors' safe_open")
 
 
@@ -28,6 +33,7 @@ def run(options: Options) -> Section:
                 if one.find(places[one.name], name) != case.arrays[name].shape:
                     raise AssertionError(f"{one.name} found another shape")
             turns = {one.name: Turn(partial(one.find, places[one.name], name)) for one in contenders}
+            turns |= _hierarchy(places["tensorcas"], int(name.split(".")[1]))
             taken = interleave(turns, options.n_rounds or (1 if options.is_smoke else N_ROUNDS))
         section.keep(f"{count:,} tensors", taken)
         for who, series in taken.items():
@@ -35,5 +41,27 @@ def run(options: Options) -> Section:
             table.add(f"{count:,}, {who}", *show_ms(series), show_ratio(ratio))
         if count == max(COUNTS):
             section.verdicts.append(FOUND.judge("warm", taken["tensorcas"].over(taken[SAFETENSORS.name]).median))
+            section.verdicts.append(SUMMARY.judge("warm", taken["tensorcas, summary"].median))
+            section.verdicts.append(LAYER.judge("warm", taken["tensorcas, a layer"].median))
     section.tables.append(table)
     return section
+
+
+def _hierarchy(folder: Path, layer: int) -> dict[str, Turn]:
+    """Tell what a checkpoint consists of, by a reader that is opened for it; and read a layer of eight tensors."""
+    store = Store.open(folder)
+    ref = store.checkpoints()[0]
+    opened: list[CheckpointReader] = []
+
+    def open_it() -> None:
+        opened[:] = [open_ref(store, ref)]
+
+    def open_and_look() -> None:
+        open_it()
+        opened[0].summary()
+        opened[0].layer(0)
+
+    return {
+        "tensorcas, summary": Turn(lambda: opened[0].summary(), before=open_it),
+        "tensorcas, a layer": Turn(lambda: opened[0].layer(layer), before=open_and_look),
+    }

@@ -12,10 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from tensorcas_mlflow import TensorCasStore
-from tensorcas_mlflow.exchange import export_checkpoint, import_checkpoint
 from tensorcas_mlflow.formats import ArrayTensors, open_listing, write
 from tensorcas_mlflow.reader import diff
-from tensorcas_mlflow.store import RefTarget
 
 N_LAYERS, N_EXPERTS, WIDTH = 4, 8, 256
 
@@ -42,7 +40,7 @@ def main(folder: Path) -> None:
 
     store = TensorCasStore(folder / "store", run_id="moe")
     for step, name in enumerate(("model.safetensors", "trained.safetensors")):
-        import_checkpoint(store.store, open_listing(folder / name), RefTarget(run_id="moe", step=step))
+        store.import_file(folder / name, step)
 
     with store.open(0) as before, store.open(1) as after:
         print(before.summary())
@@ -56,7 +54,7 @@ def main(folder: Path) -> None:
         for name, change in found.values.items():
             print(f"changed: {name}, by {change.relative_norm:.1%} of its norm; {len(found.equal)} others are equal")
 
-        written = export_checkpoint(after, folder / "shards", format="safetensors", shard_bytes=16 << 20)
+        written = store.export_file(folder / "shards", step=1, format="safetensors", shard_bytes=16 << 20)
         print(f"exported as {len(written.files)} files, {written.n_bytes:,} bytes")
         assert open_listing(folder / "shards").places.keys() == set(after.keys())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal
@@ -15,6 +15,8 @@ from tensorcas_mlflow.adapter import Adapter, Array, ModelAdapter
 from tensorcas_mlflow.adapters import adapter_for, adapter_named
 from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES
 from tensorcas_mlflow.errors import AdapterError, CheckpointExistsError, CheckpointNotFoundError
+from tensorcas_mlflow.exchange import export_checkpoint, import_checkpoint
+from tensorcas_mlflow.formats import Written, open_listing
 from tensorcas_mlflow.gc import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE, GcReport, plan_gc
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.reader import CheckpointReader, open_ref
@@ -116,7 +118,59 @@ class TensorCasStore:
         ) as save:
             return save.commit(target, replace=overwrite)
 
+    def import_file(
+        self,
+        path: str | os.PathLike[str],
+        step: int,
+        *,
+        format: str | None = None,
+        allow_left_out: bool = False,
+        overwrite: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Ref:
+        """Save the tensors of a file of another format, or of a folder of files that belong together, as a step.
+
+        Args:
+            path: A file of safetensors, torch, npz, npy, GGUF, bintensors or bhckpt; or a folder: shards, a snapshot
+                from Hugging Face, ServerlessLLM. It must not change meanwhile. Nothing is unpickled.
+            step: Any whole number.
+            format: Which format it must be in; see `formats.open_listing`.
+            allow_left_out: Whether to import a file of which some tensors cannot be stored, without them.
+            overwrite: Whether a step that is saved already is replaced.
+            progress: See `exchange.import_checkpoint`.
+
+        Raises:
+            MalformedFileError: It is not what its format allows.
+            CheckpointExistsError: The step is saved already and ``overwrite`` is False.
+            ValueError: Tensors would be left out, and that was not allowed.
+            BackendError: It cannot be read, or the store not be written.
+        """
+        return import_checkpoint(
+            self.store,
+            open_listing(path, format=format),
+            self._target(step),
+            allow_left_out=allow_left_out,
+            overwrite=overwrite,
+            progress=progress,
+        )
+
     # --- steps out
+
+    def export_file(self, out: str | os.PathLike[str], step: int | None = None, **options: Any) -> Written:
+        """Write the tensors of a step into a file or folder of another format, bit for bit, in one pass.
+
+        Args:
+            out: The file, or the folder.
+            step: Of this run; the last one if None.
+            options: ``format``, ``match``, ``shard_bytes``, ``partitions``, ``overwrite`` and ``progress``; see
+                `exchange.export_checkpoint`.
+
+        Raises:
+            CheckpointNotFoundError: There is no such step.
+            ValueError: The format has no such dtype, or an option does not fit; nothing is written.
+            TensorCasError: What is stored is damaged, something is there already, or it cannot be written.
+        """
+        return export_checkpoint(self.open(step), out, **options)
 
     def load(self, step: int | None = None, original: Any = None, **options: Any) -> Any:
         """Load a step.

@@ -379,3 +379,18 @@ assert not {"mlflow", "torch", "sklearn", "xgboost", "pandas"} & set(sys.modules
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
 
     assert done.returncode == 0, done.stderr
+
+
+def test_a_file_of_another_format_becomes_a_step_and_a_step_a_file(tmp_path: Path) -> None:
+    arrays = {"w": np.arange(5000.0), "x": np.ones((2, 3), np.float16)}
+    np.savez(tmp_path / "in.npz", **arrays)
+    with TensorCasStore(tmp_path / "store", run_id="run") as store:
+        store.import_file(tmp_path / "in.npz", step=4)
+
+        written = store.export_file(tmp_path / "out.safetensors")
+
+        assert store.list_checkpoints() == [4]
+        assert written.n_tensors == 2
+        assert store.open(4).digest() == store.open().digest()
+        store.import_file(tmp_path / "out.safetensors", step=5)
+        assert store.open(5).digest() == store.open(4).digest()
