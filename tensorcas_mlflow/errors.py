@@ -97,11 +97,15 @@ class CheckpointNotFoundError(NotFoundError):
 class TensorNotFoundError(NotFoundError):
     """A checkpoint holds no tensor of that name."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
+    def __init__(self, name: str, type: str | None = None) -> None:
+        super().__init__(name, type)
         self.name = name
+        self.type = type
+        """Where a file has such a tensor and it cannot be read, what the file calls its type."""
 
     def __str__(self) -> str:
+        if self.type is not None:
+            return f"tensor {self.name!r} cannot be read: its type is {self.type}, which numpy does not have"
         return f"the checkpoint has no tensor named {self.name!r}"
 
 

@@ -104,6 +104,7 @@ def export_checkpoint(
     match: str | None = None,
     shard_bytes: int | None = None,
     partitions: int | None = None,
+    allow_left_out: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Written:
@@ -121,12 +122,13 @@ def export_checkpoint(
         shard_bytes: For ``safetensors``: write files of so many bytes of tensors at most, and the index that
             `transformers` reads.
         partitions: For ``serverlessllm``: how many files.
+        allow_left_out: Whether to write a file of which some tensors cannot be read (quantized ones), without them.
         overwrite: Whether what is there is replaced, if such a call has written it.
         progress: Called now and then with the bytes that are written, and those there are to write.
 
     Raises:
-        mlflow.exceptions.MlflowException: There is no such checkpoint, it is damaged, the format has no such dtype,
-            something is there already, or it cannot be written.
+        mlflow.exceptions.MlflowException: There is no such checkpoint, it is damaged, some of its tensors cannot be
+            read, the format has no such dtype, something is there already, or it cannot be written.
     """
     with opened(checkpoint) as reader:
         return exchange.export_checkpoint(
@@ -136,6 +138,7 @@ def export_checkpoint(
             match=match,
             shard_bytes=shard_bytes,
             partitions=partitions,
+            allow_left_out=allow_left_out,
             overwrite=overwrite,
             progress=progress,
         )

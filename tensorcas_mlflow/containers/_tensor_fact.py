@@ -61,8 +61,8 @@ def in_order(facts: Iterable[TensorFact]) -> list[TensorFact]:
     ends = [0, *(fact.end for fact in ordered)]
     if begins != ends[:-1]:
         fact, end = next((fact, end) for fact, end in zip(ordered, ends, strict=False) if fact.begin != end)
-        what = "a hole before" if fact.begin > end else "bytes of another tensor in"
-        raise FormatError(f"there is {what} tensor {fact.name[:80]!r}")
+        what = "is a hole before" if fact.begin > end else "are bytes of another tensor in"
+        raise FormatError(f"there {what} tensor {fact.name[:80]!r}")
     if len({fact.name for fact in ordered}) < len(ordered):
         raise FormatError("two tensors have one name")
     return ordered

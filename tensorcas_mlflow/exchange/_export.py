@@ -23,14 +23,17 @@ def plan_export(
     shard_bytes: int | None = None,
     partitions: int | None = None,
     overwrite: bool = False,
+    allow_left_out: bool = False,
 ) -> WritePlan:
     """Say what `export_checkpoint` would write; takes its arguments, and reads no tensor.
 
     Raises:
-        ValueError: As `formats.plan_write`, or no tensor is named so.
+        ValueError: As `formats.plan_write`, or no tensor is named so, or tensors would be left out, and that was not
+            allowed.
         ConflictError: Something is there that may not be replaced.
     """
     chosen = checkpoint if match is None else _Matching(checkpoint, match)
+    check_left_out(chosen, allow_left_out=allow_left_out)
     return plan_write(chosen, out, format=format, shard_bytes=shard_bytes, partitions=partitions, overwrite=overwrite)
 
 
@@ -43,6 +46,7 @@ def export_checkpoint(
     shard_bytes: int | None = None,
     partitions: int | None = None,
     overwrite: bool = False,
+    allow_left_out: bool = False,
     progress: Progress | None = None,
 ) -> Written:
     """Write the tensors of an open checkpoint into a file or folder of another format.
@@ -58,6 +62,7 @@ def export_checkpoint(
         shard_bytes: See `formats.write`.
         partitions: See `formats.write`.
         overwrite: See `formats.write`.
+        allow_left_out: Whether to write a file of which some tensors cannot be read, without them.
         progress: See `formats.write`.
 
     Raises:
@@ -72,6 +77,7 @@ def export_checkpoint(
         shard_bytes=shard_bytes,
         partitions=partitions,
         overwrite=overwrite,
+        allow_left_out=allow_left_out,
     )
     return plan.execute(progress=progress)
 
@@ -85,8 +91,7 @@ def plan_convert(
         ValueError: As `plan_export`, or tensors would be left out, and that was not allowed.
         ConflictError: Something is there that may not be replaced.
     """
-    check_left_out(source, allow_left_out=allow_left_out)
-    return plan_export(source, out, **options)
+    return plan_export(source, out, allow_left_out=allow_left_out, **options)
 
 
 def convert(
@@ -119,6 +124,7 @@ class _Matching:
 
     def __init__(self, tensors: Tensors, pattern: str) -> None:
         self.metadata: Mapping[str, Any] = tensors.metadata
+        self.left_out = {name: kind for name, kind in tensors.left_out.items() if fnmatchcase(name, pattern)}
         self._tensors = tensors
         self._specs = [spec for spec in tensors.specs() if fnmatchcase(spec.name, pattern)]
         if not self._specs:

@@ -8,7 +8,7 @@ from tensorcas_mlflow._texts import count_text
 from tensorcas_mlflow.adapter import SKELETON
 from tensorcas_mlflow.errors import CheckpointExistsError
 from tensorcas_mlflow.exchange._spill import arrays_of
-from tensorcas_mlflow.formats import Listing
+from tensorcas_mlflow.formats import Listing, Tensors
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.store import Ref, RefTarget, Store
 
@@ -129,15 +129,15 @@ def prepare_import(
     return PreparedImport(source, _FLAVORS.get(source.format, _FLAVOR) if flavor is None else flavor, told)
 
 
-def check_left_out(source: Listing, *, allow_left_out: bool) -> None:
-    """Refuse a file of which tensors would be left out.
+def check_left_out(source: Tensors, *, allow_left_out: bool) -> None:
+    """Refuse tensors of which some would be left out.
 
     Raises:
         ValueError: There are such tensors, and that is not allowed; the message names them.
     """
     if source.left_out and not allow_left_out:
         listed = ", ".join(f"{name!r} ({kind})" for name, kind in source.left_out.items())
-        what = f"{count_text(len(source.left_out), 'tensor')} of this {source.format} file"
+        what = count_text(len(source.left_out), "tensor")
         raise ValueError(
             f"{what} cannot be taken as such; say allow_left_out=True, or --skip-unknown, to leave out: {listed}"
         )

@@ -20,6 +20,11 @@ class Tensors(Protocol):
         """Plain JSON values."""
         ...
 
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """Tensors that cannot be read and are none of these, by name, with what their file calls their type."""
+        ...
+
     def specs(self) -> Sequence[Spec]:
         """Describe the tensors, in order; no two are named alike, and each has a dtype."""
         ...

@@ -27,6 +27,7 @@ class ArrayTensors:
         if SKELETON in arrays:
             raise ValueError(f"{SKELETON!r} is no tensor: leave it out")
         self.metadata: Mapping[str, Any] = dict(metadata or {})
+        self.left_out: Mapping[str, str] = {}
         self._arrays = dict(arrays)
         self._specs = [Spec.of(name, array) for name, array in self._arrays.items()]
 

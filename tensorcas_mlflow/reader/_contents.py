@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ class Contents(ABC):
     """What they are."""
     tally: Tally
     """What was read of them."""
+    left_out: Mapping[str, str] = MappingProxyType({})
+    """Tensors that numpy has no dtype for, by name, with what their file calls their type; none of ``specs``."""
 
     @abstractmethod
     def arrays(self, rows: Offsets, outs: Mapping[int, Array] | None = None) -> list[Array]:

@@ -124,6 +124,7 @@ class ListedContents(Contents):
         self.listing = listing
         self.label = label
         self.metadata = listing.metadata
+        self.left_out = listing.left_out
         self.tally = tally
         self.places: list[Place] = list(listing.places.values())
         self.specs = Specs.of([place.spec for place in self.places])

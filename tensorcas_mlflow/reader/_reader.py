@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -76,6 +76,11 @@ class CheckpointReader:
     def __repr__(self) -> str:
         return f"<CheckpointReader of {self.label}: {len(self)} tensors>"
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a reader has files open and cannot be pickled: send what it was opened by, and open that there"
+        )
+
     def close(self) -> None:
         """Let go of what was fetched for reading; tensors that were read stay."""
         self._contents.close()
@@ -99,7 +104,11 @@ class CheckpointReader:
         rows = np.array(list(found), dtype=np.int64)
         made = object.__new__(CheckpointReader)
         made.__dict__.update(self.__dict__)
-        made._take(PartContents(self._contents, rows, list(found.values()), label=f"{prefix}* of {self.label}"))
+        part = PartContents(self._contents, rows, list(found.values()), label=f"{prefix}* of {self.label}")
+        part.left_out = {
+            name.removeprefix(prefix): kind for name, kind in self.left_out.items() if name.startswith(prefix)
+        }
+        made._take(part)
         return made
 
     # --- what there is
@@ -113,6 +122,14 @@ class CheckpointReader:
     def metadata(self) -> Mapping[str, Any]:
         """Plain values that were saved beside the tensors."""
         return self._contents.metadata
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """Tensors that a file has and nobody can read here, by name, with what it calls their type (``F4``, ``Q4_K``).
+
+        Numpy has no dtype for them. They are no tensors of this reader: nothing that it says or gives has them.
+        """
+        return self._contents.left_out
 
     @property
     def stats(self) -> ReadStats:
@@ -160,7 +177,7 @@ class CheckpointReader:
 
     def summary(self) -> Summary:
         """Say what the checkpoint consists of, as a tree; no tensor is read."""
-        return summarize(self.label, self._specs, self._outline)
+        return summarize(self.label, self._specs, self._outline, self.left_out)
 
     def table(self) -> pa.Table:
         """Give the tensors as an Arrow table, a row each: DuckDB, Polars and pandas take it as it is.
@@ -335,10 +352,12 @@ class CheckpointReader:
     # --- inside
 
     def _row(self, name: str) -> int:
+        if not isinstance(name, str):
+            raise TypeError(f"tensors are named by texts, and {name!r:.200} is none")
         try:
             return self._numbers.number(name)
         except KeyError:
-            raise TensorNotFoundError(name) from None
+            raise TensorNotFoundError(name, self.left_out.get(name)) from None
 
     def _matching(self, pattern: str) -> Offsets:
         matches = _matcher(pattern)

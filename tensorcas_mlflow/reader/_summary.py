@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow._texts import size_text
+from tensorcas_mlflow._texts import count_text, size_text
 from tensorcas_mlflow.chunking import Offsets, ranges
 from tensorcas_mlflow.manifest import Specs
 from tensorcas_mlflow.reader._distinct import distinct
@@ -68,10 +68,15 @@ class Summary:
     """The whole; its name is empty."""
     is_cut: bool = False
     """Whether the tree leaves out what has thousands of different names."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """What none of this counts: tensors of types that numpy does not have, by name, with their type."""
 
     def __str__(self) -> str:
         dtypes = ", ".join(f"{name} {size_text(n_bytes)}" for name, (_, n_bytes) in self.dtypes.items())
         lines = [f"{self.label}: {self.n_tensors} tensors, {size_text(self.n_bytes)} ({dtypes})"]
+        if self.left_out:
+            types = ", ".join(sorted(set(self.left_out.values())))
+            lines.append(f"and {count_text(len(self.left_out), 'tensor')} of types that cannot be read here ({types})")
         for stack in self.stacks:
             experts = f", up to {stack.n_experts} experts each" if stack.n_experts else ""
             name = stack.name or "the model"
@@ -94,13 +99,14 @@ def _lines(nodes: Sequence[Node], depth: int) -> Iterator[tuple[str, str]]:
         yield from _lines(node.children, depth + 1)
 
 
-def summarize(label: str, specs: Specs, outline: Outline) -> Summary:
+def summarize(label: str, specs: Specs, outline: Outline, left_out: Mapping[str, str]) -> Summary:
     """Describe a checkpoint.
 
     Args:
         label: Whose it is.
         specs: Its tensors.
         outline: Of them.
+        left_out: What cannot be read; see `CheckpointReader.left_out`.
     """
     sizes = specs.n_bytes
     patterns = outline.patterns
@@ -114,6 +120,7 @@ def summarize(label: str, specs: Specs, outline: Outline) -> Summary:
         stacks=tuple(_stack(name, specs, outline) for name in outline.stacks),
         tree=_Branch("", leaves).node(),
         is_cut=len(leaves) < len(patterns.texts),
+        left_out=left_out,
     )
 
 

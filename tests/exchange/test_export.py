@@ -16,7 +16,7 @@ import torch
 
 from tensorcas_mlflow.errors import ConflictError, CorruptChunkError
 from tensorcas_mlflow.exchange import convert, export_checkpoint, plan_convert, plan_export
-from tensorcas_mlflow.reader import open_ref
+from tensorcas_mlflow.reader import open_listed, open_ref
 from tensorcas_mlflow.runs import TensorCasStore
 from tensorcas_mlflow.store import Ref, RefTarget, Store
 from tests.exchange.listings import listing_of
@@ -99,7 +99,7 @@ def test_a_plan_reads_no_tensor(store: Store, tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from tensorcas_mlflow.exchange import export_checkpoint
-from tensorcas_mlflow.reader import open_ref
+from tensorcas_mlflow.reader import open_listed, open_ref
 from tensorcas_mlflow.store import Store
 
 def die(done, n_all):
@@ -144,6 +144,16 @@ def test_what_a_conversion_would_leave_out_is_named_unless_that_is_allowed(tmp_p
         plan_convert(listing, tmp_path / "m.npz")
 
     assert plan_convert(listing, tmp_path / "m.npz", allow_left_out=True).result.n_tensors == 4
+    assert plan_convert(listing, tmp_path / "m.npz", match="*w").result.n_tensors == 3
+
+
+def test_what_an_export_of_a_file_would_leave_out_is_named_unless_that_is_allowed(tmp_path: Path) -> None:
+    reader = open_listed(listing_of(tmp_path / "f", ARRAYS, left_out={"q": "Q4_K"}), label="f")
+    with pytest.raises(ValueError, match=r"'q' \(Q4_K\)"):
+        export_checkpoint(reader, tmp_path / "m.npz")
+
+    assert not (tmp_path / "m.npz").exists()
+    assert export_checkpoint(reader, tmp_path / "m.npz", allow_left_out=True).n_tensors == 4
 
 
 def test_a_file_can_be_converted_in_its_own_place(tmp_path: Path) -> None:
