@@ -50,6 +50,22 @@ _CODES: tuple[tuple[type[Exception], int], ...] = (
 )
 
 
+class NoSuchFileError(MlflowException, FileNotFoundError):
+    """A path of this machine that is not there, for those who catch what MLflow raises and for those who open files."""
+
+    def __init__(self, path: str) -> None:
+        path = without_secrets(path)
+        super().__init__(
+            f"there is no file or folder {path!r} on this machine (a run is named by its id, and a model or artifact "
+            "by its URI, such as runs:/<run id>/<path>)",
+            error_code=RESOURCE_DOES_NOT_EXIST,
+        )
+        self.path = path
+
+    def __reduce__(self) -> tuple[type[NoSuchFileError], tuple[str]]:
+        return type(self), (self.path,)
+
+
 def to_mlflow(error: TensorCasError | ValueError) -> MlflowException:
     """Make the exception MLflow knows, saying the same sentence; raise it ``from`` the error it stands for."""
     for kind, code in _CODES:

@@ -20,12 +20,13 @@ from tensorcas_mlflow.reader import diff as diff_readers
 CHECKPOINT_URI = re.compile(
     rf"runs:/+(?P<run_id>[^/]+)/{FOLDER}/(?P<name>[^/]+)/step-(?P<step>-?\d+)\.(?:arrow|tensors)"
 )
+_BACKENDS = ("mmap", "pread")
 _RUN_URI = re.compile(r"(?:runs:/+)?(?P<run_id>[0-9a-f]{32})/?")
 
 
 @translate_errors()
 def open_checkpoint(
-    uri: str | os.PathLike[str] | None = None,
+    uri: str | bytes | os.PathLike[str] | None = None,
     step: int | None = None,
     *,
     name: str = DEFAULT_NAME,
@@ -54,11 +55,13 @@ def open_checkpoint(
 
     Raises:
         mlflow.exceptions.MlflowException: There is no such thing, its store is gone or another one, it is damaged, or
-            holds no tensors.
+            holds no tensors. Of a path of this machine that is not there it is a FileNotFoundError, too.
     """
     options: dict[str, Any] = {"framework": framework, "device": device, "naming": naming, "verify": verify}
     saves.wait()
-    text = None if uri is None else os.fspath(uri)
+    text = None if uri is None else os.fsdecode(uri)
+    if text == "":
+        raise ValueError("an empty text names nothing: leave it out for the active run, or say '.' for this folder")
     of_step = None if text is None else CHECKPOINT_URI.fullmatch(text)
     if of_step is not None:
         if step is not None and step != int(of_step["step"]):
@@ -75,7 +78,12 @@ def open_checkpoint(
 
 @translate_errors()
 def safe_open(
-    filename: str | os.PathLike[str], framework: str = "np", device: Any = "cpu", *, step: int | None = None
+    filename: str | bytes | os.PathLike[str],
+    framework: str = "np",
+    device: Any = "cpu",
+    *,
+    backend: str = "mmap",
+    step: int | None = None,
 ) -> SafeOpen:
     """Open a checkpoint with the methods of `safetensors.safe_open`, for code that was written for that.
 
@@ -83,11 +91,14 @@ def safe_open(
         filename: What `open_checkpoint` takes for its first argument.
         framework: ``pt`` or ``np``.
         device: For ``pt``, where tensors go.
+        backend: ``mmap`` or ``pread``, which are the same here: what can be mapped is.
         step: Of a run: the latest unless given.
 
     Raises:
         mlflow.exceptions.MlflowException: See `open_checkpoint`.
     """
+    if backend not in _BACKENDS:
+        raise ValueError(f"there is no backend {backend!r}: it is {' or '.join(map(repr, _BACKENDS))}")
     return SafeOpen(open_checkpoint(filename, step, framework=framework, device=device))
 
 

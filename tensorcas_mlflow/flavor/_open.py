@@ -11,14 +11,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from mlflow.exceptions import MlflowException
 from mlflow.models import Model
 from mlflow.models.model import MLMODEL_FILE_NAME
-from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
 from mlflow.utils.file_utils import get_local_path_or_none
 
 from tensorcas_mlflow._home import find_store
-from tensorcas_mlflow._texts import without_secrets
+from tensorcas_mlflow._mlflow_errors import NoSuchFileError
 from tensorcas_mlflow.backends import Tally, is_ours
 from tensorcas_mlflow.errors import FormatError, MalformedFileError, StoreNotFoundError
 from tensorcas_mlflow.flavor._fetch import LocalFolder, open_folder, resolve
@@ -70,7 +68,7 @@ def _open_local(path: Path, options: dict[str, Any]) -> CheckpointReader:
         found = _open_in_store(os.fspath(path.absolute()), options)
         if found is not None:
             return found
-        raise MlflowException(f"there is no {without_secrets(os.fspath(path))!r}", RESOURCE_DOES_NOT_EXIST)
+        raise NoSuchFileError(os.fspath(path))
     if (path / MLMODEL_FILE_NAME).is_file():
         found = _open_model(os.fspath(path), options)
         return _one_of_files(path, options) if found is None else found

@@ -133,8 +133,12 @@ def _of_file(file: LocalFile, format: str | None) -> Listing:
         # It seems to be in none: say what is wrong with it, rather than that.
         with _sound(file.name, wanted):
             next(lists for name, _, lists in _FILES if name == {"npz": "zip"}.get(wanted, wanted))(file)
-    found = f"it is a file of {listing.format}" if listing else "it begins as no such file does"
-    raise MalformedFileError(file.name, wanted or f"tensor ({', '.join(FORMATS_IN)})", found)
+    if listing is not None:
+        raise MalformedFileError(file.name, wanted, f"it is a file of {listing.format}")
+    if not file.size:
+        raise MalformedFileError(file.name, wanted or "tensor", "it is empty")
+    kinds = "no such file" if wanted else f"none of {', '.join(name for name in FORMATS_IN if name != 'serverlessllm')}"
+    raise MalformedFileError(file.name, wanted or "tensor", f"it begins as {kinds} does")
 
 
 def _of_folder(folder: Path, format: str | None) -> Listing:
@@ -149,7 +153,7 @@ def _of_folder(folder: Path, format: str | None) -> Listing:
         names = [name for name in files_named(folder, suffix) if name == usual or not usual]
         if names:
             return list_shards(folder, names, kind, partial(_of_file, format=kind))
-    raise FormatError(f"the folder holds no checkpoint in {format or 'a known format'}")
+    raise FormatError(f"it is a folder that holds no checkpoint in {format or 'a known format'}")
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ def framework_named(name: str, device: Any = None) -> Framework:
 
     Raises:
         ValueError: There is no such framework, or arrays are to go to a device.
+        AdapterError: There is no such device.
     """
     if name in _NUMPY:
         if device is not None and str(device) != "cpu":
@@ -38,4 +39,6 @@ def framework_named(name: str, device: Any = None) -> Framework:
         raise ValueError(f"there is no framework {name!r}: it is 'np' or 'pt'")
     adapter = adapter_named(_ADAPTERS[name])
     options = {} if device is None else {"device": device}
+    if options:
+        adapter.weights({}, **options)  # says now, and not at the first tensor, that there is no such device
     return lambda arrays: adapter.weights(arrays, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
@@ -15,11 +16,12 @@ class SafeOpen:
     """What `safetensors.safe_open` is, over any checkpoint: its methods, by the same names.
 
     Source: https://huggingface.co/docs/safetensors/api/torch (safetensors 0.8). Errors are this package's own, and the
-    order of `offset_keys` is that of the checkpoint: a store has no offsets.
+    order of `offset_keys` is that of the checkpoint: a store has no offsets. Once it is closed every method raises
+    ValueError; tensors and slices that were taken before stay.
     """
 
     def __init__(self, reader: CheckpointReader) -> None:
-        self.reader = reader
+        self._reader: CheckpointReader | None = reader
 
     def __enter__(self) -> SafeOpen:
         return self
@@ -27,7 +29,20 @@ class SafeOpen:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.reader.close()
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    @property
+    def reader(self) -> CheckpointReader:
+        """What reads, and can do more.
+
+        Raises:
+            ValueError: It is closed.
+        """
+        if self._reader is None:
+            raise ValueError("the checkpoint is closed: open it again")
+        return self._reader
 
     def keys(self) -> list[str]:
         """List the names of the tensors, sorted."""
@@ -48,9 +63,9 @@ class SafeOpen:
         """Read one tensor."""
         return self.reader.tensor(name)
 
-    def get_tensors(self, names: list[str]) -> dict[str, Any]:
-        """Read some tensors at once."""
-        return self.reader.tensors(names)
+    def get_tensors(self, names: Iterable[str] | None = None) -> dict[str, Any]:
+        """Read some tensors at once, or all of them, by name."""
+        return self.reader.full() if names is None else self.reader.tensors(names)
 
     def get_slice(self, name: str) -> SafeSlice:
         """Give one tensor to be indexed, of which only what an index touches is read."""

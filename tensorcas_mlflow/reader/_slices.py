@@ -55,7 +55,7 @@ def select(shape: tuple[int, ...], index: Any) -> Selection:
         IndexError: It is out of bounds, has too many dimensions, or is of another kind.
     """
     axes, given = _axes(shape, index)
-    chosen = [_places(side, axis) for side, axis in zip(shape, axes, strict=True)]
+    chosen = [_places(part, axis, side) for axis, (part, side) in enumerate(zip(axes, shape, strict=True))]
     if any(len(places) == 0 for places in chosen) or 0 in shape:
         none = np.empty(0, dtype=np.int64)
         return Selection(index=given, window=shape, origin=0, starts=none, stops=none)
@@ -116,7 +116,7 @@ def _axes(shape: tuple[int, ...], index: Any) -> tuple[list[Any], tuple[Any, ...
     parts = [_part(part) for part in parts]
     n_axes = sum(part is not None and part is not Ellipsis for part in parts)
     if sum(part is Ellipsis for part in parts) > 1 or n_axes > len(shape):
-        raise IndexError(f"an array of shape {shape} has no {index!r:.200}")
+        raise IndexError(f"a tensor of shape {shape} has fewer axes than {index!r:.200} names, or it names ... twice")
     if sum(isinstance(part, np.ndarray) for part in parts) > 1:
         raise IndexError("a part is chosen by one list of numbers at most: read it, and choose more then")
     if not any(part is Ellipsis for part in parts):
@@ -129,7 +129,8 @@ def _axes(shape: tuple[int, ...], index: Any) -> tuple[list[Any], tuple[Any, ...
 def _part(part: Any) -> Any:
     if part is None or part is Ellipsis or isinstance(part, slice):
         return part
-    if isinstance(part, Sequence | np.ndarray) and not isinstance(part, str | bytes) and np.ndim(part) > 0:
+    is_many = isinstance(part, Sequence) and not isinstance(part, str | bytes)
+    if is_many or (hasattr(part, "__array__") and np.ndim(part) > 0):
         array = np.asarray(part)
         if array.size == 0:
             array = array.astype(np.int64)
@@ -143,7 +144,7 @@ def _part(part: Any) -> Any:
     raise IndexError(f"a part is chosen by whole numbers, slices, ..., None or a list of numbers, not {part!r:.200}")
 
 
-def _places(side: int, part: Any) -> Offsets:
+def _places(part: Any, axis: int, side: int) -> Offsets:
     """Say which places of one axis are chosen, ascending."""
     if isinstance(part, slice):
         places = range(side)[part]
@@ -152,15 +153,19 @@ def _places(side: int, part: Any) -> Offsets:
     if isinstance(part, np.ndarray):
         if part.dtype.kind == "b":
             if len(part) != side:
-                raise IndexError(f"{len(part)} bools do not choose among {side}")
+                raise IndexError(f"{len(part)} bools do not choose from axis {axis} with size {side}")
             return np.flatnonzero(part)
         found = distinct(part.astype(np.int64))
         if len(found) and not -side <= found[0] <= found[-1] < side:
-            raise IndexError(f"index {found[0] if found[0] < -side else found[-1]} is out of bounds for {side}")
+            raise _out_of_bounds(int(found[0] if found[0] < -side else found[-1]), axis, side)
         return distinct(found % side) if side else found
     if not -side <= part < side:
-        raise IndexError(f"index {part} is out of bounds for {side}")
+        raise _out_of_bounds(part, axis, side)
     return np.array([part % side], dtype=np.int64)
+
+
+def _out_of_bounds(place: int, axis: int, side: int) -> IndexError:
+    return IndexError(f"index {place} is out of bounds for axis {axis} with size {side}")
 
 
 def _n_runs(places: Offsets) -> int:

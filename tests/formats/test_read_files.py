@@ -118,6 +118,20 @@ def test_a_format_that_is_asked_for_is_the_one_that_is_read(tmp_path: Path) -> N
     assert "npz" in FORMATS_IN
 
 
+@pytest.mark.parametrize(
+    ("name", "data", "reason"),
+    [
+        ("notes", b"hello", r"is not a sound tensor file: it begins as none of safetensors, torch, .* does"),
+        ("notes", b"", "is not a sound tensor file: it is empty"),
+        ("model.gguf", b"", "is not a sound gguf file"),
+    ],
+)
+def test_a_file_of_no_known_format_is_said_to_be_none(tmp_path: Path, name: str, data: bytes, reason: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(MalformedFileError, match=reason):
+        open_listing(tmp_path / name)
+
+
 def test_a_file_that_is_not_there_is_said_to_be(tmp_path: Path) -> None:
     with pytest.raises(BackendError):
         open_listing(tmp_path / "absent.pt")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 from pathlib import Path
 
 import mlflow
@@ -151,6 +153,30 @@ def test_what_is_not_there_is_an_error(cas_experiment: str, arguments: tuple[obj
         mlflow.tensorcas.open_checkpoint(*arguments)
 
 
+def test_a_path_that_is_not_there_is_an_error_of_mlflow_and_of_files(tmp_path: Path) -> None:
+    for opens in (mlflow.tensorcas.open_checkpoint, mlflow.tensorcas.safe_open):
+        with pytest.raises(FileNotFoundError, match=r"absent\.safetensors") as caught:
+            opens(tmp_path / "absent.safetensors")
+        assert isinstance(caught.value, MlflowException)
+        again = pickle.loads(pickle.dumps(caught.value))
+        assert (str(again), again.error_code) == (str(caught.value), "RESOURCE_DOES_NOT_EXIST")
+
+
+def test_an_empty_path_is_not_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savez(tmp_path / "model.npz", w=np.zeros(3))
+    monkeypatch.chdir(tmp_path)
+
+    assert mlflow.tensorcas.open_checkpoint(".").keys() == ["w"]
+    with pytest.raises(MlflowException, match="empty"):
+        mlflow.tensorcas.open_checkpoint("")
+
+
+def test_a_path_may_be_of_bytes(tmp_path: Path) -> None:
+    np.savez(tmp_path / "model.npz", w=np.zeros(3))
+
+    assert mlflow.tensorcas.open_checkpoint(os.fsencode(tmp_path / "model.npz")).keys() == ["w"]
+
+
 def test_a_step_that_is_not_there_is_an_error_that_says_which_are(experiment: str) -> None:
     run_id = log_steps(1, 2)
 
@@ -176,3 +202,12 @@ def test_code_for_safetensors_reads_from_a_run(experiment: str) -> None:
     with mlflow.tensorcas.safe_open(run_id, framework="pt", device="cpu", step=1) as file:
         assert set(file.keys()) == {*STATE, "step"}
         assert file.get_slice("model.embed_tokens.weight")[5].shape == (64,)
+
+
+def test_what_code_for_safetensors_says_of_how_to_read_is_taken(tmp_path: Path) -> None:
+    np.savez(tmp_path / "model.npz", w=np.zeros(3))
+    with mlflow.tensorcas.safe_open(filename=tmp_path / "model.npz", framework="np", backend="pread") as file:
+        assert file.get_tensors().keys() == {"w"}
+
+    with pytest.raises(MlflowException, match="'mmap' or 'pread'"):
+        mlflow.tensorcas.safe_open(tmp_path / "model.npz", backend="io_uring")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.errors import TensorNotFoundError
+from tensorcas_mlflow.errors import AdapterError, TensorNotFoundError
 from tensorcas_mlflow.reader import SafeOpen
 from tensorcas_mlflow.store import Store
 from tests.reader.checkpoints import opened, save
@@ -94,3 +95,52 @@ def test_what_was_saved_beside_the_tensors_comes_as_texts(tmp_path: Path) -> Non
     from tensorcas_mlflow.reader import open_ref
 
     assert SafeOpen(open_ref(store, ref)).metadata() == {"format": "pt", "n": "3"}
+
+
+def test_all_tensors_come_at_once(ours: SafeOpen, theirs: SafeOpen) -> None:
+    with ours as one, theirs as other:
+        got, expected = one.get_tensors(), other.get_tensors()
+
+    assert got.keys() == expected.keys()
+    assert all(got[name].tobytes() == expected[name].tobytes() for name in expected)
+
+
+def test_once_it_is_closed_only_what_was_taken_before_can_be_read(ours: SafeOpen) -> None:
+    with ours:
+        tensor, part = ours.get_tensor("b"), ours.get_slice("b")
+    for read in (ours.keys, ours.metadata, ours.get_tensors, lambda: ours.get_slice("b")):
+        with pytest.raises(ValueError, match="closed"):
+            read()
+    ours.__exit__(None, None, None)
+
+    assert tensor.tobytes() == part[:].tobytes() == TENSORS["b"].tobytes()
+
+
+def test_a_name_is_a_text(ours: SafeOpen) -> None:
+    with ours as one, pytest.raises(TypeError, match="3"):
+        one.get_tensor(3)
+
+
+def test_an_open_checkpoint_is_not_sent_to_another_process(ours: SafeOpen) -> None:
+    with ours as one, pytest.raises(TypeError, match="open that there"):
+        pickle.dumps(one)
+
+
+def test_a_part_is_chosen_by_tensors_of_torch_too(ours: SafeOpen) -> None:
+    torch = pytest.importorskip("torch")
+    with ours as one:
+        part = one.get_slice("b")
+        assert part[torch.tensor([2, 0])].tobytes() == TENSORS["b"][[2, 0]].tobytes()
+        assert part[torch.tensor([True, False, True])].tobytes() == TENSORS["b"][[0, 2]].tobytes()
+        assert part[torch.tensor(1)].tobytes() == TENSORS["b"][1].tobytes()
+
+
+def test_an_index_out_of_bounds_says_of_which_axis(ours: SafeOpen) -> None:
+    with ours as one, pytest.raises(IndexError, match="index -5 is out of bounds for axis 1 with size 4"):
+        one.get_slice("b")[1:, -5]
+
+
+def test_a_device_that_is_none_is_refused_when_the_checkpoint_is_opened(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    with pytest.raises(AdapterError, match="'nowhere' is no device"):
+        opened(Store.init(tmp_path / "store"), TENSORS, framework="pt", device="nowhere")
