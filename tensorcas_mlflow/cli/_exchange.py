@@ -13,7 +13,7 @@ from tensorcas_mlflow.cli._output import Json, printable, ref_json, say, say_jso
 from tensorcas_mlflow.cli._select import Wanted, is_json, store_of, the_one
 from tensorcas_mlflow.cli._teller import Teller
 from tensorcas_mlflow.exchange import import_checkpoint, plan_convert, plan_export
-from tensorcas_mlflow.formats import Listing, WritePlan, open_listing
+from tensorcas_mlflow.formats import WritePlan, open_listing
 from tensorcas_mlflow.reader import open_ref
 from tensorcas_mlflow.store import RefTarget
 
@@ -39,8 +39,8 @@ def take_in(options: Namespace) -> int:
         said = {"store": store.uri, "checkpoint": ref_json(ref), "source_format": listing.format}
         say_json({**said, **sizes, "left_out": dict(listing.left_out)})
         return 0
-    _say_left_out(listing)
-    what = f"{count_text(len(specs), 'tensor')}, {size_text(n_bytes)}, of a {listing.format} file"
+    _say_left_out(listing.left_out)
+    what = f"{count_text(len(specs), 'tensor')}, {size_text(n_bytes)}, from {listing.format},"
     say(printable(f"imported {what} as {ref.label}"))
     return 0
 
@@ -60,9 +60,9 @@ def convert(options: Namespace) -> int:
     listing = open_listing(options.path, format=options.source_format)
     plan = plan_convert(listing, options.out, allow_left_out=options.skip_unknown, **_choices(options))
     if not is_json(options):
-        _say_left_out(listing)
+        _say_left_out(plan.left_out)
     source = {"source": os.path.abspath(options.path), "source_format": listing.format}
-    _write(options, plan, {**source, "left_out": dict(listing.left_out)})
+    _write(options, plan, {**source, "left_out": dict(plan.left_out)})
     return 0
 
 
@@ -90,8 +90,8 @@ def _write(options: Namespace, plan: WritePlan, what: Mapping[str, Any]) -> None
         say(printable(f"would write {line}" if options.dry_run and not line.startswith(" ") else line))
 
 
-def _say_left_out(listing: Listing) -> None:
-    for name, kind in listing.left_out.items():
+def _say_left_out(left_out: Mapping[str, str]) -> None:
+    for name, kind in left_out.items():
         say(printable(f"left out: {name}: {kind}"))
 
 

@@ -64,7 +64,7 @@ class LocalFile(ByteSource):
             if self.size:
                 self._mapped = mmap.mmap(self._descriptor, self.size, access=mmap.ACCESS_COPY)
         except (OSError, ValueError) as error:
-            raise BackendError("open", self.name, f"{type(error).__name__}: {error}") from error
+            raise BackendError("open", self.name, getattr(error, "strerror", None) or str(error)) from error
 
     def __del__(self) -> None:
         with contextlib.suppress(OSError, AttributeError):

@@ -83,6 +83,11 @@ class WritePlan:
     _tensors: Tensors = field(repr=False)
     _overwrite: re.Pattern[str] | None = field(repr=False)
 
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """Tensors that cannot be read and are not written, by name, with what their file calls their type."""
+        return self._tensors.left_out
+
     def __str__(self) -> str:
         return "\n".join(
             [self.result.what, *(f"  {file.path}  {size_text(file.n_bytes)}" for file in self.result.files)]

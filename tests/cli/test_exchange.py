@@ -37,7 +37,7 @@ def test_a_file_is_imported_shown_and_exported_again(
     given = tensorcas("export", "--run", "new", "--name", "base", tmp_path / "out.safetensors", *place)
 
     assert (taken.status, given.status) == (0, 0), taken.err + given.err
-    assert taken.out == "imported 3 tensors, 96 B, of a safetensors file as run new base step 7\n"
+    assert taken.out == "imported 3 tensors, 96 B, from safetensors, as run new base step 7\n"
     assert shown["metadata"] == {"format": "pt", "note": "x"}
     assert given.out.splitlines() == [
         f"3 tensors, {file.stat().st_size} B, as safetensors",
@@ -68,6 +68,19 @@ def test_tensors_that_cannot_be_stored_are_named_or_told_as_left_out(
     assert "--skip-unknown" in refused.err
     assert "'s' (" in refused.err
     assert (taken.json["n_tensors"], list(taken.json["left_out"])) == (1, ["s"])
+
+
+def test_what_was_not_asked_for_is_not_left_out(tensorcas: Tensorcas, tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(2), "s": torch.ones(3).to_sparse()}, tmp_path / "m.pt")
+    done = tensorcas("convert", tmp_path / "m.pt", tmp_path / "w.npz", "--match", "w")
+
+    assert (done.status, "left out" in done.out) == (0, False)
+
+
+def test_a_file_that_is_not_there_is_told_in_few_words(tensorcas: Tensorcas, tmp_path: Path) -> None:
+    done = tensorcas("convert", "absent.pt", tmp_path / "m.npz")
+
+    assert done.err == "tensorcas: error: could not open 'absent.pt': No such file or directory\n"
 
 
 def test_export_writes_shards_and_partitions(tensorcas: Tensorcas, store: Store, tmp_path: Path) -> None:
