@@ -7,6 +7,7 @@ import posixpath
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,6 +27,8 @@ from tensorcas_mlflow.flavor._stores import store_for
 from tensorcas_mlflow.reader import CheckpointReader, open_manifest, open_path, open_ref
 
 _MOST_LISTED = 10
+_MOST_TRIED = 1000
+"""A folder of more files is no artifact, but somebody's home."""
 
 
 def open_artifact(uri: str, **options: Any) -> CheckpointReader:
@@ -64,7 +67,7 @@ def open_artifact(uri: str, **options: Any) -> CheckpointReader:
 
 
 def _open_local(path: Path, options: dict[str, Any]) -> CheckpointReader:
-    if not path.exists():
+    if not os.path.exists(path):  # of a name that is too long Path.exists raises
         found = _open_in_store(os.fspath(path.absolute()), options)
         if found is not None:
             return found
@@ -84,7 +87,10 @@ def _open_local(path: Path, options: dict[str, Any]) -> CheckpointReader:
 
 
 def _one_of_files(folder: Path, options: dict[str, Any]) -> CheckpointReader:
-    files = sorted(each for each in folder.rglob("*") if each.is_file())
+    below = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
+    files = sorted(islice((each for each in below if os.path.isfile(each)), _MOST_TRIED + 1))
+    if len(files) > _MOST_TRIED:
+        raise FormatError(f"{folder.name!r} is no checkpoint, and holds more files than are tried: name one of them")
     return _the_one(folder.name, (partial(open_path, each, **options) for each in files))
 
 

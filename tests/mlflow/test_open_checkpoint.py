@@ -171,6 +171,22 @@ def test_an_empty_path_is_not_the_working_directory(tmp_path: Path, monkeypatch:
         mlflow.tensorcas.open_checkpoint("")
 
 
+def test_a_name_that_no_file_can_have_is_not_there() -> None:
+    with pytest.raises(FileNotFoundError):
+        mlflow.tensorcas.open_checkpoint("n" * 300)
+
+
+def test_a_folder_of_very_many_files_is_not_searched(tmp_path: Path) -> None:
+    np.savez(tmp_path / "model.npz", w=np.zeros(3))
+    for number in range(999):
+        (tmp_path / str(number)).touch()
+    assert mlflow.tensorcas.open_checkpoint(tmp_path).keys() == ["w"]
+    (tmp_path / "one more").touch()
+
+    with pytest.raises(MlflowException, match="holds no checkpoint"):
+        mlflow.tensorcas.open_checkpoint(tmp_path)
+
+
 def test_a_path_may_be_of_bytes(tmp_path: Path) -> None:
     np.savez(tmp_path / "model.npz", w=np.zeros(3))
 

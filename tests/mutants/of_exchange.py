@@ -66,4 +66,19 @@ MUTANTS = (
         before="if not overwrite and store.ref(target.key) is not None:",
         after="overwrite = True\n    if False:",
     ),
+    Mutant(
+        fault="an export that loses what cannot be read",
+        test="tests/exchange/test_export.py::"
+        "test_what_an_export_of_a_file_would_leave_out_is_named_unless_that_is_allowed",
+        path="tensorcas_mlflow/exchange/_export.py",
+        before="    check_left_out(chosen, allow_left_out=allow_left_out)\n",
+        after="",
+    ),
+    Mutant(
+        fault="a closed checkpoint that is read on",
+        test="tests/reader/test_safe_open.py::test_once_it_is_closed_only_what_was_taken_before_can_be_read",
+        path="tensorcas_mlflow/reader/_safe_open.py",
+        before="            self._reader = None\n",
+        after="",
+    ),
 )
