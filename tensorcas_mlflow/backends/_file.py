@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorcas_mlflow._mapping import map_privately
 from tensorcas_mlflow.backends._tally import Tally
 from tensorcas_mlflow.errors import BackendError, CorruptError
 
@@ -169,16 +170,19 @@ class BlobFile:
             CorruptError: The file ends before ``stop``.
             BackendError: It cannot be mapped.
         """
-        stretch = self._map(start, stop, mmap.ACCESS_COPY if is_private else mmap.ACCESS_READ)
+        stretch = self._map(start, stop, is_private=is_private)
         if self.tally is not None:
             self.tally.add_mapped(stop - start)
         return stretch
 
-    def _map(self, start: int, stop: int, access: int) -> MappedStretch:
+    def _map(self, start: int, stop: int, *, is_private: bool = False) -> MappedStretch:
         begin = start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
         with self._reading():
             try:
-                mapped = mmap.mmap(self.descriptor, stop - begin, access=access, offset=begin)
+                if is_private:
+                    mapped = map_privately(self.descriptor, stop - begin, begin)
+                else:
+                    mapped = mmap.mmap(self.descriptor, stop - begin, access=mmap.ACCESS_READ, offset=begin)
             except ValueError:
                 raise CorruptError(self.key, f"it ends before byte {stop}") from None
         return MappedStretch(key=self.key, begin=begin, mapped=mapped)
@@ -196,7 +200,7 @@ class BlobFile:
             return 1.0
         pages = {place // mmap.PAGESIZE * mmap.PAGESIZE for place in _spread_over(stretches)}
         try:
-            stretch = self._map(min(pages), max(pages) + 1, mmap.ACCESS_READ)
+            stretch = self._map(min(pages), max(pages) + 1)
         except (BackendError, CorruptError):
             return 1.0
         data = stretch.data

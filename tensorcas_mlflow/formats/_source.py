@@ -8,6 +8,7 @@ import os
 import stat
 from abc import ABC, abstractmethod
 
+from tensorcas_mlflow._mapping import map_privately
 from tensorcas_mlflow.errors import BackendError, CorruptError
 
 
@@ -40,7 +41,7 @@ class ByteSource(ABC):
 
 
 class LocalFile(ByteSource):
-    """A file of this machine, mapped."""
+    """A file of this machine, mapped if the system does that."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Map a file.
@@ -61,10 +62,11 @@ class LocalFile(ByteSource):
             if not stat.S_ISREG(status.st_mode):
                 raise ValueError("it is not a file")
             self.size = status.st_size
-            if self.size:
-                self._mapped = mmap.mmap(self._descriptor, self.size, access=mmap.ACCESS_COPY)
         except (OSError, ValueError) as error:
             raise BackendError("open", self.name, getattr(error, "strerror", None) or str(error)) from error
+        if self.size:
+            with contextlib.suppress(OSError, ValueError):  # what cannot be mapped is read
+                self._mapped = map_privately(self._descriptor, self.size)
 
     def __del__(self) -> None:
         with contextlib.suppress(OSError, AttributeError):
