@@ -144,6 +144,16 @@ def _inflated(source: ByteSource, place: Place) -> Iterator[memoryview]:
     _check(source, place, crc)
 
 
+def check_bytes(source: ByteSource, place: Place, data: memoryview) -> None:
+    """See that the bytes of a place that is plain have its checksum, if it has one.
+
+    Raises:
+        CorruptError: They have not.
+    """
+    if place.checksum:
+        _check(source, place, zlib.crc32(data, place.checksum[1]))
+
+
 def _check(source: ByteSource, place: Place, crc: int) -> None:
     if place.checksum and place.checksum[0] != crc:
         raise CorruptError(source.name, f"the bytes of {place.spec.name!r} do not have their CRC-32")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.formats._arrays import read_array, read_pieces
+from tensorcas_mlflow.formats._arrays import check_bytes, read_array, read_pieces
 from tensorcas_mlflow.formats._source import ByteSource
 from tensorcas_mlflow.tensor import Spec
 
@@ -101,6 +101,10 @@ class Listing:
         """
         place = self.places[name]
         return read_array(self.sources[place.source], place)
+
+    def check(self, place: Place, data: memoryview) -> None:
+        """See that bytes that somebody else has read of a plain place are what the file says; raises `CorruptError`."""
+        check_bytes(self.sources[place.source], place, data)
 
     def stream(self, names: Sequence[str]) -> Iterator[tuple[str, memoryview]]:
         """Read tensors one after the other; see `Tensors.stream`.

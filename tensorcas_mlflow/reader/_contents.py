@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -9,16 +10,19 @@ from typing import Any
 
 import numpy as np
 
+from tensorcas_mlflow._mapping import sparse_memory
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import Tally
 from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES, Offsets
 from tensorcas_mlflow.digest import digest, digest_all
 from tensorcas_mlflow.manifest import Specs
-from tensorcas_mlflow.reader._slices import Selection
-from tensorcas_mlflow.tensor import Spec, bytes_of
+from tensorcas_mlflow.reader._slices import Selection, divided
+from tensorcas_mlflow.tensor import Spec, aligned_bytes, bytes_of
 
 BATCH_BYTES = 16 << 20
 """What is read ahead of whoever takes tensors one after the other."""
+SPARSE_BYTES = 64 << 20
+"""What is held at most besides what was asked for, when that is scattered over a tensor."""
 
 
 class Contents(ABC):
@@ -76,7 +80,8 @@ class Contents(ABC):
         """Read tensors one after the other, some 16 MiB at a time.
 
         Yields:
-            Numbers of tensors and stretches of their bytes, in the order of ``rows``.
+            Numbers of tensors and stretches of their bytes, in the order of ``rows``. How a tensor is divided follows
+            from its size alone.
         """
         sizes = self.specs.n_bytes[rows]
         ends = sizes.cumsum()
@@ -86,35 +91,43 @@ class Contents(ABC):
             last = max(first + 1, int(np.searchsorted(ends, before + BATCH_BYTES, side="right")))
             if last == first + 1 and sizes[first] > BATCH_BYTES:
                 row = int(rows[first])
-                for start in range(0, int(sizes[first]), BATCH_BYTES):
-                    yield [(row, self._stretch(row, start, min(start + BATCH_BYTES, int(sizes[first]))))]
+                yield from ([(row, piece)] for piece in self.pieces(row, BATCH_BYTES))
             else:
                 arrays = self.arrays(rows[first:last])
                 yield [(int(row), bytes_of(array)) for row, array in zip(rows[first:last], arrays, strict=True)]
             first = last
 
-    def _stretch(self, row: int, start: int, stop: int) -> memoryview:
-        block = np.empty(stop - start, dtype=np.uint8).data
-        self.fill(row, np.array([start]), np.array([stop]), block)
-        return block
+    def pieces(self, row: int, piece_bytes: int) -> Iterator[memoryview]:
+        """Read a large tensor in pieces of so many bytes, the last one of the rest."""
+        n_bytes = int(self.specs.n_bytes[row])
+        for start in range(0, n_bytes, piece_bytes):
+            stop = min(start + piece_bytes, n_bytes)
+            block = np.empty(stop - start, dtype=np.uint8).data
+            self.fill(row, np.array([start]), np.array([stop]), block)
+            yield block
 
-    def identity_bytes(self, row: int) -> bytes:
-        """Give what says of a tensor's bytes which they are: the digests of its pieces of 256 KiB, one after the other.
+    def identity_bytes(self, rows: Offsets) -> list[bytes]:
+        """Give what says of tensors' bytes which they are: digests of pieces of 256 KiB, one after the other.
 
         Where the chunks of a store are these pieces nothing is read; else all of the tensor is.
-        """
-        known = self.chunk_digests(row)
-        if known is not None:
-            return known
-        parts: list[bytes] = []
-        for batch in self.batches(np.array([row])):
-            for _, data in batch:
-                parts.append(digest_all(_pieces(data)).tobytes())
-        return b"".join(parts)
 
-    def identity(self, row: int) -> bytes:
-        """Give a tensor's identity: the digest of its dtype, its shape, and `identity_bytes`."""
-        return identity_of(self.specs.spec(row), self.identity_bytes(row))
+        Args:
+            rows: Which, each once.
+        """
+        known = {row: self.chunk_digests(row) for row in rows.tolist()}
+        parts: dict[int, list[bytes]] = {row: [] for row, digests in known.items() if digests is None}
+        for batch in self.batches(np.array(list(parts), dtype=np.int64)):
+            pieces = [_pieces(data) for _, data in batch]
+            digests = digest_all([piece for each in pieces for piece in each])
+            ends = np.cumsum([len(each) for each in pieces]).tolist()
+            for (row, _), each, end in zip(batch, pieces, ends, strict=True):
+                parts[row].append(digests[end - len(each) : end].tobytes())
+        return [b"".join(parts[row]) if digests is None else digests for row, digests in known.items()]
+
+    def identities(self, rows: Offsets) -> list[bytes]:
+        """Give the identities of tensors: the digest of the dtype, the shape, and `identity_bytes` of each."""
+        described = zip(rows.tolist(), self.identity_bytes(rows), strict=True)
+        return [identity_of(self.specs.spec(row), digests) for row, digests in described]
 
     def known_identities(self) -> Iterator[bytes | None]:
         """Give the identity of each tensor; None where telling it would take reading."""
@@ -123,18 +136,41 @@ class Contents(ABC):
             yield None if known is None else identity_of(self.specs.spec(row), known)
 
     def select(self, row: int, selection: Selection) -> Array:
-        """Read some elements of one tensor."""
+        """Read some elements of one tensor, holding hardly more than they take."""
+        if not len(selection.starts):
+            nothing = np.empty((), self.specs.spec(row).numpy_dtype)
+            return np.array(np.broadcast_to(nothing, selection.window)[selection.index])
+        if selection.is_one_run or self._is_small(row, selection):
+            return own_array(self.window(row, selection), selection.index)
+        spec = self.specs.spec(row)
+        found = np.empty(tuple(map(len, selection.places)), dtype=spec.numpy_dtype)
+        for box, part in divided(spec.shape, selection, lambda part: self._is_small(row, part)):
+            found[box] = self.window(row, part)[part.index]
+        return own_array(found, selection.index_of_places)
+
+    def window(self, row: int, selection: Selection) -> Array:
+        """Read what is chosen into an array of a selection's window; what else is in it may be anything."""
         dtype = self.specs.spec(row).numpy_dtype
-        # Memory that nobody touches is none: the system gives no page for what is not chosen.
-        window = np.empty(selection.window, dtype=dtype)
-        if len(selection.starts):
-            starts, stops = selection.starts * dtype.itemsize, selection.stops * dtype.itemsize
-            first = int(starts[0]) - selection.origin * dtype.itemsize
-            block = bytes_of(window)[first : first + int(stops[-1] - starts[0])]
-            self.fill(row, starts, stops, block)
-        chosen = window[selection.index]
-        is_all = chosen.size == window.size and chosen.flags.c_contiguous
-        return chosen if is_all else np.array(chosen, order="C")
+        n_bytes = math.prod(selection.window) * dtype.itemsize
+        is_sparse = n_bytes > SPARSE_BYTES and n_bytes > 2 * selection.n_read * dtype.itemsize
+        memory = np.frombuffer(sparse_memory(n_bytes), np.uint8) if is_sparse else aligned_bytes(n_bytes)
+        starts, stops = selection.starts * dtype.itemsize, selection.stops * dtype.itemsize
+        first = int(starts[0]) - selection.origin * dtype.itemsize
+        self.fill(row, starts, stops, memory.data[first : first + int(stops[-1] - starts[0])])
+        return memory.view(dtype).reshape(selection.window)
+
+    def _is_small(self, row: int, selection: Selection) -> bool:
+        """Tell whether the chunks of a selection are few."""
+        itemsize = self.specs.spec(row).numpy_dtype.itemsize
+        touched = selection.n_read * itemsize + len(selection.starts) * DEFAULT_CHUNK_BYTES
+        return min(touched, math.prod(selection.window) * itemsize) <= SPARSE_BYTES
+
+
+def own_array(window: Array, index: Any) -> Array:
+    """Choose elements of an array; they keep no more of it alive than themselves."""
+    chosen = window[index]
+    is_all = chosen.size == window.size and chosen.flags.c_contiguous
+    return chosen if is_all else np.array(chosen, order="C")
 
 
 def identity_of(spec: Spec, digests: bytes) -> bytes:

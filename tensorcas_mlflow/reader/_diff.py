@@ -70,8 +70,15 @@ def _are_equal(before: CheckpointReader, after: CheckpointReader, names: Sequenc
         # Equal chunks are equal bytes, however they were cut. All of them are compared at once.
         (columns, rows), (its_columns, its_rows) = stored, its_stored
         proven = columns.equal(rows, its_columns, its_rows)
-    pairs = zip(was.tolist(), now.tolist(), proven.tolist(), strict=True)
-    return [is_proven or _is_equal(one, row, other, its) for row, its, is_proven in pairs]
+    left = [at for at in np.flatnonzero(~proven).tolist() if _are_alike(one, was[at], other, now[at])]
+    found = zip(one.identity_bytes(was[left]), other.identity_bytes(now[left]), strict=True)
+    proven[left] = [digests == its_digests for digests, its_digests in found]
+    return proven.tolist()
+
+
+def _are_alike(one: Contents, row: int, other: Contents, its: int) -> bool:
+    spec, its_spec = one.specs.spec(row), other.specs.spec(its)
+    return (spec.dtype, spec.shape) == (its_spec.dtype, its_spec.shape)
 
 
 def _rows_of(contents: Contents, rows: Offsets) -> tuple[Columns, Offsets] | None:
@@ -79,13 +86,6 @@ def _rows_of(contents: Contents, rows: Offsets) -> tuple[Columns, Offsets] | Non
     if isinstance(contents, PartContents):
         return _rows_of(contents.whole, contents.row_of[rows])
     return (contents.manifest.columns, contents.row_of[rows]) if isinstance(contents, RowContents) else None
-
-
-def _is_equal(one: Contents, row: int, other: Contents, its: int) -> bool:
-    spec, its_spec = one.specs.spec(row), other.specs.spec(its)
-    if (spec.dtype, spec.shape) != (its_spec.dtype, its_spec.shape):
-        return False
-    return one.identity_bytes(row) == other.identity_bytes(its)
 
 
 def _values(before: CheckpointReader, after: CheckpointReader, names: Sequence[str]) -> dict[str, ValueChange]:

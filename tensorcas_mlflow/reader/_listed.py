@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,15 @@ from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES, Offsets
 from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.formats import ByteSource, Listing, Place
 from tensorcas_mlflow.manifest import Manifest, Specs
-from tensorcas_mlflow.reader._contents import Contents
+from tensorcas_mlflow.reader._contents import Contents, own_array
+from tensorcas_mlflow.reader._slices import Selection
 from tensorcas_mlflow.reader._stored import fill_from_chunks
 from tensorcas_mlflow.store import Owner, Store
 from tensorcas_mlflow.tensor import bytes_of
 from tensorcas_mlflow.threads import Lock
 
+_MANY_RUNS = 64
+"""More pieces of a tensor are taken out of the mapped file, and not read one by one."""
 _KEPT_BYTES = 8 << 20
 """Of chunks that hold headers and small tensors, which are read again and again."""
 
@@ -136,12 +140,32 @@ class ListedContents(Contents):
 
     def fill(self, row: int, starts: Offsets, stops: Offsets, block: memoryview) -> None:
         place, base = self.places[row], int(starts[0])
-        if not place.is_plain:
-            block[:] = bytes_of(self._array(place, None))[base : base + len(block)]
-            return
         source = self.listing.sources[place.source]
         for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
             source.read_into(place.start + start, block[start - base : stop - base])
+
+    def pieces(self, row: int, piece_bytes: int) -> Iterator[memoryview]:
+        place = self.places[row]
+        if place.is_plain and not place.checksum:
+            return super().pieces(row, piece_bytes)
+        # From its first byte to its last: what is inflated or summed up is not read from the middle.
+        return _cut_anew((piece for _, piece in self.listing.stream([place.spec.name])), piece_bytes)
+
+    def select(self, row: int, selection: Selection) -> Array:
+        place, n_elements = self.places[row], math.prod(selection.window)
+        if not len(selection.starts):
+            return super().select(row, selection)
+        if not place.is_plain:
+            whole = self._array(place, None).reshape(-1)
+            window = whole[selection.origin : selection.origin + n_elements].reshape(selection.window)
+            return own_array(window, selection.index)
+        dtype = place.spec.numpy_dtype
+        if len(selection.starts) > _MANY_RUNS:
+            start = place.start + selection.origin * dtype.itemsize
+            view = self.listing.sources[place.source].view(start, n_elements * dtype.itemsize)
+            if view is not None:
+                return own_array(np.frombuffer(view, dtype).reshape(selection.window), selection.index)
+        return super().select(row, selection)
 
     def close(self) -> None:
         if self._end is not None:
@@ -161,14 +185,23 @@ class StoredFileContents(ListedContents):
     """The tensors of a file that a store has taken apart. Those that are rows of its manifest are read as such."""
 
     def __init__(
-        self, store: Store, manifest: Manifest, listing: Listing, *, label: str, tally: Tally, verify: bool = True
+        self,
+        store: Store,
+        manifest: Manifest,
+        source: StoredSource,
+        listing: Listing,
+        *,
+        label: str,
+        tally: Tally,
+        verify: bool = True,
     ) -> None:
         """Read from a store.
 
         Args:
             store: Counts in ``tally``.
             manifest: Of the file.
-            listing: What the file says, read through a `StoredSource`.
+            source: The file.
+            listing: What it says.
             label: Whose it is.
             tally: What is counted in.
             verify: Whether to check each chunk against its digest.
@@ -176,6 +209,7 @@ class StoredFileContents(ListedContents):
         super().__init__(listing, label=label, tally=tally)
         self._store = store
         self._manifest = manifest
+        self._source = source
         self._verify = verify
 
     @Lazy
@@ -200,7 +234,9 @@ class StoredFileContents(ListedContents):
                 self._manifest, stored[whole], verify=self._verify, copy=False, is_private=True
             )
             for at, array in zip(whole.tolist(), read, strict=True):
-                spec = self.places[int(rows[at])].spec
+                place = self.places[int(rows[at])]
+                self.listing.check(place, bytes_of(array))
+                spec = place.spec
                 found[at] = array.reshape(-1).view(np.uint8).view(spec.numpy_dtype).reshape(spec.shape)
         for at, row in enumerate(rows.tolist()):
             if at not in found:
@@ -209,11 +245,7 @@ class StoredFileContents(ListedContents):
 
     def fill(self, row: int, starts: Offsets, stops: Offsets, block: memoryview) -> None:
         place = self.places[row]
-        source = self.listing.sources[place.source]
-        if place.is_plain and isinstance(source, StoredSource):
-            source.fill(place.start + starts, place.start + stops, block)
-        else:
-            super().fill(row, starts, stops, block)
+        self._source.fill(place.start + starts, place.start + stops, block)
 
     def chunk_digests(self, row: int) -> bytes | None:
         stored = int(self._row_of[row])
@@ -221,3 +253,20 @@ class StoredFileContents(ListedContents):
             return None
         found: Any = self._manifest.rows[stored]
         return None if found.cuts is not None else found.digests.tobytes()
+
+
+def _cut_anew(pieces: Iterable[memoryview], piece_bytes: int) -> Iterator[memoryview]:
+    """Put pieces together, and cut them into some of so many bytes; the last one has the rest."""
+    held: list[memoryview] = []
+    n_held = 0
+    for piece in pieces:
+        left = piece
+        while len(left):
+            held.append(left[: piece_bytes - n_held])
+            n_held += len(held[-1])
+            left = left[len(held[-1]) :]
+            if n_held == piece_bytes:
+                yield memoryview(b"".join(held)) if len(held) > 1 else held[0]
+                held, n_held = [], 0
+    if held:
+        yield memoryview(b"".join(held))

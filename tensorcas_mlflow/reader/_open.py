@@ -60,13 +60,14 @@ def open_manifest(
 
 
 def _file_contents(store: Store, manifest: Manifest, tally: Tally, *, label: str, verify: bool) -> Contents:
+    source = StoredSource(store, manifest, name=label, verify=verify)
     try:
-        listing = list_source(StoredSource(store, manifest, name=label, verify=verify))
+        listing = list_source(source)
         fault: FormatError = FormatError(f"{label} is a file in which no tensors are known")
     except MalformedFileError as error:
         listing, fault = None, error  # what was understood when it was stored can be read all the same
     if listing is not None:
-        return StoredFileContents(store, manifest, listing, label=label, tally=tally, verify=verify)
+        return StoredFileContents(store, manifest, source, listing, label=label, tally=tally, verify=verify)
     contents = StoredContents(store, manifest, label=label, tally=tally, verify=verify)
     if len(contents.specs) == 0:
         raise fault

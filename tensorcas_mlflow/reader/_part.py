@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from tensorcas_mlflow._arrow import array_of_texts
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.chunking import Offsets
 from tensorcas_mlflow.reader._contents import Contents
+from tensorcas_mlflow.reader._slices import Selection
 
 
 class PartContents(Contents):
@@ -35,6 +36,12 @@ class PartContents(Contents):
 
     def fill(self, row: int, starts: Offsets, stops: Offsets, block: memoryview) -> None:
         self.whole.fill(int(self.row_of[row]), starts, stops, block)
+
+    def pieces(self, row: int, piece_bytes: int) -> Iterator[memoryview]:
+        return self.whole.pieces(int(self.row_of[row]), piece_bytes)
+
+    def select(self, row: int, selection: Selection) -> Array:
+        return self.whole.select(int(self.row_of[row]), selection)
 
     def chunk_digests(self, row: int) -> bytes | None:
         return self.whole.chunk_digests(int(self.row_of[row]))

@@ -196,11 +196,12 @@ class CheckpointReader:
         """
         with self._watch.running():
             if name is not None:
-                return self._contents.identity(self._row(name)).hex()
-            names = self.keys()
+                return self._contents.identities(np.array([self._row(name)]))[0].hex()
             found = dict(enumerate(self._contents.known_identities()))
-            identities = {names[row]: known or self._contents.identity(row) for row, known in found.items()}
-            return digest_of(name.encode() + b"\0" + identities[name] for name in sorted(names)).hex()
+            left = [row for row, known in found.items() if known is None]
+            found |= zip(left, self._contents.identities(np.array(left, dtype=np.int64)), strict=True)
+            numbered = sorted((name, row) for row, name in enumerate(self.keys()))
+            return digest_of(part for name, row in numbered for part in (name.encode(), b"\0", found[row])).hex()
 
     # --- reading
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,9 @@ import numpy as np
 
 from tensorcas_mlflow.chunking import Offsets
 from tensorcas_mlflow.reader._distinct import distinct
+
+Places = range | Offsets
+"""Places of one axis, ascending, each once. An axis may have very many."""
 
 _MOST_RUNS = 1 << 20
 """More runs are put together, with what lies between them."""
@@ -31,16 +34,20 @@ class Selection:
     """Where runs begin, in elements, ascending."""
     stops: Offsets
     """One past their last; runs do not overlap. They may hold more than what was asked for."""
+    places: tuple[Places, ...]
+    """Which places of each axis are chosen, ascending, each once."""
+    index_of_places: Any
+    """As numpy takes it, for an array of the elements at these places alone."""
 
     @property
-    def begin(self) -> int:
-        """The first element of all; 0 if there is none."""
-        return int(self.starts[0]) if len(self.starts) else 0
+    def n_read(self) -> int:
+        """How many elements the runs have."""
+        return int((self.stops - self.starts).sum())
 
     @property
-    def end(self) -> int:
-        """One past the last element of all."""
-        return int(self.stops[-1]) if len(self.stops) else 0
+    def is_one_run(self) -> bool:
+        """Whether what is chosen is all one stretch."""
+        return len(self.starts) == 1 and self.n_read == math.prod(map(len, self.places))
 
 
 def select(shape: tuple[int, ...], index: Any) -> Selection:
@@ -56,9 +63,12 @@ def select(shape: tuple[int, ...], index: Any) -> Selection:
     """
     axes, given = _axes(shape, index)
     chosen = [_places(part, axis, side) for axis, (part, side) in enumerate(zip(axes, shape, strict=True))]
-    if any(len(places) == 0 for places in chosen) or 0 in shape:
+    places, of_places = tuple(chosen), _of_places(given, shape, chosen)
+    if any(len(axis) == 0 for axis in chosen):
         none = np.empty(0, dtype=np.int64)
-        return Selection(index=given, window=shape, origin=0, starts=none, stops=none)
+        return Selection(
+            index=given, window=shape, origin=0, starts=none, stops=none, places=places, index_of_places=of_places
+        )
     window, origin = shape, 0
     if shape:
         first, stop = int(chosen[0][0]), int(chosen[0][-1]) + 1
@@ -66,14 +76,70 @@ def select(shape: tuple[int, ...], index: Any) -> Selection:
         given = _moved(given, len(shape), shape[0], first)
     # Behind the last axis that leaves something out all is contiguous.
     last = max((at for at, places in enumerate(chosen) if len(places) < shape[at]), default=-1)
-    while last > 0 and math.prod(len(places) for places in chosen[:last]) * _n_runs(chosen[last]) > _MOST_RUNS:
-        last -= 1
-        chosen[last + 1] = np.arange(chosen[last + 1][0], chosen[last + 1][-1] + 1)
+    while last >= 0 and math.prod(len(places) for places in chosen[:last]) * _n_runs(chosen[last]) > _MOST_RUNS:
+        chosen[last] = range(int(chosen[last][0]), int(chosen[last][-1]) + 1)
+        last = max(last - 1, 0)
     starts, stops = _elements(shape, chosen, last)
-    return Selection(index=given, window=window, origin=origin, starts=starts, stops=stops)
+    return Selection(
+        index=given,
+        window=window,
+        origin=origin,
+        starts=starts,
+        stops=stops,
+        places=places,
+        index_of_places=of_places,
+    )
 
 
-def _elements(shape: tuple[int, ...], chosen: list[Offsets], last: int) -> tuple[Offsets, Offsets]:
+def divided(
+    shape: tuple[int, ...], whole: Selection, is_small: Callable[[Selection], bool]
+) -> Iterator[tuple[tuple[slice, ...], Selection]]:
+    """Divide a selection into some that are small, or one stretch each.
+
+    Yields:
+        Where in an array of all chosen places, as `Selection.places` has them, a part belongs; and the part, which
+        chooses just those elements.
+    """
+    waiting = [tuple(slice(0, len(places)) for places in whole.places)]
+    while waiting:
+        box = waiting.pop()
+        part = select(shape, tuple(_as_index(axis[side]) for axis, side in zip(whole.places, box, strict=True)))
+        at = next((at for at, side in enumerate(box) if side.stop - side.start > 1), None)
+        if at is None or part.is_one_run or is_small(part):
+            yield box, part
+            continue
+        half = (box[at].start + box[at].stop) // 2
+        for side in (slice(half, box[at].stop), slice(box[at].start, half)):
+            waiting.append((*box[:at], side, *box[at + 1 :]))
+
+
+def _as_index(places: Places) -> Any:
+    return slice(places.start, places.stop, places.step) if isinstance(places, range) else places
+
+
+def _of_places(index: tuple[Any, ...], shape: tuple[int, ...], chosen: list[Places]) -> tuple[Any, ...]:
+    """Write an index for an array that has only the chosen places."""
+    n_axes = sum(part is not None and part is not Ellipsis for part in index)
+    written: list[Any] = []
+    axis = 0
+    for part in index:
+        if part is None or part is Ellipsis:
+            written.append(part)
+            axis += len(shape) - n_axes if part is Ellipsis else 0
+            continue
+        if isinstance(part, slice):
+            written.append(slice(None, None, -1 if part.step is not None and part.step < 0 else None))
+        elif not isinstance(part, np.ndarray):
+            written.append(0)
+        elif part.dtype.kind == "b":
+            written.append(np.arange(len(chosen[axis])))
+        else:
+            written.append(np.searchsorted(chosen[axis], part.astype(np.int64) % max(shape[axis], 1)))
+        axis += 1
+    return tuple(written)
+
+
+def _elements(shape: tuple[int, ...], chosen: list[Places], last: int) -> tuple[Offsets, Offsets]:
     """Say which runs of elements the places of each axis make; behind axis ``last`` each axis has one run."""
     if last < 0:
         return np.zeros(1, np.int64), np.array([math.prod(shape)], dtype=np.int64)
@@ -85,7 +151,7 @@ def _elements(shape: tuple[int, ...], chosen: list[Offsets], last: int) -> tuple
     starts = starts + sum(int(chosen[at][0]) * strides[at] for at in below)
     stops = stops - sum(int(shape[at] - 1 - chosen[at][-1]) * strides[at] for at in below)
     for at in reversed(range(last)):
-        base = (chosen[at] * strides[at])[:, None]
+        base = (_array(chosen[at]) * strides[at])[:, None]
         starts, stops = (base + starts).reshape(-1), (base + stops).reshape(-1)
     joins = np.flatnonzero(starts[1:] > stops[:-1])
     return starts[np.concatenate(([0], joins + 1))], stops[np.concatenate((joins, [len(stops) - 1]))]
@@ -144,12 +210,11 @@ def _part(part: Any) -> Any:
     raise IndexError(f"a part is chosen by whole numbers, slices, ..., None or a list of numbers, not {part!r:.200}")
 
 
-def _places(part: Any, axis: int, side: int) -> Offsets:
+def _places(part: Any, axis: int, side: int) -> Places:
     """Say which places of one axis are chosen, ascending."""
     if isinstance(part, slice):
         places = range(side)[part]
-        places = places if places.step > 0 else places[::-1]
-        return np.arange(places.start, places.stop, places.step, dtype=np.int64)
+        return places if places.step > 0 else places[::-1]
     if isinstance(part, np.ndarray):
         if part.dtype.kind == "b":
             if len(part) != side:
@@ -161,18 +226,30 @@ def _places(part: Any, axis: int, side: int) -> Offsets:
         return distinct(found % side) if side else found
     if not -side <= part < side:
         raise _out_of_bounds(part, axis, side)
-    return np.array([part % side], dtype=np.int64)
+    place = part % side
+    return range(place, place + 1)
 
 
 def _out_of_bounds(place: int, axis: int, side: int) -> IndexError:
     return IndexError(f"index {place} is out of bounds for axis {axis} with size {side}")
 
 
-def _n_runs(places: Offsets) -> int:
+def _n_runs(places: Places) -> int:
+    if isinstance(places, range):
+        return 1 if places.step == 1 else len(places)
     return 1 + int((np.diff(places) > 1).sum())
 
 
-def _runs(places: Offsets) -> tuple[Offsets, Offsets]:
-    ends = np.flatnonzero(np.diff(places) > 1)
-    starts = places[np.concatenate(([0], ends + 1))]
-    return starts, places[np.concatenate((ends, [len(places) - 1]))] + 1
+def _runs(places: Places) -> tuple[Offsets, Offsets]:
+    if isinstance(places, range) and places.step == 1:
+        return np.array([places.start]), np.array([places.stop])
+    found = _array(places)
+    ends = np.flatnonzero(np.diff(found) > 1)
+    starts = found[np.concatenate(([0], ends + 1))]
+    return starts, found[np.concatenate((ends, [len(found) - 1]))] + 1
+
+
+def _array(places: Places) -> Offsets:
+    if isinstance(places, range):
+        return np.arange(places.start, places.stop, places.step, dtype=np.int64)
+    return places

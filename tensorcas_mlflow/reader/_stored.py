@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow._lazy import Lazy
-from tensorcas_mlflow.adapter import Array
+from tensorcas_mlflow.adapter import SKELETON, Array
 from tensorcas_mlflow.backends import Tally
 from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES, Offsets
 from tensorcas_mlflow.digest import DIGEST_BYTES, digest
@@ -143,11 +143,12 @@ class FileContents(RowContents):
 
 
 def _tensor_rows(manifest: Manifest) -> Offsets:
-    """Find the rows that are tensors: those with a name and a dtype."""
+    """Find the rows that are tensors: those with a name and a dtype, and no skeleton, whatever is said of it."""
     columns = manifest.columns
     is_tensor = np.ones(len(columns), dtype=bool)
     if None in columns.dtypes:
         is_tensor = columns.dtype != columns.dtypes.index(None)
+    is_tensor[columns.find(SKELETON)] = False
     rows: Offsets = np.flatnonzero(is_tensor)
     if manifest.kind == "checkpoint":
         return rows
@@ -173,12 +174,14 @@ def fill_from_chunks(
         read: Reads chunks, by their numbers, into buffers of their sizes.
     """
     first, last = np.searchsorted(ends, starts, side="right"), np.searchsorted(ends, stops - 1, side="right")
-    steps = np.zeros(len(ends) + 1, dtype=np.int64)
-    np.add.at(steps, first, 1)
-    np.add.at(steps, last + 1, -1)
-    chunks = np.flatnonzero(steps.cumsum()[:-1])
+    # Counted from the first chunk of all: a file may have very many before it.
+    lowest = int(first[0])
+    steps = np.zeros(int(last[-1]) - lowest + 2, dtype=np.int64)
+    np.add.at(steps, first - lowest, 1)
+    np.add.at(steps, last - lowest + 1, -1)
+    chunks = lowest + np.flatnonzero(steps.cumsum()[:-1])
     base, size = int(starts[0]), len(block)
-    begins = np.concatenate(([0], ends[:-1]))[chunks] - base
+    begins = np.where(chunks > 0, ends[chunks - 1], 0) - base
     outs: list[memoryview] = []
     aside: list[tuple[memoryview, int, int]] = []
     for begin, end in zip(begins.tolist(), (ends[chunks] - base).tolist(), strict=True):

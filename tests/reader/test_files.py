@@ -1,55 +1,131 @@
-"""Files that hold tensors, of this machine and of a store: what cannot be read of them is told."""
+"""Files of foreign formats: what a store that has taken one apart gives is what the file itself gives."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
+import numpy as np
 import pytest
+import torch
 
-from tensorcas_mlflow.errors import MalformedFileError, TensorNotFoundError
-from tensorcas_mlflow.reader import CheckpointReader, open_path, open_ref
+from tensorcas_mlflow.adapter import SKELETON
+from tensorcas_mlflow.backends import MemoryBackend, Tally
+from tensorcas_mlflow.errors import CorruptError
+from tensorcas_mlflow.manifest import Manifest
+from tensorcas_mlflow.reader import CheckpointReader, diff, open_manifest, open_path, open_ref
+from tensorcas_mlflow.reader import _contents as contents_module
 from tensorcas_mlflow.store import RefTarget, Store
-from tests.formats.samples import safetensors_of
+from tests.formats.samples import files, npz, torch_file
+from tests.reader.checkpoints import opened, same, save
+from tests.reader.test_slices import some_index
 
-PACKED = safetensors_of(
-    {
-        "m.four": {"dtype": "F4", "shape": [2, 8], "data_offsets": [0, 8]},
-        "m.plain": {"dtype": "U8", "shape": [4], "data_offsets": [8, 12]},
-    },
-    12,
-)
-
-
-def a_file(tmp_path: Path, data: bytes) -> CheckpointReader:
-    (tmp_path / "a.file").write_bytes(data)
-    return open_path(tmp_path / "a.file")
-
-
-def a_stored_file(tmp_path: Path, data: bytes) -> CheckpointReader:
-    (tmp_path / "a.file").write_bytes(data)
-    store = Store.init(tmp_path / "store")
-    with store.write_file(tmp_path / "a.file") as pending:
-        return open_ref(store, pending.commit(RefTarget(path="a.file")))
+BASE = torch.arange(300 * 70, dtype=torch.float32).reshape(300, 70)
+DRAW = np.random.default_rng(0)
+NOISE = DRAW.normal(size=(500, 90))
+FILES = files() | {
+    "views.pt": torch_file(
+        {"a": BASE, "tied": BASE, "t": BASE.t(), "part": BASE[7:90, 3:9], "wide": BASE[:1].expand(50, 70)}
+    ),
+    "views-legacy.pt": torch_file({"a": BASE, "t": BASE.t()}, _use_new_zipfile_serialization=False),
+    "all.npz": npz({"x": NOISE, "f": np.asfortranarray(NOISE), "be": NOISE.astype(">f4"), "s": np.array(["a", "bcd"])}),
+    "deflated-all.npz": npz({"x": NOISE, "f": np.asfortranarray(NOISE)}, compressed=True),
+}
 
 
-@pytest.mark.parametrize("place", [a_file, a_stored_file])
-def test_what_cannot_be_read_of_a_file_is_told(
-    tmp_path: Path, place: Callable[[Path, bytes], CheckpointReader]
+def stored(path: Path, store: Store) -> CheckpointReader:
+    with store.write_file(path) as pending:
+        return open_ref(store, pending.commit(RefTarget(path=path.name)))
+
+
+def some_store(chunk_bytes: int) -> Store:
+    return Store.init_backend(MemoryBackend(is_remote=chunk_bytes == 4096), chunk_bytes=chunk_bytes)
+
+
+@pytest.mark.parametrize("chunk_bytes", [4096, 1 << 18])
+@pytest.mark.parametrize("name", FILES)
+def test_a_stored_file_gives_what_the_file_gives(
+    name: str, chunk_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reader = place(tmp_path, PACKED)
+    monkeypatch.setattr(contents_module, "SPARSE_BYTES", 2000)
+    monkeypatch.setattr(contents_module, "BATCH_BYTES", 1 << 18)
+    path = tmp_path / name
+    path.write_bytes(FILES[name])
+    file, reader = open_path(path), stored(path, some_store(chunk_bytes))
+    whole = file.full()
+    rng = random.Random(name)
 
-    assert (reader.keys(), reader.left_out) == (["m.plain"], {"m.four": "F4"})
-    assert reader.below("m").left_out == {"four": "F4"}
-    assert "and 1 tensor of types that cannot be read here (F4)" in str(reader.summary())
-    with pytest.raises(TensorNotFoundError, match=r"'m\.four' cannot be read: its type is F4"):
-        reader.tensor("m.four")
+    assert same(reader.full(), whole)
+    assert file.digest() == reader.digest()
+    assert diff(file, reader).equal == tuple(whole)
+    for tensor, array in whole.items():
+        for _ in range(5):
+            index = some_index(rng, array.shape)
+            try:
+                expected = np.array(array[index], array.dtype)
+            except IndexError:
+                continue
+            for each in (file, reader):
+                found = each.get_slice(tensor)[index]
+                assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+                assert found.tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("place", [a_file, a_stored_file])
-def test_a_file_that_its_format_forbids_is_refused_with_the_reason(
-    tmp_path: Path, place: Callable[[Path, bytes], CheckpointReader]
+@pytest.mark.parametrize("name", ["all.npz", "deflated-all.npz", "views.pt"])
+def test_pieces_of_a_foreign_file_are_those_of_a_checkpoint(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = {"dtype": "U8", "shape": [2], "data_offsets": [1, 3]}
-    with pytest.raises(MalformedFileError, match="there is a hole before tensor 'w'"):
-        place(tmp_path, safetensors_of({"w": entry}, 3))
+    monkeypatch.setattr(contents_module, "BATCH_BYTES", 10_000)
+    (tmp_path / name).write_bytes(FILES[name])
+    file = open_path(tmp_path / name)
+    checkpoint = opened(some_store(4096), file.full())
+
+    of_file = [(tensor, bytes(data)) for tensor, data in file.stream(file.keys())]
+
+    assert of_file == [(tensor, bytes(data)) for tensor, data in checkpoint.stream(file.keys())]
+
+
+def test_what_is_inflated_is_inflated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents_module, "BATCH_BYTES", 10_000)
+    (tmp_path / "a.npz").write_bytes(FILES["deflated-all.npz"])
+    file = open_path(tmp_path / "a.npz")
+    before = file.stats.bytes_read
+
+    for _ in file.stream(["x"]):
+        pass
+
+    assert file.stats.bytes_read - before < 1.1 * NOISE.nbytes
+
+
+def test_bytes_that_do_not_have_the_checksum_of_their_file_are_never_given_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contents_module, "BATCH_BYTES", 10_000)
+    data = bytearray(npz({"w": NOISE}))
+    data[5000] ^= 1
+    path = tmp_path / "a.npz"
+    path.write_bytes(data)
+
+    for reader in (open_path(path), stored(path, some_store(4096)), stored(path, some_store(1 << 18))):
+        for read in (
+            lambda r: r.tensor("w"),
+            lambda r: list(r.stream(["w"])),
+            lambda r: r.contents.arrays(np.array([0]), {0: np.empty_like(NOISE)}),
+        ):
+            with pytest.raises(CorruptError, match="CRC-32"):
+                read(reader)
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "file"])
+def test_a_skeleton_is_no_tensor_whatever_a_manifest_says_of_it(kind: Literal["checkpoint", "file"]) -> None:
+    store = some_store(4096)
+    honest = store.manifest(save(store, {"w": np.ones(3)})).columns.row(0)
+    rows = [replace(honest, spec=replace(honest.spec, name=name)) for name in (SKELETON, "w")]
+    forged = Manifest(kind=kind, chunk_bytes=4096, store_id=store.id, flavor=None, rows=rows)
+
+    reader = open_manifest(store, forged, Tally(), label="forged")
+
+    assert reader.keys() == ["w"]
+    assert SKELETON not in reader

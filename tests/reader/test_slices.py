@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.reader import _slices
-from tensorcas_mlflow.reader._slices import select
+from tensorcas_mlflow.reader._slices import Selection, divided, select
 
 
 def some_index(rng: random.Random, shape: tuple[int, ...]) -> tuple[Any, ...]:
@@ -34,6 +34,14 @@ def some_index(rng: random.Random, shape: tuple[int, ...]) -> tuple[Any, ...]:
     return tuple(parts)
 
 
+def window_of(selection: Selection) -> Any:
+    """What is read of an array of 0, 1, 2, …; -1 where nothing is."""
+    window = np.full(selection.window, -1)
+    for start, stop in zip(selection.starts.tolist(), selection.stops.tolist(), strict=True):
+        window.reshape(-1)[start - selection.origin : stop - selection.origin] = np.arange(start, stop)
+    return window
+
+
 @pytest.mark.parametrize("most_runs", [1, 3, 1 << 20])
 def test_an_index_finds_in_what_was_read_what_numpy_finds_in_all(
     most_runs: int, monkeypatch: pytest.MonkeyPatch
@@ -52,12 +60,38 @@ def test_an_index_finds_in_what_was_read_what_numpy_finds_in_all(
             continue
 
         found = select(shape, index)
-        window = np.full(found.window, -1)
-        for start, stop in zip(found.starts.tolist(), found.stops.tolist(), strict=True):
-            window.reshape(-1)[start - found.origin : stop - found.origin] = np.arange(start, stop)
 
         assert (found.starts[1:] > found.stops[:-1]).all()
-        assert window[found.index].tolist() == whole[index].tolist(), (shape, index)
+        assert window_of(found)[found.index].tolist() == whole[index].tolist(), (shape, index)
+
+
+@pytest.mark.parametrize("most_elements", [1, 2, 7])
+def test_a_selection_that_is_divided_is_put_together_again(most_elements: int) -> None:
+    rng = random.Random(most_elements)
+    for _ in range(500):
+        shape = tuple(rng.randint(1, 5) for _ in range(rng.randint(0, 4)))
+        index = some_index(rng, shape)
+        whole = np.arange(int(np.prod(shape))).reshape(shape)
+        try:
+            found = select(shape, index)
+        except IndexError:
+            continue
+        together = np.full(tuple(map(len, found.places)), -1)
+        if together.size:
+            for box, part in divided(shape, found, lambda part: part.n_read <= most_elements):
+                assert part.is_one_run or part.n_read <= most_elements
+                together[box] = window_of(part)[part.index]
+
+        assert together[found.index_of_places].tolist() == whole[index].tolist(), (shape, index)
+
+
+def test_a_part_of_a_flat_tensor_of_very_many_elements_is_found_at_once() -> None:
+    everything = select((1 << 50,), ...)
+    scattered = select((1 << 50,), slice(5, None, 2))
+
+    assert (everything.starts.tolist(), everything.stops.tolist()) == ([0], [1 << 50])
+    assert (scattered.starts.tolist(), scattered.stops.tolist()) == ([5], [1 << 50])
+    assert not scattered.is_one_run
 
 
 @pytest.mark.parametrize(
