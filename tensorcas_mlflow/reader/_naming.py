@@ -87,6 +87,10 @@ def _reading(text: str, match: re.Match[str], stage: int = 0) -> Reading:
     )
 
 
+_HOLES = ("{layer}", "{expert}")
+_ANYTHING = "[^.]*"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Naming:
     """How a model names its layers and experts, where that is none of the ways that are known.
@@ -124,7 +128,10 @@ class Naming:
 
 
 def _regex(pattern: str) -> re.Pattern[str]:
-    text = re.escape(pattern.removesuffix("."))
-    for part in ("layer", "expert"):
-        text = text.replace(re.escape(f"{{{part}}}"), rf"(?P<{part}>[0-9]{{1,18}})")
-    return re.compile(text.replace(re.escape("*"), r"[^.]*") + r"(?=\.|$)")
+    written = "".join(
+        rf"(?P<{part[1:-1]}>[0-9]{{1,18}})" if part in _HOLES else _ANYTHING if part == "*" else re.escape(part)
+        for part in re.split(r"(\{layer\}|\{expert\}|\*)", pattern.removesuffix("."))
+    )
+    # A number is a whole one: what is anything leaves no digit of it out.
+    written = written.replace(_ANYTHING + "(?P", r"(?:[^.]*[^.0-9])?(?P").replace(")" + _ANYTHING, r")(?![0-9])[^.]*")
+    return re.compile(written + r"(?=\.|$)")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,10 @@ from tensorcas_mlflow.reader._names import Patterns
 from tensorcas_mlflow.reader._naming import Naming, Reading, read_any, read_pattern
 
 _NONE = -1
+_MOST_EXPERTS = 1 << 16
+"""Nobody has more; shapes that somebody has made up may."""
+_MOST_LISTED, _MOST_CHARACTERS = 50, 100
+"""What a message says of names and numbers that somebody may have made up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +89,13 @@ class Outline:
 
     def experts(self, layer: int, stack: str | None = None) -> list[int]:
         """List the experts of a layer, ascending; empty where it has none. Raises as `rows_of_layer`."""
-        rows = self.rows_of_layer(layer, stack)
-        found = self.assignment
-        numbers = set(found.expert[rows][found.expert[rows] >= 0].tolist())
+        return self.experts_among(self.rows_of_layer(layer, stack))
+
+    def experts_among(self, rows: Offsets) -> list[int]:
+        """List the experts that the tensors of a layer are of, or hold."""
+        experts = self.assignment.expert[rows]
         fused = self._fused(rows)
-        return sorted(numbers | set(range(fused[0] if fused else 0)))
+        return sorted({*experts[experts >= 0].tolist(), *range(fused[0] if fused else 0)})
 
     def rows_of_layer(self, layer: int, stack: str | None = None) -> Offsets:
         """Find the tensors of a layer, in their order.
@@ -156,7 +162,9 @@ class Outline:
             if len(lengths) > 1 or max(len(shapes[row]) for row in fused) < 3:
                 return None
             n_experts = lengths.pop()
-        whole = [row for row in fused if shapes[row][0] % n_experts == 0] if n_experts else []
+        if not 0 < n_experts <= _MOST_EXPERTS:
+            return None
+        whole = [row for row in fused if shapes[row][0] % n_experts == 0]
         return (n_experts, whole) if whole else None
 
     def _stack(self, stack: str | None) -> int:
@@ -174,22 +182,37 @@ class Outline:
 
 def _by_patterns(patterns: Patterns) -> Assignment:
     readings = _kept([read_pattern(text) for text in patterns.texts], read_any, patterns)
-    stacks = tuple(dict.fromkeys(reading.stack for reading in readings if reading is not None))
+    number_of: dict[str, int] = {}
+    for reading in readings:
+        if reading is not None:
+            number_of.setdefault(reading.stack, len(number_of))
+    stacks = tuple(number_of)
     of_pattern = np.array(
-        [_columns(reading, stacks) for reading in readings] or np.empty((0, 6)), dtype=np.int64
+        [_columns(reading, number_of) for reading in readings] or np.empty((0, 6)), dtype=np.int64
     ).reshape(-1, 6)
     stack, layer_slot, stage, expert_slot, is_fused, is_router = of_pattern[patterns.pattern].T
     layer, expert = np.full(len(stack), _NONE), np.full(len(stack), _NONE)
     has_layer, has_expert = np.flatnonzero(stack >= 0), np.flatnonzero(expert_slot >= 0)
     layer[has_layer] = patterns.slot(has_layer, layer_slot[has_layer])
     expert[has_expert] = patterns.slot(has_expert, expert_slot[has_expert])
-    for number in distinct(stack[stage > 0]).tolist():
-        mine = np.flatnonzero(stack == number)
-        pairs = np.stack([stage[mine], layer[mine]], axis=1)
-        layer[mine] = np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1)
+    has_stages = np.zeros(len(stacks) + 1, dtype=bool)  # the last one is for what is of no stack
+    has_stages[stack[stage > 0]] = True
+    mine = np.flatnonzero(has_stages[stack])
+    layer[mine] = _counted_through(stack[mine], stage[mine], layer[mine])
     return Assignment(
         stacks=stacks, stack=stack, layer=layer, expert=expert, is_fused=is_fused > 0, is_router=is_router > 0
     )
+
+
+def _counted_through(stack: Any, stage: Any, layer: Any) -> Any:
+    """Number the layers of each stack from 0, through all of its stages."""
+    order = np.lexsort((layer, stage, stack))
+    sorts = [numbers[order] for numbers in (stack, stage, layer)]
+    begins, other_stage, other_layer = (np.append(True, each[1:] != each[:-1])[: len(each)] for each in sorts)
+    nth = (begins | other_stage | other_layer).cumsum()
+    found = np.empty(len(order), dtype=np.int64)
+    found[order] = nth - np.maximum.accumulate(np.where(begins, nth, 0))
+    return found
 
 
 def _kept(
@@ -199,11 +222,11 @@ def _kept(
     return readings if any(readings) else [other(text) for text in patterns.texts]
 
 
-def _columns(reading: Reading | None, stacks: tuple[str, ...]) -> tuple[int, ...]:
+def _columns(reading: Reading | None, number_of: Mapping[str, int]) -> tuple[int, ...]:
     if reading is None:
         return (_NONE, 0, 0, _NONE, 0, 0)
     expert = _NONE if reading.expert is None else reading.expert
-    stack = stacks.index(reading.stack)
+    stack = number_of[reading.stack]
     return (stack, reading.layer, reading.stage, expert, int(reading.is_fused), int(reading.is_router))
 
 
@@ -233,15 +256,18 @@ def _match(regex: re.Pattern[str] | None, name: str) -> re.Match[str] | None:
 
 
 def _listed(stacks: tuple[str, ...]) -> str:
-    return ", ".join(map(repr, stacks)) or "nothing"
+    listed = ", ".join(f"{stack!r:.{_MOST_CHARACTERS}}" for stack in stacks[:_MOST_LISTED])
+    return listed + (" …" if len(stacks) > _MOST_LISTED else "") or "nothing"
 
 
 def number_ranges(numbers: Sequence[int]) -> str:
-    """Write numbers as ``0..3, 7``."""
+    """Write ascending numbers as ``0..3, 7``; of very many runs the first."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
             runs[-1] = [runs[-1][0], number]
+        elif len(runs) == _MOST_LISTED:
+            return ", ".join("..".join(map(str, run)) for run in runs) + " …"
         else:
             runs.append([number])
     return ", ".join("..".join(map(str, run)) for run in runs) or "none"

@@ -15,8 +15,8 @@ from tensorcas_mlflow.reader._distinct import distinct
 from tensorcas_mlflow.reader._names import NUMBER, Patterns
 from tensorcas_mlflow.reader._outline import Outline, number_ranges
 
-_MOST_PATTERNS = 4096
-"""Of more the tree shows the first."""
+_MOST_PATTERNS, _MOST_STACKS = 4096, 256
+"""Of more the first are shown."""
 _MOST_PARTS = 64
 """What comes after so many dots in a name is one part."""
 _MOST_NUMBERS, _MOST_CHARACTERS = 64, 24
@@ -67,7 +67,7 @@ class Summary:
     tree: Node
     """The whole; its name is empty."""
     is_cut: bool = False
-    """Whether the tree leaves out what has thousands of different names."""
+    """Whether it leaves out what has thousands of different names."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """What none of this counts: tensors of types that numpy does not have, by name, with their type."""
 
@@ -117,9 +117,9 @@ def summarize(label: str, specs: Specs, outline: Outline, left_out: Mapping[str,
         n_tensors=len(specs),
         n_bytes=n_bytes,
         dtypes=_dtypes(specs),
-        stacks=tuple(_stack(name, specs, outline) for name in outline.stacks),
+        stacks=tuple(_stacks(specs, outline)),
         tree=_Branch("", leaves).node(),
-        is_cut=len(leaves) < len(patterns.texts),
+        is_cut=len(leaves) < len(patterns.texts) or len(outline.stacks) > _MOST_STACKS,
         left_out=left_out,
     )
 
@@ -131,19 +131,34 @@ def _dtypes(specs: Specs) -> dict[str, tuple[int, int]]:
     return dict(sorted(found.items(), key=lambda item: -item[1][1]))
 
 
-def _stack(name: str, specs: Specs, outline: Outline) -> StackSummary:
+def _stacks(specs: Specs, outline: Outline) -> Iterator[StackSummary]:
     found = outline.assignment
-    mine = np.flatnonzero(found.stack == found.stacks.index(name))
-    layers, which = np.unique(found.layer[mine], return_inverse=True)
+    names = found.stacks[:_MOST_STACKS]
+    order = np.argsort(found.stack, kind="stable")
+    borders = np.searchsorted(found.stack[order], np.arange(len(names) + 1)).tolist()
+    for name, begin, end in zip(names, borders, borders[1:], strict=False):
+        yield _stack(name, order[begin:end], specs, outline)
+
+
+def _stack(name: str, mine: Offsets, specs: Specs, outline: Outline) -> StackSummary:
+    found = outline.assignment
+    layers = distinct(found.layer[mine])
+    which = np.searchsorted(layers, found.layer[mine])
     sizes = np.bincount(which, weights=specs.n_bytes[mine], minlength=len(layers))
     n_experts = 0
     has_expert = np.flatnonzero(found.expert[mine] >= 0)
     if len(has_expert):
-        numbers, nth = np.unique(found.expert[mine[has_expert]], return_inverse=True)
+        numbers = distinct(found.expert[mine[has_expert]])
+        nth = np.searchsorted(numbers, found.expert[mine[has_expert]])
         pairs = distinct(which[has_expert] * len(numbers) + nth)
         n_experts = int(np.bincount(pairs // len(numbers)).max())
-    for layer in distinct(found.layer[mine[found.is_fused[mine]]]).tolist():
-        n_experts = max(n_experts, len(outline.experts(layer, name)))
+    fused = distinct(which[found.is_fused[mine]])
+    if len(fused):
+        by_layer = mine[np.argsort(which, kind="stable")]
+        ends = np.bincount(which).cumsum()
+        for layer, end in zip(fused.tolist(), ends[fused].tolist(), strict=True):
+            begin = int(ends[layer - 1]) if layer else 0
+            n_experts = max(n_experts, len(outline.experts_among(by_layer[begin:end])))
     return StackSummary(
         name=name,
         layers=tuple(layers.tolist()),

@@ -10,6 +10,7 @@ from tensorcas_mlflow.errors import PartNotFoundError
 from tensorcas_mlflow.manifest import Specs
 from tensorcas_mlflow.reader import Naming
 from tensorcas_mlflow.reader._outline import Outline
+from tensorcas_mlflow.reader._summary import summarize
 from tensorcas_mlflow.tensor import Spec
 
 
@@ -174,6 +175,19 @@ def test_rows_that_are_experts_can_be_said() -> None:
     assert [(part.row, part.rows) for part in found.parts_of_expert(0, 3)] == [(0, slice(3, 4))]
 
 
+@pytest.mark.parametrize("pattern", ["net.*{layer}.", "net.*{layer}", "net.*{layer}*", "*.stage{layer}*"])
+def test_a_number_beside_anything_is_a_whole_one(pattern: str) -> None:
+    found = outline(["net.stage2.w", "net.stage12.w", "net.stage1234567890123456789.w"], Naming(layer=pattern))
+
+    assert found.layers() == [2, 12]
+
+
+def test_what_a_pattern_has_besides_is_text() -> None:
+    found = outline(["a.(?P<x>[0-9]+).3", "a.b.4"], Naming(layer="a.(?P<x>[0-9]+).{layer}"))
+
+    assert found.layers() == [3]
+
+
 @pytest.mark.parametrize(
     ("layer", "expert"),
     [
@@ -187,3 +201,48 @@ def test_rows_that_are_experts_can_be_said() -> None:
 def test_a_pattern_that_says_not_which_number_is_which_is_refused(layer: str, expert: str | None) -> None:
     with pytest.raises(ValueError, match="pattern of"):
         Naming(layer=layer, expert=expert)
+
+
+# --- names and shapes that somebody has made up
+
+
+def test_messages_about_very_many_layers_are_short() -> None:
+    kinds = outline([f"kind{nth}x.layers.{nth}.w" for nth in range(20_000)])
+    even = outline([f"layers.{2 * nth}.w" for nth in range(20_000)])
+
+    with pytest.raises(ValueError, match=r"'kind0x\.layers', .* …: say which") as told:
+        kinds.layers()
+    with pytest.raises(PartNotFoundError, match=r"there are layers 0, 2, .* …$") as said:
+        even.rows_of_layer(1)
+
+    assert len(str(told.value)) + len(str(said.value)) < 5000
+    assert kinds.layers("kind7x.layers") == [7]
+
+
+def test_a_summary_of_very_many_kinds_of_layers_tells_of_the_first() -> None:
+    found = outline([f"kind{nth}x.layers.{nth}.w" for nth in range(5_000)])
+    summary = summarize("all", found._specs, found)
+
+    assert summary.is_cut
+    assert [stack.name for stack in summary.stacks[:2]] == ["kind0x.layers", "kind1x.layers"]
+    assert len(str(summary)) < 500_000
+
+
+@pytest.mark.parametrize("shape", [(1 << 50, 0, 0), (1 << 50, 1, 1)])
+def test_a_shape_makes_no_experts_that_nobody_has(shape: tuple[int, ...]) -> None:
+    found = outline({"layers.0.mlp.experts.w1": shape, "layers.0.mlp.gate.weight": shape[:2]})
+
+    assert found.experts(0) == []
+    assert summarize("all", found._specs, found).stacks[0].n_experts == 0
+
+
+def test_blocks_are_counted_through_the_stages_of_each_model() -> None:
+    names = [f"{model}.layer{stage}.{block}.w" for stage in (2, 1) for block in (0, 3) for model in ("a", "b")]
+    found = outline([*names, "b.layer3.1.w", "encoder.layer.5.w"])
+
+    assert (found.layers("a.layer"), found.layers("b.layer"), found.layers("encoder.layer")) == (
+        [0, 1, 2, 3],
+        [0, 1, 2, 3, 4],
+        [5],
+    )
+    assert names_of_layer(found, 2, "a.layer") == ["a.layer2.0.w"]
