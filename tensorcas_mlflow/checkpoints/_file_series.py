@@ -115,11 +115,13 @@ class _FileCheckpoint(Checkpoint):
             yield file.manifest, file.read
 
     def reader(self, **options: Any) -> CheckpointReader:
+        kept = ExitStack()
         with ExitStack() as opened:
             local = Path(opened.enter_context(TemporaryDirectory(prefix="tensorcas-")), PAYLOAD_FILE)
             self._series.shelf().fetch(self._series.file(self.step), local)
-            uri = self._series.uri(self.step)
-            return open_path(local, label=uri, end=opened.pop_all().close, **options)
+            reader = open_path(local, label=self._series.uri(self.step), end=kept.close, **options)
+            kept.push(opened.pop_all())  # what cannot be opened is not kept
+            return reader
 
     def drop(self) -> None:
         self._series.shelf().delete(self._series.file(self.step))

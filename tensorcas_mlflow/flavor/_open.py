@@ -19,11 +19,18 @@ from mlflow.utils.file_utils import get_local_path_or_none
 from tensorcas_mlflow._home import find_store
 from tensorcas_mlflow._mlflow_errors import NoSuchFileError
 from tensorcas_mlflow.backends import Tally, is_ours
-from tensorcas_mlflow.errors import FormatError, MalformedFileError, StoreNotFoundError
+from tensorcas_mlflow.errors import (
+    CorruptError,
+    FormatError,
+    MalformedFileError,
+    NewerFormatError,
+    StoreNotFoundError,
+)
 from tensorcas_mlflow.flavor._fetch import LocalFolder, open_folder, resolve
 from tensorcas_mlflow.flavor._folder import FLAVOR
 from tensorcas_mlflow.flavor._saved import SavedModel
 from tensorcas_mlflow.flavor._stores import store_for
+from tensorcas_mlflow.formats import FORMATS_IN
 from tensorcas_mlflow.reader import CheckpointReader, open_manifest, open_path, open_ref
 
 _MOST_LISTED = 10
@@ -41,7 +48,7 @@ def open_artifact(uri: str, **options: Any) -> CheckpointReader:
 
     Raises:
         MlflowException: There is no such thing, or the store of a model cannot be found.
-        FormatError: It holds no tensors.
+        FormatError: It holds no tensors, or is damaged.
         ValueError: Several files in it do; the message names them.
     """
     local = get_local_path_or_none(uri)
@@ -60,10 +67,13 @@ def open_artifact(uri: str, **options: Any) -> CheckpointReader:
         found = _open_model(uri, options)
         if found is not None:
             return found
+    kept = ExitStack()
     with ExitStack() as opened:
         scratch = opened.enter_context(TemporaryDirectory(prefix="tensorcas-"))
         fetched = Path(repository.download_artifacts(path, scratch))
-        return _open_local(fetched, options | {"end": opened.pop_all().close})
+        reader = _open_local(fetched, options | {"end": kept.close})
+        kept.push(opened.pop_all())  # what cannot be opened is not kept
+        return reader
 
 
 def _open_local(path: Path, options: dict[str, Any]) -> CheckpointReader:
@@ -77,13 +87,10 @@ def _open_local(path: Path, options: dict[str, Any]) -> CheckpointReader:
         return _one_of_files(path, options) if found is None else found
     try:
         return open_path(path, **options)
-    except MalformedFileError as error:
+    except MalformedFileError:
         if not path.is_dir():
             raise
-        try:
-            return _one_of_files(path, options)
-        except FormatError:
-            raise error from None
+        return _one_of_files(path, options)
 
 
 def _one_of_files(folder: Path, options: dict[str, Any]) -> CheckpointReader:
@@ -116,7 +123,10 @@ def _the_one(label: str, files: Iterable[Callable[[], CheckpointReader]]) -> Che
     for opens in files:
         try:
             reader = opens()
-        except FormatError:
+        except FormatError as error:
+            # What is damaged may be the one, or another part of the same checkpoint.
+            if isinstance(error, CorruptError | NewerFormatError) or _is_of_tensors(error):
+                raise
             continue
         if len(reader):
             found.append(reader)
@@ -128,8 +138,14 @@ def _the_one(label: str, files: Iterable[Callable[[], CheckpointReader]]) -> Che
     return found[0]
 
 
+def _is_of_tensors(error: FormatError) -> bool:
+    """Tell whether a file is refused that should hold tensors, or say where they are."""
+    return isinstance(error, MalformedFileError) and error.format in (*FORMATS_IN, "zip", "index")
+
+
 def _open_model(uri: str, options: dict[str, Any]) -> CheckpointReader | None:
     """Open a model that this flavor has logged; None for one of another flavor."""
+    kept = ExitStack()
     with ExitStack() as opened:
         folder = opened.enter_context(open_folder(uri))
         if FLAVOR not in Model.load(folder.file(MLMODEL_FILE_NAME)).flavors:
@@ -138,8 +154,11 @@ def _open_model(uri: str, options: dict[str, Any]) -> CheckpointReader | None:
         store = store_for(saved, saved.configured_store())
         if store is None:
             file = folder.file(saved.payload or "")
-            ends = {} if isinstance(folder, LocalFolder) else {"end": opened.pop_all().close}
-            return open_path(file, label=saved.label, **(options | ends))
+            ends = {} if isinstance(folder, LocalFolder) else {"end": kept.close}
+            reader = open_path(file, label=saved.label, **(options | ends))
+            if ends:
+                kept.push(opened.pop_all())
+            return reader
         saved.check_manifest(store)
         tally = Tally()
         tally.add(len(saved.manifest.stream))

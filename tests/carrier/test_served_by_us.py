@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -204,3 +205,29 @@ def test_parts_of_a_step_are_read_from_the_file_that_is_fetched(served: Experime
         found = mlflow.tensorcas.diff(reader, (run.info.run_id, 2))
 
     assert found.changed == ("trained",)
+
+
+def test_what_was_fetched_to_be_read_goes_with_its_reader(
+    served: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    np.savez(tmp_path / "good.npz", w=np.arange(1000.0))
+    (tmp_path / "bad.npz").write_bytes((tmp_path / "good.npz").read_bytes()[:-30])
+    with mlflow.start_run() as run:
+        mlflow.log_artifact(str(tmp_path / "good.npz"))
+        mlflow.log_artifact(str(tmp_path / "bad.npz"))
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+
+    with pytest.raises(MlflowException) as held:
+        mlflow.tensorcas.open_checkpoint(f"runs:/{run.info.run_id}/bad.npz")
+    assert held.value.__cause__ is not None
+    assert list(scratch.iterdir()) == []
+    with pytest.raises(MlflowException, match="no framework"):
+        mlflow.tensorcas.open_checkpoint(f"runs:/{run.info.run_id}/good.npz", framework="jax")
+    assert list(scratch.iterdir()) == []
+    reader = mlflow.tensorcas.open_checkpoint(f"runs:/{run.info.run_id}/good.npz")
+    assert reader.rows("w", slice(3, 5)).tolist() == [3, 4]
+    assert len(list(scratch.iterdir())) == 1
+    reader.close()
+    assert list(scratch.iterdir()) == []

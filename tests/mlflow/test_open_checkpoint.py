@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from mlflow.exceptions import MlflowException
 
+from tensorcas_mlflow.store import PAYLOAD_FILE, write_payload
 from tests.reader.checkpoints import moe, same
 
 torch = pytest.importorskip("torch")
@@ -227,3 +228,31 @@ def test_what_code_for_safetensors_says_of_how_to_read_is_taken(tmp_path: Path) 
 
     with pytest.raises(MlflowException, match="'mmap' or 'pread'"):
         mlflow.tensorcas.safe_open(tmp_path / "model.npz", backend="io_uring")
+
+
+def test_of_a_folder_with_damage_nothing_else_is_opened_in_its_place(tmp_path: Path) -> None:
+    write_payload(tmp_path, STATE, flavor="pytorch")
+    os.truncate(tmp_path / PAYLOAD_FILE, 5000)
+    np.savez(tmp_path / "other.npz", w=np.arange(10.0))
+
+    with pytest.raises(MlflowException, match="damaged"):
+        mlflow.tensorcas.open_checkpoint(tmp_path)
+
+
+def test_of_a_checkpoint_in_shards_none_is_opened_alone(tmp_path: Path) -> None:
+    numpy_save = pytest.importorskip("safetensors.numpy").save_file
+    for number in (1, 2):
+        numpy_save({f"layers.{number}.w": np.ones(100)}, tmp_path / f"model-0000{number}-of-00002.safetensors")
+    assert len(mlflow.tensorcas.open_checkpoint(tmp_path)) == 2
+    os.truncate(tmp_path / "model-00002-of-00002.safetensors", 200)
+
+    with pytest.raises(MlflowException, match="model-00002-of-00002"):
+        mlflow.tensorcas.open_checkpoint(tmp_path)
+
+
+def test_of_a_folder_with_one_file_it_is_said_what_is_wrong_with_that(tmp_path: Path) -> None:
+    np.savez(tmp_path / "model.npz", w=np.arange(10.0))
+    os.truncate(tmp_path / "model.npz", 200)
+
+    with pytest.raises(MlflowException, match=r"model\.npz"):
+        mlflow.tensorcas.open_checkpoint(tmp_path)
