@@ -45,7 +45,9 @@ class MeteredBackend(Backend):
         return self.inner.stat(key)
 
     def missing(self, keys: Iterable[str]) -> set[str]:
-        return self.inner.missing(keys)
+        wanted = list(keys)
+        self.tally.add(0, len(wanted))
+        return self.inner.missing(wanted)
 
     def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
         try:

@@ -71,7 +71,7 @@ def _are_equal(before: CheckpointReader, after: CheckpointReader, names: Sequenc
         (columns, rows), (its_columns, its_rows) = stored, its_stored
         proven = columns.equal(rows, its_columns, its_rows)
     left = [at for at in np.flatnonzero(~proven).tolist() if _are_alike(one, was[at], other, now[at])]
-    found = zip(one.identity_bytes(was[left]), other.identity_bytes(now[left]), strict=True)
+    found = zip(before.identity_bytes(was[left]), after.identity_bytes(now[left]), strict=True)
     proven[left] = [digests == its_digests for digests, its_digests in found]
     return proven.tolist()
 

@@ -345,6 +345,11 @@ class CheckpointReader:
         """Give the number of each tensor by its name, in order."""
         return self._numbers.numbers
 
+    def identity_bytes(self, rows: Offsets) -> list[bytes]:
+        """Give what says of tensors' bytes which they are; see `Contents.identity_bytes`."""
+        with self._watch.running():
+            return self._contents.identity_bytes(rows)
+
     def n_bytes_of(self, names: Iterable[str]) -> int:
         """Add up the sizes of some tensors."""
         rows = np.array([self._row(name) for name in names], dtype=np.int64)

@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, rule
 
-from tensorcas_mlflow.backends import Backend, LocalBackend, MemoryBackend
+from tensorcas_mlflow.backends import Backend, LocalBackend, MemoryBackend, MeteredBackend, Tally
 from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CorruptError
 from tensorcas_mlflow.testing import BackendConformance
 
@@ -29,6 +29,26 @@ class TestMemoryBackend(BackendConformance):
     @pytest.fixture
     def backend(self) -> MemoryBackend:
         return MemoryBackend()
+
+
+class TestMeteredBackend(BackendConformance):
+    @pytest.fixture
+    def backend(self, tmp_path: Path) -> MeteredBackend:
+        return MeteredBackend(LocalBackend(tmp_path / "store"), Tally())
+
+
+def test_each_look_and_each_byte_that_is_read_is_counted() -> None:
+    tally = Tally()
+    backend = MeteredBackend(MemoryBackend(is_remote=True), tally)
+    backend.put_new("a/1", [b"abc"])
+
+    assert backend.missing(["a/1", "a/2", "a/3"]) == {"a/2", "a/3"}
+    assert (tally.n_requests, tally.n_bytes) == (3, 0)
+    backend.get("a/1")
+    backend.read_into("a/1", 1, memoryview(bytearray(2)))
+    backend.stat("a/1")
+    list(backend.list("a"))
+    assert (tally.n_requests, tally.n_bytes) == (7, 5)
 
 
 KEYS = st.sampled_from(["a/1", "a/2", "a/b/1", "a/b/2", "c/1", "d"])

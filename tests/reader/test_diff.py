@@ -69,3 +69,15 @@ def test_how_far_numbers_are_apart_is_told_of_what_changed(tmp_path: Path, monke
     assert set(found.values) == {"a", "c"}
     assert (found.values["a"].max_absolute, found.values["a"].n_equal) == (2.0, 8_999)
     assert found.values["c"].mean_absolute == 0.125
+
+
+def test_time_that_a_comparison_takes_to_read_is_counted(tmp_path: Path) -> None:
+    before = opened(Store.init(tmp_path / "a"), BEFORE)
+    after = opened(Store.init(tmp_path / "b", chunk_bytes=4096), AFTER)
+
+    seconds = after.stats.seconds
+
+    diff(before, after)
+
+    assert after.stats.seconds > seconds
+    assert after.stats.bytes_read + after.stats.mapped_bytes > BEFORE["model.embed_tokens.weight"].nbytes

@@ -27,7 +27,8 @@ DRAW = np.random.default_rng(0)
 NOISE = DRAW.normal(size=(500, 90))
 FILES = files() | {
     "views.pt": torch_file(
-        {"a": BASE, "tied": BASE, "t": BASE.t(), "part": BASE[7:90, 3:9], "wide": BASE[:1].expand(50, 70)}
+        {"a": BASE, "tied": BASE, "t": BASE.t(), "rows": BASE[7:90], "first": BASE[:90]}
+        | {"part": BASE[7:90, 3:9], "wide": BASE[:1].expand(50, 70)}
     ),
     "views-legacy.pt": torch_file({"a": BASE, "t": BASE.t()}, _use_new_zipfile_serialization=False),
     "all.npz": npz({"x": NOISE, "f": np.asfortranarray(NOISE), "be": NOISE.astype(">f4"), "s": np.array(["a", "bcd"])}),
@@ -129,3 +130,13 @@ def test_a_skeleton_is_no_tensor_whatever_a_manifest_says_of_it(kind: Literal["c
 
     assert reader.keys() == ["w"]
     assert SKELETON not in reader
+
+
+@pytest.mark.parametrize("name", ["plain.safetensors", "one.npy", "stored.npz"])
+def test_what_is_written_into_a_tensor_does_not_reach_the_file(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(FILES[name])
+    reader = open_path(tmp_path / name)
+    for array in reader.full().values():
+        array[...] = 0
+
+    assert (tmp_path / name).read_bytes() == FILES[name]

@@ -193,6 +193,16 @@ def test_a_digest_tells_names_dtypes_shapes_and_bytes_apart_and_no_order(tmp_pat
     assert first not in {opened(store, other, step).digest() for step, other in enumerate(others, 3)}
 
 
+def test_cuts_are_nothing_that_a_digest_sees(tmp_path: Path) -> None:
+    store = Store.init(tmp_path)
+    name = "model.embed_tokens.weight"
+    plain, cut = opened(store, MOE, 1), open_ref(store, save(store, MOE, 2, cuts={name: [10, 700, 1000]}))
+
+    assert cut.digest() == plain.digest()
+    assert cut.digest(name) == plain.digest(name)
+    assert cut.rows(name, slice(690, 710)).tobytes() == MOE[name][690:710].tobytes()
+
+
 def test_a_digest_reads_nothing_where_the_store_cuts_as_all_do(tmp_path: Path) -> None:
     reader = opened(Store.init(tmp_path), MOE)
     before = reader.stats
