@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tensorcas_mlflow._rebuild import given, rebuild
 from tensorcas_mlflow._steps import as_step
@@ -15,13 +15,14 @@ from tensorcas_mlflow.adapter import Adapter, Array, ModelAdapter
 from tensorcas_mlflow.adapters import adapter_for, adapter_named
 from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES
 from tensorcas_mlflow.errors import AdapterError, CheckpointExistsError, CheckpointNotFoundError
-from tensorcas_mlflow.exchange import export_checkpoint, import_checkpoint
-from tensorcas_mlflow.formats import Written, open_listing
 from tensorcas_mlflow.gc import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE, GcReport, plan_gc
 from tensorcas_mlflow.manifest import Manifest
-from tensorcas_mlflow.reader import CheckpointReader, open_ref
 from tensorcas_mlflow.stats import RunStats, StoreStats, run_stats, store_stats
 from tensorcas_mlflow.store import Ref, RefTarget, Store
+
+if TYPE_CHECKING:
+    from tensorcas_mlflow.formats import Written
+    from tensorcas_mlflow.reader import CheckpointReader
 
 _STEP = re.compile(r"@(-?[0-9]+)")
 
@@ -145,6 +146,9 @@ class TensorCasStore:
             ValueError: Tensors would be left out, and that was not allowed.
             BackendError: It cannot be read, or the store not be written.
         """
+        from tensorcas_mlflow.exchange import import_checkpoint
+        from tensorcas_mlflow.formats import open_listing
+
         return import_checkpoint(
             self.store,
             open_listing(path, format=format),
@@ -170,6 +174,8 @@ class TensorCasStore:
             ValueError: The format has no such dtype, or an option does not fit; nothing is written.
             TensorCasError: What is stored is damaged, something is there already, or it cannot be written.
         """
+        from tensorcas_mlflow.exchange import export_checkpoint
+
         return export_checkpoint(self.open(step), out, **options)
 
     def load(self, step: int | None = None, original: Any = None, **options: Any) -> Any:
@@ -215,6 +221,8 @@ class TensorCasStore:
             CheckpointNotFoundError: There is no such step.
             CorruptError: Its manifest is damaged.
         """
+        from tensorcas_mlflow.reader import open_ref  # who only saves and loads need not wait for it
+
         return open_ref(self.store, self._ref(step), verify=verify, **options)
 
     def _before(self, step: int) -> Manifest | None:

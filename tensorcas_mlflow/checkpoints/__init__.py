@@ -5,25 +5,18 @@ environment, no signature and no row in MLflow's database.
 """
 
 from tensorcas_mlflow.checkpoints._background import wait
-from tensorcas_mlflow.checkpoints._exchange import export_checkpoint, import_checkpoint
 from tensorcas_mlflow.checkpoints._keep import Keep
 from tensorcas_mlflow.checkpoints._load import load_checkpoint
 from tensorcas_mlflow.checkpoints._log import CheckpointInfo, log_checkpoint
 from tensorcas_mlflow.checkpoints._manage import CheckpointRecord, delete_checkpoint, list_checkpoints
-from tensorcas_mlflow.checkpoints._open import diff, open_checkpoint, safe_open
 
 __all__ = [
     "CheckpointInfo",
     "CheckpointRecord",
     "Keep",
     "delete_checkpoint",
-    "diff",
-    "export_checkpoint",
-    "import_checkpoint",
     "list_checkpoints",
     "load_checkpoint",
     "log_checkpoint",
-    "open_checkpoint",
-    "safe_open",
     "wait",
 ]

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensorcas_mlflow._rebuild import Reader
 from tensorcas_mlflow.adapter import Array
@@ -22,9 +22,11 @@ from tensorcas_mlflow.checkpoints._runs import RunRoot
 from tensorcas_mlflow.checkpoints._series import FOLDER, Checkpoint, Saving, Series, step_named
 from tensorcas_mlflow.errors import BlobNotFoundError, CheckpointExistsError, ConflictError
 from tensorcas_mlflow.manifest import Manifest
-from tensorcas_mlflow.reader import CheckpointReader, open_path
 from tensorcas_mlflow.store import PAYLOAD_FILE, Policy, TensorsFile, write_payload
 from tensorcas_mlflow.tensors_file import HEADER_BYTES, MAGIC
+
+if TYPE_CHECKING:
+    from tensorcas_mlflow.reader import CheckpointReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +117,8 @@ class _FileCheckpoint(Checkpoint):
             yield file.manifest, file.read
 
     def reader(self, **options: Any) -> CheckpointReader:
+        from tensorcas_mlflow.reader import open_path  # who only saves need not wait for it
+
         kept = ExitStack()
         with ExitStack() as opened:
             local = Path(opened.enter_context(TemporaryDirectory(prefix="tensorcas-")), PAYLOAD_FILE)

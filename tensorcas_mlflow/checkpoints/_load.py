@@ -9,9 +9,8 @@ from tensorcas_mlflow._rebuild import check_call, given, rebuild
 from tensorcas_mlflow.adapters import adapter_named
 from tensorcas_mlflow.checkpoints._background import saves
 from tensorcas_mlflow.checkpoints._find import series_of
-from tensorcas_mlflow.checkpoints._open import CHECKPOINT_URI
 from tensorcas_mlflow.checkpoints._runs import run_to_read
-from tensorcas_mlflow.checkpoints._series import DEFAULT_NAME
+from tensorcas_mlflow.checkpoints._series import CHECKPOINT_URI, DEFAULT_NAME
 from tensorcas_mlflow.errors import CorruptError
 
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensorcas_mlflow._rebuild import Reader
 from tensorcas_mlflow._steps import as_step
@@ -15,14 +15,21 @@ from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.checkpoints._runs import RunRoot
 from tensorcas_mlflow.errors import CheckpointNotFoundError
 from tensorcas_mlflow.manifest import Manifest
-from tensorcas_mlflow.reader import CheckpointReader
 from tensorcas_mlflow.store import Policy
+
+if TYPE_CHECKING:
+    from tensorcas_mlflow.reader import CheckpointReader
 
 DEFAULT_NAME = "checkpoint"
 """What a series is called that nobody has given a name."""
 
 FOLDER = "checkpoints"
 """Artifact folder of a run in which its checkpoints are shown."""
+
+CHECKPOINT_URI = re.compile(
+    rf"runs:/+(?P<run_id>[^/]+)/{FOLDER}/(?P<name>[^/]+)/step-(?P<step>-?\d+)\.(?:arrow|tensors)"
+)
+"""What names one checkpoint of a run, as MLflow has it for artifacts."""
 
 _MAX_NAME_BYTES = 100
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensorcas_mlflow._home import Home
 from tensorcas_mlflow._rebuild import Reader
@@ -17,8 +17,10 @@ from tensorcas_mlflow.checkpoints._runs import RunRoot
 from tensorcas_mlflow.checkpoints._series import Checkpoint, Saving, Series, step_named
 from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.manifest import Manifest
-from tensorcas_mlflow.reader import CheckpointReader, open_ref
 from tensorcas_mlflow.store import PendingSave, Policy, Ref, RefTarget, Store
+
+if TYPE_CHECKING:
+    from tensorcas_mlflow.reader import CheckpointReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +142,8 @@ class _StoredCheckpoint(Checkpoint):
         yield manifest, partial(store.read_tensors, manifest)
 
     def reader(self, **options: Any) -> CheckpointReader:
+        from tensorcas_mlflow.reader import open_ref  # who only saves need not wait for it
+
         return open_ref(self._series.store, self._ref, **options)
 
     def drop(self) -> None:

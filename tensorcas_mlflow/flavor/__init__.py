@@ -8,7 +8,6 @@ from __future__ import annotations
 from tensorcas_mlflow.flavor._export import export_model
 from tensorcas_mlflow.flavor._load import _load_pyfunc, load_model
 from tensorcas_mlflow.flavor._log import log_model
-from tensorcas_mlflow.flavor._open import open_artifact
 from tensorcas_mlflow.flavor._save import save_model
 
-__all__ = ["_load_pyfunc", "export_model", "load_model", "log_model", "open_artifact", "save_model"]
+__all__ = ["_load_pyfunc", "export_model", "load_model", "log_model", "save_model"]

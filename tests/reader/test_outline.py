@@ -221,7 +221,7 @@ def test_messages_about_very_many_layers_are_short() -> None:
 
 def test_a_summary_of_very_many_kinds_of_layers_tells_of_the_first() -> None:
     found = outline([f"kind{nth}x.layers.{nth}.w" for nth in range(5_000)])
-    summary = summarize("all", found._specs, found)
+    summary = summarize("all", found._specs, found, {})
 
     assert summary.is_cut
     assert [stack.name for stack in summary.stacks[:2]] == ["kind0x.layers", "kind1x.layers"]
@@ -233,7 +233,7 @@ def test_a_shape_makes_no_experts_that_nobody_has(shape: tuple[int, ...]) -> Non
     found = outline({"layers.0.mlp.experts.w1": shape, "layers.0.mlp.gate.weight": shape[:2]})
 
     assert found.experts(0) == []
-    assert summarize("all", found._specs, found).stacks[0].n_experts == 0
+    assert summarize("all", found._specs, found, {}).stacks[0].n_experts == 0
 
 
 def test_blocks_are_counted_through_the_stages_of_each_model() -> None:

@@ -12,14 +12,11 @@ from tensorcas_mlflow._texts import without_secrets
 from tensorcas_mlflow.checkpoints._background import saves
 from tensorcas_mlflow.checkpoints._find import series_of
 from tensorcas_mlflow.checkpoints._runs import run_to_read
-from tensorcas_mlflow.checkpoints._series import DEFAULT_NAME, FOLDER
-from tensorcas_mlflow.flavor import open_artifact
+from tensorcas_mlflow.checkpoints._series import CHECKPOINT_URI, DEFAULT_NAME
+from tensorcas_mlflow.flavor._open import open_artifact
 from tensorcas_mlflow.reader import CheckpointDiff, CheckpointReader, Naming, SafeOpen
 from tensorcas_mlflow.reader import diff as diff_readers
 
-CHECKPOINT_URI = re.compile(
-    rf"runs:/+(?P<run_id>[^/]+)/{FOLDER}/(?P<name>[^/]+)/step-(?P<step>-?\d+)\.(?:arrow|tensors)"
-)
 _BACKENDS = ("mmap", "pread")
 _RUN_URI = re.compile(r"(?:runs:/+)?(?P<run_id>[0-9a-f]{32})/?")
 
