@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -17,7 +18,7 @@ from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES, Offsets
 from tensorcas_mlflow.digest import digest, digest_all
 from tensorcas_mlflow.manifest import Specs
 from tensorcas_mlflow.reader._slices import Selection, divided
-from tensorcas_mlflow.tensor import Spec, aligned_bytes, bytes_of
+from tensorcas_mlflow.tensor import aligned_bytes, bytes_of
 
 BATCH_BYTES = 16 << 20
 """What is read ahead of whoever takes tensors one after the other."""
@@ -127,13 +128,16 @@ class Contents(ABC):
     def identities(self, rows: Offsets) -> list[bytes]:
         """Give the identities of tensors: the digest of the dtype, the shape, and `identity_bytes` of each."""
         described = zip(rows.tolist(), self.identity_bytes(rows), strict=True)
-        return [identity_of(self.specs.spec(row), digests) for row, digests in described]
+        return [self._identity(row, digests) for row, digests in described]
 
     def known_identities(self) -> Iterator[bytes | None]:
         """Give the identity of each tensor; None where telling it would take reading."""
         for row in range(len(self.specs)):
             known = self.chunk_digests(row)
-            yield None if known is None else identity_of(self.specs.spec(row), known)
+            yield None if known is None else self._identity(row, known)
+
+    def _identity(self, row: int, digests: bytes) -> bytes:
+        return identity_of(self.specs.dtypes[self.specs.dtype[row]], self.specs.shape(row), digests)
 
     def select(self, row: int, selection: Selection) -> Array:
         """Read some elements of one tensor, holding hardly more than they take."""
@@ -173,15 +177,15 @@ def own_array(window: Array, index: Any) -> Array:
     return chosen if is_all else np.array(chosen, order="C")
 
 
-def identity_of(spec: Spec, digests: bytes) -> bytes:
+def identity_of(dtype: str | None, shape: Sequence[int], digests: bytes) -> bytes:
     """Give the identity of a tensor (``docs/format.md``, Manifests).
 
     Args:
-        spec: What it is.
+        dtype: As manifests name it.
+        shape: Sides.
         digests: Of its pieces of the default chunk size, one after the other.
     """
-    shape = np.array(spec.shape, dtype="<i8").tobytes()
-    return digest((spec.dtype or "").encode() + b"\0" + shape + digests)
+    return digest((dtype or "").encode() + b"\0" + struct.pack(f"<{len(shape)}q", *shape) + digests)
 
 
 def _pieces(data: memoryview) -> Sequence[memoryview]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -251,8 +250,10 @@ class StoredFileContents(ListedContents):
         stored = int(self._row_of[row])
         if stored < 0 or self._manifest.chunk_bytes != DEFAULT_CHUNK_BYTES:
             return None
-        found: Any = self._manifest.rows[stored]
-        return None if found.cuts is not None else found.digests.tobytes()
+        columns = self._manifest.columns
+        if columns.cuts is not None and columns.cuts.given[stored]:
+            return None
+        return columns.digests[columns.chunk_at[stored] : columns.chunk_at[stored + 1]].tobytes()
 
 
 def _cut_anew(pieces: Iterable[memoryview], piece_bytes: int) -> Iterator[memoryview]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -13,10 +12,10 @@ from tensorcas_mlflow._lazy import Lazy
 from tensorcas_mlflow.adapter import SKELETON, Array
 from tensorcas_mlflow.backends import Tally
 from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES, Offsets
-from tensorcas_mlflow.digest import DIGEST_BYTES, digest
+from tensorcas_mlflow.digest import DIGEST_BYTES
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.manifest import Manifest, Specs
-from tensorcas_mlflow.reader._contents import Contents
+from tensorcas_mlflow.reader._contents import Contents, identity_of
 from tensorcas_mlflow.store import Owner, Store, TensorsFile
 
 
@@ -62,13 +61,11 @@ class RowContents(Contents):
         if known is None:
             yield from [None] * len(self.specs)
             return
-        # As `identity_of` has it, without making anything of a row but its digest: there may be very many.
         has_cuts, wanted = known[2], set(self.row_of.tolist())
         contents = (each for row, each in enumerate(self.manifest.columns.contents()) if row in wanted)
         for row, (dtype, shape, digests) in enumerate(contents):
-            sides = struct.pack(f"<{len(shape)}q", *shape)
             is_known = has_cuts is None or not has_cuts[row]
-            yield digest((dtype or "").encode() + b"\0" + sides + digests) if is_known else None
+            yield identity_of(dtype, shape, digests) if is_known else None
 
     @Lazy
     def _known(self) -> tuple[list[int], bytes, Any] | None:

@@ -49,9 +49,9 @@ MUTANTS = (
     Mutant(
         fault="tensors of equal bytes and another dtype",
         test=f"{_READER}::test_a_digest_tells_names_dtypes_shapes_and_bytes_apart_and_no_order",
-        path="tensorcas_mlflow/reader/_stored.py",
-        before='digest((dtype or "").encode() + b"\\0" + sides',
-        after='digest(b"\\0" + sides',
+        path="tensorcas_mlflow/reader/_contents.py",
+        before='digest((dtype or "").encode() + b"\\0" + struct',
+        after='digest(b"\\0" + struct',
     ),
     Mutant(
         fault="equal tensors in stores of other chunk sizes",
