@@ -193,6 +193,10 @@ class MalformedFileError(FormatError):
         return f"{self.path!r} is not a sound {self.format} file: {self.reason}"
 
 
+class NoCheckpointError(MalformedFileError):
+    """A folder holds no file that any format of checkpoints begins with."""
+
+
 class CorruptChunkError(FormatError):
     """A chunk's bytes do not hash to its digest, in any pack that holds it."""
 

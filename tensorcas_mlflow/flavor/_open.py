@@ -24,6 +24,7 @@ from tensorcas_mlflow.errors import (
     FormatError,
     MalformedFileError,
     NewerFormatError,
+    NoCheckpointError,
     StoreNotFoundError,
 )
 from tensorcas_mlflow.flavor._fetch import LocalFolder, open_folder, resolve
@@ -87,9 +88,7 @@ def _open_local(path: Path, options: dict[str, Any]) -> CheckpointReader:
         return _one_of_files(path, options) if found is None else found
     try:
         return open_path(path, **options)
-    except MalformedFileError:
-        if not path.is_dir():
-            raise
+    except NoCheckpointError:
         return _one_of_files(path, options)
 
 

@@ -19,10 +19,10 @@ from tensorcas_mlflow.containers import (
     is_torch_legacy,
     is_zip,
 )
-from tensorcas_mlflow.errors import CorruptError, FormatError, MalformedFileError
+from tensorcas_mlflow.errors import CorruptError, MalformedFileError, NoCheckpointError
 from tensorcas_mlflow.formats._folder import files_named
 from tensorcas_mlflow.formats._listing import Listing
-from tensorcas_mlflow.formats._read_folders import INDEX_SUFFIX, index_of, list_indexed, list_shards
+from tensorcas_mlflow.formats._read_folders import INDEX_SUFFIX, check_numbers, index_of, list_indexed, list_shards
 from tensorcas_mlflow.formats._read_gguf import list_gguf
 from tensorcas_mlflow.formats._read_numpy import list_npy, list_npz
 from tensorcas_mlflow.formats._read_serverlessllm import INDEX, list_serverlessllm
@@ -152,8 +152,10 @@ def _of_folder(folder: Path, format: str | None) -> Listing:
             return list_indexed(folder, index, kind, partial(_of_file, format=kind))
         names = [name for name in files_named(folder, suffix) if name == usual or not usual]
         if names:
+            check_numbers(names)
             return list_shards(folder, names, kind, partial(_of_file, format=kind))
-    raise FormatError(f"it is a folder that holds no checkpoint in {format or 'a known format'}")
+    reason = f"it is a folder that holds no checkpoint in {format or 'a known format'}"
+    raise NoCheckpointError(str(folder), format or "checkpoint", reason)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,8 @@ from tensorcas_mlflow.formats._places import Places
 from tensorcas_mlflow.formats._source import ByteSource, LocalFile
 
 INDEX_SUFFIX = ".index.json"
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{1,8})-of-(?P<all>\d{1,8})(?P<suffix>\.\w+)")
+_MOST_SHARDS = 100_000
 _CONFIG = "config.json"
 _MAX_INDEX_BYTES = 32 << 20
 _MAX_CONFIG_BYTES = 1 << 20
@@ -85,6 +87,22 @@ def _joined(folder: Path, names: Sequence[str], format: str, list_file: ListFile
     if config is not None:
         metadata["config"] = config
     return Listing(format=format, sources=sources, places=places, metadata=metadata, left_out=places.left_out), shards
+
+
+def check_numbers(names: Sequence[str]) -> None:
+    """See that of files that are numbered as shards (``model-00001-of-00003.safetensors``) none is missing.
+
+    Raises:
+        FormatError: One is; the message names it.
+    """
+    for name in names:
+        match = _SHARD.fullmatch(name)
+        if match is None:
+            continue
+        for number in range(1, min(int(match["all"]), _MOST_SHARDS) + 1):
+            wanted = f"{match['stem']}-{number:0{len(match['number'])}}-of-{match['all']}{match['suffix']}"
+            if wanted not in names:
+                raise FormatError(f"{wanted} is not there, and {name} says that there is one")
 
 
 def _numbered(folder: Path, index: str) -> list[str]:

@@ -131,6 +131,15 @@ def test_an_index_with_a_tensor_twice_is_refused(tmp_path: Path) -> None:
         open_listing(written(tmp_path / "model", files))
 
 
+def test_shards_of_which_one_is_missing_are_refused_without_an_index_too(tmp_path: Path) -> None:
+    for number in (1, 3):
+        file = tmp_path / f"model-0000{number}-of-00003.safetensors"
+        safetensors.numpy.save_file({f"w{number}": np.ones(3)}, file)
+
+    with pytest.raises(MalformedFileError, match=r"model-00002-of-00003\.safetensors is not there"):
+        open_listing(tmp_path)
+
+
 def test_one_name_in_two_shards_is_refused(tmp_path: Path) -> None:
     files = {"one.safetensors": safetensors.numpy.save(FIRST), "two.safetensors": safetensors.numpy.save(FIRST)}
 

@@ -248,6 +248,9 @@ def test_of_a_checkpoint_in_shards_none_is_opened_alone(tmp_path: Path) -> None:
 
     with pytest.raises(MlflowException, match="model-00002-of-00002"):
         mlflow.tensorcas.open_checkpoint(tmp_path)
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(MlflowException, match="model-00002-of-00002"):
+        mlflow.tensorcas.open_checkpoint(tmp_path)
 
 
 def test_of_a_folder_with_one_file_it_is_said_what_is_wrong_with_that(tmp_path: Path) -> None:
