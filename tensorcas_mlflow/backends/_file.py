@@ -244,8 +244,21 @@ class MappedStretch:
         """The bytes from ``begin`` on; writable where the map is private."""
         return np.frombuffer(self.mapped, np.uint8)
 
+    def announce(self, start: int, stop: int) -> None:
+        """Have the system begin to read a part of the file, and nothing beyond it, as `populate` by itself would.
+
+        Raises:
+            BackendError: The disk does not give it.
+        """
+        if sys.platform != "linux":
+            return
+        first, end = (start - self.begin) // mmap.PAGESIZE * mmap.PAGESIZE, stop - self.begin
+        with _translated(self.key):
+            for at in range(first, end, _ANNOUNCED_BYTES):
+                self.mapped.madvise(mmap.MADV_WILLNEED, at, min(_ANNOUNCED_BYTES, end - at))
+
     def populate(self, start: int, stop: int) -> None:
-        """Read a part of the file into memory now, and nothing beyond it.
+        """Read a part of the file into memory now; what is not announced brings with it what lies behind it.
 
         Raises:
             BackendError: The disk does not give it, or the file ends before it. A system that has no such call (Linux
@@ -255,12 +268,8 @@ class MappedStretch:
             return
         first = (start - self.begin) // mmap.PAGESIZE * mmap.PAGESIZE
         with _translated(self.key):
-            end = stop - self.begin
-            # A fault on what is not in memory reads megabytes ahead; what is announced is read as it is announced.
-            for at in range(first, end, _ANNOUNCED_BYTES):
-                self.mapped.madvise(mmap.MADV_WILLNEED, at, min(_ANNOUNCED_BYTES, end - at))
             try:
-                self.mapped.madvise(_POPULATE_READ, first, end - first)
+                self.mapped.madvise(_POPULATE_READ, first, stop - self.begin - first)
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise

@@ -9,7 +9,7 @@ import numpy as np
 
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.backends import MappedStretch
+from tensorcas_mlflow.backends import BlobFile, MappedStretch
 from tensorcas_mlflow.chunking import Offsets, ranges
 from tensorcas_mlflow.codecs import RAW
 from tensorcas_mlflow.digest import Digests, digest
@@ -23,6 +23,8 @@ from tensorcas_mlflow.tensor import ALIGNMENT
 
 _NEAR_BYTES = 64 << 10
 """What lies between two rows that are wanted, and is shorter, is read with them."""
+_AHEAD = 8
+"""Parts that the disk is reading while one is hashed."""
 _CHECKED_BYTES = 4 << 20
 """What one thread hashes before it asks for more."""
 
@@ -78,12 +80,13 @@ def map_rows(
                     continue
                 begin, end = int(pieces.start[mine].min()), int(pieces.stop[mine].max())
                 stretch = file.map(begin, end, is_private=is_private)
+                is_cold = digests is not None and _is_cold(file, pieces, mine)
         except (BlobNotFoundError, CorruptError, BackendError):
             continue  # whoever reads it otherwise finds out what is wrong
         whole = pieces.rows[mine]
         begins = pieces.start[mine] - stretch.begin
         if digests is not None:
-            is_good = _check(stretch, begins, columns, rows, whole, chunk_bytes, digests)
+            is_good = _check(stretch, begins, columns, rows, whole, chunk_bytes, digests, is_cold=is_cold)
             whole, begins = whole[is_good], begins[is_good]
         data = stretch.mapped
         shapes = shapes_of(columns, rows[whole])
@@ -117,6 +120,12 @@ def _find_pieces(places: Places, columns: Columns, rows: Offsets, chunk_bytes: i
     )
 
 
+def _is_cold(file: BlobFile, pieces: _Pieces, mine: Offsets) -> bool:
+    """Tell whether some of what is mapped is not in memory."""
+    stretches = list(zip(pieces.start[mine].tolist(), pieces.stop[mine].tolist(), strict=True))
+    return file.share_in_memory(stretches) < 1
+
+
 def _runs(begins: Offsets, ends: Offsets) -> list[tuple[int, int]]:
     """Put together what lies one after the other: rows that are wanted may be far apart, and in any order."""
     gaps = begins[1:] - ends[:-1]
@@ -133,6 +142,8 @@ def _check(
     whole: Offsets,
     chunk_bytes: int,
     digests: Digests,
+    *,
+    is_cold: bool,
 ) -> Any:
     """Tell which of some mapped rows hash to their digests."""
     counts = columns.chunk_at[rows + 1] - columns.chunk_at[rows]
@@ -146,12 +157,23 @@ def _check(
     data = stretch.data.data
     borders = np.flatnonzero(np.diff(in_rows // _CHECKED_BYTES, prepend=-1)).tolist()
 
-    def check(part: tuple[int, int]) -> None:
-        low, high = part
+    def runs_of(part: int) -> list[tuple[int, int]]:
+        low, high = parts[part]
+        return _runs(stretch.begin + starts[low:high], stretch.begin + starts[low:high] + sizes[low:high])
+
+    def announce(part: int) -> None:
+        # What is not announced before it is touched is read with what lies behind it, and one thread at a time.
+        if is_cold and part < len(parts):
+            for first, stop in runs_of(part):
+                stretch.announce(first, stop)
+
+    def check(part: int) -> None:
+        low, high = parts[part]
         begin, end = starts[low:high], starts[low:high] + sizes[low:high]
         try:
-            for first, stop in _runs(begin, end):
-                stretch.populate(stretch.begin + first, stretch.begin + stop)
+            announce(part + _AHEAD)
+            for first, stop in runs_of(part):
+                stretch.populate(first, stop)
         except BackendError:
             is_good[of_row[low:high]] = False
             return
@@ -161,8 +183,13 @@ def _check(
             is_good[of_row[low:high][differs]] = False
 
     parts = list(zip(borders, [*borders[1:], len(sizes)], strict=True))
+    try:
+        for part in range(_AHEAD):
+            announce(part)
+    except BackendError:
+        is_cold = False  # a bad sector is found again where it matters
     if len(parts) == 1:
-        check(parts[0])
+        check(0)
     else:
-        threads.run_all(check, parts)
+        threads.run_all(check, range(len(parts)))
     return is_good
