@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections import OrderedDict
 from collections.abc import Collection, Mapping
 
 import numpy as np
@@ -29,7 +28,7 @@ from tensorcas_mlflow.index import (
 from tensorcas_mlflow.pack import Entries
 from tensorcas_mlflow.store._choose import RecentArrangements
 from tensorcas_mlflow.store._condemned import Generation
-from tensorcas_mlflow.store._lookup import Places, find_bases, find_chains, find_places, rows_that_take
+from tensorcas_mlflow.store._lookup import LastLookups, Places, find_bases, find_chains, find_places, rows_that_take
 from tensorcas_mlflow.store._packs import drawn_s, list_packs, mark_loose, read_pack_table
 from tensorcas_mlflow.store._recent_chunks import RecentChunks
 from tensorcas_mlflow.threads import Lock
@@ -43,7 +42,6 @@ _MAX_LISTINGS = 3
 _FOLD_AT = 64
 """Loose packs after which their tables are folded into one segment."""
 _MAX_HINTS = 4
-_N_REMEMBERED = 4
 _MAX_REMEMBERED = 4096
 """Digests of a look-up that is remembered; comparing more would take time of its own."""
 _LATE_S = 3600.0
@@ -78,11 +76,22 @@ class Catalog:
         self._has_bad_segments = False
         """Whether a segment could not be read, so that packs may be there of which the index tells nothing."""
         self._manifests: dict[str, str] = {}
-        self._lately: OrderedDict[bytes, tuple[tuple[list[Table], set[str]], Places]] = OrderedDict()
-        """The last look-ups: the digests asked for, where, and what was found."""
+        self._lately = LastLookups()
         self._newest = ""
         """Name of the newest pack that was listed in a remote store."""
         self._seen: tuple[Generation | None, set[str]] = (None, set())
+
+    def copied(self, backend: Backend) -> Catalog:
+        """Make another one that knows what this one knows, and reads through another backend of the same blobs."""
+        other = Catalog(backend)
+        with self._lock:
+            other._tables, other._hints = list(self._tables), list(self._hints)
+            other._packs, other._segments = set(self._packs), set(self._segments)
+            other._loose, other._lost = dict(self._loose), dict(self._lost)
+            other._gone, other._unreadable = set(self._gone), set(self._unreadable)
+            other._distrusted, other._newest = set(self._distrusted), self._newest
+            other._has_bad_segments = self._has_bad_segments
+        return other
 
     def refresh(self) -> set[str]:
         """Read what others have added to the index since the last time.
@@ -210,17 +219,7 @@ class Catalog:
         if len(digests) > _MAX_REMEMBERED:
             return find_places(tables, digests, without)
         # A save asks for the same several times, and that of a state which has not changed, again and again.
-        asked, searched = digests.tobytes(), (tables, without)
-        with self._lock:
-            last = self._lately.get(asked)
-        if last is None or last[0] != searched:
-            last = searched, find_places(tables, digests, without)
-            with self._lock:
-                self._lately[asked] = last
-                self._lately.move_to_end(asked)
-                if len(self._lately) > _N_REMEMBERED:
-                    self._lately.popitem(last=False)
-        return last[1]
+        return self._lately.find(digests, tables, without)
 
     def find_bases(self, deltas: Entries, excluded: Collection[str] = ()) -> Places:
         """Look up what some deltas are to be added to; see `_lookup.find_bases`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +13,9 @@ from tensorcas_mlflow.codecs import RAW
 from tensorcas_mlflow.digest import Digests
 from tensorcas_mlflow.index import Mask, Positions, Table, as_names
 from tensorcas_mlflow.pack import ENTRY, Entries, as_rows, is_delta
+from tensorcas_mlflow.threads import Lock
+
+_N_REMEMBERED = 4
 
 
 def distinct(numbers: Any) -> list[int]:
@@ -190,3 +194,25 @@ def _find(tables: Sequence[Table], digests: Digests, without: Collection[str]) -
         pack[at] = table.pack[rows].astype(np.int64) + len(packs)
         packs.extend(table.packs)
     return Places(found=found, pack=pack, packs=packs, entries=entries)
+
+
+class LastLookups:
+    """The last look-ups, by the digests that were asked for: where, and what was found. For many threads at once."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._found: OrderedDict[bytes, tuple[tuple[Sequence[Table], set[str]], Places]] = OrderedDict()
+
+    def find(self, digests: Digests, tables: Sequence[Table], without: set[str]) -> Places:
+        """Look digests up, as `find_places` does, unless that was done lately in the same tables."""
+        asked, searched = digests.tobytes(), (tables, without)
+        with self._lock:
+            last = self._found.get(asked)
+        if last is None or last[0] != searched:
+            last = searched, find_places(tables, digests, without)
+            with self._lock:
+                self._found[asked] = last
+                self._found.move_to_end(asked)
+                if len(self._found) > _N_REMEMBERED:
+                    self._found.popitem(last=False)
+        return last[1]

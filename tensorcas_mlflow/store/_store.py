@@ -53,9 +53,9 @@ class Store(Refs):
     folder, or a URI like ``tensorcas-s3://bucket/path``; the store is its folder ``.tensorcas``.
     """
 
-    def __init__(self, backend: Backend, *, store_id: str, chunk_bytes: int) -> None:
+    def __init__(self, backend: Backend, *, store_id: str, chunk_bytes: int, catalog: Catalog | None = None) -> None:
         self.backend = backend
-        self.catalog = Catalog(backend)
+        self.catalog = Catalog(backend) if catalog is None else catalog
         self.uri = backend.uri
         """The root as one URI."""
         self.id = store_id
@@ -272,8 +272,10 @@ class Store(Refs):
         return _written(PendingSave(self.backend, self.catalog, manifest, source))
 
     def metered(self, tally: Tally) -> Store:
-        """The same store, opened anew, with what is read from it counted; nothing is known yet of its index."""
-        return Store(MeteredBackend(self.backend, tally), store_id=self.id, chunk_bytes=self.chunk_bytes)
+        """The same store, with what is read from it counted; what this one knows of the index, it knows."""
+        backend = MeteredBackend(self.backend, tally)
+        catalog = self.catalog.copied(backend)
+        return Store(backend, store_id=self.id, chunk_bytes=self.chunk_bytes, catalog=catalog)
 
     # --- reading
 

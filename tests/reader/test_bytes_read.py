@@ -111,3 +111,15 @@ def test_what_comes_from_the_cache_is_no_request(tmp_path: Path, monkeypatch: py
 
     assert reader.stats.cache_hits == 12
     assert reader.stats.bytes_read - before.bytes_read < 100_000
+
+
+def test_what_the_store_knows_of_its_index_is_not_read_again(tmp_path: Path) -> None:
+    store = Store.init(tmp_path)
+    name = "model.layers.0.mlp.experts.0.w1.weight"
+    ref = save(store, MODEL, policy="fast")
+    manifest_bytes = open_ref(store, ref).stats.bytes_read
+
+    reader = open_ref(store, ref)
+    reader.tensor(name)
+
+    assert (reader.stats.bytes_read, reader.stats.mapped_bytes) == (manifest_bytes, MODEL[name].nbytes)
