@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.backends import Root
+from tensorcas_mlflow.backends import Root, open_bucket
 from tensorcas_mlflow.store import RefTarget, Store
 from tensorcas_mlflow.store.protocol import list_packs
 
@@ -31,7 +31,11 @@ def save(store: Store, value: float, **target: Any) -> None:
 
 
 def write(store: Store, path: str) -> None:
-    file = Root.parse(store.uri).folder / path
+    root = Root.parse(store.uri)
+    if not root.is_local:
+        open_bucket(root, "").put(path, path.encode())
+        return
+    file = root.folder / path
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(path)
 
@@ -108,10 +112,9 @@ def test_what_is_damaged_is_told_and_the_exit_status_is_1(tensorcas: Tensorcas, 
     [ref] = [ref for ref in store.checkpoints() if ref.name == "ema"]
     shared = [each for each in store.checkpoints() if each.manifest[:64] == ref.manifest[:64]]
     for each in shared:
-        place = Root.parse(store.uri).folder / ".tensorcas" / "manifests" / each.manifest
-        place.unlink(missing_ok=True)
-        place.write_bytes(b"damaged")
-    (Root.parse(store.uri).folder / ".tensorcas/refs/runs/train/@9").write_bytes(b"damaged")
+        store.backend.delete(f"manifests/{each.manifest}")
+        store.backend.put_new(f"manifests/{each.manifest}", [b"damaged"])
+    store.backend.put_new("refs/runs/train/@9", [b"damaged"])
     done = tensorcas("copy", store.uri, backup)
     found = tensorcas("copy", store.uri, backup, "--format", "json")
 
