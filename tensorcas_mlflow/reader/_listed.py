@@ -98,7 +98,10 @@ class StoredSource(ByteSource):
                     outs[at][:] = kept
         if not left:
             return
-        owner = Owner(label=self._manifest.label, rows=self._manifest.rows, first=int(chunks[left[0]]))
+        # Errors name the tensors of chunks that are counted from the first one on; of others they name the file alone.
+        follow_each_other = int(chunks[left[-1]]) - int(chunks[left[0]]) == len(left) - 1
+        rows = self._manifest.rows if follow_each_other else ()
+        owner = Owner(label=self._manifest.label, rows=rows, first=int(chunks[left[0]]))
         wanted = [outs[at] for at in left]
         self._store.chunks.read(self._manifest.digests[chunks[left]], wanted, verify=self._verify, owner=owner)
         for at in {left[0], left[-1]}:

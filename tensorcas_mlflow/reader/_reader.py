@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pyarrow as pa
 
+from tensorcas_mlflow._arrow import array_of_numbers
 from tensorcas_mlflow.adapter import Array, NotFilled
 from tensorcas_mlflow.adapters import adapter_for
 from tensorcas_mlflow.chunking import Offsets
@@ -192,7 +193,8 @@ class CheckpointReader:
         """Give the identity of a tensor, or of all: 64 hex digits, equal wherever the same tensors are stored.
 
         That of a tensor is made of its dtype, shape and bytes; that of all, of their names and identities, in whatever
-        order. Nothing is read unless a store of another chunk size, or a foreign file, holds the tensors.
+        order. Nothing is read but of tensors that a foreign file holds, or a store of another chunk size, or that an
+        adapter has cut (trees of an ensemble).
         """
         with self._watch.running():
             if name is not None:
@@ -300,7 +302,9 @@ class CheckpointReader:
                 batch = next(batches, None)
             if batch is None:
                 return
-            yield from ((self._specs.name(row), data) for row, data in batch if len(data))
+            for name, (_, data) in zip(self._names(np.array([row for row, _ in batch])), batch, strict=True):
+                if len(data):
+                    yield name, data
 
     def load_into(
         self, model: Any, *, match: str | None = None, prefix: str = "", strict: bool = True, device: Any = None
@@ -380,8 +384,11 @@ class CheckpointReader:
             arrays = self._contents.arrays(rows)
         if copy:
             arrays = [np.array(array, order="C") for array in arrays]
-        names = [self._specs.name(row) for row in rows.tolist()]
-        return self._framework(dict(zip(names, arrays, strict=True)))
+        return self._framework(dict(zip(self._names(rows), arrays, strict=True)))
+
+    def _names(self, rows: Offsets) -> list[str]:
+        names: list[str] = self._specs.names.take(array_of_numbers(rows, pa.int64())).to_pylist()
+        return names
 
     def _rows(self, part: Part) -> Array:
         assert part.rows is not None

@@ -124,12 +124,8 @@ class FileContents(RowContents):
 
     def arrays(self, rows: Offsets, outs: Mapping[int, Array] | None = None) -> list[Array]:
         names = [self.specs.name(int(row)) for row in rows]
-        found = self._file.read(names, verify=self._verify)
-        arrays = [found[name] for name in names]
-        for at, out in (outs or {}).items():
-            out[...] = arrays[at]
-            arrays[at] = out
-        return arrays
+        found = self._file.read(names, verify=self._verify, out={names[at]: out for at, out in (outs or {}).items()})
+        return [found[name] for name in names]
 
     def read_chunks(self, row: int, chunks: Offsets, outs: Sequence[memoryview]) -> None:
         self._file.read_chunks(int(self.row_of[row]), chunks, outs, verify=self._verify)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -101,15 +101,18 @@ class TensorsFile:
         if size != self._layout.n_bytes:
             raise CorruptError(self.path, f"it has {size} bytes, and its manifest says {self._layout.n_bytes}")
 
-    def read(self, names: Iterable[str] | None = None, *, verify: bool = True) -> dict[str, Array]:
+    def read(
+        self, names: Iterable[str] | None = None, *, verify: bool = True, out: Mapping[str, Array] | None = None
+    ) -> dict[str, Array]:
         """Read tensors.
 
         Args:
             names: Which, in any order; all if not given.
             verify: Whether to check every chunk's bytes against its digest.
+            out: Arrays to read into, for some of them: of the tensor's dtype and shape, writable and in C order.
 
         Returns:
-            New arrays by name, as `Store.read_tensors` makes them.
+            Arrays by name: those of ``out``, and new ones, as `Store.read_tensors` makes them.
 
         Raises:
             TensorNotFoundError: There is none of some name.
@@ -117,7 +120,8 @@ class TensorsFile:
             CorruptError: The file was cut off since it was opened.
         """
         wanted = self.manifest.names() if names is None else list(names)
-        arrays = {name: empty_array(self.manifest.row(name).spec) for name in wanted}
+        given = out or {}
+        arrays = {name: given[name] if name in given else empty_array(self.manifest.row(name).spec) for name in wanted}
         outs: list[memoryview] = []
         spans: list[_Spans] = []
         for name, array in arrays.items():

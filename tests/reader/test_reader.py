@@ -62,6 +62,15 @@ def test_all_come_one_after_the_other(reader: CheckpointReader, monkeypatch: pyt
     assert same(dict(reader.items()), MOE)
 
 
+def test_tensors_come_into_arrays_that_are_there(reader: CheckpointReader) -> None:
+    outs = {at: np.empty_like(array) for at, array in enumerate(MOE.values()) if at % 2}
+
+    found = reader.contents.arrays(np.arange(len(MOE)), outs)
+
+    assert all(found[at] is out for at, out in outs.items())
+    assert same(dict(zip(MOE, found, strict=True)), MOE)
+
+
 def test_a_tensor_comes_alone(reader: CheckpointReader) -> None:
     name = "model.layers.1.mlp.experts.2.up_proj.weight"
 
