@@ -170,8 +170,10 @@ class _Plan:
                 target.made = made_like(target.tensor, device)
         out, converted = self._ways()
         if out:
-            read(list(out), out=out)
-            self._mark_changed()
+            try:
+                read(list(out), out=out)
+            finally:
+                self._mark_changed()  # a read that fails may have written some
         for batch in _batches(converted):
             arrays = read(list(dict.fromkeys(_source(target).name for target in batch)))
             for target in batch:

@@ -205,7 +205,8 @@ class TestTransformers:
     @pytest.fixture
     def models(self) -> tuple[Any, Any]:
         """A small language model of transformers, and what it was made from."""
-        transformers = pytest.importorskip("transformers")
+        import transformers
+
         config = transformers.LlamaConfig(
             vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
         )

@@ -7,13 +7,12 @@ from pathlib import Path
 import mlflow
 import numpy as np
 import pytest
+import safetensors.numpy
+import safetensors.torch
+import torch
 from mlflow.exceptions import MlflowException
 
 from tests.reader.checkpoints import moe, same
-
-torch = pytest.importorskip("torch")
-safetensors_torch = pytest.importorskip("safetensors.torch")
-safetensors_numpy = pytest.importorskip("safetensors.numpy")
 
 STATE = moe()
 
@@ -21,7 +20,7 @@ STATE = moe()
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "model.safetensors"
-    safetensors_numpy.save_file(STATE, path, metadata={"format": "pt"})
+    safetensors.numpy.save_file(STATE, path, metadata={"format": "pt"})
     return path
 
 
@@ -40,7 +39,7 @@ def test_a_file_becomes_a_step_that_is_listed_opened_and_loaded(experiment: str,
 
 def test_what_was_imported_fills_a_model(experiment: str, tmp_path: Path) -> None:
     model, other = torch.nn.Linear(3, 4), torch.nn.Linear(3, 4)
-    safetensors_torch.save_file(model.state_dict(), tmp_path / "model.safetensors")
+    safetensors.torch.save_file(model.state_dict(), tmp_path / "model.safetensors")
     with mlflow.start_run():
         info = mlflow.tensorcas.import_checkpoint(tmp_path / "model.safetensors", step=0)
 
@@ -69,7 +68,7 @@ def test_a_step_becomes_a_file_and_back(experiment: str, file: Path, tmp_path: P
         (run.info.run_id, 1), tmp_path / "out.safetensors", progress=lambda *at: done.append(at)
     )
 
-    found = safetensors_numpy.load_file(tmp_path / "out.safetensors")
+    found = safetensors.numpy.load_file(tmp_path / "out.safetensors")
     assert same({name: found[name] for name in STATE}, STATE)
     assert written.n_tensors == len(STATE)
     assert done[-1][0] == done[-1][1] > 0

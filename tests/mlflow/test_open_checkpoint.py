@@ -9,12 +9,12 @@ from pathlib import Path
 import mlflow
 import numpy as np
 import pytest
+import torch
 from mlflow.exceptions import MlflowException
+from safetensors.numpy import save_file
 
 from tensorcas_mlflow.store import PAYLOAD_FILE, write_payload
 from tests.reader.checkpoints import moe, same
-
-torch = pytest.importorskip("torch")
 
 STATE = moe()
 
@@ -128,8 +128,7 @@ def test_of_a_folder_with_several_files_of_tensors_one_has_to_be_named(experimen
 
 
 def test_a_file_of_this_machine_is_opened(tmp_path: Path) -> None:
-    numpy_save = pytest.importorskip("safetensors.numpy").save_file
-    numpy_save(STATE, tmp_path / "model.safetensors")
+    save_file(STATE, tmp_path / "model.safetensors")
 
     reader = mlflow.tensorcas.open_checkpoint(tmp_path / "model.safetensors")
 
@@ -240,9 +239,8 @@ def test_of_a_folder_with_damage_nothing_else_is_opened_in_its_place(tmp_path: P
 
 
 def test_of_a_checkpoint_in_shards_none_is_opened_alone(tmp_path: Path) -> None:
-    numpy_save = pytest.importorskip("safetensors.numpy").save_file
     for number in (1, 2):
-        numpy_save({f"layers.{number}.w": np.ones(100)}, tmp_path / f"model-0000{number}-of-00002.safetensors")
+        save_file({f"layers.{number}.w": np.ones(100)}, tmp_path / f"model-0000{number}-of-00002.safetensors")
     assert len(mlflow.tensorcas.open_checkpoint(tmp_path)) == 2
     os.truncate(tmp_path / "model-00002-of-00002.safetensors", 200)
 

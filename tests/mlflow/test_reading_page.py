@@ -8,13 +8,8 @@ from typing import Any
 
 import mlflow
 import numpy as np
-import pytest
 
 from tests.reader.checkpoints import moe
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("duckdb")
-pytest.importorskip("polars")
 
 PAGE = Path(__file__).parents[2] / "docs/reading-parts.md"
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from tensorcas_mlflow import TensorCasStore
 from tensorcas_mlflow.errors import AdapterError
-
-torch = pytest.importorskip("torch")
 
 
 def module(seed: int, device: str = "cpu") -> torch.nn.Module:

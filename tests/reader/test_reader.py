@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tensorcas_mlflow import TensorCasStore
 from tensorcas_mlflow.adapter import SKELETON
@@ -139,7 +140,6 @@ def test_what_is_not_there_is_an_error(reader: CheckpointReader) -> None:
 
 
 def test_torch_gets_tensors(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
     reader = opened(Store.init(tmp_path), MOE, framework="pt")
     name = "model.embed_tokens.weight"
 
@@ -254,8 +254,6 @@ def test_damage_is_found_by_whatever_reads_it(tmp_path: Path, read: str) -> None
 
 
 def test_a_step_of_a_run_is_opened(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    import torch
 
     with TensorCasStore(tmp_path, run_id="run-1") as store:
         for step in (1, 2):

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors
+import safetensors.numpy
+import torch
 
 from tensorcas_mlflow.errors import AdapterError, TensorNotFoundError
 from tensorcas_mlflow.reader import SafeOpen
 from tensorcas_mlflow.store import Store
 from tests.reader.checkpoints import opened, save
-
-safetensors_numpy = pytest.importorskip("safetensors.numpy")
-safetensors = pytest.importorskip("safetensors")
 
 TENSORS = {
     "b": np.arange(60, dtype="f4").reshape(3, 4, 5),
@@ -33,7 +33,7 @@ def ours(tmp_path: Path) -> SafeOpen:
 
 @pytest.fixture
 def theirs(tmp_path: Path) -> object:
-    safetensors_numpy.save_file(TENSORS, tmp_path / "model.safetensors")
+    safetensors.numpy.save_file(TENSORS, tmp_path / "model.safetensors")
     return safetensors.safe_open(tmp_path / "model.safetensors", framework="np")
 
 
@@ -127,7 +127,6 @@ def test_an_open_checkpoint_is_not_sent_to_another_process(ours: SafeOpen) -> No
 
 
 def test_a_part_is_chosen_by_tensors_of_torch_too(ours: SafeOpen) -> None:
-    torch = pytest.importorskip("torch")
     with ours as one:
         part = one.get_slice("b")
         assert part[torch.tensor([2, 0])].tobytes() == TENSORS["b"][[2, 0]].tobytes()
@@ -141,6 +140,5 @@ def test_an_index_out_of_bounds_says_of_which_axis(ours: SafeOpen) -> None:
 
 
 def test_a_device_that_is_none_is_refused_when_the_checkpoint_is_opened(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
     with pytest.raises(AdapterError, match="'nowhere' is no device"):
         opened(Store.init(tmp_path / "store"), TENSORS, framework="pt", device="nowhere")
