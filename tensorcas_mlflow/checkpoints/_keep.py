@@ -1,4 +1,4 @@
-"""Which checkpoints of a series stay."""
+"""Keep rules: the checkpoints of a series that stay when a new one is logged."""
 
 from __future__ import annotations
 
@@ -36,11 +36,15 @@ class Keep:
     every: int | None = None
     """Steps that this number divides stay."""
     best: str | None = None
-    """Name of a metric of the run; the steps with its best values stay. A step it was not logged at is none of them."""
+    """Name of a metric of the run; the steps with its best values stay.
+
+    The last value that was logged at a step counts, also if it was logged late. A step without a value is not among the
+    best. While the run has no value of the metric at all, every step stays.
+    """
     mode: Literal["min", "max"] = "min"
-    """Which values of the metric are good. NaN never is."""
+    """Whether small or large values of the metric are good. NaN never is."""
     n_best: int = 1
-    """How many of the best stay; of equal ones the first."""
+    """Number of the best steps that stay; of equal ones the first."""
 
     def __post_init__(self) -> None:
         for name, value in (("last", self.last), ("every", self.every), ("n_best", self.n_best)):
@@ -50,6 +54,8 @@ class Keep:
             raise ValueError(f"mode of a keep rule is 'min' or 'max', not {self.mode!r}")
         if self.last is None and self.every is None and self.best is None:
             raise ValueError("a keep rule that keeps nothing needs no rule: give last, every or best")
+        if self.best is None and (self.n_best != 1 or self.mode != "min"):
+            raise ValueError("n_best and mode of a keep rule say how to choose by a metric: give its name as best, too")
 
     def choose(self, steps: Collection[int], metric: Mapping[int, float]) -> set[int]:
         """Say which steps stay.
@@ -70,61 +76,63 @@ class Keep:
 
 
 def prune(series: Series, keep: Keep, *, newest: int, tracking_uri: str) -> None:
-    """Drop what a rule does not keep of a series. That it cannot be done is worth a warning, not a training run.
+    """Drop what a rule does not keep of a series. A failure is worth a warning, not a training run.
 
     Args:
-        series: Which.
+        series: The series to prune.
         keep: The rule.
         newest: The step just saved, which stays though a run that was resumed may have higher ones.
         tracking_uri: Where the metrics of the run are.
     """
     try:
-        steps = series.steps()
-        values = {} if keep.best is None else _values_of(series.run.run_id, keep.best, steps, newest, tracking_uri)
-        kept = keep.choose(steps, values) | {newest}
+        dropped = _to_drop(series, keep, newest, tracking_uri)
     except Exception as error:  # noqa: BLE001 -- the tracking store may fail in its own ways
-        _warn(series, error)
+        _warn(series, str(error))
         return
-    for step in steps:
-        if step not in kept:
-            try:
-                checkpoint = series.find(step)
-                if checkpoint is not None:
-                    checkpoint.drop()
-            except TensorCasError as error:
-                _warn(series, error)
+    for step in dropped:
+        try:
+            checkpoint = series.find(step)
+            if checkpoint is not None:
+                checkpoint.drop()
+        except TensorCasError as error:
+            _warn(series, str(error))
 
 
-def _warn(series: Series, error: Exception) -> None:
+def _to_drop(series: Series, keep: Keep, newest: int, tracking_uri: str) -> list[int]:
+    steps = series.steps()
+    # Without the values of the metric: all that may go.
+    spare = set(steps) - keep.choose(steps, {}) - {newest}
+    if keep.best is None or not spare:
+        return sorted(spare)
+    key = (tracking_uri, series.run.run_id, keep.best)
+    if len(spare) - keep.n_best < _n_values.get(key, 0) // _VALUES_PER_DROP:
+        return []
+    history = MlflowClient(tracking_uri).get_metric_history(series.run.run_id, keep.best)
+    if not history:
+        if key not in _n_values:
+            _warn(series, f"the run has no metric {keep.best!r} for the keep rule; log it, or correct its name")
+        _n_values[key] = 0
+        return []
+    if len(_n_values) >= _MAX_KNOWN:
+        _n_values.clear()
+    _n_values[key] = len(history)
+    values = {each.step: each.value for each in sorted(history, key=lambda each: each.timestamp)}
+    return sorted(spare - keep.choose(steps, values))
+
+
+def _warn(series: Series, reason: str) -> None:
     _logger.warning(
-        "older checkpoints %r of run %s stay for now: %s", series.name, series.run.run_id, without_secrets(str(error))
+        "older checkpoints %r of run %s stay for now: %s", series.name, series.run.run_id, without_secrets(reason)
     )
 
 
+_VALUES_PER_DROP = 1000
+"""Values of a metric that are read for each checkpoint that is dropped.
+
+A value may be logged late or corrected, and MLflow tells only the newest one without its whole history. So the whole
+history is read before anything is dropped. To read a long one at every step would take time in proportion to the square
+of the training; so of a history of 10,000 values up to 10 checkpoints more than the rule says wait for the next look.
+"""
 _MAX_KNOWN = 256
-_known: dict[tuple[str, str, str], dict[int, float]] = {}
-"""Values of metrics by step, by tracking store, run and metric; NaN where there is known to be none."""
-
-
-def _values_of(run_id: str, metric: str, steps: Collection[int], newest: int, tracking_uri: str) -> dict[int, float]:
-    """Give the values of a metric at some steps.
-
-    The newest value costs one small request; the whole history, which grows with the run, is asked for only if a step's
-    value may have come and been followed by another since the last look.
-    """
-    key = (tracking_uri, run_id, metric)
-    if key not in _known and len(_known) >= _MAX_KNOWN:
-        _known.clear()
-    known = _known.setdefault(key, {})
-    client = MlflowClient(tracking_uri)
-    latest = next((each for each in client.get_run(run_id).data._metric_objs if each.key == metric), None)
-    if latest is None:
-        return {}
-    known[latest.step] = latest.value
-    if any(step not in known and step < latest.step for step in steps if step != newest):
-        known.update((step, math.nan) for step in steps if step not in known and step < latest.step)
-        history = client.get_metric_history(run_id, metric)
-        known.update((each.step, each.value) for each in sorted(history, key=lambda each: each.timestamp))
-    for step in known.keys() - set(steps):
-        del known[step]
-    return known
+_n_values: dict[tuple[str, str, str], int] = {}
+"""Numbers of values found at the last look, by tracking store, run and metric."""

@@ -104,6 +104,8 @@ def log_checkpoint(
     saves.wait()
     step = as_step(step)
     chosen = Policy.of(policy)
+    if keep is not None and not isinstance(keep, Keep):
+        raise ValueError(f"keep is a mlflow.tensorcas.Keep, such as Keep(last=3), not {keep!r}")
     series = series_of(run_to_write(run_id), name, create=True)
     # It is looked at again by the commit; here it spares taking apart what is refused.
     if not overwrite and series.has(step):

@@ -30,7 +30,18 @@ def test_a_rule_keeps_what_one_of_its_parts_wants(keep: Keep, kept: set[int]) ->
     assert keep.choose(range(8), loss) == kept
 
 
-@pytest.mark.parametrize("rule", [{}, {"last": 0}, {"every": -1}, {"last": 1.5}, {"best": "x", "mode": "low"}])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {},
+        {"last": 0},
+        {"every": -1},
+        {"last": 1.5},
+        {"best": "x", "mode": "low"},
+        {"last": 1, "n_best": 5},
+        {"last": 1, "mode": "max"},
+    ],
+)
 def test_a_rule_that_makes_no_sense_is_refused(rule: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="keep rule"):
         Keep(**rule)
@@ -67,7 +78,7 @@ def test_the_step_just_saved_stays_though_there_are_higher_ones(experiment: str)
     assert steps() == [5, 20]
 
 
-def test_what_the_best_step_was_is_learnt_without_reading_all_of_the_history_each_time(
+def test_long_histories_of_a_metric_are_not_read_at_every_step(
     experiment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
@@ -78,13 +89,61 @@ def test_what_the_best_step_was_is_learnt_without_reading_all_of_the_history_eac
         return whole_history(client, run_id, key)
 
     monkeypatch.setattr(mlflow.MlflowClient, "get_metric_history", count)
+    monkeypatch.setattr("tensorcas_mlflow.checkpoints._keep._VALUES_PER_DROP", 2)
     with mlflow.start_run():
-        for step, loss in enumerate([5.0, 1.0, 3.0, 2.0, 4.0, 6.0]):
+        for step, loss in enumerate([5.0, 1.0, 3.0, 2.0, 4.0, 6.0, 7.0, 8.0, 9.0, 9.0, 9.0, 9.0]):
             mlflow.log_metric("loss", loss, step=step)
             log(make_state(step, n_rows=10), step, keep=Keep(best="loss"))
 
-    assert steps() == [1, 5]
-    assert asked == []
+    assert 1 in steps()
+    assert steps()[-1] == 11
+    assert len(steps()) <= 2 + 12 // 2
+    assert len(asked) < 8
+
+
+def test_a_value_that_is_logged_late_counts(experiment: str) -> None:
+    with mlflow.start_run():
+        for step, loss in enumerate([5.0, 4.0, None, 3.0, 2.0, 2.5]):
+            if loss is not None:
+                mlflow.log_metric("loss", loss, step=step)
+            log(make_state(step, n_rows=10), step, keep=Keep(last=3, best="loss"))
+            if step == 3:
+                mlflow.log_metric("loss", 0.1, step=2)
+
+    assert steps() == [2, 3, 4, 5]
+
+
+def test_a_value_that_is_corrected_counts(experiment: str) -> None:
+    with mlflow.start_run():
+        for step, loss in enumerate([5.0, 1.0, 6.0, 7.0, 8.0, 9.0]):
+            mlflow.log_metric("loss", loss, step=step)
+            log(make_state(step, n_rows=10), step, keep=Keep(last=3, best="loss"))
+            if step == 3:
+                mlflow.log_metric("loss", 9.5, step=1)
+                mlflow.log_metric("loss", 0.5, step=2)
+
+    assert steps() == [2, 3, 4, 5]
+
+
+def test_a_metric_that_the_run_does_not_have_drops_nothing_and_is_told_once(
+    experiment: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with mlflow.start_run():
+        for step in range(4):
+            mlflow.log_metric("val_loss", 1.0, step=step)
+            log(make_state(step, n_rows=10), step, keep=Keep(best="val_los"))
+
+    assert steps() == [0, 1, 2, 3]
+    assert len([record for record in caplog.records if "has no metric 'val_los'" in record.getMessage()]) == 1
+
+
+def test_a_keep_that_is_no_rule_is_refused_before_anything_is_stored(experiment: str) -> None:
+    with mlflow.start_run():
+        log(make_state(0), 0)
+        with pytest.raises(mlflow.MlflowException, match=r"Keep\(last=3\)"):
+            log(make_state(1), 1, keep=3)
+
+    assert steps() == [0]
 
 
 def test_metrics_logged_after_the_checkpoint_count_at_the_next_one(experiment: str) -> None:
