@@ -77,7 +77,6 @@ class Extras:
 
 
 def write_folder(
-    model: Any,
     path: str | os.PathLike[str],
     *,
     adapter: Adapter,
@@ -98,7 +97,7 @@ def write_folder(
     _validate_and_prepare_target_save_path(os.fspath(folder))
     code = _validate_and_copy_code_paths(extras.code_paths, os.fspath(folder))
     mlflow_model = Model() if mlflow_model is None else mlflow_model
-    _describe(mlflow_model, model, folder, adapter, extras)
+    _describe(mlflow_model, tensors, folder, adapter, extras)
 
     data = folder / DATA
     data.mkdir()
@@ -130,12 +129,16 @@ def write_folder(
     _write_environment(folder, extras, _default_requirements(adapter, tensors))
 
 
-def _describe(mlflow_model: Model, model: Any, folder: Path, adapter: Adapter, extras: Extras) -> None:
-    """Add example, signature and metadata; the signature is inferred by the live model, which need not be loaded."""
+def _describe(
+    mlflow_model: Model, tensors: Mapping[str, Array], folder: Path, adapter: Adapter, extras: Extras
+) -> None:
+    """Add example, signature and metadata."""
     example = _save_example(mlflow_model, extras.input_example, os.fspath(folder))
     signature = extras.signature
     if signature is None and example is not None:
-        signature = _infer_signature_from_input_example(example, PyFuncWrapper(model, adapter))
+        # A copy answers the example. A prediction may change a model: one of PyTorch leaves the training mode.
+        copy = adapter.reconstruct({name: array.copy() for name, array in tensors.items()})
+        signature = _infer_signature_from_input_example(example, PyFuncWrapper(copy, adapter))
     if signature:
         mlflow_model.signature = signature
     if extras.metadata is not None:

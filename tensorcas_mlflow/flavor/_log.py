@@ -119,7 +119,6 @@ class _StoringFlavor:
     __name__ = "mlflow.tensorcas"
 
     def __init__(self, model: Any, adapter: Adapter, tensors: dict[str, Array], extras: Extras) -> None:
-        self._model = model
         self._adapter = adapter
         self._tensors = tensors
         self._extras = extras
@@ -133,7 +132,6 @@ class _StoringFlavor:
             return self._store(data, mlflow_model)
 
         write_folder(
-            self._model,
             path,
             adapter=self._adapter,
             tensors=self._tensors,

@@ -67,7 +67,6 @@ def save_model(
         return Stored(manifest=manifest, store=None)
 
     write_folder(
-        model,
         path,
         adapter=adapter,
         tensors=tensors,

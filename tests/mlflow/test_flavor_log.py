@@ -9,6 +9,7 @@ from typing import Any
 import mlflow
 import numpy as np
 import pytest
+import torch
 from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 from sklearn.linear_model import LinearRegression
@@ -177,6 +178,27 @@ def test_metrics_of_the_step_are_linked_to_the_model(experiment: str) -> None:
         info = mlflow.tensorcas.log_model(make_model(), name="model", step=3)
 
     assert [(metric.key, metric.value) for metric in mlflow.get_logged_model(info.model_id).metrics] == [("loss", 0.5)]
+
+
+def test_an_input_example_leaves_the_live_model_as_it_is(experiment: str) -> None:
+    class Counting(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 2)
+            self.register_buffer("n_calls", torch.zeros(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.n_calls += 1
+            return self.linear(x)
+
+    model = Counting().train()
+    info = mlflow.tensorcas.log_model(model, name="model", input_example=np.ones((2, 4), dtype=np.float32))
+
+    assert info.signature is not None
+    assert model.training
+    assert model.linear.training
+    assert model.n_calls == 0
+    assert mlflow.tensorcas.load_model(info.model_uri).n_calls == 0
 
 
 def test_an_input_example_gives_the_signature(experiment: str) -> None:
