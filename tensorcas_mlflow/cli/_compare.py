@@ -3,40 +3,37 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping
 
 from tensorcas_mlflow._texts import size_text
 from tensorcas_mlflow.cli._output import Json, figure_json, printable, ref_json, say, say_json, spec_text
 from tensorcas_mlflow.cli._select import Wanted, is_json, store_of, the_one
-from tensorcas_mlflow.diff import Diff, diff
-from tensorcas_mlflow.manifest import Manifest
-from tensorcas_mlflow.reader import ValueChange, open_ref
-from tensorcas_mlflow.reader import diff as diff_readers
+from tensorcas_mlflow.reader import CheckpointDiff, CheckpointReader, ValueChange, diff, open_ref
+
+DIFFERENT = 5
+"""The exit status if two checkpoints are not equal."""
 
 
 def compare(options: Namespace) -> int:
-    """Compare two checkpoints."""
+    """Compare two checkpoints; return 0 if they are equal."""
     sides = _sides(options)
     store = store_of(options)
     refs = store.checkpoints()
     before, after = (the_one(refs, wanted) for wanted in sides)
-    old, new = store.manifest(before), store.manifest(after)
-    found = diff(old, new)
-    values: Mapping[str, ValueChange] = {}
-    if options.values:
-        values = diff_readers(open_ref(store, before), open_ref(store, after), values=True).values
+    old, new = open_ref(store, before), open_ref(store, after)
+    found = diff(old, new, values=options.values)
     if is_json(options):
         kinds = ("added", "removed", "changed", "equal")
         said: Json = {kind: list(getattr(found, kind)) for kind in kinds}
         said |= {f"{kind}_bytes": getattr(found, f"{kind}_bytes") for kind in kinds}
+        said |= {"other": list(found.other), "is_equal": found.is_equal}
         if options.values:
-            said["values"] = {name: _values_json(change) for name, change in values.items()}
+            said["values"] = {name: _values_json(change) for name, change in found.values.items()}
         say_json({"store": store.uri, "before": ref_json(before), "after": ref_json(after), **said})
-        return 0
-    say(printable(f"from {before.label}"))
-    say(printable(f"to   {after.label}"))
-    _say_diff(found, old, new, values)
-    return 0
+    else:
+        say(printable(f"from {before.label}"))
+        say(printable(f"to   {after.label}"))
+        _say_diff(found, old, new)
+    return 0 if found.is_equal else DIFFERENT
 
 
 def _sides(options: Namespace) -> tuple[Wanted, Wanted]:
@@ -50,14 +47,15 @@ def _sides(options: Namespace) -> tuple[Wanted, Wanted]:
     return first, second
 
 
-def _say_diff(found: Diff, old: Manifest, new: Manifest, values: Mapping[str, ValueChange]) -> None:
-    for mark, names, manifest in (("-", found.removed, old), ("+", found.added, new)):
+def _say_diff(found: CheckpointDiff, old: CheckpointReader, new: CheckpointReader) -> None:
+    for mark, names, reader in (("-", found.removed, old), ("+", found.added, new)):
         for name in names:
-            row = manifest.row(name)
-            say(printable(f"{mark} {name}  {' '.join(spec_text(row))}"))
+            say(printable(f"{mark} {name}  {' '.join(spec_text(reader.spec(name)))}"))
     for name in found.changed:
-        was, now = " ".join(spec_text(old.row(name))), " ".join(spec_text(new.row(name)))
-        say(printable(f"~ {name}  {now if was == now else f'{was} -> {now}'}{_values_text(values.get(name))}"))
+        was, now = " ".join(spec_text(old.spec(name))), " ".join(spec_text(new.spec(name)))
+        say(printable(f"~ {name}  {now if was == now else f'{was} -> {now}'}{_values_text(found.values.get(name))}"))
+    if found.other:
+        say(f"other content differs: {', '.join(found.other)}")
     say(
         f"{len(found.added)} added ({size_text(found.added_bytes)}), "
         f"{len(found.removed)} removed ({size_text(found.removed_bytes)}), "

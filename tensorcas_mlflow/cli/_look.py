@@ -107,7 +107,7 @@ def show(options: Namespace) -> int:
     _say_checkpoint(ref)
     rows = [["tensor", "dtype", "shape", "bytes", "chunks"]]
     rows += [
-        [printable(row.spec.name), *spec_text(row), str(row.spec.n_bytes), str(len(row.digests))]
+        [printable(row.spec.name), *spec_text(row.spec), str(row.spec.n_bytes), str(len(row.digests))]
         for row in manifest.rows
     ]
     say_table(rows, right={3, 4})

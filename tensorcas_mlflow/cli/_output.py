@@ -10,8 +10,8 @@ from itertools import pairwise
 from typing import Any, TextIO
 
 from tensorcas_mlflow._texts import without_secrets
-from tensorcas_mlflow.manifest import Row
 from tensorcas_mlflow.store import Ref
+from tensorcas_mlflow.tensor import Spec
 
 Json = dict[str, Any]
 
@@ -108,9 +108,9 @@ def figure_json(value: float | None) -> float | str | None:
     return value if value is None or math.isfinite(value) else str(value)
 
 
-def spec_text(row: Row) -> list[str]:
+def spec_text(spec: Spec) -> list[str]:
     """Write a tensor's dtype and shape."""
-    return [printable(row.spec.dtype or "bytes"), "x".join(map(str, row.spec.shape)) or "scalar"]
+    return [printable(spec.dtype or "bytes"), "x".join(map(str, spec.shape)) or "scalar"]
 
 
 def _print(text: str, stream: TextIO | None) -> None:

@@ -31,7 +31,7 @@ examples:
   tensorcas convert m.pt m.safetensors          write those of a file into another one
 
 exit status: 0 done, 1 error, 2 wrong usage, 3 verify found problems or repair left some, 4 copy kept what differs,
-130 interrupted
+5 diff found a difference, 130 interrupted
 """
 
 
@@ -107,7 +107,7 @@ def _add_looks(command: _Command) -> None:
 
     diff = command(
         "diff",
-        "tell which tensors of two checkpoints differ, reading none of them",
+        "tell what of two checkpoints differs, reading no tensor",
         "diff --run 8f3c --steps 10 20\n"
         "diff --run 8f3c --step 20 --run 90ab --step 20\n"
         "diff --run 8f3c --step 20 --name raw --name ema",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import struct
 from abc import ABC, abstractmethod
@@ -65,6 +66,15 @@ class Contents(ABC):
                 becomes anything.
         """
 
+    @abstractmethod
+    def other_content(self) -> dict[str, bytes]:
+        """Say which content there is beside the tensors.
+
+        Returns:
+            A digest by kind (``docs/format.md``, Digests of checkpoints): ``adapter``, ``bytes``, ``metadata``,
+            ``skeleton``.
+        """
+
     def chunk_digests(self, row: int) -> bytes | None:
         """Give the digests of a tensor's chunks, one after the other, where they are known.
 
@@ -118,7 +128,7 @@ class Contents(ABC):
         known = {row: self.chunk_digests(row) for row in rows.tolist()}
         parts: dict[int, list[bytes]] = {row: [] for row, digests in known.items() if digests is None}
         for batch in self.batches(np.array(list(parts), dtype=np.int64)):
-            pieces = [_pieces(data) for _, data in batch]
+            pieces = [pieces_of_chunk_size(data) for _, data in batch]
             digests = digest_all([piece for each in pieces for piece in each])
             ends = np.cumsum([len(each) for each in pieces]).tolist()
             for (row, _), each, end in zip(batch, pieces, ends, strict=True):
@@ -188,5 +198,12 @@ def identity_of(dtype: str | None, shape: Sequence[int], digests: bytes) -> byte
     return digest((dtype or "").encode() + b"\0" + struct.pack(f"<{len(shape)}q", *shape) + digests)
 
 
-def _pieces(data: memoryview) -> Sequence[memoryview]:
+def digest_of_metadata(metadata: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return what `Contents.other_content` says of metadata: nothing if there are none."""
+    text = json.dumps(dict(metadata), sort_keys=True, separators=(",", ":"))
+    return {"metadata": digest(text.encode())} if metadata else {}
+
+
+def pieces_of_chunk_size(data: memoryview) -> list[memoryview]:
+    """Cut bytes into pieces of the default chunk size, the last one of the rest."""
     return [data[at : at + DEFAULT_CHUNK_BYTES] for at in range(0, len(data), DEFAULT_CHUNK_BYTES)]

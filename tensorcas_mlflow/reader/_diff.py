@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from tensorcas_mlflow.chunking import Offsets
-from tensorcas_mlflow.diff import Diff
-from tensorcas_mlflow.manifest import Columns
+from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.reader._contents import Contents
 from tensorcas_mlflow.reader._part import PartContents
 from tensorcas_mlflow.reader._reader import CheckpointReader
@@ -18,19 +18,51 @@ from tensorcas_mlflow.reader._value_diff import ValueChange, ValueDifference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointDiff(Diff):
-    """Tensors of two checkpoints by what became of them, in the order the checkpoints list them."""
+class CheckpointDiff:
+    """Tensors of two checkpoints by what became of them, in the order the checkpoints list them, and other content.
 
+    It is true if anything differs: ``if diff(before, after): …``.
+    """
+
+    added: tuple[str, ...]
+    """Only in the second."""
+    removed: tuple[str, ...]
+    """Only in the first."""
+    changed: tuple[str, ...]
+    """In both, with another dtype, shape or other bytes."""
+    equal: tuple[str, ...]
+    """In both, the same to the bit."""
+    other: tuple[str, ...]
+    """Content beside the tensors that differs.
+
+    ``skeleton`` (what is left of a model without its tensors), ``metadata``, ``adapter``, ``order`` (the order of the
+    tensors that both have), and ``bytes`` (what a file of another format holds besides the tensors that can be read).
+    Skeletons and files are compared by their bytes, so those of equal objects may differ.
+    """
+    added_bytes: int
+    removed_bytes: int
+    changed_bytes: int
+    """Size of what changed, as it is in the second."""
+    equal_bytes: int
     values: Mapping[str, ValueChange] = field(default_factory=dict)
     """How far the numbers of changed tensors are apart, where they have one dtype and shape in both, if it was asked
     for."""
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether nothing differs: then, and only then, the two checkpoints have one `CheckpointReader.digest`."""
+        return not (self.added or self.removed or self.changed or self.other)
+
+    def __bool__(self) -> bool:
+        return not self.is_equal
 
 
 def diff(before: CheckpointReader, after: CheckpointReader, *, values: bool = False) -> CheckpointDiff:
     """Compare two checkpoints, steps, models or files, of one store or of several.
 
-    Tensors are equal if their digests are (`CheckpointReader.digest`), which are known without reading them. Only where
-    the two are cut into different chunks, or one is a foreign file, are they read to tell.
+    Tensors and skeletons are equal if their digests are (`CheckpointReader.digest`), which are known without reading
+    them. They are read only where the two are cut into different chunks, or one is a foreign file. A reader of a part
+    (`CheckpointReader.below`) counts all of the checkpoint's other content as the part's.
 
     Args:
         before: The first.
@@ -47,11 +79,16 @@ def diff(before: CheckpointReader, after: CheckpointReader, *, values: bool = Fa
     equal = [name for name, same in zip(common, is_equal, strict=True) if same]
     added = [name for name in new if name not in old]
     removed = [name for name in old if name not in new]
+    others, its_others = before.other_content(), after.other_content()
+    kinds = {kind for kind in others.keys() | its_others.keys() if others.get(kind) != its_others.get(kind)}
+    if common != [name for name in old if name in new]:
+        kinds.add("order")
     return CheckpointDiff(
         added=tuple(added),
         removed=tuple(removed),
         changed=tuple(changed),
         equal=tuple(equal),
+        other=tuple(sorted(kinds)),
         added_bytes=after.n_bytes_of(added),
         removed_bytes=before.n_bytes_of(removed),
         changed_bytes=after.n_bytes_of(changed),
@@ -66,11 +103,15 @@ def _are_equal(before: CheckpointReader, after: CheckpointReader, names: Sequenc
     one, other = before.contents, after.contents
     stored, its_stored = _rows_of(one, was), _rows_of(other, now)
     proven = np.zeros(len(names), dtype=bool)
+    refuted = np.zeros(len(names), dtype=bool)
     if stored is not None and its_stored is not None:
         # Equal chunks are equal bytes, however they were cut. All of them are compared at once.
-        (columns, rows), (its_columns, its_rows) = stored, its_stored
-        proven = columns.equal(rows, its_columns, its_rows)
-    left = [at for at in np.flatnonzero(~proven).tolist() if _are_alike(one, was[at], other, now[at])]
+        (manifest, rows), (its_manifest, its_rows) = stored, its_stored
+        proven = manifest.columns.equal(rows, its_manifest.columns, its_rows)
+        if manifest.chunk_bytes == its_manifest.chunk_bytes:
+            # Of what is cut alike, different chunks are different bytes.
+            refuted = ~(proven | _has_cuts(manifest, rows) | _has_cuts(its_manifest, its_rows))
+    left = [at for at in np.flatnonzero(~(proven | refuted)).tolist() if _are_alike(one, was[at], other, now[at])]
     found = zip(before.identity_bytes(was[left]), after.identity_bytes(now[left]), strict=True)
     proven[left] = [digests == its_digests for digests, its_digests in found]
     return proven.tolist()
@@ -81,11 +122,16 @@ def _are_alike(one: Contents, row: int, other: Contents, its: int) -> bool:
     return (spec.dtype, spec.shape) == (its_spec.dtype, its_spec.shape)
 
 
-def _rows_of(contents: Contents, rows: Offsets) -> tuple[Columns, Offsets] | None:
+def _rows_of(contents: Contents, rows: Offsets) -> tuple[Manifest, Offsets] | None:
     """Find tensors among the rows of a manifest; None where they are not of one."""
     if isinstance(contents, PartContents):
         return _rows_of(contents.whole, contents.row_of[rows])
-    return (contents.manifest.columns, contents.row_of[rows]) if isinstance(contents, RowContents) else None
+    return (contents.manifest, contents.row_of[rows]) if isinstance(contents, RowContents) else None
+
+
+def _has_cuts(manifest: Manifest, rows: Offsets) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    cuts = manifest.columns.cuts
+    return np.zeros(len(rows), dtype=bool) if cuts is None else cuts.given[rows]
 
 
 def _values(before: CheckpointReader, after: CheckpointReader, names: Sequence[str]) -> dict[str, ValueChange]:

@@ -12,12 +12,21 @@ from tensorcas_mlflow._lazy import Lazy
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import Tally
 from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES, Offsets
+from tensorcas_mlflow.digest import digest_all, digest_of
 from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.formats import ByteSource, Listing, Place
 from tensorcas_mlflow.manifest import Manifest, Specs
-from tensorcas_mlflow.reader._contents import Contents, own_array
+from tensorcas_mlflow.reader._contents import (
+    BATCH_BYTES,
+    Contents,
+    digest_of_metadata,
+    identity_of,
+    own_array,
+    pieces_of_chunk_size,
+)
 from tensorcas_mlflow.reader._slices import Selection
 from tensorcas_mlflow.reader._stored import fill_from_chunks
+from tensorcas_mlflow.reader._stretches import stretches_between
 from tensorcas_mlflow.store import Owner, Store
 from tensorcas_mlflow.tensor import bytes_of
 from tensorcas_mlflow.threads import Lock
@@ -153,6 +162,24 @@ class ListedContents(Contents):
         # From its first byte to its last: what is inflated or summed up is not read from the middle.
         return _cut_anew((piece for _, piece in self.listing.stream([place.spec.name])), piece_bytes)
 
+    def other_content(self) -> dict[str, bytes]:
+        by_source: list[list[Place]] = [[] for _ in self.listing.sources]
+        for place in self.places:
+            by_source[place.source].append(place)
+        files = [
+            digest_of(
+                identity_of(None, (stop - start,), self.digests_of_stretch(source, start, stop))
+                for start, stop in stretches_between(places, source.size)
+            )
+            for source, places in zip(self.listing.sources, by_source, strict=True)
+        ]
+        return digest_of_metadata(self.metadata) | {"bytes": digest_of(files)}
+
+    def digests_of_stretch(self, source: ByteSource, start: int, stop: int) -> bytes:
+        """Return the digests of the pieces of 256 KiB of some bytes of a file."""
+        blocks = (source.read(at, min(BATCH_BYTES, stop - at)) for at in range(start, stop, BATCH_BYTES))
+        return b"".join(digest_all(pieces_of_chunk_size(block)).tobytes() for block in blocks)
+
     def select(self, row: int, selection: Selection) -> Array:
         place, n_elements = self.places[row], math.prod(selection.window)
         if not len(selection.starts):
@@ -217,10 +244,19 @@ class StoredFileContents(ListedContents):
     @Lazy
     def _row_of(self) -> Offsets:
         """For each tensor the row of the manifest that is its bytes; -1 where none is."""
-        sizes = self._manifest.columns.n_bytes
-        starts = sizes.cumsum() - sizes
         begins = np.array([place.start for place in self.places], dtype=np.int64)
         wanted = np.array([place.n_bytes if place.is_plain else -1 for place in self.places], dtype=np.int64)
+        return self._rows_at(begins, wanted)
+
+    @Lazy
+    def _starts(self) -> Offsets:
+        sizes = self._manifest.columns.n_bytes
+        starts: Offsets = sizes.cumsum() - sizes
+        return starts
+
+    def _rows_at(self, begins: Offsets, wanted: Offsets) -> Offsets:
+        """Find the rows of the manifest that are stretches of the file, by where they begin and their sizes."""
+        sizes, starts = self._manifest.columns.n_bytes, self._starts
         # Rows without a byte begin where the next one does, so the last of those that begin there is the one.
         rows = np.searchsorted(starts, begins, side="right") - 1
         is_row = (starts[rows] == begins) & (sizes[rows] == wanted) & (wanted > 0) if len(starts) else wanted > 0
@@ -249,8 +285,15 @@ class StoredFileContents(ListedContents):
         place = self.places[row]
         self._source.fill(place.start + starts, place.start + stops, block)
 
+    def digests_of_stretch(self, source: ByteSource, start: int, stop: int) -> bytes:
+        stored = self._rows_at(np.array([start]), np.array([stop - start]))
+        known = self._digests_of_row(int(stored[0]))
+        return super().digests_of_stretch(source, start, stop) if known is None else known
+
     def chunk_digests(self, row: int) -> bytes | None:
-        stored = int(self._row_of[row])
+        return self._digests_of_row(int(self._row_of[row]))
+
+    def _digests_of_row(self, stored: int) -> bytes | None:
         if stored < 0 or self._manifest.chunk_bytes != DEFAULT_CHUNK_BYTES:
             return None
         columns = self._manifest.columns

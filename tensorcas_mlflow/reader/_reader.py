@@ -16,7 +16,7 @@ from tensorcas_mlflow._arrow import array_of_numbers
 from tensorcas_mlflow.adapter import Array, NotFilled
 from tensorcas_mlflow.adapters import adapter_for
 from tensorcas_mlflow.chunking import Offsets
-from tensorcas_mlflow.digest import digest_of
+from tensorcas_mlflow.digest import digest, digest_of
 from tensorcas_mlflow.errors import PartNotFoundError, TensorNotFoundError
 from tensorcas_mlflow.manifest import Numbers
 from tensorcas_mlflow.reader._contents import BATCH_BYTES, Contents
@@ -190,15 +190,36 @@ class CheckpointReader:
         return table_of(self._contents, self._outline)
 
     def digest(self, name: str | None = None) -> str:
-        """Give the identity of a tensor, or of all: 64 hex digits, equal wherever the same tensors are stored.
+        """Return the identity of the whole checkpoint, or of one tensor: 64 hex digits.
 
-        That of a tensor is made of its dtype, shape and bytes; that of all, of their names and identities, in whatever
-        order. Nothing is read but of tensors that a foreign file holds, or a store of another chunk size, or that an
-        adapter has cut (trees of an ensemble).
+        The digest of a checkpoint covers everything that a load gives: the tensors, their order, the skeleton, the
+        metadata and the adapter; of a file of another format, all other bytes of the file. Equal digests mean equal
+        checkpoints. Different digests do not mean different models: two pickles of equal objects may differ. Use
+        `tensors_digest` to compare tensors alone, and checkpoints that lie in files of different formats.
+
+        The digest of a tensor covers its dtype, shape and bytes.
+
+        Tensors and skeletons are read only if a foreign file or a store of another chunk size holds them, or if an
+        adapter has cut them (trees of an ensemble).
+
+        A reader of a part (`below`) counts all of the checkpoint's content beside the tensors as the part's.
+        """
+        if name is not None:
+            with self._watch.running():
+                return self._contents.identities(np.array([self._row(name)]))[0].hex()
+        with self._watch.running():
+            others = self.other_content() | {"order": digest("".join(f"{name}\0" for name in self.keys()).encode())}
+            kinds = (part for kind, found in sorted(others.items()) for part in (kind.encode(), b"\0", found))
+            return digest_of((bytes.fromhex(self.tensors_digest()), *kinds)).hex()
+
+    def tensors_digest(self) -> str:
+        """Return the identity of the tensors alone: 64 hex digits, equal wherever the same tensors are stored.
+
+        It covers names, dtypes, shapes and bytes, and no order: a state in a store, in a self-contained file and in a
+        safetensors file has one `tensors_digest`. It does not cover anything else (`digest`), nor `left_out`. Reads
+        what `digest` reads of tensors.
         """
         with self._watch.running():
-            if name is not None:
-                return self._contents.identities(np.array([self._row(name)]))[0].hex()
             found = dict(enumerate(self._contents.known_identities()))
             left = [row for row, known in found.items() if known is None]
             found |= zip(left, self._contents.identities(np.array(left, dtype=np.int64)), strict=True)
@@ -353,6 +374,11 @@ class CheckpointReader:
         """Give what says of tensors' bytes which they are; see `Contents.identity_bytes`."""
         with self._watch.running():
             return self._contents.identity_bytes(rows)
+
+    def other_content(self) -> dict[str, bytes]:
+        """Say which content there is beside the tensors; see `Contents.other_content`."""
+        with self._watch.running():
+            return self._contents.other_content()
 
     def n_bytes_of(self, names: Iterable[str]) -> int:
         """Add up the sizes of some tensors."""

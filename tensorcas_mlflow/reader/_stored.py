@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -12,10 +13,10 @@ from tensorcas_mlflow._lazy import Lazy
 from tensorcas_mlflow.adapter import SKELETON, Array
 from tensorcas_mlflow.backends import Tally
 from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES, Offsets
-from tensorcas_mlflow.digest import DIGEST_BYTES
+from tensorcas_mlflow.digest import DIGEST_BYTES, digest, digest_of
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.manifest import Manifest, Specs
-from tensorcas_mlflow.reader._contents import Contents, identity_of
+from tensorcas_mlflow.reader._contents import Contents, digest_of_metadata, identity_of
 from tensorcas_mlflow.store import Owner, Store, TensorsFile
 
 
@@ -46,14 +47,31 @@ class RowContents(Contents):
     def read_chunks(self, row: int, chunks: Offsets, outs: Sequence[memoryview]) -> None:
         """Read some chunks of a tensor, by their numbers in it, into buffers of their sizes."""
 
+    def other_content(self) -> dict[str, bytes]:
+        found = digest_of_metadata(self.metadata)
+        if self.manifest.flavor is not None:
+            found["adapter"] = digest(self.manifest.flavor.encode())
+        is_other = np.ones(len(self.manifest.columns), dtype=bool)
+        is_other[self.row_of] = False
+        others = copy.copy(self)
+        others.row_of = np.flatnonzero(is_other)
+        others.specs = self.manifest.columns.some(others.row_of)
+        identities = others.identities(np.arange(len(others.specs)))
+        names = others.specs.names.to_pylist()
+        if SKELETON in names:
+            found["skeleton"] = identities.pop(names.index(SKELETON))
+        if identities:
+            found["bytes"] = digest(digest_of(identities))
+        return found
+
     def chunk_digests(self, row: int) -> bytes | None:
         known = self._known
         if known is None:
             return None
         begins, digests, has_cuts = known
-        if has_cuts is not None and has_cuts[row]:
-            return None
         stored = int(self.row_of[row])
+        if has_cuts is not None and has_cuts[stored]:
+            return None
         return digests[begins[stored] * DIGEST_BYTES : begins[stored + 1] * DIGEST_BYTES]
 
     def known_identities(self) -> Iterator[bytes | None]:
@@ -62,17 +80,17 @@ class RowContents(Contents):
             yield from [None] * len(self.specs)
             return
         has_cuts, wanted = known[2], set(self.row_of.tolist())
-        contents = (each for row, each in enumerate(self.manifest.columns.contents()) if row in wanted)
-        for row, (dtype, shape, digests) in enumerate(contents):
-            is_known = has_cuts is None or not has_cuts[row]
-            yield identity_of(dtype, shape, digests) if is_known else None
+        for stored, (dtype, shape, digests) in enumerate(self.manifest.columns.contents()):
+            if stored in wanted:
+                is_known = has_cuts is None or not has_cuts[stored]
+                yield identity_of(dtype, shape, digests) if is_known else None
 
     @Lazy
     def _known(self) -> tuple[list[int], bytes, Any] | None:
         columns = self.manifest.columns
         if self.manifest.chunk_bytes != DEFAULT_CHUNK_BYTES:
             return None
-        has_cuts = None if columns.cuts is None else columns.cuts.given[self.row_of]
+        has_cuts = None if columns.cuts is None else columns.cuts.given
         return columns.chunk_at.tolist(), columns.digests.tobytes(), has_cuts
 
 

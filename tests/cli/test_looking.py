@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tensorcas_mlflow import TensorCasStore
 from tensorcas_mlflow.backends import Root
+from tensorcas_mlflow.reader import diff
 from tensorcas_mlflow.store import RefTarget, Store
 from tests.objects.servers import S3Server
 
@@ -202,7 +205,7 @@ def test_show_and_diff_read_no_data(tensorcas: Tensorcas, store: Store) -> None:
         store.backend.delete(info.key)
 
     assert tensorcas("show", "--run", "train", "--step", "1", "--root", root(store)).status == 0
-    assert tensorcas("diff", "--run", "train", "--steps", "1", "2", "--root", root(store)).status == 0
+    assert tensorcas("diff", "--run", "train", "--steps", "1", "2", "--root", root(store)).status == 5
 
 
 def test_show_without_a_step_means_the_last_one(tensorcas: Tensorcas, store: Store) -> None:
@@ -289,6 +292,21 @@ def test_diff_of_two_names_of_one_step(tensorcas: Tensorcas, store: Store) -> No
     found = tensorcas("diff", *words, "--format", "json").json
 
     assert (found["before"]["model_id"], found["after"]["model_id"]) == (None, "m-1")
+
+
+def test_diff_says_what_python_says_of_content_beside_the_tensors(tensorcas: Tensorcas, tmp_path: Path) -> None:
+    with TensorCasStore(tmp_path, run_id="r") as runs:
+        for step, scale in enumerate((1.0, 1.0, 2.0)):
+            runs.save(SimpleNamespace(coefficients=[scale], table=np.ones((90, 90))), step)
+        found = diff(runs.open(0), runs.open(2))
+    words = ["diff", "--run", "r", "--root", str(tmp_path)]
+    told, said = tensorcas(*words, "--steps", "0", "2"), tensorcas(*words, "--steps", "0", "2", "--format", "json")
+
+    assert (told.status, said.status, said.json["is_equal"]) == (5, 5, False)
+    assert said.json["other"] == list(found.other) == ["skeleton"]
+    assert "other content differs: skeleton" in told.out.splitlines()
+    equal = tensorcas(*words, "--steps", "0", "1", "--format", "json")
+    assert (equal.status, equal.json["is_equal"], equal.json["other"]) == (0, True, [])
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_equal_tensors_have_one_digest_whichever_framework_saved_them(door: Door
     bintensors.torch.save_file({"a": torch.zeros(2, 2), "b": torch.ones(10)}, str(tmp_path / "one.bt"))
     bintensors.numpy.save_file({"b": np.ones(10, "f4"), "a": np.zeros((2, 2), "f4")}, str(tmp_path / "two.bt"))
     bintensors.numpy.save_file({"b": np.ones(10, "f4"), "a": np.ones((2, 2), "f4")}, str(tmp_path / "three.bt"))
-    digests = [door(tmp_path / f"{name}.bt").digest() for name in ("one", "two", "three")]
+    digests = [door(tmp_path / f"{name}.bt").tensors_digest() for name in ("one", "two", "three")]
 
     assert digests[0] == digests[1] != digests[2]
 

@@ -65,8 +65,8 @@ MUTANTS = (
         fault="equal tensors of which one is cut at places of its own",
         test=f"{_READER}::test_cuts_are_nothing_that_a_digest_sees",
         path="tensorcas_mlflow/reader/_stored.py",
-        before="            is_known = has_cuts is None or not has_cuts[row]\n",
-        after="            is_known = True\n",
+        before="                is_known = has_cuts is None or not has_cuts[stored]\n",
+        after="                is_known = True\n",
     ),
     Mutant(
         fault="a manifest that calls a tensor the skeleton",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.reader import diff
+from tensorcas_mlflow.backends import MemoryBackend
+from tensorcas_mlflow.reader import CheckpointDiff, diff
 from tensorcas_mlflow.store import Store
 from tests.reader.checkpoints import moe, opened
 
@@ -18,6 +20,56 @@ AFTER = {name: array for name, array in BEFORE.items() if "norm" not in name} | 
 }
 AFTER["model.embed_tokens.weight"][:100] = 1
 REMOVED = tuple(name for name in BEFORE if "norm" in name)
+
+
+@pytest.fixture
+def steps() -> Store:
+    return Store.init_backend(MemoryBackend(), chunk_bytes=4096)
+
+
+def compare(store: Store, before: dict[str, Any], after: dict[str, Any]) -> CheckpointDiff:
+    return diff(opened(store, before, 0), opened(store, after, 1))
+
+
+def test_every_tensor_is_added_removed_changed_or_equal(steps: Store) -> None:
+    before = {"same": np.arange(2000), "gone": np.zeros(3), "other": np.zeros(10, "f4"), "empty": np.empty((0, 2))}
+    after = {"new": np.ones(5, "f2"), "other": np.ones(10, "f4"), "same": np.arange(2000), "empty": np.empty((0, 2))}
+
+    assert compare(steps, before, after) == CheckpointDiff(
+        added=("new",),
+        removed=("gone",),
+        changed=("other",),
+        equal=("same", "empty"),
+        other=("order",),
+        added_bytes=10,
+        removed_bytes=24,
+        changed_bytes=40,
+        equal_bytes=16_000,
+    )
+
+
+@pytest.mark.parametrize(
+    "after",
+    [np.zeros((2, 3)), np.zeros(6, "i8"), np.full(6, -0.0), np.zeros(7), np.zeros((6, 0)), np.zeros(())],
+    ids=["shape", "dtype", "sign of zero", "length", "empty", "scalar"],
+)
+def test_a_tensor_of_other_bits_or_another_kind_has_changed(steps: Store, after: Any) -> None:
+    assert compare(steps, {"w": np.zeros(6)}, {"w": after}).changed == ("w",)
+
+
+def test_a_nan_is_equal_to_itself(steps: Store) -> None:
+    assert compare(steps, {"w": np.full(6, np.nan)}, {"w": np.full(6, np.nan)}).equal == ("w",)
+
+
+def test_what_is_equal_has_one_identity_and_what_changed_has_two(steps: Store) -> None:
+    rng = np.random.default_rng(0)
+    before = {str(n): rng.integers(0, 2, (n, 2)) for n in range(20)}
+    after = {str(n): rng.integers(0, 2, (n, 2)) if n % 3 else before[str(n)] for n in range(20)}
+    found = compare(steps, before, after)
+    old, new = (steps.manifest(ref) for ref in steps.checkpoints())
+
+    for name in before:
+        assert (name in found.equal) == (old.row(name).identity == new.row(name).identity)
 
 
 @pytest.mark.parametrize("chunk_bytes", [1 << 18, 4096])
