@@ -66,6 +66,9 @@ class NotFilled:
     without_memory: tuple[str, ...] = ()
     """Tensors of the model that have no memory (PyTorch's meta device) and were not stored: missing ones, and such as
     belong to no checkpoint. The model is not complete until something else makes them."""
+    passed_over: tuple[str, ...] = ()
+    """Stored tensors that only a load of the whole checkpoint restores (plain attributes of a PyTorch module, which are
+    in no state dict), by their names in the checkpoint. They are no error."""
 
 
 @runtime_checkable
@@ -179,6 +182,7 @@ class Adapter(ABC):
                 the checkpoint.
             read: Reads it. If it raises, a part of the model may be filled, and that part may hold damaged values.
             wanted: Tells by the model's name whether a tensor is to be filled, or missed; all are if it is not given.
+                If it is given, it must choose one tensor at least.
             strict: Whether tensors that are missing or unexpected are an error.
             device: Where tensors go that have no memory yet.
 

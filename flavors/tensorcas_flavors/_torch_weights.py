@@ -64,12 +64,12 @@ def fill_weights(
 
     Args:
         model: A module, maybe wrapped as `unwrap` knows it; names may have the wrapper's prefix on either side.
-        stored: By the module's names; tensors that `extract` found outside of state dicts are passed over. Of tied
-            ones one is enough, and of several the last one in the module's order is taken, which is the one that
-            ``load_state_dict`` leaves there.
+        stored: By the module's names; tensors that `extract` found outside of state dicts are passed over, and
+            named in what is returned. Of tied ones one is enough, and of several the last one in the module's order is
+            taken, which is the one that ``load_state_dict`` leaves there.
         read: Is given an ``out`` for the tensors that are on the CPU, contiguous and of the stored dtype. The others
             are read in batches of 64 MiB and converted as ``load_state_dict`` converts them.
-        wanted: As there.
+        wanted: As there; it must choose one name at least.
         strict: As there. Shapes must fit in any case. Non-persistent buffers are filled where they were stored, and
             never missed.
         device: Where tensors on the meta device are made, of their own dtype, and put in place when all is read.
@@ -86,7 +86,7 @@ def fill_weights(
             f"only a module is filled with parts of a checkpoint, and this is a {type(module).__name__}"
         )
     check_device(device)
-    plan = _Plan(module, stored, wanted or (lambda name: True))
+    plan = _Plan(module, stored, wanted)
     plan.check(strict=strict)
     warn_of_rounding(plan.rounded)
     with torch.no_grad():
@@ -121,8 +121,9 @@ class _Plan:
     """Which tensors of a module are filled with what."""
 
     def __init__(
-        self, module: torch.nn.Module, stored: Mapping[str, StoredTensor], wanted: Callable[[str], bool]
+        self, module: torch.nn.Module, stored: Mapping[str, StoredTensor], chosen: Callable[[str], bool] | None
     ) -> None:
+        wanted = chosen or (lambda name: True)
         self.rounded: list[str] = []
         self._module = module
         self._own = dict(own_tensors(module))
@@ -132,6 +133,7 @@ class _Plan:
             raise pytorch_error(f"the {type(module).__name__} gives no state_dict(): {error}") from error
         known = {id(tensor) for tensor in self._own.values()}
         names = self._own | {name: value for name, value in state.items() if id(value) in known}
+        outside = [name for name in stored if name.startswith(ELSEWHERE)]
         named = {name: source for name, source in stored.items() if not name.startswith(ELSEWHERE)}
         stored = with_prefix_of(names, named, None)[0]
         self._problems: list[str] = []
@@ -139,9 +141,9 @@ class _Plan:
         without_memory: list[str] = []
         self._filled: list[_Target] = []
         for target in _targets(names):
-            chosen = [name for name in target.names if name in stored and wanted(name)]
-            if chosen:
-                self._fill(target, {name: stored[name] for name in chosen})
+            found = {name: stored[name] for name in target.names if name in stored and wanted(name)}
+            if found:
+                self._fill(target, found)
                 continue
             missing += [name for name in target.names if name in state and wanted(name)]
             if target.tensor.is_meta:
@@ -150,7 +152,10 @@ class _Plan:
             missing=tuple(missing),
             unexpected=tuple(name for name in stored if name not in names and wanted(name)),
             without_memory=tuple(without_memory),
+            passed_over=tuple(name for name in outside if wanted(name)),
         )
+        if chosen is not None and not self._filled and self.not_filled == NotFilled() and not self._problems:
+            self._problems.append("no tensor has a name that is asked for")
 
     def check(self, *, strict: bool) -> None:
         """Raise AdapterError if something does not fit, with all of it in one message."""

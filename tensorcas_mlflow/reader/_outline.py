@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -106,8 +107,10 @@ class Outline:
 
         Raises:
             PartNotFoundError: There is no such layer; the message says which there are.
+            TypeError: The number is none.
             ValueError: There are several stacks and none is named, or there is none of that name.
         """
+        layer = operator.index(layer)
         found, which = self.assignment, self._stack(stack)
         rows: Offsets = np.flatnonzero((found.layer == layer) & (found.stack == which))
         if len(rows) == 0:
@@ -123,9 +126,10 @@ class Outline:
             PartNotFoundError: There is no such expert, or no such layer.
             ValueError: See `rows_of_layer`.
         """
-        rows = self.rows_of_layer(layer, stack)
+        rows, expert = self.rows_of_layer(layer, stack), operator.index(expert)
         found = self.assignment
-        parts = [Part(row=int(row)) for row in rows[found.expert[rows] == expert]]
+        is_its = (found.expert[rows] == expert) & (found.expert[rows] != _NONE)
+        parts = [Part(row=int(row)) for row in rows[is_its]]
         fused = self._fused(rows)
         if fused is not None and 0 <= expert < fused[0]:
             n_experts, whole = fused
@@ -140,6 +144,13 @@ class Outline:
             )
             raise PartNotFoundError(f"expert {expert} in layer {layer}", what)
         return sorted(parts, key=lambda part: part.row)
+
+    def rows_for_expert(self, layer: int, expert: int, stack: str | None = None) -> Offsets:
+        """Find the tensors of a layer that may hold something of an expert, by their names alone."""
+        rows, found = self.rows_of_layer(layer, stack), self.assignment
+        is_its = (found.expert[rows] == expert) & (found.expert[rows] != _NONE)
+        some: Offsets = rows[is_its | found.is_fused[rows]]
+        return some
 
     def _fused(self, rows: Offsets) -> tuple[int, list[int]] | None:
         """Say how many experts the fused tensors among some of a layer hold, and which these are; None for none.

@@ -13,12 +13,13 @@ import numpy as np
 import pyarrow as pa
 
 from tensorcas_mlflow._arrow import array_of_numbers
+from tensorcas_mlflow._lazy import Lazy
 from tensorcas_mlflow.adapter import Array, NotFilled
 from tensorcas_mlflow.adapters import adapter_for
 from tensorcas_mlflow.chunking import Offsets
 from tensorcas_mlflow.digest import digest, digest_of
 from tensorcas_mlflow.errors import PartNotFoundError, TensorNotFoundError
-from tensorcas_mlflow.manifest import Numbers
+from tensorcas_mlflow.manifest import Numbers, Specs
 from tensorcas_mlflow.reader._contents import BATCH_BYTES, Contents
 from tensorcas_mlflow.reader._frameworks import framework_named
 from tensorcas_mlflow.reader._naming import Naming
@@ -47,8 +48,8 @@ class CheckpointReader:
     in this process. If something else than this package cuts a pack short, whoever touches such a view is killed
     (SIGBUS); `tensor` with ``copy=True`` makes an array of one's own.
 
-    What a checkpoint has beside its tensors (the skeleton of a model) is no tensor, and not to be seen here. A reader
-    may be used by many threads.
+    What a checkpoint has beside its tensors (the skeleton of a model) is no tensor, and is seen by `digest` alone. A
+    reader may be used by many threads.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class CheckpointReader:
         self._contents = contents
         self._specs = contents.specs
         self._outline = Outline(contents.specs, self._naming)
+        self.__dict__.pop("_whole_outline", None)
         self._numbers = Numbers(contents.specs)
 
     def __enter__(self) -> CheckpointReader:
@@ -97,11 +99,13 @@ class CheckpointReader:
 
         Raises:
             PartNotFoundError: No name begins so.
+            TensorNotFoundError: All tensors whose names do are in `left_out`.
         """
         prefix = prefix.removesuffix(".") + "."
         found = {row: name.removeprefix(prefix) for row, name in enumerate(self.keys()) if name.startswith(prefix)}
         if not found:
-            raise PartNotFoundError(f"tensor below {prefix!r}", f"its tensors are {', '.join(self.keys()[:5])} …")
+            self._refuse_left_out(name for name in self.left_out if name.startswith(prefix))
+            raise PartNotFoundError(f"tensor below {prefix!r}", self._some_names())
         rows = np.array(list(found), dtype=np.int64)
         made = object.__new__(CheckpointReader)
         made.__dict__.update(self.__dict__)
@@ -128,7 +132,8 @@ class CheckpointReader:
     def left_out(self) -> Mapping[str, str]:
         """Tensors that a file has and nobody can read here, by name, with what it calls their type (``F4``, ``Q4_K``).
 
-        Numpy has no dtype for them. They are no tensors of this reader: nothing that it says or gives has them.
+        Numpy has no dtype for them. They are no tensors of this reader: `keys`, `full` and `items` do not have them.
+        `match`, `layer` and `expert` refuse a part to which one of them belongs.
         """
         return self._contents.left_out
 
@@ -169,12 +174,12 @@ class CheckpointReader:
         return [self._specs.spec(row) for row in range(len(self))]
 
     def layers(self, stack: str | None = None) -> list[int]:
-        """List the layers there are; see `layer`."""
-        return self._outline.layers(stack)
+        """List the layers there are, those of `left_out` among them; see `layer`."""
+        return self._whole_outline.layers(stack)
 
     def experts(self, layer: int, stack: str | None = None) -> list[int]:
         """List the experts of a layer; see `expert`. Empty for a layer that has none."""
-        return self._outline.experts(layer, stack)
+        return self._whole_outline.experts(layer, stack)
 
     def summary(self) -> Summary:
         """Say what the checkpoint consists of, as a tree; no tensor is read."""
@@ -245,6 +250,8 @@ class CheckpointReader:
 
     def tensors(self, names: Iterable[str]) -> dict[str, Any]:
         """Read some tensors at once, by name, in the order in which they are named; raises as `tensor`."""
+        if isinstance(names, str):
+            raise TypeError(f"names are a list of texts, and {names!r:.200} is one text: pass [name], or use tensor()")
         return self._read(np.array([self._row(name) for name in names], dtype=np.int64))
 
     def full(self) -> dict[str, Any]:
@@ -262,15 +269,25 @@ class CheckpointReader:
             first = last
 
     def match(self, pattern: str) -> dict[str, Any]:
-        """Read the tensors whose names match a pattern; raises as `tensor`.
+        """Read the tensors whose names match a pattern.
 
         Args:
             pattern: As of files, dots being nothing special: ``model.layers.*.self_attn.*``.
 
         Returns:
-            Tensors by name; none if no name matches.
+            Tensors by name, one at least.
+
+        Raises:
+            PartNotFoundError: No name matches.
+            TensorNotFoundError: One of the names is in `left_out`.
+            TensorCasError: See `tensor`.
         """
-        return self._read(self._matching(pattern))
+        matches = _matcher(pattern)
+        self._refuse_left_out(filter(matches, self.left_out))
+        rows = np.array([row for row, name in enumerate(self.keys()) if matches(name)], dtype=np.int64)
+        if not len(rows):
+            raise PartNotFoundError(f"tensor with a name like {pattern!r}", self._some_names())
+        return self._read(rows)
 
     def layer(self, number: int, *, stack: str | None = None) -> dict[str, Any]:
         """Read one layer.
@@ -284,10 +301,14 @@ class CheckpointReader:
 
         Raises:
             PartNotFoundError: There is no such layer.
+            TensorNotFoundError: One of its tensors is in `left_out`.
+            TypeError: The number is none.
             ValueError: There are layers of several kinds, and ``stack`` says not which.
             TensorCasError: See `tensor`.
         """
-        return self._read(self._outline.rows_of_layer(number, stack))
+        rows = self._whole_outline.rows_of_layer(number, stack)
+        self._refuse_left_out_rows(rows)
+        return self._read(rows)
 
     def expert(self, layer: int, expert: int, *, stack: str | None = None) -> dict[str, Any]:
         """Read one expert of a layer; where one tensor holds all experts, its rows of it. Raises as `layer`.
@@ -297,7 +318,9 @@ class CheckpointReader:
             expert: Its number.
             stack: See `layer`.
         """
-        parts = self._outline.parts_of_expert(layer, expert, stack)
+        outline = self._whole_outline
+        self._refuse_left_out_rows(outline.rows_for_expert(layer, expert, stack))
+        parts = outline.parts_of_expert(layer, expert, stack)
         whole = self._read(np.array([part.row for part in parts if part.rows is None], dtype=np.int64))
         with self._watch.running():
             found = {self._specs.name(part.row): part for part in parts}
@@ -306,7 +329,15 @@ class CheckpointReader:
         return {name: whole[name] if name in whole else made[name] for name in found}
 
     def rows(self, name: str, rows: slice | int) -> Any:
-        """Read some rows of axis 0 of one tensor; raises as `get_slice`."""
+        """Read some rows of axis 0 of one tensor: as in numpy, a slice may end behind the last row.
+
+        Raises:
+            IndexError: There is no such row.
+            TypeError: It is an index of several axes; see `get_slice`.
+            TensorCasError: See `tensor`.
+        """
+        if isinstance(rows, tuple):
+            raise TypeError(f"rows are a slice, a number or a list of numbers, and not {rows!r:.200}: use get_slice()")
         return self.get_slice(name)[rows]
 
     def get_slice(self, name: str) -> TensorSlice:
@@ -348,7 +379,9 @@ class CheckpointReader:
             What was not filled.
 
         Raises:
-            AdapterError: What is stored does not fit; all that does not is said at once, and nothing is changed.
+            AdapterError: What is stored does not fit, or ``match`` matches no name; all that does not fit is said at
+                once, and nothing is changed.
+            PartNotFoundError: No name begins with ``prefix``.
             TensorCasError: See `tensor`; a part may be filled then.
         """
         if prefix:
@@ -395,9 +428,27 @@ class CheckpointReader:
         except KeyError:
             raise TensorNotFoundError(name, self.left_out.get(name)) from None
 
-    def _matching(self, pattern: str) -> Offsets:
-        matches = _matcher(pattern)
-        return np.array([row for row, name in enumerate(self.keys()) if matches(name)], dtype=np.int64)
+    @Lazy
+    def _whole_outline(self) -> Outline:
+        """The outline of all tensors, those that are left out behind the others."""
+        if not self.left_out:
+            return self._outline
+        unread = [Spec(name=name, dtype=None, shape=(0,)) for name in self.left_out]
+        return Outline(Specs.of([*self.specs(), *unread]), self._naming)
+
+    def _refuse_left_out_rows(self, rows: Offsets) -> None:
+        names = list(self.left_out)
+        self._refuse_left_out(names[row - len(self)] for row in rows.tolist() if row >= len(self))
+
+    def _refuse_left_out(self, names: Iterable[str]) -> None:
+        """Raise if one of the tensors that are asked for cannot be read."""
+        for name in names:
+            raise TensorNotFoundError(name, self.left_out[name])
+
+    def _some_names(self) -> str:
+        names = self.keys()[:5]
+        more = " …" if len(self) > len(names) else ""
+        return f"its tensors are {', '.join(names)}{more}" if names else "it has no tensor that can be read"
 
     def _read_into(self, names: Sequence[str], *, out: Mapping[str, Array] | None = None) -> dict[str, Array]:
         rows = np.array([self._row(name) for name in names], dtype=np.int64)

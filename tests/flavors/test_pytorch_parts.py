@@ -256,7 +256,7 @@ class TestParts:
         checkpoint = Checkpoint.of(source)
 
         assert len(checkpoint.arrays) == 3
-        assert checkpoint.fill(target) == NotFilled()
+        assert checkpoint.fill(target) == NotFilled(passed_over=("__tensor__/plain",))
 
     def test_shapes_must_fit_without_strict_too(self) -> None:
         with pytest.raises(AdapterError, match="does not fit"):

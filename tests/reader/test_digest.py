@@ -30,7 +30,7 @@ def agree(one: CheckpointReader, other: CheckpointReader) -> bool:
 
     assert found.is_equal is (one.digest() == other.digest())
     assert bool(found) is not found.is_equal
-    assert (one.tensors_digest() == other.tensors_digest()) is not (found.added or found.removed or found.changed)
+    assert (one.tensors_digest() == other.tensors_digest()) is not bool(found.added or found.removed or found.changed)
     return found.is_equal
 
 

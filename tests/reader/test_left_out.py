@@ -53,3 +53,45 @@ def test_a_file_that_its_format_forbids_is_refused_with_the_reason(
     entry = {"dtype": "U8", "shape": [2], "data_offsets": [1, 3]}
     with pytest.raises(MalformedFileError, match="there is a hole before tensor 'w'"):
         place(tmp_path, safetensors_of({"w": entry}, 3))
+
+
+LAYERS = safetensors_of(
+    {
+        "layers.0.norm": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]},
+        "layers.0.w": {"dtype": "F4", "shape": [2, 8], "data_offsets": [4, 12]},
+        "layers.1.w": {"dtype": "U8", "shape": [4], "data_offsets": [12, 16]},
+        "layers.1.mlp.experts.0.w": {"dtype": "U8", "shape": [4], "data_offsets": [16, 20]},
+        "layers.1.mlp.experts.1.w": {"dtype": "F4", "shape": [8], "data_offsets": [20, 24]},
+        "layers.2.w": {"dtype": "F4", "shape": [8], "data_offsets": [24, 28]},
+    },
+    28,
+)
+
+
+def test_a_part_of_which_a_tensor_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    reader = a_file(tmp_path, LAYERS)
+
+    assert (reader.layers(), reader.experts(1)) == ([0, 1, 2], [0, 1])
+    assert list(reader.match("*.norm")) == ["layers.0.norm"]
+    assert list(reader.expert(1, 0)) == ["layers.1.mlp.experts.0.w"]
+    for refused in (
+        lambda: reader.layer(0),
+        lambda: reader.layer(1),
+        lambda: reader.layer(2),
+        lambda: reader.expert(1, 1),
+        lambda: reader.match("layers.0.*"),
+        lambda: reader.match("layers.2.*"),
+        lambda: reader.below("layers.2"),
+    ):
+        with pytest.raises(TensorNotFoundError, match="its type is F4"):
+            refused()
+
+
+def test_a_tensor_of_all_experts_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    header = {
+        "layers.0.mlp.gate.weight": {"dtype": "U8", "shape": [4, 1], "data_offsets": [0, 4]},
+        "layers.0.mlp.experts.up_proj": {"dtype": "U8", "shape": [4, 1, 1], "data_offsets": [4, 8]},
+        "layers.0.mlp.experts.down_proj": {"dtype": "F4", "shape": [4, 1, 2], "data_offsets": [8, 12]},
+    }
+    with pytest.raises(TensorNotFoundError, match=r"down_proj.*F4"):
+        a_file(tmp_path, safetensors_of(header, 12)).expert(0, 2)

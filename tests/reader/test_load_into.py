@@ -80,3 +80,19 @@ def test_what_does_not_fit_changes_nothing(store: TensorCasStore) -> None:
 def test_what_is_no_module_cannot_be_filled(store: TensorCasStore) -> None:
     with pytest.raises(AdapterError):
         store.open(1).load_into({"a": 1})
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_pattern_that_matches_no_name_is_refused(store: TensorCasStore, strict: bool) -> None:
+    with pytest.raises(AdapterError, match="no tensor has a name that is asked for"):
+        store.open(1).load_into(module(2), match="encoder.*", strict=strict)
+
+
+def test_stored_tensors_that_are_in_no_state_dict_are_named(store: TensorCasStore) -> None:
+    model = module(1)
+    model.table = torch.arange(5000.0)
+    store.save(model, step=3)
+
+    left = store.open(3).load_into(module(2))
+
+    assert (left.missing, left.unexpected, left.passed_over) == ((), (), ("__tensor__/table",))

@@ -98,7 +98,8 @@ def test_a_pattern_chooses_as_of_files(reader: CheckpointReader) -> None:
     found = reader.match("model.layers.*.self_attn.*")
 
     assert list(found) == [f"model.layers.{layer}.self_attn.q_proj.weight" for layer in range(N_LAYERS)]
-    assert reader.match("nothing.*") == {}
+    with pytest.raises(PartNotFoundError, match=r"no tensor with a name like 'nothing\.\*'"):
+        reader.match("nothing.*")
 
 
 @pytest.mark.parametrize(
@@ -137,6 +138,43 @@ def test_what_is_not_there_is_an_error(reader: CheckpointReader) -> None:
     for read in (reader.tensor, reader.spec, reader.get_slice, reader.digest, lambda name: reader.tensors([name])):
         with pytest.raises(TensorNotFoundError, match="no tensor named 'nothing'"):
             read("nothing")
+
+
+def test_what_names_no_part_is_refused(reader: CheckpointReader) -> None:
+    for expert in (-1, -2, N_EXPERTS):
+        with pytest.raises(PartNotFoundError, match=rf"no expert {expert} in layer 1: there are experts 0\.\.3"):
+            reader.expert(1, expert)
+    for layer in (-1, N_LAYERS):
+        with pytest.raises(PartNotFoundError, match=rf"no layer {layer}"):
+            reader.layer(layer)
+    for prefix in ("", ".", "model.layer", "model.layers.1.norm.weight"):
+        with pytest.raises(PartNotFoundError, match="no tensor below"):
+            reader.below(prefix)
+
+
+def test_what_is_no_number_and_no_list_of_names_is_refused(tmp_path: Path) -> None:
+    reader: Any = opened(Store.init(tmp_path), MOE | {"a": np.ones(3), "b": np.ones(3)})
+    calls = (
+        lambda: reader.layer("1"),
+        lambda: reader.layer(1.0),
+        lambda: reader.expert(1, "1"),
+        lambda: reader.tensors("ab"),
+        lambda: reader.rows("model.embed_tokens.weight", (1, 3)),
+        lambda: reader.tensors([1]),
+        lambda: reader.tensor(None),
+    )
+    for call in calls:
+        with pytest.raises(TypeError):
+            call()
+
+
+def test_rows_are_those_of_numpy(reader: CheckpointReader) -> None:
+    name = "model.embed_tokens.weight"
+    for rows in (slice(990, 1010), slice(2000, 3000), slice(-3, None), slice(10, 2, -3), slice(5, 3), [3, -1]):
+        assert reader.rows(name, rows).tobytes() == MOE[name][rows].tobytes()  # type: ignore[arg-type]
+    for wrong in (1000, -1001, [0, 1000]):
+        with pytest.raises(IndexError, match="out of bounds"):
+            reader.rows(name, wrong)  # type: ignore[arg-type]
 
 
 def test_torch_gets_tensors(tmp_path: Path) -> None:
