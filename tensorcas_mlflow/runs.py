@@ -183,7 +183,8 @@ class TensorCasStore:
 
         Args:
             step: Of this run; the last one if None.
-            original: A live model to fill; see `Adapter.reconstruct`.
+            original: A live model to fill; see `Adapter.reconstruct`. All tensors are read and checked before it is
+                changed, into new memory of their size; `CheckpointReader.load_into` reads into a module's own memory.
             options: What the adapter's framework takes besides (``device``, …); see `Adapter.options`.
 
         Raises:

@@ -36,6 +36,8 @@ def load_checkpoint(
         name: Of the series.
         into: A live state of the same structure to fill in place; nothing is unpickled. In ``{"model": model,
             "optimizer": optimizer, "epoch": 0}`` the model and the optimizer are filled and the epoch is replaced.
+            All tensors are read and checked before anything is changed, into new memory of their size; to read into a
+            module's own memory, use ``open_checkpoint(…).load_into(module)``.
         weights_only: Return the tensors by name; nothing is unpickled.
         verify: Check each chunk against its digest.
         strict: For PyTorch with ``into``, as in ``load_state_dict``; True unless given.
@@ -56,6 +58,8 @@ def load_checkpoint(
     if uri is not None:
         if step is not None and step != int(uri["step"]):
             raise ValueError(f"{run_id!r} is step {int(uri['step'])}, and step={step} is asked for")
+        if name not in (DEFAULT_NAME, uri["name"]):
+            raise ValueError(f"{run_id!r} is of the series {uri['name']!r}, and name={name!r} is asked for")
         run_id, name, step = uri["run_id"], uri["name"], int(uri["step"])
     checkpoint = series_of(run_to_read(run_id), name).get(step)
     with checkpoint.opened() as (manifest, read):

@@ -41,7 +41,7 @@ def open_checkpoint(
             machine: a file of any format that ``tensorcas import`` reads, or a folder of them. The active run unless
             given, or else the last one that was active in this process.
         step: Of a run: the latest unless given.
-        name: Of a run: which series of checkpoints.
+        name: Of a run: which series of checkpoints. Anything else has no series, and refuses another name.
         framework: ``np`` for arrays, ``pt`` for PyTorch's tensors.
         device: For ``pt``, where tensors go; the CPU unless given.
         naming: How layers and experts are named, where that cannot be told; see `Naming`.
@@ -63,6 +63,8 @@ def open_checkpoint(
     if of_step is not None:
         if step is not None and step != int(of_step["step"]):
             raise ValueError(f"{text!r} is step {int(of_step['step'])}, and step={step} is asked for")
+        if name not in (DEFAULT_NAME, of_step["name"]):
+            raise ValueError(f"{text!r} is of the series {of_step['name']!r}, and name={name!r} is asked for")
         return series_of(run_to_read(of_step["run_id"]), of_step["name"]).get(int(of_step["step"])).reader(**options)
     of_run = None if text is None else _RUN_URI.fullmatch(text)
     if text is None or of_run is not None:
@@ -70,6 +72,8 @@ def open_checkpoint(
         return series_of(run, name).get(step).reader(**options)
     if step is not None:
         raise ValueError(f"a step is one of a run, and {without_secrets(text)!r} is none: leave step out")
+    if name != DEFAULT_NAME:
+        raise ValueError(f"a series is one of a run, and {without_secrets(text)!r} is none: leave name out")
     return open_artifact(text, **options)
 
 

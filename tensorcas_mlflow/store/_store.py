@@ -320,8 +320,8 @@ class Store(Refs):
             names: Which, in any order; all if not given.
             verify: Whether to check every chunk's bytes against its digest.
             out: Arrays to read into, by name, for some of them or all: of the tensor's dtype and shape, writable and in
-                C order. No two may share memory. At most 32 MB of memory is used besides. After an error they hold
-                anything.
+                C order. Two that share memory are refused. At most 32 MB of memory is used besides. After an error they
+                hold anything.
             copy: False gives, for tensors that a store on this machine holds raw and in one piece, read-only views of
                 the packs, which are mapped: nothing is copied, and pages are read when they are touched. Others are
                 read into new arrays as ever. Packs never change, and what a collection deletes stays mapped; but if

@@ -106,7 +106,7 @@ def check_outs(columns: Columns, rows: Offsets, names: Sequence[str], out: Mappi
     """Find the arrays that rows are to be read into, by position among the rows.
 
     Raises:
-        ValueError: An array cannot hold its row, or is for none of them.
+        ValueError: An array cannot hold its row, or is for none of them, or two arrays share memory.
     """
     at_name = {name: at for at, name in enumerate(names)}
     unknown = out.keys() - at_name.keys()
@@ -124,7 +124,24 @@ def check_outs(columns: Columns, rows: Offsets, names: Sequence[str], out: Mappi
         if not (array.flags.c_contiguous and array.flags.writeable):
             raise ValueError(f"tensor {name!r} cannot be read into an array that is read-only or not in C order")
         found[at] = array
+    _check_apart(out)
     return found
+
+
+def _check_apart(out: Mapping[str, Array]) -> None:
+    """See that no two contiguous arrays share memory: one of two tensors would be lost without an error."""
+    begins = np.array([array.__array_interface__["data"][0] for array in out.values()], dtype=np.int64)
+    sizes = np.array([array.nbytes for array in out.values()], dtype=np.int64)
+    order = np.argsort(begins, kind="stable")
+    order = order[sizes[order] > 0]
+    both = np.flatnonzero(begins[order[1:]] < (begins + sizes)[order[:-1]])
+    if len(both):
+        names = list(out)
+        one, other = sorted((int(order[both[0]]), int(order[both[0] + 1])))
+        raise ValueError(
+            f"tensors {names[one]!r} and {names[other]!r} cannot be read into arrays that share memory: "
+            "give each an array of its own"
+        )
 
 
 def new_arrays(

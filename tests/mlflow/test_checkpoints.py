@@ -65,6 +65,8 @@ def test_a_checkpoint_is_loaded_by_the_uri_it_was_logged_at(experiment: str) -> 
     assert load(info.uri)["epoch"] == 2
     with pytest.raises(MlflowException, match="step=7 is asked for"):
         load(info.uri, step=7)
+    with pytest.raises(MlflowException, match="of the series 'other', and name='ema' is asked for"):
+        load(info.uri, name="ema")
 
 
 def test_a_live_state_is_filled_in_place(experiment: str) -> None:

@@ -59,6 +59,17 @@ def test_a_series_is_opened_by_its_name(experiment: str) -> None:
     assert step_of(mlflow.tensorcas.open_checkpoint(run_id, name="ema")) == 5
 
 
+def test_a_series_of_what_has_none_is_refused(experiment: str, tmp_path: Path) -> None:
+    run_id = log_steps(1, name="ema")
+    save_file(STATE, tmp_path / "model.safetensors")
+
+    assert step_of(mlflow.tensorcas.open_checkpoint(f"runs:/{run_id}/checkpoints/ema/step-00000001.arrow")) == 1
+    with pytest.raises(MlflowException, match="of the series 'ema', and name='raw' is asked for"):
+        mlflow.tensorcas.open_checkpoint(f"runs:/{run_id}/checkpoints/ema/step-00000001.arrow", name="raw")
+    with pytest.raises(MlflowException, match="a series is one of a run"):
+        mlflow.tensorcas.open_checkpoint(tmp_path / "model.safetensors", name="ema")
+
+
 def test_a_save_in_the_background_is_waited_for(experiment: str) -> None:
     with mlflow.start_run() as run:
         mlflow.tensorcas.log_checkpoint(STATE, step=1, blocking=False)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tensorcas_mlflow import TensorCasStore
-from tensorcas_mlflow.errors import AdapterError
+from tensorcas_mlflow.errors import AdapterError, CorruptChunkError
 
 
 def module(seed: int, device: str = "cpu") -> torch.nn.Module:
@@ -96,3 +96,16 @@ def test_stored_tensors_that_are_in_no_state_dict_are_named(store: TensorCasStor
     left = store.open(3).load_into(module(2))
 
     assert (left.missing, left.unexpected, left.passed_over) == ((), (), ("__tensor__/table",))
+
+
+def test_a_load_into_a_model_finds_damage_before_it_changes_anything(store: TensorCasStore, tmp_path: Path) -> None:
+    for pack in (tmp_path / ".tensorcas/packs").rglob("*.pack"):
+        data = bytearray(pack.read_bytes())
+        data[len(data) // 2] ^= 1
+        pack.chmod(0o600)
+        pack.write_bytes(data)
+    live = module(2)
+    with pytest.raises(CorruptChunkError):
+        store.load(1, original=live)
+
+    assert len(same(live, module(2))) == len(live.state_dict())

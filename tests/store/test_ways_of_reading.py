@@ -145,6 +145,28 @@ def test_what_cannot_be_read_into_is_refused(
         store.read_tensors(manifest, out=out)
 
 
+@pytest.mark.parametrize("start", [-1, 0, 1, 350_004])
+def test_arrays_to_read_into_that_share_memory_are_refused(store: Store, manifest: Manifest, start: int) -> None:
+    small = manifest.row("small5").spec
+    memory = np.zeros(1_000_000, np.uint8)
+    raw = memory[400_000:750_005].reshape(5, 70_001)
+    begin = (400_000 + start) // small.numpy_dtype.itemsize * small.numpy_dtype.itemsize
+    other = memory[begin : begin + small.n_bytes].view(small.numpy_dtype).reshape(small.shape)
+
+    with pytest.raises(ValueError, match="'raw' and 'small5' cannot be read into arrays that share memory"):
+        store.read_tensors(manifest, ["raw", "small5"], out={"raw": raw, "small5": other})
+
+
+def test_arrays_to_read_into_may_lie_beside_each_other(store: Store, manifest: Manifest) -> None:
+    memory = np.zeros(2 * 350_005, np.uint8)
+    whole = store.read_tensors(manifest, ["raw"])["raw"]
+    outs = {"raw": memory[350_005:].reshape(5, 70_001)}
+    store.read_tensors(manifest, ["raw"], out=outs)
+
+    assert np.array_equal(outs["raw"], whole)
+    assert not memory[:350_005].any()
+
+
 def test_reading_into_place_takes_little_memory_besides(tmp_path: Path) -> None:
     wanted = {"raw": noise(1, 20 << 20), "smooth": np.arange(5 << 20, dtype=np.float32)}
     store = Store.init(tmp_path)
