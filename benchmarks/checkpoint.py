@@ -26,9 +26,11 @@ from benchmarks.harness import (
 )
 from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES
 
-TITLE = "log_checkpoint, run resolved, metrics off"
+TITLE = "log_checkpoint, run resolved, metrics off; and the last step into a module that is there"
 CHANGED = at_most(4, "ms", "log_checkpoint of a changed 330 KB MLP, less two fsyncs")
 N_ROUNDS = 100
+_LOADS = ("load_checkpoint, into a module", "open_checkpoint, load_into")
+"""Turns that save nothing, so that no floor of a save is theirs."""
 
 
 def run(options: Options) -> Section:
@@ -58,7 +60,7 @@ def _measure(
 ) -> None:
     experiment = f"{place} {case.name}"
     experiment_id = MlflowClient().create_experiment(experiment, artifact_location=f"{location}/{len(table.rows)}")
-    module = as_module(case)
+    module, live = as_module(case), as_module(case.like())
     steps = itertools.count()
     work = scratch / f"{len(table.rows)}"
     work.mkdir()
@@ -70,14 +72,17 @@ def _measure(
             "unchanged module": Turn(lambda: _log(module, next(steps))),
             "unchanged state dict": Turn(lambda: _log(module.state_dict(), next(steps))),
             "changed module": Turn(lambda: _log(module, next(steps)), before=lambda: _train(module)),
+            "load_checkpoint, into a module": Turn(lambda: _load_into(active.info.run_id, live)),
+            "open_checkpoint, load_into": Turn(lambda: _fill(active.info.run_id, live)),
         }
         taken = interleave(turns, options.n_rounds or (1 if options.is_smoke else N_ROUNDS), n_warm=2)
         _check(module, active.info.run_id)
     section.keep(experiment, taken)
     for name in list(turns)[2:]:
         rest = taken[name].minus(taken["two fsyncs"]).minus(taken["hashing"])
-        floors = (show_ms(taken[floor])[0] for floor in ("hashing", "two fsyncs"))
-        table.add(f"{place}, {case.name}, {name}", *show_ms(taken[name]), *floors, _signed_ms(rest))
+        floors = [show_ms(taken[floor])[0] for floor in ("hashing", "two fsyncs")]
+        compared = ("", "", "") if name in _LOADS else (*floors, _signed_ms(rest))
+        table.add(f"{place}, {case.name}, {name}", *show_ms(taken[name]), *compared)
     if case.name == "330 KB MLP":
         left = taken["changed module"].minus(taken["two fsyncs"])
         section.verdicts.append(CHANGED.judge(place, left.median * 1000))
@@ -93,6 +98,14 @@ def as_module(case: Case) -> torch.nn.Module:
 
 def _log(state: Any, step: int) -> None:
     mlflow.tensorcas.log_checkpoint(state, step=step, log_metrics=False)  # type: ignore[attr-defined]
+
+
+def _load_into(run_id: str, module: torch.nn.Module) -> None:
+    mlflow.tensorcas.load_checkpoint(run_id, into=module)  # type: ignore[attr-defined]
+
+
+def _fill(run_id: str, module: torch.nn.Module) -> None:
+    mlflow.tensorcas.open_checkpoint(run_id).load_into(module)  # type: ignore[attr-defined]
 
 
 def _train(module: torch.nn.Module) -> None:

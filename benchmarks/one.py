@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from benchmarks.contenders import FILES, OURS, SAFETENSORS, Contender, chosen, save_all
+from benchmarks.contenders import FILES, OURS, SAFETENSORS, Contender, chosen, fastest_peer, save_all
 from benchmarks.data import bytes_of, transformer
 from benchmarks.harness import (
     Chart,
@@ -57,12 +57,23 @@ def _measure(size: int, contenders: list[Contender], options: Options, section: 
     taken = {who: series_of(of_one, "seconds") for who, of_one in usages.items()}
     section.keep(case.name, taken)
     title = f"One tensor of {show_bytes(n_bytes)} of {case.name}, cold"
-    table = Table(title, ("contender", "ms", "middle half", "to safetensors", "read from disk", "to the tensor"))
+    columns = (
+        "contender",
+        "ms",
+        "middle half",
+        "to safetensors",
+        "to the fastest peer",
+        "read from disk",
+        "to the tensor",
+    )
+    table = Table(title, columns)
+    best = taken[fastest_peer(taken)]
     for who, series in taken.items():
         read = series_of(usages[who], "read_bytes")
         ratio = series.over(taken[SAFETENSORS.name])
         share = read.times(1 / n_bytes)
-        table.add(who, *show_ms(series), show_ratio(ratio), show_bytes(read.median), show_ratio(share))
+        ratios = show_ratio(ratio), show_ratio(series.over(best))
+        table.add(who, *show_ms(series), *ratios, show_bytes(read.median), show_ratio(share))
         if who in ("tensorcas", "tensorcas fast"):
             section.verdicts.append(TIME.judge(who, ratio.median))
             section.verdicts.append(READ.judge(who, share.median))

@@ -5,11 +5,10 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from benchmarks.contenders import OURS, SAFETENSORS, ArrowFile, BintensorsFile, Contender, chosen, save_all
+from benchmarks.contenders import OURS, SAFETENSORS, ArrowFile, BintensorsFile, Contender, RunStore, chosen, save_all
 from benchmarks.data import tiny_tensors
 from benchmarks.harness import Options, Section, Table, Turn, at_most, interleave, show_ms, show_ratio
-from tensorcas_mlflow.reader import CheckpointReader, open_ref
-from tensorcas_mlflow.store import Store
+from tensorcas_mlflow.reader import CheckpointReader
 
 TITLE = "open a checkpoint and find one tensor by name"
 COUNTS = (1_000, 10_000, 100_000)
@@ -49,12 +48,11 @@ def run(options: Options) -> Section:
 
 def _hierarchy(folder: Path, layer: int) -> dict[str, Turn]:
     """Tell what a checkpoint consists of, by a reader that is opened for it; and read a layer of eight tensors."""
-    store = Store.open(folder)
-    ref = store.checkpoints()[0]
+    ours = RunStore("tensorcas")
     opened: list[CheckpointReader] = []
 
     def open_it() -> None:
-        opened[:] = [open_ref(store, ref)]
+        opened[:] = [ours.opened(folder)]
 
     def open_and_look() -> None:
         open_it()

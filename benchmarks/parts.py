@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contenders import OURS, SAFETENSORS, Contender, save_all
+from benchmarks.contenders import OURS, SAFETENSORS, Contender, RunStore, save_all
 from benchmarks.data import Case, bytes_of, mixture
 from benchmarks.harness import (
     Job,
@@ -102,11 +102,7 @@ def _check(case: Case, folder: Path, what: str) -> None:
 
 
 def _opened(folder: Path) -> Any:
-    from tensorcas_mlflow.reader import open_ref
-    from tensorcas_mlflow.store import Store
-
-    store = Store.open(folder)
-    return open_ref(store, store.checkpoints()[0])
+    return RunStore("tensorcas").opened(folder)
 
 
 def _summary(folder: Path) -> str:

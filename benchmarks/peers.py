@@ -13,7 +13,7 @@ from safetensors.torch import load, save_file
 from benchmarks.contenders import OURS, TOOLS, Ours, Tool
 from benchmarks.data import History, histories, same_bytes
 from benchmarks.harness import Chart, Options, Section, Series, Table, disk_bytes, n_files, show_bytes
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow import TensorCasStore
 
 TITLE = "histories as other tools keep them, every byte counted"
 HISTORIES = ("Adam states", "bf16 fine-tune", "fp32 CNN", "frozen backbone", "adapters")
@@ -84,16 +84,15 @@ def _kept_by(tool: Tool, files: list[Path], place: Path) -> tuple[Path, float, f
 
 def _kept_by_us(ours: Ours, history: History, place: Path) -> tuple[Path, float, float]:
     """The same, of a history that is in memory as it would be in training."""
-    store = Store.init(place)
+    ours.prepare(place)
     keeping_s = 0.0
     for run, step, case in history.cases():
+        case.ready()
         begin = time.perf_counter()
-        ours.write(store, case, step, run=run)
+        ours.writer(place, run)(case, step)
         keeping_s += time.perf_counter() - begin
     begin = time.perf_counter()
-    ref = store.ref(RefTarget(run_id=run, step=step).key)
-    assert ref is not None
-    back = store.read_tensors(store.manifest(ref))
+    back = TensorCasStore(place, run).load(step)
     back_s = time.perf_counter() - begin
     if not same_bytes(back, case.arrays):
         raise AssertionError("other bytes came back than were saved")

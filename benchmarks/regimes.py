@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.contenders import Ours
+from benchmarks.contenders import StoreCalls
 from benchmarks.data import Case, Specs, same_bytes, tiny_tensors, transformer
 from benchmarks.harness import (
     Job,
@@ -64,7 +64,7 @@ def run(options: Options) -> Section:
     table = Table(TITLE, ("what is read, way", "ms", "middle half", "to the best way", "read from disk"))
     for regime in _regimes(options):
         with options.folder() as scratch:
-            ours = Ours(CHOSEN, save={"policy": regime.policy})
+            ours = StoreCalls(CHOSEN, save={"policy": regime.policy})
             ours.prepare(scratch)
             ours.save(regime.case, scratch)
             ways = _ways_to_be_had(scratch, ours, regime)
@@ -89,7 +89,7 @@ def _regimes(options: Options) -> Iterator[Regime]:
     yield Regime(tiny.name, tiny, "fast", tuple(tiny.arrays))
 
 
-def _ways_to_be_had(place: Path, ours: Ours, regime: Regime) -> dict[str, Way | None]:
+def _ways_to_be_had(place: Path, ours: StoreCalls, regime: Regime) -> dict[str, Way | None]:
     """The ways that are gone when they are forced, by name, and no force at all."""
     store, manifest = ours.opened(place)
     forced = {way: store.explain(manifest, regime.names, way=way).ways for way in WAYS}
@@ -155,7 +155,7 @@ def _report(name: str, ways: list[str], measure: Measure, section: Section, tabl
 
 def _reading(place: Path, names: tuple[str, ...], way: Way | None, out: Case) -> Callable[[], object]:
     """Read into place by a way, as one that has found the store does."""
-    store, manifest = Ours(CHOSEN).opened(place)
+    store, manifest = StoreCalls(CHOSEN).opened(place)
     return partial(store.read_tensors, manifest, names, out=out.arrays, way=way)
 
 

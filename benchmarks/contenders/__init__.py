@@ -3,7 +3,7 @@
 from benchmarks.contenders._arrow import ArrowFile
 from benchmarks.contenders._contender import Contender, Durable, chosen, save_all
 from benchmarks.contenders._numpy_files import NumpyZip, PickleFile
-from benchmarks.contenders._ours import OURS, Ours, policies_of_ours
+from benchmarks.contenders._ours import OURS, Ours, RunStore, StoreCalls, Write, fastest_peer, policies_of_ours
 from benchmarks.contenders._tensor_files import BintensorsFile, SafetensorsFile
 from benchmarks.contenders._tools import TOOLS, Tool
 from benchmarks.contenders._torch_files import TorchFile, ZstdTorchFile
@@ -35,12 +35,16 @@ __all__ = [
     "NumpyZip",
     "Ours",
     "PickleFile",
+    "RunStore",
     "SafetensorsFile",
+    "StoreCalls",
     "Tool",
     "TorchFile",
+    "Write",
     "ZipnnFile",
     "ZstdTorchFile",
     "chosen",
+    "fastest_peer",
     "policies_of_ours",
     "save_all",
 ]

@@ -1,22 +1,128 @@
-"""Our store, as a program without MLflow uses it."""
+"""Our store, as a program without MLflow uses it: by the calls that users are taught, and by those below them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.contenders._contender import Contender
 from benchmarks.data import Case
+from tensorcas_mlflow import TensorCasStore
 from tensorcas_mlflow.manifest import Manifest
+from tensorcas_mlflow.reader import CheckpointReader
 from tensorcas_mlflow.store import RefTarget, Store
 
+Write = Callable[[Case, int], None]
+"""Saves a model as a step of one run, into a store that is open."""
+
 _NOTHING: Mapping[str, Any] = {}
+_POLICY = "TENSORCAS_POLICY"
 _RUN = "benchmark"
 
 
 class Ours(Contender):
-    """One checkpoint in a store of its own. A save is durable when it returns.
+    """One checkpoint in a store of its own. A save is durable when it returns."""
+
+    loads_specially: bool = False
+    """Whether it differs from another one of ours in how it loads, and in nothing else."""
+
+    def prepare(self, folder: Path) -> None:
+        Store.init(folder)
+
+    def save(self, case: Case, folder: Path) -> None:
+        self.writer(folder)(case, 0)
+
+    @abstractmethod
+    def writer(self, folder: Path, run: str = _RUN) -> Write:
+        """Open the store in a folder."""
+
+
+class RunStore(Ours):
+    """A state dict saved by `TensorCasStore.save`; loaded by `TensorCasStore.load`, into a live one with `original`.
+
+    Args:
+        name: In tables.
+        policy: As TENSORCAS_POLICY takes it; the default one unless given.
+    """
+
+    def __init__(self, name: str, *, policy: str | None = None) -> None:
+        self.name = name
+        self.is_baseline = name == "tensorcas"
+        self._policy = policy
+
+    def writer(self, folder: Path, run: str = _RUN) -> Write:
+        store = TensorCasStore(folder, run)
+
+        def write(case: Case, step: int) -> None:
+            with self._chosen_policy():
+                store.save(case.tensors, step)
+
+        return write
+
+    def load(self, folder: Path) -> Mapping[str, Any]:
+        loaded: Mapping[str, Any] = TensorCasStore(folder, _RUN).load()
+        return loaded
+
+    def load_into(self, folder: Path, out: Case) -> None:
+        TensorCasStore(folder, _RUN).load(original=out.tensors)
+
+    def read_one(self, folder: Path, name: str) -> Any:
+        return self.opened(folder).tensor(name, copy=True)
+
+    def find(self, folder: Path, name: str) -> tuple[int, ...]:
+        return self.opened(folder).spec(name).shape
+
+    def opened(self, folder: Path) -> CheckpointReader:
+        """Open what was saved, to read parts of it."""
+        return TensorCasStore(folder, _RUN).open()
+
+    @contextlib.contextmanager
+    def _chosen_policy(self) -> Iterator[None]:
+        if self._policy is None:
+            yield
+            return
+        before = os.environ.get(_POLICY)
+        os.environ[_POLICY] = self._policy
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[_POLICY]
+            else:
+                os.environ[_POLICY] = before
+
+
+class RunReader(RunStore):
+    """The same, loaded by `CheckpointReader.load_into`, or as a whole by `full`.
+
+    Args:
+        name: In tables.
+        policy: See `RunStore`.
+        verify: What `TensorCasStore.open` is given.
+    """
+
+    loads_specially = True
+
+    def __init__(self, name: str, *, policy: str | None = None, verify: bool = True) -> None:
+        super().__init__(name, policy=policy)
+        self._verify = verify
+
+    def load(self, folder: Path) -> Mapping[str, Any]:
+        return self.opened(folder).full()
+
+    def load_into(self, folder: Path, out: Case) -> None:
+        self.opened(folder).load_into(out.module)
+
+    def opened(self, folder: Path) -> CheckpointReader:
+        return TensorCasStore(folder, _RUN).open(verify=self._verify)
+
+
+class StoreCalls(Ours):
+    """Arrays saved and read by `Store.write_checkpoint` and `Store.read_tensors`, which the calls for users rest on.
 
     Args:
         name: In tables.
@@ -26,26 +132,18 @@ class Ours(Contender):
 
     def __init__(self, name: str, *, save: Mapping[str, Any] = _NOTHING, load: Mapping[str, Any] = _NOTHING) -> None:
         self.name = name
-        self.is_baseline = not save and not load
+        self.loads_specially = bool(load)
         self._save = dict(save)
         self._load = dict(load)
 
-    @property
-    def loads_specially(self) -> bool:
-        """Whether it differs from another one of ours in how it loads."""
-        return bool(self._load)
-
-    def prepare(self, folder: Path) -> None:
-        Store.init(folder)
-
-    def save(self, case: Case, folder: Path) -> None:
+    def writer(self, folder: Path, run: str = _RUN) -> Write:
         store, _ = Store.find(folder)
-        self.write(store, case, 0)
 
-    def write(self, store: Store, case: Case, step: int, *, run: str = _RUN) -> None:
-        """Save a model as a step of a run into a store that is open."""
-        with store.write_checkpoint(case.arrays, **self._save) as pending:
-            pending.commit(RefTarget(run_id=run, step=step))
+        def write(case: Case, step: int) -> None:
+            with store.write_checkpoint(case.arrays, **self._save) as pending:
+                pending.commit(RefTarget(run_id=run, step=step))
+
+        return write
 
     def load(self, folder: Path) -> Mapping[str, Any]:
         store, manifest = self.opened(folder)
@@ -71,17 +169,38 @@ class Ours(Contender):
         return store, store.manifest(ref)
 
 
-OURS = (
-    Ours("tensorcas"),
-    Ours("tensorcas, verify off", load={"verify": False}),
-    Ours("tensorcas fast", save={"policy": "fast"}),
-    Ours("tensorcas fast, verify off", save={"policy": "fast"}, load={"verify": False}),
-    Ours("tensorcas fast, mapped, verify off", save={"policy": "fast"}, load={"verify": False, "copy": False}),
-    Ours("tensorcas small", save={"policy": "small"}),
+OURS: tuple[Ours, ...] = (
+    RunStore("tensorcas"),
+    RunReader("tensorcas, load_into"),
+    RunStore("tensorcas fast", policy="fast"),
+    RunReader("tensorcas fast, load_into", policy="fast"),
+    RunReader("tensorcas fast, load_into, verify off", policy="fast", verify=False),
+    RunStore("tensorcas small", policy="small"),
+    StoreCalls("tensorcas Store"),
+    StoreCalls("tensorcas Store, verify off", load={"verify": False}),
+    StoreCalls("tensorcas Store fast", save={"policy": "fast"}),
+    StoreCalls("tensorcas Store fast, verify off", save={"policy": "fast"}, load={"verify": False}),
+    StoreCalls(
+        "tensorcas Store fast, mapped, verify off", save={"policy": "fast"}, load={"verify": False, "copy": False}
+    ),
 )
-"""A policy and a way to load each."""
+"""A policy and a way to load each. Those named ``tensorcas Store`` are no calls that users are taught."""
 
 
 def policies_of_ours() -> list[Ours]:
     """Those of `OURS` that differ in how they save."""
     return [ours for ours in OURS if not ours.loads_specially]
+
+
+def is_ours(name: str) -> bool:
+    """Tell by its name in tables whether a contender is ours."""
+    return name.startswith("tensorcas")
+
+
+def fastest_peer(taken: Mapping[str, Any]) -> str:
+    """Name the contender that is not ours and took the shortest time.
+
+    Args:
+        taken: A `Series` by name.
+    """
+    return min((name for name in taken if not is_ours(name)), key=lambda name: taken[name].median)

@@ -34,6 +34,9 @@ class SafetensorsFile(Contender):
         return loaded
 
     def read_one(self, folder: Path, name: str) -> Any:
+        if self._kind == "numpy":
+            with importlib.import_module(self.package).safe_open(self._file(folder), "np") as file:
+                return file.get_tensor(name)  # an array of its own
         with importlib.import_module(self.package).safe_open(self._file(folder), "pt") as file:
             return file.get_tensor(name).clone()
 

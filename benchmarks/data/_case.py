@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ml_dtypes
@@ -24,6 +24,8 @@ class Case:
     name: str
     arrays: dict[str, Array]
     """C-contiguous and writable."""
+    _made: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What was made of the arrays: users have tensors and modules, and do not make them for a save."""
 
     @property
     def n_bytes(self) -> int:
@@ -32,12 +34,28 @@ class Case:
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The same memory, as tensors of torch."""
-        return {name: _as_torch(array) for name, array in self.arrays.items()}
+        """The same memory, as tensors of torch; made once."""
+        if "tensors" not in self._made:
+            self._made["tensors"] = {name: _as_torch(array) for name, array in self.arrays.items()}
+        tensors: dict[str, torch.Tensor] = self._made["tensors"]
+        return tensors
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The same memory, as a module whose state dict has the tensors by their names; made once."""
+        if "module" not in self._made:
+            self._made["module"] = _as_module(self.tensors)
+        module: torch.nn.Module = self._made["module"]
+        return module
+
+    def ready(self) -> Case:
+        """Make the tensors and the module now, and not when something is timed; return the model itself."""
+        self.module  # noqa: B018 - made once
+        return self
 
     def like(self) -> Case:
         """Make a model of the same names, dtypes and shapes whose memory was touched, to load into."""
-        return Case.of_specs(self.name, self.specs)
+        return Case.of_specs(self.name, self.specs).ready()
 
     def only(self, names: Iterable[str]) -> Case:
         """The model with some of its tensors, on the same memory."""
@@ -104,3 +122,19 @@ def _as_torch(array: Array) -> torch.Tensor:
     if array.dtype == _BFLOAT16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
+
+
+def _as_module(tensors: Mapping[str, torch.Tensor]) -> torch.nn.Module:
+    module = torch.nn.Module()
+    for name, tensor in tensors.items():
+        *path, last = name.split(".")
+        inner = module
+        for part in path:
+            if not hasattr(inner, part):
+                inner.add_module(part, torch.nn.Module())
+            inner = getattr(inner, part)
+        if tensor.is_floating_point():
+            inner.register_parameter(last, torch.nn.Parameter(tensor, requires_grad=False))
+        else:
+            inner.register_buffer(last, tensor)
+    return module

@@ -31,13 +31,17 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
     return state
 
 
+N_DIGITS = 1500
+"""Pictures that are trained on; the other 297 are left for who wants to see what a net has learned."""
+
+
 def train_digits(model: DigitsNet, n_epochs: int, *, learning_rate: float = 1e-3) -> Iterator[State]:
     """Train on scikit-learn's handwritten digits; the state after each epoch."""
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)
-    pictures = torch.tensor(pixels / 16, dtype=torch.float32).view(-1, 1, 8, 8)
-    digits = torch.tensor(labels)
+    pictures = torch.tensor(pixels[:N_DIGITS] / 16, dtype=torch.float32).view(-1, 1, 8, 8)
+    digits = torch.tensor(labels[:N_DIGITS])
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], learning_rate)
     model.train()
     for _ in range(n_epochs):
