@@ -4,13 +4,57 @@ from __future__ import annotations
 
 from mutant import Mutant
 
+_DIGEST = "tests/reader/test_digest.py"
 _FILES = "tests/reader/test_files.py"
+_LEFT_OUT = "tests/reader/test_left_out.py"
 _LARGE = "tests/reader/test_large.py"
 _OUTLINE = "tests/reader/test_outline.py"
 _READER = "tests/reader/test_reader.py"
 _SLICES = "tests/reader/test_slices.py"
 
 MUTANTS = (
+    Mutant(
+        fault="two models that differ in small values only",
+        test=f"{_DIGEST}::test_models_that_differ_in_small_values_only_are_told_apart",
+        path="tensorcas_mlflow/reader/_stored.py",
+        before='            found["skeleton"] = identities.pop(names.index(SKELETON))\n',
+        after="            identities.pop(names.index(SKELETON))\n",
+    ),
+    Mutant(
+        fault="files of equal tensors and other bytes beside them",
+        test=f"{_DIGEST}::test_files_of_equal_tensors_and_another_epoch_differ[a_file]",
+        path="tensorcas_mlflow/reader/_listed.py",
+        before='        return digest_of_metadata(self.metadata) | {"bytes": digest_of(files)}\n',
+        after="        return digest_of_metadata(self.metadata)\n",
+    ),
+    Mutant(
+        fault="bytes of a file that strides leave out",
+        test=f"{_DIGEST}::test_bytes_that_strides_leave_out_are_compared",
+        path="tensorcas_mlflow/reader/_stretches.py",
+        before="            if stride != n_elements:\n                return False\n",
+        after="            if stride != n_elements:\n                return True\n",
+    ),
+    Mutant(
+        fault="an expert of a number that says that a tensor is of none",
+        test=f"{_READER}::test_what_names_no_part_is_refused[a_local_store]",
+        path="tensorcas_mlflow/reader/_outline.py",
+        before="        is_its = (found.expert[rows] == expert) & (found.expert[rows] != _NONE)\n        parts",
+        after="        is_its = found.expert[rows] == expert\n        parts",
+    ),
+    Mutant(
+        fault="a layer of which a tensor cannot be read",
+        test=f"{_LEFT_OUT}::test_a_part_of_which_a_tensor_cannot_be_read_is_refused",
+        path="tensorcas_mlflow/reader/_reader.py",
+        before="        self._refuse_left_out_rows(rows)\n        return self._read(rows)\n",
+        after="        return self._read(rows[rows < len(self)])\n",
+    ),
+    Mutant(
+        fault="two arrays to read into that share memory",
+        test="tests/store/test_ways_of_reading.py::test_arrays_to_read_into_that_share_memory_are_refused[0]",
+        path="tensorcas_mlflow/store/_target.py",
+        before="    _check_apart(out)\n",
+        after="",
+    ),
     Mutant(
         fault="damage in a chunk that a slice touches",
         test=f"{_READER}::test_damage_is_found_by_whatever_reads_it[rows]",
