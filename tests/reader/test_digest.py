@@ -221,12 +221,16 @@ def test_bytes_that_strides_leave_out_are_compared(tmp_path: Path) -> None:
         torch.save({"v": base[:, ::2], "t": base.t()[:0]}, out, _use_new_zipfile_serialization=False)
         return out.getvalue()
 
+    # Such a file names a storage by its address, so all three are written of one storage.
     base = torch.arange(80.0).reshape(8, 10)
-    hidden = base.clone()
-    hidden[:, 1] += 1
-    (tmp_path / "b").mkdir()
-    one, other = a_file(tmp_path, view(base)), a_file(tmp_path / "b", view(hidden))
+    files = [view(base), view(base)]
+    base[:, 1] += 1
+    files.append(view(base))
+    for name in "abc":
+        (tmp_path / name).mkdir()
+    one, same, other = (a_file(tmp_path / name, data) for name, data in zip("abc", files, strict=True))
 
+    assert agree(one, same)
     assert one.tensors_digest() == other.tensors_digest()
     assert not agree(one, other)
 
