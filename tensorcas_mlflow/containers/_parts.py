@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tensorcas_mlflow.containers._tape import Tape
@@ -54,9 +54,18 @@ class More:
     n_bytes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """What a file says of tensors that have passed, where its table comes after them. It has no bytes of its own."""
+
+    tensors: Mapping[str, Tensor]
+    """By the name with which a tensor was announced, what should have been announced. Without a dtype it has a new name
+    only."""
+
+
 Part = Skeleton | Plain | Tensor | More
 
-Splitter = Callable[[Tape], Iterator[Part]]
+Splitter = Callable[[Tape], Iterator[Part | Learned]]
 """Announces the parts of a file one after the other, from where the tape stands.
 
 When it is resumed, whoever called it has taken the bytes of the part it has announced from the tape; a splitter itself

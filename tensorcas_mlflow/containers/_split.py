@@ -12,7 +12,7 @@ from tensorcas_mlflow.containers._checkpoint_file import is_checkpoint_file, spl
 from tensorcas_mlflow.containers._gguf import is_gguf, split_gguf
 from tensorcas_mlflow.containers._npy import is_npy, split_npy
 from tensorcas_mlflow.containers._onnx import is_onnx, split_onnx
-from tensorcas_mlflow.containers._parts import Part, Plain, Skeleton, Splitter
+from tensorcas_mlflow.containers._parts import Learned, Part, Plain, Skeleton, Splitter
 from tensorcas_mlflow.containers._pickle import is_pickle, split_pickle
 from tensorcas_mlflow.containers._safetensors import is_safetensors, split_safetensors
 from tensorcas_mlflow.containers._tape import Tape
@@ -45,7 +45,7 @@ _FORMATS: tuple[tuple[str, Callable[[memoryview], bool], Splitter], ...] = (
 """Name, test of a file's first bytes, and splitter; the first whose test passes is taken."""
 
 
-def split(tape: Tape) -> Iterator[Part]:
+def split(tape: Tape) -> Iterator[Part | Learned]:
     """Take a file apart.
 
     Yields:

@@ -160,7 +160,7 @@ def _whole_tensor(storage: _Storage, made: Made) -> tuple[str, tuple[int, ...]] 
     size, stride = size_of(args[2]), size_of(args[3])
     if dtype is None or size is None or stride is None or type(args[1]) is not int or args[1] != 0:
         return None
-    shape = _dense_shape(size, stride)
+    shape = dense_shape(size, stride)
     n_item_bytes = _ITEM_BYTES.get(dtype) or parse_dtype(dtype).itemsize
     return (dtype, shape) if shape is not None and math.prod(shape) * n_item_bytes == n_bytes else None
 
@@ -186,7 +186,7 @@ def size_of(symbol: Symbol) -> tuple[int, ...] | None:
     return symbol if is_shape(symbol) else None
 
 
-def _dense_shape(size: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, ...] | None:
+def dense_shape(size: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, ...] | None:
     """Say in which shape elements without gaps are in C order; None if there are gaps, or some elements are shared.
 
     That is the tensor's own but where it was transposed or is in another memory format.

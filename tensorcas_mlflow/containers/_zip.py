@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tensorcas_mlflow.containers._npy import NpyHeader, is_npy, npy_parts, read_npy_header
-from tensorcas_mlflow.containers._parts import MIN_TENSOR_BYTES, More, Part, Plain, Skeleton, Tensor
+from tensorcas_mlflow.containers._parts import MIN_TENSOR_BYTES, Learned, More, Part, Plain, Skeleton, Tensor
 from tensorcas_mlflow.containers._tape import Tape
 from tensorcas_mlflow.containers._torch import TorchArchive
 from tensorcas_mlflow.containers._zip_ends import CENTRAL, DESCRIPTOR, LOCAL, Ends, descriptor_bytes
@@ -54,15 +54,16 @@ def is_zip(head: memoryview) -> bool:
     return head[:4] == LOCAL
 
 
-def split_zip(tape: Tape, depth: int = 0) -> Iterator[Part]:
+def split_zip(tape: Tape, depth: int = 0, name: str = "") -> Iterator[Part | Learned]:
     """Announce the parts of a zip archive, to its end and no further.
 
     Args:
         tape: Where it lies.
         depth: In how many archives it lies.
+        name: Of the entry that it is; also of its one tensor, if that has no name.
     """
     ends = Ends(tape)
-    archive = TorchArchive()
+    archive = TorchArchive(name)
     while bytes(tape.peek(4)) == LOCAL:
         entry = _read_entry(tape)
         yield Skeleton(n_bytes=entry.header_bytes)
@@ -124,13 +125,15 @@ def _size_in_extra(extra: bytes, *, after_raw: bool) -> int:
     raise FormatError("a zip entry of 4 GiB or more without its size")
 
 
-def _stored(tape: Tape, entry: _Entry, archive: TorchArchive, ends: Ends, depth: int) -> Iterator[Part]:
+def _stored(tape: Tape, entry: _Entry, archive: TorchArchive, ends: Ends, depth: int) -> Iterator[Part | Learned]:
     """Announce the parts of an entry that is not compressed."""
     wanted_bytes = archive.wants(entry.name)
     if wanted_bytes:
         n_bytes = ends.look_ahead(wanted_bytes) if entry.n_bytes is None else entry.n_bytes
         if n_bytes is not None and n_bytes <= wanted_bytes:
-            archive.read(entry.name, bytes(tape.peek(n_bytes)))
+            learned = archive.read(entry.name, bytes(tape.peek(n_bytes)))
+            if learned:
+                yield Learned(tensors=learned)
     fact = archive.storage(entry.name)
     if fact is not None and entry.n_bytes in (None, fact.n_bytes):
         if fact.n_bytes >= MIN_TENSOR_BYTES:
@@ -141,11 +144,14 @@ def _stored(tape: Tape, entry: _Entry, archive: TorchArchive, ends: Ends, depth:
         return
     n_bytes = ends.look_ahead() if entry.n_bytes is None else entry.n_bytes
     head = tape.peek(_SNIFF_BYTES if n_bytes is None else min(n_bytes, _SNIFF_BYTES))
+    if n_bytes and archive.passes(entry.name, n_bytes) and not is_zip(head):
+        yield Tensor(n_bytes=n_bytes, name=entry.name) if n_bytes >= MIN_TENSOR_BYTES else Skeleton(n_bytes=n_bytes)
+        return
     npy = _npy_header(tape, n_bytes) if is_npy(head) else None
     if npy is not None:
         yield from npy_parts(npy, entry.name.removesuffix(".npy"))
     elif is_zip(head) and depth < _MAX_DEPTH:
-        yield from _nested(tape, n_bytes, depth + 1)
+        yield from _nested(tape, n_bytes, depth + 1, entry.name)
     elif (n_bytes is not None and n_bytes < _MIN_UNKNOWN_BYTES) or is_npy(head) or _is_skeleton(head):
         yield from ends.stretch(n_bytes, Skeleton, Skeleton)
     else:
@@ -164,11 +170,11 @@ def _npy_header(tape: Tape, n_bytes: int | None) -> NpyHeader | None:
     return header
 
 
-def _nested(tape: Tape, n_bytes: int | None, depth: int) -> Iterator[Part]:
+def _nested(tape: Tape, n_bytes: int | None, depth: int, name: str) -> Iterator[Part | Learned]:
     """Take apart an archive that is an entry of one."""
     start = tape.position
     try:
-        yield from split_zip(tape, depth)
+        yield from split_zip(tape, depth, name)
     except (FormatError, struct.error):
         if n_bytes is None:
             raise

@@ -12,6 +12,11 @@ from tensorcas_mlflow.formats._source import ByteSource
 from tensorcas_mlflow.tensor import Spec
 
 
+EXAMPLE_INPUT = "example input"
+"""What the type of a tensor is called with which a model was traced. It is left out, and no part of the model: whoever
+writes the model's tensors need not allow that."""
+
+
 class Tensors(Protocol):
     """Tensors that can be written into a file of any format; read as they are wanted, and never all at once."""
 

@@ -25,13 +25,14 @@ from tensorcas_mlflow.formats._listing import Listing
 from tensorcas_mlflow.formats._read_folders import INDEX_SUFFIX, check_numbers, index_of, list_indexed, list_shards
 from tensorcas_mlflow.formats._read_gguf import list_gguf
 from tensorcas_mlflow.formats._read_numpy import list_npy, list_npz
+from tensorcas_mlflow.formats._read_pt2 import is_pt2, list_pt2
 from tensorcas_mlflow.formats._read_serverlessllm import INDEX, list_serverlessllm
 from tensorcas_mlflow.formats._read_tables import list_bhckpt, list_bintensors, list_safetensors
 from tensorcas_mlflow.formats._read_torch import is_torch_archive, list_torch, list_torch_legacy
 from tensorcas_mlflow.formats._source import ByteSource, LocalFile
 from tensorcas_mlflow.formats._zip_directory import list_members
 
-FORMATS_IN = ("safetensors", "torch", "npz", "npy", "gguf", "bintensors", "bhckpt", "serverlessllm")
+FORMATS_IN = ("safetensors", "torch", "pt2", "npz", "npy", "gguf", "bintensors", "bhckpt", "serverlessllm")
 """What can be read, by the names that `Listing.format` has."""
 
 _HEAD_BYTES = 4096
@@ -43,6 +44,8 @@ _List = Callable[[ByteSource], Listing | None]
 def _list_zip(source: ByteSource) -> Listing | None:
     """List a zip archive that is a torch file or has arrays; None for any other."""
     members = list_members(source)
+    if is_pt2(members):
+        return list_pt2(source, members)
     if is_torch_archive(members):
         return list_torch(source, members)
     if not members or any(member.name.endswith(".npy") for member in members):
@@ -66,6 +69,7 @@ _BY_SUFFIX = {
     ".bintensors": "bintensors",
     ".bckpt": "bhckpt",
     ".gguf": "gguf",
+    ".pt2": "pt2",
     ".npz": "npz",
     ".npy": "npy",
     **dict.fromkeys((".pt", ".pth", ".bin", ".ckpt"), "torch"),
@@ -132,7 +136,7 @@ def _of_file(file: LocalFile, format: str | None) -> Listing:
     if listing is None and wanted:
         # It seems to be in none: say what is wrong with it, rather than that.
         with _sound(file.name, wanted):
-            next(lists for name, _, lists in _FILES if name == {"npz": "zip"}.get(wanted, wanted))(file)
+            next(lists for name, _, lists in _FILES if name == {"npz": "zip", "pt2": "zip"}.get(wanted, wanted))(file)
     if listing is not None:
         raise MalformedFileError(file.name, wanted, f"it is a file of {listing.format}")
     if not file.size:

@@ -89,6 +89,23 @@ class LocalFile(ByteSource):
         return memoryview(self._mapped)[start : start + n_bytes]
 
 
+class Stretch(ByteSource):
+    """A part of another source, read as a file of its own."""
+
+    def __init__(self, inner: ByteSource, start: int, n_bytes: int) -> None:
+        """Take some bytes of a source, which has them."""
+        self.name = inner.name
+        self.size = n_bytes
+        self._inner = inner
+        self._start = start
+
+    def read_into(self, start: int, out: memoryview) -> None:
+        self._inner.read_into(self._start + start, out)
+
+    def view(self, start: int, n_bytes: int) -> memoryview | None:
+        return self._inner.view(self._start + start, n_bytes)
+
+
 class SourceStream:
     """A source read from its beginning on, as a `Tape` is made of."""
 

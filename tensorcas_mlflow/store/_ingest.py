@@ -19,7 +19,7 @@ from types import TracebackType
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.containers import More, Part, Skeleton, Tape, Tensor, split
+from tensorcas_mlflow.containers import Learned, More, Part, Skeleton, Tape, Tensor, split
 from tensorcas_mlflow.digest import Digests, digest_all, unique_rows
 from tensorcas_mlflow.errors import BackendError
 from tensorcas_mlflow.manifest import Row
@@ -88,6 +88,8 @@ class Ingest:
         self._rows: list[OpenRow] = []
         self._ends: list[int] = []
         """For each row that is closed the number of the chunk behind its last one."""
+        self._announced: dict[str, int] = {}
+        """Numbers of the rows by the names with which they were announced; of two of one name the last one's."""
         self._batch = _Batch()
         self._n_bytes = 0
 
@@ -115,6 +117,9 @@ class Ingest:
             Exception: Whatever the tape's source raises; the same.
         """
         for part in split(tape):
+            if isinstance(part, Learned):
+                self._learn(part)
+                continue
             row = self._row_for(part)
             left = part.n_bytes
             while left > 0:
@@ -144,8 +149,17 @@ class Ingest:
             return self._row_for(Skeleton(n_bytes=part.n_bytes))
         self._close_row()
         row = OpenRow(part, first=len(self._sizes), chunk_bytes=self._chunk_bytes)
+        if isinstance(part, Tensor) and part.name:
+            self._announced[part.name] = len(self._rows)
         self._rows.append(row)
         return row
+
+    def _learn(self, learned: Learned) -> None:
+        """Describe rows that have passed by what the file says of them now."""
+        for name, tensor in learned.tensors.items():
+            number = self._announced.pop(name, None)
+            if number is not None:
+                self._rows[number].learn(tensor)
 
     def _close_row(self) -> None:
         """End the last row."""

@@ -60,6 +60,14 @@ class OpenRow:
                 self._given_cuts = np.asarray(part.cuts, dtype=np.int64)
             self.itemsize = _itemsize(part.dtype)
 
+    def learn(self, tensor: Tensor) -> None:
+        """Describe the row by what its file says of it after its bytes have come."""
+        assert isinstance(self.part, Tensor)
+        if tensor.dtype is None:
+            self.part = replace(self.part, name=tensor.name)
+        else:
+            self.part, self.itemsize = tensor, _itemsize(tensor.dtype)
+
     def add(self, block: memoryview) -> list[memoryview]:
         """Add bytes, and give the chunks that end with them."""
         if self._cutter is not None and (self._waiting or len(block) < _LOOK_BYTES):

@@ -6,7 +6,7 @@ import dataclasses
 import io
 from collections.abc import Iterator
 
-from tensorcas_mlflow.containers import More, Part, Tape, Tensor, split
+from tensorcas_mlflow.containers import Learned, More, Part, Tape, Tensor, split
 
 
 def take_apart(data: bytes) -> list[tuple[Part, bytes]]:
@@ -14,11 +14,15 @@ def take_apart(data: bytes) -> list[tuple[Part, bytes]]:
 
     Returns:
         The parts in file order, each with its bytes, which may be fewer than it announces where the file ends. `More`
-        is joined to its tensor, whose size is then that of all its bytes. Other neighbours are not joined.
+        is joined to its tensor, whose size is then that of all its bytes. Other neighbours are not joined. What is
+        `Learned` of a tensor stands in place of what was announced of it.
     """
     tape = Tape(io.BytesIO(data))
     parts: list[tuple[Part, bytes]] = []
     for part in split(tape):
+        if isinstance(part, Learned):
+            parts = [(_learned(each, part), taken) for each, taken in parts]
+            continue
         assert part.n_bytes > 0
         taken = _take(tape, part.n_bytes)
         if isinstance(part, More):
@@ -28,6 +32,13 @@ def take_apart(data: bytes) -> list[tuple[Part, bytes]]:
         else:
             parts.append((part, taken))
     return parts
+
+
+def _learned(part: Part, learned: Learned) -> Part:
+    if not isinstance(part, Tensor) or part.name not in learned.tensors:
+        return part
+    tensor = learned.tensors[part.name]
+    return tensor if tensor.dtype is not None else dataclasses.replace(part, name=tensor.name)
 
 
 def _take(tape: Tape, n_bytes: int) -> bytes:
