@@ -94,13 +94,14 @@ class TorchArchive:
 
     # --- storages that come before what tells of them
 
-    def passes(self, entry: str, n_bytes: int) -> bool:
-        """Tell whether an entry has the name of a storage of which nothing is known yet, and remember it if so."""
-        if not _STORAGE.fullmatch(entry):
-            return False
-        if len(self._passed) < _MAX_PASSED:
+    def is_storage(self, entry: str) -> bool:
+        """Tell whether an entry has the name of a storage of which nothing may be known yet."""
+        return bool(_STORAGE.fullmatch(entry))
+
+    def passed(self, entry: str, n_bytes: int) -> None:
+        """Take note of the size of an entry that has passed."""
+        if self.is_storage(entry) and len(self._passed) < _MAX_PASSED:
             self._passed[entry] = n_bytes
-        return True
 
     def _learn(self, entry: str, data: bytes) -> dict[str, Tensor]:
         """Read what a table says of storages that have passed; see `read`."""

@@ -74,6 +74,7 @@ def split_zip(tape: Tape, depth: int = 0, name: str = "") -> Iterator[Part | Lea
             n_bytes = ends.look_ahead() if entry.n_bytes is None else entry.n_bytes
             kind = Skeleton if n_bytes is not None and n_bytes < _MIN_COMPRESSED_BYTES else Plain
             yield from ends.stretch(n_bytes, kind, kind)
+        archive.passed(entry.name, tape.position - start)
         # Where a header knew the size, some writers leave the descriptor out.
         if entry.n_bytes is None or (entry.is_streamed and bytes(tape.peek(4)) == DESCRIPTOR):
             yield Skeleton(n_bytes=descriptor_bytes(tape, tape.position - start))
@@ -144,8 +145,9 @@ def _stored(tape: Tape, entry: _Entry, archive: TorchArchive, ends: Ends, depth:
         return
     n_bytes = ends.look_ahead() if entry.n_bytes is None else entry.n_bytes
     head = tape.peek(_SNIFF_BYTES if n_bytes is None else min(n_bytes, _SNIFF_BYTES))
-    if n_bytes and archive.passes(entry.name, n_bytes) and not is_zip(head):
-        yield Tensor(n_bytes=n_bytes, name=entry.name) if n_bytes >= MIN_TENSOR_BYTES else Skeleton(n_bytes=n_bytes)
+    if archive.is_storage(entry.name) and not is_zip(head):
+        is_large = n_bytes is None or n_bytes >= MIN_TENSOR_BYTES
+        yield from ends.stretch(n_bytes, partial(Tensor, name=entry.name) if is_large else Skeleton, More)
         return
     npy = _npy_header(tape, n_bytes) if is_npy(head) else None
     if npy is not None:

@@ -11,7 +11,6 @@ from tensorcas_mlflow.formats._arrays import check_bytes, read_array, read_piece
 from tensorcas_mlflow.formats._source import ByteSource
 from tensorcas_mlflow.tensor import Spec
 
-
 EXAMPLE_INPUT = "example input"
 """What the type of a tensor is called with which a model was traced. It is left out, and no part of the model: whoever
 writes the model's tensors need not allow that."""

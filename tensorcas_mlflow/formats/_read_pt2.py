@@ -24,8 +24,6 @@ from tensorcas_mlflow.containers import (
     TensorView,
     pt2_payloads,
     strict_json,
-    views_of,
-    walk_torch_pickle,
     whole,
 )
 from tensorcas_mlflow.errors import FormatError

@@ -197,11 +197,20 @@ class Wanted:
         """
         columns = source.columns
         numbers = np.unique(columns.rows_of(new))
+        numbers = numbers[columns.n_bytes[numbers] >= LEAST_ROW_BYTES]
         is_tensor = np.array([name is not None for name in columns.dtypes], dtype=bool)[columns.dtype[numbers]]
-        numbers = numbers[is_tensor & (columns.n_bytes[numbers] >= LEAST_ROW_BYTES)][:_MOST_ROWS]
+        if source.first_row is not None:
+            is_tensor |= np.array([columns.name(number) != "" for number in numbers.tolist()], dtype=bool)
+        numbers = numbers[is_tensor][:_MOST_ROWS]
         # In a file many may have no name; of those, as of the ones they are compared with, the last stands for all.
         by_name = {columns.name(number): number for number in numbers.tolist()}
         return cls(source=source, new=new, rows={number: source.rows[number] for number in sorted(by_name.values())})
+
+    @property
+    def places(self) -> Mapping[str, int]:
+        """Numbers of the tensors in the file that they are of, by name; of none where names are all there is."""
+        first = self.source.first_row
+        return {} if first is None else {row.spec.name: first + number for number, row in self.rows.items()}
 
     def chunks_of(self, number: int) -> tuple[Any, Any]:
         """Give the new chunks of a tensor: their numbers, and those counted from its own first chunk."""
@@ -240,7 +249,7 @@ def nearest_parent(
         itemsize = int(wanted.source.itemsizes[number])
         return share_against(raw, behind[0][1], itemsize)
 
-    return nearest(list(wanted.rows.values()), chunk_bytes, candidates, share)
+    return nearest(list(wanted.rows.values()), chunk_bytes, candidates, share, wanted.places)
 
 
 def plan_bases(
@@ -253,8 +262,9 @@ def plan_bases(
     """
     chunks: list[Any] = []
     found: list[Digests] = []
+    rows_at = wanted.places
     for number, row in wanted.rows.items():
-        other = matching_row(row, chunk_bytes, parent)
+        other = matching_row(row, chunk_bytes, parent, rows_at)
         if other is not None:
             mine, places = wanted.chunks_of(number)
             chunks.append(mine)

@@ -7,7 +7,8 @@ digest. So guesses may be wrong, and cost some bytes at most.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -25,10 +26,30 @@ LEAST_ROW_BYTES = 16 << 10
 """Of smaller tensors a delta spares less than it costs to read what stood there before."""
 
 
-def matching_row(row: Row, chunk_bytes: int, candidate: Manifest) -> Row | None:
-    """Find the same tensor in another checkpoint: its name, dtype and shape, in chunks that end at the same places."""
-    if candidate.chunk_bytes != chunk_bytes or row.spec.dtype is None:
+_NOWHERE: Mapping[str, int] = MappingProxyType({})
+
+
+def matching_row(row: Row, chunk_bytes: int, candidate: Manifest, places: Mapping[str, int] = _NOWHERE) -> Row | None:
+    """Find the same tensor in another checkpoint: its name, dtype and shape, in chunks that end at the same places.
+
+    Args:
+        row: The tensor.
+        chunk_bytes: Of the store.
+        candidate: The other checkpoint or file.
+        places: Numbers of rows in the file that is saved, by name. A file may say only after a tensor has passed what
+            it is: until then it is compared with the tensor of the same number, and chunks of the same sizes.
+    """
+    if candidate.chunk_bytes != chunk_bytes:
         return None
+    if row.spec.dtype is None:
+        place = places.get(row.spec.name, len(candidate.rows))
+        if place >= len(candidate.rows):
+            return None
+        other = candidate.rows[place]
+        # Its size is not known either while its bytes come.
+        n_chunks = len(row.digests)
+        ends, other_ends = row.ends(chunk_bytes)[:n_chunks], other.ends(chunk_bytes)[:n_chunks]
+        return other if other.spec.dtype is not None and np.array_equal(ends, other_ends) else None
     try:
         other = candidate.row(row.spec.name)
     except (TensorNotFoundError, FormatError):  # two of its many rows may have one name
@@ -38,7 +59,11 @@ def matching_row(row: Row, chunk_bytes: int, candidate: Manifest) -> Row | None:
 
 
 def nearest(
-    rows: Sequence[Row], chunk_bytes: int, candidates: Sequence[Manifest], share_of: Callable[[Row, Row], float]
+    rows: Sequence[Row],
+    chunk_bytes: int,
+    candidates: Sequence[Manifest],
+    share_of: Callable[[Row, Row], float],
+    places: Mapping[str, int] = _NOWHERE,
 ) -> Manifest | None:
     """Choose the checkpoint against which the largest tensors take the least room.
 
@@ -48,16 +73,17 @@ def nearest(
         candidates: Earlier checkpoints, the likeliest first; equals are decided for the first, and of many that have
             such tensors only some are compared.
         share_of: Estimates for a row, and the one of a candidate that matches it, what share of its size a delta takes.
+        places: See `matching_row`.
 
     Returns:
         None if no candidate has any of these tensors.
     """
     largest = sorted(rows, key=lambda row: -row.spec.n_bytes)[:_N_LARGEST]
     if len(candidates) == 1:
-        return candidates[0] if any(matching_row(row, chunk_bytes, candidates[0]) for row in rows) else None
+        return candidates[0] if any(matching_row(row, chunk_bytes, candidates[0], places) for row in rows) else None
     best, least, n_compared = None, float("inf"), 0
     for candidate in candidates:
-        pairs = [(row, matching_row(row, chunk_bytes, candidate)) for row in largest]
+        pairs = [(row, matching_row(row, chunk_bytes, candidate, places)) for row in largest]
         if any(other is not None for _, other in pairs):
             # What a candidate has not is stored in full.
             taken = sum(row.spec.n_bytes * (1.0 if other is None else share_of(row, other)) for row, other in pairs)

@@ -194,6 +194,7 @@ class Ingest:
         """Give the last rows, from some one on, the bytes of the batch."""
         return StreamSource(
             rows=rows,
+            first_row=first_row,
             sizes=np.array(self._sizes[self._rows[first_row].first if rows else 0 :], dtype=np.int64),
             itemsizes=[row.itemsize for row in self._rows[first_row:]],
             held=self._batch.pieces,
@@ -229,6 +230,8 @@ class Ingest:
             plan.leave_out(self._backend, condemned.packs)
         new = np.sort(first[probe(self._backend, self._catalog, unique, condemned)])
         self.n_new_bytes += int(source.sizes[new].sum())
+        if plan is not None and self._parents is not None and self._parents.nearest is not None:
+            source = source.like(self._parents.nearest)
         payloads = encode_chunks(source, new, self._policy, plan, self._chooser)
         self.n_stored_bytes += write_packs(self._backend, self._catalog, payloads, condemned)
 

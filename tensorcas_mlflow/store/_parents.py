@@ -35,8 +35,8 @@ class Parents:
     """Names the series it belongs to, the same for each of its steps; None if it is in none."""
     earlier: Earlier | None = None
     """Reads the last checkpoint of that series, where this process has not written it."""
-    _nearest: Manifest | None = field(default=None, init=False)
-    """What was found for the earlier batches of the same stream."""
+    nearest: Manifest | None = field(default=None, init=False)
+    """What was found for the last save, or the last batch of a stream."""
 
     def plan(self, source: Source, new: Any) -> BasePlan | None:
         """Find what new chunks may be stored against.
@@ -55,13 +55,13 @@ class Parents:
         if not wanted.rows:
             return None
         plan = None
-        if self._nearest is not None:
-            plan = plan_bases(store.catalog, store.chunks, wanted, store.chunk_bytes, self._nearest)
+        if self.nearest is not None:
+            plan = plan_bases(store.catalog, store.chunks, wanted, store.chunk_bytes, self.nearest)
         if plan is None:
             candidates = self._candidates()
-            self._nearest = nearest_parent(store.catalog, store.chunks, wanted, store.chunk_bytes, candidates)
-            if self._nearest is not None:
-                plan = plan_bases(store.catalog, store.chunks, wanted, store.chunk_bytes, self._nearest)
+            self.nearest = nearest_parent(store.catalog, store.chunks, wanted, store.chunk_bytes, candidates)
+            if self.nearest is not None:
+                plan = plan_bases(store.catalog, store.chunks, wanted, store.chunk_bytes, self.nearest)
         return plan
 
     def note(self, manifest: Manifest) -> None:

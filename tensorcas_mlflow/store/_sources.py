@@ -62,6 +62,8 @@ class Source(ABC):
     """Sizes of the chunks of all rows, one after the other."""
     is_live: bool = False
     """Whether somebody may have changed the bytes after they were hashed; whoever stores them hashes them again."""
+    first_row: int | None = None
+    """Number of the first of the rows in the file that they are of; None where rows are told apart by name alone."""
 
     @Lazy
     def columns(self) -> Columns:

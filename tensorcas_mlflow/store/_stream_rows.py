@@ -16,7 +16,8 @@ from tensorcas_mlflow.digest import Digests
 from tensorcas_mlflow.dtypes import parse_dtype
 from tensorcas_mlflow.errors import FencedError, FormatError
 from tensorcas_mlflow.index import Mask
-from tensorcas_mlflow.manifest import Row
+from tensorcas_mlflow.manifest import Manifest, Row
+from tensorcas_mlflow.store._bases import matching_row
 from tensorcas_mlflow.store._sources import Reader, Source
 from tensorcas_mlflow.tensor import Spec
 
@@ -179,21 +180,40 @@ class StreamSource(Source):
     """Rows of a stream of which some bytes have passed by, and its last bytes."""
 
     def __init__(
-        self, *, rows: Sequence[Row], sizes: Any, itemsizes: Sequence[int], held: Sequence[memoryview]
+        self, *, rows: Sequence[Row], first_row: int, sizes: Any, itemsizes: Any, held: Sequence[memoryview]
     ) -> None:
         """Give rows the bytes of their last chunks.
 
         Args:
             rows: Rows that follow each other; of the last one there may be fewer chunks than it will have.
+            first_row: Number of the first of them.
             sizes: Sizes of their chunks.
             itemsizes: Size of an element of each row.
             held: The last chunks.
         """
         self.rows = rows
+        self.first_row = first_row
         self.sizes = sizes
         self._itemsizes = np.array(itemsizes, dtype=np.int64)
         self._held = held
         self._first_held = len(sizes) - len(held)
+
+    def like(self, parent: Manifest) -> StreamSource:
+        """Take rows of which nothing is known yet for what stands in their places in another file.
+
+        Nothing but how they are encoded depends on it.
+        """
+        assert self.first_row is not None
+        rows, itemsizes = list(self.rows), self._itemsizes.copy()
+        for number, row in enumerate(rows):
+            if row.spec.dtype is None and row.spec.name:
+                place = {row.spec.name: self.first_row + number}
+                other = matching_row(row, parent.chunk_bytes, parent, place)
+                is_open = number == len(rows) - 1
+                if other is not None and (is_open or other.spec.n_bytes == row.spec.n_bytes):
+                    rows[number] = replace(row, spec=other.spec)
+                    itemsizes[number] = _itemsize(other.spec.dtype)
+        return StreamSource(rows=rows, first_row=self.first_row, sizes=self.sizes, itemsizes=itemsizes, held=self._held)
 
     @property
     def itemsizes(self) -> Any:
