@@ -105,7 +105,7 @@ class TensorNotFoundError(NotFoundError):
 
     def __str__(self) -> str:
         if self.type is not None:
-            return f"tensor {self.name!r} cannot be read: its type is {self.type}, which numpy does not have"
+            return f"tensor {self.name!r} cannot be read: its type is {self.type}"
         return f"the checkpoint has no tensor named {self.name!r}"
 
 

@@ -14,7 +14,6 @@ from tensorcas_mlflow.containers._json import TEXT as JSON_TEXT
 from tensorcas_mlflow.containers._json import entries, strict_json, whole
 from tensorcas_mlflow.containers._npy import NpyHeader, is_npy, read_npy_header
 from tensorcas_mlflow.containers._parts import Learned, More, Part, Plain, Skeleton, Tensor
-from tensorcas_mlflow.containers._pickle_machine import Machine
 from tensorcas_mlflow.containers._pt2 import PT2_DEFAULT_MODEL, PT2_PICKLED_TENSOR, PT2_TABLE, pt2_payloads
 from tensorcas_mlflow.containers._safetensors import MAX_HEADER_BYTES as SAFETENSORS_MAX_HEADER_BYTES
 from tensorcas_mlflow.containers._safetensors import PACKED_BITS as SAFETENSORS_PACKED_BITS
@@ -41,7 +40,6 @@ __all__ = [
     "GgufHeader",
     "Learned",
     "LegacyTorchFile",
-    "Machine",
     "More",
     "NpyHeader",
     "Part",

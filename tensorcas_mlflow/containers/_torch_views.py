@@ -34,6 +34,7 @@ and besides. Things that hold each other twice have as many as two to the power 
 
 _QUANTIZED = f"{UTILS}_rebuild_qtensor"
 _NESTED = "torch.nested._internal.nested_tensor._rebuild_njt"
+_FAKE = "torch._export.serde.serialize._reconstruct_fake_tensor"
 _METADATA_AT = {TENSOR_WITH_DTYPE: 7, f"{UTILS}_rebuild_tensor_v2": 6}
 _HOLDERS = frozenset({Made, tuple, Persistent})
 
@@ -99,7 +100,7 @@ def _is_tensor(made: Made) -> bool:
     function = name_of(made.function)
     if function in PARAMETERS:
         return False
-    return function in SUBCLASSES or function == _NESTED or function.startswith(f"{UTILS}_rebuild_")
+    return function in SUBCLASSES or function in (_NESTED, _FAKE) or function.startswith(f"{UTILS}_rebuild_")
 
 
 def _children(symbol: Symbol, path: Path) -> Iterator[tuple[Symbol, Path]]:
@@ -120,6 +121,8 @@ def _view(name: str, made: Made) -> TensorView:
     function, args = name_of(made.function), made.args
     if function in SUBCLASSES and type(args) is tuple and len(args) > 2 and name_of(args[0]) in TENSORS:
         function, args = name_of(args[0]), args[2]
+    if function == _FAKE:
+        return TensorView(name, "fake tensor", None)
     if function == _QUANTIZED:
         return TensorView(name, "quantized", None)
     if function in SUBCLASSES:

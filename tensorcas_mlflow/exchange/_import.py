@@ -8,7 +8,7 @@ from tensorcas_mlflow._texts import count_text
 from tensorcas_mlflow.adapter import SKELETON
 from tensorcas_mlflow.errors import CheckpointExistsError
 from tensorcas_mlflow.exchange._spill import arrays_of
-from tensorcas_mlflow.formats import Listing, Tensors
+from tensorcas_mlflow.formats import EXAMPLE_INPUT, Listing, Tensors
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.store import Ref, RefTarget, Store
 
@@ -130,14 +130,15 @@ def prepare_import(
 
 
 def check_left_out(source: Tensors, *, allow_left_out: bool) -> None:
-    """Refuse tensors of which some would be left out.
+    """Refuse tensors of which some would be left out. Example inputs are no part of a model.
 
     Raises:
         ValueError: There are such tensors, and that is not allowed; the message names them.
     """
-    if source.left_out and not allow_left_out:
-        listed = ", ".join(f"{name!r} ({kind})" for name, kind in source.left_out.items())
-        what = count_text(len(source.left_out), "tensor")
+    left_out = {name: kind for name, kind in source.left_out.items() if kind != EXAMPLE_INPUT}
+    if left_out and not allow_left_out:
+        listed = ", ".join(f"{name!r} ({kind})" for name, kind in left_out.items())
+        what = count_text(len(left_out), "tensor")
         raise ValueError(
             f"{what} cannot be taken as such; say allow_left_out=True, or --skip-unknown, to leave out: {listed}"
         )

@@ -29,6 +29,7 @@ from tensorcas_mlflow.formats._read_pt2 import is_pt2, list_pt2
 from tensorcas_mlflow.formats._read_serverlessllm import INDEX, list_serverlessllm
 from tensorcas_mlflow.formats._read_tables import list_bhckpt, list_bintensors, list_safetensors
 from tensorcas_mlflow.formats._read_torch import is_torch_archive, list_torch, list_torch_legacy
+from tensorcas_mlflow.formats._read_torchscript import is_torchscript, list_torchscript
 from tensorcas_mlflow.formats._source import ByteSource, LocalFile
 from tensorcas_mlflow.formats._zip_directory import list_members
 
@@ -46,6 +47,8 @@ def _list_zip(source: ByteSource) -> Listing | None:
     members = list_members(source)
     if is_pt2(members):
         return list_pt2(source, members)
+    if is_torchscript(members):
+        return list_torchscript(source, members)
     if is_torch_archive(members):
         return list_torch(source, members)
     if not members or any(member.name.endswith(".npy") for member in members):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,16 +23,19 @@ from tensorcas_mlflow.containers import (
     PT2_TABLE,
     UNREADABLE,
     TensorView,
+    item_bytes,
     pt2_payloads,
     strict_json,
     whole,
 )
 from tensorcas_mlflow.errors import FormatError
+from tensorcas_mlflow.formats._arrays import is_c_order, span_of
+from tensorcas_mlflow.formats._gathering import Gathering
 from tensorcas_mlflow.formats._listing import EXAMPLE_INPUT, Listing
-from tensorcas_mlflow.formats._places import Places
-from tensorcas_mlflow.formats._read_torch import TorchArchive, add_view, read_whole, unused_name
-from tensorcas_mlflow.formats._source import ByteSource, Stretch
-from tensorcas_mlflow.formats._zip_directory import Member, list_members
+from tensorcas_mlflow.formats._read_torch import MAX_PICKLE_BYTES, ONLY, is_torch_archive, list_torch
+from tensorcas_mlflow.formats._read_torchscript import names_in
+from tensorcas_mlflow.formats._source import ByteSource, PartSource
+from tensorcas_mlflow.formats._zip_directory import Member, list_members, read_member
 
 _MARK = "archive_format"
 _MARK_VALUE = b"pt2"
@@ -77,21 +81,21 @@ class _Archive:
 
     def __init__(self, source: ByteSource, members: Sequence[Member]) -> None:
         self._source = source
-        self._places = Places()
+        self._found = Gathering(source)
         marks = [member.name for member in members if member.name.endswith(f"/{_MARK}") and member.name.count("/") == 1]
         root = marks[0].removesuffix(_MARK) if marks else ""
         if len(marks) > 1 or not all(member.name.startswith(root) for member in members):
             raise FormatError("there are two archives in it")
         self._members = {member.name[len(root) :]: member for member in members}
-        if marks and read_whole(source, self._members[_MARK], _MAX_WORD_BYTES) != _MARK_VALUE:
+        if marks and read_member(source, self._members[_MARK], _MAX_WORD_BYTES) != _MARK_VALUE:
             raise FormatError(f"what {marks[0][:80]!r} says is not 'pt2'")
-        if f"{root}data.pkl" in self._members or "data.pkl" in self._members:
+        if is_torch_archive(members):
             raise FormatError("it is a file of torch.save, too")
         self._left = dict.fromkeys(path for path, member in self._members.items() if member.raw_bytes)
         """What nothing has accounted for; a set in order."""
 
     def listing(self) -> Listing:
-        for path in list(self._members):
+        for path in self._members:
             table, weights, code = PT2_TABLE.fullmatch(path), _WEIGHTS.fullmatch(path), _CODE_TABLE.fullmatch(path)
             if table is not None:
                 self._add_table(path, _prefix(table["weights"] or table["constants"]))
@@ -105,10 +109,8 @@ class _Archive:
                 self._left.pop(path, None)
         for path in self._left:
             is_code = path.startswith("data/aotinductor/")
-            self._places.leave_out(
-                unused_name(path, self._places), "compiled code" if is_code else "a file that no table names"
-            )
-        return Listing(format="pt2", sources=[self._source], places=self._places, left_out=self._places.left_out)
+            self._found.leave_out(path, "compiled code" if is_code else "a file that no table names")
+        return self._found.listing("pt2")
 
     # --- since torch 2.9
 
@@ -122,25 +124,45 @@ class _Archive:
             if view.name in names:
                 raise FormatError(f"a weight table names {view.name[:80]!r} twice")
             names.add(view.name)
-            name = unused_name(prefix + view.name, self._places)
             if is_pickled:
-                self._add_pickled(member, view, name)
+                self._add_pickled(member, view, prefix + view.name)
             elif view.dtype is not None and not member.raw_bytes and 0 not in view.size:
                 # torch fills it with zeros when it is loaded.
-                self._places.leave_out(name, "fake tensor")
+                self._found.leave_out(prefix + view.name, "fake tensor")
             else:
-                add_view(self._places, self._source, member, view, name)
+                self._add_view(member, view, prefix + view.name)
 
     def _add_pickled(self, member: Member, view: TensorView, name: str) -> None:
         """Add the tensors that one of a subclass is made of; leave out what is none, or cannot be read as such."""
-        found = Places()
         if view.kind == PT2_PICKLED_TENSOR:
-            with contextlib.suppress(*UNREADABLE):
-                self._nested(member).add(found, prefix=f"{name}.", only=name)
-        if found or found.left_out:
-            self._places.join(found, 0)
-        else:
-            self._places.leave_out(name, view.kind)
+            with contextlib.suppress(*UNREADABLE, zlib.error):
+                nested = list_torch(self._source, self._nested(member))
+                if nested.places or nested.left_out:
+                    self._found.add(nested, lambda inner: name if inner == ONLY else f"{name}.{inner}")
+                    return
+        self._found.leave_out(name, view.kind)
+
+    def _add_view(self, storage: Member, view: TensorView, name: str) -> None:
+        """Add a tensor that views a storage."""
+        places = self._found.places
+        if view.dtype is None:
+            self._found.leave_out(name, view.kind)
+            return
+        n_item_bytes = item_bytes(view.dtype)
+        begin, n_bytes = view.offset * n_item_bytes, span_of(view.size, view.stride) * n_item_bytes
+        if n_bytes and begin + n_bytes > storage.raw_bytes:
+            raise FormatError(f"tensor {name[:80]!r} reaches beyond its storage")
+        if storage.is_deflated:
+            raise FormatError(f"{storage.name[:80]!r} is compressed")
+        places.add(
+            places.unused(name),
+            view.dtype,
+            view.size,
+            start=storage.start + (begin if n_bytes else 0),
+            n_bytes=n_bytes,
+            file_bytes=self._source.size,
+            strides=None if is_c_order(view.size, view.stride) else view.stride,
+        )
 
     # --- before torch 2.9
 
@@ -148,19 +170,18 @@ class _Archive:
         """Add all tensors of a file of `torch.save`, which has no bytes where there are none."""
         member = self._member(path, path)
         if member.raw_bytes:
-            self._nested(member).add(self._places, prefix=prefix)
+            self._found.add(list_torch(self._source, self._nested(member)), lambda name: prefix + name)
 
     def _leave_out_examples(self, path: str) -> None:
-        """Name the example inputs of a model."""
+        """Name the example inputs of a model, as far as they can be told."""
         member = self._member(path, path)
-        if not member.raw_bytes:
-            return
-        try:
-            names = [f"{path}/{name}" for name in self._nested(member).names()]
-        except UNREADABLE:
-            names = [path]
+        names = [path] if member.raw_bytes else []
+        with contextlib.suppress(*UNREADABLE, zlib.error):
+            for each in self._nested(member) if names else ():
+                if is_torch_archive([each]):
+                    names = [f"{path}/{name}" for name in names_in(read_member(self._source, each, MAX_PICKLE_BYTES))]
         for name in names:
-            self._places.leave_out(unused_name(name, self._places), EXAMPLE_INPUT)
+            self._found.leave_out(name, EXAMPLE_INPUT)
 
     # --- of AOTInductor
 
@@ -171,10 +192,15 @@ class _Archive:
             raise FormatError(f"{path[:80]!r} is no table of weights")
         for name, entry in table.items():
             file, size, stride, offset = _code_entry(name, entry)
-            member = self._member(f"data/weights/{file}", name)
-            storage, dtype = self._nested(member).only_storage()
-            view = TensorView(name, dtype or "", dtype, "", storage.raw_bytes, offset, size, stride)
-            add_view(self._places, self._source, storage, view, unused_name(prefix + name, self._places))
+            members = self._nested(self._member(f"data/weights/{file}", name))
+            nested = list_torch(self._source, members)
+            place = nested.places.get(ONLY)
+            if place is None or len(nested.places) + len(nested.left_out) != 1 or place.swapped or place.source:
+                self._found.leave_out(prefix + name, "a file that holds no plain tensor")
+                continue
+            storage = next(each for each in members if each.start <= place.start <= each.start + each.n_bytes)
+            dtype = place.spec.dtype
+            self._add_view(storage, TensorView(name, "", dtype, "", 0, offset, size, stride), prefix + name)
 
     # --- members
 
@@ -187,18 +213,19 @@ class _Archive:
         return member
 
     def _read(self, path: str) -> bytes:
-        return read_whole(self._source, self._member(path, path), _MAX_TABLE_BYTES)
+        return read_member(self._source, self._member(path, path), _MAX_TABLE_BYTES)
 
-    def _nested(self, member: Member) -> TorchArchive:
+    def _nested(self, member: Member) -> list[Member]:
+        """List the members of an archive that is a member."""
         if member.is_deflated:
             raise FormatError(f"{member.name[:80]!r} is compressed")
-        inner = list_members(Stretch(self._source, member.start, member.n_bytes))
-        return TorchArchive(self._source, [each._replace(start=each.start + member.start) for each in inner])
+        inner = list_members(PartSource(self._source, member.start, member.n_bytes, self._source.name))
+        return [each._replace(start=each.start + member.start) for each in inner]
 
     def _check_byte_order(self) -> None:
         """Refuse storages of the other byte order: torch itself reads them as if they were of this one."""
         member = self._members.get("byteorder")
-        if member is not None and read_whole(self._source, member, _MAX_WORD_BYTES) != b"little":
+        if member is not None and read_member(self._source, member, _MAX_WORD_BYTES) != b"little":
             raise FormatError("its storages are not in little-endian order")
 
 

@@ -89,21 +89,35 @@ class LocalFile(ByteSource):
         return memoryview(self._mapped)[start : start + n_bytes]
 
 
-class Stretch(ByteSource):
-    """A part of another source, read as a file of its own."""
+class PartSource(ByteSource):
+    """A stretch of another source."""
 
-    def __init__(self, inner: ByteSource, start: int, n_bytes: int) -> None:
-        """Take some bytes of a source, which has them."""
-        self.name = inner.name
-        self.size = n_bytes
+    def __init__(self, inner: ByteSource, start: int, size: int, name: str) -> None:
+        """Stand for a stretch.
+
+        Args:
+            inner: What it is a stretch of.
+            start: Its first byte.
+            size: How many it has.
+            name: For errors.
+
+        Raises:
+            CorruptError: It goes on behind the end.
+        """
+        if start < 0 or size < 0 or start + size > inner.size:
+            raise CorruptError(inner.name, f"it ends before byte {start + size}")
+        self.name = name
+        self.size = size
         self._inner = inner
         self._start = start
 
     def read_into(self, start: int, out: memoryview) -> None:
+        if start + len(out) > self.size:
+            raise CorruptError(self.name, f"it ends before byte {start + len(out)}")
         self._inner.read_into(self._start + start, out)
 
     def view(self, start: int, n_bytes: int) -> memoryview | None:
-        return self._inner.view(self._start + start, n_bytes)
+        return self._inner.view(self._start + start, n_bytes) if start + n_bytes <= self.size else None
 
 
 class SourceStream:

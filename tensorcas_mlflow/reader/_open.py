@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorcas_mlflow.backends import Tally
-from tensorcas_mlflow.errors import FormatError, MalformedFileError
+from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.formats import Listing, list_source, open_listing
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.reader._contents import Contents
@@ -61,16 +61,12 @@ def open_manifest(
 
 def _file_contents(store: Store, manifest: Manifest, tally: Tally, *, label: str, verify: bool) -> Contents:
     source = StoredSource(store, manifest, name=label, verify=verify)
-    try:
-        listing = list_source(source)
-        fault: FormatError = FormatError(f"{label} is a file in which no tensors are known")
-    except MalformedFileError as error:
-        listing, fault = None, error  # what was understood when it was stored can be read all the same
+    listing = list_source(source)
     if listing is not None:
         return StoredFileContents(store, manifest, source, listing, label=label, tally=tally, verify=verify)
     contents = StoredContents(store, manifest, label=label, tally=tally, verify=verify)
     if len(contents.specs) == 0:
-        raise fault
+        raise FormatError(f"{label} is a file in which no tensors are known")
     return contents
 
 
