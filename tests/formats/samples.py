@@ -6,6 +6,8 @@ import io
 import json
 import struct
 import tempfile
+import warnings
+import zipfile
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -47,6 +49,24 @@ def files() -> dict[str, bytes]:
         "state.pt": torch_file(state),
         "nested.pt": torch_file({"model": state, "optimizer": {"state": {0: {"step": torch.tensor(3.0)}}}, "epoch": 2}),
         "legacy.pt": torch_file(state, _use_new_zipfile_serialization=False),
+        "exported.pt2": pt2_file(Exported()),
+        "exported by hand.pt2": pt2_of(
+            {
+                "weights/weight_0": ARRAYS["head.weight"].tobytes(),
+                "weights/weight_1": torch_file(state["encoder.weight"]),
+                "weights/model_weights_config.json": pt2_table(
+                    {
+                        "head.weight": pt2_entry("weight_0", 8, (3, 4, 5), (20, 5, 1)),
+                        "head.part": pt2_entry("weight_0", 8, (2, 5), (5, 1), 10),
+                        "encoder.weight": pt2_entry("weight_1", 7, (12, 10), (10, 1), use_pickle=True),
+                    }
+                ),
+                "sample_inputs/model.pt": torch_file(((torch.ones(2, 3),), {})),
+            }
+        ),
+        "exported by torch 2.8.pt2": pt2_of_2_8(state, {"constant": torch.ones(3)}),
+        "exported by torch 2.7.pt2": pt2_of_2_7(state, {"constant": torch.ones(3)}),
+        "scripted.pt": scripted_file(),
         "stored.npz": npz(ARRAYS),
         "deflated.npz": npz(ARRAYS, compressed=True),
         "one.npy": npy(ARRAYS["head.weight"]),
@@ -65,6 +85,118 @@ def torch_file(what: Any, **settings: Any) -> bytes:
     out = io.BytesIO()
     torch.save(what, out, **settings)
     return out.getvalue()
+
+
+class Exported(torch.nn.Module):
+    """Weights of every kind that an exported program has a place for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = torch.nn.Embedding(50, 32)
+        self.norm = torch.nn.BatchNorm1d(32)
+        self.head = torch.nn.Linear(32, 50)
+        self.head.weight = self.embedding.weight
+        self.turned = torch.nn.Parameter(torch.randn(16, 8).t())
+        self.scale = torch.nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
+        self.nothing = torch.nn.Parameter(torch.zeros(0, 3))
+        shared = torch.randn(40, 4)
+        self.register_buffer("first", shared[:16])
+        self.register_buffer("second", shared[16:])
+        self.register_buffer("whole", shared)
+        self.register_buffer("passing", torch.arange(60.0), persistent=False)
+        self.constant = torch.full((3, 3), 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = (self.turned, self.first, self.second, self.whole, self.passing, self.constant, self.nothing)
+        found: torch.Tensor = self.head(self.norm(self.embedding(x))) * self.scale
+        return found + sum(part.sum() for part in parts)
+
+
+EXAMPLE = torch.arange(5)
+
+
+def pt2_file(module: torch.nn.Module, *example: torch.Tensor, **settings: Any) -> bytes:
+    out = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.export.save(torch.export.export(module.eval(), example or (EXAMPLE,)), out, **settings)
+    return out.getvalue()
+
+
+def scripted_file() -> bytes:
+    out = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.trace(Exported().eval(), (EXAMPLE,)), out)
+    return out.getvalue()
+
+
+def zip_of(members: Mapping[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", method) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return out.getvalue()
+
+
+def pt2_of(data: Mapping[str, bytes], **others: bytes) -> bytes:
+    """Write as ``package_pt2`` of ``torch/export/pt2_archive/_package.py`` does, with any files in ``data``."""
+    members = {f"model/data/{name}": content for name, content in data.items()}
+    said = {
+        "archive_format": b"pt2",
+        "archive_version": b"0",
+        ".data/version": b"6\n",
+        "byteorder": b"little",
+        **others,
+    }
+    return zip_of({**members, **{f"model/{name}": content for name, content in said.items()}})
+
+
+def pt2_entry(
+    path: str, dtype: int, size: Sequence[int], stride: Sequence[int], offset: int = 0, *, use_pickle: bool = False
+) -> dict[str, Any]:
+    """Say of a tensor what a weight table does (``PayloadMeta`` in ``torch/_export/serde/schema.py``)."""
+    meta = {
+        "dtype": dtype,
+        "sizes": [{"as_int": side} for side in size],
+        "requires_grad": False,
+        "device": {"type": "cpu", "index": None},
+        "strides": [{"as_int": step} for step in stride],
+        "storage_offset": {"as_int": offset},
+        "layout": 7,
+    }
+    return {"path_name": path, "is_param": False, "use_pickle": use_pickle, "tensor_meta": meta}
+
+
+def pt2_table(entries: Mapping[str, Any]) -> bytes:
+    return json.dumps({"config": entries}).encode()
+
+
+def pt2_of_2_8(state: Mapping[str, Any], constants: Mapping[str, Any], *, model: str = "model") -> bytes:
+    """Write as ``package_pt2`` of torch 2.8 does, by hand."""
+    return pt2_of(
+        {
+            f"weights/{model}.pt": torch_file(dict(state)),
+            f"constants/{model}.pt": torch_file(dict(constants)),
+            f"sample_inputs/{model}.pt": torch_file(((torch.ones(2, 3),), {})),
+        },
+        **{f"models/{model}.json": b'{"graph_module": {}}'},
+    )
+
+
+def pt2_of_2_7(state: Mapping[str, Any], constants: Mapping[str, Any] | None) -> bytes:
+    """Write as `torch.export.save` of torch 2.2 to 2.7 does (``torch/export/__init__.py`` there), by hand."""
+    return zip_of(
+        {
+            "serialized_exported_program.json": b'{"graph_module": {}}',
+            "serialized_state_dict.pt": torch_file(dict(state)),
+            "serialized_constants.pt": b"" if constants is None else torch_file(dict(constants)),
+            "serialized_example_inputs.pt": torch_file(((torch.ones(2, 3),), {})),
+            "version": b"8.2",
+            "extra_files/note.txt": b"a note",
+        }
+    )
 
 
 def npz(arrays: Mapping[str, Array], *, compressed: bool = False) -> bytes:
