@@ -29,6 +29,7 @@ from sklearn.ensemble import RandomForestRegressor
 from sklearn.linear_model import LinearRegression
 
 from tensorcas_mlflow.store import PAYLOAD_FILE, write_payload
+from tests.formats.samples import files
 
 DRAW = np.random.default_rng(0)
 ARRAYS = {
@@ -79,6 +80,11 @@ def _of_torch() -> dict[str, bytes]:
         "torch, module": saved(net),
         "torch, checkpoint": saved({"model": net.state_dict(), "optimizer": optimizer.state_dict(), "step": 1}),
         "torch, before zip": saved(_state(), _use_new_zipfile_serialization=False),
+        "torch, exported": files()["exported by hand.pt2"],
+        "torch, exported by torch": files()["exported.pt2"],
+        "torch, exported by torch 2.8": files()["exported by torch 2.8.pt2"],
+        "torch, exported by torch 2.7": files()["exported by torch 2.7.pt2"],
+        "torch, scripted": files()["scripted.pt"],
         "torch, pickled": pickle.dumps(net),
     }
 
