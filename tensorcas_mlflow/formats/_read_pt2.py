@@ -33,7 +33,7 @@ from tensorcas_mlflow.formats._arrays import is_c_order, span_of
 from tensorcas_mlflow.formats._gathering import Gathering
 from tensorcas_mlflow.formats._listing import EXAMPLE_INPUT, Listing
 from tensorcas_mlflow.formats._read_torch import MAX_PICKLE_BYTES, ONLY, is_torch_archive, list_torch
-from tensorcas_mlflow.formats._read_torchscript import names_in
+from tensorcas_mlflow.formats._read_torchscript import paths_in
 from tensorcas_mlflow.formats._source import ByteSource, PartSource
 from tensorcas_mlflow.formats._zip_directory import Member, list_members, read_member
 
@@ -179,7 +179,7 @@ class _Archive:
         with contextlib.suppress(*UNREADABLE, zlib.error):
             for each in self._nested(member) if names else ():
                 if is_torch_archive([each]):
-                    names = [f"{path}/{name}" for name in names_in(read_member(self._source, each, MAX_PICKLE_BYTES))]
+                    names = [f"{path}/{name}" for name in paths_in(read_member(self._source, each, MAX_PICKLE_BYTES))]
         for name in names:
             self._found.leave_out(name, EXAMPLE_INPUT)
 

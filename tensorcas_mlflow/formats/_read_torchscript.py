@@ -50,16 +50,16 @@ def list_torchscript(source: ByteSource, members: Sequence[Member]) -> Listing:
     for member in members:
         path = member.name.removeprefix(folder)
         if path == _TRACED_INPUTS:
-            for name in names_in(read_member(source, member, MAX_PICKLE_BYTES)):
+            for name in paths_in(read_member(source, member, MAX_PICKLE_BYTES)):
                 found.leave_out(f"{path.removesuffix('.pkl')}/{name}", EXAMPLE_INPUT)
         if member.raw_bytes and not (member.name.startswith(folder) and _READ.fullmatch(path)):
             found.leave_out(path, "a file that is not known")
     return found.listing("torch")
 
 
-def names_in(pickled: bytes) -> list[str]:
-    """Get the names of the tensors that a pickle of torch makes."""
-    return [view.name or ONLY for view in views_of(walk_torch_pickle(pickled))]
+def paths_in(pickled: bytes) -> list[str]:
+    """Get what leads to the tensors that a pickle of torch makes, with slashes between: numbers name no layers there."""
+    return [(view.name or ONLY).replace(".", "/") for view in views_of(walk_torch_pickle(pickled))]
 
 
 def _constants(members: Sequence[Member], folder: str) -> list[Member]:

@@ -23,6 +23,7 @@ from tensorcas_mlflow.store._bases import RecentManifests
 from tensorcas_mlflow.store.protocol import condemned_bytes, read_pack_table
 from tensorcas_mlflow.tensor import Spec
 from tensorcas_mlflow.verify import verify
+from tests.formats.samples import pt2_entry, pt2_of, pt2_table
 
 N = 100_000
 CHUNK_BYTES = 16 << 10
@@ -321,3 +322,65 @@ def test_a_model_that_mlflow_logs_each_epoch_is_stored_as_deltas_and_loads(
 
     assert [path.read_bytes() for path in back] == files
     assert n_deltas(Store.open(tmp_path / "root")) > 0
+
+
+def exported(seed: int, *, n_weights: int = 2, names: str = "layers.{}.weight", root: str = "model/") -> bytes:
+    """An archive of `torch.export`, which names its weights after their bytes."""
+    arrays = {f"weight_{number}": weights(seed + 100 * number, N) for number in range(n_weights)}
+    entries = {names.format(path.rpartition("_")[2]): pt2_entry(path, 7, (N,), (1,)) for path in arrays}
+    data = {f"weights/{path}": array.tobytes() for path, array in arrays.items()}
+    made = pt2_of({**data, "weights/model_weights_config.json": pt2_table(entries)})
+    return made.replace(b"model/", root.encode())
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_weights_that_are_named_after_their_bytes_are_stored_as_deltas(store: Store) -> None:
+    _, in_full = commit(store, exported(0), "0")
+    two, exported_bytes = commit(store, exported(1), "1")
+    other = Store.init_backend(MemoryBackend(), chunk_bytes=CHUNK_BYTES)
+    commit(other, epoch(0), "0")
+    _, named_bytes = commit(other, epoch(1), "1")
+
+    assert exported_bytes < 0.6 * in_full
+    assert exported_bytes < 1.05 * named_bytes
+    assert read(store, two) == exported(1)
+    rows = [row.spec for row in store.manifest(two).rows if row.spec.dtype]
+    assert [(spec.name, spec.dtype, spec.shape) for spec in rows] == [
+        (f"layers.{number}.weight", "float32", (N,)) for number in range(2)
+    ]
+
+
+@pytest.mark.usefixtures("small_batches")
+@pytest.mark.parametrize("seconds", [{"n_weights": 3}, {"names": "other.{}"}, {"root": "modem/"}])
+def test_weights_are_taken_for_those_at_their_places_until_they_are_named(
+    store: Store, seconds: dict[str, Any]
+) -> None:
+    commit(store, exported(0), "0")
+    _, same = commit(store, exported(1), "1")
+    two, stored = commit(store, exported(2, **seconds), "2")
+
+    n_more = seconds.get("n_weights", 2) - 2
+    assert stored < 1.1 * same + n_more * 4 * N
+    assert read(store, two) == exported(2, **seconds)
+
+
+def test_a_whole_archive_in_one_batch_finds_bases_by_name(store: Store) -> None:
+    _, in_full = commit(store, epoch(0), "0")
+    _, as_deltas = commit(store, exported(1, names="{}").replace(b'"0"', b'"w"').replace(b'"1"', b'"v"'), "1")
+
+    assert as_deltas < 0.6 * in_full
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_weights_of_another_size_at_the_same_places_are_stored_in_full_and_come_back(store: Store) -> None:
+    commit(store, exported(0), "0")
+    long = pt2_of(
+        {
+            "weights/weight_0": weights(0, 2 * N).tobytes(),
+            "weights/weight_1": weights(1, 3 * N).tobytes(),
+            "weights/model_weights_config.json": pt2_table({"w": pt2_entry("weight_0", 7, (2 * N,), (1,))}),
+        }
+    )
+    ref, _ = commit(store, long, "1")
+
+    assert read(store, ref) == long

@@ -89,7 +89,7 @@ def test_weights_buffers_and_constants_are_those_that_torch_loads(read: Read) ->
 def test_example_inputs_are_named_and_are_no_tensors_of_the_model(read: Read) -> None:
     listing = read(files()["exported.pt2"])
 
-    assert listing.left_out == {"data/sample_inputs/model.pt/0.0": EXAMPLE_INPUT}
+    assert listing.left_out == {"data/sample_inputs/model.pt/0/0": EXAMPLE_INPUT}
 
 
 def test_tied_weights_are_places_in_one_storage(read: Read) -> None:
@@ -151,7 +151,7 @@ def test_the_layout_of_torch_2_8_is_read(read: Read) -> None:
         assert alike(
             arrays(listing), {prefix + name: array for name, array in {**ARRAYS, "k": np.ones(3, "f4")}.items()}
         )
-        assert listing.left_out == {f"data/sample_inputs/{model}.pt/0.0": EXAMPLE_INPUT}
+        assert listing.left_out == {f"data/sample_inputs/{model}.pt/0/0": EXAMPLE_INPUT}
 
 
 @pytest.mark.parametrize("suffix", ["pt", "json"])
@@ -163,7 +163,7 @@ def test_the_layout_until_torch_2_7_is_read(read: Read, suffix: str) -> None:
     listing = read(data)
 
     assert alike(arrays(listing), ARRAYS)
-    assert {*listing.left_out} == (set() if suffix == "json" else {"serialized_example_inputs.pt/0.0"})
+    assert {*listing.left_out} == (set() if suffix == "json" else {"serialized_example_inputs.pt/0/0"})
 
 
 def members_of(data: bytes) -> dict[str, bytes]:
