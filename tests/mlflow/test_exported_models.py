@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
+from mlflow.exceptions import MlflowException
 from mlflow.models import ModelSignature
 from mlflow.types import Schema, TensorSpec
 
+from tests.formats.samples import pt2_entry, pt2_of, pt2_table, torch_file
 from tests.reader import checkpoints
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -151,3 +153,14 @@ def test_a_small_step_costs_little(cas_experiment: str, tmp_path: Path) -> None:
                 weight += 1e-6 * torch.randn_like(weight)
 
     assert sizes[2] - sizes[1] < 0.6 * sizes[0]
+
+
+def test_a_stored_file_that_its_reader_refuses_is_not_opened_in_part(experiment: str, tmp_path: Path) -> None:
+    weights = {"weights/weight_0": bytes(80), "weights/weight_1": torch_file(torch.ones(30))}
+    table = pt2_table({"w": pt2_entry("weight_0", 7, (20,), (1,)), "lost": pt2_entry("weight_2", 7, (20,), (1,))})
+    (tmp_path / "model.pt2").write_bytes(pt2_of({**weights, "weights/model_weights_config.json": table}))
+    with mlflow.start_run() as run:
+        mlflow.log_artifact(str(tmp_path / "model.pt2"))
+
+    with pytest.raises(MlflowException, match="is not there"):
+        mlflow.tensorcas.open_checkpoint(f"runs:/{run.info.run_id}/model.pt2")
