@@ -58,7 +58,7 @@ def list_torchscript(source: ByteSource, members: Sequence[Member]) -> Listing:
 
 
 def paths_in(pickled: bytes) -> list[str]:
-    """Get what leads to the tensors that a pickle of torch makes, with slashes between: numbers name no layers there."""
+    """Return what leads to each tensor that a pickle of torch makes, with slashes between: no number is a layer's."""
     return [(view.name or ONLY).replace(".", "/") for view in views_of(walk_torch_pickle(pickled))]
 
 
