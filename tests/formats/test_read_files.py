@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 
 from tensorcas_mlflow.errors import BackendError, CorruptError, MalformedFileError
-from tensorcas_mlflow.formats import FORMATS_IN, ByteSource, Listing, list_source, open_listing
+from tensorcas_mlflow.formats import EXAMPLE_INPUT, FORMATS_IN, ByteSource, Listing, list_source, open_listing
 from tests.formats.samples import (
     ARRAYS,
     TORCH_DTYPES,
@@ -74,7 +74,8 @@ def test_every_sample_is_told_by_its_first_bytes_wherever_it_lies(read: Read, na
     assert here.format == there.format
     assert dict(here.places) == dict(there.places)
     assert here.metadata == there.metadata
-    assert here.left_out == there.left_out == {}
+    assert here.left_out == there.left_out
+    assert {*here.left_out.values()} <= {EXAMPLE_INPUT}
     assert all(same(here.array(key), there.array(key)) for key in here.places)
 
 
