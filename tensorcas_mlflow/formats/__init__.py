@@ -4,7 +4,7 @@
 what matters, and a file that its specification forbids is refused.
 """
 
-from tensorcas_mlflow.formats._listing import EXAMPLE_INPUT, Listing, Place, Tensors
+from tensorcas_mlflow.formats._listing import EXAMPLE_INPUT, Listing, Place, Tensors, without_example_inputs
 from tensorcas_mlflow.formats._open import FORMATS_IN, list_source, open_listing
 from tensorcas_mlflow.formats._source import ByteSource, LocalFile
 from tensorcas_mlflow.formats._write import FORMATS_OUT, WritePlan, Written, WrittenFile, plan_write, write
@@ -26,5 +26,6 @@ __all__ = [
     "list_source",
     "open_listing",
     "plan_write",
+    "without_example_inputs",
     "write",
 ]

@@ -16,6 +16,11 @@ EXAMPLE_INPUT = "example input"
 writes the model's tensors need not allow that."""
 
 
+def without_example_inputs(left_out: Mapping[str, str]) -> dict[str, str]:
+    """Return what is left out of a model itself, by name, with its type."""
+    return {name: kind for name, kind in left_out.items() if kind != EXAMPLE_INPUT}
+
+
 class Tensors(Protocol):
     """Tensors that can be written into a file of any format; read as they are wanted, and never all at once."""
 

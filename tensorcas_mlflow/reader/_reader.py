@@ -19,6 +19,7 @@ from tensorcas_mlflow.adapters import adapter_for
 from tensorcas_mlflow.chunking import Offsets
 from tensorcas_mlflow.digest import digest, digest_of
 from tensorcas_mlflow.errors import PartNotFoundError, TensorNotFoundError
+from tensorcas_mlflow.formats import without_example_inputs
 from tensorcas_mlflow.manifest import Numbers, Specs
 from tensorcas_mlflow.reader._contents import BATCH_BYTES, Contents
 from tensorcas_mlflow.reader._frameworks import framework_named
@@ -104,7 +105,7 @@ class CheckpointReader:
         prefix = prefix.removesuffix(".") + "."
         found = {row: name.removeprefix(prefix) for row, name in enumerate(self.keys()) if name.startswith(prefix)}
         if not found:
-            self._refuse_left_out(name for name in self.left_out if name.startswith(prefix))
+            self._refuse_left_out(name for name in self._unread if name.startswith(prefix))
             raise PartNotFoundError(f"tensor below {prefix!r}", self._some_names())
         rows = np.array(list(found), dtype=np.int64)
         made = object.__new__(CheckpointReader)
@@ -283,7 +284,7 @@ class CheckpointReader:
             TensorCasError: See `tensor`.
         """
         matches = _matcher(pattern)
-        self._refuse_left_out(filter(matches, self.left_out))
+        self._refuse_left_out(filter(matches, self._unread))
         rows = np.array([row for row, name in enumerate(self.keys()) if matches(name)], dtype=np.int64)
         if not len(rows):
             raise PartNotFoundError(f"tensor with a name like {pattern!r}", self._some_names())
@@ -428,16 +429,21 @@ class CheckpointReader:
         except KeyError:
             raise TensorNotFoundError(name, self.left_out.get(name)) from None
 
+    @property
+    def _unread(self) -> dict[str, str]:
+        """The tensors of the model itself that cannot be read."""
+        return without_example_inputs(self.left_out)
+
     @Lazy
     def _whole_outline(self) -> Outline:
         """The outline of all tensors, those that are left out behind the others."""
-        if not self.left_out:
+        if not self._unread:
             return self._outline
-        unread = [Spec(name=name, dtype=None, shape=(0,)) for name in self.left_out]
+        unread = [Spec(name=name, dtype=None, shape=(0,)) for name in self._unread]
         return Outline(Specs.of([*self.specs(), *unread]), self._naming)
 
     def _refuse_left_out_rows(self, rows: Offsets) -> None:
-        names = list(self.left_out)
+        names = list(self._unread)
         self._refuse_left_out(names[row - len(self)] for row in rows.tolist() if row >= len(self))
 
     def _refuse_left_out(self, names: Iterable[str]) -> None:

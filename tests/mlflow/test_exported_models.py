@@ -63,6 +63,7 @@ def test_the_weights_of_a_model_are_listed_and_its_example_input_is_named(experi
     network = Network()
     with mlflow.tensorcas.open_checkpoint(log(network)) as reader:
         assert same(reader.full(), arrays(network))
+        assert same(reader.match("*"), arrays(network))
         assert {*reader.left_out.values()} == {"example input"}
         assert "and 1 example input, no part of the model" in str(reader.summary())
 
