@@ -13,6 +13,7 @@ from tensorcas_mlflow._rebuild import given, rebuild
 from tensorcas_mlflow._steps import as_step
 from tensorcas_mlflow.adapter import Adapter, Array, ModelAdapter
 from tensorcas_mlflow.adapters import adapter_for, adapter_named
+from tensorcas_mlflow.blob_names import list_dir
 from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES
 from tensorcas_mlflow.errors import AdapterError, CheckpointExistsError, CheckpointNotFoundError
 from tensorcas_mlflow.gc import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE, GcReport, plan_gc
@@ -234,7 +235,7 @@ class TensorCasStore:
     def list_checkpoints(self) -> list[int]:
         """List the steps of this run, ascending."""
         prefix = self._target(0).key.rpartition("/")[0]
-        blobs, _ = self.store.backend.list_dir(prefix)
+        blobs, _ = list_dir(self.store.backend, prefix)
         found = (_STEP.fullmatch(info.key.rpartition("/")[2]) for info in blobs)
         return sorted(int(match[1]) for match in found if match)
 

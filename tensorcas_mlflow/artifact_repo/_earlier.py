@@ -16,6 +16,7 @@ import numpy as np
 
 from tensorcas_mlflow import config
 from tensorcas_mlflow._store_root import store_root_for
+from tensorcas_mlflow.blob_names import list_blobs, list_dir
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests
 from tensorcas_mlflow.errors import TensorCasError
 from tensorcas_mlflow.manifest import Manifest
@@ -149,8 +150,8 @@ def _candidates(store: Store, ref: Ref) -> tuple[list[Ref], list[Ref], bool]:
 
     Of each the latest come first; of the others those of the same run, and checkpoints before files.
     """
-    near = _by_nearness(store.backend.list_dir(posixpath.dirname(ref.key))[0], ref)
-    far = _latest(info for info in store.backend.list("refs") if not _is_beside(info.key, ref))
+    near = _by_nearness(list_dir(store.backend, posixpath.dirname(ref.key))[0], ref)
+    far = _latest(info for info in list_blobs(store.backend, "refs") if not _is_beside(info.key, ref))
     is_complete = len(near) <= MAX_BESIDE and len(far) <= MAX_REFS
     series: list[Ref] = []
     others: list[Ref] = []

@@ -207,6 +207,14 @@ class Backend(ABC):
             The blobs, and the names of the next segments that hold blobs (or held blobs), both sorted.
         """
 
+    def paths(self) -> Iterator[str]:
+        """Yield the path of every file or object below the root, in no order, also where it is no key.
+
+        Others may put files with any names there. A folder that cannot hold keys is yielded with a slash at its end,
+        and not entered. What the backend itself keeps there for a while, such as files under way, is left out.
+        """
+        return iter(())
+
     @abstractmethod
     def delete(self, key: str) -> None:
         """Remove a blob; none at the key is no error. A crash of the machine may bring it back, whole; see `settle`."""

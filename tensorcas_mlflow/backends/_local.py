@@ -271,6 +271,17 @@ class LocalBackend(Backend):
                         blobs.append(_info(f"{prefix}/{entry.name}", entry.stat(follow_symlinks=False)))
         return sorted(blobs, key=lambda info: info.key), sorted(names)
 
+    def paths(self) -> Iterator[str]:
+        with _translated("list", "."):
+            for folder, names, files in os.walk(self._top):
+                below = os.path.relpath(folder, self._top).replace(os.sep, "/")
+                prefix = "" if below == "." else f"{below}/"
+                for name in files:
+                    if not name.startswith((STAGING, _MLFLOW_STAGING)):
+                        yield prefix + name
+                yield from (f"{prefix}{name}/" for name in names if not is_segment(name))
+                names[:] = filter(is_segment, names)
+
     def delete(self, key: str) -> None:
         with _translated("delete", key), contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(self._path(key))

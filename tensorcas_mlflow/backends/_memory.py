@@ -86,6 +86,10 @@ class MemoryBackend(Backend):
         names = {info.key.split("/")[depth] for info in found if info.key.count("/") > depth}
         return blobs, sorted(names)
 
+    def paths(self) -> Iterator[str]:
+        with self._lock:
+            return iter(list(self._blobs))
+
     def delete(self, key: str) -> None:
         with self._lock:
             self._blobs.pop(check_key(key), None)

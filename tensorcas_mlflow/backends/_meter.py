@@ -76,6 +76,10 @@ class MeteredBackend(Backend):
         self.tally.add(0)
         return self.inner.list_dir(prefix)
 
+    def paths(self) -> Iterator[str]:
+        self.tally.add(0)
+        return self.inner.paths()
+
     def delete(self, key: str) -> None:
         self.inner.delete(key)
 

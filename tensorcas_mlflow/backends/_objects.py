@@ -178,6 +178,10 @@ class ObjectBackend(Backend):
         blobs = [_blob_info(info) for info in shown if info is not None]
         return sorted(blobs, key=lambda info: info.key), sorted(name for name in names if _is_key(name))
 
+    def paths(self) -> Iterator[str]:
+        # A void stands at a key of ours, so there is no need to look which objects are voids.
+        return (info.path for info in self._bucket.walk(""))
+
     def delete(self, key: str) -> None:
         self._bucket.delete(check_key(key))
 

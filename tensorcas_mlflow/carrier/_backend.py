@@ -167,6 +167,19 @@ class CarrierBackend(Backend):
         names = [entry.name for entry in entries if entry.size is None]
         return sorted(blobs, key=lambda info: info.key), sorted(names)
 
+    def paths(self) -> Iterator[str]:
+        folders = [""]
+        while folders:
+            folder = folders.pop()
+            for entry in self._shelf.entries(folder):
+                path = posixpath.join(folder, entry.name)
+                if entry.size is not None:
+                    yield path
+                elif _is_key(path):
+                    folders.append(path)
+                else:
+                    yield f"{path}/"
+
     def delete(self, key: str) -> None:
         path = _path(key)
         self._shelf.delete(path)

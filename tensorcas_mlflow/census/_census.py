@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.blob_names import list_blobs
 from tensorcas_mlflow.census._blob import MAX_BYTES, MAX_HEAD_BYTES, census_bytes, read_census
 from tensorcas_mlflow.census._facts import Facts, RefSeen, facts_of_manifests, facts_of_packs, merge_facts
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests
@@ -62,7 +63,7 @@ class Census:
 
     def load(self) -> None:
         """Read the censuses that earlier collections have left. What cannot be read is done without."""
-        for info in list(self._backend.list(PREFIX)):
+        for info in list(list_blobs(self._backend, PREFIX)):
             try:
                 part = read_census(info.key, self._backend.get(info.key, max_bytes=MAX_BYTES))
             except BlobNotFoundError:

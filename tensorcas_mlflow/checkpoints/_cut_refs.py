@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
+from tensorcas_mlflow.blob_names import list_dir
 from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.store import Ref, RefTarget, Store
 from tensorcas_mlflow.store.protocol import STAND_INS
@@ -24,7 +25,7 @@ _lock = Lock()
 
 def stand_ins(store: Store) -> Iterator[Ref]:
     """Read the refs that stand in for another, those which are whole."""
-    for info in store.backend.list_dir(STAND_INS)[0]:
+    for info in list_dir(store.backend, STAND_INS)[0]:
         try:
             ref = store.ref(info.key)
         except CorruptError:

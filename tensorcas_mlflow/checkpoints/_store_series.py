@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tensorcas_mlflow._home import Home
 from tensorcas_mlflow._rebuild import Reader
 from tensorcas_mlflow.adapter import Array
+from tensorcas_mlflow.blob_names import list_dir
 from tensorcas_mlflow.checkpoints import _cut_refs, _show
 from tensorcas_mlflow.checkpoints._runs import RunRoot
 from tensorcas_mlflow.checkpoints._series import Checkpoint, Saving, Series, step_named
@@ -56,7 +57,7 @@ class StoreSeries(Series):
     def steps(self) -> list[int]:
         backend = self.store.backend
         found: list[int] = []
-        for info in backend.list_dir(posixpath.dirname(self.target(0).key))[0]:
+        for info in list_dir(backend, posixpath.dirname(self.target(0).key))[0]:
             name = posixpath.basename(info.key)
             step = step_named(name.removeprefix("@"), self.suffix)
             if step is None or name != posixpath.basename(self.target(step).key):
@@ -234,9 +235,9 @@ def names_in_store(run: RunRoot, home: Home) -> list[str]:
     store = home.store
     names: set[str] = set()
     has_cut = False
-    for segment in store.backend.list_dir(folder)[1]:
+    for segment in list_dir(store.backend, folder)[1]:
         # The segment is an encoding of the name; a ref says the name itself.
-        for info in store.backend.list_dir(f"{folder}/{segment}")[0]:
+        for info in list_dir(store.backend, f"{folder}/{segment}")[0]:
             try:
                 ref = store.ref(info.key)
             except CorruptError as error:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from tensorcas_mlflow._texts import count_text
 from tensorcas_mlflow.adapter import SKELETON
+from tensorcas_mlflow.blob_names import list_dir
 from tensorcas_mlflow.errors import CheckpointExistsError
 from tensorcas_mlflow.exchange._spill import arrays_of
 from tensorcas_mlflow.formats import Listing, Tensors, without_example_inputs
@@ -149,7 +150,7 @@ def _earlier(store: Store, target: RefTarget) -> Manifest | None:
     if target.step is None or target.run_id is None:
         return None
     prefix = target.key.rpartition("/")[0]
-    leaves = (info.key.rpartition("/@")[2] for info in store.backend.list_dir(prefix)[0])
+    leaves = (info.key.rpartition("/@")[2] for info in list_dir(store.backend, prefix)[0])
     steps = [int(leaf) for leaf in leaves if leaf.removeprefix("-").isdecimal()]
     before = max((step for step in steps if step < target.step), default=None)
     ref = None if before is None else store.ref(f"{prefix}/@{before}")

@@ -16,6 +16,7 @@ from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
 from mlflow.utils.model_utils import _get_overridden_pyfunc_model_config
 
 from tensorcas_mlflow._texts import without_secrets
+from tensorcas_mlflow.blob_names import list_blobs
 from tensorcas_mlflow.errors import CorruptError, FormatError, NewerFormatError
 from tensorcas_mlflow.flavor._fetch import LocalFolder, ModelFolder
 from tensorcas_mlflow.flavor._folder import FLAVOR, STORE_KEY
@@ -101,7 +102,7 @@ class SavedModel:
         if self._manifest_digest in (None, actual):
             return
         # A store that was copied and given another id has manifests that say so, and the MLmodel stays as it was.
-        if not any(info.key.startswith(f"manifests/{actual}") for info in store.backend.list("manifests")):
+        if not any(info.key.startswith(f"manifests/{actual}") for info in list_blobs(store.backend, "manifests")):
             reason = f"it hashes to {actual}, and the MLmodel says {self._manifest_digest}"
             raise CorruptError(self._manifest_place, reason)
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends import Backend, BlobInfo
+from tensorcas_mlflow.blob_names import list_blobs
 from tensorcas_mlflow.census import Census, RefSeen
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError, FormatError, NewerFormatError
 from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
@@ -73,7 +74,7 @@ def read_refs(backend: Backend, census: Census, *, but: Collection[str]) -> Refs
     Raises:
         CorruptError: One cannot be read.
     """
-    infos = sorted((info for info in backend.list("refs") if info.key not in but), key=_by_series)
+    infos = sorted((info for info in list_blobs(backend, "refs") if info.key not in but), key=_by_series)
     seen = [RefSeen(info.key, info.token, info.size, info.modified_s) for info in infos] if backend.is_remote else []
     known = {each.key: name for each in seen if (name := census.ref(each)) is not None}
     unknown = [info.key for info in infos if info.key not in known]

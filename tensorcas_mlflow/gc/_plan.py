@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from tensorcas_mlflow import threads
 from tensorcas_mlflow._texts import size_text
 from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.blob_names import find_strangers, list_blobs, strangers_text
 from tensorcas_mlflow.census import Census
 from tensorcas_mlflow.errors import ConflictError, DirectAccessError, FormatError, PendingSavesError
 from tensorcas_mlflow.gc._choose import choose, still_needed
@@ -48,6 +49,8 @@ class GcPlan:
     """Keys of condemned lists of collectors that died before they were done."""
     n_refs: int
     n_live_chunks: int
+    strangers: tuple[str, ...] = ()
+    """Files between the blobs that are not of the store. A collection leaves them alone."""
 
     @property
     def is_empty(self) -> bool:
@@ -71,6 +74,8 @@ class GcPlan:
             lines.append(f"{len(self.damaged_refs)} damaged refs to abandon")
         if self.dead_lists:
             lines.append(f"{len(self.dead_lists)} dead collections to finish")
+        if self.strangers:
+            lines.append(f"{strangers_text(self.strangers)} left alone")
         return ", ".join(lines)
 
     def bytes_by_reason(self) -> dict[Reason, int]:
@@ -182,6 +187,7 @@ def plan_gc(
         dead_lists=tuple(condemned.key for condemned in state.dead_lists),
         n_refs=state.n_refs,
         n_live_chunks=state.n_live,
+        strangers=find_strangers(store.backend),
     )
 
 
@@ -272,7 +278,7 @@ def _drop_stand_ins(backend: Backend, grace_s: float) -> None:
     At the end of a collection: this one has counted them, so what they alone keep is for the next.
     """
     before = time.time() - grace_s
-    for info in list(backend.list(p.STAND_INS)):
+    for info in list(list_blobs(backend, p.STAND_INS)):
         if info.modified_s <= before:
             backend.delete(info.key)
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.blob_names import list_blobs
 from tensorcas_mlflow.census import NO_BASE, Census, Facts, RefSeen
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, unique_rows
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError, FormatError, NewerFormatError
@@ -145,7 +146,7 @@ def survey(
     manifests_given_up: set[str] = set()
     half_committed: list[p.Intent] = []
     unfenced: list[p.Intent] = []
-    for info in list(backend.list("intents")):
+    for info in list(list_blobs(backend, "intents")):
         is_given_up = info.key.rpartition("/")[2] in abandon
         silent = is_given_up or info.modified_s <= before
         try:
@@ -180,8 +181,8 @@ def survey(
     live_manifests.update(refs.holders)
 
     lists = p.read_condemned(backend).lists
-    ages = {info.key: info.modified_s for info in backend.list("condemned")}
-    manifests = {info.key.removeprefix("manifests/"): info.size for info in backend.list("manifests")}
+    ages = {info.key: info.modified_s for info in list_blobs(backend, "condemned")}
+    manifests = {info.key.removeprefix("manifests/"): info.size for info in list_blobs(backend, "manifests")}
     check_there(backend, census, refs, manifests)
     sizes, unreadable = _read_packs(backend, census)
     facts = census.facts

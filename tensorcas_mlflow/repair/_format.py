@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from tensorcas_mlflow.backends import Backend, Root, open_backend
+from tensorcas_mlflow.blob_names import list_blobs
 from tensorcas_mlflow.errors import (
     BlobExistsError,
     BlobNotFoundError,
@@ -66,7 +67,7 @@ def open_damaged_backend(backend: Backend, others: Sequence[Store] = ()) -> tupl
     except NewerFormatError:
         raise
     except StoreNotFoundError:
-        if next(iter(backend.list("manifests")), None) is None:
+        if next(iter(list_blobs(backend, "manifests")), None) is None:
             raise
     except CorruptError as error:
         reason = error.reason
@@ -118,7 +119,7 @@ def _id_at(backend: Backend) -> str | None:
 def _said_by_manifests(backend: Backend, others: Sequence[Store], reason: str) -> tuple[str, int]:
     ids: Counter[str] = Counter()
     sizes: Counter[int] = Counter()
-    for info in list(backend.list("manifests")):
+    for info in list(list_blobs(backend, "manifests")):
         try:
             blob = backend.get(info.key, max_bytes=MAX_BYTES)
             manifest = Manifest.from_blob(blob, info.key.removeprefix("manifests/"))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.blob_names import list_blobs
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
 from tensorcas_mlflow.index import MAX_SEGMENT_BYTES, Table, make_table, read_segment, segment_bytes
 from tensorcas_mlflow.pack import ENTRY, Entries
@@ -32,7 +33,7 @@ def check_index(backend: Backend, holdings: Holdings) -> IndexFaults:
     bad: dict[str, str] = {}
     named: set[str] = set()
     of_bad: set[str] = set()
-    for info in list(backend.list("index")):
+    for info in list(list_blobs(backend, "index")):
         name, _, ending = info.key.removeprefix("index/").partition(".")
         if ending == "loose":
             named.add(name)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.blob_names import list_blobs
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError
 from tensorcas_mlflow.repair._quarantine import Quarantine, keep_blob
 from tensorcas_mlflow.store import protocol as p
@@ -34,7 +35,7 @@ def read_lists(backend: Backend) -> Lists:
     """
     sound: list[p.Condemned] = []
     damaged: dict[str, str] = {}
-    for info in list(backend.list("condemned")):
+    for info in list(list_blobs(backend, "condemned")):
         if info.key == p.GENERATION:
             continue
         try:
@@ -76,5 +77,5 @@ def finished_lists(backend: Backend, lists: Lists) -> list[str]:
     if not lists.sound:
         return []
     packs = {name for name, _ in p.list_packs(backend)}
-    manifests = {info.key.removeprefix("manifests/") for info in backend.list("manifests")}
+    manifests = {info.key.removeprefix("manifests/") for info in list_blobs(backend, "manifests")}
     return [each.key for each in lists.sound if not each.packs & packs and not each.manifests & manifests]

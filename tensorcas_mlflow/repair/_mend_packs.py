@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.blob_names import list_blobs
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, unique_rows
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NotFoundError
 from tensorcas_mlflow.index import Table, pack_key
@@ -288,7 +289,7 @@ def _payloads(backend: Backend, table: Table, wanted: Any) -> Iterator[Payload]:
 def _fence(backend: Backend, relies_on_it: Callable[[p.Intent], Any]) -> int:
     """Withdraw the intents of saves that rely on what is lost: they begin again, and write what they hold in memory."""
     n_fenced = 0
-    for info in list(backend.list("intents")):
+    for info in list(list_blobs(backend, "intents")):
         try:
             intent = p.parse_intent(info, backend.get(info.key, max_bytes=MAX_BYTES))
         except (BlobNotFoundError, FormatError):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.blob_names import list_blobs
 from tensorcas_mlflow.digest import digest, unique_rows
 from tensorcas_mlflow.errors import (
     BackendError,
@@ -103,7 +104,7 @@ def restore_ref(store: Store, key: str, found: FoundRef, quarantine: Quarantine)
 def notes(backend: Backend) -> dict[str, str]:
     """Give the keys of refs that repairs have begun to replace, each with the key of its note."""
     found: dict[str, str] = {}
-    for info in list(backend.list(PREFIX)):
+    for info in list(list_blobs(backend, PREFIX)):
         if info.key.startswith(f"{PREFIX}/@"):
             with suppress(BlobNotFoundError, CorruptError, ValueError, KeyError, TypeError, RecursionError):
                 key = str(json.loads(backend.get(info.key, max_bytes=_MAX_NOTE_BYTES))["key"])

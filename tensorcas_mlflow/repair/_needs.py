@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow import threads
+from tensorcas_mlflow.blob_names import list_blobs
 from tensorcas_mlflow.digest import Digests, unique_rows
 from tensorcas_mlflow.errors import BackendError, CorruptError, FormatError, NewerFormatError
 from tensorcas_mlflow.manifest import Manifest
@@ -69,7 +70,7 @@ class Needs:
         """By key."""
         self.bad_manifests: dict[str, Fault] = {}
         """By name: those that some ref needs and that are damaged or gone."""
-        for info in list(store.backend.list("refs")):
+        for info in list(list_blobs(store.backend, "refs")):
             try:
                 ref = store.ref(info.key)
             except NewerFormatError:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorcas_mlflow.blob_names import list_blobs, strangers_text
 from tensorcas_mlflow.digest import Digests
 from tensorcas_mlflow.errors import BlobNotFoundError, DirectAccessError, FormatError, PendingSavesError
 from tensorcas_mlflow.index import pack_key
@@ -239,6 +240,11 @@ def _findings(store: Store, seen: _Seen) -> list[Finding]:
         is_given_up = key in seen.abandon
         remedy = "it is taken away" if is_given_up else _ABANDON.format(key=key)
         found.append(Finding(key=key, reason=reason, remedy=remedy, is_mended=is_given_up))
+    for each in seen.lists.sound:
+        if each.strangers:
+            reason = f"it names {strangers_text(sorted(each.strangers))}"
+            remedy = "those names are ignored, and the list goes once its collection is over"
+            found.append(Finding(key=each.key, reason=reason, remedy=remedy, is_mended=False, is_harmless=True))
     for name, fault in seen.needs.bad_manifests.items():
         other = seen.manifests.get(name)
         remedy = "no other copy was found" if other is None else f"restored from {other.where}"
@@ -274,7 +280,7 @@ def _look_at_intents(store: Store) -> list[Finding]:
     """
     found: list[Finding] = []
     unfenced: list[tuple[str, str]] = []
-    for info in list(store.backend.list("intents")):
+    for info in list_blobs(store.backend, "intents"):
         try:
             intent = p.parse_intent(info, store.backend.get(info.key, max_bytes=MAX_BYTES))
         except BlobNotFoundError:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend, Buffer
+from tensorcas_mlflow.blob_names import list_blobs
 from tensorcas_mlflow.digest import DIGEST_BYTES, digest
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError
 from tensorcas_mlflow.manifest import MAX_BYTES
@@ -45,7 +46,7 @@ class Quarantine:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._kept = {place for info in backend.list(PREFIX) if (place := _place(info.key)) is not None}
+        self._kept = {place for info in list_blobs(backend, PREFIX) if (place := _place(info.key)) is not None}
 
     def keep(self, piece: Piece) -> bool:
         """Keep a stretch of a blob, unless it is kept already.
@@ -67,7 +68,7 @@ class Quarantine:
 
     def chunks(self) -> Iterator[tuple[str, Any, int]]:
         """Yield what is kept of chunks: the key, what was said of the chunk, and where in the blob it begins."""
-        for info in list(self._backend.list(PREFIX)):
+        for info in list(list_blobs(self._backend, PREFIX)):
             try:
                 head = bytearray(min(info.size, MAX_HEAD_BYTES))
                 self._backend.read_into(info.key, 0, memoryview(head))

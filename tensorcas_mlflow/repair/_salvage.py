@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Set
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.blob_names import list_blobs
 from tensorcas_mlflow.codecs import codec_numbered
 from tensorcas_mlflow.digest import unique_rows
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NewerFormatError
@@ -53,7 +54,7 @@ class Clues:
 
 
 def _segments(backend: Backend) -> Iterator[Table]:
-    for info in list(backend.list("index")):
+    for info in list(list_blobs(backend, "index")):
         if info.key.endswith(".arrow"):
             try:
                 yield read_segment(info.key, backend.get(info.key, max_bytes=MAX_SEGMENT_BYTES))

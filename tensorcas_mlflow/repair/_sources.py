@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorcas_mlflow.blob_names import list_blobs
 from tensorcas_mlflow.codecs import load_codecs_to_decode
 from tensorcas_mlflow.digest import Digests
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NotFoundError
@@ -152,7 +153,7 @@ class Sources:
         names = self._manifests.get(id(source))
         if names is None:
             names = self._manifests[id(source)] = {}
-            for info in source.backend.list("manifests"):
+            for info in list_blobs(source.backend, "manifests"):
                 name = info.key.removeprefix("manifests/")
                 names.setdefault(name[:64], []).append(name)
         return names

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.blob_names import list_blobs
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, unique_rows
 from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.manifest import Manifest
@@ -112,7 +113,7 @@ def store_stats(store: Store) -> StoreStats:
 def disk_usage(backend: Backend) -> DiskUsage:
     """Add up the sizes of all blobs of a store."""
     prefixes = ("packs", "index", "manifests", "refs", "intents", "condemned", "census", "quarantine")
-    sizes = {prefix: sum(info.size for info in backend.list(prefix)) for prefix in prefixes}
+    sizes = {prefix: sum(info.size for info in list_blobs(backend, prefix)) for prefix in prefixes}
     settings = backend.stat("format")
     sizes["format"] = 0 if settings is None else settings.size
     return DiskUsage(total=sum(sizes.values()), **sizes)

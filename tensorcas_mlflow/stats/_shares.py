@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow import threads
+from tensorcas_mlflow.blob_names import list_blobs
 from tensorcas_mlflow.census import Census, Facts
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError
 from tensorcas_mlflow.pack import Entries
@@ -204,7 +205,7 @@ def _facts_of(store: Store, refs: Sequence[Ref]) -> Facts:
     by_manifest: dict[str, list[Ref]] = {}
     for ref in sorted(refs, key=lambda ref: (ref.run_id or "", ref.name or "", ref.step or 0)):
         by_manifest.setdefault(ref.manifest, []).append(ref)
-    manifests = {info.key.removeprefix("manifests/"): info.size for info in backend.list("manifests")}
+    manifests = {info.key.removeprefix("manifests/"): info.size for info in list_blobs(backend, "manifests")}
     unknown = [held for name, held in by_manifest.items() if census.manifests.get(name) != manifests.get(name)]
     for held, manifest in zip(unknown, _map(store, lambda held: manifest_of(store, held), unknown), strict=True):
         if manifest is not None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.blob_names import list_blobs
 from tensorcas_mlflow.digest import Digests, prefixes
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError
 from tensorcas_mlflow.hints import Hints
@@ -279,7 +280,7 @@ class Catalog:
         loose: list[str] = []
         is_whole = True
         self._loose.clear()
-        for info in list(self._backend.list("index")):
+        for info in list(list_blobs(self._backend, "index")):
             name, _, ending = info.key.removeprefix("index/").partition(".")
             if ending == "loose":
                 self._loose[name] = info.key
@@ -326,7 +327,7 @@ class Catalog:
         return found
 
     def _read_segments(self) -> None:
-        segments = [info.key for info in self._backend.list("index") if info.key.endswith(".arrow")]
+        segments = [info.key for info in list_blobs(self._backend, "index") if info.key.endswith(".arrow")]
         names = {key.removeprefix("index/").removesuffix(".arrow"): key for key in segments}
         loaded = set(self._packs)
         for name, key in names.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeGuard
@@ -11,11 +11,12 @@ from typing import TypeGuard
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend, Token
+from tensorcas_mlflow.blob_names import is_manifest_name, list_blobs
 from tensorcas_mlflow.digest import DIGEST_BYTES
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError
 from tensorcas_mlflow.index import is_pack_name
 from tensorcas_mlflow.store._json import VERSION, load_record, record_bytes
-from tensorcas_mlflow.store._records import intent_bytes, is_manifest_name, now
+from tensorcas_mlflow.store._records import intent_bytes, now
 
 MAX_LIST_BYTES = 1 << 30
 
@@ -34,6 +35,8 @@ class Condemned:
     key: str
     packs: frozenset[str]
     manifests: frozenset[str]
+    strangers: frozenset[str] = frozenset()
+    """Other names in it, of files that are not of the store. Earlier builds condemned those too; nobody relies on them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +58,15 @@ class Condemnation:
 
 
 def condemned_bytes(packs: frozenset[str], manifests: frozenset[str]) -> bytes:
-    """Write a condemned list."""
-    record = {"format": VERSION, "created": now(), "packs": sorted(packs), "manifests": sorted(manifests)}
-    return record_bytes(record)
+    """Write a condemned list.
+
+    Raises:
+        ValueError: A name is none that a reader takes.
+    """
+    data = record_bytes({"format": VERSION, "created": now(), "packs": sorted(packs), "manifests": sorted(manifests)})
+    if said := _parse_list("condemned/new", data).strangers:
+        raise ValueError(f"not the name of a pack or manifest: {min(said)!r}")
+    return data
 
 
 def read_condemned(backend: Backend) -> Condemnation:
@@ -67,7 +76,7 @@ def read_condemned(backend: Backend) -> Condemnation:
         CorruptError: One cannot be read; nothing may be reused or deleted until it is looked at.
     """
     lists: list[Condemned] = []
-    listed = list(backend.list("condemned"))
+    listed = list(list_blobs(backend, "condemned"))
     for info in listed:
         if info.key == GENERATION:
             continue
@@ -92,11 +101,26 @@ def read_list(backend: Backend, key: str) -> Condemned:
         BlobNotFoundError: It is gone.
         CorruptError: It cannot be read.
     """
-    record = load_record(key, backend.get(key, max_bytes=MAX_LIST_BYTES))
+    return _parse_list(key, backend.get(key, max_bytes=MAX_LIST_BYTES))
+
+
+def _parse_list(key: str, data: bytes) -> Condemned:
+    record = load_record(key, data)
     packs, manifests = record.get("packs"), record.get("manifests")
-    if not _are_names(packs, is_pack_name) or not _are_names(manifests, is_manifest_name):
+    if not _are_texts(packs) or not _are_texts(manifests):
         raise CorruptError(key, "it is not a condemned list")
-    return Condemned(key=key, packs=frozenset(packs), manifests=frozenset(manifests))
+    found = Condemned(
+        key=key,
+        packs=frozenset(filter(is_pack_name, packs)),
+        manifests=frozenset(filter(is_manifest_name, manifests)),
+        strangers=frozenset(
+            {*packs, *manifests} - {*filter(is_pack_name, packs), *filter(is_manifest_name, manifests)}
+        ),
+    )
+    # Without a check, a name may be one that has changed.
+    if found.strangers and "check" not in record:
+        raise CorruptError(key, "it is not a condemned list")
+    return found
 
 
 def begin_generation(backend: Backend) -> None:
@@ -117,5 +141,5 @@ def begin_generation(backend: Backend) -> None:
             return
 
 
-def _are_names(value: object, is_name: Callable[[object], bool]) -> TypeGuard[list[str]]:
-    return isinstance(value, list) and all(map(is_name, value))
+def _are_texts(value: object) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterator
 
 from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.blob_names import list_blobs
 from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError
 from tensorcas_mlflow.index import pack_key
 from tensorcas_mlflow.pack import Entries, read_table
@@ -27,7 +28,7 @@ def list_packs(backend: Backend, *, since_s: float = 0.0) -> Iterator[tuple[str,
         since_s: For a remote store, leave out those whose names were drawn before, in seconds of Unix time.
     """
     after = f"packs/{_time_text(since_s)}" if backend.is_remote and since_s > 0 else None
-    for info in backend.list("packs", after=after):
+    for info in list_blobs(backend, "packs", after=after):
         name, _, ending = info.key.removeprefix("packs/").partition(".")
         if ending == "pack":
             yield name, info.size

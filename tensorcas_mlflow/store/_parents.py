@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tensorcas_mlflow.blob_names import list_blobs
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.store._base_plan import BasePlan, Wanted, nearest_parent, plan_bases
@@ -84,7 +85,7 @@ class Parents:
         """Read the latest checkpoints and files that hold different tensors: by their digests, the latest first."""
         found: dict[str, Manifest] = {}
         with suppress(NotFoundError, FormatError, BackendError):
-            refs = [info for info in self.store.backend.list("refs") if not info.key.startswith(f"{STAND_INS}/")]
+            refs = [info for info in list_blobs(self.store.backend, "refs") if not info.key.startswith(f"{STAND_INS}/")]
             refs.sort(key=lambda info: -info.modified_s)
             for info in refs[:_N_LOOKED_AT]:
                 ref = None if len(found) == _N_LATEST else self.store.ref(info.key)

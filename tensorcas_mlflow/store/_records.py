@@ -6,7 +6,6 @@ import json
 import math
 import os
 import platform
-import re
 import uuid
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
@@ -21,6 +20,7 @@ from tensorcas_mlflow import threads
 from tensorcas_mlflow._pids import pid_space, started
 from tensorcas_mlflow._texts import without_secrets
 from tensorcas_mlflow.backends import Backend, BlobInfo
+from tensorcas_mlflow.blob_names import is_manifest_name
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError
 from tensorcas_mlflow.index import is_pack_name
@@ -376,14 +376,6 @@ def parse_intent(info: BlobInfo, data: bytes) -> Intent:
         host=str(record.get("host", ""))[:200],
         created=str(record.get("created", ""))[:200],
     )
-
-
-_MANIFEST_NAME = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{8})?")
-
-
-def is_manifest_name(name: object) -> bool:
-    """Tell whether something is the name of a manifest, as its key has it."""
-    return isinstance(name, str) and _MANIFEST_NAME.fullmatch(name) is not None
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends import Backend, Token
+from tensorcas_mlflow.blob_names import list_blobs, list_dir
 from tensorcas_mlflow.store._keys import STAND_INS, artifact_key, artifact_prefix
 from tensorcas_mlflow.store._records import Ref, read_ref, read_refs
 
@@ -27,13 +28,13 @@ class Refs:
         Returns:
             The refs directly in it, and the names of directories in it that hold refs further down.
         """
-        blobs, segments = self.backend.list_dir(artifact_prefix(directory))
+        blobs, segments = list_dir(self.backend, artifact_prefix(directory))
         refs = [ref for ref in read_refs(self.backend, (info.key for info in blobs)) if ref.path is not None]
         prefix = f"{directory}/" if directory else ""
 
         def name_of(segment: str) -> str | None:
             # The segment is an encoding of the name; the refs below say the name itself.
-            for info in self.backend.list(f"{artifact_prefix(directory)}/{segment}"):
+            for info in list_blobs(self.backend, f"{artifact_prefix(directory)}/{segment}"):
                 ref = read_ref(self.backend, info.key)
                 if ref is not None and ref.path is not None:
                     return ref.path.removeprefix(prefix).split("/")[0]
@@ -44,7 +45,7 @@ class Refs:
 
     def walk_artifacts(self, directory: str = "") -> list[Ref]:
         """List all refs below an artifact directory, by path."""
-        refs = read_refs(self.backend, (info.key for info in self.backend.list(artifact_prefix(directory))))
+        refs = read_refs(self.backend, (info.key for info in list_blobs(self.backend, artifact_prefix(directory))))
         return sorted(refs, key=lambda ref: ref.path or "")
 
     def artifact_token(self, path: str) -> Token | None:
@@ -64,7 +65,7 @@ class Refs:
         Returns:
             How many were dropped; dropping none is no error.
         """
-        keys = [info.key for info in self.backend.list(artifact_prefix(path))]
+        keys = [info.key for info in list_blobs(self.backend, artifact_prefix(path))]
         if path and self.backend.stat(artifact_key(path)) is not None:
             keys.append(artifact_key(path))
         threads.run_all(self.backend.delete, keys, waits=self.backend.is_remote)
@@ -76,6 +77,6 @@ class Refs:
 
     def checkpoints(self) -> list[Ref]:
         """List every ref of the store but those that stand in for one, in the order of their creation."""
-        keys = (info.key for info in self.backend.list("refs"))
+        keys = (info.key for info in list_blobs(self.backend, "refs"))
         refs = read_refs(self.backend, (key for key in keys if not key.startswith(f"{STAND_INS}/")))
         return sorted(refs, key=lambda ref: (ref.created, ref.key))

@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import Backend, MeteredBackend, Root, Tally, open_backend
+from tensorcas_mlflow.blob_names import list_blobs
 from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
 from tensorcas_mlflow.containers import Readable, Tape
 from tensorcas_mlflow.digest import unique_rows
@@ -103,7 +104,7 @@ class Store(Refs):
             CorruptError: A store is there that has lost its ``format``: under another id nothing of it would load.
         """
         backend.check_conditions()
-        if store_id is None and any(True for _ in backend.list("manifests")) and backend.stat(FORMAT) is None:
+        if store_id is None and any(True for _ in list_blobs(backend, "manifests")) and backend.stat(FORMAT) is None:
             raise CorruptError(FORMAT, "it is gone from a store that has manifests: `tensorcas repair` makes it anew")
         try:
             backend.put_new(FORMAT, [new_format(chunk_bytes, store_id, is_carried=backend.is_carrier)])

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Collection, Iterator, Set
 
 from tensorcas_mlflow.backends import Backend, BlobInfo
+from tensorcas_mlflow.blob_names import list_blobs
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError, NewerFormatError
 from tensorcas_mlflow.index import (
     MAX_SEGMENT_BYTES,
@@ -79,7 +80,7 @@ def read_refs(backend: Backend, *, but: Collection[str] = ()) -> list[Ref]:
     Raises:
         CorruptError: One cannot be read.
     """
-    return _records.read_refs(backend, (info.key for info in backend.list("refs") if info.key not in but))
+    return _records.read_refs(backend, (info.key for info in list_blobs(backend, "refs") if info.key not in but))
 
 
 def write_packs(backend: Backend, catalog: Catalog, payloads: Iterator[Payload]) -> int:
@@ -99,7 +100,7 @@ def check_index(backend: Backend) -> None:
     Raises:
         NewerFormatError: One has.
     """
-    for info in list(backend.list("index")):
+    for info in list(list_blobs(backend, "index")):
         if not info.key.endswith(".arrow"):
             continue
         with contextlib.suppress(BlobNotFoundError, CorruptError):
@@ -124,7 +125,7 @@ def tidy_index(backend: Backend, packs: Set[str]) -> None:
     """
     loose: set[str] = set()
     segments: dict[str, Table] = {}
-    for info in list(backend.list("index")):
+    for info in list(list_blobs(backend, "index")):
         name, _, ending = info.key.removeprefix("index/").partition(".")
         if ending == "loose":
             loose.add(name)

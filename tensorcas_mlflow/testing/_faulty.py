@@ -89,6 +89,9 @@ class FaultyBackend(Backend):
     def list_dir(self, prefix: str) -> Children:
         return self._call("list_dir", prefix, lambda: self.inner.list_dir(prefix))
 
+    def paths(self) -> Iterator[str]:
+        return self.inner.paths()
+
     def delete(self, key: str) -> None:
         self._call("delete", key, lambda: self.inner.delete(key))
 

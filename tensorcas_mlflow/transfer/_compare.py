@@ -9,6 +9,7 @@ from typing import Literal
 
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.blob_names import list_blobs
 from tensorcas_mlflow.errors import BackendError, CorruptError, FormatError
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.store import Ref, Store
@@ -45,7 +46,7 @@ def read_source(store: Store) -> tuple[list[Ref], list[Failure]]:
     Raises:
         BackendError: The storage does not answer.
     """
-    keys = [info.key for info in store.backend.list("refs") if not info.key.startswith(f"{STAND_INS}/")]
+    keys = [info.key for info in list_blobs(store.backend, "refs") if not info.key.startswith(f"{STAND_INS}/")]
 
     def read(key: str) -> Ref | Failure | None:
         try:
@@ -74,7 +75,7 @@ def compare(
     Raises:
         BackendError: One of the storages does not answer.
     """
-    keys = {info.key for info in destination.backend.list("refs")}
+    keys = {info.key for info in list_blobs(destination.backend, "refs")}
     is_remote = source.backend.is_remote or destination.backend.is_remote
 
     def look(ref: Ref) -> Wanted | State | Failure:

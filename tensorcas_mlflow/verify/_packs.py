@@ -9,6 +9,7 @@ import numpy as np
 
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.blob_names import list_blobs
 from tensorcas_mlflow.chunking import MAX_CHUNK_BYTES
 from tensorcas_mlflow.codecs import CODECS, MOST_OVERHEAD_BYTES, RAW
 from tensorcas_mlflow.digest import hex_of, unique_rows
@@ -73,7 +74,7 @@ class Packs:
 
     def _find_lost(self) -> list[str]:
         named: set[str] = set()
-        for info in self._backend.list("index"):
+        for info in list_blobs(self._backend, "index"):
             name, _, ending = info.key.removeprefix("index/").partition(".")
             if ending == "loose":
                 named.add(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tensorcas_mlflow.blob_names import strangers_text
 from tensorcas_mlflow.errors import in_words
 
 
@@ -55,6 +56,8 @@ class VerifyReport:
     """What a sample was drawn by, to draw the same again; None where none was drawn."""
     problems: tuple[Problem, ...]
     """Empty for a store that is sound."""
+    strangers: tuple[str, ...] = ()
+    """Files between the blobs that are not of the store. Nothing reads or deletes them."""
 
     def __str__(self) -> str:
         how_many = {0: "none of them", self.n_chunks: "every one"}.get(self.n_read, f"{self.n_read} of them")
@@ -64,7 +67,8 @@ class VerifyReport:
         chunks = f"{self.n_chunks} chunks, {how_many} read{how}"
         found = {0: "no problem found", 1: "1 problem"}.get(len(self.problems), f"{len(self.problems)} problems")
         summary = f"{self.n_refs} checkpoints and files, {self.n_packs} packs, {chunks}: {found}"
-        return "\n".join([*map(str, self.problems), summary])
+        notes = [f"note: {strangers_text(self.strangers)} ignored"] if self.strangers else []
+        return "\n".join([*map(str, self.problems), *notes, summary])
 
 
 def reason_of(error: Exception) -> str:

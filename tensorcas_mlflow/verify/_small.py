@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.blob_names import list_blobs
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NewerFormatError
 from tensorcas_mlflow.index import MAX_SEGMENT_BYTES, Table, read_segment
 from tensorcas_mlflow.manifest import MAX_BYTES
@@ -20,7 +21,7 @@ _SAID = ("digest", "stored_digest", "offset", "stored_bytes", "raw_bytes", "code
 
 def small_blob_problems(backend: Backend, packs: Packs) -> Iterator[Problem]:
     """Give the intents, condemned lists and segments that cannot be read, and the segments that are wrong."""
-    for info in list(backend.list("intents")):
+    for info in list(list_blobs(backend, "intents")):
         try:
             p.parse_intent(info, backend.get(info.key, max_bytes=MAX_BYTES))
         except BlobNotFoundError:
@@ -33,7 +34,7 @@ def small_blob_problems(backend: Backend, packs: Packs) -> Iterator[Problem]:
         p.read_condemned(backend)
     except FormatError as error:
         yield Problem(key=getattr(error, "key", None), reason=f"{reason_of(error)} (gc refuses to work until it goes)")
-    for info in list(backend.list("index")):
+    for info in list(list_blobs(backend, "index")):
         if not info.key.endswith(".arrow"):
             continue
         try:
@@ -53,7 +54,7 @@ def _reason_and(error: Exception, outcome: str) -> str:
 
 
 def _is_listed(backend: Backend, key: str) -> bool:
-    return any(info.key == key for info in backend.list("intents"))
+    return any(info.key == key for info in list_blobs(backend, "intents"))
 
 
 def _belied(table: Table, packs: Packs) -> Iterator[str]:

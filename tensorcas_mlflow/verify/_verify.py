@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorcas_mlflow.blob_names import find_strangers, list_blobs
 from tensorcas_mlflow.digest import DIGEST_BYTES, hex_of, unique_rows
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError
 from tensorcas_mlflow.hints import read_hints
@@ -79,6 +80,7 @@ def verify(
         full=full,
         seed=None if sample is None else seed,
         problems=(*unreadable, *packs.problems, *found),
+        strangers=find_strangers(store.backend),
     )
 
 
@@ -96,7 +98,7 @@ def _read_refs(store: Store) -> tuple[list[list[Ref]], list[Problem]]:
     """Read the refs of a store, those of one manifest together."""
     by_manifest: dict[str, list[Ref]] = {}
     problems: list[Problem] = []
-    for info in store.backend.list("refs"):
+    for info in list_blobs(store.backend, "refs"):
         try:
             ref = store.ref(info.key)
         except (FormatError, BackendError) as error:

@@ -63,8 +63,8 @@ MUTANTS = (
         fault="a condemned list that names what is no pack",
         test=f"{_PARSERS}[condemned list]",
         path="tensorcas_mlflow/store/_condemned.py",
-        before="_are_names(packs, is_pack_name)",
-        after="_are_names(packs, lambda name: isinstance(name, str))",
+        before="packs=frozenset(filter(is_pack_name, packs)),",
+        after="packs=frozenset(packs),",
     ),
     Mutant(
         fault="a file of the chunk cache whose extents are not its payload",

@@ -1,0 +1,67 @@
+"""Names of the blobs of a store (``docs/format.md``, Blobs), and of the files that others leave between them.
+
+File managers, editors, network file systems and sync tools put files of their own into any folder. Every listing of a
+store's blobs goes through `list_blobs` and `list_dir`, which leave those files out; `find_strangers` names them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from tensorcas_mlflow.backends import Backend, BlobInfo, Children
+
+_N_NAMED = 3
+_MANIFEST = r"[0-9a-f]{64}(?:\.[0-9a-f]{8})?"
+_HEX = r"[0-9a-f]{32}"
+_SEGMENT = r"[A-Za-z0-9._=%~-]{1,200}"
+_MANIFEST_NAME = re.compile(_MANIFEST)
+_KEY = re.compile(
+    "format"
+    rf"|packs/{_HEX}\.pack"
+    rf"|index/{_HEX}\.(?:loose|arrow)"
+    rf"|manifests/{_MANIFEST}"
+    rf"|(?:intents|census)/{_HEX}"
+    rf"|condemned/(?:{_HEX}|@generation)"
+    rf"|quarantine/(?:{_HEX}-[0-9a-f]{{1,16}}-[0-9a-f]{{1,16}}\.[0-9a-f]{{8}}|@{_HEX})"
+    rf"|refs/runs/{_SEGMENT}/(?:{_SEGMENT}/)?@-?[0-9]+"
+    rf"|refs/copies/[0-9a-f]{{64}}/@{_HEX}"
+    rf"|refs/replacing/@{_HEX}"
+    # A ref of a kind that this release does not know keeps a manifest alive like any other.
+    rf"|refs/(?!runs/|copies/|replacing/)(?:{_SEGMENT}/)+@{_SEGMENT}"
+)
+
+
+def is_blob_key(key: str) -> bool:
+    """Tell whether a key has the form of a blob's of a store."""
+    return _KEY.fullmatch(key) is not None
+
+
+def is_manifest_name(name: object) -> bool:
+    """Tell whether something is the name of a manifest, as its key has it."""
+    return isinstance(name, str) and _MANIFEST_NAME.fullmatch(name) is not None
+
+
+def list_blobs(backend: Backend, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
+    """List the blobs of a store below a prefix, as `Backend.list` does, without the files of others."""
+    return (info for info in backend.list(prefix, after=after) if is_blob_key(info.key))
+
+
+def list_dir(backend: Backend, prefix: str) -> Children:
+    """List the direct children of a prefix, as `Backend.list_dir` does, without the files of others."""
+    blobs, names = backend.list_dir(prefix)
+    # A folder of refs is named by a segment of a path, in which "@" is quoted.
+    return [info for info in blobs if is_blob_key(info.key)], [name for name in names if "@" not in name]
+
+
+def find_strangers(backend: Backend) -> tuple[str, ...]:
+    """Name the files in a store's folder, or the objects at its place, that are no blobs of a store."""
+    return tuple(sorted(path for path in backend.paths() if not is_blob_key(path)))
+
+
+def strangers_text(strangers: Sequence[str]) -> str:
+    """Count and name files that are no blobs of a store."""
+    named = ", ".join(repr(path) for path in strangers[:_N_NAMED])
+    more = f" and {len(strangers) - _N_NAMED} more" if len(strangers) > _N_NAMED else ""
+    are = "1 file that is" if len(strangers) == 1 else f"{len(strangers)} files that are"
+    return f"{are} not of the store ({named}{more})"
