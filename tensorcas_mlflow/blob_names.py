@@ -28,6 +28,7 @@ _KEY = re.compile(
     rf"|refs/copies/[0-9a-f]{{64}}/@{_HEX}"
     rf"|refs/replacing/@{_HEX}"
     # A ref of a kind that this release does not know keeps a manifest alive like any other.
+    r"|refs/(?:artifacts|runs|copies|replacing)"  # a file where a folder of refs was: damage
     rf"|refs/(?!runs/|copies/|replacing/)(?:{_SEGMENT}/)+@{_SEGMENT}"
 )
 
@@ -44,14 +45,19 @@ def is_manifest_name(name: object) -> bool:
 
 def list_blobs(backend: Backend, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
     """List the blobs of a store below a prefix, as `Backend.list` does, without the files of others."""
-    return (info for info in backend.list(prefix, after=after) if is_blob_key(info.key))
+    return filter(_is_ours, backend.list(prefix, after=after))
 
 
 def list_dir(backend: Backend, prefix: str) -> Children:
     """List the direct children of a prefix, as `Backend.list_dir` does, without the files of others."""
     blobs, names = backend.list_dir(prefix)
     # A folder of refs is named by a segment of a path, in which "@" is quoted.
-    return [info for info in blobs if is_blob_key(info.key)], [name for name in names if "@" not in name]
+    return list(filter(_is_ours, blobs)), [name for name in names if "@" not in name]
+
+
+def _is_ours(info: BlobInfo) -> bool:
+    # A link among refs may stand where a folder of refs was: whoever collects has to come upon it.
+    return is_blob_key(info.key) or (info.is_link and info.key.startswith("refs/"))
 
 
 def find_strangers(backend: Backend) -> tuple[str, ...]:

@@ -48,6 +48,8 @@ class BlobInfo:
     modified_s: float
     """When it was written, in seconds of Unix time by the storage's own clock. Good for liveness, never for safety."""
     token: Token
+    is_link: bool = False
+    """Whether a symbolic link stands there, which is no blob and is not followed."""
 
 
 Children = tuple[list[BlobInfo], list[str]]

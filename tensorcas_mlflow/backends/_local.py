@@ -398,7 +398,13 @@ def _refuse(error: OSError) -> None:
 
 
 def _info(key: str, found: os.stat_result) -> BlobInfo:
-    return BlobInfo(key=key, size=found.st_size, modified_s=found.st_mtime, token=token_of(found))
+    return BlobInfo(
+        key=key,
+        size=found.st_size,
+        modified_s=found.st_mtime,
+        token=token_of(found),
+        is_link=stat.S_ISLNK(found.st_mode),
+    )
 
 
 @contextlib.contextmanager
