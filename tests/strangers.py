@@ -126,7 +126,7 @@ def use(backend: Backend, strays: Iterable[str]) -> None:
     assert plan.strangers == strangers
     assert f"{len(strangers)} files that are not of the store ({strangers[0]!r}" in str(plan)
     again = plan_gc(store, grace_s=0)
-    assert not again.packs and not again.manifests
+    assert (again.packs, again.manifests) == ({}, ())
     assert loads(Store.open_backend(backend)) == 6
     report = verify(store, full=True)
     assert (report.problems, report.strangers) == ((), strangers)

@@ -51,6 +51,8 @@ class GcPlan:
     n_live_chunks: int
     strangers: tuple[str, ...] = ()
     """Files between the blobs that are not of the store. A collection leaves them alone."""
+    strange_lists: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Keys of condemned lists that name such files, and the names."""
 
     @property
     def is_empty(self) -> bool:
@@ -76,6 +78,8 @@ class GcPlan:
             lines.append(f"{len(self.dead_lists)} dead collections to finish")
         if self.strangers:
             lines.append(f"{strangers_text(self.strangers)} left alone")
+        for key, names in self.strange_lists.items():
+            lines.append(f"{key} names {strangers_text(sorted(names))}, which is ignored")
         return ", ".join(lines)
 
     def bytes_by_reason(self) -> dict[Reason, int]:
@@ -188,6 +192,7 @@ def plan_gc(
         n_refs=state.n_refs,
         n_live_chunks=state.n_live,
         strangers=find_strangers(store.backend),
+        strange_lists={each.key: each.strangers for each in state.lists if each.strangers},
     )
 
 

@@ -36,7 +36,7 @@ class Condemned:
     packs: frozenset[str]
     manifests: frozenset[str]
     strangers: frozenset[str] = frozenset()
-    """Other names in it, of files that are not of the store. Earlier builds condemned those too; nobody relies on them."""
+    """Other names in it, of files that are not of the store: earlier builds condemned those too. They are ignored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,18 +109,17 @@ def _parse_list(key: str, data: bytes) -> Condemned:
     packs, manifests = record.get("packs"), record.get("manifests")
     if not _are_texts(packs) or not _are_texts(manifests):
         raise CorruptError(key, "it is not a condemned list")
-    found = Condemned(
+    strangers = {name for name in packs if not is_pack_name(name)}
+    strangers |= {name for name in manifests if not is_manifest_name(name)}
+    # Without a check, a strange name may be one of ours that has changed.
+    if strangers and "check" not in record:
+        raise CorruptError(key, "it is not a condemned list")
+    return Condemned(
         key=key,
         packs=frozenset(filter(is_pack_name, packs)),
         manifests=frozenset(filter(is_manifest_name, manifests)),
-        strangers=frozenset(
-            {*packs, *manifests} - {*filter(is_pack_name, packs), *filter(is_manifest_name, manifests)}
-        ),
+        strangers=frozenset(strangers),
     )
-    # Without a check, a name may be one that has changed.
-    if found.strangers and "check" not in record:
-        raise CorruptError(key, "it is not a condemned list")
-    return found
 
 
 def begin_generation(backend: Backend) -> None:
