@@ -24,7 +24,7 @@ _KEY = re.compile(
     rf"|(?:intents|census)/{_HEX}"
     rf"|condemned/(?:{_HEX}|@generation)"
     rf"|quarantine/(?:{_HEX}-[0-9a-f]{{1,16}}-[0-9a-f]{{1,16}}\.[0-9a-f]{{8}}|@{_HEX})"
-    rf"|refs/runs/{_SEGMENT}/(?:{_SEGMENT}/)?@-?[0-9]+"
+    rf"|refs/runs/{_SEGMENT}/(?:{_SEGMENT}/)?@(?:-?[0-9]+|True|False)"  # a step that was given as a bool
     rf"|refs/copies/[0-9a-f]{{64}}/@{_HEX}"
     rf"|refs/replacing/@{_HEX}"
     # A ref of a kind that this release does not know keeps a manifest alive like any other.

@@ -129,7 +129,10 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
                 return []
             found = {info.path: info for info in self._plain.children(folder)}
             if store is not None:
-                refs, names = store.artifacts(in_store)
+                damaged: list[str] = []  # listed too, so that who reads the folder comes upon them
+                refs, names = store.artifacts(in_store, damaged=damaged)
+                for child in (posixpath.join(folder, posixpath.basename(path)) for path in damaged):
+                    found[child] = FileInfo(child, False, None)
                 for child in (posixpath.join(folder, name) for name in names):
                     found[child] = FileInfo(child, True, None)
                 for ref in refs:
@@ -165,7 +168,10 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
             found = {info.path: info for info in self._plain.walk(top)}
             made: dict[str, FileInfo] = {}
             for held in self._stores.holding(top):
-                for ref in held.store.walk_artifacts(held.in_store):
+                damaged: list[str] = []  # whoever downloads the folder has to come upon them
+                refs = held.store.walk_artifacts(held.in_store, damaged=damaged)
+                found.update({held.child(path): FileInfo(held.child(path), False, None) for path in damaged})
+                for ref in refs:
                     found[held.child(ref.path or "")] = FileInfo(held.child(ref.path or ""), False, ref.n_bytes)
                     for file in in_folder(held.store, ref):
                         made[held.child(file.path)] = FileInfo(held.child(file.path), False, file.n_bytes)

@@ -15,6 +15,7 @@ from tensorcas_mlflow.blob_names import list_blobs
 from tensorcas_mlflow.census import Census, RefSeen
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError, FormatError, NewerFormatError
 from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
+from tensorcas_mlflow.store import Ref
 from tensorcas_mlflow.store import protocol as p
 
 T = TypeVar("T")
@@ -33,10 +34,12 @@ class Refs:
     """For each manifest that a ref names the keys of those refs; steps of one series in their order."""
     seen: frozenset[RefSeen]
     """How a remote store has listed them; empty for a local one."""
+    damaged: Mapping[str, CorruptError]
+    """Those that cannot be read, by key, and why."""
 
     @property
     def n(self) -> int:
-        """How many there are."""
+        """How many there are that can be read."""
         return sum(map(len, self.holders.values()))
 
 
@@ -72,18 +75,19 @@ def read_refs(backend: Backend, census: Census, *, but: Collection[str]) -> Refs
         but: Keys of refs to leave out.
 
     Raises:
-        CorruptError: One cannot be read.
+        NewerFormatError: A later release wrote one.
     """
     infos = sorted((info for info in list_blobs(backend, "refs") if info.key not in but), key=_by_series)
     seen = [RefSeen(info.key, info.token, info.size, info.modified_s) for info in infos] if backend.is_remote else []
     known = {each.key: name for each in seen if (name := census.ref(each)) is not None}
     unknown = [info.key for info in infos if info.key not in known]
-    try:
-        found = dict(zip(unknown, in_order(backend, partial(p.read_ref, backend), unknown), strict=True))
-    except CorruptError as error:
-        giving_up = f"`tensorcas gc --abandon {error.key}` gives it up, with what it kept"
-        remedy = f"`tensorcas repair --from` restores it from another store, {giving_up}"
-        raise CorruptError(error.key, f"{error.reason}; {remedy}") from error
+    found: dict[str, Ref | None] = {}
+    damaged: dict[str, CorruptError] = {}
+    for key, read in zip(unknown, in_order(backend, partial(_ref_or_fault, backend), unknown), strict=True):
+        if isinstance(read, CorruptError):
+            damaged[key] = read
+        else:
+            found[key] = read
     for each in seen:
         ref = found.get(each.key)
         if ref is not None:
@@ -94,7 +98,43 @@ def read_refs(backend: Backend, census: Census, *, but: Collection[str]) -> Refs
         name = known.get(info.key) if ref is None else ref.manifest
         if name is not None:
             holders.setdefault(name, []).append(info.key)
-    return Refs(holders=holders, seen=frozenset(seen))
+    return Refs(holders=holders, seen=frozenset(seen), damaged=damaged)
+
+
+def _ref_or_fault(backend: Backend, key: str) -> Ref | CorruptError | None:
+    try:
+        return p.read_ref(backend, key)
+    except CorruptError as error:
+        return error
+
+
+def kept_by_damaged(backend: Backend, census: Census, refs: Refs, manifests: Mapping[str, int]) -> frozenset[str]:
+    """Name the manifests that damaged refs may keep, and see that it is known what they name.
+
+    A damaged ref may name any manifest there is, unless it still says which. So all of them are kept.
+
+    Args:
+        backend: Where.
+        census: Comes to know what they name.
+        refs: Which were there before ``manifests`` were listed.
+        manifests: Those there are, and their sizes.
+
+    Raises:
+        CorruptError: One cannot be read, and a damaged ref may need it.
+    """
+    named = {key: p.manifest_of_damaged_ref(backend, key) for key in refs.damaged}
+    kept = frozenset(manifests) if None in named.values() else frozenset(manifests) & {*named.values()}
+
+    def read(name: str) -> tuple[str, Manifest, int] | None:
+        who = next(key for key, each in named.items() if each in (name, None))
+        try:
+            return read_manifest(backend, name, lambda: f"{who} cannot be read, and perhaps")
+        except BlobNotFoundError:
+            return None  # another collector has deleted it, to whom all refs could be read
+
+    unknown = [name for name in sorted(kept) if census.manifests.get(name) != manifests[name]]
+    learn(census, in_order(backend, read, unknown))
+    return kept
 
 
 def learn_needed(backend: Backend, census: Census, refs: Refs, half_committed: Sequence[p.Intent]) -> None:

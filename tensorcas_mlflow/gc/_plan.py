@@ -37,6 +37,8 @@ class GcPlan:
     """Keys of intents of saves that are dead, have been silent for longer than the grace, or are to be abandoned."""
     damaged_refs: frozenset[str]
     """Keys of refs that cannot be read and are to be abandoned."""
+    unread_refs: Mapping[str, str]
+    """Keys of other refs that cannot be read, and why: every manifest is kept that one of them may name."""
     packs: Mapping[str, int]
     """Packs nothing needs: name and size in bytes."""
     rewrites: Mapping[str, tuple[int, int]]
@@ -74,6 +76,9 @@ class GcPlan:
             lines.append(f"{len(self.stale_intents)} dead saves to abort")
         if self.damaged_refs:
             lines.append(f"{len(self.damaged_refs)} damaged refs to abandon")
+        for key, reason in self.unread_refs.items():
+            remedy = f"`tensorcas repair --from` restores it, `tensorcas gc --abandon {key}` gives it up"
+            lines.append(f"{key} cannot be read ({reason}), so every manifest that it may name is kept: {remedy}")
         if self.dead_lists:
             lines.append(f"{len(self.dead_lists)} dead collections to finish")
         if self.strangers:
@@ -183,6 +188,7 @@ def plan_gc(
         census=census,
         grace_s=grace_s,
         damaged_refs=state.damaged_refs,
+        unread_refs=state.unread_refs,
         stale_intents=tuple(state.stale),
         packs={name: state.sizes[name] for name in doomed},
         rewrites={name: (needed, state.sizes[name]) for name, needed in rewrites.items()},
@@ -261,7 +267,9 @@ def _execute(plan: GcPlan) -> GcReport:
             # What is spared may still be deleted by the list's owner, so the list has to stay.
             if not condemned.packs & spared and not condemned.manifests & (state.manifests - manifests):
                 backend.delete(condemned.key)
-    _drop_stand_ins(backend, plan.grace_s)
+    # One may hold what stands, damaged, at the key of another.
+    if all(key.startswith(f"{p.STAND_INS}/") for key in state.unread_refs):
+        _drop_stand_ins(backend, plan.grace_s)
     p.tidy_index(backend, state.sizes.keys() - dead_packs - set(state.unreadable))
     left = {name: size for name, size in state.sizes.items() if name not in dead_packs}
     plan.census.save(manifests=state.manifests - manifests, packs=left, refs=state.refs)

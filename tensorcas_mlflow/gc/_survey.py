@@ -14,7 +14,7 @@ from tensorcas_mlflow.blob_names import list_blobs
 from tensorcas_mlflow.census import NO_BASE, Census, Facts, RefSeen
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, unique_rows
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError, FormatError, NewerFormatError
-from tensorcas_mlflow.gc._needed import check_there, in_order, learn_needed, read_intent, read_refs
+from tensorcas_mlflow.gc._needed import check_there, in_order, kept_by_damaged, learn_needed, read_intent, read_refs
 from tensorcas_mlflow.index import IN_FULL, NOWHERE, Mask, pack_key
 from tensorcas_mlflow.manifest import MAX_BYTES
 from tensorcas_mlflow.pack import MAX_DEPTH, Entries
@@ -51,6 +51,8 @@ class Survey:
     """The manifests of those."""
     damaged_refs: frozenset[str]
     """Keys of refs that cannot be read and have been given up."""
+    unread_refs: Mapping[str, str]
+    """Keys of other refs that cannot be read, and why. Each manifest that one of them may name counts as needed."""
     unfenced: Sequence[p.Intent]
     """Intents of saves through an MLflow server that nobody has given up."""
     lists: Sequence[p.Condemned]
@@ -184,12 +186,14 @@ def survey(
     ages = {info.key: info.modified_s for info in list_blobs(backend, "condemned")}
     manifests = {info.key.removeprefix("manifests/"): info.size for info in list_blobs(backend, "manifests")}
     check_there(backend, census, refs, manifests)
+    blind = kept_by_damaged(backend, census, refs, manifests)
+    live_manifests |= blind
     sizes, unreadable = _read_packs(backend, census)
     facts = census.facts
     is_there = np.array([name not in unreadable and name in sizes for name in facts.packs], dtype=bool)
     rows = is_there[facts.entry_pack] if len(facts.packs) else np.zeros(0, dtype=bool)
     # An intent's digests are all needed; a manifest's if a ref names it, or an intent that does not say them itself.
-    named = facts.chunks_of({*refs.holders, *(intent.manifest for intent in half_committed)})
+    named = facts.chunks_of({*refs.holders, *blind, *(intent.manifest for intent in half_committed)})
     declared = live.digests()
     chunks = facts.find(declared)
     named[chunks[chunks >= 0]] = True
@@ -207,6 +211,7 @@ def survey(
         given_up=given_up.digests(),
         manifests_given_up=frozenset(manifests_given_up),
         damaged_refs=damaged,
+        unread_refs={key: error.reason for key, error in refs.damaged.items()},
         unfenced=unfenced,
         lists=lists,
         dead_lists=[

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache, partial
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -37,7 +37,7 @@ from tensorcas_mlflow.store._keys import (
 )
 
 MAX_REF_BYTES = 64 * 1024
-_MAX_NUMBER = (1 << 63) - 1
+_LEAST_NUMBER, _MAX_NUMBER = -(1 << 63), (1 << 63) - 1
 _MAX_SPACE_BYTES = 256
 """White space that a backend may have put behind a ref."""
 _WITH_BASES = 2
@@ -228,7 +228,7 @@ def parse_ref(key: str, data: bytes) -> Ref:
     manifest, kind, created = record.get("manifest"), record.get("kind"), record.get("created")
     if (
         any(text is not None and not isinstance(text, str) for text in texts)
-        or not all(value is None or (type(value) is int and abs(value) <= _MAX_NUMBER) for value in steps)
+        or not all(value is None or (type(value) is int and _LEAST_NUMBER <= value <= _MAX_NUMBER) for value in steps)
         or not (metrics is None or isinstance(metrics, dict))
         or type(n_bytes) is not int
         or not 0 <= n_bytes <= _MAX_NUMBER
@@ -302,11 +302,49 @@ def read_ref(backend: Backend, key: str) -> Ref | None:
     return parse_ref(key, data)
 
 
-def read_refs(backend: Backend, keys: Iterable[str]) -> list[Ref]:
-    """Read the refs at some keys, in their order, those left out that are gone."""
-    read = partial(read_ref, backend)
-    refs = threads.ordered_map(read, keys, waits=True) if backend.is_remote else map(read, keys)
-    return [ref for ref in refs if ref is not None]
+def read_refs_around(backend: Backend, keys: Iterable[str]) -> tuple[list[Ref], dict[str, CorruptError]]:
+    """Read the refs at some keys, in their order, around those that are damaged.
+
+    Returns:
+        The refs, without those that are gone; and of each damaged one, by its key, what is wrong.
+
+    Raises:
+        NewerFormatError: A later release wrote one.
+    """
+
+    def read(key: str) -> Ref | CorruptError | None:
+        try:
+            return read_ref(backend, key)
+        except CorruptError as error:
+            return error
+
+    keys = list(keys)
+    found = threads.ordered_map(read, keys, waits=True) if backend.is_remote else map(read, keys)
+    refs: list[Ref] = []
+    damaged: dict[str, CorruptError] = {}
+    for key, each in zip(keys, found, strict=True):
+        if isinstance(each, Ref):
+            refs.append(each)
+        elif each is not None:
+            damaged[key] = each
+    return refs, damaged
+
+
+def manifest_of_damaged_ref(backend: Backend, key: str) -> str | None:
+    """Return the name of the manifest of a ref that no reader takes, or None if nobody can tell it.
+
+    A ref that is whole, by its check, and stands at its own key names its manifest even where something else in it is
+    refused.
+    """
+    try:
+        record = load_record(key, backend.get(key, max_bytes=MAX_REF_BYTES + _MAX_SPACE_BYTES))
+        copy = record.get("copy_path") or record.get("uri")
+        said = {name: record.get(name) for name in ("path", "run_id", "name", "step")}
+        _check_key(key, **said, copy=copy)
+    except (BlobNotFoundError, CorruptError, ValueError, TypeError, AttributeError):
+        return None
+    name = record.get("manifest")
+    return str(name) if "check" in record and is_manifest_name(name) else None
 
 
 def intent_bytes(

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
+from urllib.parse import unquote
+
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends import Backend, Token
 from tensorcas_mlflow.blob_names import list_blobs, list_dir
-from tensorcas_mlflow.store._keys import STAND_INS, artifact_key, artifact_prefix
-from tensorcas_mlflow.store._records import Ref, read_ref, read_refs
+from tensorcas_mlflow.store._keys import STAND_INS, artifact_key, artifact_prefix, label_of
+from tensorcas_mlflow.store._records import Ref, read_ref, read_refs_around
+
+_log = logging.getLogger(__name__)
 
 
 class Refs:
@@ -22,31 +28,50 @@ class Refs:
         """Say what an artifact path, relative to the root, shows; None where no ref stands."""
         return None if path == "" else read_ref(self.backend, artifact_key(path))
 
-    def artifacts(self, directory: str = "") -> tuple[list[Ref], list[str]]:
+    def artifacts(self, directory: str = "", *, damaged: list[str] | None = None) -> tuple[list[Ref], list[str]]:
         """List an artifact directory.
+
+        Args:
+            directory: Which; ``""`` is the root.
+            damaged: Comes to hold the paths of damaged refs in it, as far as their keys tell. Without it they raise.
 
         Returns:
             The refs directly in it, and the names of directories in it that hold refs further down.
+
+        Raises:
+            CorruptError: A ref is damaged.
         """
         blobs, segments = list_dir(self.backend, artifact_prefix(directory))
-        refs = [ref for ref in read_refs(self.backend, (info.key for info in blobs)) if ref.path is not None]
+        refs = [ref for ref in self._read((info.key for info in blobs), damaged) if ref.path is not None]
         prefix = f"{directory}/" if directory else ""
 
         def name_of(segment: str) -> str | None:
             # The segment is an encoding of the name; the refs below say the name itself.
+            name = None
             for info in list_blobs(self.backend, f"{artifact_prefix(directory)}/{segment}"):
-                ref = read_ref(self.backend, info.key)
-                if ref is not None and ref.path is not None:
-                    return ref.path.removeprefix(prefix).split("/")[0]
-            return None
+                refs, errors = read_refs_around(self.backend, [info.key])
+                for ref in refs:
+                    if ref.path is not None:
+                        return ref.path.removeprefix(prefix).split("/")[0]
+                if errors:
+                    name = unquote(segment)  # unless the name was long
+            return name
 
         names = threads.ordered_map(name_of, segments, waits=True) if self.backend.is_remote else map(name_of, segments)
         return refs, sorted({name for name in names if name is not None})
 
-    def walk_artifacts(self, directory: str = "") -> list[Ref]:
-        """List all refs below an artifact directory, by path."""
-        refs = read_refs(self.backend, (info.key for info in list_blobs(self.backend, artifact_prefix(directory))))
-        return sorted(refs, key=lambda ref: ref.path or "")
+    def walk_artifacts(self, directory: str = "", *, damaged: list[str] | None = None) -> list[Ref]:
+        """List all refs below an artifact directory, by path; ``damaged`` as in `artifacts`."""
+        keys = (info.key for info in list_blobs(self.backend, artifact_prefix(directory)))
+        return sorted(self._read(keys, damaged), key=lambda ref: ref.path or "")
+
+    def _read(self, keys: Iterable[str], damaged: list[str] | None) -> list[Ref]:
+        refs, errors = read_refs_around(self.backend, keys)
+        for key, error in errors.items():
+            if damaged is None:
+                raise error
+            damaged.append(label_of(key) or key)
+        return refs
 
     def artifact_token(self, path: str) -> Token | None:
         """Tell one ref of an artifact path from another that takes its place; None where no ref stands."""
@@ -76,7 +101,12 @@ class Refs:
         self.backend.delete(ref.key)
 
     def checkpoints(self) -> list[Ref]:
-        """List every ref of the store but those that stand in for one, in the order of their creation."""
+        """List every ref of the store but those that stand in for one, in the order of their creation.
+
+        A damaged ref is left out, with a warning.
+        """
         keys = (info.key for info in list_blobs(self.backend, "refs"))
-        refs = read_refs(self.backend, (key for key in keys if not key.startswith(f"{STAND_INS}/")))
+        refs, damaged = read_refs_around(self.backend, (key for key in keys if not key.startswith(f"{STAND_INS}/")))
+        for error in damaged.values():
+            _log.warning("%s; it is left out, and `tensorcas verify` says more", error)
         return sorted(refs, key=lambda ref: (ref.created, ref.key))

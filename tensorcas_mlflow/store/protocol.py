@@ -39,7 +39,15 @@ from tensorcas_mlflow.store._format import FORMAT, new_format, parse_format
 from tensorcas_mlflow.store._keys import STAND_INS, label_of
 from tensorcas_mlflow.store._owner import names_of
 from tensorcas_mlflow.store._packs import list_packs, mark_loose, new_pack_name, read_pack_table
-from tensorcas_mlflow.store._records import MAX_REF_BYTES, Intent, Ref, intent_bytes, parse_intent, read_ref
+from tensorcas_mlflow.store._records import (
+    MAX_REF_BYTES,
+    Intent,
+    Ref,
+    intent_bytes,
+    manifest_of_damaged_ref,
+    parse_intent,
+    read_ref,
+)
 
 __all__ = [
     "FORMAT",
@@ -56,6 +64,7 @@ __all__ = [
     "intent_bytes",
     "label_of",
     "list_packs",
+    "manifest_of_damaged_ref",
     "mark_loose",
     "names_of",
     "new_format",
@@ -75,12 +84,9 @@ _HEAD_BYTES = 64 << 10
 
 
 def read_refs(backend: Backend, *, but: Collection[str] = ()) -> list[Ref]:
-    """Read every ref of a store, except those at some keys.
-
-    Raises:
-        CorruptError: One cannot be read.
-    """
-    return _records.read_refs(backend, (info.key for info in list_blobs(backend, "refs") if info.key not in but))
+    """Read every ref of a store, except damaged ones and those at some keys."""
+    keys = (info.key for info in list_blobs(backend, "refs") if info.key not in but)
+    return _records.read_refs_around(backend, keys)[0]
 
 
 def write_packs(backend: Backend, catalog: Catalog, payloads: Iterator[Payload]) -> int:

@@ -32,8 +32,9 @@ def test_the_ref_of_another_step_is_refused(store: Store) -> None:
 
     with pytest.raises(CorruptError, match="it is the ref of run 'run', name None, step 2"):
         store.ref(first.key)
-    with pytest.raises(CorruptError):
-        plan_gc(store)
+    # What stood there may have named any manifest.
+    plan = plan_gc(store, grace_s=0)
+    assert (list(plan.unread_refs), dict(plan.packs), plan.manifests) == ([first.key], {}, ())
     [problem] = told(store.backend, full=False)
     assert (problem.key, problem.checkpoint) == (first.key, "run run step 1")
 

@@ -17,14 +17,13 @@ from tensorcas_mlflow.store.protocol import condemned_bytes, list_packs
 # --- what cannot be read
 
 
-@pytest.mark.parametrize("prefix", ["refs", "manifests", "packs", "condemned"])
+@pytest.mark.parametrize("prefix", ["manifests", "packs", "condemned"])
 def test_what_says_what_is_needed_and_cannot_be_read_stops_a_collection(store: Store, prefix: str) -> None:
     save(store, "ab", 0)
     store.drop(save(store, "cd", 1))
     store.backend.put_new("condemned/" + "c" * 32, [condemned_bytes(frozenset(), frozenset())])
     plan = plan_now(store)
     needed = {
-        "refs": target(0).key,
         "manifests": f"manifests/{store.checkpoints()[0].manifest}",
         "packs": pack_key(next(name for name, _ in list_packs(store.backend) if name not in plan.packs)),
     }
@@ -67,8 +66,8 @@ def test_a_damaged_ref_is_given_up_by_its_key(store: Store) -> None:
     lost = save(store, "cd", 1).key
     overwrite(store.backend, lost, b"")
 
-    with pytest.raises(CorruptError, match=f"gc --abandon {lost}"):
-        plan_now(store)
+    assert f"gc --abandon {lost}" in str(plan_now(store))
+    assert plan_now(store).manifests == ()
     plan = plan_now(store, abandon=[lost])
     assert "1 damaged refs" in str(plan)
     assert plan.execute().n_packs == 1

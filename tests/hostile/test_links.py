@@ -64,7 +64,7 @@ def root(both: Path, tmp_path: Path) -> Path:
 
 
 ACTS: dict[str, Callable[[Path], Any]] = {
-    "gc": lambda root: plan_gc(Store.open(root)).execute(),
+    "gc": lambda root: f"{(plan := plan_gc(Store.open(root)))}, {plan.execute()}",
     "load": lambda root: load(Store.open(root)),
     "save": lambda root: save(Store.open(root), {"w": TENSORS["w"], "b": TENSORS["w"] + 1}, run_id="r", step=2),
     "verify": lambda root: verify(Store.open(root)),
@@ -91,7 +91,8 @@ def told_by(act: str, root: Path) -> str:
 
 
 def load(store: Store) -> dict[str, Any]:
-    [ref] = store.checkpoints()
+    [ref] = [store.ref(info.key) for info in store.backend.list("refs")]
+    assert ref is not None
     return store.read_tensors(store.manifest(ref))
 
 

@@ -176,4 +176,10 @@ def test_a_ref_of_an_artifact_that_says_it_is_anothers_is_damaged(store: Store, 
     with pytest.raises(CorruptError, match=r"it is the ref of|not a ref"):
         store.artifact("dir/file")
     with pytest.raises(CorruptError):
-        store.checkpoints()
+        store.artifacts("dir")
+    with pytest.raises(CorruptError):
+        store.walk_artifacts()
+    damaged: list[str] = []
+    assert store.artifacts("dir", damaged=damaged) == ([], [])
+    assert damaged == ["dir/file"]
+    assert store.checkpoints() == []
