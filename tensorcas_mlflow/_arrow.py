@@ -96,10 +96,30 @@ def values_of(numbers: Any) -> Any:
     """
     if numbers.null_count:
         raise ValueError("a column of numbers leaves some out")
+    return values_or_any(numbers)
+
+
+def values_or_any(numbers: Any) -> Any:
+    """View an array of whole numbers as one of numpy's, as `values_of`, with any number in place of a null."""
     dtype = np.dtype(str(numbers.type))
     if len(numbers) == 0:
         return np.empty(0, dtype)
     return np.frombuffer(numbers.buffers()[1], dtype)[numbers.offset : numbers.offset + len(numbers)]
+
+
+def validity_of(values: Any) -> Any:
+    """Tell for each value of a pyarrow array whether it is there; without pandas, which `fill_null` imports."""
+    bits = values.buffers()[0]
+    if bits is None or values.null_count == 0:
+        return np.ones(len(values), dtype=bool)
+    stop = values.offset + len(values)
+    return np.unpackbits(np.frombuffer(bits, np.uint8), count=stop, bitorder="little")[values.offset :].astype(bool)
+
+
+def array_of_bools(values: Any) -> Any:
+    """Make an array of truth values, without pandas, which `pyarrow.array` imports."""
+    bits = np.packbits(values, bitorder="little")
+    return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(bits.data)])
 
 
 def array_of_numbers(values: Any, dtype: pa.DataType) -> Any:

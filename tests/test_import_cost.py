@@ -130,6 +130,50 @@ def test_reading_parts_imports_nothing_that_takes_long(tmp_path: Path) -> None:
     assert not loaded & {"blosc2", "mlflow", "numpy.ma", "pandas", "torch"}
 
 
+EVERYTHING_WITHOUT_PANDAS = """
+import json, sys
+import numpy as np
+from tensorcas_mlflow import TensorCasStore
+from tensorcas_mlflow.gc import plan_gc
+from tensorcas_mlflow.reader import open_ref
+from tensorcas_mlflow.repair import plan_repair
+from tensorcas_mlflow.stats import store_stats
+from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.verify import verify
+
+root = sys.argv[1]
+weights = {f"layers.{n}.{kind}": np.arange(9_000).astype(kind) for n in range(3) for kind in ("f4", "f8", "i2")}
+saves = TensorCasStore(root, "run")
+for step in range(2):
+    weights["layers.0.f4"] += np.float32(1)
+    saves.save(weights, step=step)
+store = Store.open(root)
+with store.write_checkpoint(weights, cuts={"layers.0.f8": [4_000, 9_000]}) as pending:
+    pending.commit(RefTarget(run_id="cut", step=1))
+np.savez(root + "/file.npz", **weights)
+with open(root + "/file.npz", "rb") as file, store.write_stream(file) as pending:
+    pending.commit(RefTarget(path="file.npz"))
+store = Store.open(root)
+for ref in store.checkpoints():
+    manifest = store.manifest(ref)
+    if ref.kind == "checkpoint":
+        reader = open_ref(store, ref)
+        assert reader.tensor("layers.1.i2").sum() and reader.keys() and reader.digest()
+        store.read_tensors(manifest)
+saves.list_checkpoints(), saves.load(), str(saves.open().summary()), store_stats(store)
+plan_gc(store, grace_s=0).execute()
+assert verify(store, full=True).problems == ()
+plan_repair(store).execute()
+print(json.dumps(sorted(sys.modules)))
+"""
+
+
+def test_nothing_but_a_table_for_pandas_imports_pandas(tmp_path: Path) -> None:
+    script = EVERYTHING_WITHOUT_PANDAS.replace("sys.argv[1]", repr(str(tmp_path / "store")))
+
+    assert "pandas" not in json.loads(run_fresh(script, tmp_path))
+
+
 class Arrays:
     """Takes arrays as they are."""
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow import config
+from tensorcas_mlflow._steps import STEP_TEXT, step_of_text
 from tensorcas_mlflow._store_root import store_root_for
 from tensorcas_mlflow.blob_names import list_blobs, list_dir
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests
@@ -32,7 +33,7 @@ MAX_BESIDE = 200
 MAX_REFS = 2_000
 """How many refs of the same folder, and how many others, are read to find checkpoints."""
 
-_STEP = re.compile(r"step-(-?\d+)")
+_STEP = re.compile(rf"step-({STEP_TEXT})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +219,7 @@ def step_of(ref: Ref) -> int | None:
     if ref.step is not None:
         return ref.step
     match = _STEP.match(posixpath.basename(ref.path or ""))
-    return int(match[1]) if match else None
+    return step_of_text(match[1]) if match else None
 
 
 def _is_earlier(other: Ref, ref: Ref) -> bool:

@@ -10,7 +10,7 @@ from tensorcas_mlflow.adapters import adapter_named
 from tensorcas_mlflow.checkpoints._background import saves
 from tensorcas_mlflow.checkpoints._find import series_of
 from tensorcas_mlflow.checkpoints._runs import run_to_read
-from tensorcas_mlflow.checkpoints._series import CHECKPOINT_URI, DEFAULT_NAME
+from tensorcas_mlflow.checkpoints._series import DEFAULT_NAME, parse_checkpoint_uri
 from tensorcas_mlflow.errors import CorruptError
 
 
@@ -54,13 +54,9 @@ def load_checkpoint(
     """
     check_call(into=into, weights_only=weights_only)
     saves.wait()
-    uri = CHECKPOINT_URI.fullmatch(run_id) if run_id is not None else None
-    if uri is not None:
-        if step is not None and step != int(uri["step"]):
-            raise ValueError(f"{run_id!r} is step {int(uri['step'])}, and step={step} is asked for")
-        if name not in (DEFAULT_NAME, uri["name"]):
-            raise ValueError(f"{run_id!r} is of the series {uri['name']!r}, and name={name!r} is asked for")
-        run_id, name, step = uri["run_id"], uri["name"], int(uri["step"])
+    one = None if run_id is None else parse_checkpoint_uri(run_id, step=step, name=name)
+    if one is not None:
+        run_id, name, step = one
     checkpoint = series_of(run_to_read(run_id), name).get(step)
     with checkpoint.opened() as (manifest, read):
         if manifest.flavor is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -10,15 +11,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tensorcas_mlflow._rebuild import Reader
-from tensorcas_mlflow._steps import as_step
+from tensorcas_mlflow._steps import STEP_TEXT, as_step, step_of_text, step_text
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.checkpoints._runs import RunRoot
-from tensorcas_mlflow.errors import CheckpointNotFoundError
+from tensorcas_mlflow.errors import CheckpointNotFoundError, CorruptError
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.store import Policy
 
 if TYPE_CHECKING:
     from tensorcas_mlflow.reader import CheckpointReader
+
+_log = logging.getLogger(__name__)
 
 DEFAULT_NAME = "checkpoint"
 """What a series is called that nobody has given a name."""
@@ -26,12 +29,36 @@ DEFAULT_NAME = "checkpoint"
 FOLDER = "checkpoints"
 """Artifact folder of a run in which its checkpoints are shown."""
 
-CHECKPOINT_URI = re.compile(
-    rf"runs:/+(?P<run_id>[^/]+)/{FOLDER}/(?P<name>[^/]+)/step-(?P<step>-?\d+)\.(?:arrow|tensors)"
+_CHECKPOINT_URI = re.compile(
+    rf"runs:/+(?P<run_id>[^/]+)/{FOLDER}/(?P<name>[^/]+)/step-(?P<step>{STEP_TEXT})\.(?:arrow|tensors)"
 )
-"""What names one checkpoint of a run, as MLflow has it for artifacts."""
 
 _MAX_NAME_BYTES = 100
+
+
+def parse_checkpoint_uri(text: str, *, step: int | None, name: str) -> tuple[str, str, int] | None:
+    """Read the URI of one checkpoint, as MLflow has it for artifacts.
+
+    Args:
+        text: Any text.
+        step: The step that the caller asks for besides, if any.
+        name: The series that the caller asks for besides; `DEFAULT_NAME` is none in particular.
+
+    Returns:
+        The run's id, the series and the step, or None if the text is no such URI.
+
+    Raises:
+        ValueError: The URI names another step or series than the caller.
+    """
+    found = _CHECKPOINT_URI.fullmatch(text)
+    if found is None:
+        return None
+    named = step_of_text(found["step"])
+    if step is not None and step != named:
+        raise ValueError(f"{text!r} is step {named}, and step={step} is asked for")
+    if name not in (DEFAULT_NAME, found["name"]):
+        raise ValueError(f"{text!r} is of the series {found['name']!r}, and name={name!r} is asked for")
+    return found["run_id"], found["name"], named
 
 
 class Saving(ABC):
@@ -136,16 +163,24 @@ class Series(ABC):
 
     def artifact(self, step: int) -> str:
         """The artifact path of a step in its run. Padded, so that a listing by name is one by step."""
-        return f"{FOLDER}/{self.name}/step-{step:08d}{self.suffix}"
+        return f"{FOLDER}/{self.name}/step-{step_text(step)}{self.suffix}"
 
     def uri(self, step: int) -> str:
         """The URI of a step, as MLflow has it for artifacts of runs."""
         return f"runs:/{self.run.run_id}/{self.artifact(step)}"
 
     def checkpoints(self) -> list[Checkpoint]:
-        """List the checkpoints, by step."""
-        found = (self.find(step) for step in self.steps())
-        return [checkpoint for checkpoint in found if checkpoint is not None and not checkpoint.is_cut]
+        """List the checkpoints, by step. One of which the ref is damaged is left out, with a warning."""
+        found: list[Checkpoint] = []
+        for step in self.steps():
+            try:
+                checkpoint = self.find(step)
+            except CorruptError as error:
+                _log.warning("step %s of %r is left out of the list: %s", step, self.name, error)
+                continue
+            if checkpoint is not None and not checkpoint.is_cut:
+                found.append(checkpoint)
+        return found
 
     def get(self, step: int | None) -> Checkpoint:
         """Find a step, the latest one if none is said.
@@ -167,13 +202,13 @@ class Series(ABC):
         return found
 
 
-_STEP_FILE = re.compile(r"(?:step-)?(?P<step>-?\d+)(?P<suffix>\.arrow|\.tensors)?")
+_STEP_FILE = re.compile(rf"(?:step-)?(?P<step>{STEP_TEXT})(?P<suffix>\.arrow|\.tensors)?")
 
 
 def step_named(name: str, suffix: str) -> int | None:
     """Read a step from the name of a file of a series, or a ref's last segment; None if it is of something else."""
     match = _STEP_FILE.fullmatch(name)
-    return int(match["step"]) if match is not None and match["suffix"] in (None, suffix) else None
+    return step_of_text(match["step"]) if match is not None and match["suffix"] in (None, suffix) else None
 
 
 def check_name(name: str) -> str:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from tensorcas_mlflow._home import Home
 from tensorcas_mlflow._rebuild import Reader
@@ -241,10 +242,11 @@ def names_in_store(run: RunRoot, home: Home) -> list[str]:
             try:
                 ref = store.ref(info.key)
             except CorruptError as error:
-                if not store.backend.is_carrier:
-                    raise
-                _cut_refs.tell(store, error)
-                has_cut = True
+                if store.backend.is_carrier:
+                    _cut_refs.tell(store, error)
+                    has_cut = True
+                elif not segment.startswith("~"):
+                    names.add(unquote(segment))  # whoever asks for its steps is told of the damage
                 continue
             if ref is not None and ref.name is not None:
                 names.add(ref.name)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tensorcas_mlflow._texts import count_text, size_text
-from tensorcas_mlflow.cli._output import printable, say, say_json, say_table, steps_text
+from tensorcas_mlflow.cli._output import complain, printable, say, say_json, say_table, steps_text
 from tensorcas_mlflow.cli._select import is_json, of_run, store_of
 from tensorcas_mlflow.stats import find_shares, run_stats, store_stats
 from tensorcas_mlflow.store import Store
@@ -28,6 +28,8 @@ def count(options: Namespace) -> int:
     if is_json(options):
         say_json({"store": store.uri, **figures})
         return 0
+    for key in figures.get("damaged_refs", ()):
+        complain(printable(f"{key} cannot be read and is not counted: `tensorcas verify` says why"))
     whose = [f"run {options.run}"] if options.run is not None else [count_text(figures["runs"], "run")]
     whose += [count_text(figures["checkpoints"], "checkpoint"), count_text(figures["files"], "file")]
     if options.run is not None and figures["steps"]:

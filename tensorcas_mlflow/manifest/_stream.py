@@ -11,12 +11,15 @@ import pyarrow as pa
 
 from tensorcas_mlflow._arrow import (
     UNREADABLE,
+    array_of_bools,
     array_of_numbers,
     array_of_texts,
     read_batch,
     read_schema,
     text_buffers,
+    validity_of,
     values_of,
+    values_or_any,
 )
 from tensorcas_mlflow.chunking import MAX_CHUNK_BYTES, Offsets, RowCuts
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest_of
@@ -57,9 +60,12 @@ def make_stream(head: Mapping[str, Any], columns: Columns) -> bytes:
         columns: Its rows.
 
     Raises:
-        ValueError: It is too long to be read again.
+        ValueError: It is too long to be read again, or its metadata are no JSON.
     """
-    said = json.dumps({"format": VERSION, **head}, sort_keys=True, separators=(",", ":"))
+    try:
+        said = json.dumps({"format": VERSION, **head}, sort_keys=True, separators=(",", ":"))
+    except (TypeError, RecursionError) as error:
+        raise ValueError(f"a checkpoint's metadata are plain JSON values: {error}") from error
     if len(columns) > _MAX_RECENT_ROWS:
         return _make_stream(said, columns)
     key = _content_key(said, columns)
@@ -160,7 +166,7 @@ def _cut_lists(columns: Columns) -> Any:
     cuts = columns.cuts
     if cuts is None:
         return pa.nulls(len(columns), pa.list_(pa.int64()))
-    mask = None if cuts.given.all() else pa.array(~cuts.given)
+    mask = None if cuts.given.all() else array_of_bools(~cuts.given)
     return _lists(cuts.at, array_of_numbers(cuts.values, pa.int64()), mask)
 
 
@@ -217,7 +223,7 @@ def _dtypes(column: Any) -> tuple[tuple[str | None, ...], Any]:
             return (column[0].as_py(),), np.broadcast_to(np.intp(0), len(column))
     encoded = column.dictionary_encode()
     different = encoded.dictionary.to_pylist()
-    codes = values_of(encoded.indices.fill_null(len(different))).astype(np.intp)
+    codes = np.where(validity_of(column), values_or_any(encoded.indices), len(different)).astype(np.intp)
     return (tuple(different) if column.null_count == 0 else (*different, None)), codes
 
 
@@ -232,7 +238,7 @@ def _cuts_of(lists: Any) -> RowCuts | None:
     if lists.null_count == len(lists):
         return None
     at, first = _offsets(lists)
-    given = values_of(lists.is_valid().cast(pa.uint8())).astype(bool)
+    given = validity_of(lists)
     if np.diff(at)[~given].any():
         raise FormatError("a manifest has cuts of a row that has none")
     return RowCuts(given=given, at=at.astype(np.int64), values=values_of(lists.values)[first : first + int(at[-1])])

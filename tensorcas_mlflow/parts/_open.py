@@ -12,7 +12,7 @@ from tensorcas_mlflow._texts import without_secrets
 from tensorcas_mlflow.checkpoints._background import saves
 from tensorcas_mlflow.checkpoints._find import series_of
 from tensorcas_mlflow.checkpoints._runs import run_to_read
-from tensorcas_mlflow.checkpoints._series import CHECKPOINT_URI, DEFAULT_NAME
+from tensorcas_mlflow.checkpoints._series import DEFAULT_NAME, parse_checkpoint_uri
 from tensorcas_mlflow.flavor._open import open_artifact
 from tensorcas_mlflow.reader import CheckpointDiff, CheckpointReader, Naming, SafeOpen
 from tensorcas_mlflow.reader import diff as diff_readers
@@ -59,13 +59,10 @@ def open_checkpoint(
     text = None if uri is None else os.fsdecode(uri)
     if text == "":
         raise ValueError("an empty text names nothing: leave it out for the active run, or say '.' for this folder")
-    of_step = None if text is None else CHECKPOINT_URI.fullmatch(text)
-    if of_step is not None:
-        if step is not None and step != int(of_step["step"]):
-            raise ValueError(f"{text!r} is step {int(of_step['step'])}, and step={step} is asked for")
-        if name not in (DEFAULT_NAME, of_step["name"]):
-            raise ValueError(f"{text!r} is of the series {of_step['name']!r}, and name={name!r} is asked for")
-        return series_of(run_to_read(of_step["run_id"]), of_step["name"]).get(int(of_step["step"])).reader(**options)
+    one = None if text is None else parse_checkpoint_uri(text, step=step, name=name)
+    if one is not None:
+        run_id, series, step = one
+        return series_of(run_to_read(run_id), series).get(step).reader(**options)
     of_run = None if text is None else _RUN_URI.fullmatch(text)
     if text is None or of_run is not None:
         run = run_to_read(None if of_run is None else of_run["run_id"])

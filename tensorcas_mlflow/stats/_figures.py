@@ -72,6 +72,8 @@ class StoreStats(Figures):
     """Bytes of the whole store on disk."""
     disk: DiskUsage
     """The same by kind."""
+    damaged_refs: tuple[str, ...] = ()
+    """Keys of refs that cannot be read, which nothing here counts."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -105,9 +107,9 @@ def run_stats(store: Store, run_id: str) -> RunStats:
 
 def store_stats(store: Store) -> StoreStats:
     """Count what a store keeps; raises as `run_stats` does."""
-    refs = store.checkpoints()
+    refs, damaged = store.readable_checkpoints()
     runs = {ref.run_id for ref in refs if ref.run_id is not None}
-    return StoreStats(runs=len(runs), **_figures_of(store, refs))
+    return StoreStats(runs=len(runs), damaged_refs=tuple(sorted(damaged)), **_figures_of(store, refs))
 
 
 def disk_usage(backend: Backend) -> DiskUsage:

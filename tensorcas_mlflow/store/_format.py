@@ -26,7 +26,11 @@ Stamp = tuple[int, int, int]
 
 
 def new_format(chunk_bytes: int, store_id: str | None = None, *, is_carried: bool = False) -> bytes:
-    """Write the blob of a new store, whose id is drawn unless it is given."""
+    """Write the blob of a new store, whose id is drawn unless it is given.
+
+    Raises:
+        ValueError: No reader takes such a chunk size or id.
+    """
     store_id = store_id or uuid.uuid4().hex
     settings: dict[str, Any] = {
         "format": VERSION,
@@ -36,7 +40,12 @@ def new_format(chunk_bytes: int, store_id: str | None = None, *, is_carried: boo
     }
     if is_carried:
         settings["carried"] = True
-    return record_bytes(settings) + b"\n"
+    data = record_bytes(settings) + b"\n"
+    try:
+        parse_format(data)
+    except CorruptError as error:
+        raise ValueError(f"no store has chunks of {chunk_bytes} bytes and the id {store_id!r}") from error
+    return data
 
 
 def is_carried(root: str | os.PathLike[str]) -> bool:

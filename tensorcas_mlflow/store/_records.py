@@ -187,7 +187,7 @@ def ref_bytes(ref: Ref) -> bytes:
     """Write a ref.
 
     Raises:
-        ValueError: What it says is too long to be read again.
+        ValueError: What it says is too long, or of a kind, to be read again.
     """
     said: dict[str, Any] = {
         "path": ref.path,
@@ -202,15 +202,26 @@ def ref_bytes(ref: Ref) -> bytes:
     }
     if ref.metrics is not None:
         # JSON has no NaN and no infinity.
-        said["metrics"] = {key: _write_float(value) for key, value in ref.metrics.items()}
+        try:
+            said["metrics"] = {key: _write_float(value) for key, value in ref.metrics.items()}
+        except (TypeError, OverflowError) as error:
+            raise ValueError(f"a metric is no number: {error}") from error
     record: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
     record |= {"format": VERSION, "kind": ref.kind, "manifest": ref.manifest, "n_bytes": ref.n_bytes}
     record |= {"created": ref.created, "write": ref.write}
-    data = record_bytes(record)
+    try:
+        data = record_bytes(record)
+    except TypeError as error:
+        raise ValueError(f"a ref cannot say this: {error}") from error
     if len(data) > MAX_REF_BYTES:
         raise ValueError(
             f"a ref of {len(data)} bytes is too long: shorten its path, URI, run id or name, or give fewer metrics"
         )
+    # A ref that no reader takes would stand in the way of whoever needs all refs.
+    try:
+        parse_ref(ref.key, data)
+    except CorruptError as error:
+        raise ValueError(f"a ref at {ref.key!r} cannot say this: {error.reason}") from error
     return data
 
 

@@ -9,6 +9,7 @@ from urllib.parse import unquote
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends import Backend, Token
 from tensorcas_mlflow.blob_names import list_blobs, list_dir
+from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.store._keys import STAND_INS, artifact_key, artifact_prefix, label_of
 from tensorcas_mlflow.store._records import Ref, read_ref, read_refs_around
 
@@ -105,8 +106,13 @@ class Refs:
 
         A damaged ref is left out, with a warning.
         """
-        keys = (info.key for info in list_blobs(self.backend, "refs"))
-        refs, damaged = read_refs_around(self.backend, (key for key in keys if not key.startswith(f"{STAND_INS}/")))
+        refs, damaged = self.readable_checkpoints()
         for error in damaged.values():
             _log.warning("%s; it is left out, and `tensorcas verify` says more", error)
-        return sorted(refs, key=lambda ref: (ref.created, ref.key))
+        return refs
+
+    def readable_checkpoints(self) -> tuple[list[Ref], dict[str, CorruptError]]:
+        """List refs as `checkpoints` does, and say of each damaged one, by its key, what is wrong."""
+        keys = (info.key for info in list_blobs(self.backend, "refs"))
+        refs, damaged = read_refs_around(self.backend, (key for key in keys if not key.startswith(f"{STAND_INS}/")))
+        return sorted(refs, key=lambda ref: (ref.created, ref.key)), damaged

@@ -11,7 +11,7 @@ from stores import CHUNK_BYTES, noise, put, save, told
 
 from tensorcas_mlflow.backends import Backend, LocalBackend, MemoryBackend
 from tensorcas_mlflow.codecs import codec_numbered
-from tensorcas_mlflow.errors import BackendError, CorruptChunkError, CorruptError
+from tensorcas_mlflow.errors import BackendError, CorruptChunkError
 from tensorcas_mlflow.gc import plan_gc
 from tensorcas_mlflow.pack import PackWriter, Payload
 from tensorcas_mlflow.store import Ref, RefTarget, Store

@@ -253,3 +253,23 @@ def test_a_store_elsewhere_is_used_where_it_is_named(
     assert_same(load(), make_state(1))
     assert len(Store.open(tmp_path / "elsewhere").checkpoints()) == 1
     assert not (tmp_path / "artifacts/.tensorcas").exists()
+
+
+def test_a_damaged_step_is_left_out_of_the_list_and_told_when_it_is_loaded(
+    experiment: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with mlflow.start_run() as run:
+        for step in (-1, 2, 3):
+            log(make_state(abs(step)), step)
+    store, _ = Store.find(run.info.artifact_uri)
+    key = next(ref.key for ref in store.checkpoints() if ref.step == 2)
+    store.backend.delete(key)
+    store.backend.put_new(key, [b"no ref"])
+
+    assert steps() == [-1, 3]
+    assert "step 2 of 'checkpoint' is left out of the list" in caplog.text
+    with pytest.raises(MlflowException, match="is damaged"):
+        load(step=2)
+    before = f"runs:/{run.info.run_id}/checkpoints/checkpoint/step-minus-00000001.arrow"
+    assert mlflow.tensorcas.list_checkpoints()[0].uri == before
+    assert load(before)["epoch"] == 1
