@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from functools import partial
 
 from tensorcas_mlflow.cli._orphans import find_orphans
 from tensorcas_mlflow.cli._output import Json, confirm, printable, ref_json, say, say_json
@@ -61,18 +62,25 @@ def collect(options: Namespace) -> int:
         raise DirectAccessError("collection", store.uri)
     grace_s = options.grace * 3600
     orphans = find_orphans(options, store, grace_s=grace_s)
-    plan = plan_gc(store, grace_s=grace_s, max_waste=options.max_waste, abandon=options.abandon)
+    plan_with = partial(
+        plan_gc,
+        store,
+        grace_s=grace_s,
+        max_waste=options.max_waste,
+        abandon=options.abandon,
+        quarantine_s=options.quarantine * 3600,
+    )
+    plan = plan_with(without=orphans.keys())
     if not is_json(options):
         orphans.tell()
-        also = f", and what only the {orphans.n} above need that are gone" if orphans.n else ""
-        say(f"{plan}{also}")
+        say(printable(str(plan)))
     report: GcReport | None = None
     has_work = orphans.n > 0 or not plan.is_empty
     # With nothing to delete there is nothing to ask, and the index is tidied all the same.
     if not options.dry_run and (not has_work or confirm("Delete?", yes=options.yes, as_json=is_json(options))):
         planned = plan
         if orphans.drop():
-            planned = plan_gc(store, grace_s=grace_s, max_waste=options.max_waste, abandon=options.abandon)
+            planned = plan_with()
         report = planned.execute()
     if is_json(options):
         say_json(
@@ -102,6 +110,10 @@ def _plan_json(plan: GcPlan) -> Json:
         "n_manifests": len(plan.manifests),
         "n_dead_saves": len(plan.stale_intents),
         "n_dead_collections": len(plan.dead_lists),
+        "n_quarantined": len(plan.quarantine),
+        "quarantined_bytes": sum(plan.quarantine.values()),
+        "unread_refs": dict(plan.unread_refs),
+        "strangers": list(plan.strangers),
         "why": [_why_json(plan, reason) for reason in sorted(set(plan.reasons.values()))],
         "rewrites": [
             {"pack": name, "bytes": size, "needed_bytes": needed}

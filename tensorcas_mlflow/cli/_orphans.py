@@ -47,6 +47,10 @@ class Orphans:
         """How many there are."""
         return len(self.copies) + len(self.holdings)
 
+    def keys(self) -> frozenset[str]:
+        """The keys of all refs among them."""
+        return frozenset(ref.key for ref in (*self.copies, *(ref for each in self.holdings for ref in each.refs)))
+
     def tell(self) -> None:
         """Print each of them, and what is left alone and why."""
         for ref in self.copies:

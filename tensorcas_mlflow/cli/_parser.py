@@ -9,7 +9,7 @@ from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES
 from tensorcas_mlflow.cli import _change, _compare, _copy, _look, _optimize, _reading, _repair, _stats, _verify
 from tensorcas_mlflow.cli._exchange_words import add_exchange
 from tensorcas_mlflow.cli._options import add_checkpoint, add_yes, hours, part, percent, share_of
-from tensorcas_mlflow.gc import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE
+from tensorcas_mlflow.gc import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE, DEFAULT_QUARANTINE_S
 from tensorcas_mlflow.readplan import WAYS
 
 _Command = Callable[[str, str, str], argparse.ArgumentParser]
@@ -211,6 +211,13 @@ def _add_changes(command: _Command) -> None:
         help="give up the save of this id or the damaged ref of this key, which gc has named; several times for "
         "several. Only a save that is dead: one that goes through an MLflow server may otherwise end in a checkpoint "
         "that does not load",
+    )
+    gc.add_argument(
+        "--quarantine",
+        type=hours,
+        default=DEFAULT_QUARANTINE_S / 3600,
+        metavar="HOURS",
+        help="delete damaged bytes that a repair has put into quarantine so long ago (default %(default)g)",
     )
     gc.add_argument(
         "--orphans",

@@ -64,6 +64,7 @@ def _say_json(uri: str, options: Namespace, report: VerifyReport) -> None:
             "n_packs": report.n_packs,
             "n_chunks": report.n_chunks,
             "n_read": report.n_read,
+            "strangers": list(report.strangers),
             "problems": [_problem_json(problem) for problem in report.problems],
         }
     )

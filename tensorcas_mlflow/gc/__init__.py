@@ -10,6 +10,13 @@ Any number of collectors and writers may run at once. Clocks decide only when so
 something may be deleted; ``docs/design/protocol.md`` gives the argument for every step.
 """
 
-from tensorcas_mlflow.gc._plan import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE, GcPlan, GcReport, plan_gc
+from tensorcas_mlflow.gc._plan import (
+    DEFAULT_GRACE_S,
+    DEFAULT_MAX_WASTE,
+    DEFAULT_QUARANTINE_S,
+    GcPlan,
+    GcReport,
+    plan_gc,
+)
 
-__all__ = ["DEFAULT_GRACE_S", "DEFAULT_MAX_WASTE", "GcPlan", "GcReport", "plan_gc"]
+__all__ = ["DEFAULT_GRACE_S", "DEFAULT_MAX_WASTE", "DEFAULT_QUARANTINE_S", "GcPlan", "GcReport", "plan_gc"]

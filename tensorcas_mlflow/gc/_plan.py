@@ -23,6 +23,7 @@ from tensorcas_mlflow.store import protocol as p
 
 DEFAULT_GRACE_S = 24 * 3600.0
 DEFAULT_MAX_WASTE = 0.3
+DEFAULT_QUARANTINE_S = 30 * 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,8 @@ class GcPlan:
     """Why nothing needs them, for each of ``packs`` and ``manifests``."""
     dead_lists: tuple[str, ...]
     """Keys of condemned lists of collectors that died before they were done."""
+    quarantine: Mapping[str, int]
+    """Damaged bytes that repairs have put aside for long enough: keys and sizes."""
     n_refs: int
     n_live_chunks: int
     strangers: tuple[str, ...] = ()
@@ -59,7 +62,8 @@ class GcPlan:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to do."""
-        work = self.packs, self.rewrites, self.manifests, self.stale_intents, self.damaged_refs, self.dead_lists
+        damage = self.damaged_refs, self.quarantine
+        work = self.packs, self.rewrites, self.manifests, self.stale_intents, self.dead_lists, *damage
         return not any(work)
 
     def __str__(self) -> str:
@@ -81,6 +85,9 @@ class GcPlan:
             lines.append(f"{key} cannot be read ({reason}), so every manifest that it may name is kept: {remedy}")
         if self.dead_lists:
             lines.append(f"{len(self.dead_lists)} dead collections to finish")
+        if self.quarantine:
+            size = size_text(sum(self.quarantine.values()))
+            lines.append(f"{len(self.quarantine)} damaged pieces in quarantine to delete ({size})")
         if self.strangers:
             lines.append(f"{strangers_text(self.strangers)} left alone")
         for key, names in self.strange_lists.items():
@@ -142,6 +149,8 @@ def plan_gc(
     max_waste: float = DEFAULT_MAX_WASTE,
     abandon: Collection[str] = (),
     prefer: Set[str] = frozenset(),
+    without: Collection[str] = (),
+    quarantine_s: float = DEFAULT_QUARANTINE_S,
 ) -> GcPlan:
     """Find out what nothing needs any more.
 
@@ -154,6 +163,9 @@ def plan_gc(
             and must be dead: it may otherwise commit what is being deleted (``docs/design/protocol.md``, Carriers).
             Also keys of refs that cannot be read: what they kept is lost.
         prefer: Packs whose copies are kept where a chunk has several.
+        without: Keys of refs that are about to be dropped: the plan is of the store without them. Executed while they
+            are there, it spares what they need.
+        quarantine_s: After how many seconds what a repair has put into quarantine is deleted.
 
     Raises:
         PendingSavesError: Saves through an MLflow server are under way, which ``abandon`` does not name.
@@ -164,6 +176,8 @@ def plan_gc(
         StoreNotFoundError: The store is gone by now.
         ConflictError: Another store is in its place.
     """
+    if quarantine_s < 0:
+        raise ValueError(f"quarantine_s must not be negative: {quarantine_s}")
     if grace_s < 0 or not 0 <= max_waste <= 1:
         raise ValueError(f"grace_s must not be negative and max_waste must be from 0 to 1: {grace_s}, {max_waste}")
     if store.backend.is_carrier:
@@ -172,7 +186,7 @@ def plan_gc(
     p.check_index(store.backend)
     census = Census(store.backend)
     census.load()
-    state = survey(store.backend, grace_s, count_stale=False, abandon=abandon, census=census)
+    state = survey(store.backend, grace_s, count_stale=False, abandon=abandon, without=without, census=census)
     if state.unfenced:
         raise PendingSavesError(store.uri, tuple((intent.id, _who(intent)) for intent in state.unfenced))
     unknown = sorted(set(abandon) - {key.rpartition("/")[2] for key in state.stale} - state.damaged_refs)
@@ -195,6 +209,7 @@ def plan_gc(
         manifests=manifests,
         reasons=find_reasons(store.backend, census, state, doomed, manifests),
         dead_lists=tuple(condemned.key for condemned in state.dead_lists),
+        quarantine=_old_quarantine(store.backend, quarantine_s),
         n_refs=state.n_refs,
         n_live_chunks=state.n_live,
         strangers=find_strangers(store.backend),
@@ -274,6 +289,10 @@ def _execute(plan: GcPlan) -> GcReport:
     left = {name: size for name, size in state.sizes.items() if name not in dead_packs}
     plan.census.save(manifests=state.manifests - manifests, packs=left, refs=state.refs)
     freed_bytes += sum(state.sizes.get(name, 0) for name in dead_packs) - written_bytes
+    for key in plan.quarantine:
+        if backend.stat(key) is not None:
+            backend.delete(key)
+            freed_bytes += plan.quarantine[key]
     # A save that is given up by mistake starts again, but a write whose temporary file goes fails.
     freed_bytes += backend.sweep(max(plan.grace_s, DEFAULT_GRACE_S))
     return GcReport(
@@ -283,6 +302,14 @@ def _execute(plan: GcPlan) -> GcReport:
         n_spared=len(spared),
         freed_bytes=freed_bytes,
     )
+
+
+def _old_quarantine(backend: Backend, age_s: float) -> dict[str, int]:
+    """Give the pieces in quarantine of some age, and their sizes; notes of repairs under way are none."""
+    before = time.time() - age_s
+    infos = list_blobs(backend, "quarantine")
+    old = (info for info in infos if info.modified_s <= before and not info.key.startswith("quarantine/@"))
+    return {info.key: info.size for info in old}
 
 
 def _drop_stand_ins(backend: Backend, grace_s: float) -> None:

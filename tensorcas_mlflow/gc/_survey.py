@@ -117,7 +117,13 @@ class Survey:
 
 
 def survey(
-    backend: Backend, grace_s: float, *, count_stale: bool, abandon: Collection[str] = (), census: Census | None = None
+    backend: Backend,
+    grace_s: float,
+    *,
+    count_stale: bool,
+    abandon: Collection[str] = (),
+    without: Collection[str] = (),
+    census: Census | None = None,
 ) -> Survey:
     """Look at everything.
 
@@ -133,6 +139,7 @@ def survey(
         count_stale: Whether intents that may be aborted keep their chunks alive. They must where something is deleted
             by this survey: only an intent that has been withdrawn cannot become a ref any more.
         abandon: Ids of intents that may be aborted whatever their age, and keys of damaged refs that count as gone.
+        without: Keys of refs that count as gone, to see what would be needed without them.
         census: What is known of the store; comes to know what has to be read.
 
     Raises:
@@ -155,10 +162,19 @@ def survey(
             intent = read_intent(backend, info)
         except NewerFormatError:
             raise  # what it keeps, and how it is given up, only a later release knows
-        except FormatError:
-            if count_stale or not (silent or _is_blank(backend, info.key)):
+        except FormatError as error:
+            # Its save is dead, or it would have turned it into a ref by now. What it relies on cannot be told, so it
+            # must not become a ref any more before something is deleted.
+            if not (silent or _is_blank(backend, info.key)):
+                remedy = (
+                    f"it is collected after the grace, or by `tensorcas gc --abandon {info.key.rpartition('/')[2]}`"
+                )
+                reason = f"{getattr(error, 'reason', error)}; perhaps its save is under way: {remedy}"
+                raise CorruptError(info.key, reason) from error
+            if not count_stale:
+                stale.append(info.key)
+            elif not backend.withdraw(info.key, info.token) and backend.stat(info.key) is not None:
                 raise
-            stale.append(info.key)
             continue
         if intent is None:
             continue
@@ -178,7 +194,7 @@ def survey(
         else:
             half_committed.append(intent)
     damaged = frozenset(key for key in abandon if key.startswith("refs/") and is_damaged(backend, key))
-    refs = read_refs(backend, census, but=damaged)
+    refs = read_refs(backend, census, but={*damaged, *without})
     learn_needed(backend, census, refs, half_committed)
     live_manifests.update(refs.holders)
 

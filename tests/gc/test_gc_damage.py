@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from collecting import CHUNK_BYTES, everything, keys, loads, overwrite, plan_now, save, target, tensors
 
-from tensorcas_mlflow.backends import MemoryBackend
+from tensorcas_mlflow.backends import Backend, MemoryBackend
 from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.gc import plan_gc
 from tensorcas_mlflow.index import pack_key
+from tensorcas_mlflow.repair import plan_repair
+from tensorcas_mlflow.stats import store_stats
 from tensorcas_mlflow.store import Store
-from tensorcas_mlflow.store.protocol import condemned_bytes, list_packs
+from tensorcas_mlflow.store.protocol import condemned_bytes, intent_bytes, list_packs
+from tensorcas_mlflow.verify import verify
 
 # --- what cannot be read
 
@@ -162,3 +166,62 @@ def test_the_list_of_a_dead_collector_stays_while_a_manifest_on_it_is_needed(sto
     store.drop(ref)
     plan_now(store).execute()
     assert everything(store) == {}
+
+
+TORN = "intents/" + "7" * 32
+
+
+def torn(backend: Backend) -> None:
+    """Leave an intent of which only half was written, as a save does whose process dies."""
+    backend.put_new(TORN, [intent_bytes("0" * 64, np.zeros((9, 32), np.uint8))[:150]])
+
+
+def test_an_intent_torn_while_a_plan_waits_does_not_stop_its_execution(store: Store) -> None:
+    store.drop(save(store, "ab", 0))
+    save(store, "cd", 1)
+    plan = plan_now(store)
+    torn(store.backend)
+
+    assert plan.execute().n_packs == 1
+    assert keys(store, "intents") == []
+    assert loads(store, "cd", 1)
+
+
+def test_beside_a_torn_intent_all_is_listed_loaded_and_saved(store: Store) -> None:
+    save(store, "ab", 0)
+    torn(store.backend)
+    save(store, "cd", 1)
+
+    assert [ref.step for ref in store.checkpoints()] == [0, 1]
+    assert loads(store, "ab", 0)
+    assert store_stats(store).checkpoints == 2
+    assert plan_repair(store).is_whole
+    [problem] = verify(store).problems
+    assert (problem.key, problem.checkpoint) == (TORN, None)
+    assert "gc removes it once its grace is over" in problem.reason
+
+
+def test_an_error_of_a_torn_intent_says_how_to_give_it_up(store: Store) -> None:
+    store.drop(save(store, "ab", 0))
+    torn(store.backend)
+
+    with pytest.raises(CorruptError, match=r"its save is under way.*gc --abandon 7777"):
+        plan_gc(store)
+    assert plan_gc(store, abandon=["7" * 32]).execute().n_aborted == 1
+    assert everything(store) == {}
+
+
+def test_what_lies_in_quarantine_for_long_enough_is_collected_and_the_plan_says_so(store: Store) -> None:
+    save(store, "ab", 0)
+    piece, note = f"quarantine/{'a' * 32}-0-5.{'b' * 8}", "quarantine/@" + "c" * 32
+    store.backend.put_new(piece, [b"bytes"])
+    store.backend.put_new(note, [b"{}"])
+
+    assert plan_now(store).quarantine == {}
+    plan = plan_now(store, quarantine_s=0)
+    assert "1 damaged pieces in quarantine to delete (5 B)" in str(plan)
+    assert not plan.is_empty
+    assert plan.execute().freed_bytes == 5
+    assert keys(store, "quarantine") == [note]
+    with pytest.raises(ValueError, match="quarantine_s"):
+        plan_now(store, quarantine_s=-1)
