@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -157,3 +158,18 @@ def test_gc_drops_the_checkpoint_of_a_model_that_was_logged_over(tmp_path: Path)
 
     assert [ref.step for ref in Store.open(location).checkpoints()] == [2]
     assert mlflow.tensorcas.load_model(first.model_uri).coef_.tobytes() == later.coef_.tobytes()
+
+
+def test_the_plan_says_what_goes_with_the_orphans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, info, location = log_plainly(tmp_path)
+    shutil.rmtree(location / "models" / info.model_id)
+    command = ["gc", "--root", str(location), "--orphans", "--grace", "0", "--json"]
+    capsys.readouterr()
+
+    assert main([*command, "--dry-run"]) == 0
+    plan = json.loads(capsys.readouterr().out)["plan"]
+    assert len(Store.open(location).checkpoints()) == 1
+    assert main([*command, "--yes"]) == 0
+    report = json.loads(capsys.readouterr().out)["report"]
+    assert plan["packs_bytes"] > 0
+    assert (plan["n_packs"], plan["n_manifests"]) == (report["n_packs"], report["n_manifests"]) == (1, 1)

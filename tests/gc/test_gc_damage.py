@@ -124,7 +124,7 @@ def test_what_becomes_unreadable_while_a_collection_runs_leaves_no_list_behind(s
     store.drop(save(store, "ab", 0))
 
     with pytest.raises(CorruptError):
-        plan_now(store).execute()
+        plan_gc(store, grace_s=3600).execute()
     assert keys(store, "condemned") == []
     assert len(keys(store, "packs")) == 1
 
