@@ -29,6 +29,25 @@ UNREADABLE = (
 )
 """What pyarrow, json and a constructor raise for bytes that are not what they should be."""
 
+
+def check_is_of_bytes(error: Exception) -> None:
+    """See that an error, one of `UNREADABLE`, says something of the bytes that were read, and not of this machine.
+
+    Raises:
+        MemoryError: There is not enough memory.
+        OSError: The system has refused something.
+        ImportError: A package that pyarrow imports does not work here, whatever error it ends in.
+    """
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None):
+        raise error
+    traceback = error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_name == "<module>" and traceback is not error.__traceback__:
+            path = traceback.tb_frame.f_code.co_filename
+            raise ImportError(f"a package cannot be imported here ({path}): {error}") from error
+        traceback = traceback.tb_next
+
+
 FILE_MAGIC = b"ARROW1"
 _FILE_HEAD = FILE_MAGIC + b"\0\0"
 

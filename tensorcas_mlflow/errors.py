@@ -45,6 +45,10 @@ class ForbiddenError(RefusedError):
     """The storage under a store does not allow it to this user."""
 
 
+class StarvedError(BackendError):
+    """This process may open no more files, or gets no more memory; nothing is known of what it was to read."""
+
+
 class NotFoundError(TensorCasError):
     """Something that was asked for by name is not there."""
 

@@ -17,6 +17,7 @@ import numpy as np
 import zstandard
 
 from tensorcas_mlflow.chunking import MAX_CHUNK_BYTES
+from tensorcas_mlflow.codecs import check_zstd_has_memory
 from tensorcas_mlflow.digest import Digests, digest
 from tensorcas_mlflow.pack import ENTRY, Entries, is_delta
 
@@ -98,7 +99,10 @@ def read_hints(data: bytes, digests: Digests) -> Hints | None:
         head, _, body = zstandard.ZstdDecompressor().decompress(packed).partition(b"\n")
         facts = json.loads(head)
         packs, n_rows = facts["packs"], facts["n"]
-    except (zstandard.ZstdError, ValueError, KeyError, TypeError, RecursionError):
+    except zstandard.ZstdError as error:
+        check_zstd_has_memory(error)
+        return None
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
     if n_rows != len(digests) or len(body) != n_rows * _ROW_BYTES or not isinstance(packs, list):
         return None

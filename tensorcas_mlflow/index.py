@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tensorcas_mlflow._arrow import UNREADABLE, array_of_numbers, read_batch, read_schema, stream_in_file, values_of
+from tensorcas_mlflow._arrow import (
+    UNREADABLE,
+    array_of_numbers,
+    check_is_of_bytes,
+    read_batch,
+    read_schema,
+    stream_in_file,
+    values_of,
+)
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest_of, prefixes, sorted_rows
 from tensorcas_mlflow.errors import CorruptError, FormatError, NewerFormatError
 from tensorcas_mlflow.pack import (
@@ -283,6 +291,7 @@ def check_segment_head(key: str, head: bytes) -> None:
     try:
         _checked_head(key, read_schema(head[8:]))
     except UNREADABLE as error:
+        check_is_of_bytes(error)
         raise CorruptError(key, f"not an index segment: {error}") from error
 
 
@@ -333,6 +342,7 @@ def read_segment(key: str, data: bytes) -> Table:
     except FormatError as error:
         raise CorruptError(key, str(error)) from error
     except UNREADABLE as error:
+        check_is_of_bytes(error)
         raise CorruptError(key, f"not an index segment: {error}") from error
     if len(pack) and int(pack.max()) >= len(packs):
         raise CorruptError(key, "an index segment names a pack it does not list")

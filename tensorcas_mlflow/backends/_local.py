@@ -25,7 +25,14 @@ from tensorcas_mlflow.backends._new_file import (
     write_all,
     writer_is_dead,
 )
-from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CorruptError, RefusedError
+from tensorcas_mlflow.errors import (
+    BackendError,
+    BlobExistsError,
+    BlobNotFoundError,
+    CorruptError,
+    RefusedError,
+    StarvedError,
+)
 
 if os.name == "posix":
     import fcntl
@@ -35,6 +42,7 @@ _MLFLOW_STAGING = ".artifact.uploading."
 
 _READ = os.O_RDONLY | O_BINARY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 """Not through a link, and without waiting for somebody at the other end of a pipe."""
+_STARVED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _MAX_REMEMBERED = 1 << 16
 """Keys of durable blobs that are remembered; beyond it all are forgotten, and their folders synced once more."""
 _MOST_TOGETHER = 8
@@ -414,4 +422,5 @@ def _translated(action: str, key: str) -> Iterator[None]:
     except IsADirectoryError:
         raise CorruptError(key, "it is a folder") from None
     except OSError as error:
-        raise BackendError(action, key, f"{type(error).__name__}: {error}") from error
+        kind = StarvedError if error.errno in _STARVED else BackendError
+        raise kind(action, key, f"{type(error).__name__}: {error}") from error

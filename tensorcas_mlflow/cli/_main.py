@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CorruptError as error:
         complain(f"error: {error}; `tensorcas verify` lists all that is damaged, `tensorcas repair` mends what can be")
         return FAILED
-    except (TensorCasError, ValueError, OSError) as error:
-        complain(f"error: {error}")
+    except (TensorCasError, ValueError, OSError, ImportError, MemoryError) as error:
+        complain(f"error: {str(error) or type(error).__name__}")
         return FAILED
     return status

@@ -15,7 +15,7 @@ from tensorcas_mlflow.codecs._raw import RAW
 from tensorcas_mlflow.codecs._shuffle import SHUFFLE_ZSTD, load_codecs, load_codecs_to_decode, load_codecs_to_encode
 from tensorcas_mlflow.codecs._sizes import WORD_BYTES
 from tensorcas_mlflow.codecs._table import CODECS, codec_numbered
-from tensorcas_mlflow.codecs._zstd import ZSTD
+from tensorcas_mlflow.codecs._zstd import ZSTD, check_zstd_has_memory
 
 __all__ = [
     "CODECS",
@@ -33,6 +33,7 @@ __all__ = [
     "Effort",
     "PlaneCoding",
     "Transform",
+    "check_zstd_has_memory",
     "choose_codings",
     "choose_transform",
     "codec_numbered",

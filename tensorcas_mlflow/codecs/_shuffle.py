@@ -54,7 +54,7 @@ class _ShuffleZstd(Codec):
         blosc2 = _blosc2()
         try:
             decoded = blosc2.decompress2(stored, dst=out, nthreads=1)
-        except (RuntimeError, ValueError, MemoryError) as error:
+        except (RuntimeError, ValueError) as error:
             raise FormatError(f"not a Blosc2 chunk: {error}") from error
         if isinstance(decoded, int) and decoded != len(out):
             raise FormatError(f"a Blosc2 chunk holds {decoded} bytes, not {len(out)}")

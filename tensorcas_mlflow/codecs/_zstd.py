@@ -57,6 +57,16 @@ class _Contexts(threading.local):
 CONTEXTS = _Contexts()
 
 
+def check_zstd_has_memory(error: Exception) -> None:
+    """See that an error of Zstandard's is of what it was given.
+
+    Raises:
+        MemoryError: It is of this machine: there is not enough memory.
+    """
+    if "not enough memory" in str(error):
+        raise MemoryError(f"Zstandard: {error}") from error
+
+
 def frame_into(frame: Buffer, out: memoryview) -> None:
     """Decompress a Zstandard frame that states its size into a buffer of exactly that, without a second copy.
 
@@ -69,6 +79,7 @@ def frame_into(frame: Buffer, out: memoryview) -> None:
             raise FormatError(f"a zstd frame does not hold the {len(out)} bytes it should")
         n_bytes = CONTEXTS.decompressor.stream_reader(frame).readinto(out) if len(out) else 0
     except zstandard.ZstdError as error:
+        check_zstd_has_memory(error)
         raise FormatError(f"not a zstd frame: {error}") from error
     if n_bytes != len(out):
         raise FormatError(f"a zstd frame holds {n_bytes} bytes, not {len(out)}")
@@ -96,6 +107,7 @@ def frames_into(frames: Sequence[Buffer], outs: Sequence[memoryview]) -> None:
         said = struct.pack(f"={len(sizes)}Q", *sizes)
         parts = decompressor.multi_decompress_to_buffer(frames, decompressed_sizes=said, threads=1)
     except zstandard.ZstdError as error:
+        check_zstd_has_memory(error)
         raise FormatError(f"not a zstd frame: {error}") from error
     for part, out in zip(parts, outs, strict=True):
         if len(part) != len(out):

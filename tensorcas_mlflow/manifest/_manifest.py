@@ -11,9 +11,10 @@ import numpy as np
 import zstandard
 
 from tensorcas_mlflow import threads
-from tensorcas_mlflow._arrow import UNREADABLE
+from tensorcas_mlflow._arrow import UNREADABLE, check_is_of_bytes
 from tensorcas_mlflow._lazy import Lazy
 from tensorcas_mlflow.chunking import Offsets
+from tensorcas_mlflow.codecs import check_zstd_has_memory
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest
 from tensorcas_mlflow.errors import FormatError, TensorNotFoundError
 from tensorcas_mlflow.hints import split_hints
@@ -198,6 +199,7 @@ class Manifest:
                 raise FormatError("a compressed manifest has an impossible size")
             return zstandard.ZstdDecompressor().decompress(blob, max_output_size=COMPRESSED_BELOW)
         except zstandard.ZstdError as error:
+            check_zstd_has_memory(error)
             raise FormatError(f"a compressed manifest cannot be read: {error}") from error
 
     @classmethod
@@ -223,6 +225,7 @@ class Manifest:
                 rows=Rows(columns),
             )
         except UNREADABLE as error:
+            check_is_of_bytes(error)
             raise FormatError(f"not a manifest: {error}") from error
         manifest.__dict__["stream"] = data
         return manifest

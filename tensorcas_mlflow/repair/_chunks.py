@@ -14,7 +14,14 @@ from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.chunking import MAX_CHUNK_BYTES
 from tensorcas_mlflow.codecs import CODECS, load_codecs_to_decode
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest
-from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NotFoundError
+from tensorcas_mlflow.errors import (
+    BackendError,
+    BlobNotFoundError,
+    CorruptError,
+    FormatError,
+    NotFoundError,
+    StarvedError,
+)
 from tensorcas_mlflow.index import pack_key
 from tensorcas_mlflow.pack import ENTRY, STORED_DIGEST_BYTES, Entries, decode_chunk
 from tensorcas_mlflow.readplan import plan_reads
@@ -90,6 +97,8 @@ def look_at(backend: Backend, names: Sequence[str], pack: Any, entries: Entries)
             backend.read_into(pack_key(names[number]), start, block)
         except BlobNotFoundError:
             return [Look(row=row, verdict=Verdict.GONE, reason="its pack is gone") for row in members.tolist()]
+        except StarvedError:
+            raise
         except (CorruptError, BackendError) as error:
             if len(members) > 1:
                 # One bad sector of a disk is no reason to call all that lies near it damaged.
@@ -120,6 +129,8 @@ def _judged(row: int, entry: Any, block: memoryview, start: int, bases: p.Bases)
     stored = block[begin - start : end - start]
     try:
         base = bases.of(entry)
+    except StarvedError:
+        raise
     except BackendError as error:
         return Look(row=row, verdict=Verdict.FAILED, reason=f"its base cannot be read: {error.reason}", key=error.key)
     except (NotFoundError, FormatError) as error:

@@ -10,7 +10,7 @@ import numpy as np
 
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests
-from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
+from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, StarvedError
 from tensorcas_mlflow.index import Table, base_rows, make_table, pack_key, with_bases
 from tensorcas_mlflow.pack import MAGIC, MAX_DEPTH, RAW_ALIGNMENT, Entries, read_table
 from tensorcas_mlflow.repair._chunks import NO_ENTRIES, Verdict, as_keys, look_at
@@ -71,6 +71,8 @@ class Holdings:
                 continue
             except CorruptError as error:
                 without[name] = error.reason
+            except StarvedError:
+                raise
             except BackendError as error:
                 if pack_key(name) in self._given_up:
                     without[name] = error.reason

@@ -11,7 +11,7 @@ import numpy as np
 
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.blob_names import list_blobs
-from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
+from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, StarvedError
 from tensorcas_mlflow.index import MAX_SEGMENT_BYTES, Table, make_table, read_segment, segment_bytes
 from tensorcas_mlflow.pack import ENTRY, Entries
 from tensorcas_mlflow.repair._holdings import Holdings
@@ -42,6 +42,8 @@ def check_index(backend: Backend, holdings: Holdings) -> IndexFaults:
                 table = read_segment(info.key, backend.get(info.key, max_bytes=MAX_SEGMENT_BYTES))
             except BlobNotFoundError:
                 continue
+            except StarvedError:
+                raise
             except (CorruptError, BackendError) as error:
                 bad[info.key] = error.reason
                 continue

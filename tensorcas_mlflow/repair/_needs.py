@@ -11,7 +11,7 @@ import numpy as np
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.blob_names import list_blobs
 from tensorcas_mlflow.digest import Digests, unique_rows
-from tensorcas_mlflow.errors import BackendError, CorruptError, FormatError, NewerFormatError
+from tensorcas_mlflow.errors import BackendError, CorruptError, FormatError, NewerFormatError, StarvedError
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.repair._chunks import NO_DIGESTS, as_keys
 from tensorcas_mlflow.store import Ref, Store
@@ -124,7 +124,13 @@ class Needs:
 
 
 def fault_in(error: FormatError | BackendError) -> Fault:
-    """Say what is wrong with a blob that cannot be read."""
+    """Say what is wrong with a blob that cannot be read.
+
+    Raises:
+        StarvedError: The error is one, which says nothing of any blob.
+    """
+    if isinstance(error, StarvedError):
+        raise error
     reason = error.reason if isinstance(error, CorruptError | BackendError) else str(error)
     return Fault(reason=reason, is_failure=isinstance(error, BackendError))
 

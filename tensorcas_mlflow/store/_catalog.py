@@ -13,7 +13,7 @@ from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.blob_names import list_blobs
 from tensorcas_mlflow.digest import Digests, prefixes
-from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError
+from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, StarvedError
 from tensorcas_mlflow.hints import Hints
 from tensorcas_mlflow.index import (
     MAX_SEGMENT_BYTES,
@@ -70,6 +70,8 @@ class Catalog:
         self._gone: set[str] = set()
         self._unreadable: set[str] = set()
         """Packs whose own tables are damaged."""
+        self.refusal: BackendError | None = None
+        """Why the table of some pack may not be read, where that was so. What is not found may be in that pack."""
         self._lost: dict[str, None] = {}
         """Packs that the index has named and that were not there; the last to be missed is the last."""
         self._distrusted: set[tuple[str, bytes]] = set()
@@ -375,8 +377,10 @@ class Catalog:
                 self._unreadable.add(name)
             except BackendError as error:
                 # Far away, a request that fails says nothing of the blob; here, a bad sector is of one pack alone.
-                if self._backend.is_remote:
+                if self._backend.is_remote or isinstance(error, StarvedError):
                     raise
+                if isinstance(error.__cause__, PermissionError):
+                    self.refusal = error
                 _log.warning("%s; what it holds cannot be found", error)
                 self._unreadable.add(name)
 

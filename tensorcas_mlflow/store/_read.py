@@ -280,6 +280,8 @@ class ChunkReader:
             refresh()
             places = catalog.find(digests, without)
         if not places.found.all():
+            if catalog.refusal is not None:
+                raise catalog.refusal
             missing = np.flatnonzero(~places.found)
             names, suspects = owner.names(chunks[missing]), tuple(catalog.suspects())
             digest_text = digests[missing[0]].tobytes().hex()

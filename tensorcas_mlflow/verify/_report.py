@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tensorcas_mlflow.blob_names import strangers_text
-from tensorcas_mlflow.errors import in_words
+from tensorcas_mlflow.errors import StarvedError, in_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,5 +72,11 @@ class VerifyReport:
 
 
 def reason_of(error: Exception) -> str:
-    """Say what is wrong with a blob, without naming it."""
+    """Say what is wrong with a blob, without naming it.
+
+    Raises:
+        StarvedError: The error is one, which says nothing of any blob.
+    """
+    if isinstance(error, StarvedError):
+        raise error
     return str(getattr(error, "reason", error))
