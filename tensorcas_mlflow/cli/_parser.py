@@ -141,6 +141,14 @@ def _add_looks(command: _Command) -> None:
         help="read only the K-th of N parts of the chunks, always the same: N calls read all; otherwise as --sample",
     )
     verify.add_argument("--seed", type=int, metavar="N", help="with --sample: draw the same chunks again")
+    verify.add_argument(
+        "--tracking-uri",
+        action="append",
+        default=[],
+        metavar="URI",
+        help="also say which runs and logged models of this MLflow tracking store or server name tensors that no ref "
+        "keeps; several times for several",
+    )
     verify.add_argument("-q", "--quiet", action="store_true", help="tell no progress")
     verify.set_defaults(act=_verify.check, parser=verify)
 

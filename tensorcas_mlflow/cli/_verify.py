@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
+from dataclasses import replace
 
 from tensorcas_mlflow._texts import size_text
 from tensorcas_mlflow.cli._output import printable, say, say_json
 from tensorcas_mlflow.cli._select import is_json, root_of, store_of
 from tensorcas_mlflow.cli._teller import Teller
 from tensorcas_mlflow.errors import CorruptError, StoreNotFoundError
+from tensorcas_mlflow.orphans import find_lost, open_tracker
 from tensorcas_mlflow.repair import open_damaged
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.verify import Problem, Progress, VerifyReport, verify
@@ -32,6 +34,10 @@ def check(options: Namespace) -> int:
         report = verify(
             store, full=options.full, sample=options.sample, part=options.part, seed=options.seed, watch=watch
         )
+    if options.tracking_uri:
+        lost = find_lost(store, [open_tracker(uri) for uri in options.tracking_uri])
+        missing = (Problem(key=None, reason=each.reason, checkpoint=each.label) for each in lost)
+        report = replace(report, problems=(*report.problems, *missing))
     if is_json(options):
         _say_json(store.uri, options, report)
     else:

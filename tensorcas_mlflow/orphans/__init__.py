@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from tensorcas_mlflow.orphans._copies import drop_orphans, orphaned_refs, remove_copy
 from tensorcas_mlflow.orphans._holdings import Holding, Kind, find_holdings
+from tensorcas_mlflow.orphans._lost import Lost, find_lost
 from tensorcas_mlflow.orphans._mlflow import open_registry, open_tracker
 from tensorcas_mlflow.orphans._plan import Kept, OrphanPlan, plan_orphans
 from tensorcas_mlflow.orphans._tracker import Experiment, Registry, Tracker
@@ -19,11 +20,13 @@ __all__ = [
     "Holding",
     "Kept",
     "Kind",
+    "Lost",
     "OrphanPlan",
     "Registry",
     "Tracker",
     "drop_orphans",
     "find_holdings",
+    "find_lost",
     "open_registry",
     "open_tracker",
     "orphaned_refs",

@@ -7,16 +7,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from tensorcas_mlflow._texts import without_secrets
 from tensorcas_mlflow.errors import BackendError
 from tensorcas_mlflow.orphans._holdings import Kind
-from tensorcas_mlflow.orphans._tracker import Experiment, Registry, Tracker
+from tensorcas_mlflow.orphans._tracker import Artifacts, Experiment, Registry, Tracker
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
+    from mlflow.store.artifact.artifact_repo import ArtifactRepository
 
 _ID = re.compile(r"(?:m-)?[0-9a-f]{32}")
 _BY_ID = re.compile(r"models:/m-[0-9a-f]{32}")
@@ -46,6 +48,7 @@ class _MlflowTracker:
         from mlflow import MlflowClient
 
         self.name = without_secrets(uri)
+        self._uri = uri
         _check_database(uri)
         with _asked("anything", self.name):
             self._client = MlflowClient(uri)
@@ -70,6 +73,18 @@ class _MlflowTracker:
             Experiment(location=each.artifact_location or "", made_s=(each.creation_time or 0) / 1000) for each in found
         ]
 
+    def artifacts(self) -> Iterator[tuple[Kind, str, Artifacts]]:
+        with _asked("about experiments", self.name):
+            experiments = [each.experiment_id for each in _all_pages(self._client.search_experiments)]
+        for experiment in experiments:
+            with _asked("about runs", self.name):
+                runs = _all_pages(self._client.search_runs, experiment_ids=[experiment])
+                models = _all_pages(self._client.search_logged_models, experiment_ids=[experiment])
+            for run in runs:
+                yield "run", run.info.run_id, _MlflowArtifacts(run.info.artifact_uri or "", self._uri)
+            for model in models:
+                yield "model", model.model_id, _MlflowArtifacts(model.artifact_location or "", self._uri)
+
     def _find(self, question: Callable[[Any, str], str], of: str) -> str | None:
         """Ask for the artifact root of an id; None only for the store's own clear word that there is none."""
         from mlflow.exceptions import MlflowException, RestException
@@ -83,6 +98,35 @@ class _MlflowTracker:
             if error.error_code == "RESOURCE_DOES_NOT_EXIST" and is_from_store and of in str(error):
                 return None
             raise
+
+
+class _MlflowArtifacts:
+    def __init__(self, uri: str, tracking_uri: str) -> None:
+        self.uri = uri
+        self._tracking_uri = tracking_uri
+
+    @cached_property
+    def _repository(self) -> ArtifactRepository:
+        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+        return get_artifact_repository(self.uri, tracking_uri=self._tracking_uri)
+
+    def paths(self) -> Iterator[str]:
+        folders: list[str | None] = [None] if self.uri else []
+        while folders:
+            with _asked("about artifacts", self.uri):
+                infos = self._repository.list_artifacts(folders.pop())
+            for info in infos:
+                if info.is_dir:
+                    folders.append(info.path)
+                else:
+                    yield info.path
+
+    def read(self, path: str) -> bytes:
+        with _asked("about artifacts", self.uri), TemporaryDirectory(prefix="tensorcas-") as scratch:
+            out = Path(scratch, "artifact")
+            self._repository._download_file(path, str(out))
+            return out.read_bytes()
 
 
 class _MlflowRegistry:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +17,23 @@ class Experiment:
     """Its artifact location."""
     made_s: float
     """When, in seconds of Unix time; 0 if that is not known."""
+
+
+class Artifacts(Protocol):
+    """The artifacts of one run or logged model."""
+
+    uri: str
+    """Their root."""
+
+    def paths(self) -> Iterator[str]:
+        """List all files below the root.
+
+        Raises:
+            BackendError: They did not answer.
+        """
+
+    def read(self, path: str) -> bytes:
+        """Read one file; raises as `paths`."""
 
 
 class Tracker(Protocol):
@@ -38,6 +55,9 @@ class Tracker(Protocol):
 
     def experiments(self) -> Sequence[Experiment]:
         """List all experiments, deleted ones too; raises as `artifact_root`."""
+
+    def artifacts(self) -> Iterator[tuple[Kind, str, Artifacts]]:
+        """Give kind, id and artifacts of each run and logged model that is there; raises as `artifact_root`."""
 
 
 class Registry(Protocol):
