@@ -15,6 +15,7 @@ from tensorcas_mlflow.cli._output import (
     say_table,
     spec_text,
     steps_text,
+    tell_damaged,
 )
 from tensorcas_mlflow.cli._select import Wanted, is_json, of_run, store_of, the_one
 from tensorcas_mlflow.digest import unique_rows
@@ -26,20 +27,22 @@ from tensorcas_mlflow.store import Ref
 def list_all(options: Namespace) -> int:
     """List what a store keeps, a run at a time."""
     store = store_of(options)
-    refs = store.checkpoints()
+    refs, damaged = store.readable_checkpoints()
     if options.run is not None:
         refs = of_run(refs, options.run)
+    status = tell_damaged(damaged)
     runs: dict[str | None, list[Ref]] = {}
     for ref in refs:
         runs.setdefault(ref.run_id, []).append(ref)
     groups = [_group(run_id, runs[run_id]) for run_id in sorted(runs, key=lambda run_id: run_id is None)]
     if is_json(options):
-        say_json({"store": store.uri, "runs": [_group_json(group) for group in groups]})
-        return 0
+        listed = [_group_json(group) for group in groups]
+        say_json({"store": store.uri, "runs": listed, "damaged_refs": sorted(damaged)})
+        return status
     say(printable(f"store {store.uri}"))
     for group in groups:
         _say_group(group)
-    return 0
+    return status
 
 
 def _group(run_id: str | None, refs: Sequence[Ref]) -> Json:

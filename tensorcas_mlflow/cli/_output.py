@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TextIO
 
@@ -28,6 +28,15 @@ def printable(text: str) -> str:
 def say(text: str = "") -> None:
     """Print a line."""
     _print(text, sys.stdout)
+
+
+def tell_damaged(keys: Iterable[str]) -> int:
+    """Complain of each damaged ref, by its key, that a command leaves out; returns the exit status: 1 if there are."""
+    status = 0
+    for key in keys:
+        complain(f"{key} cannot be read and is left out: `tensorcas verify` lists all that is damaged")
+        status = 1
+    return status
 
 
 def complain(text: str) -> None:

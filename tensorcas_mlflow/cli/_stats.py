@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tensorcas_mlflow._texts import count_text, size_text
-from tensorcas_mlflow.cli._output import complain, printable, say, say_json, say_table, steps_text
+from tensorcas_mlflow.cli._output import printable, say, say_json, say_table, steps_text, tell_damaged
 from tensorcas_mlflow.cli._select import is_json, of_run, store_of
 from tensorcas_mlflow.stats import find_shares, run_stats, store_stats
 from tensorcas_mlflow.store import Store
@@ -25,11 +25,10 @@ def count(options: Namespace) -> int:
     else:
         of_run(store.checkpoints(), options.run)
         figures = run_stats(store, options.run)
+    status = tell_damaged(figures.get("damaged_refs", ()))
     if is_json(options):
         say_json({"store": store.uri, **figures})
-        return 0
-    for key in figures.get("damaged_refs", ()):
-        complain(printable(f"{key} cannot be read and is not counted: `tensorcas verify` says why"))
+        return status
     whose = [f"run {options.run}"] if options.run is not None else [count_text(figures["runs"], "run")]
     whose += [count_text(figures["checkpoints"], "checkpoint"), count_text(figures["files"], "file")]
     if options.run is not None and figures["steps"]:
@@ -43,7 +42,7 @@ def count(options: Namespace) -> int:
     say(f"{figures['disk_bytes']:,} bytes {shared} ({size_text(figures['disk_bytes'])}: {parts})")
     chunks = count_text(figures["total_chunks"], "chunk")
     say(f"{chunks}, {figures['unique_chunks']} of them different, ratio {figures['dedup_ratio']}")
-    return 0
+    return status
 
 
 def _tell_shares(options: Namespace, store: Store) -> int:

@@ -362,7 +362,8 @@ def test_other_commands_point_to_verify_where_something_cannot_be_read(tensorcas
     store.backend.put_new("refs/runs/train/@9", [b"{"])
     done = tensorcas("list", "--root", root(store))
 
-    assert done.status == 1
+    assert done.status == tensorcas("stats", "--root", root(store)).status == 1
+    assert "run train\n  steps" in done.out
     assert "refs/runs/train/@9" in done.err
     assert "`tensorcas verify` lists all that is damaged" in done.err
     assert tensorcas("verify", "--root", root(store)).status == 3
