@@ -5,9 +5,12 @@ The name of this package and of `_load_pyfunc` stand in every MLmodel as ``loade
 
 from __future__ import annotations
 
-from tensorcas_mlflow.flavor._export import export_model
-from tensorcas_mlflow.flavor._load import _load_pyfunc, load_model
-from tensorcas_mlflow.flavor._log import log_model
-from tensorcas_mlflow.flavor._save import save_model
+from tensorcas_mlflow.flavor._code import without_code_of_models
+
+with without_code_of_models():
+    from tensorcas_mlflow.flavor._export import export_model
+    from tensorcas_mlflow.flavor._load import _load_pyfunc, load_model
+    from tensorcas_mlflow.flavor._log import log_model
+    from tensorcas_mlflow.flavor._save import save_model
 
 __all__ = ["_load_pyfunc", "export_model", "load_model", "log_model", "save_model"]

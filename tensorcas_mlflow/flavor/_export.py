@@ -19,7 +19,7 @@ from tensorcas_mlflow._mlflow_errors import translate_errors
 from tensorcas_mlflow.errors import BackendError
 from tensorcas_mlflow.flavor._fetch import open_folder
 from tensorcas_mlflow.flavor._folder import FLAVOR, STORE_KEY
-from tensorcas_mlflow.flavor._saved import SavedModel
+from tensorcas_mlflow.flavor._saved import SavedModel, load_mlmodel
 from tensorcas_mlflow.flavor._stores import store_for
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.store import MANIFEST_FILE, PAYLOAD_FILES, copy_payload
@@ -48,7 +48,7 @@ def export_model(model_uri: str | os.PathLike[str], path: str | os.PathLike[str]
     out = Path(path).absolute()
     with _appearing_at(out) as folder, open_folder(os.fspath(model_uri)) as model:
         model.copy_to(folder)
-        if FLAVOR in Model.load(model.file(MLMODEL_FILE_NAME)).flavors:
+        if FLAVOR in load_mlmodel(model).flavors:
             _bring_tensors(SavedModel(model), folder)
 
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mlflow.utils.model_utils import _add_code_to_system_path
-
+from tensorcas_mlflow import config
 from tensorcas_mlflow._mlflow_errors import translate_errors
 from tensorcas_mlflow._rebuild import check_call, given, rebuild
 from tensorcas_mlflow.adapters import adapter_named
+from tensorcas_mlflow.flavor._code import add_code, take_code
 from tensorcas_mlflow.flavor._fetch import LocalFolder, open_folder
 from tensorcas_mlflow.flavor._pyfunc import PyFuncWrapper
 from tensorcas_mlflow.flavor._saved import SavedModel
@@ -58,8 +58,9 @@ def load_model(
         saved = SavedModel(folder)
         read = reader_for(saved, saved.configured_store())
         adapter = adapter_named(saved.adapter)
-        if saved.code is not None and not weights_only:
-            _add_code_to_system_path(os.fspath(folder.code(saved.code)))
+        # Nothing but a pickle names code of the model.
+        if saved.code is not None and into is None and not weights_only and config.allows_pickle():
+            add_code(os.fspath(folder.code(saved.code)))
         return rebuild(
             adapter, saved.manifest, read, into=into, weights_only=weights_only, verify=verify, options=options
         )
@@ -67,13 +68,18 @@ def load_model(
 
 @translate_errors()
 def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> PyFuncWrapper:
-    """Load a model for ``mlflow.pyfunc``, which has put the model's code on the path already.
+    """Load a model for ``mlflow.pyfunc``, which has put the model's code before all else on the path already.
 
     Args:
         path: The data folder inside a local model folder.
         model_config: The declared configuration with what the user has overridden.
     """
-    saved = SavedModel(LocalFolder(Path(path).absolute().parent))
+    folder = Path(path).absolute().parent
+    code = take_code(folder)
+    saved = SavedModel(LocalFolder(folder))
     adapter = adapter_named(saved.adapter)
     read = reader_for(saved, saved.named_store(model_config))
+    if config.allows_pickle():
+        for each in code:
+            add_code(each)
     return PyFuncWrapper(rebuild(adapter, saved.manifest, read), adapter)

@@ -12,7 +12,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from mlflow.models import Model
 from mlflow.models.model import MLMODEL_FILE_NAME
 from mlflow.utils.file_utils import get_local_path_or_none
 
@@ -29,7 +28,7 @@ from tensorcas_mlflow.errors import (
 )
 from tensorcas_mlflow.flavor._fetch import LocalFolder, open_folder, resolve
 from tensorcas_mlflow.flavor._folder import FLAVOR
-from tensorcas_mlflow.flavor._saved import SavedModel
+from tensorcas_mlflow.flavor._saved import SavedModel, load_mlmodel
 from tensorcas_mlflow.flavor._stores import store_for
 from tensorcas_mlflow.formats import FORMATS_IN
 from tensorcas_mlflow.reader import CheckpointReader, open_manifest, open_path, open_ref
@@ -147,7 +146,7 @@ def _open_model(uri: str, options: dict[str, Any]) -> CheckpointReader | None:
     kept = ExitStack()
     with ExitStack() as opened:
         folder = opened.enter_context(open_folder(uri))
-        if FLAVOR not in Model.load(folder.file(MLMODEL_FILE_NAME)).flavors:
+        if FLAVOR not in load_mlmodel(folder).flavors:
             return None
         saved = SavedModel(folder)
         store = store_for(saved, saved.configured_store())

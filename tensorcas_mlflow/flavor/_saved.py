@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -17,13 +18,40 @@ from mlflow.utils.model_utils import _get_overridden_pyfunc_model_config
 
 from tensorcas_mlflow._texts import without_secrets
 from tensorcas_mlflow.blob_names import list_blobs
-from tensorcas_mlflow.errors import CorruptError, FormatError, NewerFormatError
+from tensorcas_mlflow.errors import CorruptError, FormatError, MalformedFileError, NewerFormatError
 from tensorcas_mlflow.flavor._fetch import LocalFolder, ModelFolder
 from tensorcas_mlflow.flavor._folder import FLAVOR, STORE_KEY
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.store import MANIFEST_FILE, PAYLOAD_FILES, Store
 
 _logger = logging.getLogger(__name__)
+
+_NEEDED = ("adapter", "data")
+_FOLDERS = ("data", "code")
+
+
+def load_mlmodel(folder: ModelFolder) -> Model:
+    """Read the MLmodel of a folder.
+
+    Raises:
+        MlflowException: The folder holds none.
+        MalformedFileError: It is none.
+    """
+    file = folder.file(MLMODEL_FILE_NAME)
+    try:
+        model = Model.load(file)
+        if not all(isinstance(section, dict) for section in model.flavors.values()):
+            raise TypeError("a section of its flavors is no mapping")
+    except MlflowException:
+        raise
+    except Exception as error:  # whatever MLflow trips over
+        reason = f"{type(error).__name__}: {error}"
+        raise MalformedFileError(f"{folder.uri}/{MLMODEL_FILE_NAME}", "MLmodel", reason) from error
+    return model
+
+
+def _is_inside(path: str) -> bool:
+    return not os.path.isabs(path) and ".." not in Path(path).parts
 
 
 class SavedModel:
@@ -34,17 +62,24 @@ class SavedModel:
 
         Raises:
             MlflowException: The folder holds no model, or one of another flavor.
+            MalformedFileError: The MLmodel is none, or leads out of the folder.
         """
         self.folder = folder
-        model = Model.load(folder.file(MLMODEL_FILE_NAME))
+        model = load_mlmodel(folder)
         flavors: Mapping[str, Any] = model.flavors
         if FLAVOR not in flavors:
             raise MlflowException(
                 f"the model at {without_secrets(folder.uri)!r} was not saved by mlflow.tensorcas, "
-                f"but by {', '.join(flavors)}",
+                f"but by {', '.join(flavors) or 'no flavor'}",
                 RESOURCE_DOES_NOT_EXIST,
             )
         section: Mapping[str, Any] = flavors[FLAVOR]
+        texts = ("adapter", "data", "code", "store", "manifest")
+        wrong = [key for key in texts if not isinstance(section.get(key), str if key in _NEEDED else str | None)]
+        wrong += [key for key in _FOLDERS if key not in wrong and not _is_inside(section.get(key) or "")]
+        if wrong:
+            reason = f"of the section {FLAVOR!r}, {wrong[0]!r} cannot be {section.get(wrong[0])!r}"
+            raise MalformedFileError(f"{folder.uri}/{MLMODEL_FILE_NAME}", "MLmodel", reason)
         self.adapter: str = section["adapter"]
         self.data: str = section["data"]
         self.code: str | None = section.get("code")

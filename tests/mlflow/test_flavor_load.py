@@ -13,6 +13,7 @@ import mlflow
 import numpy as np
 import pytest
 import torch
+import yaml
 from mlflow.exceptions import MlflowException
 from mlflow.models.model import ModelInfo
 from sklearn.linear_model import LinearRegression
@@ -231,6 +232,81 @@ def test_code_that_was_logged_is_on_the_path_when_the_model_is_made(
     sys.modules.pop("tensorcas_test_code")
     assert_same(own, mlflow.pyfunc.load_model(info.model_uri).get_raw_model())
     sys.modules.pop("tensorcas_test_code")
+
+
+@pytest.mark.parametrize("load", ["tensorcas", "pyfunc"])
+def test_the_code_that_was_logged_goes_before_that_in_the_working_directory(
+    load: str, plain_experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = tmp_path / "tensorcas_test_version.py"
+    text = "from sklearn.linear_model import LinearRegression\n\n\nclass Own(LinearRegression):\n    version = {}\n"
+    code.write_text(text.format(1))
+    monkeypatch.syspath_prepend(tmp_path)
+    own = __import__("tensorcas_test_version").Own().fit(X, X)
+    info = mlflow.tensorcas.log_model(own, name="model", code_paths=[str(code)])
+    code.write_text(text.format(2) + "\n")
+    sys.modules.pop("tensorcas_test_version")
+
+    loaded = getattr(mlflow, load).load_model(info.model_uri)
+
+    sys.modules.pop("tensorcas_test_version")
+    assert (loaded if load == "tensorcas" else loaded.get_raw_model()).version == 1
+
+
+def test_code_that_has_the_name_of_an_installed_module_is_named_in_a_warning(
+    plain_experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "blosc2.py").write_text("raise AssertionError\n")
+    info = mlflow.tensorcas.log_model(make_model(), name="model", code_paths=[str(tmp_path / "blosc2.py")])
+
+    assert_same(make_model(), mlflow.tensorcas.load_model(info.model_uri))
+
+    assert "which are imported in their place: blosc2." in caplog.text
+
+
+@pytest.mark.parametrize("key", ["code", "data"])
+@pytest.mark.parametrize("place", ["../elsewhere", "data/../../elsewhere", "/tmp"])
+def test_an_mlmodel_that_leads_out_of_its_folder_is_refused(key: str, place: str, tmp_path: Path) -> None:
+    mlflow.tensorcas.save_model(make_model(), tmp_path / "saved")
+    file = tmp_path / "saved" / "MLmodel"
+    model = yaml.safe_load(file.read_text())
+    model["flavors"]["tensorcas"][key] = place
+    file.write_text(yaml.safe_dump(model))
+
+    for act in (
+        mlflow.tensorcas.load_model,
+        mlflow.tensorcas.open_checkpoint,
+        lambda uri: mlflow.tensorcas.export_model(uri, tmp_path / "out"),
+    ):
+        with pytest.raises(MlflowException, match=f"MLmodel.*{key!r}"):
+            act(tmp_path / "saved")
+    assert sorted(each.name for each in tmp_path.iterdir() if each.name != "mlflow.db") == ["saved"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[",
+        "- a list",
+        "flavors: 3",
+        "flavors: {tensorcas: 3}",
+        "flavors: {tensorcas: {data: data}}",
+        "flavors: {tensorcas: {adapter: [1], data: data}}",
+        "flavors: {tensorcas: {adapter: pytorch, data: data, manifest: [1]}}",
+    ],
+)
+def test_an_mlmodel_that_is_none_is_told(text: str, tmp_path: Path) -> None:
+    (tmp_path / "MLmodel").write_text(text)
+
+    for act in (
+        mlflow.tensorcas.load_model,
+        mlflow.tensorcas.open_checkpoint,
+        lambda uri: mlflow.tensorcas.export_model(uri, tmp_path.with_name("out")),
+    ):
+        with pytest.raises(MlflowException, match=r"MLmodel"):
+            act(tmp_path)
 
 
 def test_only_the_manifest_and_mlmodel_are_fetched(cas_experiment: str, tmp_path: Path) -> None:
