@@ -21,6 +21,7 @@ from tensorcas_mlflow._store_root import owner_of, root_of
 from tensorcas_mlflow.artifact_repo._carried import CarriedStores
 from tensorcas_mlflow.artifact_repo._errors import for_mlflow
 from tensorcas_mlflow.artifact_repo._names import is_visible_path, path_to_read, path_to_write
+from tensorcas_mlflow.artifact_repo._listings import is_for_client
 from tensorcas_mlflow.artifact_repo._plain import PlainTree
 from tensorcas_mlflow.artifact_repo._plain_objects import ObjectTree
 from tensorcas_mlflow.artifact_repo._stores import StoreFinder, has_ref, parents
@@ -138,7 +139,8 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
                 for ref in refs:
                     child = posixpath.join(folder, posixpath.basename(ref.path or ""))
                     found[child] = FileInfo(child, False, ref.n_bytes)
-                for file in (file for ref in refs for file in beside(store, ref)):
+                virtual = (file for ref in refs for file in beside(store, ref))
+                for file in (file for file in virtual if not (file.is_page and is_for_client())):
                     child = posixpath.join(folder, posixpath.basename(file.path))
                     if child not in found:  # what is real goes first
                         found[child] = FileInfo(child, False, file.n_bytes)
@@ -158,8 +160,13 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
         A folder comes without pages. With a ``dst_path`` it is complete: a model's tensors are in it too, so that it
         can be taken anywhere. Without one it is for this process, which reaches the store: no tensor is written.
         """
-        is_for_this_process = not dst_path and not config.in_mlflow_server()
-        with for_mlflow(), folders_without_tensors(is_for_this_process):
+        in_server = config.in_mlflow_server()
+        with for_mlflow(), folders_without_tensors(not dst_path and not in_server):
+            if in_server and dst_path and artifact_path and not self._is_directory(artifact_path):
+                # MLflow draws a bar for each download, and here each file that a client asks for is one.
+                out = self._create_download_destination(artifact_path, dst_path)  # type: ignore[no-untyped-call]
+                self._download_file(artifact_path, out)
+                return str(out)
             return str(super().download_artifacts(artifact_path, dst_path))  # type: ignore[no-untyped-call]
 
     def _iter_artifacts_recursive(self, path: str | None) -> Iterator[FileInfo]:

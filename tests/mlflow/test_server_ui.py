@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import mlflow
+import numpy as np
 import pytest
 import requests
 from mlflow import MlflowClient
 from mlflow.artifacts import download_artifacts
 from mlflow.exceptions import MlflowException
+from sklearn.linear_model import LinearRegression
 
 from tensorcas_mlflow.store import Store
 
@@ -234,6 +236,25 @@ def test_what_is_uploaded_again_costs_no_further_chunks(
     client.log_artifacts(proxied_run_id, str(inbox), "second")
 
     assert 0 < pack_bytes() == once
+
+
+def test_a_client_that_loads_a_model_fetches_no_page_and_the_server_draws_no_bar(
+    server: Server, client: MlflowClient
+) -> None:
+    experiment_id = client.create_experiment(uuid.uuid4().hex)
+    model = LinearRegression().fit(np.ones((9, 300)), np.ones(9))
+    with mlflow.start_run(experiment_id=experiment_id):
+        info = mlflow.tensorcas.log_model(model, name="model", pip_requirements=[])
+    folder = Path(download_artifacts(info.model_uri))
+    mlflow.pyfunc.load_model(info.model_uri, suppress_warnings=True)
+
+    assert sorted(path.name for path in (folder / "data").iterdir()) == ["checkpoint.arrow", "checkpoint.tensors"]
+    base = f"ajax-api/2.0/mlflow/logged-models/{info.model_id}/artifacts"
+    shown = server.get(f"{base}/directories", artifact_directory_path="data").json()["files"]
+    assert sorted(file["path"] for file in shown) == ["data/checkpoint.arrow", "data/checkpoint.html", "data/checkpoint.tensors"]
+    page = server.get(f"{base}/files", artifact_file_path="data/checkpoint.html")
+    assert "coef_" in page.text
+    assert "Downloading artifacts" not in (server.folder / "server.log").read_text()
 
 
 def test_a_client_deletes_through_the_server(
