@@ -20,8 +20,8 @@ from tensorcas_mlflow import config
 from tensorcas_mlflow._store_root import owner_of, root_of
 from tensorcas_mlflow.artifact_repo._carried import CarriedStores
 from tensorcas_mlflow.artifact_repo._errors import for_mlflow
-from tensorcas_mlflow.artifact_repo._names import is_visible_path, path_to_read, path_to_write
 from tensorcas_mlflow.artifact_repo._listings import is_for_client
+from tensorcas_mlflow.artifact_repo._names import is_visible_path, path_to_read, path_to_write
 from tensorcas_mlflow.artifact_repo._plain import PlainTree
 from tensorcas_mlflow.artifact_repo._plain_objects import ObjectTree
 from tensorcas_mlflow.artifact_repo._stores import StoreFinder, has_ref, parents

@@ -89,9 +89,10 @@ def log_checkpoint(
             the first three raise what went wrong.
         overwrite: Whether a checkpoint of this step may be replaced, in one step. Otherwise it is refused.
         keep: A rule for which earlier checkpoints of the series stay. What it drops is deleted by the next collection.
-        log_metrics: Whether to log ``tensorcas/bytes_total``, ``tensorcas/bytes_new`` and ``tensorcas/saved_ratio``, as
-            far as they are known, as metrics of the step, in the background; those of a series of another name as
-            ``tensorcas/<name>/…``. Unless given, as TENSORCAS_LOG_METRICS says, by default yes.
+        log_metrics: Whether to log ``tensorcas/bytes_total``, ``tensorcas/bytes_new`` and ``tensorcas/saved_ratio`` as
+            metrics of the step, in the background; those of a series of another name as ``tensorcas/<name>/…``. None is
+            logged where a server has the store, which does not tell what is new. Unless given, as TENSORCAS_LOG_METRICS
+            says, by default yes.
         policy: What to spend time on: ``fast`` stores tensors as they are, ``balanced`` compresses what shrinks at the
             speed of a disk, ``small`` takes longer for fewer bytes. It changes nothing about what is loaded. Unless
             given, as TENSORCAS_POLICY says, by default ``balanced``.
@@ -191,17 +192,17 @@ class _Finish:
             n_stored_bytes = self.saving.finish()
         finally:
             self.saving.abandon()
-        if self.log_metrics:
+        if self.log_metrics and info.bytes_new is not None:
             prefix = "tensorcas" if info.name == DEFAULT_NAME else f"tensorcas/{_NO_METRIC.sub('_', info.name)}"
-            log_figures(info.run_id, info.step, _figures(info, prefix), self.tracking_uri)
+            log_figures(info.run_id, info.step, _figures(info.bytes_total, info.bytes_new, prefix), self.tracking_uri)
         if self.keep is not None:
             prune(self.series, self.keep, newest=info.step, tracking_uri=self.tracking_uri)
         return dataclasses.replace(info, bytes_stored=n_stored_bytes)
 
 
-def _figures(info: CheckpointInfo, prefix: str) -> dict[str, float]:
-    figures = {f"{prefix}/bytes_total": float(info.bytes_total)}
-    if info.bytes_new is not None:
-        figures[f"{prefix}/bytes_new"] = float(info.bytes_new)
-        figures[f"{prefix}/saved_ratio"] = 1 - info.bytes_new / info.bytes_total if info.bytes_total else 1.0
-    return figures
+def _figures(n_total: int, n_new: int, prefix: str) -> dict[str, float]:
+    return {
+        f"{prefix}/bytes_total": float(n_total),
+        f"{prefix}/bytes_new": float(n_new),
+        f"{prefix}/saved_ratio": 1 - n_new / n_total if n_total else 1.0,
+    }

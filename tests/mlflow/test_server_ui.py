@@ -251,7 +251,8 @@ def test_a_client_that_loads_a_model_fetches_no_page_and_the_server_draws_no_bar
     assert sorted(path.name for path in (folder / "data").iterdir()) == ["checkpoint.arrow", "checkpoint.tensors"]
     base = f"ajax-api/2.0/mlflow/logged-models/{info.model_id}/artifacts"
     shown = server.get(f"{base}/directories", artifact_directory_path="data").json()["files"]
-    assert sorted(file["path"] for file in shown) == ["data/checkpoint.arrow", "data/checkpoint.html", "data/checkpoint.tensors"]
+    names = sorted(file["path"].removeprefix("data/") for file in shown)
+    assert names == ["checkpoint.arrow", "checkpoint.html", "checkpoint.tensors"]
     page = server.get(f"{base}/files", artifact_file_path="data/checkpoint.html")
     assert "coef_" in page.text
     assert "Downloading artifacts" not in (server.folder / "server.log").read_text()
