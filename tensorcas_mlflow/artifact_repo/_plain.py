@@ -15,6 +15,7 @@ from pathlib import Path
 from mlflow.entities.file_info import FileInfo
 
 from tensorcas_mlflow._durable import Settled
+from tensorcas_mlflow.artifact_repo._links import Links
 from tensorcas_mlflow.artifact_repo._names import UPLOADING, is_store, is_visible, is_visible_path
 from tensorcas_mlflow.backends import STORE_FOLDER
 
@@ -28,7 +29,9 @@ Remove = Callable[[Callable[[], bool]], None]
 
 _Held = int
 """An open descriptor: as long as it is open, no other file gets its inode."""
-_OF_ITSELF = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_NOFOLLOW", 0)
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_OF_ITSELF = getattr(os, "O_PATH", os.O_RDONLY) | _NO_LINK
+_A_FOLDER = os.O_RDONLY | os.O_DIRECTORY | _NO_LINK
 
 
 _settled = Settled()
@@ -37,12 +40,14 @@ _settled = Settled()
 class PlainTree:
     """Plain artifacts by their path below one root.
 
-    No folder is entered through a symbolic link, whoever made it. A link to a file is read as that file if the file
-    lies below the root too. All other links are as if they were not there, but a deletion removes them.
+    No folder is entered through a symbolic link, whoever made it: `links` gives the path that needs none. A link to a
+    file is read as that file if the file lies below the root too. All other links are as if they were not there, but a
+    deletion removes them.
     """
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self.links: Links | None = Links(root)
 
     def find(self, path: str) -> Path | None:
         """Give the real path of the plain file or folder that an artifact path shows, or None."""
@@ -68,11 +73,33 @@ class PlainTree:
     def fetch(self, path: str, out: Path) -> bool:
         """Copy a plain file to another place, with its times; False if there is none."""
         plain = self.find(path)
-        if plain is not None and plain.is_file():
-            with suppress(FileNotFoundError):
-                shutil.copy2(plain, out)
-                return True
-        return False
+        if plain is None or not plain.is_file():
+            return False
+        with ExitStack() as stack:
+            file: int | None = None
+            with _ignoring(*_NOT_THERE):  # removed since it was found, or replaced by a link
+                file = stack.enter_context(self._opened(plain))
+            if file is not None:
+                try:
+                    shutil.copy2(f"/dev/fd/{file}", out)
+                except shutil.SameFileError:
+                    raise shutil.SameFileError(f"{os.fspath(out)!r} is the artifact") from None
+            return file is not None
+
+    @contextmanager
+    def _opened(self, real: Path) -> Iterator[int]:
+        """Open a file below the root; a link that was put on the way to it since is not followed."""
+        root = Path(os.path.realpath(self._root))
+        *folders, name = real.relative_to(root).parts
+        with ExitStack() as stack:
+            at = os.open(root, _A_FOLDER)
+            stack.callback(os.close, at)
+            for folder in folders:
+                at = os.open(folder, _A_FOLDER, dir_fd=at)
+                stack.callback(os.close, at)
+            file = os.open(name, os.O_RDONLY | _NO_LINK | os.O_NONBLOCK, dir_fd=at)
+            stack.callback(os.close, file)
+            yield file
 
     def is_file(self, path: str, file: Path) -> bool:
         """Tell whether an artifact path shows this very file."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mlflow.entities.file_info import FileInfo
 
+from tensorcas_mlflow.artifact_repo._links import Links
 from tensorcas_mlflow.artifact_repo._names import is_store, is_visible_path
 from tensorcas_mlflow.artifact_repo._plain import Remove
 from tensorcas_mlflow.backends import (
@@ -43,6 +44,7 @@ class ObjectTree:
     def __init__(self, root: Root) -> None:
         self._root = root
         self._bucket = open_bucket(root, "")
+        self.links: Links | None = None
 
     def find(self, path: str) -> Path | None:
         """No artifact here is a local file."""

@@ -20,6 +20,7 @@ from tensorcas_mlflow import config
 from tensorcas_mlflow._store_root import owner_of, root_of
 from tensorcas_mlflow.artifact_repo._carried import CarriedStores
 from tensorcas_mlflow.artifact_repo._errors import for_mlflow
+from tensorcas_mlflow.artifact_repo._links import NOT_FOLLOWED, Followed, moved
 from tensorcas_mlflow.artifact_repo._listings import is_for_client
 from tensorcas_mlflow.artifact_repo._names import is_visible_path, path_to_read, path_to_write
 from tensorcas_mlflow.artifact_repo._plain import PlainTree
@@ -118,39 +119,60 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
 
     def list_artifacts(self, path: str | None = None) -> list[FileInfo]:
         with for_mlflow():
-            folder = path_to_read(path)
-            if not is_visible_path(folder):
-                carried = self._carried.find(folder)
+            asked = path_to_read(path)
+            if not is_visible_path(asked):
+                carried = self._carried.find(asked)
                 if carried is not None:
-                    return self._carried.children(folder, carried)
-                entry = announcement(folder)
+                    return self._carried.children(asked, carried)
+                entry = announcement(asked)
                 return [entry] if entry is not None and self._stores.servers_folder() is not None else []
-            store, in_store = self._stores.find(folder)
-            if has_ref(store, in_store):
-                return []
-            found = {info.path: info for info in self._plain.children(folder)}
-            if store is not None:
-                damaged: list[str] = []  # listed too, so that who reads the folder comes upon them
-                refs, names = store.artifacts(in_store, damaged=damaged)
-                for child in (posixpath.join(folder, posixpath.basename(path)) for path in damaged):
-                    found[child] = FileInfo(child, False, None)
-                for child in (posixpath.join(folder, name) for name in names):
-                    found[child] = FileInfo(child, True, None)
-                for ref in refs:
-                    child = posixpath.join(folder, posixpath.basename(ref.path or ""))
-                    found[child] = FileInfo(child, False, ref.n_bytes)
-                virtual = (file for ref in refs for file in beside(store, ref))
-                for file in (file for file in virtual if not (file.is_page and is_for_client())):
-                    child = posixpath.join(folder, posixpath.basename(file.path))
-                    if child not in found:  # what is real goes first
-                        found[child] = FileInfo(child, False, file.n_bytes)
-            return [found[child] for child in sorted(found)]
+            folder = self._follow(asked)
+            found = self._children(folder.path)
+            for link, target in self._links_in(folder):
+                info = self._entry(target.path)
+                if info is not None:
+                    found.setdefault(link, FileInfo(link, info.is_dir, info.file_size))
+            return [_at(moved(child, folder.path, asked), found[child]) for child in sorted(found)]
+
+    def _children(self, folder: str) -> dict[str, FileInfo]:
+        """List what a folder holds, links that lead to folders or into the store left out."""
+        store, in_store = self._stores.find(folder)
+        if has_ref(store, in_store):
+            return {}
+        found = {info.path: info for info in self._plain.children(folder)}
+        if store is not None:
+            damaged: list[str] = []  # listed too, so that who reads the folder comes upon them
+            refs, names = store.artifacts(in_store, damaged=damaged)
+            for child in (posixpath.join(folder, posixpath.basename(path)) for path in damaged):
+                found[child] = FileInfo(child, False, None)
+            for child in (posixpath.join(folder, name) for name in names):
+                found[child] = FileInfo(child, True, None)
+            for ref in refs:
+                child = posixpath.join(folder, posixpath.basename(ref.path or ""))
+                found[child] = FileInfo(child, False, ref.n_bytes)
+            virtual = (file for ref in refs for file in beside(store, ref))
+            for file in (file for file in virtual if not (file.is_page and is_for_client())):
+                child = posixpath.join(folder, posixpath.basename(file.path))
+                if child not in found:  # what is real goes first
+                    found[child] = FileInfo(child, False, file.n_bytes)
+        return found
+
+    def _entry(self, path: str) -> FileInfo | None:
+        """Describe what an artifact path shows on which no link lies; None if it shows nothing."""
+        return self._children(posixpath.dirname(path)).get(path)
+
+    def _follow(self, path: str) -> Followed:
+        return Followed(path=path) if self._plain.links is None else self._plain.links.follow(path)
+
+    def _links_in(self, folder: Followed) -> Iterator[tuple[str, Followed]]:
+        return iter(()) if self._plain.links is None else self._plain.links.in_folder(folder)
 
     def _is_directory(self, artifact_path: str | None) -> bool:
         with for_mlflow():
             path = path_to_read(artifact_path)
             if not is_visible_path(path):
                 return False
+            path = self._follow(path).path
             store, in_store = self._stores.find(path)
             return self._plain.has_folder(path) or (store is not None and any(store.artifacts(in_store)))
 
@@ -172,26 +194,44 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
     def _iter_artifacts_recursive(self, path: str | None) -> Iterator[FileInfo]:
         with for_mlflow():
             top = path_to_read(path)
-            found = {info.path: info for info in self._plain.walk(top)}
-            made: dict[str, FileInfo] = {}
-            for held in self._stores.holding(top):
-                damaged: list[str] = []  # whoever downloads the folder has to come upon them
-                refs = held.store.walk_artifacts(held.in_store, damaged=damaged)
-                found.update({held.child(path): FileInfo(held.child(path), False, None) for path in damaged})
-                for ref in refs:
-                    found[held.child(ref.path or "")] = FileInfo(held.child(ref.path or ""), False, ref.n_bytes)
-                    for file in in_folder(held.store, ref):
-                        made[held.child(file.path)] = FileInfo(held.child(file.path), False, file.n_bytes)
-            found = made | found  # what is real goes first
+            place = self._follow(top)
+            below = self._below(place)
+            found = {(child := moved(each, place.path, top)): _at(child, info) for each, info in below.items()}
         full = {parent for child in found for parent in parents(child)}
         if top and not found:
             yield FileInfo(top, True, None)
         for child in sorted(found.keys() - full):
             yield found[child]
 
+    def _below(self, top: Followed) -> dict[str, FileInfo]:
+        """List all files and folders below a folder, and below those that links in it lead to."""
+        found = {info.path: info for info in self._plain.walk(top.path)}
+        folders = [top.path, *(info.path for info in found.values() if info.is_dir)]
+        made: dict[str, FileInfo] = {}
+        for held in self._stores.holding(top.path):
+            damaged: list[str] = []  # whoever downloads the folder has to come upon them
+            refs = held.store.walk_artifacts(held.in_store, damaged=damaged)
+            found.update({held.child(path): FileInfo(held.child(path), False, None) for path in damaged})
+            for ref in refs:
+                found[held.child(ref.path or "")] = FileInfo(held.child(ref.path or ""), False, ref.n_bytes)
+                for file in in_folder(held.store, ref):
+                    made[held.child(file.path)] = FileInfo(held.child(file.path), False, file.n_bytes)
+        for folder in folders:
+            for link, target in self._links_in(Followed(path=folder, crossed=top.crossed)):
+                info = self._entry(target.path)
+                if info is None:
+                    continue
+                found.setdefault(link, _at(link, info))
+                for each, below in self._below(target).items() if info.is_dir else ():
+                    child = moved(each, target.path, link)
+                    found.setdefault(child, _at(child, below))
+        return made | found  # what is real goes first
+
     def _download_file(self, remote_file_path: str, local_path: str | Path) -> None:
         with for_mlflow():
-            path = path_to_read(remote_file_path)
+            asked = path_to_read(remote_file_path)
+            followed = self._follow(asked)
+            path = followed.path
             for look in range(_MAX_LOOKS):
                 if self._fetch(path, Path(local_path)):
                     return
@@ -200,7 +240,8 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
                     if not self._plain.is_changing(posixpath.dirname(path)):
                         break
                     time.sleep(0.001 * 2 ** (look - _FEWEST_LOOKS))
-            raise MlflowException(f"No such artifact: {path!r}", error_code=RESOURCE_DOES_NOT_EXIST)
+            reason = "" if followed.refused is None else f" ({followed.refused!r} is a link that {NOT_FOLLOWED})"
+            raise MlflowException(f"No such artifact: {asked!r}{reason}", error_code=RESOURCE_DOES_NOT_EXIST)
 
     def get_local_path(self, artifact_path: str) -> str | None:
         """Give the real path of a plain artifact, or None for what the store keeps and for what is not there.
@@ -210,6 +251,9 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
         with for_mlflow():
             path = path_to_read(artifact_path)
             plain = self._plain.find(path)
+            if plain is None:
+                path = self._follow(path).path
+                plain = self._plain.find(path)
             if plain is None or has_ref(*self._stores.find(path)):
                 return None
             return os.fspath(plain)
@@ -225,6 +269,13 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
             if carried is not None:
                 self._carried.remove(carried)
                 return
+            place = self._follow(posixpath.dirname(path))
+            if place.crossed:
+                # What lies there is shown here too; to delete nothing and to say nothing would not do.
+                raise ValueError(
+                    f"{path!r} is not deleted through the link {place.crossed[0]!r}: delete "
+                    f"{posixpath.join(place.path, posixpath.basename(path))!r}, or the link"
+                )
             for held in self._stores.holding(path):
                 held.store.drop_artifacts(held.in_store)
             self._plain.remove(path)
@@ -327,6 +378,10 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
         if virtual is not None:
             write_pieces(virtual.pieces(), out)
         return virtual is not None
+
+
+def _at(path: str, info: FileInfo) -> FileInfo:
+    return FileInfo(path, info.is_dir, info.file_size)
 
 
 def _is_small_text(head: bytes) -> bool:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import io
+import tempfile
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from mlflow.exceptions import MlflowException
+from mlflow.store.artifact.artifact_repo import ArtifactRepository
+from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 
 from tensorcas_mlflow.artifact_repo import TensorCasArtifactRepository
+from tensorcas_mlflow.artifact_repo._plain import PlainTree
 from tensorcas_mlflow.store import Store
 
 RUN_ID = uuid.uuid4().hex
@@ -53,10 +57,14 @@ def everything(repo: Repo) -> list[str]:
     return sorted(info.path for info in repo._iter_artifacts_recursive(""))
 
 
-def error_code(call: Callable[[], object]) -> str:
+def refusal(call: Callable[[], object]) -> MlflowException:
     with pytest.raises(MlflowException) as caught:
         call()
-    return str(caught.value.error_code)
+    return caught.value
+
+
+def error_code(call: Callable[[], object]) -> str:
+    return str(refusal(call).error_code)
 
 
 NAMES = [
@@ -325,6 +333,103 @@ def test_links_that_lead_nowhere_or_in_circles_are_not_there(repo: Repo, root: P
     assert shown(repo) == everything(repo) == ["note.txt"]
     for path in ("nowhere", "circle", "up"):
         assert error_code(lambda path=path: repo.download_artifacts(path)) == "RESOURCE_DOES_NOT_EXIST"
+
+
+def test_links_that_stay_below_the_root_are_read_as_mlflow_reads_them(repo: Repo, root: Path, tmp_path: Path) -> None:
+    (root / "model/sub").mkdir(parents=True)
+    (root / "model/empty").mkdir()
+    for name in ("model/note.txt", "model/sub/deep.txt"):
+        (root / name).write_text(name)
+    for name, target in (
+        ("latest", "model"),
+        ("best", "latest/sub"),
+        ("model/again", "sub"),
+        ("one.txt", "best/deep.txt"),
+    ):
+        (root / name).symlink_to(target)
+    mlflows = LocalArtifactRepository(str(root))
+
+    def seen(repository: ArtifactRepository, path: str) -> list[tuple[str, bool, int | None]]:
+        return [(info.path, info.is_dir, info.file_size) for info in repository.list_artifacts(path)]
+
+    def downloaded(repository: ArtifactRepository, path: str) -> dict[str, str | None]:
+        out = Path(tempfile.mkdtemp(dir=tmp_path))
+        found = Path(repository.download_artifacts(path, str(out)))
+        return {str(each.relative_to(out)): each.read_text() if each.is_file() else None for each in found.rglob("*")}
+
+    for folder in ("", "model", "latest", "latest/sub", "latest/again", "best", "model/again"):
+        assert seen(repo, folder) == seen(mlflows, folder)
+        assert downloaded(repo, folder) == downloaded(mlflows, folder)
+    assert repo.get_local_path("latest/again/deep.txt") == str(root / "model/sub/deep.txt")
+    assert Path(repo.download_artifacts("best/deep.txt")).read_text() == "model/sub/deep.txt"
+
+
+def test_links_lead_to_what_the_store_keeps(repo: Repo, root: Path, inbox: Path) -> None:
+    repo.log_artifacts(inbox, "model")
+    (root / "latest").symlink_to("model")
+    (root / "best.bin").symlink_to("latest/weights.bin")
+
+    assert shown(repo) == ["best.bin", "latest", "model"]
+    assert shown(repo, "latest") == ["latest/note.txt", "latest/sub", "latest/weights.bin"]
+    assert len(everything(repo)) == 9
+    folder = Path(repo.download_artifacts(""))
+    for name in ("best.bin", "latest/weights.bin", "latest/sub/weights.bin"):
+        assert (folder / name).read_bytes() == BINARY
+        assert Path(repo.download_artifacts(name)).read_bytes() == BINARY
+
+
+def test_links_that_lead_round_are_entered_once(repo: Repo, root: Path, inbox: Path) -> None:
+    repo.log_artifacts(inbox, "a")
+    repo.log_artifacts(inbox, "b")
+    (root / "a/up").symlink_to("..")
+    (root / "a/b").symlink_to("../b")
+    (root / "b/a").symlink_to("../a")
+
+    assert shown(repo, "a") == ["a/b", "a/note.txt", "a/sub", "a/weights.bin"]
+    assert shown(repo, "a/b") == ["a/b/note.txt", "a/b/sub", "a/b/weights.bin"]
+    assert len(everything(repo)) == 16
+    assert "'b/a' is a link" in str(refusal(lambda: repo.download_artifacts("a/b/a/note.txt")))
+
+
+def test_a_link_that_is_not_followed_is_named(repo: Repo, root: Path, inbox: Path, outside: Path) -> None:
+    repo.log_artifact(inbox / "note.txt")
+    (root / "folder").symlink_to(outside)
+
+    for path in ("folder/secret.txt", "folder"):
+        message = str(refusal(lambda path=path: repo.download_artifacts(path)))
+        assert "'folder' is a link that leads out of the artifact root" in message
+
+
+def test_nothing_is_deleted_through_a_link(repo: Repo, root: Path, inbox: Path) -> None:
+    repo.log_artifacts(inbox, "model")
+    (root / "latest").symlink_to("model")
+
+    for name in ("note.txt", "weights.bin", "sub"):
+        message = str(refusal(lambda name=name: repo.delete_artifacts(f"latest/{name}")))
+        assert f"delete 'model/{name}'" in message
+    repo.delete_artifacts("latest")
+    assert shown(repo) == ["model"]
+    assert len(everything(repo)) == 4
+
+
+@pytest.mark.parametrize("swapped", ["data", "data/note.txt"])
+def test_a_link_that_is_put_there_while_a_file_is_opened_is_not_followed(
+    swapped: str, repo: Repo, root: Path, inbox: Path, outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repo.log_artifact(inbox / "note.txt", "data")
+    (outside / "note.txt").write_text("secret")
+    find = PlainTree.find
+
+    def find_and_swap(self: PlainTree, path: str) -> Path | None:
+        found = find(self, path)
+        if path == "data/note.txt" and not (root / swapped).is_symlink():
+            (root / swapped).rename(root / "aside")
+            (root / swapped).symlink_to(outside / "note.txt" if swapped.endswith("txt") else outside)
+        return found
+
+    monkeypatch.setattr(PlainTree, "find", find_and_swap)
+
+    assert error_code(lambda: repo.download_artifacts("data/note.txt")) == "RESOURCE_DOES_NOT_EXIST"
 
 
 def test_a_root_may_be_reached_through_links(experiment: Path, inbox: Path, tmp_path: Path) -> None:
