@@ -17,6 +17,7 @@ from tensorcas_mlflow._release import release
 from tensorcas_mlflow._texts import without_secrets
 
 _N_NAMES = 3
+_MOST_BELOW = 10
 
 
 class TensorCasError(Exception):
@@ -68,10 +69,12 @@ class BlobNotFoundError(NotFoundError):
 class StoreNotFoundError(NotFoundError):
     """A place holds no store."""
 
-    def __init__(self, uri: str) -> None:
-        uri = without_secrets(uri)
-        super().__init__(uri)
+    def __init__(self, uri: str, below: tuple[str, ...] = ()) -> None:
+        uri, below = without_secrets(uri), tuple(map(without_secrets, below))
+        super().__init__(uri, below)
         self.uri = uri
+        self.below = below
+        """Stores that lie below it, where somebody has looked for them."""
 
     def __str__(self) -> str:
         if self.uri.startswith("mlflow-artifacts:"):
@@ -79,6 +82,10 @@ class StoreNotFoundError(NotFoundError):
                 f"there is no store at {self.uri!r}: the first model or checkpoint that is logged there makes one, or "
                 "name the right one in TENSORCAS_STORE"
             )
+        if self.below:
+            more = f" and {len(self.below) - _MOST_BELOW} more" if len(self.below) > _MOST_BELOW else ""
+            listed = ", ".join(map(repr, self.below[:_MOST_BELOW]))
+            return f"there is no store at {self.uri!r} or above it, but below it at {listed}{more}: name one of them"
         return (
             f"there is no store at {self.uri!r} or above it: make one with `tensorcas init {self.uri}`, "
             "or name the right one in TENSORCAS_STORE"
@@ -281,7 +288,7 @@ class CheckpointExistsError(ConflictError):
         self.name = name
 
     def __str__(self) -> str:
-        return f"there is already a checkpoint {self.name}: delete it, save under another step, or say overwrite=True"
+        return f"there is already a checkpoint {self.name}: delete it, save under another step, or pass overwrite=True"
 
 
 class FencedError(ConflictError):

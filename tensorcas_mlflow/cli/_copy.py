@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from tensorcas_mlflow._texts import size_text
 from tensorcas_mlflow.cli._output import Json, printable, say, say_json
-from tensorcas_mlflow.cli._select import is_json, of_run, store_at
+from tensorcas_mlflow.cli._select import full_run_id, is_json, of_run, store_at
 from tensorcas_mlflow.cli._teller import Teller
 from tensorcas_mlflow.store import Ref, Store
 from tensorcas_mlflow.transfer import (
@@ -37,7 +37,8 @@ def copy(options: Namespace) -> int:
         options.parser.error("say both places: copy SRC DST, without --root")
     source = place_of(store_at(options.source))
     refs, unreadable = read_source(source.store)
-    chosen = _chosen(refs, options.run, options.path)
+    runs = [full_run_id(refs, each) for each in options.run]
+    chosen = _chosen(refs, runs, options.path)
     destination = _destination(options, source.store)
     if not is_json(options) and destination.is_new:
         made = "would make" if options.dry_run else "made"
@@ -53,7 +54,7 @@ def copy(options: Namespace) -> int:
             source,
             destination,
             chosen,
-            wanted_plain=_wanted_plain(chosen, options.run, options.path),
+            wanted_plain=_wanted_plain(chosen, runs, options.path),
             replace=options.replace,
             dry_run=options.dry_run,
             watch=watch,

@@ -10,7 +10,7 @@ from typing import Any
 
 from tensorcas_mlflow._texts import count_text, size_text
 from tensorcas_mlflow.cli._output import Json, printable, ref_json, say, say_json
-from tensorcas_mlflow.cli._select import Wanted, is_json, store_of, the_one
+from tensorcas_mlflow.cli._select import Wanted, full_run_id, is_json, store_of, the_one
 from tensorcas_mlflow.cli._teller import Teller
 from tensorcas_mlflow.exchange import import_checkpoint, plan_convert, plan_export
 from tensorcas_mlflow.formats import WritePlan, open_listing
@@ -22,7 +22,7 @@ def take_in(options: Namespace) -> int:
     """Make a checkpoint of a file."""
     store = store_of(options)
     listing = open_listing(options.path, format=options.source_format)
-    target = RefTarget(run_id=options.run, step=options.step, name=options.name)
+    target = RefTarget(run_id=full_run_id(store.checkpoints(), options.run), step=options.step, name=options.name)
     with _Progress(options) as progress:
         ref = import_checkpoint(
             store,

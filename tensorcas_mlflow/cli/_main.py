@@ -10,6 +10,13 @@ from tensorcas_mlflow.cli._output import complain
 from tensorcas_mlflow.cli._parser import parser
 from tensorcas_mlflow.errors import CorruptError, TensorCasError
 
+_OPTIONS = {
+    "overwrite=True": "--overwrite",
+    "allow_left_out=True": "--skip-unknown",
+    "in TENSORCAS_STORE": "by --root or TENSORCAS_STORE",
+}
+"""What messages name for callers in Python, and what it is at the command line."""
+
 DONE, FAILED, INTERRUPTED, UNREAD = 0, 1, 130, 141
 """Besides these, argparse exits with 2 for a command line it cannot read, and `verify` with 3 for problems."""
 
@@ -39,9 +46,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNREAD
     except CorruptError as error:
-        complain(f"error: {error}; `tensorcas verify` lists all that is damaged, `tensorcas repair` mends what can be")
+        _fail(f"{error}; `tensorcas verify` lists all that is damaged, `tensorcas repair` mends what can be")
         return FAILED
     except (TensorCasError, ValueError, OSError, ImportError, MemoryError) as error:
-        complain(f"error: {str(error) or type(error).__name__}")
+        _fail(str(error) or type(error).__name__)
+        return FAILED
+    except Exception as error:
+        if not _is_mlflows(error):
+            raise
+        _fail(" ".join(str(error).split()))
         return FAILED
     return status
+
+
+def _fail(reason: str) -> None:
+    for in_python, here in _OPTIONS.items():
+        reason = reason.replace(in_python, here)
+    complain(f"error: {reason}")
+
+
+def _is_mlflows(error: Exception) -> bool:
+    """Tell whether an error is MLflow's own; who has not imported MLflow need not do so to know."""
+    exceptions = sys.modules.get("mlflow.exceptions")
+    return exceptions is not None and isinstance(error, exceptions.MlflowException)

@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import re
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from tensorcas_mlflow import config
+from tensorcas_mlflow._texts import without_secrets
+from tensorcas_mlflow.backends import Root
 from tensorcas_mlflow.cli._output import steps_text
-from tensorcas_mlflow.errors import CheckpointNotFoundError
-from tensorcas_mlflow.store import Ref, Store
+from tensorcas_mlflow.errors import CheckpointNotFoundError, StoreNotFoundError
+from tensorcas_mlflow.store import Ref, Store, stores_below
 
 _N_LISTED = 10
+_MOST_FOLDERS = 20_000
+"""Among so many local folders stores are looked for below a place that has none."""
+_MOST_STORES = 100
+
+_FULL_ID = re.compile(r"[0-9a-f]{32}")
+_SHORT_ID = re.compile(r"[0-9a-f]{6,31}")
+"""The beginning of a run's id that is long enough to stand for it."""
 
 
 def root_of(options: Namespace) -> str:
-    """Say which place a command is about."""
-    return getattr(options, "root", None) or config.store_uri() or "."
+    """Say which place a command is about.
+
+    Raises:
+        ValueError: The place that was named is the empty text, as a variable of the shell is that is not set.
+    """
+    root: str | None = getattr(options, "root", None)
+    if root == "":
+        raise ValueError("--root is empty: name a place, or leave --root out for TENSORCAS_STORE or this folder")
+    return root or config.store_uri() or "."
 
 
 def store_of(options: Namespace) -> Store:
@@ -31,10 +49,31 @@ def store_of(options: Namespace) -> Store:
 def store_at(root: str) -> Store:
     """Open the store at a place or the nearest above; raises as `store_of`."""
     if root.startswith("mlflow-artifacts:"):
-        from tensorcas_mlflow.carrier import find_carrier  # imports MLflow, which takes longer than most commands
+        return _carried_at(root)
+    try:
+        place = Root.parse(root)
+    except ValueError as error:
+        if isinstance(error, UnicodeError) or repr(root) not in str(error):
+            raise ValueError(f"{root!r} is no place: {error}") from error
+        raise
+    try:
+        return Store.find(place)[0]
+    except StoreNotFoundError as error:
+        below = [each.uri for each in islice(stores_below(place, most_folders=_MOST_FOLDERS), _MOST_STORES)]
+        raise StoreNotFoundError(error.uri, tuple(below)) from None
 
-        return find_carrier(root)[0]
-    return Store.find(root)[0]
+
+def _carried_at(root: str) -> Store:
+    import mlflow  # takes longer than most commands
+
+    from tensorcas_mlflow.carrier import find_carrier
+
+    if not mlflow.get_tracking_uri().startswith(("http:", "https:")):
+        raise ValueError(
+            f"{without_secrets(root)!r} is behind an MLflow server: name it in MLFLOW_TRACKING_URI, such as "
+            "http://mlflow:5000"
+        )
+    return find_carrier(root)[0]
 
 
 def is_json(options: Namespace) -> bool:
@@ -64,12 +103,31 @@ class Wanted:
         return self.name is None or self.name in (ref.name, ref.model_id, ref.path, ref.copy_path, ref.key)
 
 
+def full_run_id(refs: Sequence[Ref], run_id: str) -> str:
+    """Complete the beginning of an id that MLflow has made; give any other as it is.
+
+    Raises:
+        ValueError: Several runs begin so.
+    """
+    runs = {ref.run_id for ref in refs if ref.run_id is not None}
+    if run_id in runs or not _SHORT_ID.fullmatch(run_id):
+        return run_id
+    found = sorted(each for each in runs if each.startswith(run_id) and _FULL_ID.fullmatch(each))
+    if len(found) > 1:
+        more = f" and {len(found) - _N_LISTED} more" if len(found) > _N_LISTED else ""
+        listed = ", ".join(map(repr, found[:_N_LISTED]))
+        raise ValueError(f"{len(found)} runs begin with {run_id!r}: give more of one of {listed}{more}")
+    return found[0] if found else run_id
+
+
 def of_run(refs: Sequence[Ref], run_id: str) -> list[Ref]:
-    """Give what belongs to a run.
+    """Give what belongs to a run, of whose id the beginning may be given.
 
     Raises:
         CheckpointNotFoundError: Nothing does.
+        ValueError: Several runs begin so.
     """
+    run_id = full_run_id(refs, run_id)
     found = [ref for ref in refs if ref.run_id == run_id]
     if not found:
         runs = list(dict.fromkeys(ref.run_id for ref in reversed(refs) if ref.run_id is not None))

@@ -23,7 +23,7 @@ def count(options: Namespace) -> int:
     if options.run is None:
         figures: Mapping[str, Any] = store_stats(store)
     else:
-        of_run(store.checkpoints(), options.run)
+        options.run = of_run(store.checkpoints(), options.run)[0].run_id
         figures = run_stats(store, options.run)
     status = tell_damaged(figures.get("damaged_refs", ()))
     if is_json(options):
@@ -49,7 +49,7 @@ def _tell_shares(options: Namespace, store: Store) -> int:
     if options.top is not None and options.top < 1:
         options.parser.error("--top is a number from 1 on")
     if options.run is not None:
-        of_run(store.checkpoints(), options.run)
+        options.run = of_run(store.checkpoints(), options.run)[0].run_id
     found = find_shares(store, options.by, run_id=options.run)
     shares = found.shares[: options.top]
     if is_json(options):

@@ -140,9 +140,7 @@ def check_left_out(source: Tensors, *, allow_left_out: bool) -> None:
     if left_out and not allow_left_out:
         listed = ", ".join(f"{name!r} ({kind})" for name, kind in left_out.items())
         what = count_text(len(left_out), "tensor")
-        raise ValueError(
-            f"{what} cannot be taken as such; say allow_left_out=True, or --skip-unknown, to leave out: {listed}"
-        )
+        raise ValueError(f"{what} cannot be taken as such; pass allow_left_out=True to leave out: {listed}")
 
 
 def _earlier(store: Store, target: RefTarget) -> Manifest | None:

@@ -55,13 +55,13 @@ def _check_free(out: Path, overwrite: re.Pattern[str] | None, is_folder: bool) -
         if stat.S_ISDIR(found.st_mode):
             raise ConflictError(f"{os.fspath(out)!r} is a folder, and a file is to be written there")
         if overwrite is None:
-            raise ConflictError(f"there is already a file at {os.fspath(out)!r}: say overwrite to replace it")
+            raise ConflictError(f"there is already a file at {os.fspath(out)!r}: pass overwrite=True to replace it")
         return
     if not stat.S_ISDIR(found.st_mode):
         raise ConflictError(f"{os.fspath(out)!r} is a file, and a folder is to be written there")
     names = sorted(entry.name for entry in os.scandir(out))
     if names and overwrite is None:
-        raise ConflictError(f"the folder {os.fspath(out)!r} is not empty: say overwrite to replace it")
+        raise ConflictError(f"the folder {os.fspath(out)!r} is not empty: pass overwrite=True to replace it")
     for name in names:
         # Whatever a wrong path leads to must survive: only what such a write may have made is ever removed.
         if overwrite is not None and not overwrite.fullmatch(name):
@@ -114,7 +114,9 @@ def _put(staging: Path, out: Path, *, is_folder: bool, overwrites: bool) -> None
         try:
             os.link(staging / out.name, out)  # refuses a name that somebody has made meanwhile
         except FileExistsError:
-            raise ConflictError(f"there is already a file at {os.fspath(out)!r}: say overwrite to replace it") from None
+            raise ConflictError(
+                f"there is already a file at {os.fspath(out)!r}: pass overwrite=True to replace it"
+            ) from None
     elif overwrites and out.exists() and any(out.iterdir()):
         _exchange(staging, out)
     else:

@@ -1,6 +1,7 @@
 """Checkpoints and files in a content-addressed store: writing, reading, and what keeps them alive."""
 
 from tensorcas_mlflow.store._batch import PendingBatch
+from tensorcas_mlflow.store._find import stores_below
 from tensorcas_mlflow.store._format import is_carried
 from tensorcas_mlflow.store._owner import Owner
 from tensorcas_mlflow.store._payload import (
@@ -40,6 +41,7 @@ __all__ = [
     "payload_bytes",
     "payload_pieces",
     "read_payload",
+    "stores_below",
     "take_pending",
     "write_payload",
 ]

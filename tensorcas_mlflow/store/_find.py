@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,7 +99,7 @@ def check_free(place: Root) -> None:
     """
     for above in _stores_above(place):
         raise ConflictError(f"{place.uri!r} lies inside the store at {above.uri!r}: use that one")
-    for below in _stores_below(place):
+    for below in islice(stores_below(place), 1):
         raise ConflictError(f"{place.uri!r} lies above the store at {below.uri!r}: use that one, or another root")
 
 
@@ -118,17 +119,23 @@ def _stores_above(place: Root) -> list[Root]:
     return found
 
 
-def _stores_below(place: Root) -> list[Root]:
+def stores_below(place: Root, *, most_folders: int | None = None) -> Iterator[Root]:
+    """Find the stores that lie below a place.
+
+    Args:
+        place: A local folder, or a prefix in a bucket, of which a bounded number of objects is looked at.
+        most_folders: How many local folders to look at; all unless given.
+    """
     if place.is_local:
-        for folder, folders, _ in os.walk(place.folder):
+        for folder, folders, _ in islice(os.walk(place.folder), most_folders):
+            folders.sort()
             if STORE_FOLDER in folders and Path(folder) != place.folder:
-                return [Root.parse(Path(folder))]
-            folders[:] = [name for name in folders if name != STORE_FOLDER]
-        return []
+                yield Root.parse(Path(folder))
+                folders.clear()  # no store lies in another
+            elif STORE_FOLDER in folders:
+                folders.remove(STORE_FOLDER)
+        return
     ending = f"/{STORE_FOLDER}/{FORMAT}"
-    for n, info in enumerate(open_bucket(place, "").walk("")):
+    for info in islice(open_bucket(place, "").walk(""), _MOST_LISTED):
         if info.path.endswith(ending):
-            return [place.joined(info.path.removesuffix(ending))]
-        if n == _MOST_LISTED:
-            break
-    return []
+            yield place.joined(info.path.removesuffix(ending))

@@ -210,7 +210,7 @@ def test_a_skeleton_is_no_tensor() -> None:
 def test_what_is_there_is_replaced_only_if_that_was_said(tmp_path: Path, kind: dict[str, Any]) -> None:
     write(some(1), tmp_path / "out", **kind)
     before = held(tmp_path / "out")
-    with pytest.raises(ConflictError, match="say overwrite"):
+    with pytest.raises(ConflictError, match="pass overwrite=True"):
         write(some(2), tmp_path / "out", **kind)
 
     assert held(tmp_path / "out") == before
