@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _LOGIN = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://[^\s/?#'\"]*@")
 _CONTAINER = re.compile(r"://[A-Za-z0-9][A-Za-z0-9._-]*@\Z")
 _CONTAINER_SCHEMES = ("tensorcas-az", "abfs", "abfss", "wasb", "wasbs")
@@ -19,6 +20,16 @@ def without_secrets(text: str) -> str:
 def _without_login(match: re.Match[str]) -> str:
     is_container = match[1].lower() in _CONTAINER_SCHEMES and _CONTAINER.search(match[0])
     return match[0] if is_container else f"{match[1]}://…@"
+
+
+def check_path(path: str) -> None:
+    """Refuse a URI where a path of this machine is needed: the file system would take it for a folder of that name.
+
+    Raises:
+        ValueError: It is a URI.
+    """
+    if _URI.match(path):
+        raise ValueError(f"{without_secrets(path)!r} is a URI, and what is written goes to a path of this machine")
 
 
 def size_text(n_bytes: float) -> str:

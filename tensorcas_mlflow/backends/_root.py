@@ -49,7 +49,10 @@ class Root:
             return root
         if not isinstance(root, str):
             return cls(SCHEME, "", Path(os.path.abspath(root)).as_posix())
-        parts = urlsplit(root)
+        try:
+            parts = urlsplit(root)
+        except ValueError as error:
+            raise ValueError(f"{without_secrets(root)!r} is no URI: {error}") from error
         if parts.scheme == "" or len(parts.scheme) == 1:
             return cls(SCHEME, "", Path(os.path.abspath(root)).as_posix())
         if parts.scheme in REMOTE_SCHEMES:

@@ -39,6 +39,7 @@ def copy(options: Namespace) -> int:
     refs, unreadable = read_source(source.store)
     runs = [full_run_id(refs, each) for each in options.run]
     chosen = _chosen(refs, runs, options.path)
+    _check_paths(source, refs, options.path)
     destination = _destination(options, source.store)
     if not is_json(options) and destination.is_new:
         made = "would make" if options.dry_run else "made"
@@ -86,6 +87,20 @@ def _chosen(refs: Sequence[Ref], runs: Sequence[str], paths: Sequence[str]) -> l
     keys = {ref.key for run in runs for ref in of_run(refs, run)}
     below = _is_below(paths)
     return [ref for ref in refs if ref.key in keys or below(ref.path or ref.copy_path or "")]
+
+
+def _check_paths(source: Place, refs: Sequence[Ref], paths: Sequence[str]) -> None:
+    """Refuse a path at which there is nothing.
+
+    Raises:
+        ValueError: There is one.
+    """
+    for path in paths:
+        below = _is_below([path])
+        if any(below(ref.path or ref.copy_path or "") for ref in refs):
+            continue
+        if not any(below(file.path) for file in (() if source.plain is None else source.plain.list())):
+            raise ValueError(f"there is nothing at {path!r} in {source.uri!r}; nothing was copied")
 
 
 def _wanted_plain(chosen: Sequence[Ref], runs: Sequence[str], paths: Sequence[str]) -> Callable[[str], bool]:

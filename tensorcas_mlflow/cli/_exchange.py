@@ -10,19 +10,19 @@ from typing import Any
 
 from tensorcas_mlflow._texts import count_text, size_text
 from tensorcas_mlflow.cli._output import Json, printable, ref_json, say, say_json
-from tensorcas_mlflow.cli._select import Wanted, full_run_id, is_json, store_of, the_one
+from tensorcas_mlflow.cli._select import Wanted, full_run_id, is_json, is_short_id, store_of, the_one
 from tensorcas_mlflow.cli._teller import Teller
 from tensorcas_mlflow.exchange import import_checkpoint, plan_convert, plan_export
 from tensorcas_mlflow.formats import WritePlan, open_listing
 from tensorcas_mlflow.reader import open_ref
-from tensorcas_mlflow.store import RefTarget
+from tensorcas_mlflow.store import RefTarget, Store
 
 
 def take_in(options: Namespace) -> int:
     """Make a checkpoint of a file."""
     store = store_of(options)
     listing = open_listing(options.path, format=options.source_format)
-    target = RefTarget(run_id=full_run_id(store.checkpoints(), options.run), step=options.step, name=options.name)
+    target = RefTarget(run_id=_run_of(store, options.run), step=options.step, name=options.name)
     with _Progress(options) as progress:
         ref = import_checkpoint(
             store,
@@ -43,6 +43,10 @@ def take_in(options: Namespace) -> int:
     what = f"{count_text(len(specs), 'tensor')}, {size_text(n_bytes)}, from {listing.format},"
     say(printable(f"imported {what} as {ref.label}"))
     return 0
+
+
+def _run_of(store: Store, run_id: str) -> str:
+    return full_run_id(store.checkpoints(), run_id) if is_short_id(run_id) else run_id
 
 
 def give_out(options: Namespace) -> int:

@@ -15,9 +15,9 @@ def add_exchange(command: Callable[[str, str, str], argparse.ArgumentParser]) ->
     taken = command(
         "import",
         "make a checkpoint of a file of another format, or of a folder of such files that belong together",
-        "import model.safetensors --run 8f3c --step 0\n"
-        "import bert-base/ --run 8f3c --step 0 --name base\n"
-        "import model.gguf --run 8f3c --step 0 --skip-unknown",
+        "import model.safetensors --run 8f3c21 --step 0\n"
+        "import bert-base/ --run 8f3c21 --step 0 --name base\n"
+        "import model.gguf --run 8f3c21 --step 0 --skip-unknown",
     )
     taken.add_argument("path", metavar="PATH", help="the file or folder")
     taken.add_argument("--run", metavar="ID", required=True, help="the run that the checkpoint is to belong to")
@@ -31,10 +31,10 @@ def add_exchange(command: Callable[[str, str, str], argparse.ArgumentParser]) ->
     given = command(
         "export",
         "write the tensors of a checkpoint into a file or folder of another format",
-        "export --run 8f3c --step 20 model.safetensors\n"
-        "export --run 8f3c model/ --to safetensors --shard-size 5GB\n"
-        "export --run 8f3c experts.npz --match '*.experts.*'\n"
-        "export --run 8f3c served/ --to serverlessllm --partitions 4 --dry-run",
+        "export --run 8f3c21 --step 20 model.safetensors\n"
+        "export --run 8f3c21 model/ --to safetensors --shard-size 5GB\n"
+        "export --run 8f3c21 experts.npz --match '*.experts.*'\n"
+        "export --run 8f3c21 served/ --to serverlessllm --partitions 4 --dry-run",
     )
     add_checkpoint(given, step_help="its step (default: the last one)", is_step_required=False)
     _add_out(given)

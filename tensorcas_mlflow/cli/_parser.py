@@ -18,16 +18,16 @@ _EXAMPLES = """\
 examples:
   tensorcas list --root /data/mlflow            what is kept, run by run
   tensorcas stats --root /data/mlflow           how much of it is the same, and bytes on disk
-  tensorcas show --run 8f3c --step 20           the tensors of one checkpoint
-  tensorcas diff --run 8f3c --steps 10 20       what changed between two
+  tensorcas show --run 8f3c21 --step 20         the tensors of one checkpoint
+  tensorcas diff --run 8f3c21 --steps 10 20     what changed between two
   tensorcas verify --full                       read every chunk and compare it with its digest
   tensorcas repair --from /backup/mlflow        mend what is damaged, with a backup
-  tensorcas delete --run 8f3c --step 3          drop one checkpoint
+  tensorcas delete --run 8f3c21 --step 3        drop one checkpoint
   tensorcas gc                                  delete what nothing needs any more
   tensorcas optimize                            store all of it in less room
   tensorcas copy /data/mlflow /backup/mlflow    back a store up, or bring the backup up to date
-  tensorcas import m.safetensors --run 8f3c --step 0   make a checkpoint of a file
-  tensorcas export --run 8f3c m.safetensors     write the tensors of a checkpoint into a file
+  tensorcas import m.safetensors --run 8f3c21 --step 0   make a checkpoint of a file
+  tensorcas export --run 8f3c21 m.safetensors   write the tensors of a checkpoint into a file
   tensorcas convert m.pt m.safetensors          write those of a file into another one
 
 exit status: 0 done, 1 error, 2 wrong usage, 3 verify found problems or repair left some, 4 copy kept what differs,
@@ -80,14 +80,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_looks(command: _Command) -> None:
-    listing = command("list", "list the checkpoints, models and files a store keeps", "list\nlist --run 8f3c")
+    listing = command("list", "list the checkpoints, models and files a store keeps", "list\nlist --run 8f3c21")
     listing.add_argument("--run", metavar="ID", help="only what belongs to this run")
     listing.set_defaults(act=_look.list_all)
 
     stats = command(
         "stats",
         "count what a store or a run keeps, and its bytes on disk",
-        "stats\nstats --run 8f3c --format json\nstats --by run --top 10",
+        "stats\nstats --run 8f3c21 --format json\nstats --by run --top 10",
     )
     stats.add_argument("--run", metavar="ID", help="only what belongs to this run")
     stats.add_argument(
@@ -99,7 +99,9 @@ def _add_looks(command: _Command) -> None:
     stats.set_defaults(act=_stats.count)
 
     show = command(
-        "show", "show the tensors of one checkpoint, reading none of them", "show --run 8f3c\nshow --run 8f3c --step 20"
+        "show",
+        "show the tensors of one checkpoint, reading none of them",
+        "show --run 8f3c21\nshow --run 8f3c21 --step 20",
     )
     add_checkpoint(show, step_help="its step (default: the last one)", is_step_required=False)
     show.add_argument("--tree", action="store_true", help="show what it consists of: blocks, layers, experts")
@@ -108,9 +110,9 @@ def _add_looks(command: _Command) -> None:
     diff = command(
         "diff",
         "tell what of two checkpoints differs, reading no tensor",
-        "diff --run 8f3c --steps 10 20\n"
-        "diff --run 8f3c --step 20 --run 90ab --step 20\n"
-        "diff --run 8f3c --step 20 --name raw --name ema",
+        "diff --run 8f3c21 --steps 10 20\n"
+        "diff --run 8f3c21 --step 20 --run 90ab7e --step 20\n"
+        "diff --run 8f3c21 --step 20 --name raw --name ema",
     )
     diff.add_argument("--run", metavar="ID", required=True, action="append", help="the run; or twice, one for each")
     diff.add_argument("--steps", metavar=("A", "B"), type=int, nargs=2, help="the two steps")
@@ -157,7 +159,9 @@ def _add_reading(command: _Command) -> None:
     explain = command(
         "explain",
         "say how tensors of one checkpoint would be read now, and why",
-        "explain --run 8f3c\nexplain --run 8f3c --step 20 --tensor encoder.weight\nexplain --run 8f3c --way direct",
+        "explain --run 8f3c21\n"
+        "explain --run 8f3c21 --step 20 --tensor encoder.weight\n"
+        "explain --run 8f3c21 --way direct",
     )
     add_checkpoint(explain, step_help="its step (default: the last one)", is_step_required=False)
     explain.add_argument(
@@ -186,7 +190,7 @@ def _add_changes(command: _Command) -> None:
     delete = command(
         "delete",
         "drop one checkpoint; gc then removes what only it needed",
-        "delete --run 8f3c --step 3\ndelete --run 8f3c --step 3 --name ema --yes",
+        "delete --run 8f3c21 --step 3\ndelete --run 8f3c21 --step 3 --name ema --yes",
     )
     add_checkpoint(delete, step_help="its step", is_step_required=True)
     add_yes(delete)
@@ -285,7 +289,7 @@ def _add_copy(command: _Command) -> None:
         "copy",
         "copy what a store keeps to another one, moving only what is missing there",
         "copy /data/mlflow /backup/mlflow\n"
-        "copy /backup/mlflow /data/mlflow --run 8f3c\n"
+        "copy /backup/mlflow /data/mlflow --run 8f3c21\n"
         "copy /data/mlflow /backup/mlflow --dry-run",
     )
     copy.add_argument("source", metavar="SRC", help="the store's root or any place below it")

@@ -50,12 +50,7 @@ def store_at(root: str) -> Store:
     """Open the store at a place or the nearest above; raises as `store_of`."""
     if root.startswith("mlflow-artifacts:"):
         return _carried_at(root)
-    try:
-        place = Root.parse(root)
-    except ValueError as error:
-        if isinstance(error, UnicodeError) or repr(root) not in str(error):
-            raise ValueError(f"{root!r} is no place: {error}") from error
-        raise
+    place = Root.parse(root)
     try:
         return Store.find(place)[0]
     except StoreNotFoundError as error:
@@ -103,6 +98,11 @@ class Wanted:
         return self.name is None or self.name in (ref.name, ref.model_id, ref.path, ref.copy_path, ref.key)
 
 
+def is_short_id(run_id: str) -> bool:
+    """Tell whether this may be the beginning of an id that MLflow has made."""
+    return _SHORT_ID.fullmatch(run_id) is not None
+
+
 def full_run_id(refs: Sequence[Ref], run_id: str) -> str:
     """Complete the beginning of an id that MLflow has made; give any other as it is.
 
@@ -110,7 +110,7 @@ def full_run_id(refs: Sequence[Ref], run_id: str) -> str:
         ValueError: Several runs begin so.
     """
     runs = {ref.run_id for ref in refs if ref.run_id is not None}
-    if run_id in runs or not _SHORT_ID.fullmatch(run_id):
+    if run_id in runs or not is_short_id(run_id):
         return run_id
     found = sorted(each for each in runs if each.startswith(run_id) and _FULL_ID.fullmatch(each))
     if len(found) > 1:

@@ -16,6 +16,7 @@ from mlflow.models.model import MLMODEL_FILE_NAME
 from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS
 
 from tensorcas_mlflow._mlflow_errors import translate_errors
+from tensorcas_mlflow._texts import check_path
 from tensorcas_mlflow.errors import BackendError
 from tensorcas_mlflow.flavor._fetch import open_folder
 from tensorcas_mlflow.flavor._folder import FLAVOR, STORE_KEY
@@ -45,6 +46,7 @@ def export_model(model_uri: str | os.PathLike[str], path: str | os.PathLike[str]
         mlflow.exceptions.MlflowException: There is no such model, its store is gone or another one, bytes are damaged,
             or the folder holds something.
     """
+    check_path(os.fspath(path))
     out = Path(path).absolute()
     with _appearing_at(out) as folder, open_folder(os.fspath(model_uri)) as model:
         model.copy_to(folder)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tensorcas_mlflow._texts import count_text, size_text
+from tensorcas_mlflow._texts import check_path, count_text, size_text
 from tensorcas_mlflow.formats import (
     _write_bintensors,
     _write_npz,
@@ -135,6 +135,7 @@ def plan_write(
             dtypes that it does not have; the message names them all.
         ConflictError: Something is there that may not be replaced.
     """
+    check_path(os.fspath(out))
     place = Path(os.path.abspath(out))
     kind = format_of(place, format, shard_bytes=shard_bytes, partitions=partitions)
     specs, metadata = list(tensors.specs()), tensors.metadata
