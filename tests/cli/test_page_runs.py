@@ -1,0 +1,74 @@
+"""The commands of the page on the command line, each run by a shell as it stands."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tensorcas_mlflow.formats import ArrayTensors, write
+from tensorcas_mlflow.store import RefTarget, Store
+from tests.tracking import empty_database, no_stray_settings
+
+__all__ = ["empty_database", "no_stray_settings"]
+
+PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
+BLOCKS = re.findall(r"^```sh\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+SYNOPSIS = re.compile(r"\b(?:SRC|PATH|ID|OUT|IN)\b")
+RUNS = [begin + "0" * 26 for begin in ("8f3c21", "90ab7e")]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, empty_database: Path) -> Path:
+    """A working directory with a store at ``data/mlflow``, its backup, MLflow's database, and files to convert."""
+    store = Store.init(tmp_path / "data/mlflow")
+    for run in RUNS:
+        for step in (10, 20):
+            with store.write_checkpoint({"w": np.arange(300.0) + step}, flavor="generic") as pending:
+                pending.commit(RefTarget(run_id=run, step=step))
+    shutil.copytree(tmp_path / "data", tmp_path / "backup")
+    shutil.copy(empty_database, tmp_path / "mlflow.db")
+    torch.save({"w": torch.ones(3)}, tmp_path / "pytorch_model.bin")
+    tensors = ArrayTensors({name: np.ones(300) for name in "ab"})
+    write(tensors, tmp_path / "llama", format="safetensors", shard_bytes=2500)
+    return tmp_path
+
+
+def run(commands: str, folder: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "TENSORCAS_"))}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    environment["TENSORCAS_STORE"] = str(folder / "data/mlflow")
+    done = subprocess.run(
+        ["bash", "-e", "-c", re.sub(r"(?<= )/(data|backup)/", rf"{folder}/\1/", commands)],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if not SYNOPSIS.search(block)])
+def test_the_commands_run(block: str, folder: Path) -> None:
+    lines = block.splitlines()
+    run("\n".join(line for line in lines if "--name" not in line), folder)
+    named = [line for line in lines if "--name" in line]
+    if named:
+        store = Store.open(folder / "data/mlflow")
+        for name in ("raw", "ema"):
+            with store.write_checkpoint({"w": np.arange(300.0)}, flavor="generic") as pending:
+                pending.commit(RefTarget(run_id=RUNS[0], step=20, name=name))
+        run("\n".join(named), folder)
+
+
+def test_there_are_commands_to_run() -> None:
+    assert sum(not SYNOPSIS.search(block) for block in BLOCKS) == 6
