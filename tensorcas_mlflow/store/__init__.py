@@ -45,3 +45,12 @@ __all__ = [
     "take_pending",
     "write_payload",
 ]
+
+
+def __getattr__(name: str) -> object:
+    # The error that Python makes of an AttributeError in ``from … import`` would not say where it is.
+    if name == "TensorCasStore":
+        raise ImportError(
+            "TensorCasStore is not in tensorcas_mlflow.store: from tensorcas_mlflow import TensorCasStore"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
