@@ -10,6 +10,7 @@ from typing import Any
 from mlflow.models import Model, ModelSignature
 
 from tensorcas_mlflow._mlflow_errors import translate_errors
+from tensorcas_mlflow._texts import check_path
 from tensorcas_mlflow.adapters import adapter_for
 from tensorcas_mlflow.flavor._folder import Extras, Stored, write_folder
 from tensorcas_mlflow.store import write_payload
@@ -60,6 +61,7 @@ def save_model(
         code_paths=code_paths,
         metadata=metadata,
     )
+    check_path(os.fspath(path))
     tensors = adapter.extract(model)
 
     def write_tensors(data: Path) -> Stored:

@@ -178,3 +178,15 @@ def test_a_model_is_not_exported_into_itself(tmp_path: Path) -> None:
     with pytest.raises(MlflowException, match="into itself"):
         mlflow.tensorcas.export_model(tmp_path / "saved", tmp_path / "saved/below")
     assert files(tmp_path / "saved") == FILES
+
+
+@pytest.mark.parametrize("place", ["s3://bucket/model", "runs:/1/model"])
+def test_a_uri_is_no_folder_to_write_to(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    mlflow.tensorcas.save_model({"w": np.ones(9)}, "model")
+
+    with pytest.raises(MlflowException, match="is a URI, and what is written goes to a path of this machine"):
+        mlflow.tensorcas.export_model("model", place)
+    with pytest.raises(MlflowException, match="is a URI, and what is written goes to a path of this machine"):
+        mlflow.tensorcas.save_model({"w": np.ones(9)}, place)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
