@@ -10,7 +10,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-from mlflow.tracking import MlflowClient
+from mlflow.tracking import MlflowClient, get_tracking_uri
 
 from tensorcas_mlflow._store_root import store_root_for
 from tensorcas_mlflow._texts import without_secrets
@@ -83,7 +83,13 @@ def find_carrier(uri: str, *, create: bool = False) -> tuple[Store, str]:
     Raises:
         StoreNotFoundError: There is none, and none is to be made.
         BackendError: The server refuses, or does not answer.
+        ValueError: MLflow's tracking URI, by which the server is reached, is none of a server.
     """
+    if not get_tracking_uri().startswith(("http:", "https:")):
+        raise ValueError(
+            f"{without_secrets(uri)!r} is behind an MLflow server: name it in MLFLOW_TRACKING_URI, such as "
+            "http://mlflow:5000"
+        )
     root = store_root_for(uri)
     for place in _with_parents(root):
         store = _opened(place, is_above=place != root)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from itertools import islice
 
 from tensorcas_mlflow import config
-from tensorcas_mlflow._texts import without_secrets
 from tensorcas_mlflow.backends import Root
 from tensorcas_mlflow.cli._output import steps_text
 from tensorcas_mlflow.errors import CheckpointNotFoundError, StoreNotFoundError
@@ -49,26 +48,15 @@ def store_of(options: Namespace) -> Store:
 def store_at(root: str) -> Store:
     """Open the store at a place or the nearest above; raises as `store_of`."""
     if root.startswith("mlflow-artifacts:"):
-        return _carried_at(root)
+        from tensorcas_mlflow.carrier import find_carrier  # imports MLflow, which takes longer than most commands
+
+        return find_carrier(root)[0]
     place = Root.parse(root)
     try:
         return Store.find(place)[0]
     except StoreNotFoundError as error:
         below = [each.uri for each in islice(stores_below(place, most_folders=_MOST_FOLDERS), _MOST_STORES)]
         raise StoreNotFoundError(error.uri, tuple(below)) from None
-
-
-def _carried_at(root: str) -> Store:
-    import mlflow  # takes longer than most commands
-
-    from tensorcas_mlflow.carrier import find_carrier
-
-    if not mlflow.get_tracking_uri().startswith(("http:", "https:")):
-        raise ValueError(
-            f"{without_secrets(root)!r} is behind an MLflow server: name it in MLFLOW_TRACKING_URI, such as "
-            "http://mlflow:5000"
-        )
-    return find_carrier(root)[0]
 
 
 def is_json(options: Namespace) -> bool:
