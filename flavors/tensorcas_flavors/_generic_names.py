@@ -16,13 +16,17 @@ from types import (
     MethodType,
     ModuleType,
 )
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
 
-_MAX_ITEMS = 200_000
-"""How many attributes and items are looked at before the rest gets numbers: a fraction of a second's work."""
+_MAX_ITEMS = 1_000_000
+"""How many attributes and items are looked at before the rest gets numbers: about a second's work."""
+MIN_FAMILY = 256
+"""So many small arrays that are found alike are one row, and so many items of one container are not named one by one:
+a row costs some hundred bytes at each step."""
+MAX_MEMBER_BYTES = 255
 _MAX_PATH = 200
 _ATOMS = frozenset({int, float, complex, bool, type(None), range, slice})
 _SERIES = frozenset({str, bytes, bytearray})
@@ -32,7 +36,16 @@ _KEYS = (str, int, float, bool, type(None))
 Slots = list[tuple[str, Any]]
 
 
-def name_parts(model: object, min_bytes: int) -> dict[int, str]:
+class Names(NamedTuple):
+    """The paths of an object's parts, by their ids; two parts may have the same."""
+
+    paths: dict[int, str]
+    """Of each, as in ``weights.layers.0.W``; the shortest one, of several the first."""
+    families: dict[int, str]
+    """Of arrays that are one of many small ones of one dtype: their path with ``*`` for the items that differ."""
+
+
+def name_parts(model: object, min_bytes: int) -> Names:
     """Find arrays of numbers, and long strings and bytes, in an object.
 
     Args:
@@ -40,44 +53,61 @@ def name_parts(model: object, min_bytes: int) -> dict[int, str]:
         min_bytes: Strings and bytes that are shorter are left out.
 
     Returns:
-        The path of each by its id, as in ``weights.layers.0.W``; the shortest one, of several the first. Paths
-        follow from the object's structure alone. Two parts may have the same.
+        Paths that follow from the object's structure alone.
     """
     names: dict[int, str] = {}
+    kin: dict[tuple[str, np.dtype[Any]], list[int]] = {}
     seen = {id(model)}
     slots_of: dict[type, Slots] = {}
-    pending: deque[tuple[str, object]] = deque([("", model)])
+    pending: deque[tuple[str, str, object]] = deque([("", "", model)])
     n_left = _MAX_ITEMS
-    while pending:
-        path, part = pending.popleft()
-        for key, child in _children(part, slots_of):
+    while pending and n_left >= 0:
+        path, pattern, part = pending.popleft()
+        for key, is_one_of_many, child in _children(part, slots_of):
             n_left -= 1
             if n_left < 0:
-                return names
+                break
             kind = type(child)
             if kind in _ATOMS or (kind in _SERIES and len(child) < min_bytes) or id(child) in seen:
                 continue
-            if isinstance(child, _NOT_ENTERED) or len(path) > _MAX_PATH:
+            if issubclass(kind, _NOT_ENTERED) or len(path) > _MAX_PATH:
                 continue
             seen.add(id(child))
-            child_path = f"{path}.{_component(key)}" if path else _component(key)
+            component = _component(key)
+            star = "*" if is_one_of_many else component
+            child_path = f"{path}.{component}" if path else component
+            child_pattern = f"{pattern}.{star}" if pattern else star
             if kind in _SERIES or (kind is np.ndarray and not child.dtype.hasobject):
                 names[id(child)] = child_path
+                if kind is np.ndarray and child.nbytes <= MAX_MEMBER_BYTES:
+                    kin.setdefault((child_pattern, child.dtype), []).append(id(child))
             else:
-                pending.append((child_path, child))
-    return names
+                pending.append((child_path, child_pattern, child))
+    families: dict[int, str] = {}
+    taken: dict[str, int] = {}
+    for (pattern, _), members in kin.items():
+        if len(members) >= MIN_FAMILY:
+            n_before = taken.get(pattern, 0)
+            taken[pattern] = n_before + 1
+            families.update(dict.fromkeys(members, f"{pattern}~{n_before + 1}" if n_before else pattern))
+    return Names(names, families)
 
 
-def _children(part: Any, slots_of: dict[type, Slots]) -> Iterator[tuple[object, Any]]:
-    """Yield what an object holds, with the attribute, key or position it is held at."""
-    if isinstance(part, dict):
-        for i, (key, value) in enumerate(dict.items(part)):
-            yield key if _is_plain(key) else i, value
-    elif isinstance(part, list | tuple | deque):
-        yield from enumerate(part)
-    elif isinstance(part, np.ndarray) and part.dtype == object:
-        yield from enumerate(part.flat)
+def _children(part: Any, slots_of: dict[type, Slots]) -> Iterator[tuple[object, bool, Any]]:
+    """Yield what an object holds: the attribute, key or position it is held at, whether that is one of many, and it."""
+    # What a class says its objects' class is (``__class__``) may be something else than what they are.
     kind = type(part)
+    if issubclass(kind, dict):
+        is_many = dict.__len__(part) >= MIN_FAMILY
+        for i, (key, value) in enumerate(dict.items(part)):
+            yield key if _is_plain(key) else i, is_many, value
+    elif (base := next((each for each in (list, tuple, deque) if issubclass(kind, each)), None)) is not None:
+        is_many = base.__len__(part) >= MIN_FAMILY
+        for i, value in enumerate(base.__iter__(part)):
+            yield i, is_many, value
+    elif issubclass(kind, np.ndarray) and part.dtype == object:
+        for i, value in enumerate(np.ndarray.flatten(part)):
+            yield i, part.size >= MIN_FAMILY, value
     if kind in (dict, list, tuple):
         return
     if kind not in slots_of:
@@ -88,9 +118,10 @@ def _children(part: Any, slots_of: dict[type, Slots]) -> Iterator[tuple[object, 
         except AttributeError:
             continue  # a slot that is not set
         if name == "__dict__":
-            yield from value.items()
+            for key, held in value.items():
+                yield key, False, held
         else:
-            yield name, value
+            yield name, False, value
 
 
 def _slots(kind: type) -> Iterator[tuple[str, Any]]:
@@ -111,5 +142,5 @@ def _is_plain(key: object) -> bool:
 
 
 def _component(key: object) -> str:
-    """Return a key as a path component: no dot, control character or empty string."""
-    return quote(str(key)[:_MAX_PATH], safe=" /()[]<>=,;:+@$&!?'*", errors="replace") or "%"
+    """Return a key as a path component: no dot, star, control character or empty string."""
+    return quote(str(key)[:_MAX_PATH], safe=" /()[]<>=,;:+@$&!?'", errors="replace") or "%"

@@ -1,47 +1,76 @@
 """What is taken out of a pickle of any Python object, and put back: arrays, long strings and bytes, buffers.
 
-Each becomes one row. A row is named by the path that leads to the part, or else numbered, by what it is:
-``__array__/0``, ``__bytes__/0``, ``__buffer__/0``. References in the pickle are tuples of the part's kind, its row and
-a number; equal numbers are one object. For an array that its row alone does not say all of, they go on with its memory
-order, whether it is writable, its dtype and its shape.
+Each becomes one row, but small arrays of which there are many alike are one row together. A row is named by the path
+that leads to the part, or else numbered, by what it is: ``__array__/0``, ``__bytes__/0``, ``__buffer__/0``. The
+reference to an array is the name of its row. Other references are tuples of the part's kind, its row and a number; equal
+numbers are one object. For an array that its row alone does not say all of, they go on with its memory order, whether it
+is writable, its dtype and its shape; for a member of a family, whose number it has in it, with its first element and
+its shape. What is no part but a value, such as a date, is spelled out in its reference; see `_plain_values`.
 """
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tensorcas_flavors._generic_names import name_parts
+from tensorcas_flavors._generic_names import MAX_MEMBER_BYTES, name_parts
+from tensorcas_flavors._plain_values import VALUE, is_taken, make_value, take_value
 from tensorcas_mlflow.adapter import SKELETON, Array
 from tensorcas_mlflow.dtypes import dtype_name
 from tensorcas_mlflow.errors import AdapterError
 
-MIN_ARRAY_BYTES = 256
-"""Smaller arrays and buffers stay in the pickle: a row costs about a hundred bytes at each step."""
+_MIN_BUFFER_BYTES = 256
+"""Smaller buffers stay in the pickle: a row costs about a hundred bytes at each step."""
 MIN_BYTES_BYTES = 4096
 """Shorter strings and bytes stay in the pickle, which is cut by content as they would be."""
 
-ARRAY = "__array__/"
-BYTES = "__bytes__/"
-BUFFER = "__buffer__/"
+ARRAY, MEMBER = "array", "member"
+_ARRAYS = "__array__/"
+_BYTES = "__bytes__/"
+_BUFFERS = "__buffer__/"
 
-Reference = tuple[Any, ...]
+Reference = str | tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TakenPart:
+    """What one row, or a stretch of one, was taken from."""
+
+    name: str
+    """Of the row."""
+    live: Array
+    """Memory of the part, or a copy of it."""
+    is_held: bool
+    """Whether it is memory of the model itself."""
+    start: int | None = None
+    """Its first element in the row of a family, None for what has a row of its own."""
+
+    def stored(self, row: Array) -> Array:
+        """Return what is stored of the part in a row of the same dtype and shape as its own."""
+        if self.start is None:
+            return row
+        return row.reshape(-1)[self.start : self.start + self.live.size].reshape(self.live.shape)
 
 
 class TakenParts:
     """The parts that one pickling takes out, in order of appearance."""
 
     def __init__(self, model: object) -> None:
-        self.rows: dict[str, Array] = {}
-        self.held: set[str] = set()
-        """Rows that are memory of the model itself. Others may be of copies."""
-        self._names = name_parts(model, MIN_BYTES_BYTES)
+        self.parts: dict[Any, TakenPart] = {}
+        """By name of the row; by that and a number for members of families."""
+        self._names, self._family_of = name_parts(model, MIN_BYTES_BYTES)
+        self._families: dict[str, list[Array]] = {}
+        self._n_elements: dict[str, int] = {}
         self._refs: dict[int, Reference] = {}
         self._kept: list[object] = []
-        self._numbers = {ARRAY: 0, BYTES: 0, BUFFER: 0}
+        self._taken: set[str] = set()
+        self._numbers = {_ARRAYS: 0, _BYTES: 0, _BUFFERS: 0}
+        self._is_value: dict[type, bool] = {}
 
     def take_out(self, part: object) -> Reference | None:
         """Claim a part; see `dump_skeleton`."""
@@ -50,18 +79,31 @@ class TakenParts:
             return self._take_array(part)  # type: ignore[arg-type]
         if kind is str or kind is bytes or kind is bytearray:
             return self._take_bytes(part) if len(part) >= MIN_BYTES_BYTES else None  # type: ignore[arg-type]
-        return None
+        try:
+            is_value = self._is_value[kind]
+        except KeyError:
+            is_value = self._is_value[kind] = is_taken(kind)
+        return take_value(part) if is_value else None
 
     def take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
         """Claim a buffer; see `dump_skeleton`."""
         array = np.frombuffer(buffer.raw(), dtype=np.uint8)
-        if len(array) < MIN_ARRAY_BYTES:
+        if len(array) < _MIN_BUFFER_BYTES:
             return False
-        self.rows[self._number(BUFFER)] = array
+        name = self._number(_BUFFERS)
+        self.parts[name] = TakenPart(name, array, False)
         return True
 
+    def rows(self) -> dict[str, Array]:
+        """Return the rows."""
+        rows = {part.name: part.live for part in self.parts.values() if part.start is None}
+        for name, members in self._families.items():
+            is_even = len({member.shape for member in members}) == 1
+            rows[name] = np.stack(members) if is_even else np.concatenate([member.reshape(-1) for member in members])
+        return rows
+
     def _take_array(self, array: Array) -> Reference | None:
-        if array.nbytes < MIN_ARRAY_BYTES or array.dtype.hasobject:
+        if array.dtype.hasobject:
             return None
         if id(array) in self._refs:
             return self._refs[id(array)]
@@ -70,23 +112,49 @@ class TakenParts:
         if row is not array or array.dtype.names is not None or array.dtype.metadata is not None:
             # Equal dtypes may differ in metadata, titles and alignment; so the pickle keeps the dtype itself.
             facts += (array.dtype, array.shape)
-        return self._take(ARRAY, "array", array, row, *(() if facts == (None, True) else facts))
+        if facts == (None, True) and array.nbytes <= MAX_MEMBER_BYTES:
+            if id(array) in self._family_of:
+                return self._take_member(array, self._family_of[id(array)])
+            if id(array) not in self._names:
+                return self._take_member(array, f"{_ARRAYS}{dtype_name(array.dtype)}")
+        name = self._take(_ARRAYS, array, row)
+        if facts == (None, True):
+            return self._refer(array, name)
+        return self._refer(array, (ARRAY, name, len(self._refs), *facts))
+
+    def _take_member(self, array: Array, family: str) -> Reference:
+        if family not in self._families:
+            while family in self._taken:
+                family += "~"
+            self._taken.add(family)
+        members = self._families.setdefault(family, [])
+        start = self._n_elements.get(family, 0)
+        self._n_elements[family] = start + array.size
+        self.parts[family, len(members)] = TakenPart(family, array, id(array) in self._names, start)
+        members.append(array)
+        return self._refer(array, (MEMBER, family, len(members) - 1, start, array.shape))
 
     def _take_bytes(self, part: str | bytes | bytearray) -> Reference:
         if id(part) in self._refs:
             return self._refs[id(part)]
         data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
-        return self._take(BYTES, type(part).__name__, part, np.frombuffer(data, dtype=np.uint8))
+        name = self._take(_BYTES, part, np.frombuffer(data, dtype=np.uint8))
+        return self._refer(part, (type(part).__name__, name, len(self._refs)))
 
-    def _take(self, prefix: str, kind: str, part: object, row: Array, *facts: Any) -> Reference:
+    def _take(self, prefix: str, part: object, row: Array) -> str:
         name = self._names.get(id(part))
-        if name is None or name in self.rows or name.startswith((ARRAY, BYTES, BUFFER, SKELETON)):
+        is_held = False
+        if name is None or name in self._taken or name.startswith((_ARRAYS, _BYTES, _BUFFERS, SKELETON)):
             name = self._number(prefix)
-        elif isinstance(part, bytearray) or (isinstance(part, np.ndarray) and np.may_share_memory(part, row)):
-            self.held.add(name)
-        self.rows[name] = row
+        else:
+            is_held = isinstance(part, bytearray) or (isinstance(part, np.ndarray) and np.may_share_memory(part, row))
+        self._taken.add(name)
+        self.parts[name] = TakenPart(name, row, is_held)
+        return name
+
+    def _refer(self, part: object, ref: Reference) -> Reference:
         self._kept.append(part)
-        ref = self._refs[id(part)] = (kind, name, len(self._refs), *facts)
+        self._refs[id(part)] = ref
         return ref
 
     def _number(self, prefix: str) -> str:
@@ -101,20 +169,29 @@ class PartsToPutBack:
     def __init__(self, adapter: str, rows: Mapping[str, Array]) -> None:
         self._adapter = adapter
         self._rows = rows
-        self._parts: dict[int, object] = {}
+        self._parts: dict[Any, object] = {}
 
     def put_back(self, ref: Any) -> object:
         """Return the part that a reference stands for; see `load_skeleton`."""
-        kind, name, number, *facts = ref
-        if number not in self._parts:
-            self._parts[number] = self._array(name, *facts) if kind == "array" else self._bytes(kind, name)
-        return self._parts[number]
+        if type(ref) is str:
+            ref = (ARRAY, ref, ref)
+        kind, *facts = ref
+        if kind == VALUE:
+            return make_value(self._adapter, *facts)
+        name, number, *facts = facts
+        key = (name, number) if kind == MEMBER else number
+        if key not in self._parts:
+            if kind == MEMBER:
+                self._parts[key] = self._member(name, *facts)
+            else:
+                self._parts[key] = self._array(name, *facts) if kind == ARRAY else self._bytes(kind, name)
+        return self._parts[key]
 
     def buffers(self) -> Iterator[Array]:
         """Yield the buffers, in the order in which they were taken."""
         n = 0
-        while f"{BUFFER}{n}" in self._rows:
-            yield self.row(f"{BUFFER}{n}")
+        while f"{_BUFFERS}{n}" in self._rows:
+            yield self.row(f"{_BUFFERS}{n}")
             n += 1
 
     def row(self, name: str) -> Array:
@@ -132,6 +209,12 @@ class PartsToPutBack:
         if kind == "str":
             return data.decode("utf-8", "surrogatepass")
         return bytearray(data) if kind == "bytearray" else data
+
+    def _member(self, name: str, start: int, shape: tuple[int, ...]) -> Array:
+        stretch = self.row(name).reshape(-1)[start : start + math.prod(shape)]
+        if stretch.size != math.prod(shape):
+            raise AdapterError(self._adapter, f"the row {name!r} holds fewer arrays than the model has")
+        return stretch.reshape(shape).copy()
 
     def _array(
         self, name: str, order: Any = None, is_writeable: bool = True, dtype: Any = None, shape: Any = None

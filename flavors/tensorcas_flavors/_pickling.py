@@ -26,7 +26,14 @@ TakeOut = Callable[[object], object | None]
 TakeBuffer = Callable[[pickle.PickleBuffer], bool]
 
 
-def dump_skeleton(adapter: str, obj: object, take_out: TakeOut, *, take_buffer: TakeBuffer | None = None) -> Array:
+def dump_skeleton(
+    adapter: str,
+    obj: object,
+    take_out: TakeOut,
+    *,
+    take_buffer: TakeBuffer | None = None,
+    memo: dict[int, object] | None = None,
+) -> Array:
     """Pickle an object without the parts that ``take_out`` and ``take_buffer`` claim.
 
     Args:
@@ -37,6 +44,7 @@ def dump_skeleton(adapter: str, obj: object, take_out: TakeOut, *, take_buffer: 
             until this returns: it may be an object that pickling made, whose id the next one would get.
         take_buffer: Called for every buffer that an object offers out of band, as pickle's protocol 5 has it; returns
             whether it keeps the buffer. It must keep or copy the bytes, in order. Without it all stay in the pickle.
+        memo: Gets the objects that the pickle remembers, by the numbers that it gives them.
 
     Returns:
         The skeleton, 1-d uint8.
@@ -47,7 +55,10 @@ def dump_skeleton(adapter: str, obj: object, take_out: TakeOut, *, take_buffer: 
     buffer = io.BytesIO(MAGIC)
     buffer.seek(len(MAGIC))
     try:
-        _SkeletonPickler(buffer, take_out, take_buffer).dump(obj)
+        pickler = _SkeletonPickler(buffer, take_out, take_buffer)
+        pickler.dump(obj)
+        if memo is not None:
+            memo.update(pickler.memo.copy().values())
     except AdapterError:
         raise
     except Exception as error:  # pickling runs code of the model's classes, which may raise anything

@@ -9,12 +9,11 @@ the skeleton, so that a live model which differs in them is refused, and is not 
   vocabulary), by pattern;
 * ``foreign``: a digest of what objects of other libraries pickle besides what can be filled in, by path.
 
-The skeleton ends with the facts as JSON, their length in 8 bytes, and `_END`.
+The skeleton ends with the facts as JSON; see `with_tail`.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -23,13 +22,13 @@ from typing import Any
 import numpy as np
 
 from tensorcas_flavors._pickling import dump_skeleton
+from tensorcas_flavors._plain_values import read_tail, with_tail
 from tensorcas_flavors._sklearn_sizes import n_members
 from tensorcas_flavors._sklearn_walk import Graph
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.errors import AdapterError
 
 _END = b"TCSKF1\n"
-_LENGTH_BYTES = 8
 _DIGEST_BYTES = 8
 _REMEDY = "load a new model, without an original"
 _TEXTS = (str, bytes, bytearray, int, complex, np.integer, np.bool_, np.str_)
@@ -122,9 +121,7 @@ def facts_of(adapter: str, graph: Graph) -> Facts:
 def with_facts(skeleton: Array, facts: Facts) -> Array:
     """Return a skeleton with facts at its end."""
     given = {name: getattr(facts, name) for name in Facts.__dataclass_fields__ if getattr(facts, name)}
-    text = json.dumps(given, separators=(",", ":")).encode()
-    tail = text + len(text).to_bytes(_LENGTH_BYTES, "little") + _END
-    return np.concatenate([skeleton, np.frombuffer(tail, dtype=np.uint8)])
+    return with_tail(skeleton, given, _END)
 
 
 def read_facts(adapter: str, skeleton: Array | None) -> Facts | None:
@@ -133,17 +130,15 @@ def read_facts(adapter: str, skeleton: Array | None) -> Facts | None:
     Raises:
         AdapterError: What is there is damaged.
     """
-    data = b"" if skeleton is None else skeleton.tobytes()
-    if not data.endswith(_END):
+    tables = read_tail(adapter, skeleton, _END)
+    if tables is None:
         return None
-    stop = len(data) - len(_END) - _LENGTH_BYTES
-    start = stop - int.from_bytes(data[stop:][:_LENGTH_BYTES], "little")
     try:
-        facts = Facts(**json.loads(data[max(start, 0) : max(stop, 0)]))
+        facts = Facts(**tables)
         tables = [getattr(facts, name) for name in Facts.__dataclass_fields__]
         if not all(isinstance(table, dict) for table in tables) or {type(n) for n in facts.sizes.values()} - {int}:
             raise ValueError("they are of another kind")
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError) as error:
         raise AdapterError(adapter, f"the end of the skeleton cannot be read: {error}") from error
     return facts
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tensorcas_flavors._generic_facts import REMEDY, Facts, facts_of, plan_values, with_facts
 from tensorcas_flavors._generic_parts import PartsToPutBack, TakenParts
 from tensorcas_flavors._named_code import named_modules, pinned_packages
 from tensorcas_flavors._pickling import dump_skeleton, is_pickle, load_skeleton
@@ -51,8 +52,8 @@ class GenericAdapter(Adapter):
         Raises:
             AdapterError: Something in the object cannot be pickled.
         """
-        parts, skeleton = self._take_apart(model)
-        return {**parts.rows, SKELETON: skeleton}
+        parts, skeleton, facts = self._take_apart(model)
+        return {**parts.rows(), SKELETON: with_facts(skeleton, facts)}
 
     def reconstruct(self, tensors: Mapping[str, Array], original: Any = None, **options: Any) -> Any:
         """Unpickle an object, or fill one that is alive.
@@ -111,41 +112,50 @@ class GenericAdapter(Adapter):
         """
         return pinned_packages({"cloudpickle", "numpy"} | named_modules(tensors[SKELETON]))
 
-    def _take_apart(self, model: Any) -> tuple[TakenParts, Array]:
+    def _take_apart(self, model: Any) -> tuple[TakenParts, Array, Facts]:
         parts = TakenParts(model)
-        return parts, dump_skeleton(self.name, model, parts.take_out, take_buffer=parts.take_buffer)
+        memo: dict[int, object] = {}
+        skeleton = dump_skeleton(self.name, model, parts.take_out, take_buffer=parts.take_buffer, memo=memo)
+        return parts, skeleton, facts_of(skeleton, memo)
 
     def _fill(self, original: Any, tensors: Mapping[str, Array]) -> None:
-        parts, _ = self._take_apart(original)
+        parts, _, facts = self._take_apart(original)
+        rows = parts.rows()
         stored = tensors.keys() - {SKELETON}
-        if stored != parts.rows.keys():
-            differing = sorted(stored ^ parts.rows.keys())
+        if stored != rows.keys():
+            differing = sorted(stored ^ rows.keys())
             raise self._misfit(f"only one of the two has {', '.join(map(repr, differing[:5]))}")
-        changed: list[tuple[Array, Array]] = []
-        for name, live in parts.rows.items():
+        for name, live in rows.items():
             row = tensors[name]
             if live.dtype != row.dtype or live.shape != row.shape:
                 raise self._misfit(f"{name!r} is {live.dtype}{live.shape} in it, and {row.dtype}{row.shape} is stored")
-            if _is_same(live, row):
+        fill_values = plan_values(self.name, facts, tensors.get(SKELETON))
+        changed: list[tuple[Array, Array]] = []
+        for key, part in parts.parts.items():
+            values = part.stored(tensors[part.name])
+            if _is_same(part.live, values):
                 continue
-            if name not in parts.held or not live.flags.writeable:
-                raise self._misfit(f"{name!r} differs, and cannot be changed in place")
-            changed.append((live, row))
-        overlap = _may_overlap(parts.rows.values())
+            if not part.is_held or key in facts.fixed or not part.live.flags.writeable:
+                raise self._misfit(f"{part.name!r} differs, and cannot be changed in place")
+            changed.append((part.live, values))
+        overlap = _may_overlap(part.live for part in parts.parts.values())
         before = [live.copy() for live, _ in changed] if overlap else []
-        for live, row in changed:
-            live[...] = row
-        if overlap and not all(_is_same(live, tensors[name]) for name, live in parts.rows.items()):
+        for live, values in changed:
+            live[...] = values
+        if overlap and not all(_is_same(part.live, part.stored(tensors[part.name])) for part in parts.parts.values()):
             for (live, _), values in zip(changed, before, strict=True):
                 live[...] = values
             raise self._misfit("arrays that share memory in it are stored with different values")
+        fill_values()
 
     def _misfit(self, reason: str) -> AdapterError:
-        return AdapterError(self.name, f"the stored model does not fit the original: {reason}")
+        return AdapterError(self.name, f"the stored model does not fit the original: {reason}: {REMEDY}")
 
 
 def _is_same(one: Array, other: Array) -> bool:
     """Tell whether two arrays of one dtype and shape are equal to the bit."""
+    if one.flags.c_contiguous and other.flags.c_contiguous:
+        return one.data.cast("B") == other.data.cast("B") if one.size else True
     return one.tobytes() == other.tobytes()
 
 

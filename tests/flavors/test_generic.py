@@ -151,17 +151,71 @@ def test_two_keys_of_one_name_are_two_rows() -> None:
     assert again["a"]["b"].sum() == 0
 
 
-def test_what_is_small_stays_in_the_skeleton() -> None:
-    model = {
-        "w": np.zeros(31),
-        "none": np.empty((0, 3)),
-        "zero": np.array(7.0),
-        "text": "x" * 4095,
-        "bytes": b"x" * 4095,
+def test_every_array_of_numbers_is_a_row_however_small() -> None:
+    model = {"w": np.zeros(3), "none": np.empty((0, 3)), "zero": np.array(7.0), "layers": [{"b": np.ones(2, ">i2")}]}
+
+    rows = ADAPTER.extract(model)
+    again = round_trip(model)
+
+    assert {name: rows[name].shape for name in rows if name != SKELETON} == {
+        "w": (3,),
+        "none": (0, 3),
+        "zero": (),
+        "layers.0.b": (2,),
     }
+    assert (again["zero"].shape, again["layers"][0]["b"].dtype.str) == ((), ">i2")
+
+
+def test_short_texts_stay_in_the_skeleton() -> None:
+    model = {"text": "x" * 4095, "bytes": b"x" * 4095}
 
     assert list(ADAPTER.extract(model)) == [SKELETON]
-    assert round_trip(model)["text"] == model["text"]
+    assert round_trip(model) == model
+
+
+def test_many_small_arrays_that_are_alike_are_one_row() -> None:
+    model = {
+        "bias": {f"b{i}": np.full(4, i, dtype="f4") for i in range(300)},
+        "uneven": [np.arange(i % 5) for i in range(300)],
+        "layers": [{"g": np.array(i), "h": np.ones(3, dtype=bool)} for i in range(300)],
+        "*": np.zeros(2),
+        "one": np.zeros(2),
+    }
+    model["again"] = model["uneven"][7]  # type: ignore[index]
+
+    rows = ADAPTER.extract(model)
+    again = round_trip(model)
+
+    assert {name: rows[name].shape for name in rows if name != SKELETON} == {
+        "bias.*": (300, 4),
+        "uneven.*": (600,),
+        "layers.*.g": (300,),
+        "layers.*.h": (300, 3),
+        "%2A": (2,),
+        "one": (2,),
+    }
+    assert all(np.array_equal(again["bias"][name], array) for name, array in model["bias"].items())  # type: ignore[union-attr]
+    assert [part.tolist() for part in again["uneven"]] == [part.tolist() for part in model["uneven"]]  # type: ignore[union-attr]
+    assert [int(layer["g"]) for layer in again["layers"]] == list(range(300))
+    assert again["again"] is again["uneven"][7]
+    again["bias"]["b0"][:] = 9
+    assert again["bias"]["b1"][0] == 1
+
+
+def test_small_arrays_that_pickling_makes_are_one_row_of_each_dtype() -> None:
+    class Lazy:
+        def __init__(self, n: int) -> None:
+            self.n = n
+
+        def __getstate__(self) -> dict[str, Any]:
+            return {"n": self.n, "array": np.full(2, self.n)}
+
+    rows = ADAPTER.extract([Lazy(1), Lazy(2)])
+
+    assert {name: row.tolist() for name, row in rows.items() if name != SKELETON} == {
+        "__array__/int64": [[1, 1], [2, 2]]
+    }
+    assert [part.array.tolist() for part in round_trip([Lazy(1), Lazy(2)])] == [[1, 1], [2, 2]]
 
 
 def test_long_texts_and_bytes_are_rows_of_bytes() -> None:

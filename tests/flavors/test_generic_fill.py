@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tensorcas_flavors._generic_facts import END
+from tensorcas_flavors._plain_values import read_tail, with_tail
 from tensorcas_flavors.generic import GenericAdapter
 from tensorcas_mlflow.adapter import SKELETON, Array
 from tensorcas_mlflow.errors import AdapterError
@@ -30,9 +32,10 @@ def make(seed: int = 0, text: str = "x" * 5000) -> dict[str, Any]:
 
 
 def stored(model: Any) -> dict[str, Array]:
-    """The rows of a model as a store gives them back, with a skeleton that nobody may unpickle."""
+    """The rows of a model as a store gives them back, with a skeleton whose pickle nobody may read."""
     rows = {name: np.array(row, order="C") for name, row in ADAPTER.extract(model).items()}
-    return rows | {SKELETON: HOSTILE}
+    facts = read_tail("test", rows[SKELETON], END)
+    return rows | {SKELETON: with_tail(HOSTILE, facts, END)}
 
 
 def arrays(model: dict[str, Any]) -> list[bytes]:
@@ -51,11 +54,11 @@ def test_arrays_are_filled_in_place_and_nothing_is_unpickled() -> None:
     assert arrays(live) == arrays(make(1))
 
 
-def test_what_is_not_an_array_stays_as_it_is() -> None:
+def test_plain_values_are_filled_too() -> None:
     live = make(0)
     ADAPTER.reconstruct(stored(make(1)), live)
 
-    assert live["seed"] == 0
+    assert live["seed"] == 1
 
 
 def drop_a_layer(model: dict[str, Any]) -> None:

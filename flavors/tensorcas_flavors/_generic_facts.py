@@ -1,0 +1,453 @@
+"""What an object holds besides its arrays, in a form that needs no pickle to read.
+
+With ``into=`` no stored pickle is read. So the skeleton goes on after its pickle with facts, as JSON:
+
+* ``values``: the plain values (`_plain_values`) that lie openly in the object: in lists, dicts, sets and deques, and in
+  attributes of objects that pickle by their attributes. These can be filled in.
+* ``rest``: a digest of all else: of classes, keys, sizes, tuples, and of what objects say of themselves that decide what
+  is pickled of them. A live object of which it is another is refused.
+* ``parts``: a short digest of each attribute or item of the object itself, so that a refusal can name one.
+
+A digest does not depend on what is one object and what is an equal one, where nobody can change either; nor on the
+order in which a set is walked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from hashlib import blake2b
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import cloudpickle
+import numpy as np
+
+from tensorcas_flavors._generic_parts import ARRAY, MEMBER
+from tensorcas_flavors._plain_values import NotPlainError, decode, encode, is_value, read_tail, with_tail
+from tensorcas_flavors._skeleton_tree import BYTEARRAY, CALL, DICT, FROZENSET, LIST, SET, Named, Node, Part, read_tree
+from tensorcas_mlflow.adapter import Array
+from tensorcas_mlflow.errors import AdapterError
+
+REMEDY = "load a new one, without into= (or original=)"
+
+END = b"TCGNF1\n"
+_DIGEST_BYTES = 16
+_PART_BYTES = 2
+_MAX_SAID = 64
+"""An object of more attributes or items has no digests of each."""
+_ATOMS = frozenset((type(None), bool, int, float, str, bytes))
+_PLAIN_KINDS = frozenset((LIST, DICT, SET, FROZENSET, BYTEARRAY))
+_COLLECTIONS = frozenset((deque, OrderedDict, defaultdict))
+_MAKES_CLASS = frozenset(
+    ("cloudpickle.cloudpickle:_make_skeleton_class", "cloudpickle.cloudpickle:_make_skeleton_enum")
+)
+_MAKES_VALUES = frozenset(
+    (
+        "numpy:dtype",
+        "datetime:date",
+        "datetime:datetime",
+        "datetime:time",
+        "datetime:timedelta",
+        "datetime:timezone",
+        "fractions:Fraction",
+        "builtins:range",
+        "builtins:slice",
+        "builtins:complex",
+        "uuid:UUID",
+        "pathlib:PosixPath",
+        "pathlib:PurePosixPath",
+        "zoneinfo:ZoneInfo._unpickle",
+    )
+)
+"""Nobody can change what these make, so that equal ones are as good as one."""
+
+Path = tuple[Any, ...]
+"""A key and the path before it, or nothing."""
+Put = Callable[[Any], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hole:
+    """A place in an object where a plain value stands."""
+
+    path: Path
+    value: Any
+    """What stands there, as JSON."""
+    container: Any
+    """The list, dict, set, deque or bytearray that stands there; None for other values."""
+    put: Put | None
+    """Puts another value there; None if only the container's content can be changed."""
+
+
+class Facts(NamedTuple):
+    """What is said of an object; see the head of this module."""
+
+    holes: list[Hole]
+    rest: str
+    parts: list[str]
+    """Digests of what comes before the first attribute or item, then of each."""
+    names: list[str]
+    """Names of those."""
+    fixed: set[Any]
+    """Parts that cannot be filled, since an object decides itself what is pickled of it."""
+
+
+def facts_of(skeleton: Array, memo: Mapping[int, object]) -> Facts:
+    """Say what an object holds whose skeleton was just made; ``memo`` has the objects in it by their numbers."""
+    return _Walk(memo).run(read_tree(skeleton))
+
+
+def with_facts(skeleton: Array, facts: Facts) -> Array:
+    """Return a skeleton with facts at its end."""
+    values = [hole.value for hole in facts.holes]
+    return with_tail(skeleton, {"values": values, "rest": facts.rest, "parts": "".join(facts.parts)}, END)
+
+
+def plan_values(adapter: str, facts: Facts, skeleton: Array | None) -> Callable[[], None]:
+    """Find what of a live object is to be replaced by a stored value, and change nothing yet.
+
+    Returns:
+        What changes it. It cannot fail.
+
+    Raises:
+        AdapterError: The live object differs in something that only the pickle says.
+    """
+    stored = read_tail(adapter, skeleton, END)
+    try:
+        values, rest, parts = stored["values"], stored["rest"], stored["parts"]
+        is_sound = type(values) is list and type(parts) is str
+    except (TypeError, KeyError):
+        is_sound = False
+    if not is_sound:
+        raise AdapterError(adapter, f"the stored model does not say what an original must be like: {REMEDY}")
+    if rest != facts.rest or len(values) != len(facts.holes):
+        raise _misfit(adapter, _where(facts, parts))
+    changes: list[Callable[[], None]] = []
+    for hole, value in zip(facts.holes, values, strict=True):
+        if json.dumps(value) == json.dumps(hole.value):
+            continue
+        new = decode(adapter, value)
+        if hole.container is not None and _holds_alike(hole.container, new):
+            changes.append(lambda hole=hole, new=new: _assign(hole.container, new))  # type: ignore[misc]
+        elif hole.put is not None:
+            changes.append(lambda hole=hole, new=new: hole.put(new))  # type: ignore[misc]
+        else:
+            raise _misfit(adapter, f"{_dotted(hole.path)!r} differs, and cannot be changed in place")
+
+    def apply() -> None:
+        for change in changes:
+            change()
+
+    return apply
+
+
+def _misfit(adapter: str, reason: str) -> AdapterError:
+    return AdapterError(adapter, f"the stored model does not fit the original: {reason}: {REMEDY}")
+
+
+def _where(facts: Facts, parts: str) -> str:
+    step = 2 * _PART_BYTES
+    stored = [parts[i : i + step] for i in range(0, len(parts), step)]
+    differing = [i for i, (mine, its) in enumerate(zip(facts.parts, stored, strict=False)) if mine != its]
+    if len(stored) != len(facts.parts) or not differing or not differing[0]:
+        return "its class, its attributes, its keys or their order are others"
+    return f"{facts.names[differing[0] - 1]!r} differs in more than arrays and plain values"
+
+
+def _holds_alike(container: Any, new: Any) -> bool:
+    return type(container) is type(new) or (
+        type(container) in _COLLECTIONS and type(new) is (list if type(container) is deque else dict)
+    )
+
+
+def _assign(container: Any, new: Any) -> None:
+    """Give a container the content of another, and keep the containers in it that can be kept."""
+    if isinstance(container, bytearray):
+        container[:] = new
+    elif isinstance(container, dict):
+        if list(container) == list(new) and [type(key) for key in container] == [type(key) for key in new]:
+            _assign_items(container, new, dict.__setitem__, list(container.items()))
+        else:
+            container.clear()
+            container.update(new)
+    elif isinstance(container, list):
+        if len(container) == len(new):
+            _assign_items(container, new, list.__setitem__, list(enumerate(container)))
+        else:
+            container[:] = new
+    else:  # a set or a deque
+        container.clear()
+        for element in new:
+            container.add(element) if isinstance(container, set) else container.append(element)
+
+
+def _assign_items(container: Any, new: Any, put: Callable[..., None], items: list[tuple[Any, Any]]) -> None:
+    for key, held in items:
+        if type(held) in (list, dict, set, bytearray) and type(held) is type(new[key]):
+            _assign(held, new[key])
+        else:
+            put(container, key, new[key])
+
+
+def _dotted(path: Path) -> str:
+    keys = []
+    while path:
+        path, key = path
+        keys.append(str(key))
+    return ".".join(reversed(keys))
+
+
+class _Visit(NamedTuple):
+    part: Any
+    path: Path
+    is_open: bool
+    """Whether the live object itself holds it, so that its content can be changed."""
+    put: Put | None = None
+    in_class: bool = False
+    """Whether it is part of a class that travels by value: functions there go by their names."""
+
+
+class _Cut(NamedTuple):
+    name: str
+
+
+_Step = _Visit | _Cut
+
+
+class _Walk:
+    """One pass over a tree, in the order of the pickle."""
+
+    def __init__(self, memo: Mapping[int, object]) -> None:
+        self._memo = memo
+        self._numbers: dict[int, int] = {}
+        self._tokens: list[str] = []
+        self._stack: list[_Step] = []
+        self._facts = Facts([], "", [], [], set())
+        self._all = blake2b(digest_size=_DIGEST_BYTES)
+
+    def run(self, root: Any) -> Facts:
+        self._stack.append(_Visit(root, (), True))
+        while self._stack:
+            step = self._stack.pop()
+            if type(step) is _Cut:
+                self._end_part()
+                self._facts.names.append(step.name)
+            else:
+                steps = self._visit(step)  # type: ignore[arg-type]
+                steps.reverse()
+                self._stack += steps
+        self._end_part()
+        return self._facts._replace(rest=self._all.hexdigest())
+
+    def _end_part(self) -> None:
+        text = "\n".join([*self._tokens, ""]).encode("utf-8", "surrogatepass")
+        self._all.update(text)
+        self._facts.parts.append(blake2b(text, digest_size=_PART_BYTES).hexdigest())
+        self._tokens.clear()
+
+    def _visit(self, visit: _Visit) -> list[_Step]:
+        """Say what a part is itself, and return what it holds."""
+        part, kind = visit.part, type(visit.part)
+        if kind in _ATOMS or is_value(part):
+            return self._say_value(visit, encode(part))
+        if kind is Named:
+            self._tokens.append(f"named {part.name}")
+            return []
+        if kind is Part:
+            return self._visit_row(visit)
+        if (kind is tuple or part.kind in _PLAIN_KINDS) and (value := _plain(part)) is not None:
+            is_held = visit.is_open and kind is Node and part.kind != FROZENSET
+            return self._say_value(visit, value, self._live(part) if is_held else None)
+        if not self._is_new(part):
+            return []
+        if kind is tuple:
+            self._tokens.append(f"tuple {len(part)}")
+            return self._elements(visit, part)
+        if part.kind == CALL:
+            return self._visit_call(visit)
+        self._tokens.append(f"{part.kind} {len(part.elements)} {len(part.pairs)}")
+        live = self._live(part) if visit.is_open else None
+        return self._elements(visit, part.elements, live) + self._pairs(visit, part.pairs, live)
+
+    def _say_value(self, visit: _Visit, value: Any, container: Any = None) -> list[_Step]:
+        if visit.put is None and container is None:
+            self._tokens.append(json.dumps(value))
+        else:
+            self._tokens.append("?")
+            self._facts.holes.append(Hole(path=visit.path, value=value, container=container, put=visit.put))
+        return []
+
+    def _visit_row(self, visit: _Visit) -> list[_Step]:
+        word, name, number, *facts = visit.part.ref if type(visit.part.ref) is tuple else (ARRAY, visit.part.ref, 0)
+        key = (name, number) if word == MEMBER else name
+        self._tokens.append(f"{word} {key}")
+        if not visit.is_open:
+            self._facts.fixed.add(key)
+        # How an array lies in memory, and whether it is read-only, is the live one's own business.
+        return [_Visit(fact, visit.path, False) for fact in (facts[2:] if word == ARRAY else facts)]
+
+    def _is_new(self, part: Any) -> bool:
+        """Number what can be told from its copies, and tell whether it is met for the first time."""
+        if type(part) is Node and part.kind == CALL and _name_of(part.args[1]) in _MAKES_VALUES:
+            return True
+        n_met = len(self._numbers)
+        number = self._numbers.setdefault(id(part), n_met)
+        if number < n_met:
+            self._tokens.append(f"again {number}")
+        return number == n_met
+
+    def _live(self, part: Node) -> Any:
+        return None if part.number is None else self._memo.get(part.number)
+
+    def _elements(self, visit: _Visit, elements: Sequence[Any], live: Any = None) -> list[_Step]:
+        """Return visits of elements; ``live`` is the list or deque that they can be changed in."""
+        put = deque.__setitem__ if isinstance(live, deque) else list.__setitem__
+        return [
+            _Visit(
+                each,
+                (visit.path, i),
+                visit.is_open,
+                None if live is None else partial(put, live, i),
+                visit.in_class,
+            )
+            for i, each in enumerate(elements)
+        ]
+
+    def _pairs(
+        self, visit: _Visit, pairs: Sequence[tuple[Any, Any]], live: Any, put: Callable[..., None] = dict.__setitem__
+    ) -> list[_Step]:
+        """Return visits of keys and values; ``live`` is the dict, or object, that values can be changed in."""
+        keys = list(live) if isinstance(live, dict) else [key for key, _ in pairs]
+        is_said = visit.path == () and len(pairs) <= _MAX_SAID and not self._facts.names
+        steps: list[_Step] = []
+        for (key, value), live_key in zip(pairs, keys, strict=True):
+            path = (visit.path, live_key)
+            if is_said:
+                steps.append(_Cut(str(live_key)))
+            steps.append(_Visit(key, path, False, None, visit.in_class))
+            put_here = None if live is None else partial(put, live, live_key)
+            steps.append(_Visit(value, path, visit.is_open, put_here, visit.in_class))
+        return steps
+
+    def _visit_call(self, visit: _Visit) -> list[_Step]:
+        node, live = visit.part, self._live(visit.part)
+        how, function, args, *keywords = node.args
+        kind = type(live)
+        closed = _Visit(None, visit.path, False, None, visit.in_class)
+        if isinstance(live, FunctionType) and visit.in_class:
+            # As with a class that is imported, the code is that of the live process.
+            self._tokens.append(f"function {live.__module__} {live.__qualname__}")
+            return []
+        if isinstance(live, type) and _name_of(function) in _MAKES_CLASS:
+            # Its arguments have a number in them that every process draws anew.
+            self._tokens.append(f"class {live.__module__} {live.__qualname__}")
+            return [closed._replace(part=state, in_class=True) for state in node.states]
+        self._tokens.append(f"{how} {len(node.states)} {len(node.elements)} {len(node.pairs)}")
+        opened = visit if visit.is_open else None
+        steps: list[_Step] = [closed._replace(part=function)]
+        if opened and _is_named_tuple(kind) and type(args) is tuple:
+            steps += self._elements(opened, args)
+        else:
+            steps.append(closed._replace(part=args))
+        steps += [closed._replace(part=each) for each in keywords]
+        for state in node.states:
+            steps += self._state(opened, live, state) if opened else [closed._replace(part=state)]
+        if opened and kind in _COLLECTIONS and (value := _plain_content(node)) is not None:
+            return [*steps, *self._content(visit, value, live)]
+        has_own = opened and _pickles_its_items(live)
+        steps += self._elements(visit if has_own else closed, node.elements, live if has_own else None)
+        return steps + self._pairs(visit if has_own else closed, node.pairs, live if has_own else None)
+
+    def _content(self, visit: _Visit, value: Any, live: Any) -> list[_Step]:
+        return self._say_value(visit._replace(put=None), value, live)
+
+    def _state(self, visit: _Visit, live: Any, state: Any) -> list[_Step]:
+        """Return visits of what BUILD is given: attributes can be changed if it is given all of them as they are."""
+        closed = visit._replace(is_open=False, put=None)
+        kind = type(live)
+        if kind is np.ndarray and type(state) is tuple and type(state[-1]) is Node:
+            elements = self._elements(visit, state[-1].elements)
+            if live.flags.c_contiguous and live.flags.writeable:
+                elements = [each._replace(put=partial(_put_flat, live, i)) for i, each in enumerate(elements)]  # type: ignore[union-attr]
+            return [closed._replace(part=state[:-1]), *elements]
+        attributes, slots = state, None
+        if type(state) is tuple and len(state) == 2 and _pickles_by_default(kind):
+            attributes, slots = state
+        steps: list[_Step] = []
+        if type(attributes) is Node and attributes.number is not None and self._live(attributes) is _attributes(live):
+            if _may_change(kind):
+                steps.append(_Visit(attributes, visit.path, True))
+            else:
+                steps += self._pairs(visit, attributes.pairs, None)
+        else:
+            steps.append(closed._replace(part=attributes))
+        if type(slots) is Node and slots.kind == DICT:
+            owner = live if _may_change(kind) else None
+            steps += self._pairs(visit, slots.pairs, owner, object.__setattr__)
+        elif slots is not None:
+            steps.append(closed._replace(part=slots))
+        return steps
+
+
+def _attributes(live: Any) -> Any:
+    try:
+        return object.__getattribute__(live, "__dict__")
+    except AttributeError:
+        return None
+
+
+def _put_flat(array: Array, i: int, value: Any) -> None:
+    array.reshape(-1)[i : i + 1].fill(value)
+
+
+def _plain(part: Any) -> Any:
+    try:
+        return encode(part)
+    except NotPlainError:
+        return None
+
+
+def _plain_content(node: Node) -> Any:
+    """Return what a collection holds as JSON: a list of elements, or a dict; None if not all of it is plain."""
+    content = Node(DICT if node.pairs else LIST)
+    content.elements, content.pairs = node.elements, node.pairs
+    return _plain(content)
+
+
+def _name_of(function: Any) -> str:
+    return function.name if type(function) is Named else ""
+
+
+@lru_cache(maxsize=4096)
+def _pickles_by_default(kind: type) -> bool:
+    """Tell whether objects of a class leave it to Python what is pickled of them."""
+    return (
+        kind.__reduce_ex__ is object.__reduce_ex__
+        and kind.__reduce__ is object.__reduce__  # type: ignore[comparison-overlap]
+        and kind.__getstate__ is object.__getstate__
+        and kind not in cloudpickle.Pickler.dispatch_table
+    )
+
+
+def _pickles_its_items(live: Any) -> bool:
+    kind = type(live)
+    if kind in _COLLECTIONS:
+        return True
+    is_sequence = isinstance(live, list) and kind.__iter__ is list.__iter__
+    is_mapping = isinstance(live, dict) and kind.items is dict.items  # type: ignore[comparison-overlap]
+    return (is_sequence or is_mapping) and _pickles_by_default(kind)
+
+
+@lru_cache(maxsize=4096)
+def _may_change(kind: type) -> bool:
+    """Tell whether attributes of a class's objects may be set: it is not frozen, nor equal by what it holds."""
+    is_frozen = getattr(getattr(kind, "__dataclass_params__", None), "frozen", False)
+    return not is_frozen and (kind.__hash__ is None or kind.__hash__ is object.__hash__)
+
+
+def _is_named_tuple(kind: type) -> bool:
+    return issubclass(kind, tuple) and getattr(kind.__getnewargs__, "__module__", None) == "collections"
