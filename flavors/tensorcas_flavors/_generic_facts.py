@@ -27,7 +27,7 @@ import cloudpickle
 import numpy as np
 
 from tensorcas_flavors._generic_parts import ARRAY, MEMBER
-from tensorcas_flavors._plain_values import NotPlainError, decode, encode, is_value, read_tail, with_tail
+from tensorcas_flavors._plain_values import Encoder, NotPlainError, decode, is_value, read_tail, with_tail
 from tensorcas_flavors._skeleton_tree import BYTEARRAY, CALL, DICT, FROZENSET, LIST, SET, Named, Node, Part, read_tree
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.errors import AdapterError
@@ -159,9 +159,10 @@ def _where(facts: Facts, parts: str) -> str:
 
 
 def _holds_alike(container: Any, new: Any) -> bool:
-    return type(container) is type(new) or (
-        type(container) in _COLLECTIONS and type(new) is (list if type(container) is deque else dict)
-    )
+    if type(container) in _COLLECTIONS:
+        return type(new) is (list if type(container) is deque else dict)
+    # One whose memory somebody looks at cannot change its size.
+    return type(container) is type(new) and (type(new) is not bytearray or len(container) == len(new))
 
 
 def _assign(container: Any, new: Any) -> None:
@@ -227,6 +228,7 @@ class _Walk:
         self._tokens: list[str] = []
         self._stack: list[_Step] = []
         self._facts = Facts([], "", [], [], set())
+        self._encode = Encoder().encode
         self._all = blake2b(digest_size=_DIGEST_BYTES)
 
     def run(self, root: Any) -> Facts:
@@ -252,14 +254,19 @@ class _Walk:
     def _visit(self, visit: _Visit) -> list[_Step]:
         """Say what a part is itself, and return what it holds."""
         part, kind = visit.part, type(visit.part)
-        if kind in _ATOMS or is_value(part):
-            return self._say_value(visit, encode(part))
+        if kind in _ATOMS:
+            if visit.put is None:
+                self._say_atom(part)
+                return []
+            return self._say_value(visit, self._encode(part))
+        if kind is Part and is_value(part):
+            return self._say_value(visit, self._encode(part))
         if kind is Named:
             self._tokens.append(f"named {part.name}")
             return []
         if kind is Part:
             return self._visit_row(visit)
-        if (kind is tuple or part.kind in _PLAIN_KINDS) and (value := _plain(part)) is not None:
+        if (kind is tuple or part.kind in _PLAIN_KINDS) and (value := self._plain(part)) is not None:
             is_held = visit.is_open and kind is Node and part.kind != FROZENSET
             return self._say_value(visit, value, self._live(part) if is_held else None)
         if not self._is_new(part):
@@ -273,6 +280,9 @@ class _Walk:
         live = self._live(part) if visit.is_open else None
         return self._elements(visit, part.elements, live) + self._pairs(visit, part.pairs, live)
 
+    def _say_atom(self, part: Any) -> None:
+        self._tokens.append(json.dumps(self._encode(part)) if part != part else repr(part))
+
     def _say_value(self, visit: _Visit, value: Any, container: Any = None) -> list[_Step]:
         if visit.put is None and container is None:
             self._tokens.append(json.dumps(value))
@@ -282,13 +292,18 @@ class _Walk:
         return []
 
     def _visit_row(self, visit: _Visit) -> list[_Step]:
-        word, name, number, *facts = visit.part.ref if type(visit.part.ref) is tuple else (ARRAY, visit.part.ref, 0)
-        key = (name, number) if word == MEMBER else name
-        self._tokens.append(f"{word} {key}")
+        ref = visit.part.ref
+        if type(ref) is str or ref[0] == MEMBER:
+            key = ref if type(ref) is str else ref[1:3]
+            self._tokens.append(repr(ref))
+            facts = ()
+        else:
+            word, key, _, *facts = ref
+            self._tokens.append(f"{word} {key}")
         if not visit.is_open:
             self._facts.fixed.add(key)
         # How an array lies in memory, and whether it is read-only, is the live one's own business.
-        return [_Visit(fact, visit.path, False) for fact in (facts[2:] if word == ARRAY else facts)]
+        return [_Visit(fact, visit.path, False) for fact in facts[2:]]
 
     def _is_new(self, part: Any) -> bool:
         """Number what can be told from its copies, and tell whether it is met for the first time."""
@@ -299,6 +314,21 @@ class _Walk:
         if number < n_met:
             self._tokens.append(f"again {number}")
         return number == n_met
+
+    def _plain(self, part: Any) -> Any:
+        try:
+            return self._encode(part)
+        except NotPlainError:
+            return None
+
+    def _content(self, node: Node, kind: type) -> Any:
+        """Return what a collection holds as JSON: a list of elements, or a dict; None if not all of it is plain."""
+        flat = [each for pair in node.pairs for each in pair] if issubclass(kind, dict) else node.elements
+        try:
+            values = [self._encode(each) for each in flat]
+        except NotPlainError:
+            return None
+        return {"d": values} if issubclass(kind, dict) else values
 
     def _live(self, part: Node) -> Any:
         return None if part.number is None else self._memo.get(part.number)
@@ -324,11 +354,15 @@ class _Walk:
         keys = list(live) if isinstance(live, dict) else [key for key, _ in pairs]
         is_said = visit.path == () and len(pairs) <= _MAX_SAID and not self._facts.names
         steps: list[_Step] = []
+        for key, _ in pairs:
+            if type(key) in _ATOMS:
+                self._say_atom(key)
         for (key, value), live_key in zip(pairs, keys, strict=True):
             path = (visit.path, live_key)
             if is_said:
                 steps.append(_Cut(str(live_key)))
-            steps.append(_Visit(key, path, False, None, visit.in_class))
+            if type(key) not in _ATOMS:
+                steps.append(_Visit(key, path, False, None, visit.in_class))
             put_here = None if live is None else partial(put, live, live_key)
             steps.append(_Visit(value, path, visit.is_open, put_here, visit.in_class))
         return steps
@@ -346,8 +380,10 @@ class _Walk:
             # Its arguments have a number in them that every process draws anew.
             self._tokens.append(f"class {live.__module__} {live.__qualname__}")
             return [closed._replace(part=state, in_class=True) for state in node.states]
-        self._tokens.append(f"{how} {len(node.states)} {len(node.elements)} {len(node.pairs)}")
         opened = visit if visit.is_open else None
+        content = self._content(node, kind) if opened and kind in _COLLECTIONS else None
+        sizes = () if content is not None else (len(node.elements), len(node.pairs))
+        self._tokens.append(f"{how} {len(node.states)} {sizes}")
         steps: list[_Step] = [closed._replace(part=function)]
         if opened and _is_named_tuple(kind) and type(args) is tuple:
             steps += self._elements(opened, args)
@@ -356,14 +392,11 @@ class _Walk:
         steps += [closed._replace(part=each) for each in keywords]
         for state in node.states:
             steps += self._state(opened, live, state) if opened else [closed._replace(part=state)]
-        if opened and kind in _COLLECTIONS and (value := _plain_content(node)) is not None:
-            return [*steps, *self._content(visit, value, live)]
+        if content is not None:
+            return [*steps, *self._say_value(visit._replace(put=None), content, live)]
         has_own = opened and _pickles_its_items(live)
         steps += self._elements(visit if has_own else closed, node.elements, live if has_own else None)
         return steps + self._pairs(visit if has_own else closed, node.pairs, live if has_own else None)
-
-    def _content(self, visit: _Visit, value: Any, live: Any) -> list[_Step]:
-        return self._say_value(visit._replace(put=None), value, live)
 
     def _state(self, visit: _Visit, live: Any, state: Any) -> list[_Step]:
         """Return visits of what BUILD is given: attributes can be changed if it is given all of them as they are."""
@@ -402,20 +435,6 @@ def _attributes(live: Any) -> Any:
 
 def _put_flat(array: Array, i: int, value: Any) -> None:
     array.reshape(-1)[i : i + 1].fill(value)
-
-
-def _plain(part: Any) -> Any:
-    try:
-        return encode(part)
-    except NotPlainError:
-        return None
-
-
-def _plain_content(node: Node) -> Any:
-    """Return what a collection holds as JSON: a list of elements, or a dict; None if not all of it is plain."""
-    content = Node(DICT if node.pairs else LIST)
-    content.elements, content.pairs = node.elements, node.pairs
-    return _plain(content)
 
 
 def _name_of(function: Any) -> str:

@@ -24,14 +24,14 @@ from tensorcas_mlflow.errors import AdapterError
 VALUE = "value"
 """First word of the reference that stands for a value which pickle would call something to make."""
 
-_MAX_LEAVES = 1_000_000
+_MAX_VALUES = 1_000_000
 _MAX_DEPTH = 50
 _MAX_JSON_INT = 1 << 63
 _MAX_SCALAR_BYTES = 4096
 
 
 class NotPlainError(Exception):
-    """Leaves `encode`."""
+    """Something is no plain value."""
 
 
 def take_value(part: object) -> tuple[Any, ...] | None:
@@ -104,58 +104,73 @@ def is_value(part: Any) -> bool:
     return type(part) is Part and type(part.ref) is tuple and part.ref[0] == VALUE
 
 
-def encode(part: Any) -> Any:
-    """Return a part of a tree as JSON.
+class Encoder:
+    """Writes parts of one tree as JSON; what it has found of a container it keeps."""
 
-    Raises:
-        NotPlainError: It is not plain, too large, or something in it is met twice.
-    """
-    return _Encoder().encode(part, 0)
-
-
-class _Encoder:
     def __init__(self) -> None:
-        self._n_left = _MAX_LEAVES
+        self._known: dict[int, tuple[Any, int] | None] = {}
 
-    def encode(self, part: Any, depth: int) -> Any:
-        self._n_left -= 1
-        if self._n_left < 0 or depth > _MAX_DEPTH:
-            raise NotPlainError
+    def encode(self, part: Any) -> Any:
+        """Return a part of the tree as JSON.
+
+        Raises:
+            NotPlainError: It is not plain, too large, too deep, or something in it is met elsewhere too.
+        """
+        return self._encode(part, 0)[0]
+
+    def _encode(self, part: Any, depth: int) -> tuple[Any, int]:
+        """Return the JSON, and how many values are in it."""
         kind = type(part)
         if kind is bool or part is None or kind is str:
-            return part
+            return part, 1
         if kind is int:
-            return part if -_MAX_JSON_INT <= part < _MAX_JSON_INT else {"i": hex(part)}
+            return (part if -_MAX_JSON_INT <= part < _MAX_JSON_INT else {"i": hex(part)}), 1
         if kind is float:
-            return part if part - part == 0 else {"f": struct.pack(">d", part).hex()}
+            return (part if part - part == 0 else {"f": struct.pack(">d", part).hex()}), 1
         if kind is bytes:
-            return {"b": base64.b64encode(part).decode()}
-        if kind is tuple:
-            return {"t": self._all(part, depth)}
+            return {"b": base64.b64encode(part).decode()}, 1
+        if id(part) not in self._known:
+            if depth > _MAX_DEPTH:
+                raise NotPlainError
+            self._known[id(part)] = None
+            value, n_values = self._container(part, depth + 1)
+            if n_values <= _MAX_VALUES:
+                self._known[id(part)] = value, n_values
+        known = self._known[id(part)]
+        if known is None:
+            raise NotPlainError
+        return known
+
+    def _container(self, part: Any, depth: int) -> tuple[Any, int]:
+        if type(part) is tuple:
+            return self._all("t", part, depth)
         if is_value(part):
-            return {"v": self._all(part.ref[1:], depth)}
-        if kind is not Node or part.is_shared:
+            return self._all("v", part.ref[1:], depth)
+        if type(part) is not Node or part.is_shared:
             raise NotPlainError
         if part.kind == LIST:
-            return self._all(part.elements, depth)
+            return self._all(None, part.elements, depth)
         if part.kind == DICT:
-            return {"d": self._all([each for pair in part.pairs for each in pair], depth)}
+            return self._all("d", [each for pair in part.pairs for each in pair], depth)
         if part.kind == BYTEARRAY:
-            return {"y": base64.b64encode(part.elements[0]).decode()}
+            return {"y": base64.b64encode(part.elements[0]).decode()}, 1
         if part.kind in (SET, FROZENSET):
+            content, n_values = self._all(None, part.elements, depth)
             # The order in which a set is walked differs from process to process.
-            return {"s" if part.kind == SET else "z": sorted(self._all(part.elements, depth), key=json.dumps)}
+            return {"s" if part.kind == SET else "z": sorted(content, key=json.dumps)}, n_values
         raise NotPlainError
 
-    def _all(self, parts: Any, depth: int) -> list[Any]:
-        return [self.encode(part, depth + 1) for part in parts]
+    def _all(self, word: str | None, parts: Any, depth: int) -> tuple[Any, int]:
+        found = [self._encode(part, depth) for part in parts]
+        values = [value for value, _ in found]
+        return (values if word is None else {word: values}), 1 + sum(n for _, n in found)
 
 
 def decode(adapter: str, value: Any) -> Any:
     """Make the value that some JSON stands for.
 
     Raises:
-        AdapterError: `encode` has not written it.
+        AdapterError: `Encoder` has not written it.
     """
     if type(value) in (bool, int, float, str, type(None)):
         return value
@@ -167,7 +182,7 @@ def decode(adapter: str, value: Any) -> Any:
             return make_value(adapter, *(decode(adapter, each) for each in content))
         return _DECODERS[word]([decode(adapter, each) for each in content] if type(content) is list else content)
     except (ValueError, TypeError, KeyError, AttributeError, struct.error) as error:
-        raise AdapterError(adapter, f"a value cannot be read: {value!r:.100}") from error
+        raise AdapterError(adapter, f"a value cannot be read: {str(value)[:100]}") from error
 
 
 def _pairs(flat: list[Any]) -> dict[Any, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from typing import Any
+from typing import Any, ClassVar
 
 from tensorcas_flavors._pickling import MAGIC
 from tensorcas_mlflow.adapter import Array
@@ -66,7 +66,23 @@ def read_tree(skeleton: Array) -> Any:
 class _TreeReader(pickle._Unpickler):  # type: ignore[name-defined,misc]  # the one written in Python
     """Python's own unpickler, with nodes where it would import, call and change."""
 
-    dispatch = dict(pickle._Unpickler.dispatch)  # type: ignore[attr-defined]
+    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)  # type: ignore[attr-defined]
+
+    def load(self) -> Any:
+        # Python's own goes through a layer that knows of frames, which only say how much to read from a file at once.
+        read = self.read = self._file_read
+        self.metastack: list[list[Any]] = []
+        self.stack: list[Any] = []
+        self.append = self.stack.append
+        dispatch = self.dispatch
+        try:
+            while True:
+                dispatch[read(1)[0]](self)
+        except pickle._Stop as stop:  # type: ignore[attr-defined]
+            return stop.value
+
+    def _pass_frame(self) -> None:
+        self.read(8)
 
     def find_class(self, module: str, name: str) -> Named:
         return Named(f"{module}:{name}")
@@ -168,6 +184,7 @@ class _TreeReader(pickle._Unpickler):  # type: ignore[name-defined,misc]  # the 
 
     dispatch.update(
         {
+            pickle.FRAME[0]: _pass_frame,
             pickle.MEMOIZE[0]: _remember,
             pickle.BINGET[0]: _get_byte,
             pickle.LONG_BINGET[0]: _get_long,
