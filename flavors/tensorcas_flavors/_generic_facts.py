@@ -92,13 +92,16 @@ class Facts(NamedTuple):
     """Digests of what comes before the first attribute or item, then of each."""
     names: list[str]
     """Names of those."""
+    code: set[str]
+    """Names of the classes and functions that the pickle calls."""
     fixed: set[Any]
     """Parts that cannot be filled, since an object decides itself what is pickled of it."""
 
 
 def facts_of(skeleton: Array, memo: Mapping[int, object]) -> Facts:
     """Say what an object holds whose skeleton was just made; ``memo`` has the objects in it by their numbers."""
-    return _Walk(memo).run(read_tree(skeleton))
+    root, names = read_tree(skeleton)
+    return _Walk(memo).run(root)._replace(code=names)
 
 
 def with_facts(skeleton: Array, facts: Facts) -> Array:
@@ -227,7 +230,7 @@ class _Walk:
         self._numbers: dict[int, int] = {}
         self._tokens: list[str] = []
         self._stack: list[_Step] = []
-        self._facts = Facts([], "", [], [], set())
+        self._facts = Facts([], "", [], [], set(), set())
         self._encode = Encoder().encode
         self._all = blake2b(digest_size=_DIGEST_BYTES)
 
@@ -351,7 +354,7 @@ class _Walk:
         self, visit: _Visit, pairs: Sequence[tuple[Any, Any]], live: Any, put: Callable[..., None] = dict.__setitem__
     ) -> list[_Step]:
         """Return visits of keys and values; ``live`` is the dict, or object, that values can be changed in."""
-        keys = list(live) if isinstance(live, dict) else [key for key, _ in pairs]
+        keys = list(dict.keys(live)) if isinstance(live, dict) else [key for key, _ in pairs]
         is_said = visit.path == () and len(pairs) <= _MAX_SAID and not self._facts.names
         steps: list[_Step] = []
         for key, _ in pairs:

@@ -115,8 +115,8 @@ def _children(part: Any, slots_of: dict[type, Slots]) -> Iterator[tuple[object, 
     for name, slot in slots_of[kind]:
         try:
             value = slot.__get__(part)
-        except AttributeError:
-            continue  # a slot that is not set
+        except (AttributeError, TypeError):
+            continue  # a slot that is not set, or is of another class than it says
         if name == "__dict__":
             for key, held in value.items():
                 yield key, False, held

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType
 from typing import Any
 
@@ -21,6 +21,11 @@ from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.errors import AdapterError
 
 MAGIC = b"TCPK1\n"
+
+_NOT_AS_OTHERS = (io.TextIOWrapper, memoryview)
+"""Of these cloudpickle makes something else: the text of an open file, bytes."""
+
+_MAX_COPIED_BYTES = 16 << 20
 
 TakeOut = Callable[[object], object | None]
 TakeBuffer = Callable[[pickle.PickleBuffer], bool]
@@ -72,7 +77,12 @@ def is_pickle(skeleton: Array) -> bool:
 
 
 def load_skeleton(
-    adapter: str, skeleton: Array, put_back: Callable[[Any], object], *, buffers: Iterable[Any] = ()
+    adapter: str,
+    skeleton: Array,
+    put_back: Callable[[Any], object],
+    *,
+    buffers: Iterable[Any] = (),
+    memo: dict[int, object] | None = None,
 ) -> Any:
     """Unpickle a skeleton. This runs code that the skeleton names: the one documented door for pickles.
 
@@ -81,6 +91,7 @@ def load_skeleton(
         skeleton: What `dump_skeleton` returned.
         put_back: Called with each reference; returns the part that stood there.
         buffers: What ``take_buffer`` kept, in the same order. The object may use their memory.
+        memo: Gets the objects that the pickle remembers, by the numbers that it gives them.
 
     Raises:
         AdapterError: These bytes are not a skeleton with a pickle, or a class it names is not installed here.
@@ -93,7 +104,11 @@ def load_skeleton(
             return put_back(reference)
 
     try:
-        return SkeletonUnpickler(io.BytesIO(skeleton[len(MAGIC) :].tobytes()), buffers=buffers).load()
+        unpickler = SkeletonUnpickler(io.BytesIO(skeleton[len(MAGIC) :].tobytes()), buffers=buffers)
+        loaded = unpickler.load()
+        if memo is not None:
+            memo.update(unpickler.memo.copy())
+        return loaded
     except AdapterError:
         raise
     except (ImportError, AttributeError) as error:
@@ -102,6 +117,36 @@ def load_skeleton(
         ) from error
     except Exception as error:  # damaged bytes may call anything with anything
         raise AdapterError(adapter, f"the skeleton cannot be read: {error}") from error
+
+
+def try_back(adapter: str, obj: object, rows: Mapping[str, Array], load: Callable[[dict[str, Array]], object]) -> None:
+    """Load what was just taken apart, to see that it can come back. This runs code that the pickle names.
+
+    Args:
+        adapter: The adapter's name, for errors.
+        obj: What was taken apart.
+        rows: Of it. They are copied, but not if they are large: then zeros stand for them, which take no memory.
+        load: Loads the object from rows.
+
+    Raises:
+        AdapterError: It cannot be loaded.
+    """
+    is_small = sum(row.nbytes for row in rows.values()) <= _MAX_COPIED_BYTES
+    try:
+        load(
+            {
+                name: np.array(row, order="C") if is_small else np.zeros(row.shape, row.dtype)
+                for name, row in rows.items()
+            }
+        )
+    except AdapterError as error:
+        # What zeros do not fit, values may.
+        if is_small or isinstance(error.__cause__, TypeError | AttributeError | ImportError):
+            raise AdapterError(
+                adapter,
+                f"a {type(obj).__name__} can be pickled but not loaded again, so it is not stored "
+                f"({error.reason}): store what it is made from, such as a state dict or its arrays, instead",
+            ) from error
 
 
 class _SkeletonPickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -113,6 +158,8 @@ class _SkeletonPickler(cloudpickle.Pickler):  # type: ignore[misc]
         for table in reversed(cloudpickle.Pickler.dispatch_table.maps):
             self.dispatch_table.update(table)
         self.dispatch_table[OrderedDict] = _reduce_ordered_dict
+        for kind in _NOT_AS_OTHERS:
+            self.dispatch_table.pop(kind, None)
         # pickle takes true for "stays in the pickle".
         leave = None if take_buffer is None else lambda buffer: not take_buffer(buffer)
         super().__init__(file, protocol=5, buffer_callback=leave)

@@ -58,9 +58,10 @@ class Node:
         """Whether the pickle refers to it more than once."""
 
 
-def read_tree(skeleton: Array) -> Any:
-    """Read the tree of a skeleton that this process has made."""
-    return _TreeReader(io.BytesIO(skeleton[len(MAGIC) :].tobytes())).load()
+def read_tree(skeleton: Array) -> tuple[Any, set[str]]:
+    """Read the tree of a skeleton that this process has made, and the names of the classes and functions in it."""
+    reader = _TreeReader(io.BytesIO(skeleton[len(MAGIC) :].tobytes()))
+    return reader.load(), reader.names
 
 
 class _TreeReader(pickle._Unpickler):  # type: ignore[name-defined,misc]  # the one written in Python
@@ -69,6 +70,7 @@ class _TreeReader(pickle._Unpickler):  # type: ignore[name-defined,misc]  # the 
     dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)  # type: ignore[attr-defined]
 
     def load(self) -> Any:
+        self.names: set[str] = set()
         # Python's own goes through a layer that knows of frames, which only say how much to read from a file at once.
         read = self.read = self._file_read
         self.metastack: list[list[Any]] = []
@@ -85,6 +87,7 @@ class _TreeReader(pickle._Unpickler):  # type: ignore[name-defined,misc]  # the 
         self.read(8)
 
     def find_class(self, module: str, name: str) -> Named:
+        self.names.add(f"{module}:{name}")
         return Named(f"{module}:{name}")
 
     def get_extension(self, code: int) -> None:

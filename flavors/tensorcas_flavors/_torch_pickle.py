@@ -31,13 +31,11 @@ from tensorcas_mlflow.errors import AdapterError
 if TYPE_CHECKING:
     import torch
 
-_LARGE_BYTES = 1024
-"""Arrays of this size are rows wherever they are."""
 _FORGOTTEN = ("_optimizer_", "_zero_grad_", "_warned_", "_patch_")
 _loading: ContextVar[_PutBack] = ContextVar("_loading")
 
 
-def dump(obj: object, rows: Rows, tree: TreeWriter) -> bytes:
+def dump(obj: object, rows: Rows, tree: TreeWriter) -> tuple[bytes, set[type]]:
     """Pickle an object without its tensors, making rows of those that have none.
 
     Args:
@@ -45,20 +43,24 @@ def dump(obj: object, rows: Rows, tree: TreeWriter) -> bytes:
         rows: Rows of the object's state dicts.
         tree: What wrote the object's tree.
 
+    Returns:
+        The pickle, and the classes of what is in it.
+
     Raises:
         AdapterError: Something in it cannot be pickled, or a tensor has no exact array.
     """
     buffer = io.BytesIO()
     buffer.write(MAGIC)
     try:
-        _Pickler(buffer, rows, tree).dump(obj)
+        pickler = _Pickler(buffer, rows, tree)
+        pickler.dump(obj)
     except AdapterError:
         raise
     except Exception as error:  # pickling runs code of the model's classes, which may raise anything
         raise pytorch_error(
             f"a {type(obj).__name__} cannot be pickled: {error}. Store the state_dict() of what it is about instead"
         ) from error
-    return buffer.getvalue()
+    return buffer.getvalue(), pickler.kinds
 
 
 def load(skeleton: Array, rows: Mapping[str, Array], tensors: Mapping[str, torch.Tensor]) -> Any:
@@ -134,7 +136,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._tensors = (torch.nn.Parameter, torch.Tensor)
         self._rows = rows
         self._tree = tree
-        self._plain: set[type] = set()
+        self.kinds: set[type] = set()
         self._unnamed = itertools.count()
         self._paths: dict[int, str] | None = None
 
@@ -146,7 +148,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             # What it reduces itself to, without the search for slots that it cannot remember the result of; a module
             # holds a dozen of them.
             return OrderedDict, (), vars(part) or None, None, iter(part.items())
-        if kind in self._plain and id(part) not in self._tree.unwrapped:
+        if kind in self.kinds and id(part) not in self._tree.unwrapped:
             return NotImplemented
         if issubclass(kind, type | types.FunctionType):
             reduced = super().reducer_override(part)
@@ -177,13 +179,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             rest = {name: value for name, value in rest.items() if name != "step" and not name.startswith(_FORGOTTEN)}
             if rest:
                 return bare, (kind,), (own, rest), None, None, optimizer_state
-        self._plain.add(kind)
+        self.kinds.add(kind)
         return NotImplemented
 
     def _array(self, part: Array) -> Any:
         row = self._tree.arrays.get(id(part))
-        if row is None and part.nbytes < _LARGE_BYTES:
-            return NotImplemented
         try:
             dtype = dtypes.dtype_name(part.dtype)
         except ValueError:

@@ -99,6 +99,10 @@ def refusal(tensor: torch.Tensor) -> str | None:
         return f"has the layout {tensor.layout}: make it dense with to_dense()"
     if tensor.is_meta:
         return "is on the meta device and has no values: load the weights before storing the model"
+    if torch._is_functional_tensor(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return "belongs to a transformation of torch.func that is under way: store it when that is over"
+    if tensor._is_zerotensor():
+        return "is a ZeroTensor, which has no memory: store torch.zeros_like() of it"
     if tensor.is_conj() or tensor.is_neg():
         return "is a lazy conjugate or negative: use resolve_conj() or resolve_neg() first"
     return None

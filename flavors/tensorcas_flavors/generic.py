@@ -14,13 +14,15 @@ import numpy as np
 from tensorcas_flavors._generic_facts import REMEDY, Facts, facts_of, plan_values, with_facts
 from tensorcas_flavors._generic_parts import PartsToPutBack, TakenParts
 from tensorcas_flavors._named_code import named_modules, pinned_packages
-from tensorcas_flavors._pickling import dump_skeleton, is_pickle, load_skeleton
+from tensorcas_flavors._pickling import dump_skeleton, is_pickle, load_skeleton, try_back
 from tensorcas_mlflow.adapter import SKELETON, Adapter, Array
 from tensorcas_mlflow.content_cuts import MIN_BYTES, content_cuts
 from tensorcas_mlflow.errors import AdapterError
 
 _NUMBERS = (int, float, complex, np.generic)
 _TEXTS = (str, bytes, bytearray, memoryview, PurePath)
+_COME_BACK: set[str] = set()
+"""Classes and functions that pickles of this process named which were seen to come back: others are tried."""
 _NO_MODELS = (type(None), type, ModuleType, set, frozenset, *_NUMBERS, *_TEXTS)
 
 
@@ -52,8 +54,12 @@ class GenericAdapter(Adapter):
         Raises:
             AdapterError: Something in the object cannot be pickled.
         """
-        parts, skeleton, facts = self._take_apart(model)
-        return {**parts.rows(), SKELETON: with_facts(skeleton, facts)}
+        parts, skeleton, facts, memo = self._take_apart(model)
+        rows = {**parts.rows(), SKELETON: with_facts(skeleton, facts)}
+        if not facts.code <= _COME_BACK:
+            try_back(self.name, model, rows, lambda copies: self._load(copies, memo))
+            _COME_BACK.update(facts.code)
+        return rows
 
     def reconstruct(self, tensors: Mapping[str, Array], original: Any = None, **options: Any) -> Any:
         """Unpickle an object, or fill one that is alive.
@@ -72,8 +78,7 @@ class GenericAdapter(Adapter):
         if original is not None:
             self._fill(original, tensors)
             return original
-        parts = PartsToPutBack(self.name, tensors)
-        return load_skeleton(self.name, parts.row(SKELETON), parts.put_back, buffers=parts.buffers())
+        return self._load(tensors)
 
     def cuts(self, tensors: Mapping[str, Array]) -> dict[str, Sequence[int]]:
         """Cut rows of bytes, and the skeleton, by content."""
@@ -112,14 +117,25 @@ class GenericAdapter(Adapter):
         """
         return pinned_packages({"cloudpickle", "numpy"} | named_modules(tensors[SKELETON]))
 
-    def _take_apart(self, model: Any) -> tuple[TakenParts, Array, Facts]:
+    def _load(self, tensors: Mapping[str, Array], live: Mapping[int, object] | None = None) -> Any:
+        """Unpickle an object; with ``live``, what its pickle remembers, see that each comes back as what it was."""
+        parts = PartsToPutBack(self.name, tensors)
+        memo: dict[int, object] | None = None if live is None else {}
+        model = load_skeleton(self.name, parts.row(SKELETON), parts.put_back, buffers=parts.buffers(), memo=memo)
+        for number, part in (live or {}).items():
+            again = type((memo or {}).get(number, part))
+            if again is not type(part):
+                raise AdapterError(self.name, f"its {type(part).__name__} would come back as a {again.__name__}")
+        return model
+
+    def _take_apart(self, model: Any) -> tuple[TakenParts, Array, Facts, dict[int, object]]:
         parts = TakenParts(model)
         memo: dict[int, object] = {}
         skeleton = dump_skeleton(self.name, model, parts.take_out, take_buffer=parts.take_buffer, memo=memo)
-        return parts, skeleton, facts_of(skeleton, memo)
+        return parts, skeleton, facts_of(skeleton, memo), memo
 
     def _fill(self, original: Any, tensors: Mapping[str, Array]) -> None:
-        parts, _, facts = self._take_apart(original)
+        parts, _, facts, _ = self._take_apart(original)
         rows = parts.rows()
         stored = tensors.keys() - {SKELETON}
         if stored != rows.keys():

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from tensorcas_flavors._named_code import named_modules, pinned_packages
-from tensorcas_flavors._pickling import is_pickle
+from tensorcas_flavors._pickling import is_pickle, try_back
 from tensorcas_flavors._torch_fill import fill
 from tensorcas_flavors._torch_layout import Layout, as_tensors, read_layout, skeleton_cuts
 from tensorcas_flavors._torch_pickle import dump, load
@@ -38,6 +38,8 @@ _LIVE = {
 }
 _ATOMS = frozenset([str, int, float, bytes, bool, type(None)])
 _MAX_CONTAINERS = 100_000
+_COME_BACK: set[type] = set()
+"""Classes of live objects that were seen to come back from their pickle in this process: others are tried."""
 
 
 class PyTorchAdapter(Adapter):
@@ -70,16 +72,16 @@ class PyTorchAdapter(Adapter):
         """Take modules, optimizers and the like, and dicts, lists and tuples with one or with a tensor at any depth."""
         if "torch" not in sys.modules:
             return False
-        if not isinstance(model, Mapping | list | tuple):
+        if not issubclass(type(model), Mapping | list | tuple):
             return _is_live(model)
         stack: list[Any] = [model]
         seen = {id(model)}
         while stack and len(seen) < _MAX_CONTAINERS:
             part = stack.pop()
-            for value in part.values() if isinstance(part, Mapping) else part:
+            for value in part.values() if issubclass(type(part), Mapping) else part:
                 if type(value) in _ATOMS:
                     continue
-                if isinstance(value, Mapping | list | tuple):
+                if issubclass(type(value), Mapping | list | tuple):
                     if id(value) not in seen:
                         seen.add(id(value))
                         stack.append(value)
@@ -104,12 +106,18 @@ class PyTorchAdapter(Adapter):
         tree = TreeWriter(rows)
         try:
             node = tree.node(model, "")
-            pickled = dump(tree.unwrapped.get(id(model), model), rows, tree) if tree.needs_pickle else b""
+            pickled, kinds = b"", set[type]()
+            if tree.needs_pickle:
+                pickled, kinds = dump(tree.unwrapped.get(id(model), model), rows, tree)
             text = Layout(storages=rows.storages(), kinds=rows.kinds, tree=node, values=tree.values).encode()
         except RecursionError as error:
             raise pytorch_error(f"the {type(model).__name__} is nested too deep") from error
         tail = len(text).to_bytes(8, "little") if pickled else b""
-        return rows.arrays | {SKELETON: np.frombuffer(pickled + text + tail, dtype=np.uint8)}
+        arrays = rows.arrays | {SKELETON: np.frombuffer(pickled + text + tail, dtype=np.uint8)}
+        if not kinds <= _COME_BACK:
+            try_back(self.name, model, arrays, self.reconstruct)
+            _COME_BACK.update(kinds)
+        return arrays
 
     def reconstruct(self, tensors: Mapping[str, Array], original: Any = None, **options: Any) -> Any:
         """Put a model or training state together again, using the memory of the arrays.
