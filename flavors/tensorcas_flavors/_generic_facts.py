@@ -4,8 +4,8 @@ With ``into=`` no stored pickle is read. So the skeleton goes on after its pickl
 
 * ``values``: the plain values (`_plain_values`) that lie openly in the object: in lists, dicts, sets and deques, and in
   attributes of objects that pickle by their attributes. These can be filled in.
-* ``rest``: a digest of all else: of classes, keys, sizes, tuples, and of what objects say of themselves that decide what
-  is pickled of them. A live object of which it is another is refused.
+* ``rest``: a digest of all else: of classes, keys, sizes, tuples, and of what objects say of themselves that decide
+  what is pickled of them. A live object of which it is another is refused.
 * ``parts``: a short digest of each attribute or item of the object itself, so that a refusal can name one.
 
 A digest does not depend on what is one object and what is an equal one, where nobody can change either; nor on the
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from hashlib import blake2b
@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 import numpy as np
 
-from tensorcas_flavors._generic_parts import ARRAY, MEMBER
+from tensorcas_flavors._generic_parts import MEMBER
 from tensorcas_flavors._plain_values import Encoder, NotPlainError, decode, is_value, read_tail, with_tail
 from tensorcas_flavors._skeleton_tree import BYTEARRAY, CALL, DICT, FROZENSET, LIST, SET, Named, Node, Part, read_tree
 from tensorcas_mlflow.adapter import Array
@@ -296,10 +296,10 @@ class _Walk:
 
     def _visit_row(self, visit: _Visit) -> list[_Step]:
         ref = visit.part.ref
+        facts: Sequence[Any] = ()
         if type(ref) is str or ref[0] == MEMBER:
             key = ref if type(ref) is str else ref[1:3]
             self._tokens.append(repr(ref))
-            facts = ()
         else:
             word, key, _, *facts = ref
             self._tokens.append(f"{word} {key}")
@@ -336,9 +336,10 @@ class _Walk:
     def _live(self, part: Node) -> Any:
         return None if part.number is None else self._memo.get(part.number)
 
-    def _elements(self, visit: _Visit, elements: Sequence[Any], live: Any = None) -> list[_Step]:
-        """Return visits of elements; ``live`` is the list or deque that they can be changed in."""
-        put = deque.__setitem__ if isinstance(live, deque) else list.__setitem__
+    def _elements(
+        self, visit: _Visit, elements: Sequence[Any], live: Any = None, put: Callable[..., None] = list.__setitem__
+    ) -> list[_Step]:
+        """Return visits of elements; ``live`` is the list, deque or array that ``put`` changes them in."""
         return [
             _Visit(
                 each,
@@ -398,17 +399,17 @@ class _Walk:
         if content is not None:
             return [*steps, *self._say_value(visit._replace(put=None), content, live)]
         has_own = opened and _pickles_its_items(live)
-        steps += self._elements(visit if has_own else closed, node.elements, live if has_own else None)
+        put = deque.__setitem__ if isinstance(live, deque) else list.__setitem__
+        steps += self._elements(visit if has_own else closed, node.elements, live if has_own else None, put)
         return steps + self._pairs(visit if has_own else closed, node.pairs, live if has_own else None)
 
     def _state(self, visit: _Visit, live: Any, state: Any) -> list[_Step]:
         """Return visits of what BUILD is given: attributes can be changed if it is given all of them as they are."""
         closed = visit._replace(is_open=False, put=None)
-        kind = type(live)
+        kind: Hashable = type(live)
         if kind is np.ndarray and type(state) is tuple and type(state[-1]) is Node:
-            elements = self._elements(visit, state[-1].elements)
-            if live.flags.c_contiguous and live.flags.writeable:
-                elements = [each._replace(put=partial(_put_flat, live, i)) for i, each in enumerate(elements)]  # type: ignore[union-attr]
+            can_put = live.flags.c_contiguous and live.flags.writeable
+            elements = self._elements(visit, state[-1].elements, live if can_put else None, _put_flat)
             return [closed._replace(part=state[:-1]), *elements]
         attributes, slots = state, None
         if type(state) is tuple and len(state) == 2 and _pickles_by_default(kind):
@@ -445,31 +446,28 @@ def _name_of(function: Any) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _pickles_by_default(kind: type) -> bool:
+def _pickles_by_default(kind: Hashable) -> bool:
     """Tell whether objects of a class leave it to Python what is pickled of them."""
-    return (
-        kind.__reduce_ex__ is object.__reduce_ex__
-        and kind.__reduce__ is object.__reduce__  # type: ignore[comparison-overlap]
-        and kind.__getstate__ is object.__getstate__
-        and kind not in cloudpickle.Pickler.dispatch_table
-    )
+    ways = [getattr(kind, name) is getattr(object, name) for name in ("__reduce_ex__", "__reduce__", "__getstate__")]
+    return all(ways) and kind not in cloudpickle.Pickler.dispatch_table
 
 
 def _pickles_its_items(live: Any) -> bool:
-    kind = type(live)
+    """Tell whether a list or dict of some class pickles the items that it holds."""
+    kind: Any = type(live)
     if kind in _COLLECTIONS:
         return True
-    is_sequence = isinstance(live, list) and kind.__iter__ is list.__iter__
-    is_mapping = isinstance(live, dict) and kind.items is dict.items  # type: ignore[comparison-overlap]
+    is_sequence = issubclass(kind, list) and kind.__iter__ is list.__iter__
+    is_mapping = issubclass(kind, dict) and kind.items is dict.items
     return (is_sequence or is_mapping) and _pickles_by_default(kind)
 
 
 @lru_cache(maxsize=4096)
-def _may_change(kind: type) -> bool:
+def _may_change(kind: Hashable) -> bool:
     """Tell whether attributes of a class's objects may be set: it is not frozen, nor equal by what it holds."""
     is_frozen = getattr(getattr(kind, "__dataclass_params__", None), "frozen", False)
-    return not is_frozen and (kind.__hash__ is None or kind.__hash__ is object.__hash__)
+    return not is_frozen and getattr(kind, "__hash__", None) in (None, object.__hash__)
 
 
 def _is_named_tuple(kind: type) -> bool:
-    return issubclass(kind, tuple) and getattr(kind.__getnewargs__, "__module__", None) == "collections"
+    return issubclass(kind, tuple) and getattr(getattr(kind, "__getnewargs__", None), "__module__", "") == "collections"

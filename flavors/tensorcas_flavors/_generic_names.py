@@ -128,9 +128,8 @@ def _slots(kind: type) -> Iterator[tuple[str, Any]]:
     """Yield the descriptors that read memory. What else stands in a class may run code, a property to begin with."""
     for cls in kind.__mro__:
         for name, value in vars(cls).items():
-            if type(value) is MemberDescriptorType and not name.startswith("__"):
-                yield name, value
-            elif name == "__dict__" and type(value) in (MemberDescriptorType, GetSetDescriptorType):
+            is_slot = type(value) is MemberDescriptorType and not name.startswith("__")
+            if is_slot or (name == "__dict__" and type(value) in (MemberDescriptorType, GetSetDescriptorType)):
                 yield name, value
 
 

@@ -1,11 +1,14 @@
 """What is taken out of a pickle of any Python object, and put back: arrays, long strings and bytes, buffers.
 
-Each becomes one row, but small arrays of which there are many alike are one row together. A row is named by the path
-that leads to the part, or else numbered, by what it is: ``__array__/0``, ``__bytes__/0``, ``__buffer__/0``. The
-reference to an array is the name of its row. Other references are tuples of the part's kind, its row and a number; equal
-numbers are one object. For an array that its row alone does not say all of, they go on with its memory order, whether it
-is writable, its dtype and its shape; for a member of a family, whose number it has in it, with its first element and
-its shape. What is no part but a value, such as a date, is spelled out in its reference; see `_plain_values`.
+Each becomes one row; small arrays of which there are many alike are one row together. A row is named by the path that
+leads to the part, or else numbered, by what it is: ``__array__/0``, ``__bytes__/0``, ``__buffer__/0``.
+
+The reference to an array is the name of its row. Other references are tuples of a word, the row's name and a number;
+equal numbers are one object. They go on with what the row alone does not say:
+
+* ``array``: the memory order, whether it is writable, the dtype and the shape;
+* ``member``, of a family, whose number is its place in it: its first element and its shape;
+* ``value``: what is no part but a value, such as a date, is spelled out; see `_plain_values`.
 """
 
 from __future__ import annotations

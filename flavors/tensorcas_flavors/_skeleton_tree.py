@@ -64,10 +64,14 @@ def read_tree(skeleton: Array) -> tuple[Any, set[str]]:
     return reader.load(), reader.names
 
 
-class _TreeReader(pickle._Unpickler):  # type: ignore[name-defined,misc]  # the one written in Python
+_PYTHONS: Any = vars(pickle)["_Unpickler"]
+"""The unpickler that is written in Python."""
+
+
+class _TreeReader(_PYTHONS):  # type: ignore[misc]
     """Python's own unpickler, with nodes where it would import, call and change."""
 
-    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)  # type: ignore[attr-defined]
+    dispatch: ClassVar[dict[int, Any]] = dict(_PYTHONS.dispatch)
 
     def load(self) -> Any:
         self.names: set[str] = set()

@@ -9,7 +9,7 @@ Strings are referred to by number: they are most of a skeleton and, unlike the r
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from hashlib import blake2b
 from typing import Any
 
@@ -73,6 +73,11 @@ class TakenParts:
         except KeyError:
             take = self._takers[kind] = self._taker(kind)
         return None if take is None else take(part)
+
+    @property
+    def kinds(self) -> Set[type]:
+        """The classes of what the pickle holds."""
+        return self._takers.keys()
 
     def tensors(self) -> dict[str, Array]:
         """Return what was taken as named arrays."""

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import PurePath
+from pickle import PickleBuffer
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -124,7 +125,7 @@ class GenericAdapter(Adapter):
         model = load_skeleton(self.name, parts.row(SKELETON), parts.put_back, buffers=parts.buffers(), memo=memo)
         for number, part in (live or {}).items():
             again = type((memo or {}).get(number, part))
-            if again is not type(part):
+            if again is not type(part) and type(part) is not PickleBuffer:
                 raise AdapterError(self.name, f"its {type(part).__name__} would come back as a {again.__name__}")
         return model
 

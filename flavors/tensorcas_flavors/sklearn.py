@@ -10,7 +10,7 @@ import numpy as np
 
 from tensorcas_flavors._forest import group_ends, is_table, odd_trees, tree_ends
 from tensorcas_flavors._named_code import named_modules, pinned_packages
-from tensorcas_flavors._pickling import dump_skeleton, is_pickle, load_skeleton
+from tensorcas_flavors._pickling import dump_skeleton, is_pickle, load_skeleton, try_back
 from tensorcas_flavors._sklearn_boosters import booster_cuts, booster_paths, split_off
 from tensorcas_flavors._sklearn_checks import check_objects
 from tensorcas_flavors._sklearn_facts import Facts, facts_of, read_facts, with_facts
@@ -22,6 +22,8 @@ from tensorcas_mlflow.adapter import SKELETON, Adapter, Array
 from tensorcas_mlflow.content_cuts import MIN_BYTES, content_cuts
 from tensorcas_mlflow.errors import AdapterError
 
+_COME_BACK: set[type] = set()
+"""Classes of parts of models that were seen to come back from their pickle in this process: others are tried."""
 _GROWING = PER_STAGE | {SEEDS}
 """Random numbers, one of each stage of an ensemble."""
 
@@ -53,7 +55,11 @@ class SklearnAdapter(Adapter):
         graph = walk(model, RESERVED)
         parts, skeleton = self._take_apart(model, graph)
         skeleton = with_facts(skeleton, facts_of(self.name, graph))
-        return {**parts.tensors(), **graph.number_rows(), SKELETON: skeleton}
+        tensors = {**parts.tensors(), **graph.number_rows(), SKELETON: skeleton}
+        if not parts.kinds <= _COME_BACK:
+            try_back(self.name, model, tensors, self.reconstruct)
+            _COME_BACK.update(parts.kinds)
+        return tensors
 
     def reconstruct(self, tensors: Mapping[str, Array], original: Any = None, **options: Any) -> Any:
         """Put an estimator together again, or fill one that is alive.

