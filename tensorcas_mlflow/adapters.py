@@ -6,8 +6,8 @@ import logging
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
-from tensorcas_mlflow.adapter import Adapter
-from tensorcas_mlflow.errors import AdapterError
+from tensorcas_mlflow.adapter import Adapter, Array, ModelAdapter
+from tensorcas_mlflow.errors import AdapterError, TensorCasError
 
 _logger = logging.getLogger(__name__)
 
@@ -48,6 +48,21 @@ def adapter_named(name: str) -> Adapter:
         if point.name == name:
             return _load(point)
     raise AdapterError("tensorcas", f"the model was stored by the adapter {name!r}, and there are only {_known()}")
+
+
+def take_apart(adapter: ModelAdapter, model: object) -> dict[str, Array]:
+    """Take a model apart with an adapter.
+
+    Raises:
+        AdapterError: It cannot be, whatever the adapter or the model's own code raised.
+    """
+    try:
+        return adapter.extract(model)
+    except TensorCasError:
+        raise
+    except Exception as error:
+        reason = f"a {type(model).__name__} cannot be taken apart: {type(error).__name__}: {error}"
+        raise AdapterError(getattr(adapter, "name", type(adapter).__name__), reason) from error
 
 
 @cache

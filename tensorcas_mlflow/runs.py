@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tensorcas_mlflow._rebuild import given, rebuild
 from tensorcas_mlflow._steps import as_step
 from tensorcas_mlflow.adapter import Adapter, Array, ModelAdapter
-from tensorcas_mlflow.adapters import adapter_for, adapter_named
+from tensorcas_mlflow.adapters import adapter_for, adapter_named, take_apart
 from tensorcas_mlflow.blob_names import list_dir
 from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES
 from tensorcas_mlflow.errors import AdapterError, CheckpointExistsError, CheckpointNotFoundError
@@ -109,7 +109,7 @@ class TensorCasStore:
         if not overwrite and self.store.ref(target.key) is not None:
             raise CheckpointExistsError(f"step {step} of run {self.run_id!r}")
         adapter = adapter_for(model) if self.adapter is None else self.adapter
-        tensors = adapter.extract(model)
+        tensors = take_apart(adapter, model)
         cuts = getattr(adapter, "cuts", None)
         with self.store.write_checkpoint(
             tensors,

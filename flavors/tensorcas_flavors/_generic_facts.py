@@ -406,24 +406,24 @@ class _Walk:
     def _state(self, visit: _Visit, live: Any, state: Any) -> list[_Step]:
         """Return visits of what BUILD is given: attributes can be changed if it is given all of them as they are."""
         closed = visit._replace(is_open=False, put=None)
-        kind: Hashable = type(live)
-        if kind is np.ndarray and type(state) is tuple and type(state[-1]) is Node:
+        cls: Any = type(live)
+        if cls is np.ndarray and type(state) is tuple and type(state[-1]) is Node:
             can_put = live.flags.c_contiguous and live.flags.writeable
             elements = self._elements(visit, state[-1].elements, live if can_put else None, _put_flat)
             return [closed._replace(part=state[:-1]), *elements]
         attributes, slots = state, None
-        if type(state) is tuple and len(state) == 2 and _pickles_by_default(kind):
+        if type(state) is tuple and len(state) == 2 and _pickles_by_default(cls):
             attributes, slots = state
         steps: list[_Step] = []
         if type(attributes) is Node and attributes.number is not None and self._live(attributes) is _attributes(live):
-            if _may_change(kind):
+            if _may_change(cls):
                 steps.append(_Visit(attributes, visit.path, True))
             else:
                 steps += self._pairs(visit, attributes.pairs, None)
         else:
             steps.append(closed._replace(part=attributes))
         if type(slots) is Node and slots.kind == DICT:
-            owner = live if _may_change(kind) else None
+            owner = live if _may_change(cls) else None
             steps += self._pairs(visit, slots.pairs, owner, object.__setattr__)
         elif slots is not None:
             steps.append(closed._replace(part=slots))

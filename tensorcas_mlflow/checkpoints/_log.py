@@ -15,7 +15,7 @@ from tensorcas_mlflow import config
 from tensorcas_mlflow._mlflow_errors import translate_errors
 from tensorcas_mlflow._steps import as_step
 from tensorcas_mlflow.adapter import SKELETON
-from tensorcas_mlflow.adapters import adapter_for
+from tensorcas_mlflow.adapters import adapter_for, take_apart
 from tensorcas_mlflow.checkpoints._background import saves
 from tensorcas_mlflow.checkpoints._find import series_of
 from tensorcas_mlflow.checkpoints._keep import Keep, prune
@@ -115,7 +115,7 @@ def log_checkpoint(
         log_metrics = config.logs_metrics()
     tracking_uri = mlflow.get_tracking_uri()
     adapter = adapter_for(state)
-    tensors = adapter.extract(state)
+    tensors = take_apart(adapter, state)
     saving = series.begin(
         step, tensors, flavor=adapter.name, cuts=adapter.cuts(tensors), overwrite=overwrite, policy=chosen
     )

@@ -15,7 +15,7 @@ from mlflow.tracking._model_registry import DEFAULT_AWAIT_MAX_SLEEP_SECONDS
 from tensorcas_mlflow._home import sends_files
 from tensorcas_mlflow._mlflow_errors import translate_errors
 from tensorcas_mlflow.adapter import Adapter, Array
-from tensorcas_mlflow.adapters import adapter_for
+from tensorcas_mlflow.adapters import adapter_for, take_apart
 from tensorcas_mlflow.errors import TensorCasError
 from tensorcas_mlflow.flavor._folder import Extras, Stored, write_folder
 from tensorcas_mlflow.flavor._places import Place, place_for, withdraw
@@ -85,7 +85,7 @@ def log_model(
         metadata=metadata,
     )
     # Before MLflow makes a logged model, so that a model that is refused leaves none behind.
-    flavor = _StoringFlavor(model, adapter, adapter.extract(model), extras)
+    flavor = _StoringFlavor(model, adapter, take_apart(adapter, model), extras)
     try:
         info: ModelInfo = Model.log(
             artifact_path=None,

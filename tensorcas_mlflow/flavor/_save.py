@@ -11,7 +11,7 @@ from mlflow.models import Model, ModelSignature
 
 from tensorcas_mlflow._mlflow_errors import translate_errors
 from tensorcas_mlflow._texts import check_path
-from tensorcas_mlflow.adapters import adapter_for
+from tensorcas_mlflow.adapters import adapter_for, take_apart
 from tensorcas_mlflow.flavor._folder import Extras, Stored, write_folder
 from tensorcas_mlflow.store import write_payload
 
@@ -62,7 +62,7 @@ def save_model(
         metadata=metadata,
     )
     check_path(os.fspath(path))
-    tensors = adapter.extract(model)
+    tensors = take_apart(adapter, model)
 
     def write_tensors(data: Path) -> Stored:
         manifest = write_payload(data, tensors, flavor=adapter.name, cuts=adapter.cuts(tensors))

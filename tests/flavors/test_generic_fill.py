@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -136,3 +140,99 @@ def test_views_of_one_array_are_left_as_they_were_if_the_stored_ones_disagree(ha
         ADAPTER.reconstruct(stored({"base": np.arange(200.0), "half": half}), live)
 
     assert not base.any()
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {},
+        [],
+        {"values": 3, "rest": "", "parts": ""},
+        {"values": [{"q": 1}]},
+        {"values": [{"t": 5}]},
+        {"values": [{"d": [[], 1]}]},
+        {"values": [{"v": ["numpy", "object", {"b": ""}]}]},
+        {"values": [{"v": ["numpy", "float64", {"b": "AA=="}]}]},
+        {"values": [{"v": ["os.system", "true"]}]},
+        {"values": [{"v": []}]},
+        {"values": [{"b": "?"}]},
+        {"values": [{"i": "x", "f": "y"}]},
+        {"values": []},
+        {"parts": "é"},
+        {"rest": 7},
+    ],
+)
+def test_facts_that_nobody_wrote_are_refused_and_nothing_is_changed(facts: Any) -> None:
+    rows = ADAPTER.extract({"w": np.ones(3), "n": 1})
+    sound = read_tail("test", rows[SKELETON], END)
+    hostile = {**sound, **facts} if facts and isinstance(facts, dict) else facts
+    live = {"w": np.zeros(3), "n": 0}
+
+    with pytest.raises(AdapterError):
+        ADAPTER.reconstruct(rows | {SKELETON: with_tail(HOSTILE, hostile, END)}, live)
+    assert (live["w"].tolist(), live["n"]) == ([0, 0, 0], 0)  # type: ignore[attr-defined]
+
+
+def test_a_tail_that_is_cut_or_nested_without_end_is_refused() -> None:
+    rows = ADAPTER.extract({"n": 1})
+    for tail in (b"", END, b"\xff" * 8 + END, b"[" * 100_000 + (100_000).to_bytes(8, "little") + END):
+        skeleton = np.frombuffer(HOSTILE.tobytes() + tail, dtype=np.uint8)
+
+        with pytest.raises(AdapterError):
+            ADAPTER.reconstruct(rows | {SKELETON: skeleton}, {"n": 0})
+
+
+def test_a_refusal_names_what_differs_and_the_way_out() -> None:
+    live = {"w": np.zeros(3), "net": {"layers": [np.zeros(2), (np.zeros(2), 3)]}}
+    other = {"w": np.zeros(3), "net": {"layers": [np.zeros(2), (np.zeros(2), 4)]}}
+
+    with pytest.raises(AdapterError, match=r"'net' differs in more than .*: load a new one, without into="):
+        ADAPTER.reconstruct(stored(other), live)
+
+
+def test_containers_keep_who_they_are() -> None:
+    inner: list[Any] = [1, {"a": 2}]
+    live = {"inner": inner, "losses": (losses := [0.5])}
+
+    ADAPTER.reconstruct(stored({"inner": [3, {"a": 4}], "losses": [0.5, 0.25]}), live)
+
+    assert live["inner"] is inner
+    assert live["losses"] is losses
+    assert live == {"inner": [3, {"a": 4}], "losses": [0.5, 0.25]}
+
+
+def test_a_set_of_texts_is_the_same_in_every_process() -> None:
+    program = (
+        "import sys, numpy as np; from tensorcas_flavors.generic import GenericAdapter;"
+        "rows = GenericAdapter().extract({'w': np.ones(3), 'k': ({'a', 'b', 'c', 'd'}, np.ones(2))});"
+        "sys.stdout.buffer.write(rows['__skeleton__'].tobytes())"
+    )
+    tails = set()
+    for seed in "123":
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True
+        )
+        tails.add(str(read_tail("test", np.frombuffer(done.stdout, dtype=np.uint8), END)))
+
+    assert len(tails) == 1
+
+
+def test_a_class_of_a_script_is_the_same_in_every_process(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, numpy as np\n"
+        "from tensorcas_mlflow.runs import TensorCasStore\n"
+        "class Net:\n"
+        "    rate = 0.5\n"
+        "    def __init__(self, n): self.w, self.n = np.full(3, n), n\n"
+        "    def twice(self): return 2 * self.w\n"
+        "store, net = TensorCasStore(sys.argv[1], 'run'), Net(int(sys.argv[2]))\n"
+        "if sys.argv[2] == '1': store.save(net, step=1)\n"
+        "else: print(store.load(1, original=net).twice().tolist(), net.n)\n"
+    )
+    for n in "12":
+        done = subprocess.run(
+            [sys.executable, script, tmp_path / "store", n], capture_output=True, check=True, text=True
+        )
+
+    assert done.stdout == "[2, 2, 2] 1\n"
