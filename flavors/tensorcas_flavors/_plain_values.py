@@ -19,7 +19,7 @@ import numpy as np
 from tensorcas_flavors._skeleton_tree import BYTEARRAY, DICT, FROZENSET, LIST, SET, Node, Part
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.dtypes import dtype_name, parse_dtype
-from tensorcas_mlflow.errors import AdapterError
+from tensorcas_mlflow.errors import AdapterError, FormatError
 
 VALUE = "value"
 """First word of the reference that stands for a value which pickle would call something to make."""
@@ -78,7 +78,7 @@ def make_value(adapter: str, word: Any, *facts: Any) -> Any:
     try:
         if make is not None:
             return make(*facts)
-    except (ValueError, TypeError, OverflowError, ArithmeticError):
+    except (ValueError, TypeError, ArithmeticError, FormatError):
         pass
     raise AdapterError(adapter, f"a value cannot be read: {(word, *facts)!r:.100}")
 
