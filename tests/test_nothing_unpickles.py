@@ -32,11 +32,17 @@ class Hostile:
         self._marker = str(marker)
 
     def __reduce__(self) -> Any:
-        return open, (self._marker, "w")
+        return go_off, (self._marker,)
 
     def __call__(self, truth: Any, answers: Any) -> Any:
         """Stand for an objective of XGBoost: squared error."""
         return answers - truth, np.ones_like(answers)
+
+
+def go_off(marker: str) -> Hostile:
+    """Make the file, and what a save wants to see come back."""
+    Path(marker).touch()
+    return Hostile(Path(marker))
 
 
 def make_pytorch(note: Any) -> Any:
@@ -99,7 +105,7 @@ class Case:
 
     def live(self) -> Any:
         """A model of the same structure, to be filled."""
-        return MAKERS[self.adapter](None)
+        return MAKERS[self.adapter](Hostile(self.marker) if self.adapter == "generic" else None)
 
     def load(self, **options: Any) -> Any:
         import mlflow
