@@ -67,7 +67,44 @@ _MAKES_VALUES = frozenset(
 
 Path = tuple[Any, ...]
 """A key and the path before it, or nothing."""
-Put = Callable[[Any], None]
+
+
+class Place(NamedTuple):
+    """Where an object holds a value that can be replaced."""
+
+    container: Any
+    """A list, dict, deque or array of objects; an object with slots; or the place of a tuple."""
+    key: Any
+
+    def get(self) -> Any:
+        """Return what is there."""
+        container = self.container
+        if type(container) is Place:
+            return container.get()[self.key]
+        for kind in _HOLDERS:
+            if isinstance(container, kind):
+                return kind.__getitem__(container, self.key)
+        return container.reshape(-1)[self.key] if type(container) is np.ndarray else getattr(container, self.key)
+
+    def put(self, value: Any) -> None:
+        """Put something else there; a tuple is made anew for it."""
+        container = self.container
+        if type(container) is Place:
+            held = container.get()
+            items = (*held[: self.key], value, *held[self.key + 1 :])
+            container.put(items if type(held) is tuple else tuple.__new__(type(held), items))
+            return
+        for kind in _HOLDERS:
+            if isinstance(container, kind):
+                kind.__setitem__(container, self.key, value)
+                return
+        if type(container) is np.ndarray:
+            container.reshape(-1)[self.key : self.key + 1].fill(value)
+        else:
+            object.__setattr__(container, self.key, value)
+
+
+_HOLDERS: tuple[Any, ...] = (list, dict, deque)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +116,8 @@ class Hole:
     """What stands there, as JSON."""
     container: Any
     """The list, dict, set, deque or bytearray that stands there; None for other values."""
-    put: Put | None
-    """Puts another value there; None if only the container's content can be changed."""
+    place: Place | None
+    """Where another value can be put; None if only the container's content can be changed."""
 
 
 class Facts(NamedTuple):
@@ -100,8 +137,8 @@ class Facts(NamedTuple):
 
 def facts_of(skeleton: Array, memo: Mapping[int, object]) -> Facts:
     """Say what an object holds whose skeleton was just made; ``memo`` has the objects in it by their numbers."""
-    root, names = read_tree(skeleton)
-    return _Walk(memo).run(root)._replace(code=names)
+    tree = read_tree(skeleton)
+    return _Walk(memo, tree.shared_tuples).run(tree.root)._replace(code=tree.code)
 
 
 def with_facts(skeleton: Array, facts: Facts) -> Array:
@@ -135,9 +172,9 @@ def plan_values(adapter: str, facts: Facts, skeleton: Array | None) -> Callable[
             continue
         new = decode(adapter, value)
         if hole.container is not None and _holds_alike(hole.container, new):
-            changes.append(lambda hole=hole, new=new: _assign(hole.container, new))  # type: ignore[misc]
-        elif hole.put is not None:
-            changes.append(lambda hole=hole, new=new: hole.put(new))  # type: ignore[misc]
+            changes.append(partial(_assign, hole.container, new))
+        elif hole.place is not None:
+            changes.append(partial(hole.place.put, new))
         else:
             raise _misfit(adapter, f"{_dotted(hole.path)!r} differs, and cannot be changed in place")
 
@@ -210,7 +247,7 @@ class _Visit(NamedTuple):
     path: Path
     is_open: bool
     """Whether the live object itself holds it, so that its content can be changed."""
-    put: Put | None = None
+    place: Place | None = None
     in_class: bool = False
     """Whether it is part of a class that travels by value: functions there go by their names."""
 
@@ -225,8 +262,9 @@ _Step = _Visit | _Cut
 class _Walk:
     """One pass over a tree, in the order of the pickle."""
 
-    def __init__(self, memo: Mapping[int, object]) -> None:
+    def __init__(self, memo: Mapping[int, object], shared_tuples: set[int]) -> None:
         self._memo = memo
+        self._shared_tuples = shared_tuples
         self._numbers: dict[int, int] = {}
         self._tokens: list[str] = []
         self._stack: list[_Step] = []
@@ -258,7 +296,7 @@ class _Walk:
         """Say what a part is itself, and return what it holds."""
         part, kind = visit.part, type(visit.part)
         if kind in _ATOMS:
-            if visit.put is None:
+            if visit.place is None:
                 self._say_atom(part)
                 return []
             return self._say_value(visit, self._encode(part))
@@ -276,7 +314,7 @@ class _Walk:
             return []
         if kind is tuple:
             self._tokens.append(f"tuple {len(part)}")
-            return self._elements(visit, part)
+            return self._elements(visit, part, None if id(part) in self._shared_tuples else visit.place)
         if part.kind == CALL:
             return self._visit_call(visit)
         self._tokens.append(f"{part.kind} {len(part.elements)} {len(part.pairs)}")
@@ -287,11 +325,11 @@ class _Walk:
         self._tokens.append(json.dumps(self._encode(part)) if part != part else repr(part))
 
     def _say_value(self, visit: _Visit, value: Any, container: Any = None) -> list[_Step]:
-        if visit.put is None and container is None:
+        if visit.place is None and container is None:
             self._tokens.append(json.dumps(value))
         else:
             self._tokens.append("?")
-            self._facts.holes.append(Hole(path=visit.path, value=value, container=container, put=visit.put))
+            self._facts.holes.append(Hole(path=visit.path, value=value, container=container, place=visit.place))
         return []
 
     def _visit_row(self, visit: _Visit) -> list[_Step]:
@@ -336,26 +374,16 @@ class _Walk:
     def _live(self, part: Node) -> Any:
         return None if part.number is None else self._memo.get(part.number)
 
-    def _elements(
-        self, visit: _Visit, elements: Sequence[Any], live: Any = None, put: Callable[..., None] = list.__setitem__
-    ) -> list[_Step]:
-        """Return visits of elements; ``live`` is the list, deque or array that ``put`` changes them in."""
+    def _elements(self, visit: _Visit, elements: Sequence[Any], holder: Any = None) -> list[_Step]:
+        """Return visits of elements; ``holder`` is the container, or the place of the tuple, that can be changed."""
         return [
-            _Visit(
-                each,
-                (visit.path, i),
-                visit.is_open,
-                None if live is None else partial(put, live, i),
-                visit.in_class,
-            )
+            _Visit(each, (visit.path, i), visit.is_open, None if holder is None else Place(holder, i), visit.in_class)
             for i, each in enumerate(elements)
         ]
 
-    def _pairs(
-        self, visit: _Visit, pairs: Sequence[tuple[Any, Any]], live: Any, put: Callable[..., None] = dict.__setitem__
-    ) -> list[_Step]:
-        """Return visits of keys and values; ``live`` is the dict, or object, that values can be changed in."""
-        keys = list(dict.keys(live)) if isinstance(live, dict) else [key for key, _ in pairs]
+    def _pairs(self, visit: _Visit, pairs: Sequence[tuple[Any, Any]], holder: Any) -> list[_Step]:
+        """Return visits of keys and values; ``holder`` is the dict, or object, that values can be changed in."""
+        keys = list(dict.keys(holder)) if isinstance(holder, dict) else [key for key, _ in pairs]
         is_said = visit.path == () and len(pairs) <= _MAX_SAID and not self._facts.names
         steps: list[_Step] = []
         for key, _ in pairs:
@@ -367,8 +395,8 @@ class _Walk:
                 steps.append(_Cut(str(live_key)))
             if type(key) not in _ATOMS:
                 steps.append(_Visit(key, path, False, None, visit.in_class))
-            put_here = None if live is None else partial(put, live, live_key)
-            steps.append(_Visit(value, path, visit.is_open, put_here, visit.in_class))
+            place = None if holder is None else Place(holder, live_key)
+            steps.append(_Visit(value, path, visit.is_open, place, visit.in_class))
         return steps
 
     def _visit_call(self, visit: _Visit) -> list[_Step]:
@@ -390,26 +418,25 @@ class _Walk:
         self._tokens.append(f"{how} {len(node.states)} {sizes}")
         steps: list[_Step] = [closed._replace(part=function)]
         if opened and _is_named_tuple(kind) and type(args) is tuple:
-            steps += self._elements(opened, args)
+            steps += self._elements(opened, args, None if node.is_shared else visit.place)
         else:
             steps.append(closed._replace(part=args))
         steps += [closed._replace(part=each) for each in keywords]
         for state in node.states:
             steps += self._state(opened, live, state) if opened else [closed._replace(part=state)]
         if content is not None:
-            return [*steps, *self._say_value(visit._replace(put=None), content, live)]
+            return [*steps, *self._say_value(visit._replace(place=None), content, live)]
         has_own = opened and _pickles_its_items(live)
-        put = deque.__setitem__ if isinstance(live, deque) else list.__setitem__
-        steps += self._elements(visit if has_own else closed, node.elements, live if has_own else None, put)
+        steps += self._elements(visit if has_own else closed, node.elements, live if has_own else None)
         return steps + self._pairs(visit if has_own else closed, node.pairs, live if has_own else None)
 
     def _state(self, visit: _Visit, live: Any, state: Any) -> list[_Step]:
         """Return visits of what BUILD is given: attributes can be changed if it is given all of them as they are."""
-        closed = visit._replace(is_open=False, put=None)
+        closed = visit._replace(is_open=False, place=None)
         cls: Any = type(live)
         if cls is np.ndarray and type(state) is tuple and type(state[-1]) is Node:
             can_put = live.flags.c_contiguous and live.flags.writeable
-            elements = self._elements(visit, state[-1].elements, live if can_put else None, _put_flat)
+            elements = self._elements(visit, state[-1].elements, live if can_put else None)
             return [closed._replace(part=state[:-1]), *elements]
         attributes, slots = state, None
         if type(state) is tuple and len(state) == 2 and _pickles_by_default(cls):
@@ -424,7 +451,7 @@ class _Walk:
             steps.append(closed._replace(part=attributes))
         if type(slots) is Node and slots.kind == DICT:
             owner = live if _may_change(cls) else None
-            steps += self._pairs(visit, slots.pairs, owner, object.__setattr__)
+            steps += self._pairs(visit, slots.pairs, owner)
         elif slots is not None:
             steps.append(closed._replace(part=slots))
         return steps
@@ -435,10 +462,6 @@ def _attributes(live: Any) -> Any:
         return object.__getattribute__(live, "__dict__")
     except AttributeError:
         return None
-
-
-def _put_flat(array: Array, i: int, value: Any) -> None:
-    array.reshape(-1)[i : i + 1].fill(value)
 
 
 def _name_of(function: Any) -> str:

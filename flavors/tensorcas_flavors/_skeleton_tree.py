@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from tensorcas_flavors._pickling import MAGIC
 from tensorcas_mlflow.adapter import Array
@@ -58,10 +58,20 @@ class Node:
         """Whether the pickle refers to it more than once."""
 
 
-def read_tree(skeleton: Array) -> tuple[Any, set[str]]:
-    """Read the tree of a skeleton that this process has made, and the names of the classes and functions in it."""
+class Tree(NamedTuple):
+    """The tree of one pickle."""
+
+    root: Any
+    code: set[str]
+    """Names of the classes and functions in it."""
+    shared_tuples: set[int]
+    """Ids of the tuples that the pickle refers to more than once."""
+
+
+def read_tree(skeleton: Array) -> Tree:
+    """Read the tree of a skeleton that this process has made."""
     reader = _TreeReader(io.BytesIO(skeleton[len(MAGIC) :].tobytes()))
-    return reader.load(), reader.names
+    return Tree(reader.load(), reader.names, reader.shared_tuples)
 
 
 _PYTHONS: Any = vars(pickle)["_Unpickler"]
@@ -75,6 +85,7 @@ class _TreeReader(_PYTHONS):  # type: ignore[misc]
 
     def load(self) -> Any:
         self.names: set[str] = set()
+        self.shared_tuples: set[int] = set()
         # Python's own goes through a layer that knows of frames, which only say how much to read from a file at once.
         read = self.read = self._file_read
         self.metastack: list[list[Any]] = []
@@ -110,6 +121,8 @@ class _TreeReader(_PYTHONS):  # type: ignore[misc]
         part = self.memo[int.from_bytes(self.read(n_bytes), "little")]
         if type(part) is Node:
             part.is_shared = True
+        elif type(part) is tuple:
+            self.shared_tuples.add(id(part))
         self.append(part)
 
     def _get_byte(self) -> None:

@@ -182,8 +182,8 @@ def test_a_tail_that_is_cut_or_nested_without_end_is_refused() -> None:
 
 
 def test_a_refusal_names_what_differs_and_the_way_out() -> None:
-    live = {"w": np.zeros(3), "net": {"layers": [np.zeros(2), (np.zeros(2), 3)]}}
-    other = {"w": np.zeros(3), "net": {"layers": [np.zeros(2), (np.zeros(2), 4)]}}
+    live = {"w": np.zeros(3), "net": {"layers": [np.zeros(2), (np.zeros(2), Path("a"))]}}
+    other = {"w": np.zeros(3), "net": {"layers": [np.zeros(2), (np.zeros(2), Path("b"))]}}
 
     with pytest.raises(AdapterError, match=r"'net' differs in more than .*: load a new one, without into="):
         ADAPTER.reconstruct(stored(other), live)

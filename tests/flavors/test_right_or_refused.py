@@ -184,7 +184,10 @@ FILLED: dict[str, Callable[[int], Any]] = {
     "dataclass with slots": lambda n: Slotted(np.full(3, n), n),
     "slots": Slots,
     "array of a frozen dataclass": lambda n: Frozen(np.full(3, n), 5),
-    "array of a named tuple": lambda n: {"p": Pair(np.full(3, n), 5)},
+    "named tuple": lambda n: {"p": Pair(np.full(3, n), n), "q": [Pair(Pair(n, (n, np.full(2, n))), n)]},
+    "array of a shared named tuple": lambda n: shared(Pair(np.full(3, n), 5)),
+    "random state of numpy": lambda n: {"w": np.full(3, n), "r": np.random.RandomState(n).get_state()},
+    "random state of Python": lambda n: {"w": np.full(3, n), "r": random.Random(n).getstate()},
     "deque": lambda n: {"d": deque([n] * n, maxlen=9), "e": deque([n, np.full(3, n)])},
     "collections": lambda n: {
         "a": OrderedDict(a=n),
@@ -213,7 +216,8 @@ FILLED: dict[str, Callable[[int], Any]] = {
 REFUSED: dict[str, Callable[[int], Any]] = {
     "own state": OwnState,
     "frozen dataclass": lambda n: {"p": Frozen(np.ones(3), n)},
-    "named tuple": lambda n: {"p": Pair(np.ones(3), n)},
+    "shared named tuple": lambda n: shared(Pair(np.ones(3), n)),
+    "shared tuple": lambda n: shared((np.ones(3), n)),
     "tuple": lambda n: (np.ones(3), n),
     "time zone": lambda n: {"t": datetime.datetime(2020, 1, n, tzinfo=datetime.UTC)},
     "enum": lambda n: {"e": Phase(n)},
