@@ -29,6 +29,8 @@ UNNAMED = "__array__/"
 RANDOM = "__random__/"
 ROWS = "#rows"
 
+_MIN_UNNAMED_BYTES = 256
+
 # Their instances hold nothing but attributes, and an ensemble has many of them.
 _ALIKE = ("sklearn.tree._classes", "sklearn.ensemble._hist_gradient_boosting.predictor")
 _MAX_TEMPLATES = 4
@@ -167,6 +169,8 @@ class TakenParts:
 
     def _take_unnamed(self, array: Array) -> Reference | None:
         """Take an array that only pickling brings to light, as the state of a random number generator."""
+        if array.nbytes < _MIN_UNNAMED_BYTES:
+            return None
         # numpy pickles the state of a RandomState twice, and each load needs an array of its own.
         content = (array.dtype, array.shape, blake2b(array.tobytes()).digest())
         if content in self._unnamed:

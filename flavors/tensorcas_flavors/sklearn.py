@@ -34,8 +34,8 @@ class SklearnAdapter(Adapter):
     """Takes any scikit-learn estimator, also nested ones and those of user code.
 
     Arrays of numbers become tensors named by the path of attributes that leads to them; many small alike ones become
-    one tensor (see `walk`). Trees become the table ``trees``. Masked arrays, memory maps, strings and objects stay in the
-    skeleton.
+    one tensor (see `walk`). Trees become the table ``trees``. Arrays that no attribute holds and that are smaller than
+    256 bytes stay in the skeleton, as do masked arrays, memory maps, strings and objects.
     """
 
     name: ClassVar[str] = "sklearn"
