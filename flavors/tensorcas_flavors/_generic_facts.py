@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 import cloudpickle
 import numpy as np
 
-from tensorcas_flavors._generic_parts import MEMBER
-from tensorcas_flavors._plain_values import Encoder, NotPlainError, decode, is_value, read_tail, with_tail
+from tensorcas_flavors._generic_parts import ARRAY, MEMBER
+from tensorcas_flavors._plain_values import Encoder, NotPlainError, decode, is_value, with_tail
 from tensorcas_flavors._skeleton_tree import BYTEARRAY, CALL, DICT, FROZENSET, LIST, SET, Named, Node, Part, read_tree
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.errors import AdapterError
@@ -143,12 +143,22 @@ def facts_of(skeleton: Array, memo: Mapping[int, object]) -> Facts:
 
 def with_facts(skeleton: Array, facts: Facts) -> Array:
     """Return a skeleton with facts at its end."""
+    return with_tail(skeleton, facts_json(facts), END)
+
+
+def facts_json(facts: Facts) -> dict[str, Any]:
+    """Return what is stored of facts."""
     values = [hole.value for hole in facts.holes]
-    return with_tail(skeleton, {"values": values, "rest": facts.rest, "parts": "".join(facts.parts)}, END)
+    return {"values": values, "rest": facts.rest, "parts": "".join(facts.parts)}
 
 
-def plan_values(adapter: str, facts: Facts, skeleton: Array | None) -> Callable[[], None]:
+def plan_values(adapter: str, facts: Facts, stored: Any) -> Callable[[], None]:
     """Find what of a live object is to be replaced by a stored value, and change nothing yet.
+
+    Args:
+        adapter: The adapter's name, for errors.
+        facts: Of the live object.
+        stored: What `facts_json` made of the stored one, or anything.
 
     Returns:
         What changes it. It cannot fail.
@@ -156,7 +166,6 @@ def plan_values(adapter: str, facts: Facts, skeleton: Array | None) -> Callable[
     Raises:
         AdapterError: The live object differs in something that only the pickle says.
     """
-    stored = read_tail(adapter, skeleton, END)
     try:
         values, rest, parts = stored["values"], stored["rest"], stored["parts"]
         is_sound = type(values) is list and type(parts) is str
@@ -334,13 +343,15 @@ class _Walk:
 
     def _visit_row(self, visit: _Visit) -> list[_Step]:
         ref = visit.part.ref
+        key: Any = ref
         facts: Sequence[Any] = ()
-        if type(ref) is str or ref[0] == MEMBER:
-            key = ref if type(ref) is str else ref[1:3]
-            self._tokens.append(repr(ref))
+        if type(ref) is tuple and ref[0] == ARRAY:
+            _, key, _, *facts = ref
+            self._tokens.append(f"row {key}")
         else:
-            word, key, _, *facts = ref
-            self._tokens.append(f"{word} {key}")
+            self._tokens.append(repr(ref))
+            if type(ref) is tuple:
+                key = ref[1:3] if ref[0] == MEMBER else ref[1]
         if not visit.is_open:
             self._facts.fixed.add(key)
         # How an array lies in memory, and whether it is read-only, is the live one's own business.

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tensorcas_flavors._generic_facts import plan_values
 from tensorcas_flavors._torch_fill_module import ROOT, ModuleFilling, copy_into, is_expanded, loses, warn_of_rounding
 from tensorcas_flavors._torch_read import Described, Opaque, find_opaque
 from tensorcas_flavors._torch_tensors import dtype_name, pytorch_error
-from tensorcas_flavors._torch_tree import is_live, is_tensor, unwrap
+from tensorcas_flavors._torch_tree import facts_of_opaque, is_live, is_tensor, unwrap
+from tensorcas_mlflow.errors import AdapterError
 
 if TYPE_CHECKING:
     import torch
@@ -78,7 +80,7 @@ class _Plan:
             return (
                 self._mapping(target, stored, path) if isinstance(target, Mapping) else self._list(target, stored, path)
             )
-        return target if isinstance(stored, Opaque) else self._plain(target, stored)
+        return self._plain(target, stored, path)
 
     def execute(self) -> None:
         """Fill everything."""
@@ -185,11 +187,14 @@ class _Plan:
         make = getattr(type(target), "_make", type(target))  # a named tuple's
         return make([*new, *target[len(new) :]])
 
-    def _plain(self, target: Any, stored: Any) -> Any:
+    def _plain(self, target: Any, stored: Any, path: str) -> Any:
         if isinstance(stored, Described):
             stored = stored.state
+        if isinstance(stored, Opaque):
+            self._opaque(target, stored, path)
+            return target
         if find_opaque(stored) is not None:
-            return self._without_opaque(target, stored)
+            return self._with_opaque(target, stored, path)
         if isinstance(target, np.ndarray) and isinstance(stored, np.ndarray):
             if target.dtype == stored.dtype and target.shape == stored.shape and target.flags.writeable:
                 self._steps.append(lambda: np.copyto(target, stored))
@@ -200,16 +205,31 @@ class _Plan:
             return target
         return stored
 
-    def _without_opaque(self, target: Any, stored: Any) -> Any:
-        """Leave what only a pickle says as it is."""
-        if not isinstance(target, MutableMapping) or not isinstance(stored, Mapping):
-            return target
-        for key, entry in stored.items():
-            if isinstance(entry, Opaque):
-                continue
-            old = target.get(key, _NOT_THERE)
-            new = self._plain(old, entry)
-            if new is not old and new is not _NOT_THERE:
+    def _opaque(self, target: Any, stored: Opaque, path: str) -> None:
+        """Fill in plain values of an object that only a pickle says, or see that it is equal."""
+        facts = facts_of_opaque(target)
+        reason = "only a pickle says it"
+        if facts is not None and stored.facts is not None:
+            try:
+                self._steps.append(plan_values("pytorch", facts, stored.facts))
+                return
+            except AdapterError as error:
+                reason = error.reason
+        raise pytorch_error(
+            f"{_where(path)} was stored as a {_kind(stored)} and cannot be filled ({reason}). Leave it out of what is "
+            "to be filled, or load a new one, without into= (or original=)"
+        )
+
+    def _with_opaque(self, target: Any, stored: Any, path: str) -> Any:
+        """Go through a container in which there is something that only a pickle says."""
+        is_mapping = isinstance(target, MutableMapping) and isinstance(stored, Mapping)
+        is_list = isinstance(target, list) and isinstance(stored, list) and len(target) == len(stored)
+        if not is_mapping and not is_list:
+            self._opaque(target, Opaque(kind=type(stored).__name__), path)
+        for key, entry in stored.items() if is_mapping else enumerate(stored):
+            old = target.get(key, _NOT_THERE) if is_mapping else target[key]
+            new = self._plain(old, entry, f"{path}.{key}")
+            if new is not old:
                 self._steps.append(lambda key=key, new=new: target.__setitem__(key, new))  # type: ignore[misc]
         return target
 

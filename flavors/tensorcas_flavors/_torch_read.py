@@ -40,6 +40,8 @@ class Opaque:
 
     kind: str
     """Its class."""
+    facts: Any = None
+    """What can be compared of it; see `facts_of_opaque`."""
 
 
 def read_stored(
@@ -148,7 +150,7 @@ class _TreeReader:
             "floats": lambda node: self._many(node, node["floats"], "float64"),
             "ref": lambda node: self._made[_index(node["ref"])],
             "object": self._object,
-            "opaque": lambda node: Opaque(kind=_of_kind(node["opaque"], str)),
+            "opaque": lambda node: Opaque(kind=_of_kind(node["opaque"], str), facts=node.get("facts")),
         }
 
     def read(self) -> Any:

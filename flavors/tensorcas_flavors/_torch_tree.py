@@ -15,7 +15,7 @@ the list of values, which numbers alone are in: what changes at every step lies 
 * ``{"ref": number}`` for an object met before; those that can change are numbered from 0 as they are met;
 * ``{"object": class, "state": node}`` for an object with ``state_dict``, and ``beside`` with a module's tensors that
   its state dict leaves out;
-* ``{"opaque": class}`` for what only the pickle says.
+* ``{"opaque": class}`` for what only the pickle says, with ``facts`` (see `_generic_facts`) if it can be compared.
 
 A value is a number of JSON, or a text: ``i`` and hex digits for a whole number of any size, ``f`` and ``c`` and the
 bits of a float or of the two of a complex number, ``s``, a dtype, a colon and the bytes of a numpy scalar.
@@ -27,14 +27,19 @@ import math
 import struct
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tensorcas_flavors._generic_facts import Facts, facts_json, facts_of
+from tensorcas_flavors._pickling import dump_skeleton
+from tensorcas_flavors._plain_values import is_taken, take_value
 from tensorcas_flavors._torch_rows import ARRAY, NUMBERS, Rows
-from tensorcas_flavors._torch_tensors import dtype_name, pytorch_error
+from tensorcas_flavors._torch_tensors import as_array, dtype_name, pytorch_error, refusal
 from tensorcas_mlflow import dtypes
 from tensorcas_mlflow.adapter import Array
+from tensorcas_mlflow.errors import AdapterError
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +48,7 @@ FACTORIES: dict[str, Any] = {
     kind.__name__: kind for kind in (list, dict, set, tuple, int, float, bool, str, OrderedDict, Counter)
 }
 """What a defaultdict may make its entries with to be stored without a pickle."""
+_MAX_COMPARED_BYTES = 1 << 20
 MANY = 32
 """Lists of so many whole numbers or floats are a row."""
 
@@ -264,7 +270,29 @@ class TreeWriter:
 
     def _opaque(self, value: object) -> Any:
         self.needs_pickle = True
-        return {"opaque": _qualname(value)}
+        node: dict[str, Any] = {"opaque": _qualname(value)}
+        facts = facts_of_opaque(value)
+        if facts is not None:
+            node["facts"] = facts_json(facts)
+        return node
+
+
+def facts_of_opaque(value: object) -> Facts | None:
+    """Return what there is to compare of a value that has no state dict; None if that is too much or pickle refuses."""
+
+    def take_out(part: object) -> tuple[Any, ...] | None:
+        if is_tensor(part) and refusal(part) is None and part.nbytes <= _MAX_COMPARED_BYTES:  # type: ignore[arg-type, attr-defined]
+            array = np.ascontiguousarray(as_array(part))  # type: ignore[arg-type]
+            return "tensor", dtype_name(part), array.shape, blake2b(array.tobytes()).hexdigest()  # type: ignore[arg-type]
+        if is_tensor(part) or is_live(part):
+            raise pytorch_error("it has a state of its own")
+        return take_value(part) if is_taken(type(part)) else None
+
+    memo: dict[int, object] = {}
+    try:
+        return facts_of(dump_skeleton("pytorch", value, take_out, memo=memo), memo)
+    except AdapterError:
+        return None
 
 
 def value_of(number: complex) -> Any:

@@ -12,10 +12,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tensorcas_flavors._generic_facts import REMEDY, Facts, facts_of, plan_values, with_facts
+from tensorcas_flavors._generic_facts import END, REMEDY, Facts, facts_of, plan_values, with_facts
 from tensorcas_flavors._generic_parts import PartsToPutBack, TakenParts
 from tensorcas_flavors._named_code import named_modules, pinned_packages
 from tensorcas_flavors._pickling import dump_skeleton, is_pickle, load_skeleton, try_back
+from tensorcas_flavors._plain_values import read_tail
 from tensorcas_mlflow.adapter import SKELETON, Adapter, Array
 from tensorcas_mlflow.content_cuts import MIN_BYTES, content_cuts
 from tensorcas_mlflow.errors import AdapterError
@@ -146,7 +147,7 @@ class GenericAdapter(Adapter):
             row = tensors[name]
             if live.dtype != row.dtype or live.shape != row.shape:
                 raise self._misfit(f"{name!r} is {live.dtype}{live.shape} in it, and {row.dtype}{row.shape} is stored")
-        fill_values = plan_values(self.name, facts, tensors.get(SKELETON))
+        fill_values = plan_values(self.name, facts, read_tail(self.name, tensors.get(SKELETON), END))
         changed: list[tuple[Array, Array]] = []
         for key, part in parts.parts.items():
             values = part.stored(tensors[part.name])

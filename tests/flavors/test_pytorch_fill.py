@@ -19,6 +19,7 @@ from tests.flavors.torch_models import ADAPTER, Holder, Tied, perceptron, raw, s
 from tests.flavors.torch_states import (
     OPTIMIZERS,
     SCHEDULERS,
+    Settings,
     as_plain,
     exactly,
     live_values,
@@ -143,20 +144,33 @@ class TestStates:
         assert raw(target["model"].state_dict()["_orig_mod.0.weight"]) == raw(model[0].weight)
         assert raw(target["other"].state_dict()["module.0.weight"]) == raw(model[0].weight)
 
-    def test_what_only_a_pickle_says_stays_as_it_is(self) -> None:
+    def test_what_only_a_pickle_says_is_left_if_it_is_equal_and_else_refused(self) -> None:
         rows = stored(trained() | live_values() | {"config": {"a": 1, "kind": nn.Linear}})
-        target = trained("adam", seed=1) | dict.fromkeys(live_values(), "mine") | {"config": {"a": 0, "kind": None}}
+        target = trained("adam", seed=1) | live_values() | {"config": {"a": 0, "kind": nn.Linear}}
 
         ADAPTER.reconstruct(rows, target)
 
-        assert [target[name] for name in live_values()] == ["mine"] * 3
-        assert target["config"] == {"a": 1, "kind": None}
+        assert target["config"] == {"a": 1, "kind": nn.Linear}
+        for name in live_values():
+            with pytest.raises(AdapterError, match=f"'{name}' was stored as .* Leave it out .* without into="):
+                ADAPTER.reconstruct(rows, trained("adam", seed=1) | {name: "mine"})
+        with pytest.raises(AdapterError, match=r"'config.kind' was stored as a type and cannot be filled"):
+            ADAPTER.reconstruct(rows, {"config": {"a": 0, "kind": nn.Conv1d}})
+
+    def test_plain_values_of_an_object_beside_a_module_are_filled(self) -> None:
+        target = trained() | {"settings": Settings(note="b")}
+
+        ADAPTER.reconstruct(stored(trained() | {"settings": Settings(width=9)}), target)
+
+        assert target["settings"] == Settings(width=9)
 
     def test_nothing_is_unpickled(self, tmp_path: Path) -> None:
         rows = stored(trained() | {"bomb": Bomb(tmp_path / "gone off")})
         (tmp_path / "gone off").unlink()  # a class is tried once, at its first save
 
-        ADAPTER.reconstruct(rows, trained() | {"bomb": None})
+        ADAPTER.reconstruct(rows, trained())
+        with pytest.raises(AdapterError, match="'bomb' was stored as a Bomb and cannot be filled"):
+            ADAPTER.reconstruct(rows, trained() | {"bomb": None})
         ADAPTER.weights(rows)
         ADAPTER.unpickles(rows)
         ADAPTER.cuts(rows)
