@@ -10,6 +10,7 @@ import numpy as np
 
 from tensorcas_flavors._generic_facts import plan_values
 from tensorcas_flavors._torch_fill_module import ROOT, ModuleFilling, copy_into, is_expanded, loses, warn_of_rounding
+from tensorcas_flavors._torch_pickle import attributes
 from tensorcas_flavors._torch_read import Described, Opaque, find_opaque
 from tensorcas_flavors._torch_tensors import dtype_name, pytorch_error
 from tensorcas_flavors._torch_tree import facts_of_opaque, is_live, is_tensor, unwrap
@@ -22,7 +23,7 @@ _KEPT = (list, dict, OrderedDict, defaultdict, Counter, set)
 _NOT_THERE = object()
 
 
-def fill(original: Any, stored: Any, *, strict: bool) -> Any:
+def fill(original: Any, stored: Any, *, strict: bool, elsewhere: Mapping[str, torch.Tensor] | None = None) -> Any:
     """Fill a live object in place.
 
     Args:
@@ -31,6 +32,7 @@ def fill(original: Any, stored: Any, *, strict: bool) -> Any:
         stored: What `read_stored` returned; it is used up.
         strict: Whether all entries of ``original`` must be there; for a module, as in ``load_state_dict``. Entries of a
             stored mapping that ``original`` does not name are left out either way.
+        elsewhere: Stored tensors that are attributes of modules and in no state dict, by their path.
 
     Returns:
         ``original``; if it is a tuple with plain values, a new one.
@@ -43,7 +45,7 @@ def fill(original: Any, stored: Any, *, strict: bool) -> Any:
             f"a {type(original).__name__} cannot be filled: give a module, another object with load_state_dict(), "
             "or a mapping or list of such"
         )
-    plan = _Plan(strict=strict)
+    plan = _Plan(strict=strict, elsewhere=elsewhere or {})
     try:
         filled = plan.part(original, stored, "")
     except RecursionError as error:
@@ -55,8 +57,9 @@ def fill(original: Any, stored: Any, *, strict: bool) -> Any:
 class _Plan:
     """What is to be done to fill one object."""
 
-    def __init__(self, *, strict: bool) -> None:
+    def __init__(self, *, strict: bool, elsewhere: Mapping[str, torch.Tensor]) -> None:
         self._strict = strict
+        self._elsewhere = elsewhere
         self._steps: list[Callable[[], object]] = []
         self._rounded: list[str] = []
         self._seen: set[tuple[int, int]] = set()
@@ -100,6 +103,9 @@ class _Plan:
             filling = ModuleFilling(target, state, beside, where=where, strict=self._strict)
             self._rounded += [f"{path}.{text}" if path else text for text in filling.rounded]
             self._steps.append(filling.execute)
+            for name, tensor in attributes(target, path) if self._elsewhere else ():
+                if name in self._elsewhere:
+                    self._tensor(tensor, self._elsewhere[name], name)
             return
         if isinstance(target, torch.optim.lr_scheduler.LRScheduler) and isinstance(state, dict):
             # It takes what it is given and keeps the rest.

@@ -207,7 +207,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _path(self, tensor: torch.Tensor) -> str:
         if self._paths is None:
             self._paths = {
-                id(part): path for start, module in self._tree.modules for path, part in _attributes(module, start)
+                id(part): path for start, module in self._tree.modules for path, part in attributes(module, start)
             }
         return self._paths.get(id(tensor)) or str(next(self._unnamed))
 
@@ -245,7 +245,7 @@ class _PutBack:
         return self._objects[number]
 
 
-def _attributes(module: torch.nn.Module, start: str) -> Iterator[tuple[str, torch.Tensor]]:
+def attributes(module: torch.nn.Module, start: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors that are attributes of a module or submodule, or one level down in a container there."""
     for prefix, part in module.named_modules(prefix=start):
         for attribute, value in vars(part).items():

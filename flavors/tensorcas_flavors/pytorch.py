@@ -128,8 +128,10 @@ class PyTorchAdapter(Adapter):
                 filled by it, whether it was stored live or as a state dict, and a module's non-persistent buffers too;
                 a tensor is copied into; a plain value is replaced by the stored one. Names may have the prefix of
                 ``DataParallel`` or ``torch.compile`` on either side. Where torch converts a dtype, one warning says
-                what may have been rounded. What only a pickle says stays as it is. What can be checked is checked
-                before anything is changed; if torch refuses later, a part is filled.
+                what may have been rounded. Of a module, tensors that are attributes of it are filled too, and other
+                attributes stay as they are. An object without a state dict gets the stored plain values, and is
+                refused if it differs in more. What can be checked is checked before anything is changed; if torch
+                refuses later, a part is filled.
             options: See the class.
 
         Raises:
@@ -145,7 +147,10 @@ class PyTorchAdapter(Adapter):
                 )
             parts = as_tensors(tensors, layout)
             stored = read_stored(layout, tensors, parts, skip_missing=True)
-            return fill(original, stored, strict=chosen.strict is not False)
+            elsewhere = {
+                name.removeprefix(ELSEWHERE): part for name, part in parts.items() if name.startswith(ELSEWHERE)
+            }
+            return fill(original, stored, strict=chosen.strict is not False, elsewhere=elsewhere)
         if chosen.strict is not None:
             raise pytorch_error("strict says how to fill a model: give one, or leave it out")
         if SKELETON not in tensors:

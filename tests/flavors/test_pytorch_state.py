@@ -114,14 +114,14 @@ class TestFilling:
         assert raw(model.decode.weight) == rows["encode.weight"].tobytes()
         assert model.decode.weight is model.encode.weight
 
-    def test_non_persistent_buffers_are_filled_and_other_tensors_left_alone(self) -> None:
+    def test_non_persistent_buffers_and_tensors_that_are_attributes_are_filled(self) -> None:
         def make(value: float) -> Holder:
             model = Holder(scale=torch.tensor(value), w=nn.Parameter(torch.tensor(value)))
             return model.with_buffer("mask", torch.full((2,), value), persistent=False)
 
         model = ADAPTER.reconstruct(stored(make(1.0)), make(2.0))
 
-        assert (model.w.item(), model.mask.tolist(), model.scale.item()) == (1.0, [1.0, 1.0], 2.0)
+        assert (model.w.item(), model.mask.tolist(), model.scale.item()) == (1.0, [1.0, 1.0], 1.0)
 
     def test_extra_state_is_set(self) -> None:
         assert ADAPTER.reconstruct(stored(Noted([1, 2])), Noted()).note == [1, 2]

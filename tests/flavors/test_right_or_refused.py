@@ -141,6 +141,14 @@ def module(n: int) -> Any:
     return torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
 
 
+class Attributes(torch.nn.Module):
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.linear = module(n)
+        self.scale, self.parts = torch.full((3,), float(n)), [torch.full((2,), float(n))]
+        self.register_buffer("buffer", torch.full((2,), float(n)), persistent=False)
+
+
 def training(n: int) -> Any:
     net = module(n)
     optimizer = torch.optim.Adam(net.parameters(), lr=n / 10)
@@ -275,7 +283,8 @@ def described(part: Any, met: dict[int, int] | None = None) -> Any:
             return met[id(part)]
         met[id(part)] = len(met)
     if isinstance(part, torch.nn.Module | torch.optim.Optimizer):
-        return kind, described(part.state_dict(), met)
+        own = {name: value for name, value in vars(part).items() if isinstance(part, Attributes) and name[0] != "_"}
+        return kind, described(part.state_dict(), met), described(own, met)
     if isinstance(part, torch.Tensor):
         return kind, part.dtype, part.tolist()
     if isinstance(part, np.ma.MaskedArray | pd.Series | pd.DataFrame):
