@@ -126,8 +126,9 @@ class Adapter(ABC):
 
         Args:
             tensors: What `extract` returned, read back: C-contiguous, writable, owned by the callee.
-            original: A live model of the same structure to fill in place. With it no pickle is read, ever, so what
-                only a pickle can say stays as it is in ``original``.
+            original: A live model of the same structure to fill in place. With it no pickle is read, ever. What was
+                stored and cannot be filled in without one must be equal in ``original``, or the call is refused and
+                ``original`` is as it was; an adapter documents what else stays as it is.
             options: Some of `options`, in the framework's own meaning of each.
 
         Returns:

@@ -31,8 +31,8 @@ _NO_MODELS = (type(None), type, ModuleType, set, frozenset, *_NUMBERS, *_TEXTS)
 class GenericAdapter(Adapter):
     """Takes what no other adapter takes: objects of users' own classes, dicts of arrays, models of other frameworks.
 
-    * An array of numbers, strings or times of 256 bytes or more is a row, as are strings and bytes of 4096 bytes or
-      more, and buffers that an object offers to pickle out of band. Rows of bytes are cut by content (`content_cuts`),
+    * An array of numbers, strings or times is a row, and many small ones that are alike are one; as are strings and
+      bytes of 4096 bytes or more, and buffers that an object offers to pickle out of band. Rows of bytes are cut by content (`content_cuts`),
       so that a text which grows in the middle is mostly what it was.
     * Everything comes back as pickle would bring it back: one object that is met twice is one object again, and two
       views of one array are two arrays. Memory order and the read-only flag of arrays are kept.
@@ -68,8 +68,8 @@ class GenericAdapter(Adapter):
 
         Args:
             tensors: What `extract` returned, read back.
-            original: An object whose own `extract` gives the same names, dtypes and shapes. Its arrays get the
-                stored values. What is not an array stays as it is in ``original``.
+            original: An object whose own `extract` gives the same names, dtypes and shapes. Its arrays and plain values
+                get the stored ones; all else must be equal.
             options: There are none.
 
         Raises:
