@@ -32,8 +32,8 @@ class GenericAdapter(Adapter):
     """Takes what no other adapter takes: objects of users' own classes, dicts of arrays, models of other frameworks.
 
     * An array of numbers, strings or times is a row, and many small ones that are alike are one; as are strings and
-      bytes of 4096 bytes or more, and buffers that an object offers to pickle out of band. Rows of bytes are cut by content (`content_cuts`),
-      so that a text which grows in the middle is mostly what it was.
+      bytes of 4096 bytes or more, and buffers that an object offers to pickle out of band. Rows of bytes are cut by
+      content (`content_cuts`), so that a text which grows in the middle is mostly what it was.
     * Everything comes back as pickle would bring it back: one object that is met twice is one object again, and two
       views of one array are two arrays. Memory order and the read-only flag of arrays are kept.
     * Models that hold no array, and models of which only a pickle's bytes change, are stored too; they cost more.
