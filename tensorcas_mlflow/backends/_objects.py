@@ -6,9 +6,10 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends._buckets import PART_BYTES, Bucket
@@ -23,8 +24,13 @@ _log = logging.getLogger(__name__)
 _NONCE_BYTES = 16
 
 _MOVE = b"\n\x00tensorcas: on its way to\x00"
-_USED_ONCE = "intents/"
-"""Keys below it never come again."""
+_INTENTS = "intents/"
+_NEVER_AGAIN = ("packs", "index", "manifests", "intents", "condemned", "census", "quarantine")
+"""Folders whose blobs have random names: what is deleted there is never written again."""
+_MAX_VOIDS = 1 << 17
+"""Known voids; beyond it all are forgotten, and each costs a request once more."""
+_PAGE = 512
+"""Keys of a listing that are looked at together."""
 _SPACES = (b" ", b"\t")
 _MOST_LOOKS = 256
 """From so many keys on, a listing of where they lie is mostly cheaper than a look at each, many at once."""
@@ -72,6 +78,8 @@ class ObjectBackend(Backend):
         self._bucket = bucket
         self._moved: dict[str, tuple[Token, Token]] = {}
         """By source what token the caller of a promote that did not come to its end knows, and the one it has now."""
+        self._voids: dict[str, Token] = {}
+        """By key the token of the void that was last seen there: it is read once, as no two objects have one token."""
 
     def put_new(self, key: str, pieces: Iterable[Buffer], *, durable: bool = True) -> Token:
         check_key(key)
@@ -109,11 +117,11 @@ class ObjectBackend(Backend):
         if move is not None and not self._prevent(move):
             self._remove_used(key)
             return False
-        if self._bucket.swap(key, new_void(), token) is None:
+        if not self._void(key, token):
             return False
         self._moved.pop(key, None)
         # Anywhere else somebody may have put a blob in the void's place by now.
-        if key.startswith(_USED_ONCE):
+        if key.startswith(_INTENTS):
             self._remove_used(key)
         return True
 
@@ -168,14 +176,13 @@ class ObjectBackend(Backend):
             raise CorruptError(key, f"it ends before byte {stop}")
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
-        for info in self._bucket.walk(check_key(prefix), after=after):
-            if _is_key(info.path) and (shown := self._shown(info)) is not None:
-                yield _blob_info(shown)
+        walk = (info for info in self._bucket.walk(check_key(prefix), after=after) if _is_key(info.path))
+        while page := list(islice(walk, _PAGE)):
+            yield from map(_blob_info, self._all_shown(page))
 
     def list_dir(self, prefix: str) -> Children:
         objects, names = self._bucket.children(check_key(prefix))
-        shown = [self._shown(info) for info in objects if _is_key(info.path)]
-        blobs = [_blob_info(info) for info in shown if info is not None]
+        blobs = [_blob_info(info) for info in self._all_shown([info for info in objects if _is_key(info.path)])]
         return sorted(blobs, key=lambda info: info.key), sorted(name for name in names if _is_key(name))
 
     def paths(self) -> Iterator[str]:
@@ -183,10 +190,21 @@ class ObjectBackend(Backend):
         return (info.path for info in self._bucket.walk(""))
 
     def delete(self, key: str) -> None:
-        self._bucket.delete(check_key(key))
+        if _comes_never_again(check_key(key)):
+            self._bucket.delete(key)
+            return
+        # A request to delete may be carried out a second time, at any later moment, and would take whatever is there
+        # by then. So the object is replaced, by a request that does nothing to any other.
+        first: bytes | None = None
+        while (found := self._bucket.get(key)) is not None:
+            blob, info = found
+            # What stands there now is another blob, unless a withdraw has changed the white space at its end.
+            if is_void(blob) or first not in (None, blob.rstrip()) or self._void(key, info.token):
+                return
+            first = blob.rstrip()
 
     def check_conditions(self) -> None:
-        key = f"{_USED_ONCE}{secrets.token_hex(_NONCE_BYTES)}"
+        key = f"{_INTENTS}{secrets.token_hex(_NONCE_BYTES)}"
         token = self._bucket.create(key, new_void())
         try:
             with suppress(TakenError):
@@ -203,7 +221,7 @@ class ObjectBackend(Backend):
         """Remove the voids of intents that were withdrawn by a call that did not come to remove them."""
         before = time.time() - older_than_s
         n_bytes = 0
-        for info in self._bucket.walk(_USED_ONCE.rstrip("/")):
+        for info in self._bucket.walk(_INTENTS.rstrip("/")):
             if info.modified_s <= before and self._shown(info) is None:
                 self._bucket.delete(info.path)
                 n_bytes += info.size
@@ -263,12 +281,47 @@ class ObjectBackend(Backend):
         found = self._bucket.get(dest)
         return found is not None and found[0].rstrip() == content.rstrip()
 
+    def _void(self, key: str, token: Token) -> bool:
+        """Put a void in the place of the object of a token; returns whether that was still there."""
+        void = self._bucket.swap(key, new_void(), token)
+        if void is not None:
+            self._note_void(key, void)
+        return void is not None
+
+    def _note_void(self, key: str, token: Token) -> None:
+        if len(self._voids) >= _MAX_VOIDS:
+            self._voids.clear()
+        self._voids[key] = token
+
     def _shown(self, info: ObjectInfo) -> ObjectInfo | None:
         """Describe what a caller sees of an object: None of a void."""
         if info.size != VOID_BYTES:
             return info
+        if self._voids.get(info.path) == info.token:
+            return None
         found = self._bucket.get(info.path)
-        return None if found is None or is_void(found[0]) else found[1]
+        if found is None:
+            return None
+        if is_void(found[0]):
+            self._note_void(info.path, found[1].token)
+            return None
+        return found[1]
+
+    def _all_shown(self, infos: Sequence[ObjectInfo]) -> Iterator[ObjectInfo]:
+        """Describe what a caller sees of some objects; what may be a void is looked at many at once."""
+        rest = [info for info in infos if info.size != VOID_BYTES or self._voids.get(info.path) != info.token]
+        doubtful = [info for info in rest if info.size == VOID_BYTES]
+        looks = threads.ordered_map(self._shown, doubtful, waits=True) if doubtful else ()
+        shown = dict(zip((info.path for info in doubtful), looks, strict=True))
+        for info in rest:
+            if (seen := shown.get(info.path, info)) is not None:
+                yield seen
+
+
+def _comes_never_again(key: str) -> bool:
+    """Tell whether a key that is deleted is never written to again; those of refs are, and all fixed names."""
+    folder, _, name = key.partition("/")
+    return folder in _NEVER_AGAIN and not name.startswith("@")
 
 
 def _renewed(blob: bytes) -> bytes:

@@ -234,8 +234,14 @@ def _execute(plan: GcPlan) -> GcReport:
     _check_understood(plan.store)
     n_aborted = sum(_abort(backend, key) for key in plan.stale_intents)
     for key in plan.damaged_refs:
-        if is_damaged(backend, key):
-            backend.delete(key)
+        # Its state first: somebody may save the step anew, and only what was looked at is to go.
+        info = backend.stat(key)
+        if not is_damaged(backend, key):
+            continue
+        if info is None:
+            backend.delete(key)  # a link or a folder in its place
+        else:
+            backend.withdraw(key, info.token)
     state = survey(backend, plan.grace_s, count_stale=True, census=plan.census)
     # A dead collector's list is finished, never just dropped: its owner may only be slow. What is on it goes on a list
     # of our own too, since the owner may yet remove it.

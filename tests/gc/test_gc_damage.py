@@ -16,6 +16,7 @@ from tensorcas_mlflow.repair import plan_repair
 from tensorcas_mlflow.stats import store_stats
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import condemned_bytes, intent_bytes, list_packs
+from tensorcas_mlflow.testing import FaultyBackend
 from tensorcas_mlflow.verify import verify
 
 # --- what cannot be read
@@ -89,6 +90,30 @@ def test_a_sound_ref_is_not_given_up(store: Store) -> None:
     store.backend.delete(ref.key)
     save(store, "cd", 0)
     plan.execute()
+    assert loads(store, "cd", 0)
+
+
+def test_a_step_that_is_saved_anew_while_its_damaged_ref_is_given_up_stays(store: Store) -> None:
+    key = save(store, "ab", 0).key
+
+    class SavedMeanwhile(FaultyBackend):
+        """Once it is told to, somebody saves the step anew right after the next look at its ref."""
+
+        is_due = False
+
+        def get(self, wanted: str, *, max_bytes: int | None = None) -> bytes:
+            blob = super().get(wanted, max_bytes=max_bytes)
+            if wanted == key and self.is_due:
+                self.is_due = False
+                save(Store.open_backend(store.backend), "cd", 0)
+            return blob
+
+    overwrite(store.backend, key, b"{}")
+    backend = SavedMeanwhile(store.backend)
+    plan = plan_now(Store.open_backend(backend), abandon=[key])
+    backend.is_due = True
+    plan.execute()
+
     assert loads(store, "cd", 0)
 
 

@@ -78,4 +78,11 @@ MUTANTS = (
         before="    now = Store.open_backend(store.backend)\n",
         after="    now = store\n",
     ),
+    Mutant(
+        fault="a save of a step whose damaged ref a collector is about to give up",
+        test="tests/gc/test_gc_damage.py::test_a_step_that_is_saved_anew_while_its_damaged_ref_is_given_up_stays",
+        path="tensorcas_mlflow/gc/_plan.py",
+        before="            backend.withdraw(key, info.token)\n",
+        after="            backend.delete(key)\n",
+    ),
 )

@@ -14,4 +14,12 @@ MUTANTS = (
 """,
         after="            pass\n",
     ),
+    Mutant(
+        fault="requests to delete that an object store carries out a second time",
+        test="tests/objects/test_late_deletions.py::"
+        "test_a_step_that_is_saved_again_outlives_a_deletion_that_is_carried_out_again",
+        path="tensorcas_mlflow/backends/_objects.py",
+        before='    return folder in _NEVER_AGAIN and not name.startswith("@")',
+        after="    return True",
+    ),
 )

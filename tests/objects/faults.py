@@ -67,7 +67,12 @@ class Late:
     seconds: float
 
 
-Fault = Answer | ResetBefore | LostAnswer | CutUpload | CutBody | Stall | Late
+@dataclass(frozen=True, slots=True)
+class Twice:
+    """The request is served as ever, and kept: it is carried out once more when the test says so (`Proxy.repeat`)."""
+
+
+Fault = Answer | ResetBefore | LostAnswer | CutUpload | CutBody | Stall | Late | Twice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,6 +86,10 @@ class Proxy:
         """Begin to count anew."""
         self._ask("forget")
 
+    def repeat(self) -> int:
+        """Carry out once more the requests that a `Twice` has struck; returns how many those were."""
+        return int(self._ask("repeat"))
+
     def _ask(self, *question: object) -> Any:
         self._control.send(question)
         if not self._control.poll(ANSWER_S):
@@ -152,6 +156,8 @@ def _obey(relay: Relay, question: str, *values: Any) -> object:
                 relay.rules.clear()
         case "forget":
             relay.forget()
+        case "repeat":
+            return relay.repeat()
         case "exchanges":
             return relay.exchanges()
         case _:

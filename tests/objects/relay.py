@@ -19,6 +19,7 @@ from tests.objects.faults import (
     ResetBefore,
     Rulebook,
     Stall,
+    Twice,
 )
 from tests.objects.requests_seen import Exchange, kind_of
 from tests.objects.wire import GoneError, Head, Wire, body_of, is_framed, stays_open
@@ -72,6 +73,8 @@ class Relay:
         self._lock = threading.Lock()
         self._rules = Rulebook()
         self._entries: list[Entry] = []
+        self._kept: list[bytes] = []
+        """Requests that are to be carried out twice."""
         self.defects: list[str] = []
         """What went wrong without having been asked for."""
         self.shape(link)
@@ -95,6 +98,17 @@ class Relay:
 
     def forget(self) -> None:
         self._entries = []
+
+    def repeat(self) -> int:
+        """Carry out once more what was kept for it, in its order; returns how many requests that were."""
+        with self._lock:
+            kept, self._kept = self._kept, []
+        for request in kept:
+            wire = _Server(self._server).wire
+            wire.send(request)
+            wire.head()
+            wire.close()
+        return len(kept)
 
     def serve(self, connection: socket.socket) -> None:
         """Serve one client until its connection ends."""
@@ -130,6 +144,11 @@ class Relay:
             return True
         if isinstance(fault, Late):
             time.sleep(fault.seconds)
+        if isinstance(fault, Twice):
+            whole = b"".join(map(bytes, body))
+            body = iter([memoryview(whole)])
+            with self._lock:
+                self._kept.append(head.raw + whole)
         if not server.forward(head, body, most=fault.after_bytes if isinstance(fault, CutUpload) else None):
             entry.end()
             server.reset()

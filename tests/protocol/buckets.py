@@ -28,6 +28,8 @@ MOST_LOST = 3
 URI = "tensorcas-s3://bucket"
 HISTORY = "@history"
 """Holds, where it is kept, every change of an object: it is part of a run's state and no object."""
+LATE = "@late"
+"""Holds, where it is kept, the path of every request to delete, to be carried out once more; no object."""
 
 
 def etag(data: bytes) -> str:
@@ -90,14 +92,26 @@ class Requests:
 
     def delete(self, path: str) -> None:
         def remove() -> None:
-            if path in self._memory._blobs:
-                self._note(path, b"")
-            self._memory.delete(path)
+            if LATE in self._memory._blobs:
+                self._memory._set(LATE, self._memory._blobs[LATE][0] + f"{path}\n".encode())
+            self._remove(path)
 
         self._write("delete", path, remove)
 
+    def delete_again(self) -> None:
+        """Carry out once more, in one step, every request to delete that anybody has made so far."""
+        self._step("delete again", "*", lambda: [self._remove(path) for path in self._late()], self._late, HISTORY)
+
+    def _late(self) -> Sequence[str]:
+        return list(dict.fromkeys(self._memory._blobs[LATE][0].decode().splitlines()))
+
+    def _remove(self, path: str) -> None:
+        if path in self._memory._blobs:
+            self._note(path, b"")
+        self._memory.delete(path)
+
     def _write(self, action: str, path: str, function: Callable[[], object]) -> None:
-        changes = (path, HISTORY) if HISTORY in self._memory._blobs else (path,)
+        changes = (path, HISTORY, LATE)
         again = "again: " if self._lost_at == path else ""
         self._lost_at = None
         self._step(again + action, path, function, *changes)
@@ -123,7 +137,7 @@ class Requests:
         return len(data), etag(data).encode()
 
     def _all(self, below: str, offset: str | None) -> Sequence[tuple[str, int, bytes]]:
-        paths = sorted(path for path in self._memory._blobs if path.startswith(below) and path != HISTORY)
+        paths = sorted(path for path in self._memory._blobs if path.startswith(below) and path not in (HISTORY, LATE))
         return [(path, *self._described(path)) for path in paths if offset is None or path > offset]
 
     def _meta(self, path: str, size: int, tag: bytes) -> dict[str, Any]:
@@ -138,6 +152,13 @@ def over(requests: Requests, kind: type[ObjectBackend] = ObjectBackend, *, has_v
     """The real backend and the real bucket over some requests."""
     store: Any = requests
     return kind(Bucket(lambda: (store, store), uri=URI, prefix="", has_versions=has_versions), uri=URI)
+
+
+def delete_again(backend: Backend) -> None:
+    """What a network does, at some moment, that has kept a copy of each request to delete."""
+    assert isinstance(backend, ObjectBackend)
+    requests: Any = backend._bucket._reader
+    requests.delete_again()
 
 
 def quietly(memory: MemoryBackend) -> ObjectBackend:
@@ -183,6 +204,12 @@ def use_memory(patch: pytest.MonkeyPatch) -> None:
 
 class ObjectCast(Cast):
     """A play over a bucket: what is true in the end is seen through the real backend."""
+
+    def network(self) -> ObjectCast:
+        """Add one that carries out, at some moment, each request to delete once more."""
+        self.start = {**self.blobs(), LATE: b""}
+        self.actors["network"] = delete_again
+        return self
 
     def seen(self, memory: MemoryBackend) -> Backend:
         return quietly(memory)

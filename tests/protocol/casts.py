@@ -231,6 +231,18 @@ class Cast:
         self.dropped.update(steps)
         return self
 
+    def saver_again(self, name: str, letters: str, step: int) -> Cast:
+        """Add somebody who deletes a step and then saves it anew."""
+
+        def program(backend: Backend) -> None:
+            backend.delete(key_of(step))
+            save(open_store(backend), letters, step)
+
+        self.actors[name] = program
+        self.may_hold.setdefault(step, set()).add(letters)
+        self.saved_by[name] = step
+        return self
+
     def reader(self, name: str, step: int) -> Cast:
         """Add a reader of a step, which must find it whole unless it is dropped or replaced meanwhile."""
 

@@ -146,7 +146,14 @@ class Run:
         parts = tuple((actor.past, actor.pending == "start", actor.done, actor.killed) for actor in self.actors)
         return hash((self.content, parts, -1 if current is None else current.number))
 
-    def call(self, actor: Actor, action: str, key: str, function: Callable[[], T], *changes: str) -> T:
+    def call(
+        self,
+        actor: Actor,
+        action: str,
+        key: str,
+        function: Callable[[], T],
+        *changes: str | Callable[[], Sequence[str]],
+    ) -> T:
         """Make one call of an actor, when it is its turn.
 
         Args:
@@ -154,20 +161,21 @@ class Run:
             action: What, for the trace.
             key: Where.
             function: Makes the call.
-            changes: Keys the call may change.
+            changes: Keys the call may change, or what gives them when it is its turn.
         """
         if action == "get" and key.rpartition("/")[2] == "format":
             # Nobody ever changes it, so when it is read makes no difference.
             return function()
         self._wait_for_turn(actor, f"{action} {key}")
-        before = [self._hash_of(key) for key in changes]
+        changed = [key for each in changes for key in ([each] if isinstance(each, str) else each())]
+        before = [self._hash_of(key) for key in changed]
         try:
             result = function()
         except Exception as error:
             actor.past = hash((actor.past, action, key, type(error)))
             raise
-        for changed, was in zip(changes, before, strict=True):
-            self.content ^= was ^ self._hash_of(changed)
+        for each, was in zip(changed, before, strict=True):
+            self.content ^= was ^ self._hash_of(each)
         actor.past = hash((actor.past, action, key, _digest_of(result)))
         return result
 

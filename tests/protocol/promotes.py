@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from buckets import HISTORY, Loses, etag, objects, quietly
+from buckets import HISTORY, LATE, Loses, delete_again, etag, objects, quietly
 from interleave import Program, Run
 from schedules import Exploration, explore
 
@@ -82,6 +82,11 @@ class Play:
         self.removers.add(name)
         return self._add(name, lambda backend: backend.delete(key))
 
+    def network(self) -> Play:
+        """Add one that carries out, at some moment, each request to delete once more."""
+        self.start = {**self.start, LATE: b""}
+        return self._add("network", delete_again)
+
     def looker(self, name: str, look: Callable[[Backend], object]) -> Play:
         """Add one that looks at the destination; it says what it sees, as `check` knows it."""
         return self._add(name, look)
@@ -129,8 +134,8 @@ class Play:
                 continue
             if shown(data) is None:
                 assert who in self.removers, f"{who} lost {at_dest!r}"
-                # Who withdraws takes away what it has seen, and not what has taken its place.
-                assert who not in self.withdrawn_by or who not in ended, f"{who} lost {at_dest!r} too"
+                # Who withdraws or deletes takes away what it has seen, and not what has taken its place.
+                assert who not in ended, f"{who} lost {at_dest!r} too"
                 ended.add(who)
             else:
                 assert shown(data) == ref_of(who), f"{who} wrote {data!r}"
@@ -161,6 +166,9 @@ class Play:
                 assert actor.killed, f"{name} said {said!r}"
                 assert name in commits or is_withdrawn or memory.stat(source) is not None, f"{source} is gone"
         last = shown(run.memory._blobs[DEST][0]) if DEST in run.memory._blobs else None
+        deleters = self.removers - self.withdrawn_by.keys()
+        has_deleted = any(not actor.killed and actor.name in deleters for actor in run.actors)
+        assert not has_deleted or last != OLD, "what was deleted is there"
         assert (memory.stat(DEST) is None) == (last is None), "a void shows"
         assert [info.key for info in memory.list("refs")] == [DEST] * (last is not None), "a void is listed"
         for name, actor_said in ((actor.name, actor.said) for actor in run.actors):

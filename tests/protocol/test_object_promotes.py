@@ -153,6 +153,32 @@ def test_nor_does_it_while_the_destination_is_deleted(start: str, replace: bool,
     assert_holds(one(start, replace=replace).deleter("d").losing("w", number).explore())
 
 
+# --- requests to delete that are carried out twice, the second time late
+
+
+@pytest.mark.parametrize("number", [0, *range(1, 4)])
+@ALL
+@BOTH
+def test_a_deletion_that_is_carried_out_again_and_late_removes_no_blob(start: str, replace: bool, number: int) -> None:
+    cast = Play(START[start]).deleter("d").promoter("p", replace=replace).network()
+    assert_holds((cast.losing("d", number) if number else cast).explore(deaths=["p", "d"] if number == 0 else []))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [0, *range(1, 5)])
+@ALL
+@BOTH
+def test_nor_does_one_while_the_promote_is_withdrawn(start: str, replace: bool, number: int) -> None:
+    cast = one(start, replace=replace).deleter("d").network()
+    assert_holds((cast.losing("d", number) if number else cast).explore())
+
+
+@ALL
+def test_a_deletion_whose_answer_gets_lost_does_not_remove_what_came_after_it(start: str) -> None:
+    two = Play(START[start]).deleter("d").promoter("p", replace=True).promoter("q", replace=True)
+    assert_holds(two.losing("d", 1).explore())
+
+
 # --- schedules that once broke the contract
 
 

@@ -10,7 +10,7 @@ from buckets import objects, use_memory
 from interleave import Run
 from promotes import DEST, START, Play
 from schedules import explore
-from test_object_schedules import save_against_collection
+from test_object_schedules import deleted_and_saved_again, save_against_collection
 
 from tensorcas_mlflow.backends import Buffer, Token
 from tensorcas_mlflow.backends._object_info import TakenError
@@ -99,6 +99,29 @@ class DeletesItsVoids(ObjectBackend):
         return is_withdrawn
 
 
+class DeletesItsBlobs(ObjectBackend):
+    """A deletion that asks for whatever is there to be removed."""
+
+    def delete(self, key: str) -> None:
+        self._bucket.delete(key)
+
+
+class DeletesUntilNothingIsThere(ObjectBackend):
+    """A deletion that looks again after its request, and takes what has come meanwhile for what it was to delete."""
+
+    def delete(self, key: str) -> None:
+        while (info := self.stat(key)) is not None and not self._void(key, info.token):
+            pass
+
+
+class DeletesWhatItHasSeen(ObjectBackend):
+    """A deletion that takes other white space at the end for another blob."""
+
+    def delete(self, key: str) -> None:
+        if (info := self.stat(key)) is not None:
+            self._void(key, info.token)
+
+
 def keep_the_bytes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("tensorcas_mlflow.backends._objects._renewed", lambda blob: blob)
 
@@ -134,6 +157,19 @@ RULES = [
     ),
     RuleOff("what is prevented has other bytes", lambda: one("absent"), patch=keep_the_bytes),
     RuleOff("also where a blob is to be replaced", lambda: one("a blob"), patch=keep_the_bytes),
+    RuleOff(
+        "a deletion is a swap",
+        lambda: Play(START["a blob"]).deleter("d").promoter("p", replace=True).network(),
+        DeletesItsBlobs,
+    ),
+    RuleOff(
+        "a deletion removes one blob and no more",
+        lambda: Play(START["a blob"]).deleter("d").promoter("p", replace=True).losing("d", 1),
+        DeletesUntilNothingIsThere,
+    ),
+    RuleOff(
+        "a deletion removes a blob though its end changes", lambda: one("a blob").deleter("d"), DeletesWhatItHasSeen
+    ),
     RuleOff("no two voids are alike", lambda: one("absent").deleter("d"), patch=make_all_voids_alike),
 ]
 
@@ -150,9 +186,9 @@ def test_without_a_rule_the_contract_is_broken(rule: RuleOff, monkeypatch: pytes
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", [PreventsNothing, CreatesItsDestination, SaysItOnce, SaysNothing])
+@pytest.mark.parametrize("kind", [PreventsNothing, CreatesItsDestination, SaysItOnce, SaysNothing, DeletesItsBlobs])
 def test_without_it_a_checkpoint_is_lost(kind: type[ObjectBackend]) -> None:
-    cast = save_against_collection()
+    cast = deleted_and_saved_again() if kind is DeletesItsBlobs else save_against_collection()
 
     def check(run: Run) -> str | None:
         problem = cast.check(run)

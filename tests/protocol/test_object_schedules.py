@@ -43,6 +43,12 @@ def two_collectors() -> Cast:
     return cast.collector("first").collector("second")
 
 
+def deleted_and_saved_again() -> Cast:
+    """A step is deleted and saved again, while a collector works and requests to delete are carried out twice."""
+    cast = ObjectCast(before={0: "ab", 1: "ac"}).network()
+    return cast.saver_again("again", "ab", 0).collector("collector", max_waste=0)
+
+
 def assert_safe(cast: Cast, *, max_preemptions: int, deaths: list[str]) -> None:
     found: Exploration = explore(
         cast.blobs(),
@@ -68,6 +74,15 @@ def test_no_schedule_of_a_training_a_deletion_and_a_collection_loses_or_leaks() 
 
 def test_nor_does_one_of_a_save_a_collection_and_a_deletion() -> None:
     assert_safe(save_against_collection(), max_preemptions=1, deaths=[])
+
+
+def test_nor_does_one_in_which_every_deletion_is_carried_out_again_and_late() -> None:
+    assert_safe(deleted_and_saved_again(), max_preemptions=1, deaths=[])
+
+
+@pytest.mark.long
+def test_nor_does_one_in_which_it_is_and_a_collector_dies() -> None:
+    assert_safe(deleted_and_saved_again(), max_preemptions=1, deaths=["collector"])
 
 
 @pytest.mark.long
@@ -98,6 +113,9 @@ def test_random_schedules_of_a_crowd_whose_answers_get_lost_lose_nothing(
         cast = everybody(draw, ObjectCast)
         walk = RandomWalk(seed, deaths=[name for name in cast.actors if name[0] in "wc"])
         share = draw.choice([0.0, 0.05, 0.3])
+        assert isinstance(cast, ObjectCast)
+        if part % 2 == 0:
+            cast.network()
         view = objects(loses=dict.fromkeys(cast.actors, lambda *write, draw=draw, share=share: draw.random() < share))
         run = Run(cast.blobs(), cast.actors, walk, view=view, is_remote=True)
 
