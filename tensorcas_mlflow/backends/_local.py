@@ -32,6 +32,7 @@ from tensorcas_mlflow.errors import (
     CorruptError,
     RefusedError,
     StarvedError,
+    StoreNotFoundError,
 )
 
 if os.name == "posix":
@@ -103,6 +104,8 @@ class LocalBackend(Backend):
         self.root = root
         self.uri = uri or root.as_uri()
         self._top = os.fspath(root)
+        self._is_known = False
+        """Whether something of the root has been seen: if the root is gone by now, it is not made anew."""
         self._settled = Settled()
         self._durable: set[str] = set()
         """Keys of blobs whose names are known to be durable."""
@@ -115,6 +118,7 @@ class LocalBackend(Backend):
                 with _translated("write", key):
                     file.sync()
             token = _named(file, key)
+        self._is_known = True
         if durable:
             with _translated("write", key):
                 self._settled.settle(file.folder)
@@ -327,6 +331,7 @@ class LocalBackend(Backend):
             if error.errno == errno.ELOOP:
                 raise CorruptError(key, "it is a symbolic link, and links are not followed") from None
             raise
+        self._is_known = True
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise CorruptError(key, "it is no file")
@@ -373,13 +378,32 @@ class LocalBackend(Backend):
 
     def _make_folder(self, folder: str) -> None:
         try:
-            os.mkdir(folder)
+            if self._is_known:
+                self._make_below(folder)
+            else:
+                os.makedirs(folder)
         except FileExistsError:
             return
-        except FileNotFoundError:
-            os.makedirs(folder, exist_ok=True)
         # Somebody may have removed what stood here before.
         self._settled.forget(folder)
+
+    def _make_below(self, folder: str) -> None:
+        """Make a folder, and those above it up to the root.
+
+        Raises:
+            StoreNotFoundError: The root is gone: a store that is deleted must not come again without its ``format``.
+            FileExistsError: The folder is there.
+        """
+        if folder == self._top:
+            if not os.path.isdir(folder):
+                raise StoreNotFoundError(self.uri)
+            raise FileExistsError(folder)
+        try:
+            os.mkdir(folder)
+        except FileNotFoundError:
+            with contextlib.suppress(FileExistsError):
+                self._make_below(os.path.dirname(folder))
+            os.mkdir(folder)
 
     def _remember(self, keys: Set[str]) -> None:
         if len(self._durable) > _MAX_REMEMBERED:

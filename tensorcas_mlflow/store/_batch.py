@@ -30,8 +30,8 @@ from tensorcas_mlflow.errors import (
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.pack import Payload
 from tensorcas_mlflow.store._catalog import Catalog
-from tensorcas_mlflow.store._claim import Intent, declare, manifest_blob, probe, write_packs
-from tensorcas_mlflow.store._condemned import Condemnation, read_condemned
+from tensorcas_mlflow.store._claim import Intent, declare, look, manifest_blob, probe, write_packs
+from tensorcas_mlflow.store._condemned import Condemnation
 from tensorcas_mlflow.store._records import Ref, ref_bytes
 
 _log = logging.getLogger(__name__)
@@ -166,7 +166,7 @@ class PendingBatch:
             self._names.setdefault(manifest.digest, name or _new_name(manifest.digest))
         while True:
             threads.run_all(self._declare, range(len(self.manifests)), waits=self._backend.is_remote)
-            condemned = read_condemned(self._backend)
+            condemned = look(self._backend, self._catalog)
             seen = self._catalog.seen(condemned.generation)
             wanted = {f"manifests/{self._names[digest]}" for digest in known}
             gone = self._backend.missing(wanted - seen)

@@ -29,6 +29,7 @@ from tensorcas_mlflow.index import (
 from tensorcas_mlflow.pack import Entries
 from tensorcas_mlflow.store._choose import RecentArrangements
 from tensorcas_mlflow.store._condemned import Generation
+from tensorcas_mlflow.store._identity import Identity
 from tensorcas_mlflow.store._lookup import LastLookups, Places, find_bases, find_chains, find_places, rows_that_take
 from tensorcas_mlflow.store._packs import drawn_s, list_packs, mark_loose, read_pack_table
 from tensorcas_mlflow.store._recent_chunks import RecentChunks
@@ -55,10 +56,12 @@ _MAX_MANIFESTS = 4096
 class Catalog:
     """Tables of packs, gathered from a backend and searched together. Shared by threads."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, store_id: str) -> None:
+        self.identity = Identity(backend, store_id)
         self.recent = RecentChunks(backend)
         self.arrangements = RecentArrangements()
         self._backend = backend
+        self._store_id = store_id
         self._lock = Lock()
         self._tables: list[Table] = []
         self._hints: list[Table] = []
@@ -86,7 +89,7 @@ class Catalog:
 
     def copied(self, backend: Backend) -> Catalog:
         """Make another one that knows what this one knows, and reads through another backend of the same blobs."""
-        other = Catalog(backend)
+        other = Catalog(backend, self._store_id)
         with self._lock:
             other._tables, other._hints = list(self._tables), list(self._hints)
             other._packs, other._segments = set(self._packs), set(self._segments)

@@ -14,7 +14,7 @@ from tensorcas_mlflow.index import Mask, pack_key, pack_name
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.pack import TARGET_BYTES, Packed, PackWriter, PayloadGroup, is_delta
 from tensorcas_mlflow.store._catalog import Catalog
-from tensorcas_mlflow.store._condemned import Condemnation
+from tensorcas_mlflow.store._condemned import Condemnation, read_condemned
 from tensorcas_mlflow.store._packs import new_pack_name
 from tensorcas_mlflow.store._records import intent_bytes
 
@@ -31,6 +31,19 @@ def declare(backend: Backend, manifest_name: str, digests: Digests, bases: Colle
     key = f"intents/{uuid.uuid4().hex}"
     intent = intent_bytes(manifest_name, digests, bases=bases, through_carrier=backend.is_carrier)
     return key, backend.put_new(key, [intent], durable=False)
+
+
+def look(backend: Backend, catalog: Catalog) -> Condemnation:
+    """Read what is condemned, now that an intent is there, and see that it has come into the store that was opened.
+
+    Raises:
+        CorruptError: A list cannot be read.
+        StoreNotFoundError: The store is gone.
+        ConflictError: Another store is in its place.
+    """
+    condemned = read_condemned(backend)
+    catalog.identity.check(condemned.generation)
+    return condemned
 
 
 def probe(backend: Backend, catalog: Catalog, digests: Digests, condemned: Condemnation) -> Mask:

@@ -13,7 +13,7 @@ import numpy as np
 from tensorcas_mlflow.backends import Backend, Token
 from tensorcas_mlflow.blob_names import is_manifest_name, list_blobs
 from tensorcas_mlflow.digest import DIGEST_BYTES
-from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError
+from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError, CorruptError
 from tensorcas_mlflow.index import is_pack_name
 from tensorcas_mlflow.store._json import VERSION, load_record, record_bytes
 from tensorcas_mlflow.store._records import intent_bytes, now
@@ -120,6 +120,20 @@ def _parse_list(key: str, data: bytes) -> Condemned:
         manifests=frozenset(filter(is_manifest_name, manifests)),
         strangers=frozenset(strangers),
     )
+
+
+def begin_first_generation(backend: Backend) -> Generation | None:
+    """Give a store that is about to be made in a remote place a generation that no store there had before.
+
+    Returns:
+        What a listing of its condemned lists shows; None if that is not known.
+    """
+    record = {"format": VERSION, "created": now(), "generation": uuid.uuid4().hex}
+    try:
+        return frozenset({(GENERATION, backend.put_new(GENERATION, [record_bytes(record)]))})
+    except BlobExistsError:  # of a store that was not deleted whole, or of somebody who makes one too
+        begin_generation(backend)
+        return None
 
 
 def begin_generation(backend: Backend) -> None:

@@ -25,8 +25,7 @@ from tensorcas_mlflow.errors import BackendError
 from tensorcas_mlflow.manifest import Row
 from tensorcas_mlflow.store._base_plan import BasePlan
 from tensorcas_mlflow.store._catalog import Catalog
-from tensorcas_mlflow.store._claim import Intent, declare, probe, write_packs
-from tensorcas_mlflow.store._condemned import read_condemned
+from tensorcas_mlflow.store._claim import Intent, declare, look, probe, write_packs
 from tensorcas_mlflow.store._encode import encode_chunks
 from tensorcas_mlflow.store._parents import Parents
 from tensorcas_mlflow.store._policy import Policy
@@ -225,7 +224,7 @@ class Ingest:
         # No manifest of this name will ever be: the intent is there for its digests.
         never = f"{uuid.uuid4().hex}{uuid.uuid4().hex}"
         self._intents.append(declare(self._backend, never, unique, plan.packs if plan is not None else ()))
-        condemned = read_condemned(self._backend)
+        condemned = look(self._backend, self._catalog)
         if plan is not None:
             plan.leave_out(self._backend, condemned.packs)
         new = np.sort(first[probe(self._backend, self._catalog, unique, condemned)])

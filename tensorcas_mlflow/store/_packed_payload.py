@@ -44,7 +44,7 @@ class PackedPayload:
         """
         self.manifest = manifest
         self._backend = _PackFolder(folder)
-        catalog = Catalog(self._backend)
+        catalog = Catalog(self._backend, manifest.store_id or "")
         catalog.add(_PACK_NAME, read_pack_table(self._backend, _PACK_NAME))
         self._chunks = ChunkReader(self._backend, catalog)
 

@@ -31,8 +31,8 @@ from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.pack import PayloadGroup
 from tensorcas_mlflow.store._base_plan import BasePlan
 from tensorcas_mlflow.store._catalog import Catalog
-from tensorcas_mlflow.store._claim import Intent, declare, manifest_blob, probe, publish, put_packs
-from tensorcas_mlflow.store._condemned import Condemnation, read_condemned
+from tensorcas_mlflow.store._claim import Intent, declare, look, manifest_blob, probe, publish, put_packs
+from tensorcas_mlflow.store._condemned import Condemnation
 from tensorcas_mlflow.store._encode import encode_chunks
 from tensorcas_mlflow.store._parents import Parents
 from tensorcas_mlflow.store._policy import Policy
@@ -141,6 +141,8 @@ class PendingSave:
         Raises:
             CheckpointExistsError: There is one and ``replace`` is False; it is untouched.
             FencedError: Collectors gave this save up again and again; nothing is committed.
+            StoreNotFoundError: The store was deleted meanwhile; nothing is committed.
+            ConflictError: Another store was made in its place; nothing is committed.
             BackendError: The storage failed; if it was at the very end the commit may have happened.
         """
         key = target.key
@@ -264,7 +266,7 @@ class PendingSave:
         self._manifest_name = known or f"{self.manifest.digest}.{uuid.uuid4().hex[:8]}"
         bases = self._plan.packs if self._plan is not None else ()
         self._intent = declare(self._backend, self._manifest_name, self._unique, bases)
-        self._condemned = read_condemned(self._backend)
+        self._condemned = look(self._backend, self._catalog)
         self._has_manifest = known is not None
         if known is not None and (known in self._condemned.manifests or not self._is_there(f"manifests/{known}")):
             self._backend.withdraw(*self._intent)

@@ -29,6 +29,7 @@ from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
 from tensorcas_mlflow.readplan import Calibration, ReadPlan, Way
 from tensorcas_mlflow.store._calibrate import calibrate_on
 from tensorcas_mlflow.store._catalog import Catalog
+from tensorcas_mlflow.store._condemned import Generation, begin_first_generation
 from tensorcas_mlflow.store._find import OpenStores, check_free
 from tensorcas_mlflow.store._format import FORMAT, new_format, parse_format
 from tensorcas_mlflow.store._ingest import Ingest
@@ -56,7 +57,7 @@ class Store(Refs):
 
     def __init__(self, backend: Backend, *, store_id: str, chunk_bytes: int, catalog: Catalog | None = None) -> None:
         self.backend = backend
-        self.catalog = Catalog(backend) if catalog is None else catalog
+        self.catalog = Catalog(backend, store_id) if catalog is None else catalog
         self.uri = backend.uri
         """The root as one URI."""
         self.id = store_id
@@ -106,11 +107,20 @@ class Store(Refs):
         backend.check_conditions()
         if store_id is None and any(True for _ in list_blobs(backend, "manifests")) and backend.stat(FORMAT) is None:
             raise CorruptError(FORMAT, "it is gone from a store that has manifests: `tensorcas repair` makes it anew")
+        generation: Generation | None = None
         try:
+            if backend.is_remote:
+                # Before the store is there: who has opened an earlier one at this place sees by it that it is gone.
+                if backend.stat(FORMAT) is not None:
+                    raise BlobExistsError(FORMAT)
+                generation = begin_first_generation(backend)
             backend.put_new(FORMAT, [new_format(chunk_bytes, store_id, is_carried=backend.is_carrier)])
         except BlobExistsError:
             raise ConflictError(f"there is already a store at {backend.uri!r}") from None
-        return cls.open_backend(backend)
+        store = cls.open_backend(backend)
+        if generation is not None:
+            store.catalog.identity.note(generation)
+        return store
 
     @classmethod
     def open(cls, root: Place, *, create: bool = False, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> Store:

@@ -11,6 +11,7 @@ from interleave import Run, WatchedBackend
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.carrier import CarrierBackend, Entry, Shelf
 from tensorcas_mlflow.gc import plan_gc
+from tensorcas_mlflow.store._format import FORMAT
 
 
 class WatchedShelf(Shelf):
@@ -37,6 +38,8 @@ class WatchedShelf(Shelf):
         return self._backend._call("get", path, lambda: self._memory.get(path))[:n_bytes]
 
     def entries(self, folder: str) -> list[Entry]:
+        if folder == "":  # where nothing but `format` is looked for, which nobody ever changes
+            return [Entry(name=FORMAT, size=len(self._memory.get(FORMAT)))]
         blobs, names = self._backend._call("list", folder, lambda: self._memory.list_dir(folder))
         files = [Entry(name=info.key.rpartition("/")[2], size=info.size) for info in blobs]
         return [*files, *(Entry(name=name, size=None) for name in names)]

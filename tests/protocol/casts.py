@@ -122,7 +122,7 @@ class Cast:
         memory = MemoryBackend()
         memory.put_new(FORMAT, [new_format(CHUNK_BYTES, STORE_ID)])
         for step, letters in self.before.items():
-            apart = MemoryBackend()
+            apart = memory_of({FORMAT: memory.get(FORMAT)})
             save(open_store(apart), letters, step)
             for key, data in blobs_of(apart).items():
                 if memory.stat(key) is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from casts import CHUNK_BYTES, RUN_ID, STORE_ID, Cast, chunk, key_of, open_store, save, tensors_of
-from interleave import Blobs, blobs_of
+from interleave import Blobs, blobs_of, memory_of
 
 from tensorcas_mlflow.backends import Backend, MemoryBackend
 from tensorcas_mlflow.codecs import DELTA, RAW
@@ -129,7 +129,7 @@ class DeltaSave:
 def manifest_of(letters: str) -> tuple[Manifest, bytes]:
     """The manifest of some chunks, and its blob."""
     if letters not in _MANIFESTS:
-        apart = open_store(MemoryBackend())
+        apart = open_store(memory_of(Cast().blobs()))
         with apart.begin_checkpoint(tensors_of(letters)) as pending:
             _MANIFESTS[letters] = (pending.manifest, pending.manifest.to_blob())
     return _MANIFESTS[letters]

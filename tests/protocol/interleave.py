@@ -163,8 +163,8 @@ class Run:
             function: Makes the call.
             changes: Keys the call may change, or what gives them when it is its turn.
         """
-        if action == "get" and key.rpartition("/")[2] == "format":
-            # Nobody ever changes it, so when it is read makes no difference.
+        if action in ("get", "stat") and key.rpartition("/")[2] == "format":
+            # Nobody ever changes it, so when it is looked at makes no difference.
             return function()
         self._wait_for_turn(actor, f"{action} {key}")
         changed = [key for each in changes for key in ([each] if isinstance(each, str) else each())]
