@@ -32,8 +32,9 @@ class Identity:
         """See that the store is the one that was opened.
 
         A saver calls it when its intent is there. Whoever deletes the store deletes the intent, and without that the
-        commit fails. On this machine the check is one look at a file. In a remote store it costs no request while the
-        lists are the same: each store has a generation of its own from the beginning.
+        commit fails. On this machine the check is one look at a file, and through a carrier one small request. In a
+        remote store it costs no request while the lists are the same: each store has a generation of its own from the
+        beginning.
 
         Args:
             generation: Of a remote store, as it was listed after the intent was there; None for others.
@@ -43,7 +44,9 @@ class Identity:
             ConflictError: There is another one.
         """
         info: BlobInfo | None = None
-        if generation is None:
+        if self._backend.is_carrier:
+            pass  # a server tells no times, so `format` is read each time
+        elif generation is None:
             info = self._backend.stat(FORMAT)
             if info is None:
                 raise StoreNotFoundError(self._backend.uri)

@@ -137,8 +137,8 @@ def test_the_requests_of_a_save_and_a_load_are_few(carried: Experiment, monkeypa
             load(2)
 
     print(f"unchanged {unchanged.total()}: {unchanged}; changed {changed.total()}: {changed}; load {loaded}")
-    assert unchanged.total() <= 13
-    assert changed.total() <= 16
+    assert unchanged.total() <= 14
+    assert changed.total() <= 17
     assert loaded.total() <= 6
 
 

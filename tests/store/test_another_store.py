@@ -186,3 +186,29 @@ def test_an_unchanged_store_far_away_is_asked_for_its_format_once() -> None:
         reads.append(backend.calls.count("get"))
 
     assert reads == [1, 0, 0]
+
+
+def test_a_store_far_away_that_says_no_generation_is_asked_each_time() -> None:
+    # As an earlier release made it.
+    memory = MemoryBackend(is_remote=True)
+    store = Store.init_backend(memory, chunk_bytes=CHUNK_BYTES)
+    memory.delete("condemned/@generation")
+    commit(store.write_checkpoint(TENSORS), 0)
+    memory._blobs.clear()
+    Store.init_backend(memory, chunk_bytes=CHUNK_BYTES)
+    memory.delete("condemned/@generation")
+
+    with pytest.raises(ConflictError, match="no longer"):
+        commit(store.write_checkpoint(TENSORS), 1)
+
+
+def test_a_generation_that_was_left_behind_is_not_the_new_stores() -> None:
+    memory = MemoryBackend(is_remote=True)
+    store = Store.init_backend(memory, chunk_bytes=CHUNK_BYTES)
+    commit(store.write_checkpoint(TENSORS), 0)
+    for key in [key for key in memory._blobs if key != "condemned/@generation"]:
+        memory.delete(key)
+    Store.init_backend(memory, chunk_bytes=CHUNK_BYTES)
+
+    with pytest.raises(ConflictError, match="no longer"):
+        commit(store.write_checkpoint(TENSORS), 1)

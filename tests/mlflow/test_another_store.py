@@ -1,0 +1,137 @@
+"""A store that is deleted, or made anew, under a running training: what a call acknowledges can be loaded."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import numpy as np
+import pytest
+from mlflow.exceptions import MlflowException
+from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+from tensorcas_mlflow.backends import LocalBackend
+from tensorcas_mlflow.store import Store
+
+WEIGHTS = np.random.default_rng(0).normal(size=100_000)
+
+
+def delete(artifacts: Path) -> None:
+    for folder in list(artifacts.rglob(".tensorcas")):
+        shutil.rmtree(folder)
+
+
+def make_anew(artifacts: Path) -> None:
+    roots = [folder.parent for folder in artifacts.rglob(".tensorcas")]
+    delete(artifacts)
+    for root in roots:
+        Store.init(root)
+
+
+@pytest.fixture(params=[delete, make_anew], ids=["deleted", "made anew"])
+def happen(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], None]:
+    """What happens to the store."""
+    return lambda: request.param(tmp_path / "artifacts")
+
+
+def log(seed: int, step: int, **options: Any) -> Any:
+    return mlflow.tensorcas.log_checkpoint({"w": WEIGHTS + seed}, step=step, **options)  # type: ignore[attr-defined]
+
+
+def loads(seed: int, step: int) -> bool:
+    found = mlflow.tensorcas.load_checkpoint(step=step)  # type: ignore[attr-defined]
+    return np.array_equal(found["w"], WEIGHTS + seed)
+
+
+@pytest.mark.parametrize("seed", [0, 1], ids=["unchanged", "changed"])
+def test_a_checkpoint_that_is_logged_afterwards_loads(experiment: str, happen: Callable[[], None], seed: int) -> None:
+    with mlflow.start_run():
+        log(0, 0)
+        happen()
+        try:
+            log(seed, 1)
+        except MlflowException as error:
+            assert "store" in str(error)
+        else:
+            assert loads(seed, 1)
+
+
+def test_a_checkpoint_in_the_background_says_that_the_store_has_gone(
+    experiment: str, happen: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    put_all = LocalBackend.put_all
+
+    def wait_first(self: LocalBackend, blobs: Any) -> Any:
+        assert go_on.wait(30)
+        return put_all(self, blobs)
+
+    with mlflow.start_run():
+        log(0, 0)
+        monkeypatch.setattr(LocalBackend, "put_all", wait_first)
+        info = log(1, 1, blocking=False)
+        happen()
+        go_on.set()
+        with pytest.raises(MlflowException, match="there is no store at|no longer"):
+            info.wait()
+
+
+def test_an_artifact_that_is_logged_afterwards_can_be_read(
+    cas_experiment: str, happen: Callable[[], None], tmp_path: Path
+) -> None:
+    file = tmp_path / "weights.npy"
+    np.save(file, WEIGHTS)
+    with mlflow.start_run() as run:
+        mlflow.log_artifact(str(file), "first")
+        happen()
+        try:
+            mlflow.log_artifact(str(file), "second")
+        except MlflowException as error:
+            assert "store" in str(error)
+        else:
+            found = mlflow.artifacts.download_artifacts(f"runs:/{run.info.run_id}/second/weights.npy")
+            assert Path(found).read_bytes() == file.read_bytes()
+
+
+def test_a_stream_in_the_middle_of_which_it_happens_is_refused(
+    cas_experiment: str, happen: Callable[[], None], tmp_path: Path
+) -> None:
+    with mlflow.start_run() as run:
+        log(0, 0)
+        repository = get_artifact_repository(run.info.artifact_uri)
+
+        class Source:
+            """Bytes without end, until the store is gone."""
+
+            n_left = 20
+
+            def read(self, n_bytes: int = -1) -> bytes:
+                self.n_left -= 1
+                if self.n_left == 10:
+                    happen()
+                return np.random.default_rng(self.n_left).bytes(n_bytes) if self.n_left > 0 else b""
+
+        with pytest.raises(MlflowException, match="store"):
+            repository.log_artifact_from_stream(Source(), "file.bin", "a")
+
+
+@pytest.mark.parametrize("kind", ["cas_experiment", "plain_experiment"])
+def test_a_model_that_is_logged_afterwards_loads(
+    kind: str, request: pytest.FixtureRequest, happen: Callable[[], None]
+) -> None:
+    sklearn = pytest.importorskip("sklearn.linear_model")
+    request.getfixturevalue(kind)
+    model = sklearn.LinearRegression().fit(np.eye(300), np.arange(300.0))
+    with mlflow.start_run():
+        mlflow.tensorcas.log_model(model, name="first")  # type: ignore[attr-defined]
+        happen()
+        try:
+            info = mlflow.tensorcas.log_model(model, name="second")  # type: ignore[attr-defined]
+        except MlflowException as error:
+            assert "store" in str(error)
+        else:
+            assert np.array_equal(mlflow.tensorcas.load_model(info.model_uri).coef_, model.coef_)  # type: ignore[attr-defined]
