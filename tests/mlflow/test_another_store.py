@@ -38,6 +38,16 @@ def happen(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], None]
     return lambda: request.param(tmp_path / "artifacts")
 
 
+def says_why(call: Callable[[], Any]) -> tuple[Any, bool]:
+    """What a call has returned, and whether it has done it; else it must have said that it is the store."""
+    try:
+        return call(), True
+    except MlflowException as error:
+        if "store" not in str(error):
+            raise
+        return None, False
+
+
 def log(seed: int, step: int, **options: Any) -> Any:
     return mlflow.tensorcas.log_checkpoint({"w": WEIGHTS + seed}, step=step, **options)  # type: ignore[attr-defined]
 
@@ -52,12 +62,9 @@ def test_a_checkpoint_that_is_logged_afterwards_loads(experiment: str, happen: C
     with mlflow.start_run():
         log(0, 0)
         happen()
-        try:
-            log(seed, 1)
-        except MlflowException as error:
-            assert "store" in str(error)
-        else:
-            assert loads(seed, 1)
+        _, is_done = says_why(lambda: log(seed, 1))
+
+        assert not is_done or loads(seed, 1)
 
 
 def test_a_checkpoint_in_the_background_says_that_the_store_has_gone(
@@ -76,7 +83,7 @@ def test_a_checkpoint_in_the_background_says_that_the_store_has_gone(
         info = log(1, 1, blocking=False)
         happen()
         go_on.set()
-        with pytest.raises(MlflowException, match="there is no store at|no longer"):
+        with pytest.raises(MlflowException, match=r"there is no store at|no longer"):
             info.wait()
 
 
@@ -88,11 +95,9 @@ def test_an_artifact_that_is_logged_afterwards_can_be_read(
     with mlflow.start_run() as run:
         mlflow.log_artifact(str(file), "first")
         happen()
-        try:
-            mlflow.log_artifact(str(file), "second")
-        except MlflowException as error:
-            assert "store" in str(error)
-        else:
+        _, is_done = says_why(lambda: mlflow.log_artifact(str(file), "second"))
+
+        if is_done:
             found = mlflow.artifacts.download_artifacts(f"runs:/{run.info.run_id}/second/weights.npy")
             assert Path(found).read_bytes() == file.read_bytes()
 
@@ -129,9 +134,7 @@ def test_a_model_that_is_logged_afterwards_loads(
     with mlflow.start_run():
         mlflow.tensorcas.log_model(model, name="first")  # type: ignore[attr-defined]
         happen()
-        try:
-            info = mlflow.tensorcas.log_model(model, name="second")  # type: ignore[attr-defined]
-        except MlflowException as error:
-            assert "store" in str(error)
-        else:
+        info, is_done = says_why(lambda: mlflow.tensorcas.log_model(model, name="second"))  # type: ignore[attr-defined]
+
+        if is_done:
             assert np.array_equal(mlflow.tensorcas.load_model(info.model_uri).coef_, model.coef_)  # type: ignore[attr-defined]

@@ -133,8 +133,8 @@ MUTANTS = (
         fault="a folder that a group shares",
         test="tests/hostile/test_modes.py::test_folders_stay_with_the_group_that_shares_them",
         path="tensorcas_mlflow/backends/_local.py",
-        before="            os.mkdir(folder)\n",
-        after="            os.mkdir(folder, 0o700)\n",
+        before="        try:\n            os.mkdir(folder)\n",
+        after="        try:\n            os.mkdir(folder, 0o700)\n",
     ),
     Mutant(
         fault="somebody who guesses the names of files under way",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -18,11 +16,11 @@ STATE = {"w": np.arange(50_000)}
 
 
 @pytest.fixture
-def store(s3: S3Server, bucket: str, way: Proxy) -> Iterator[Store]:
+def store(s3: S3Server, bucket: str, way: Proxy) -> Store:
     Store.init_backend(backend_of(s3, bucket))
     opened = Store.open_backend(backend_of(s3.at(way.endpoint), bucket))
     save(opened, 0)
-    yield opened
+    return opened
 
 
 def save(store: Store, step: int) -> None:
