@@ -10,10 +10,10 @@ import numpy as np
 
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.codecs import DELTA, Buffer
-from tensorcas_mlflow.digest import Digests, digest
+from tensorcas_mlflow.codecs import Buffer
+from tensorcas_mlflow.digest import Digests
 from tensorcas_mlflow.errors import ChunkNotFoundError, CorruptChunkError, FormatError, NotFoundError
-from tensorcas_mlflow.pack import ENTRY, Base
+from tensorcas_mlflow.pack import Base
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
 
@@ -61,8 +61,6 @@ def _read(store: Store, digests: Digests, outs: list[memoryview]) -> Iterator[tu
 def read_bases(backend: Backend, bases: Iterable[tuple[Base, int]]) -> dict[bytes, Buffer]:
     """Read what deltas are to be added to, each from the very pack that the delta will name, and check it.
 
-    Another copy may be sound where that one is not, and would be of no use to whoever reads the delta.
-
     Args:
         backend: Where the packs are.
         bases: Different ones, and their sizes.
@@ -78,18 +76,8 @@ def read_bases(backend: Backend, bases: Iterable[tuple[Base, int]]) -> dict[byte
     def read(named: tuple[Base, int]) -> tuple[bytes, Buffer] | None:
         base, n_bytes = named
         try:
-            raw = reader.of(_delta_against(base, n_bytes))
+            return base.digest, reader.copy(base, n_bytes)
         except (NotFoundError, FormatError):
             return None
-        return (base.digest, raw) if raw is not None and digest(raw) == base.digest else None
 
     return dict(each for each in threads.ordered_map(read, bases, waits=backend.is_remote) if each is not None)
-
-
-def _delta_against(base: Base, n_bytes: int) -> Any:
-    """Make the entry of a delta, as far as it says what its base is."""
-    entry = np.zeros(1, dtype=ENTRY)
-    entry["codec"], entry["depth"], entry["raw_bytes"] = DELTA.number, base.depth + 1, n_bytes
-    entry["base_pack"] = np.frombuffer(bytes.fromhex(base.pack), np.uint8)
-    entry["base_digest"] = np.frombuffer(base.digest, np.uint8)
-    return entry[0]

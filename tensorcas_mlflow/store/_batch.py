@@ -27,11 +27,14 @@ from tensorcas_mlflow.errors import (
     CheckpointExistsError,
     ChunkNotFoundError,
 )
+from tensorcas_mlflow.index import pack_key, pack_name
 from tensorcas_mlflow.manifest import Manifest
-from tensorcas_mlflow.pack import Payload
+from tensorcas_mlflow.pack import TARGET_BYTES, Base, Packed, Payload
 from tensorcas_mlflow.store._catalog import Catalog
 from tensorcas_mlflow.store._claim import Intent, declare, look, manifest_blob, probe, write_packs
 from tensorcas_mlflow.store._condemned import Condemnation
+from tensorcas_mlflow.store._lookup import Places
+from tensorcas_mlflow.store._packs import new_pack_name
 from tensorcas_mlflow.store._records import Ref, ref_bytes
 
 _log = logging.getLogger(__name__)
@@ -43,13 +46,24 @@ class PendingBatch:
     Call `write` once with what is `missing`, and then `commit` for each.
     """
 
-    def __init__(self, backend: Backend, catalog: Catalog, manifests: Sequence[Manifest]) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        catalog: Catalog,
+        manifests: Sequence[Manifest],
+        *,
+        bases: Digests | None = None,
+        n_bytes: int = 0,
+    ) -> None:
         """Declare all of them, and only then look what is there.
 
         Args:
             backend: The store's.
             catalog: The store's.
             manifests: Of this store's id; one may stand there several times, for several refs.
+            bases: Chunks that the store may hold, and against which payloads may be deltas. So may they be against what
+                is written here. None if there are to be none.
+            n_bytes: Where there may be deltas, most bytes that are written.
         """
         self.manifests = manifests
         self.n_stored_bytes = 0
@@ -62,8 +76,22 @@ class PendingBatch:
         """The name of each manifest, by its digest."""
         self._there: set[str] = set()
         """Names of manifests that may be relied on."""
+        self._bases: dict[bytes, Base] = {}
+        """By digest what deltas may be added to. The intents name the packs in which these lie."""
+        self._new_packs: list[str] = []
+        """Names for packs in which bases may come to lie: the intents have to name them too."""
+        places: Places | None = None
+        packs: set[str] = set()
+        if bases is not None:
+            self._new_packs = [new_pack_name(backend) for _ in range(2 + n_bytes // TARGET_BYTES)]
+            places = catalog.find_sound(bases, ())
+            packs = {places.packs[number] for number in np.unique(places.pack[places.found])}
+            packs |= catalog.find_chains(places)[1]
+        self._pinned = frozenset({*packs, *self._new_packs})
         try:
             self._condemned = self._declare_all()
+            if places is not None:
+                self._find_bases(places, packs)
             unique = _union(manifests)
             self.missing: Digests = unique[probe(backend, catalog, unique, self._condemned)]
             """Chunks that have to be written."""
@@ -80,23 +108,36 @@ class PendingBatch:
     ) -> None:
         self.abandon()
 
+    def base_of(self, digest: bytes) -> Base | None:
+        """Name the copy of a chunk that a delta may be added to; None if there is none."""
+        return self._bases.get(digest)
+
+    def has_written(self, base: Base) -> bool:
+        """Tell whether a base lies in a pack that is written here."""
+        return base.pack in self._new_packs
+
     def write(self, payloads: Iterator[Payload]) -> None:
         """Write chunks that are missing into new packs, and the manifests that then have all of theirs.
 
         Args:
-            payloads: Encoded and verified. A chunk that is left out keeps those from being committed that need it.
+            payloads: Encoded and verified. A chunk that is left out keeps those from being committed that need it. A
+                delta names what `base_of` gives when the payload is drawn.
 
         Raises:
             BackendError: The storage failed; what was written is garbage or is found by the next batch.
         """
         brought: list[bytes] = []
 
-        def noted() -> Iterator[Payload]:
-            for payload in payloads:
-                brought.append(payload.digest)
-                yield payload
+        def note(pack: str, payload: Packed) -> None:
+            assert isinstance(payload, Payload)
+            brought.append(payload.digest)
+            if pack in self._pinned:
+                depth = 0 if payload.base is None else payload.base.depth + 1
+                self._bases[payload.digest] = Base(pack=pack, digest=payload.digest, depth=depth)
 
-        self.n_stored_bytes += write_packs(self._backend, self._catalog, noted(), self._condemned)
+        self.n_stored_bytes += write_packs(
+            self._backend, self._catalog, payloads, self._condemned, names=self._new_packs, note=note
+        )
         there = np.frombuffer(b"".join(brought), dtype=f"V{DIGEST_BYTES}")
         self._lacking = self._lacking[~np.isin(self._lacking, there)]
         whole = {each.digest: each for each in self.manifests if not self._lacks(each).any()}
@@ -178,11 +219,26 @@ class PendingBatch:
             known -= lost
             self._rename(lost)
 
+    def _find_bases(self, places: Places, packs: set[str]) -> None:
+        """Leave out, now that intents name the packs of possible bases, what is condemned or gone."""
+        there = packs - self._condemned.packs
+        gone = {pack_name(key) for key in self._backend.missing(map(pack_key, sorted(there)))}
+        self._catalog.forget(gone)
+        lost = gone | (packs - there)
+        is_whole, _ = self._catalog.find_chains(places, lost)
+        for row in np.flatnonzero(places.found & is_whole).tolist():
+            pack = places.packs[places.pack[row]]
+            if pack not in lost:
+                entry = places.entries[row]
+                digest = entry["digest"].tobytes()
+                self._bases[digest] = Base(pack=pack, digest=digest, depth=int(entry["depth"]))
+
     def _declare(self, number: int) -> None:
         if self._intents[number] is None:
             manifest = self.manifests[number]
             unique, _, _ = unique_rows(manifest.digests)
-            self._intents[number] = declare(self._backend, self._names[manifest.digest], unique)
+            name = self._names[manifest.digest]
+            self._intents[number] = declare(self._backend, name, unique, sorted(self._pinned))
 
     def _rename(self, lost: set[str]) -> None:
         """Take back the intents that name manifests which cannot be relied on."""

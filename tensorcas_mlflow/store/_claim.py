@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 
 import numpy as np
 
@@ -77,17 +78,27 @@ def probe(backend: Backend, catalog: Catalog, digests: Digests, condemned: Conde
         is_known = False
 
 
-def write_packs(backend: Backend, catalog: Catalog, payloads: Iterator[Packed], condemned: Condemnation) -> int:
+def write_packs(
+    backend: Backend,
+    catalog: Catalog,
+    payloads: Iterator[Packed],
+    condemned: Condemnation,
+    *,
+    names: Iterable[str] = (),
+    note: Callable[[str, Packed], None] | None = None,
+) -> int:
     """Write chunks into new packs, which are durable when this returns, and the packs into the index.
 
     Args:
         condemned: As it was read when the intent was there.
+        names: Of the first packs, drawn before; those of further ones are drawn here.
+        note: Told the name of a pack and each payload that is about to go into it.
 
     Returns:
         Size of the packs.
     """
     n_bytes = 0
-    for name, writer, pieces in _new_packs(backend, payloads):
+    for name, writer, pieces in _new_packs(backend, payloads, names=names, note=note):
         backend.put_new(pack_key(name), pieces)
         n_bytes += publish(catalog, {name: writer}, condemned)
     return n_bytes
@@ -117,12 +128,27 @@ def put_packs(
     return packs
 
 
-def _new_packs(backend: Backend, payloads: Iterator[Packed]) -> Iterator[tuple[str, PackWriter, Iterator[Buffer]]]:
+def _new_packs(
+    backend: Backend,
+    payloads: Iterator[Packed],
+    *,
+    names: Iterable[str] = (),
+    note: Callable[[str, Packed], None] | None = None,
+) -> Iterator[tuple[str, PackWriter, Iterator[Buffer]]]:
     """Lay out chunks in packs: name, table and bytes of each, which have to be drawn before the next."""
     ahead = _Lookahead(payloads)
+    drawn = iter(names)
     while ahead.has_more():
         writer = PackWriter()
-        yield new_pack_name(backend), writer, writer.pieces(ahead.until(TARGET_BYTES))
+        name = next(drawn, None) or new_pack_name(backend)
+        some = ahead.until(TARGET_BYTES)
+        yield name, writer, writer.pieces(some if note is None else _noted(some, partial(note, name)))
+
+
+def _noted(payloads: Iterator[Packed], note: Callable[[Packed], None]) -> Iterator[Packed]:
+    for payload in payloads:
+        note(payload)
+        yield payload
 
 
 def publish(catalog: Catalog, packs: Mapping[str, PackWriter], condemned: Condemnation) -> int:

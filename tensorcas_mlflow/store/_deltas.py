@@ -12,7 +12,17 @@ from tensorcas_mlflow.chunking import MAX_CHUNK_BYTES
 from tensorcas_mlflow.codecs import MOST_OVERHEAD_BYTES, Buffer, encode_best
 from tensorcas_mlflow.errors import ChunkNotFoundError, CorruptChunkError, CorruptError, FormatError
 from tensorcas_mlflow.index import Table, make_table, pack_key
-from tensorcas_mlflow.pack import Base, Payload, bases_of, decode_chunk, is_base_of, is_delta, payload_of
+from tensorcas_mlflow.pack import (
+    DELTA,
+    ENTRY,
+    Base,
+    Payload,
+    bases_of,
+    decode_chunk,
+    is_base_of,
+    is_delta,
+    payload_of,
+)
 from tensorcas_mlflow.store._packs import read_pack_table
 from tensorcas_mlflow.threads import Lock
 
@@ -67,6 +77,19 @@ class Bases:
             raise
         except FormatError as error:
             raise CorruptChunkError(text, key, str(error)) from error
+
+    def copy(self, base: Base, n_bytes: int) -> Buffer:
+        """Read the copy of a chunk that a delta would name as its base; raises as `of`.
+
+        Another copy may be sound where that one is not, and would be of no use to whoever reads the delta.
+        """
+        delta = np.zeros(1, dtype=ENTRY)
+        delta["codec"], delta["depth"], delta["raw_bytes"] = DELTA, base.depth + 1, n_bytes
+        delta["base_pack"] = np.frombuffer(bytes.fromhex(base.pack), np.uint8)
+        delta["base_digest"] = np.frombuffer(base.digest, np.uint8)
+        raw = self.of(delta[0])
+        assert raw is not None
+        return raw
 
     def packs(self, delta: Any) -> set[str]:
         """Name the packs that it takes to decode a delta, besides its own; raises as `of`."""

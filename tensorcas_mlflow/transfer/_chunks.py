@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,9 +15,9 @@ from tensorcas_mlflow import threads
 from tensorcas_mlflow.chunking import MAX_CHUNK_BYTES
 from tensorcas_mlflow.codecs import load_codecs_to_decode
 from tensorcas_mlflow.digest import Digests
-from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
+from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NotFoundError
 from tensorcas_mlflow.index import pack_key, pack_name
-from tensorcas_mlflow.pack import Payload
+from tensorcas_mlflow.pack import Base, Payload, is_delta, payload_of
 from tensorcas_mlflow.readplan import Extent, plan_reads
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import Bases
@@ -43,7 +44,8 @@ class _Outcome:
     """What one read has brought."""
 
     n_bytes: int = 0
-    payloads: list[Payload] = field(default_factory=list)
+    payloads: list[tuple[int, Payload]] = field(default_factory=list)
+    """Each with its number in the group; of a delta the base is still the source's."""
     moved: list[int] = field(default_factory=list)
     """Chunks whose pack is gone, or that of their base, by their numbers in the group."""
     gone: set[str] = field(default_factory=set)
@@ -78,19 +80,32 @@ class ChunkReader:
         self._on_read = on_read or (lambda n_bytes: None)
         self._bases = Bases(store.backend)
         self._trusts_index = True
+        self._wanted_bases: Set[bytes] = frozenset()
+        self._base_of: Callable[[Payload], Base | None] = lambda delta: None
 
-    def payloads(self, digests: Digests) -> Iterator[Payload]:
+    def payloads(
+        self,
+        digests: Digests,
+        *,
+        bases: Set[bytes] = frozenset(),
+        base_of: Callable[[Payload], Base | None] = lambda delta: None,
+    ) -> Iterator[Payload]:
         """Yield chunks as they are stored, each decoded and checked against its digest before.
 
         Args:
             digests: Different ones.
+            bases: What deltas may be added to where they go. A delta of something else is encoded in full.
+            base_of: Gives the base that a delta has there; None if it has none after all. Asked when all payloads
+                before have been taken.
 
         Yields:
-            Payloads in the order in which they lie in the source. What cannot be had is left out, and is in `faults`.
+            Payloads in the order in which they lie in the source, deltas behind all that they may be added to. What
+            cannot be had is left out, and is in `faults`.
 
         Raises:
             BackendError: The storage does not answer.
         """
+        self._wanted_bases, self._base_of = bases, base_of
         waiting = deque([_Group(digests=digests)])
         while waiting:
             yield from self._pass(waiting.popleft(), waiting)
@@ -103,17 +118,22 @@ class ChunkReader:
         there = np.flatnonzero(places.found)
         entries, packs = places.entries[there], places.pack[there]
         load_codecs_to_decode(entries["codec"])
-        plan = plan_reads(packs, entries["offset"], entries["stored_bytes"])
-        begins = _begins_row(packs, entries)
+        levels = self._levels(entries)
+        plan = (extent for rows in levels for extent in _plan_of(rows, packs, entries))
+        begins = np.zeros(len(entries), dtype=bool)
+        for rows in levels:
+            begins[rows] = _begins_row(packs[rows], entries[rows])
         read = partial(self._read, [pack_key(name) for name in places.packs], entries, begins)
         found = _Outcome()
         is_remote = self._store.backend.is_remote
         window = _REMOTE_WINDOW if is_remote else _WINDOW
         for outcome in threads.ordered_map(read, plan, window=window, waits=is_remote):
             self._on_read(outcome.n_bytes)
-            for payload in outcome.payloads:
-                self.faults.pop(payload.digest, None)  # damaged in one pack, and sound in another
-                yield payload
+            for number, payload in outcome.payloads:
+                given = self._as_given(payload, entries[number], number, outcome)
+                if given is not None:
+                    self.faults.pop(given.digest, None)  # damaged in one pack, and sound in another
+                    yield given
             outcome.payloads.clear()
             found.add(outcome)
         if found.moved:
@@ -122,6 +142,28 @@ class ChunkReader:
             waiting.append(self._again(group, group.digests[there[found.moved]], found.gone))
         names = [places.packs[number] for number in packs.tolist()]
         waiting.extend(self._elsewhere(group, found, there, names))
+
+    def _levels(self, entries: Any) -> list[Any]:
+        """Part chunks, if some may stay deltas, by depth: so all bases come before what is added to them."""
+        if not self._wanted_bases:
+            return [np.arange(len(entries))]
+        return [np.flatnonzero(entries["depth"] == depth) for depth in np.unique(entries["depth"])]
+
+    def _as_given(self, payload: Payload, entry: Any, number: int, outcome: _Outcome) -> Payload | None:
+        """Give a payload as it goes into the destination; None if it has to be looked for again."""
+        if payload.base is None:
+            return payload
+        base = self._base_of(payload)
+        if base is not None:
+            return dataclasses.replace(payload, base=base)
+        try:
+            return self._bases.payload(entry, payload.data, begins_row=payload.begins_row)
+        except BlobNotFoundError as error:
+            outcome.moved.append(number)
+            outcome.gone.add(pack_name(error.key))
+        except (FormatError, NotFoundError) as error:
+            outcome.damaged.append((number, str(error)))
+        return None
 
     def _locate(self, group: _Group) -> Any:
         catalog = self._store.catalog
@@ -185,9 +227,7 @@ class ChunkReader:
             try:
                 fault = self._bases.fault_of(entries[number], stored)
                 if fault is None:
-                    # The destination may not have the base, and must not come to depend on this store.
-                    payload = self._bases.payload(entries[number], stored, begins_row=bool(begins[number]))
-                    outcome.payloads.append(payload)
+                    outcome.payloads.append((number, self._payload(entries[number], stored, bool(begins[number]))))
             except BlobNotFoundError as error:
                 outcome.moved.append(number)
                 outcome.gone.add(pack_name(error.key))
@@ -199,6 +239,18 @@ class ChunkReader:
                 outcome.damaged.append((number, fault))
                 outcome.is_index_suspect = True
         return outcome
+
+    def _payload(self, entry: Any, stored: Any, begins_row: bool) -> Payload:
+        # The destination may not have the base, and must not come to depend on this store.
+        is_kept = is_delta(entry) and entry["base_digest"].tobytes() in self._wanted_bases
+        give = payload_of if is_kept else self._bases.payload
+        return give(entry, stored, begins_row=begins_row)
+
+
+def _plan_of(rows: Any, packs: Any, entries: Any) -> Iterator[Extent]:
+    """Plan the reads of some chunks, with their numbers among all."""
+    for extent in plan_reads(packs[rows], entries["offset"][rows], entries["stored_bytes"][rows]):
+        yield dataclasses.replace(extent, members=rows[extent.members])
 
 
 def _begins_row(packs: Any, entries: Any) -> Any:

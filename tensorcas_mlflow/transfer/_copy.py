@@ -9,11 +9,13 @@ import numpy as np
 
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, hex_of, unique_rows
-from tensorcas_mlflow.errors import CheckpointExistsError, ChunkNotFoundError, FencedError
+from tensorcas_mlflow.errors import BackendError, CheckpointExistsError, ChunkNotFoundError, FencedError, FormatError
+from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.pack import TARGET_BYTES
 from tensorcas_mlflow.store import PendingBatch, Ref, Store
 from tensorcas_mlflow.transfer._chunks import ChunkReader
 from tensorcas_mlflow.transfer._compare import Wanted, compare, stands
+from tensorcas_mlflow.transfer._deltas import Rebaser, is_among, plan_deltas
 from tensorcas_mlflow.transfer._report import CopyPlan, CopyReport, Failure, Progress, Watcher
 
 MAX_BATCH_BYTES = 4 * TARGET_BYTES
@@ -69,7 +71,7 @@ def copy_refs(
     Raises:
         BackendError: One of the storages failed; what was committed until then is there.
     """
-    copier = _Copier(source, destination, n=len(refs), watch=watch)
+    copier = _Copier(source, destination, refs, watch=watch)
     for ref, found in compare(source, destination, refs, replace=replace):
         if isinstance(found, Wanted):
             copier.add(found)
@@ -108,10 +110,12 @@ class _Moving:
 class _Copier:
     """One copy under way."""
 
-    def __init__(self, source: Store, destination: Store, *, n: int, watch: Watcher | None) -> None:
+    def __init__(self, source: Store, destination: Store, refs: Sequence[Ref], *, watch: Watcher | None) -> None:
         self._source = source
         self._destination = destination
-        self._n = n
+        self._n = len(refs)
+        self._refs = refs
+        self._all_needed: Digests | None = None
         self._watch = watch or (lambda progress: None)
         self._reader = ChunkReader(source, on_read=self._note_read)
         self._n_done = self._n_copied = self._n_there = 0
@@ -176,9 +180,18 @@ class _Copier:
         """Store a batch; returns those that a collector has given up."""
         manifests = [wanted.manifest for wanted in batch]
         fenced: list[Wanted] = []
-        with PendingBatch(self._destination.backend, self._destination.catalog, manifests) as pending:
+        backend, catalog = self._destination.backend, self._destination.catalog
+        deltas = plan_deltas(self._source, self._destination, _union(manifests), self._needed)
+        options: dict[str, Any] = {} if deltas is None else {"bases": deltas.there, "n_bytes": deltas.n_bytes}
+        with PendingBatch(backend, catalog, manifests, **options) as pending:
             try:
-                pending.write(self._reader.payloads(pending.missing))
+                if deltas is None:
+                    pending.write(self._reader.payloads(pending.missing))
+                else:
+                    extra = deltas.extra[~is_among(deltas.extra, pending.missing)]
+                    chunks = np.concatenate([pending.missing, extra])
+                    base_of = Rebaser(pending, self._destination).base_of
+                    pending.write(self._reader.payloads(chunks, bases=deltas.bases, base_of=base_of))
 
                 def commit(number: int) -> bool | CheckpointExistsError | ChunkNotFoundError:
                     wanted = batch[number]
@@ -202,6 +215,16 @@ class _Copier:
             finally:
                 self._written_bytes += pending.n_stored_bytes
         return fenced
+
+    def _needed(self) -> Digests:
+        """Give the chunks that all refs need which are to be copied, as far as they can be read."""
+        if self._all_needed is None:
+            needed = _union([])
+            for begin in range(0, len(self._refs), _MAX_BATCH_REFS):
+                found = [_manifest(self._source, ref) for ref in self._refs[begin : begin + _MAX_BATCH_REFS]]
+                needed = unique_rows(np.concatenate([needed, *(each.digests for each in found if each)]))[0]
+            self._all_needed = needed
+        return self._all_needed
 
     def _explain(self, wanted: Wanted) -> None:
         """Note why the chunks of a ref could not be had."""
@@ -227,3 +250,17 @@ class _Copier:
 
     def _tell(self) -> None:
         self._watch(Progress(n_done=self._n_done, n=self._n, read_bytes=self._read_bytes))
+
+
+def _union(manifests: Sequence[Manifest]) -> Digests:
+    """Give the different chunks of some manifests."""
+    return unique_rows(np.concatenate([np.empty((0, DIGEST_BYTES), np.uint8), *(each.digests for each in manifests)]))[
+        0
+    ]
+
+
+def _manifest(store: Store, ref: Ref) -> Manifest | None:
+    try:
+        return store.manifest(ref)
+    except (FormatError, BackendError):
+        return None  # which the copy of that ref tells of
