@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import struct
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from tensorcas_mlflow.census._facts import NO_BASE, Facts, RefSeen
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest
 from tensorcas_mlflow.errors import CorruptError, NewerFormatError
 
-VERSION = 2
+VERSION = 3
 MAGIC = b"\x89TCCN\r\n\x01"
 MAX_BYTES = 2 << 30
 """No larger census is written or read."""
@@ -31,8 +32,11 @@ _COLUMNS = (
     ("entry_bytes", "<u4", "n_entries"),
     ("entry_base", "<u4", "n_entries"),
     ("entry_base_pack", "<u4", "n_entries"),
+    ("entry_effort", "u1", "n_entries"),
 )
 """What follows the digests: name, type, and what there is one of it for."""
+_N_COLUMNS = {1: 9, 2: 11}
+"""How many of them earlier versions had."""
 _MANIFEST_NAME = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{8})?")
 _PACK_NAME = re.compile(r"[0-9a-f]{32}")
 
@@ -83,7 +87,7 @@ def read_census(key: str, blob: bytes) -> Facts:
         if version > VERSION:
             raise NewerFormatError(f"{key!r}", version, VERSION)
         manifests, packs = _names(head["manifests"], _MANIFEST_NAME), _names(head["packs"], _PACK_NAME)
-        fields = _COLUMNS if version > 1 else _COLUMNS[:-2]
+        fields = _COLUMNS[: _N_COLUMNS.get(version, len(_COLUMNS))]
         base_packs = _names(head["base_packs"] if version > 1 else [], _PACK_NAME)
         refs = {_seen(*seen): _names([name], _MANIFEST_NAME)[0] for *seen, name in head["refs"]}
         counts = {name: head[name] for name in ("n_digests", "n_spans", "n_entries")}
@@ -103,9 +107,10 @@ def read_census(key: str, blob: bytes) -> Facts:
     for name, dtype, of in fields:
         columns[name] = np.frombuffer(body, dtype, counts[of], at)
         at += columns[name].nbytes
-    if fields is not _COLUMNS:
+    if version == 1:
         # It is from before there were deltas.
         columns |= dict.fromkeys(("entry_base", "entry_base_pack"), np.full(counts["n_entries"], NO_BASE))
+    columns.setdefault("entry_effort", np.zeros(counts["n_entries"], np.uint8))
     pack_entries = columns.pop("pack_entries")
     if int(pack_entries.sum(dtype=np.uint64)) != counts["n_entries"]:
         raise CorruptError(key, "its packs have other entries than it says")
@@ -120,6 +125,9 @@ def read_census(key: str, blob: bytes) -> Facts:
     )
     if not _is_possible(facts) or not facts.is_consistent:
         raise CorruptError(key, "it contradicts itself")
+    if version < VERSION:
+        # What was spent on the chunks of packs stands in their tables alone.
+        return replace(facts.only(manifests=facts.manifests, packs={}), refs=refs)
     return facts
 
 

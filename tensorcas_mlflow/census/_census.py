@@ -166,5 +166,5 @@ def _about_bytes(facts: Facts) -> tuple[int, int]:
     """How many bytes the head of a census takes, and the rest, or some more."""
     n_names = len(facts.manifests) + len(facts.packs) + len(facts.base_packs)
     refs = sum(len(seen.key) + len(seen.token) + 4 * _NAME_BYTES for seen in facts.refs)
-    columns = 12 * len(facts.span_chunk) + 16 * len(facts.entry_chunk) + 16 * n_names
+    columns = 12 * len(facts.span_chunk) + 17 * len(facts.entry_chunk) + 16 * n_names
     return _NAME_BYTES * n_names + refs + 1024, DIGEST_BYTES * len(facts.digests) + columns

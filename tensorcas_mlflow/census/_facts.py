@@ -61,6 +61,8 @@ class Facts:
     """For each entry that is a delta the chunk it is to be added to; `NO_BASE` for the others."""
     entry_base_pack: Numbers
     """For each entry that is a delta the pack in which its base lies: a position in ``base_packs``; else `NO_BASE`."""
+    entry_effort: Numbers
+    """For each entry what was spent on it; see `Payload.effort`."""
     base_packs: tuple[str, ...]
     """Names, none twice; of packs that may be gone."""
     refs: Mapping[RefSeen, str] = field(default_factory=dict)
@@ -147,6 +149,7 @@ class Facts:
             entry_bytes=self.entry_bytes[rows],
             entry_base=base,
             entry_base_pack=base_pack,
+            entry_effort=self.entry_effort[rows],
             base_packs=base_packs,
         )
 
@@ -192,6 +195,7 @@ def facts_of_packs(tables: Mapping[str, Entries], sizes: Mapping[str, int]) -> F
         entry_bytes=np.ascontiguousarray(entries["stored_bytes"]),
         entry_base=base,
         entry_base_pack=base_pack,
+        entry_effort=np.ascontiguousarray(entries["effort"]),
         base_packs=tuple(name.tobytes().hex() for name in names),
     )
 
@@ -239,6 +243,7 @@ def merge_facts(parts: Sequence[Facts]) -> Facts:
         entry_bytes=_join([part.entry_bytes for part in apart]),
         entry_base=_join([base for base, _ in bases]),
         entry_base_pack=_join([base_pack for _, base_pack in bases]),
+        entry_effort=np.concatenate([_NO_EFFORTS, *(part.entry_effort for part in apart)]),
         base_packs=tuple(base_packs),
     )
 
@@ -271,6 +276,7 @@ def _only_used(names: tuple[str, ...], number: Numbers) -> tuple[tuple[str, ...]
 
 _NONE = np.empty(0, np.uint32)
 _NO_SIZES = np.empty(0, np.uint64)
+_NO_EFFORTS = np.empty(0, np.uint8)
 _NO_DIGESTS = np.empty((0, DIGEST_BYTES), np.uint8)
 
 
@@ -280,7 +286,16 @@ def _facts(*, spans: tuple[Numbers, Numbers, Numbers] = (_NONE, _NONE, _NONE), *
     entries = dict.fromkeys(("entry_pack", "entry_chunk", "entry_bytes", "entry_base", "entry_base_pack"), _NONE)
     chunk, start, stop = spans
     return Facts(
-        **{**nothing, **entries, "base_packs": (), "span_chunk": chunk, "span_start": start, "span_stop": stop, **given}
+        **{
+            **nothing,
+            **entries,
+            "entry_effort": _NO_EFFORTS,
+            "base_packs": (),
+            "span_chunk": chunk,
+            "span_start": start,
+            "span_stop": stop,
+            **given,
+        }
     )
 
 

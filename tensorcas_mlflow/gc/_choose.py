@@ -9,19 +9,22 @@ import numpy as np
 from tensorcas_mlflow.gc._survey import Survey
 
 
-def choose(state: Survey, max_waste: float, *, prefer: Set[str] = frozenset()) -> tuple[list[str], dict[str, int]]:
+def choose(
+    state: Survey, max_waste: float, *, prefer: Set[str] = frozenset(), avoid: Set[str] = frozenset()
+) -> tuple[list[str], dict[str, int]]:
     """Choose the packs that can go.
 
-    A chunk with several copies is counted in a preferred pack, else where most is needed, so that the other packs
-    become empty. Copies in packs
-    that somebody has condemned do not count. The base of a delta that is needed is needed where it lies, so a pack that
-    holds one is not rewritten: its deltas would have to be, in full. What it takes to decode a pack is needed too
-    while a save under way may store deltas against that.
+    Of a chunk with several copies one counts: one that needs no pack to be avoided, in a preferred pack, on which most
+    was spent, in the pack of which most is needed; what comes first decides. So the other packs become empty, and what
+    was optimized is kept. Copies in packs that somebody has condemned do not count. The base of a delta
+    that is needed is needed where it lies, so a pack that holds one is not rewritten: its deltas would have to be, in
+    full. What it takes to decode a pack is needed too while a save under way may store deltas against that.
 
     Args:
         state: Of the store.
         max_waste: Which part of a pack's payload may be unneeded.
         prefer: Packs whose copies count first.
+        avoid: Packs whose copies count last, and deltas against them.
 
     Returns:
         Packs nothing needs; and packs that waste too much, with the payload bytes that are needed.
@@ -31,11 +34,11 @@ def choose(state: Survey, max_waste: float, *, prefer: Set[str] = frozenset()) -
     stored = state.stored_bytes
     wanted = state.live_rows() & state.copies(but=condemned)
     weight = np.bincount(state.pack[wanted], weights=stored[wanted], minlength=n_packs)
-    rank = np.empty(n_packs, dtype=np.int64)
     is_other = np.array([name not in prefer for name in state.packs], dtype=bool)
-    rank[np.lexsort((-weight, is_other))] = np.arange(n_packs)
     rows = np.flatnonzero(wanted)
-    rows = rows[np.argsort(rank[state.pack[rows]], kind="stable")]
+    pack, effort = state.pack[rows], state.effort[rows].astype(np.int64)
+    is_avoided = state.needing(state.rows_in(frozenset(avoid)))[rows]
+    rows = rows[np.lexsort((pack, -weight[pack], -effort, is_other[pack], is_avoided))]
     kept = np.zeros(len(wanted), dtype=bool)
     kept[rows[np.unique(state.chunk[rows], return_index=True)[1]]] = True
     # What nobody can decode stays: the pack of its base may be lost, and come back from a backup; or it is condemned,

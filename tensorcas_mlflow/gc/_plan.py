@@ -151,6 +151,7 @@ def plan_gc(
     prefer: Set[str] = frozenset(),
     without: Collection[str] = (),
     quarantine_s: float = DEFAULT_QUARANTINE_S,
+    avoid: Set[str] = frozenset(),
 ) -> GcPlan:
     """Find out what nothing needs any more.
 
@@ -166,6 +167,7 @@ def plan_gc(
         without: Keys of refs that are about to be dropped: the plan is of the store without them. Executed while they
             are there, it spares what they need.
         quarantine_s: After how many seconds what a repair has put into quarantine is deleted.
+        avoid: Packs whose copies, and deltas against them, go where a chunk has several.
 
     Raises:
         PendingSavesError: Saves through an MLflow server are under way, which ``abandon`` does not name.
@@ -195,7 +197,7 @@ def plan_gc(
             f"no save {unknown[0]!r} is under way in {store.uri!r}, nor a damaged ref of that key, so it cannot be "
             "abandoned"
         )
-    doomed, rewrites = choose(state, max_waste, prefer=prefer)
+    doomed, rewrites = choose(state, max_waste, prefer=prefer, avoid=avoid)
     manifests = tuple(sorted(state.manifests - state.live_manifests))
     return GcPlan(
         store=store,

@@ -72,6 +72,7 @@ class Survey:
     """For each row, which is one entry of one of these, a position in ``packs``."""
     chunk: Any
     stored_bytes: Any
+    effort: Any
     base: Any
     """For each row that is a delta the row of its base, or `NOWHERE`; `IN_FULL` for the others."""
 
@@ -108,6 +109,14 @@ class Survey:
             bases[chosen] = True
             chosen = self.base[chosen]
         return bases
+
+    def needing(self, rows: Mask) -> Mask:
+        """For each row whether it is one of some rows, or needs one of them to be decoded."""
+        needing = rows.copy()
+        deltas = np.flatnonzero(self.base >= 0)
+        for _ in range(MAX_DEPTH if rows.any() else 0):
+            needing[deltas] |= needing[self.base[deltas]]
+        return needing
 
     def has_row(self, rows: Mask) -> Mask:
         """For each chunk whether one of some rows is of it."""
@@ -243,6 +252,7 @@ def survey(
         pack=pack,
         chunk=chunk,
         stored_bytes=facts.entry_bytes[rows].astype(np.int64),
+        effort=facts.entry_effort[rows],
         base=_base_rows(facts, rows, packs, pack, chunk),
     )
     if unreadable and ((chunks < 0).any() or (named & ~state.has_row(state.copies())).any()):

@@ -13,7 +13,7 @@ from tensorcas_mlflow.digest import DIGEST_BYTES, Digests
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError
 from tensorcas_mlflow.gc import DEFAULT_MAX_WASTE
 from tensorcas_mlflow.index import EMPTY, NOWHERE, Mask, Table, as_names, base_rows, make_table, merge_tables, pack_key
-from tensorcas_mlflow.pack import Entries, bases_of, is_delta
+from tensorcas_mlflow.pack import MAX_DEPTH, Entries, bases_of, is_delta
 from tensorcas_mlflow.store import protocol as p
 
 _MOST_TABLES = 8
@@ -36,6 +36,8 @@ class Holdings:
         self._effort = effort
         self._entries: dict[str, Entries] = {}
         self._needed: Digests | None = None
+        self.wasteful: frozenset[str] = frozenset()
+        """Packs that no collection can rewrite though they waste much: nothing is to need them any more."""
         self.refresh()
 
     def refresh(self) -> None:
@@ -56,15 +58,23 @@ class Holdings:
         self._needs = {name: _base_packs(entries) for name, entries in self._entries.items()}
         table = make_table({name: self._entries[name] for name in sorted(self._entries.keys() - condemned)})
         base = base_rows(table)
-        self._wasteful = self._find_wasteful(table, base)
-        keep = (table.entries["effort"] >= self._effort) & (base != NOWHERE)
-        keep &= np.array([name not in self._wasteful for name in table.packs], dtype=bool)[table.pack]
-        self._done = [_rows_of(table, keep)]
+        is_optimized = (table.entries["effort"] >= self._effort) & (base != NOWHERE)
+        self.wasteful = self._find_wasteful(table, base, is_optimized)
+        in_wasteful = np.array([name in self.wasteful for name in table.packs], dtype=bool)
+        needs_wasteful = in_wasteful[table.pack] if len(table) else np.zeros(0, dtype=bool)
+        # Else the pack would stay for the sake of deltas against what lies in it.
+        deltas = np.flatnonzero(base >= 0)
+        for _ in range(MAX_DEPTH if self.wasteful else 0):
+            needs_wasteful[deltas] |= needs_wasteful[base[deltas]]
+        self._done = [_rows_of(table, is_optimized & ~needs_wasteful)]
         self.n_bytes = sum(there.values())
         """Of all packs."""
 
     def need(self, digests: Digests) -> None:
-        """Say what refs need. Chunks of packs that are needed in little part, and stay for a base, are then not done.
+        """Say what refs need.
+
+        Chunks of packs that are needed in little part, and stay for a base, are then not done, nor what is stored
+        against those.
 
         Args:
             digests: Different ones, ascending.
@@ -72,11 +82,14 @@ class Holdings:
         self._needed = digests
         self.refresh()
 
-    def _find_wasteful(self, table: Table, base: Any) -> frozenset[str]:
-        """Name the packs that no collection can rewrite, as they hold a base, though it would for what they waste."""
+    def _find_wasteful(self, table: Table, base: Any, is_optimized: Mask) -> frozenset[str]:
+        """Name the packs that no collection can rewrite, as they hold a base, though it would for what they waste.
+
+        What is not optimized will be, in another pack, and is waste.
+        """
         if self._needed is None or len(table) == 0:
             return frozenset()
-        wanted = is_among(table.entries["digest"], self._needed)
+        wanted = is_among(table.entries["digest"], self._needed) & is_optimized
         is_base = np.zeros(len(table), dtype=bool)
         of = np.unique(base[wanted & (base >= 0)])
         while len(of) and not is_base[of].all():
@@ -101,8 +114,13 @@ class Holdings:
         return frozenset(
             name
             for name, rows in self._entries.items()
-            if name not in self._wasteful and (rows["effort"] >= self._effort).all()
+            if name not in self.wasteful and (rows["effort"] >= self._effort).all()
         )
+
+    @property
+    def is_all_done(self) -> bool:
+        """Whether all chunks are done that refs need."""
+        return self._needed is None or bool(self.are_done(self._needed).all())
 
     def are_done(self, digests: Digests) -> Mask:
         """For each chunk whether it is done."""

@@ -31,6 +31,8 @@ _N_BEFORE = 8
 """Checkpoints before a window whose tensors may be bases as they are stored."""
 UNIT_BYTES = 1 << 30
 """Bytes of chunks that are encoded under one intent."""
+_MOST_ROUNDS = 4
+"""Mostly there is one, sometimes two."""
 COLLECT_BYTES = 2 << 30
 """After so many bytes of new packs the old ones are collected, so that the disk need not hold both stores."""
 
@@ -186,16 +188,22 @@ def _execute(plan: OptimizePlan, watch: Watcher) -> OptimizeReport:
         done_bytes = min(done_bytes + n_bytes, plan.n_bytes)
         watch(Progress(done_bytes=done_bytes, n_bytes=plan.n_bytes))
 
-    for manifests, before in _windows(store, p.read_refs(store.backend)):
-        for unit in units_of(_blocks(store, holdings, manifests, before, spent), UNIT_BYTES):
-            n_bytes = write_unit(store, holdings, unit, spent, note)
-            written_bytes += n_bytes
-            waiting_bytes += n_bytes
-            if waiting_bytes >= COLLECT_BYTES:
-                collect(store, holdings, max_waste=MID_WASTE)
-                waiting_bytes = 0
-    if written_bytes or not plan.gc.is_empty:
-        collect(store, holdings)
+    for turn in range(_MOST_ROUNDS):
+        written_before = written_bytes
+        for manifests, before in _windows(store, p.read_refs(store.backend)):
+            for unit in units_of(_blocks(store, holdings, manifests, before, spent), UNIT_BYTES):
+                n_bytes = write_unit(store, holdings, unit, spent, note)
+                written_bytes += n_bytes
+                waiting_bytes += n_bytes
+                if waiting_bytes >= COLLECT_BYTES:
+                    collect(store, holdings, max_waste=MID_WASTE)
+                    waiting_bytes = 0
+        if written_bytes > written_before or (turn == 0 and not plan.gc.is_empty):
+            collect(store, holdings)
+        # What was written may be stored against the little that is needed of some pack, which then can neither go nor
+        # be rewritten, and is to be optimized itself.
+        if written_bytes == written_before or not holdings.wasteful or holdings.is_all_done:
+            break
     return OptimizeReport(n_bytes_before=before_bytes, n_bytes_after=holdings.n_bytes, written_bytes=written_bytes)
 
 

@@ -109,6 +109,6 @@ def _until_full(
 def collect(store: Store, holdings: Holdings, *, max_waste: float = DEFAULT_MAX_WASTE) -> GcReport:
     """Delete what nothing needs any more, by the rules of every collection: old copies of what is done, above all."""
     holdings.refresh()
-    report = plan_gc(store, max_waste=max_waste, prefer=holdings.optimized_packs()).execute()
+    report = plan_gc(store, max_waste=max_waste, prefer=holdings.optimized_packs(), avoid=holdings.wasteful).execute()
     holdings.refresh()
     return report

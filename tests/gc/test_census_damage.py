@@ -63,7 +63,7 @@ def test_a_census_whose_spans_are_not_what_the_manifests_said_is_refused(store: 
     plan_now(store).execute()
     facts = facts_in(store)
     data = bytearray(store.backend.get(census_of(store)))
-    at = len(data) - 16 * len(facts.entry_chunk) - 4 * len(facts.span_chunk)
+    at = len(data) - 17 * len(facts.entry_chunk) - 4 * len(facts.span_chunk)
     stops = data[at : at + 4]
     assert stops == b"\x02\0\0\0"
     data[at] = 1
