@@ -14,8 +14,10 @@ from collecting import CHUNK_BYTES, everything, keys, loads, overwrite, plan_now
 from tensorcas_mlflow.backends import LocalBackend, MemoryBackend
 from tensorcas_mlflow.errors import BackendError, ConflictError, CorruptError, NewerFormatError, StoreNotFoundError
 from tensorcas_mlflow.gc import GcPlan, plan_gc
+from tensorcas_mlflow.index import pack_name
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store._json import record_bytes
+from tensorcas_mlflow.store.protocol import condemned_bytes
 from tensorcas_mlflow.testing import FaultyBackend, SimulatedCrash
 
 # --- a store it does not understand
@@ -108,6 +110,21 @@ def test_a_dead_collection_is_finished_when_its_list_is_older_than_the_grace(loc
     assert plan_gc(local_store, grace_s=4000).dead_lists == ()
     plan_gc(local_store, grace_s=3000).execute()
     assert everything(local_store) == {}
+
+
+def test_a_list_that_has_come_since_the_plan_was_made_is_left_to_its_collector(store: Store) -> None:
+    """With a grace of zero any list is old enough; but who made this one has not been seen to stand still."""
+    store.drop(save(store, "ab", 0))
+    plan = plan_now(store)
+    [pack] = keys(store, "packs")
+    others = "condemned/" + "b" * 32
+    store.backend.put_new(others, [condemned_bytes(frozenset({pack_name(pack)}), frozenset())])
+    plan.execute()
+
+    assert keys(store, "condemned") == [others]
+    assert keys(store, "packs") == [pack]
+    plan_now(store).execute()
+    assert everything(store) == {}
 
 
 # --- what is left when it dies

@@ -82,6 +82,30 @@ def test_what_was_read_is_kept_for_its_reader_alone(umask: int, tmp_path: Path) 
     assert {stat.S_IMODE(path.stat().st_mode) for path in made if path.is_dir()} == {0o700}
 
 
+def test_what_was_read_is_never_anybody_elses_to_read_not_even_while_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever opens a file before its mode is set goes on reading it."""
+    born: list[tuple[bool, int]] = []
+    by_descriptor, by_path = os.fchmod, os.chmod
+
+    def see_file(descriptor: int, mode: int) -> None:
+        born.append((False, stat.S_IMODE(os.fstat(descriptor).st_mode)))
+        by_descriptor(descriptor, mode)
+
+    def see_folder(path: Any, mode: int) -> None:
+        born.append((True, stat.S_IMODE(os.stat(path).st_mode)))
+        by_path(path, mode)
+
+    monkeypatch.setattr(os, "fchmod", see_file)
+    monkeypatch.setattr(os, "chmod", see_folder)
+    with under(0):
+        ExtentCache(tmp_path / "cache", max_bytes=1 << 24).put("store", "pack", [(8, b"weights" * 1000)])
+
+    assert {mode for is_folder, mode in born if is_folder} == {0o700}
+    assert [mode for is_folder, mode in born if not is_folder] == [0o600, 0o600]  # the extents and the tally
+
+
 # --- names of files under way
 
 _opened: list[tuple[str, int]] | None = None

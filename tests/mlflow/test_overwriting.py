@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,6 +94,34 @@ def test_a_commit_while_a_text_is_written_leaves_one_of_the_two(
     monkeypatch.setattr(Store, "drop_artifact", after_a_commit)
     repo.log_artifact(text)
 
+    assert shown(repo, tmp_path / "out") == OTHER
+
+
+def test_a_commit_between_the_writing_of_a_text_and_its_drop_is_not_dropped(
+    repo: TensorCasArtifactRepository, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text takes the place of the ref that stood there before it was written, and of no other."""
+    text, other = files
+    write = PlainTree.write
+    dropped: list[bool] = []
+
+    def then_a_commit(*args: Any, **kwargs: Any) -> None:
+        write(*args, **kwargs)
+        monkeypatch.setattr(PlainTree, "write", write)
+        repo.log_artifact(other)
+
+    drop = Store.drop_artifact
+
+    def noted(*args: Any) -> bool:
+        dropped.append(drop(*args))
+        return dropped[-1]
+
+    repo.log_artifact(other)
+    monkeypatch.setattr(PlainTree, "write", then_a_commit)
+    monkeypatch.setattr(Store, "drop_artifact", noted)
+    repo.log_artifact(text)
+
+    assert dropped == [False]
     assert shown(repo, tmp_path / "out") == OTHER
 
 

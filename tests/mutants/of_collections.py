@@ -85,4 +85,11 @@ MUTANTS = (
         before="            backend.withdraw(key, info.token)\n",
         after="            backend.delete(key)\n",
     ),
+    Mutant(
+        fault="a collector's list that has come since a plan was made",
+        test=RULES + "test_a_list_that_has_come_since_the_plan_was_made_is_left_to_its_collector",
+        path="tensorcas_mlflow/gc/_plan.py",
+        before=" for condemned in state.dead_lists if condemned.key in plan.dead_lists]",
+        after=" for condemned in state.dead_lists]",
+    ),
 )

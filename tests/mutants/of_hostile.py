@@ -143,4 +143,26 @@ MUTANTS = (
         before='        staging = place.with_name(f"{_UPLOADING}{uuid.uuid4().hex}")\n',
         after='        staging = place.with_name(f"{_UPLOADING}{place.name}")\n',
     ),
+    Mutant(
+        fault="somebody who opens a file of the chunk cache before its mode is set",
+        test="tests/hostile/test_modes.py::"
+        "test_what_was_read_is_never_anybody_elses_to_read_not_even_while_it_is_written",
+        path="tensorcas_mlflow/extent_cache/_file.py",
+        before='getattr(os, "O_CLOEXEC", 0), 0o600)',
+        after='getattr(os, "O_CLOEXEC", 0), 0o644)',
+    ),
+    Mutant(
+        fault="somebody else on the machine who looks into the chunk cache",
+        test="tests/hostile/test_modes.py::test_what_was_read_is_kept_for_its_reader_alone",
+        path="tensorcas_mlflow/extent_cache/_file.py",
+        before="            os.fchmod(descriptor, 0o600)  # whatever the umask says\n",
+        after="            os.fchmod(descriptor, 0o644)\n",
+    ),
+    Mutant(
+        fault="somebody else on the machine who looks into the tally of the chunk cache",
+        test="tests/hostile/test_modes.py::test_what_was_read_is_kept_for_its_reader_alone",
+        path="tensorcas_mlflow/extent_cache/_room.py",
+        before="                os.fchmod(descriptor, 0o600)\n",
+        after="                os.fchmod(descriptor, 0o644)\n",
+    ),
 )

@@ -13,8 +13,8 @@ MUTANTS = (
         fault="a collection after which the copies in the new packs are those that went",
         test=DONE + "test_a_second_run_finds_nothing_and_writes_nothing",
         path="tensorcas_mlflow/gc/_choose.py",
-        before="rank[np.lexsort((-weight, is_other))] = np.arange(n_packs)",
-        after="rank[np.lexsort((-weight, ~is_other))] = np.arange(n_packs)",
+        before="(pack, -weight[pack], -effort, is_other[pack], is_avoided)",
+        after="(pack, -weight[pack], effort, ~is_other[pack], is_avoided)",
     ),
     Mutant(
         fault="a chunk that is damaged where it is read to be encoded anew",
@@ -72,5 +72,34 @@ MUTANTS = (
         path="tensorcas_mlflow/optimize/_plan.py",
         before="        if now is None or now.manifest != ref.manifest:",
         after="        if now is None:",
+    ),
+    Mutant(
+        fault="a pack of chunks that are optimized and others that are not",
+        test="tests/optimize/test_convergence.py::test_a_pack_with_chunks_that_are_optimized_and_others_that_are_not",
+        path="tensorcas_mlflow/optimize/_plan.py",
+        before="_MOST_ROUNDS = 4\n",
+        after="_MOST_ROUNDS = 1\n",
+    ),
+    Mutant(
+        fault="a collection after an optimize that did not come to its own",
+        test="tests/optimize/test_convergence.py::"
+        "test_a_collection_keeps_the_copies_that_were_optimized_though_the_run_died_before_its_own",
+        path="tensorcas_mlflow/gc/_choose.py",
+        before="(pack, -weight[pack], -effort, is_other[pack], is_avoided)",
+        after="(pack, -weight[pack], is_other[pack], is_avoided)",
+    ),
+    Mutant(
+        fault="a store of deltas that is copied",
+        test="tests/transfer/test_copy_deltas.py::test_a_copy_of_an_optimized_store_takes_the_room_of_its_source",
+        path="tensorcas_mlflow/transfer/_chunks.py",
+        before='        is_kept = is_delta(entry) and entry["base_digest"].tobytes() in self._wanted_bases\n',
+        after="        is_kept = False\n",
+    ),
+    Mutant(
+        fault="a base that has rotted at the destination of a copy",
+        test="tests/transfer/test_copy_deltas.py::test_a_base_that_has_rotted_in_the_destination_is_none",
+        path="tensorcas_mlflow/transfer/_deltas.py",
+        before="        return base if self._is_sound(base, delta.raw_bytes) else None\n",
+        after="        return base\n",
     ),
 )

@@ -182,9 +182,15 @@ class Cast:
         self.saved_by[name] = step
         return self
 
-    def copier(self, name: str, letters_by_step: Mapping[int, str]) -> Cast:
-        """Add somebody who copies steps from another store of the same id."""
-        source = memory_of(Cast(before=letters_by_step).blobs())
+    def copier(self, name: str, letters_by_step: Mapping[int, str], *, blobs: Blobs | None = None) -> Cast:
+        """Add somebody who copies steps from another store of the same id.
+
+        Args:
+            name: Of the actor.
+            letters_by_step: What the source has.
+            blobs: The source's, if not each step is to have a pack of its own there.
+        """
+        source = memory_of(Cast(before=letters_by_step).blobs() if blobs is None else blobs)
 
         def program(backend: Backend) -> None:
             copy_to(open_store(backend), open_store(source))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import pytest
 from casts import Cast, load, open_store
+from delta_casts import stored
 from interleave import Run
 from schedules import explore
 
 from tensorcas_mlflow.backends import Backend, MemoryBackend
+from tensorcas_mlflow.store import PendingBatch
+from tensorcas_mlflow.store._lookup import Places
 from tensorcas_mlflow.transfer import copy_refs, read_source
 
 MORE_PREEMPTIONS = int(os.environ.get("TENSORCAS_PREEMPTIONS", "0"))
@@ -18,6 +22,25 @@ MORE_PREEMPTIONS = int(os.environ.get("TENSORCAS_PREEMPTIONS", "0"))
 def copy_against_collection() -> Cast:
     """A copy of two steps that share chunks with an old pack whose only ref is dropped meanwhile."""
     return Cast(before={0: "ab"}).copier("copier", {1: "ac", 2: "b"}).collector("collector").deletion("deletion", 0)
+
+
+def deltas_against_what_is_there() -> Cast:
+    """A copy of deltas whose base is at the destination, where the only ref that needs it is dropped meanwhile."""
+    source = stored({1: "b", 2: "bc"}, "a", "b<a c<a").blobs()
+    cast = stored({0: "a"}, "a").copier("copier", {1: "b", 2: "bc"}, blobs=source)
+    return cast.collector("collector").deletion("deletion", 0)
+
+
+def deltas_whose_base_goes_along() -> Cast:
+    """A copy of deltas whose base no ref needs that is copied, while the destination is collected."""
+    source = stored({1: "b", 2: "bc"}, "a", "b<a c<a").blobs()
+    cast = stored({0: "d"}, "d").copier("copier", {1: "b", 2: "bc"}, blobs=source)
+    return cast.writer("writer", "a", 3).collector("collector").deletion("deletion", 3)
+
+
+DELTAS = pytest.mark.parametrize(
+    "make", [deltas_against_what_is_there, pytest.param(deltas_whose_base_goes_along, marks=pytest.mark.long)]
+)
 
 
 def copied_all(cast: Cast, run: Run) -> str | None:
@@ -94,3 +117,69 @@ def test_a_collection_at_the_source_leaves_a_dropped_step_out_and_never_copies_a
     print(found)
     assert found.failure is None, str(found)
     assert found.is_exhausted
+
+
+@DELTAS
+@pytest.mark.parametrize("is_remote", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_no_schedule_of_a_copy_of_deltas_loses_a_base(make: Callable[[], Cast], *, is_remote: bool) -> None:
+    cast = make()
+
+    found = explore(
+        cast.blobs(),
+        cast.actors,
+        lambda run: copied_all(cast, run),
+        max_preemptions=1 + MORE_PREEMPTIONS,
+        is_remote=is_remote,
+    )
+
+    print(found)
+    assert found.failure is None, str(found)
+    assert found.is_exhausted
+
+
+@pytest.mark.long
+@DELTAS
+def test_nor_does_one_of_a_copy_of_deltas_in_which_somebody_dies(make: Callable[[], Cast]) -> None:
+    cast = make()
+
+    found = explore(
+        cast.blobs(),
+        cast.actors,
+        lambda run: copied_all(cast, run),
+        max_preemptions=1 + MORE_PREEMPTIONS,
+        deaths=["copier", "collector"],
+    )
+
+    print(found)
+    assert found.failure is None, str(found)
+    assert found.is_exhausted
+
+
+class NamesNoPacks(PendingBatch):
+    """A batch whose intents do not name the packs of bases."""
+
+    def _declare(self, number: int) -> None:
+        self._pinned = frozenset()
+        super()._declare(number)
+
+
+class TrustsWhatItKnew(PendingBatch):
+    """A batch that does not look which of the packs that it knew are condemned or gone."""
+
+    def _find_bases(self, places: Places, packs: set[str]) -> None:
+        super()._find_bases(places, set())
+
+
+@pytest.mark.parametrize("kind", [pytest.param(NamesNoPacks, marks=pytest.mark.long), TrustsWhatItKnew])
+def test_without_a_rule_a_copy_loses_a_base(kind: type[PendingBatch], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensorcas_mlflow.transfer._copy.PendingBatch", kind)
+    cast = deltas_against_what_is_there()
+
+    def check(run: Run) -> str | None:
+        problem = cast.check(run)
+        return problem if problem is not None and problem.startswith("LOSS") else None
+
+    found = explore(cast.blobs(), cast.actors, check, max_preemptions=2)
+
+    print(f"{kind.__name__}: lost after {found.n_schedules} schedules")
+    assert found.failure is not None, str(found)
