@@ -4,6 +4,7 @@ A file comes back as the parts put one after the other, so a splitter that is wr
 and never a byte. No splitter trusts a file: what it says is checked before memory or time is spent on it.
 """
 
+from tensorcas_mlflow.containers._array_views import ArrayView
 from tensorcas_mlflow.containers._bhckpt import bhckpt_header, bhckpt_header_bytes, is_bhckpt
 from tensorcas_mlflow.containers._bintensors import MAX_HEADER_BYTES as BINTENSORS_MAX_HEADER_BYTES
 from tensorcas_mlflow.containers._bintensors import bintensors_header, is_bintensors
@@ -14,14 +15,18 @@ from tensorcas_mlflow.containers._json import TEXT as JSON_TEXT
 from tensorcas_mlflow.containers._json import entries, strict_json, whole
 from tensorcas_mlflow.containers._npy import NpyHeader, is_npy, read_npy_header
 from tensorcas_mlflow.containers._parts import More, Part, Plain, Skeleton, Tensor
+from tensorcas_mlflow.containers._pickle import is_pickle
+from tensorcas_mlflow.containers._pickle_file import walk_pickles
+from tensorcas_mlflow.containers._pickle_machine import Machine
+from tensorcas_mlflow.containers._pickle_symbols import Blob, Persistent
 from tensorcas_mlflow.containers._safetensors import MAX_HEADER_BYTES as SAFETENSORS_MAX_HEADER_BYTES
 from tensorcas_mlflow.containers._safetensors import PACKED_BITS as SAFETENSORS_PACKED_BITS
 from tensorcas_mlflow.containers._safetensors import SAFETENSORS_DTYPES, is_safetensors, safetensors_header
 from tensorcas_mlflow.containers._split import UNREADABLE, split
-from tensorcas_mlflow.containers._tape import Readable, Tape
+from tensorcas_mlflow.containers._tape import Readable, SkippingTape, Tape
 from tensorcas_mlflow.containers._tensor_fact import TensorFact, check_shape, in_order, item_bytes
 from tensorcas_mlflow.containers._torch_legacy import LegacyTorchFile, is_torch_legacy
-from tensorcas_mlflow.containers._torch_pickle import walk_torch_pickle
+from tensorcas_mlflow.containers._torch_pickle import storage_of, walk_torch_pickle
 from tensorcas_mlflow.containers._torch_views import TensorView, views_of
 from tensorcas_mlflow.containers._zip import is_zip
 
@@ -33,14 +38,19 @@ __all__ = [
     "SAFETENSORS_MAX_HEADER_BYTES",
     "SAFETENSORS_PACKED_BITS",
     "UNREADABLE",
+    "ArrayView",
+    "Blob",
     "GgufHeader",
     "LegacyTorchFile",
+    "Machine",
     "More",
     "NpyHeader",
     "Part",
+    "Persistent",
     "Plain",
     "Readable",
     "Skeleton",
+    "SkippingTape",
     "Tape",
     "Tensor",
     "TensorFact",
@@ -57,6 +67,7 @@ __all__ = [
     "is_bintensors",
     "is_gguf",
     "is_npy",
+    "is_pickle",
     "is_safetensors",
     "is_torch_legacy",
     "is_zip",
@@ -64,8 +75,10 @@ __all__ = [
     "read_npy_header",
     "safetensors_header",
     "split",
+    "storage_of",
     "strict_json",
     "views_of",
+    "walk_pickles",
     "walk_torch_pickle",
     "whole",
 ]

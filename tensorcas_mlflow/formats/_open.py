@@ -15,6 +15,7 @@ from tensorcas_mlflow.containers import (
     is_bintensors,
     is_gguf,
     is_npy,
+    is_pickle,
     is_safetensors,
     is_torch_legacy,
     is_zip,
@@ -25,13 +26,14 @@ from tensorcas_mlflow.formats._listing import Listing
 from tensorcas_mlflow.formats._read_folders import INDEX_SUFFIX, check_numbers, index_of, list_indexed, list_shards
 from tensorcas_mlflow.formats._read_gguf import list_gguf
 from tensorcas_mlflow.formats._read_numpy import list_npy, list_npz
+from tensorcas_mlflow.formats._read_pickle import list_pickle
 from tensorcas_mlflow.formats._read_serverlessllm import INDEX, list_serverlessllm
 from tensorcas_mlflow.formats._read_tables import list_bhckpt, list_bintensors, list_safetensors
 from tensorcas_mlflow.formats._read_torch import is_torch_archive, list_torch, list_torch_legacy
 from tensorcas_mlflow.formats._source import ByteSource, LocalFile
 from tensorcas_mlflow.formats._zip_directory import list_members
 
-FORMATS_IN = ("safetensors", "torch", "npz", "npy", "gguf", "bintensors", "bhckpt", "serverlessllm")
+FORMATS_IN = ("safetensors", "torch", "npz", "npy", "pickle", "gguf", "bintensors", "bhckpt", "serverlessllm")
 """What can be read, by the names that `Listing.format` has."""
 
 _HEAD_BYTES = 4096
@@ -54,6 +56,7 @@ def _list_zip(source: ByteSource) -> Listing | None:
 _FILES: tuple[tuple[str, Callable[[memoryview], bool], _List], ...] = (
     ("safetensors", is_safetensors, list_safetensors),
     ("torch", is_torch_legacy, list_torch_legacy),
+    ("pickle", is_pickle, list_pickle),
     ("zip", lambda head: is_zip(head) or bytes(head[:4]) == _EMPTY_ZIP, _list_zip),
     ("npy", is_npy, list_npy),
     ("gguf", is_gguf, list_gguf),
