@@ -51,7 +51,7 @@ class PicklePlaces:
             FormatError: They do not lie there.
         """
         for view in views:
-            name = self._unused(view.name or only)
+            name = self.places.unused(view.name or only)
             if view.dtype is None:
                 self.places.leave_out(name, view.kind)
             elif isinstance(view, TensorView):
@@ -117,14 +117,6 @@ class PicklePlaces:
         held = self.sources[self._held]
         assert isinstance(held, HeldSource)
         return self._held, held.add(data)
-
-    def _unused(self, name: str) -> str:
-        """Number a name that is taken."""
-        number, unused = 1, name
-        while unused in self.places or unused in self.places.left_out:
-            number += 1
-            unused = f"{name} ({number})"
-        return unused
 
 
 def _c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

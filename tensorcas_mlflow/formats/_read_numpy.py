@@ -58,32 +58,36 @@ def list_npz(source: ByteSource, members: Sequence[Member]) -> Listing:
     """
     places = Places()
     for member in members:
-        name = member.name.removesuffix(".npy")
-        head = _head(source, member)
-        if name == member.name or not is_npy(memoryview(head)):
-            places.leave_out(name, "no array")
-            continue
-        header = read_npy_header(Tape(io.BytesIO(head)))
-        if header.array_bytes is not None and header.n_bytes + header.array_bytes != member.raw_bytes:
-            raise FormatError(
-                f"{member.name[:80]!r} has {member.raw_bytes} bytes, of which {header.array_bytes} are its array"
-            )
-        if member.is_deflated:
-            start, n_bytes, deflated, before = member.start, member.n_bytes, header.n_bytes, 0
-        else:
-            start, n_bytes, deflated = member.start + header.n_bytes, member.n_bytes - header.n_bytes, None
-            before = zlib.crc32(head[: header.n_bytes])
-        _add(
-            places,
-            name,
-            header,
-            start=start,
-            n_bytes=n_bytes,
-            file_bytes=source.size,
-            deflated=deflated,
-            checksum=(member.crc32, before),
-        )
+        add_npy(places, source, member, member.name.removesuffix(".npy"))
     return Listing(format="npz", sources=[source], places=places, left_out=places.left_out)
+
+
+def add_npy(places: Places, source: ByteSource, member: Member, name: str) -> None:
+    """Add the array of an archive's member, or leave it out; raises as `list_npz`."""
+    head = _head(source, member)
+    if not member.name.endswith(".npy") or not is_npy(memoryview(head)):
+        places.leave_out(name, "no array")
+        return
+    header = read_npy_header(Tape(io.BytesIO(head)))
+    if header.array_bytes is not None and header.n_bytes + header.array_bytes != member.raw_bytes:
+        raise FormatError(
+            f"{member.name[:80]!r} has {member.raw_bytes} bytes, of which {header.array_bytes} are its array"
+        )
+    if member.is_deflated:
+        start, n_bytes, deflated, before = member.start, member.n_bytes, header.n_bytes, 0
+    else:
+        start, n_bytes, deflated = member.start + header.n_bytes, member.n_bytes - header.n_bytes, None
+        before = zlib.crc32(head[: header.n_bytes])
+    _add(
+        places,
+        name,
+        header,
+        start=start,
+        n_bytes=n_bytes,
+        file_bytes=source.size,
+        deflated=deflated,
+        checksum=(member.crc32, before),
+    )
 
 
 def _add(

@@ -29,24 +29,32 @@ _BLOCK_BYTES = 256 << 10
 _COUNT_BYTES = 8
 
 
-def list_pickle(source: ByteSource) -> Listing | None:
-    """List the arrays and tensors of a file of pickles, of which those of a second one are called ``1.…``.
+def walk(source: ByteSource) -> list[Machine]:
+    """Walk the pickles of a file.
 
-    A name is the keys, attributes and positions that lead to an array, with dots between. Arrays of objects, of
-    subclasses that keep more than an array does, and large bytes that are no array are left out. So are bytes that are
-    not in the file (the buffers of protocol 5).
+    Raises:
+        FormatError: It is not sound, or too long to be looked through, or something follows the last pickle.
+    """
+    return walk_pickles(SkippingTape(SourceStream(source), block_bytes=_BLOCK_BYTES), source.size)
+
+
+def list_pickles(source: ByteSource, machines: list[Machine]) -> Listing | None:
+    """List the arrays and tensors of a file of pickles, where there are several of the second one as ``1.…``.
+
+    A name is the keys, attributes and positions that lead to an array, with dots between. Left out are arrays of
+    objects, those of subclasses that keep more than an array does, large bytes that are no array, and those whose bytes
+    are not in the file (the buffers of protocol 5).
+
+    Args:
+        source: The file.
+        machines: What has walked it.
 
     Returns:
         None for pickles in which there are none of these.
 
     Raises:
-        FormatError: It is not sound, or too long to be looked through, or something follows the last pickle.
+        FormatError: An array or a tensor is not as numpy or torch makes them, or things are in each other too often.
     """
-    return list_walked(source, walk_pickles(SkippingTape(SourceStream(source), block_bytes=_BLOCK_BYTES), source.size))
-
-
-def list_walked(source: ByteSource, machines: list[Machine]) -> Listing | None:
-    """List what pickles make that were walked; see `list_pickle`."""
     found = PicklePlaces(source)
     storages = _Storages(source)
     for nth, machine in enumerate(machines):

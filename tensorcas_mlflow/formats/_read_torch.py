@@ -7,7 +7,6 @@ Sources: https://docs.pytorch.org/docs/stable/notes/serialization.html, ``torch/
 from __future__ import annotations
 
 import sys
-import zlib
 from collections.abc import Sequence
 
 from tensorcas_mlflow.containers import LegacyTorchFile, Tape, TensorView, views_of, walk_torch_pickle
@@ -15,7 +14,7 @@ from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.formats._listing import Listing
 from tensorcas_mlflow.formats._pickle_places import PicklePlaces
 from tensorcas_mlflow.formats._source import ByteSource, SourceStream
-from tensorcas_mlflow.formats._zip_directory import Member
+from tensorcas_mlflow.formats._zip_directory import Member, read_member
 
 ONLY = "tensor"
 """What a tensor is called that is saved by itself."""
@@ -25,7 +24,6 @@ _MAX_PICKLE_BYTES = 64 << 20
 _MAX_WORD_BYTES = 16
 _COUNT_BYTES = 8
 _BLOCK_BYTES = 64 << 10
-_RAW_DEFLATE = -15
 
 
 def is_torch_archive(members: Sequence[Member]) -> bool:
@@ -40,7 +38,7 @@ def list_torch(source: ByteSource, members: Sequence[Member]) -> Listing:
     the second is given a number. Tied tensors are several places in one storage. A storage that was saved by itself is
     a tensor of its elements. Numpy's arrays, whose bytes are in the pickle, are listed, too. Left out is what is no
     plain view of a storage: quantized, sparse, nested and lazily conjugated tensors, subclasses that make themselves,
-    and dtypes that numpy has not; of arrays what `list_pickle` leaves out. Refused are tensors that reach beyond their
+    and dtypes that numpy has not; of arrays what `list_pickles` leaves out. Refused are tensors that reach beyond their
     storage, and storages that are not there, or not as long as the pickle says.
 
     Members' CRC-32 are not looked at: torch writes others if told so (`torch.serialization.set_crc32_options`), and
@@ -56,10 +54,10 @@ def list_torch(source: ByteSource, members: Sequence[Member]) -> Listing:
     folder = pickles[0].name.removesuffix("data.pkl")
     order = b"little"
     if folder + "byteorder" in by_name:
-        order = _whole(source, by_name[folder + "byteorder"], _MAX_WORD_BYTES)
+        order = read_member(source, by_name[folder + "byteorder"], _MAX_WORD_BYTES)
         if order not in (b"little", b"big"):
             raise FormatError(f"no machine has the byte order {order!r}")
-    data = _whole(source, pickles[0], _MAX_PICKLE_BYTES)
+    data = read_member(source, pickles[0], _MAX_PICKLE_BYTES)
     machine = walk_torch_pickle(data, places=True)
 
     def storage_at(view: TensorView) -> Member:
@@ -114,15 +112,3 @@ def list_torch_legacy(source: ByteSource) -> Listing:
 
 def _listing(found: PicklePlaces) -> Listing:
     return Listing(format="torch", sources=found.sources, places=found.places, left_out=found.places.left_out)
-
-
-def _whole(source: ByteSource, member: Member, max_bytes: int) -> bytes:
-    """Read a member that is not long."""
-    if member.raw_bytes > max_bytes or member.n_bytes > max_bytes:
-        raise FormatError(f"{member.name[:80]!r} has {member.raw_bytes} bytes")
-    data = bytes(source.read(member.start, member.n_bytes))
-    if member.is_deflated:
-        data = zlib.decompressobj(_RAW_DEFLATE).decompress(data, max_bytes)
-    if len(data) != member.raw_bytes:
-        raise FormatError(f"{member.name[:80]!r} does not have the size that the directory says")
-    return data

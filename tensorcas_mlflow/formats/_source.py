@@ -7,6 +7,7 @@ import mmap
 import os
 import stat
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from tensorcas_mlflow._mapping import map_privately
 from tensorcas_mlflow.errors import BackendError, CorruptError
@@ -41,6 +42,15 @@ class ByteSource(ABC):
     def view(self, start: int, n_bytes: int) -> memoryview | None:
         """Give bytes without reading them, where they can be mapped: they are read as they are touched."""
         return None
+
+
+Beside = Callable[[str], ByteSource]
+"""Opens a file beside another one, by a name that the other has chosen.
+
+Raises:
+    FormatError: It may not be opened, or there is none.
+    BackendError: The storage does not give it.
+"""
 
 
 class LocalFile(ByteSource):

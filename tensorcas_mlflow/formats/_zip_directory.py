@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import struct
 import zipfile
+import zlib
 from typing import NamedTuple
 
 from tensorcas_mlflow.errors import FormatError
@@ -24,6 +25,7 @@ _IN_EXTRA = 0xFFFFFFFF
 _ENCRYPTED = 1 << 0 | 1 << 6 | 1 << 13
 _STREAMED = 1 << 3
 _UTF_8 = 1 << 11
+_RAW_DEFLATE = -15
 _MAX_DESCRIPTOR_BYTES = 24
 _MAX_DIRECTORY_BYTES = 32 << 20
 """Of some four hundred thousand members."""
@@ -69,6 +71,22 @@ def list_members(source: ByteSource) -> list[Member]:
     if not 0 <= end - at <= gap:
         raise FormatError("its directory does not begin where the last member ends")
     return members
+
+
+def read_member(source: ByteSource, member: Member, max_bytes: int) -> bytes:
+    """Read a member that is not long.
+
+    Raises:
+        FormatError: It is long, or has another size than the directory says. So does a `zlib.error` say.
+    """
+    if member.raw_bytes > max_bytes or member.n_bytes > max_bytes:
+        raise FormatError(f"{member.name[:80]!r} has {member.raw_bytes} bytes")
+    data = bytes(source.read(member.start, member.n_bytes))
+    if member.is_deflated:
+        data = zlib.decompressobj(_RAW_DEFLATE).decompress(data, max_bytes)
+    if len(data) != member.raw_bytes:
+        raise FormatError(f"{member.name[:80]!r} does not have the size that the directory says")
+    return data
 
 
 def _check_end(source: ByteSource, n_comment_bytes: int) -> None:

@@ -220,7 +220,8 @@ class StoredFileContents(ListedContents):
         sizes = self._manifest.columns.n_bytes
         starts = sizes.cumsum() - sizes
         begins = np.array([place.start for place in self.places], dtype=np.int64)
-        wanted = np.array([place.n_bytes if place.is_plain else -1 for place in self.places], dtype=np.int64)
+        sizes_or_none = (place.n_bytes if place.is_plain and not place.source else -1 for place in self.places)
+        wanted = np.fromiter(sizes_or_none, dtype=np.int64, count=len(self.places))
         # Rows without a byte begin where the next one does, so the last of those that begin there is the one.
         rows = np.searchsorted(starts, begins, side="right") - 1
         is_row = (starts[rows] == begins) & (sizes[rows] == wanted) & (wanted > 0) if len(starts) else wanted > 0
@@ -247,6 +248,9 @@ class StoredFileContents(ListedContents):
 
     def fill(self, row: int, starts: Offsets, stops: Offsets, block: memoryview) -> None:
         place = self.places[row]
+        if place.source:
+            super().fill(row, starts, stops, block)
+            return
         self._source.fill(place.start + starts, place.start + stops, block)
 
     def chunk_digests(self, row: int) -> bytes | None:
