@@ -41,7 +41,7 @@ def list_npy(source: ByteSource) -> Listing:
     """
     header = read_npy_header(Tape(SourceStream(source), block_bytes=_LOOK_BYTES))
     places = Places()
-    if _dtype_of(header) is not None and header.n_bytes + (header.array_bytes or 0) != source.size:
+    if header.array_bytes is not None and header.n_bytes + header.array_bytes != source.size:
         raise FormatError(f"it has {source.size} bytes, of which {header.array_bytes} are its array")
     _add(places, ONLY, header, start=header.n_bytes, n_bytes=header.array_bytes or 0, file_bytes=source.size)
     return Listing(format="npy", sources=[source], places=places, left_out=places.left_out)
@@ -103,10 +103,13 @@ def _add(
 ) -> None:
     """Add an array, or leave it out."""
     dtype = _dtype_of(header)
+    shape, strides = header.shape, None
+    if dtype is None and header.dtype.fields is not None and not (header.dtype.hasobject or header.is_fortran):
+        # Records that have no name are their bytes.
+        dtype, shape = "uint8", (*shape, header.dtype.itemsize)
     if dtype is None:
         places.leave_out(name, "objects" if header.dtype.hasobject else str(header.dtype))
         return
-    shape, strides = header.shape, None
     if header.is_fortran:
         shape = header.shape[::-1]
         is_both = sum(side != 1 for side in shape) < 2 or 0 in shape

@@ -23,16 +23,18 @@ _MAX_DEPTH = 64
 _MAX_VALUES = 4_000_000
 """Some ten seconds' work."""
 _MAX_KEY_BYTES = 512
-_WHOLE = {kind: struct.Struct(f">{word}") for kind, word in zip("iUIlL", "bBhiq", strict=True)}
-"""Whole numbers, by what stands before one."""
-_OTHER_BYTES = {"d": 4, "D": 8, "C": 1, "Z": 0, "N": 0, "T": 0, "F": 0}
+_WHOLE = "iUIlL"
+_NUMBERS = {kind: struct.Struct(f">{word}") for kind, word in zip(_WHOLE + "dD", "bBhiqfd", strict=True)}
+"""Numbers, by what stands before one."""
+_OTHER_BYTES = {"C": 1, "Z": 0, "N": 0, "T": 0, "F": 0}
 """Sizes of other values."""
 
 
 def list_xgboost(source: ByteSource) -> Listing:
     """List a model's arrays of numbers, by the keys and positions that lead to them.
 
-    An array of one type is as the file has it, which is big-endian; one whose numbers each say their type is of int64.
+    An array that says one type is as the file has it, which is big-endian; one whose numbers each say theirs has a type
+    that holds them all.
 
     Raises:
         FormatError: It is not sound, or too long to be looked through. So does a `struct.error` say.
@@ -48,8 +50,10 @@ class _Open:
     n_left: int | None
     """Elements of an array that are to come; None for an object."""
     n_elements: int = 0
-    numbers: list[int] | None = field(default_factory=list)
-    """Its elements so far, if all of them are whole numbers."""
+    numbers: list[float] | None = field(default_factory=list)
+    """Its elements so far, if all of them are numbers."""
+    kinds: set[str] = field(default_factory=set)
+    """What stands before them."""
 
 
 class _Model:
@@ -90,10 +94,11 @@ class _Model:
         """Read a value, or the beginning of one that has others in it."""
         kind = self._take(1).decode("latin-1")
         within = stack[-1] if stack and stack[-1].n_left is not None else None
-        if kind in _WHOLE:
+        if kind in _NUMBERS:
             number = self._number(kind)
             if within is not None and within.numbers is not None:
                 within.numbers.append(number)
+                within.kinds.add(kind)
             return
         if within is not None:
             within.numbers = None
@@ -141,11 +146,12 @@ class _Model:
         """Add an array whose numbers each say their type."""
         if not array.numbers:
             return
-        data = np.array(array.numbers, np.int64).tobytes()
+        dtype = "int64" if array.kinds <= {*_WHOLE} else "float32" if array.kinds == {"d"} else "float64"
+        data = np.array(array.numbers, dtype).tobytes()
         start = self._held.add(data)
         self._places.add(
             array.name,
-            "int64",
+            dtype,
             (len(array.numbers),),
             start=start,
             n_bytes=len(data),
@@ -156,22 +162,22 @@ class _Model:
     def _key(self) -> str:
         if self._take(1) != b"L":
             raise FormatError("an object with something else than a key")
-        n_bytes = self._number("L")
+        n_bytes = int(self._number("L"))
         if not 0 <= n_bytes <= _MAX_KEY_BYTES:
             raise FormatError(f"a key of {n_bytes} bytes")
         return self._take(n_bytes).decode("utf-8")
 
     def _length(self) -> int:
         kind = self._take(1).decode("latin-1")
-        n_elements = self._number(kind) if kind in _WHOLE else -1
+        n_elements = int(self._number(kind)) if kind in _WHOLE else -1
         if n_elements < 0:
             raise FormatError("a length that is none")
         return n_elements
 
-    def _number(self, kind: str) -> int:
-        layout = _WHOLE[kind]
-        (number,) = layout.unpack(self._take(layout.size))
-        return int(number)
+    def _number(self, kind: str) -> float:
+        layout = _NUMBERS[kind]
+        number: float = layout.unpack(self._take(layout.size))[0]
+        return number
 
     def _take(self, n_bytes: int) -> bytes:
         data = bytes(self._tape.peek(n_bytes))
