@@ -4,7 +4,7 @@ A file comes back as the parts put one after the other, so a splitter that is wr
 and never a byte. No splitter trusts a file: what it says is checked before memory or time is spent on it.
 """
 
-from tensorcas_mlflow.containers._array_views import ArrayView
+from tensorcas_mlflow.containers._array_views import ArrayView, RecordField, fields_of
 from tensorcas_mlflow.containers._bhckpt import bhckpt_header, bhckpt_header_bytes, is_bhckpt
 from tensorcas_mlflow.containers._bintensors import MAX_HEADER_BYTES as BINTENSORS_MAX_HEADER_BYTES
 from tensorcas_mlflow.containers._bintensors import bintensors_header, is_bintensors
@@ -55,6 +55,7 @@ __all__ = [
     "Persistent",
     "Plain",
     "Readable",
+    "RecordField",
     "Skeleton",
     "SkippingTape",
     "Symbol",
@@ -69,6 +70,7 @@ __all__ = [
     "check_shape",
     "dtype_called",
     "entries",
+    "fields_of",
     "in_order",
     "is_bhckpt",
     "is_bintensors",

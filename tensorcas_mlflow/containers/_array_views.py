@@ -10,8 +10,6 @@ from itertools import accumulate
 from operator import mul
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from tensorcas_mlflow.containers._joblib import WRAPPERS
 from tensorcas_mlflow.containers._pickle_arrays import ENCODE, FROM_BUFFER, dtype_of, is_dtype, is_shape
 from tensorcas_mlflow.containers._pickle_symbols import LIST, Blob, Made, Symbol, name_of
@@ -23,6 +21,36 @@ _SCALAR = frozenset({"numpy.core.multiarray.scalar", "numpy._core.multiarray.sca
 _BYTES = frozenset({"builtins.bytes", "__builtin__.bytes"})
 _STATE_LENGTH = 5
 _MAX_KIND = 80
+
+
+class RecordField(NamedTuple):
+    """One field of records, which is an array with steps."""
+
+    name: str
+    dtype: str
+    offset: int
+    """Bytes before it in a record."""
+    step: int
+    """Elements of its own size from one record to the next."""
+
+
+def fields_of(dtype: DType) -> tuple[RecordField, ...]:
+    """Say the fields of records; none where one cannot be read as an array, or these are no records.
+
+    What lies between the fields is nothing that anybody has written: it differs from save to save.
+    """
+    found: list[RecordField] = []
+    for name in dtype.names or ():
+        assert dtype.fields is not None
+        field, offset = dtype.fields[name][:2]
+        try:
+            word = dtype_name(field)
+        except ValueError:
+            return ()
+        if not field.itemsize or field.fields or offset % field.itemsize or dtype.itemsize % field.itemsize:
+            return ()
+        found.append(RecordField(name, word, offset, dtype.itemsize // field.itemsize))
+    return tuple(found)
 
 
 class ArrayView(NamedTuple):
@@ -39,6 +67,8 @@ class ArrayView(NamedTuple):
     """Where its bytes are; a text where they are written as one that is short."""
     is_open: bool = False
     """Whether there may be other arrays in it."""
+    fields: tuple[RecordField, ...] = ()
+    """Of records that have no name: they are listed instead, and ``dtype`` is that of bytes."""
 
 
 def array_in(symbol: Made | tuple[Symbol, ...]) -> ArrayView | None:
@@ -145,22 +175,22 @@ def _view(symbol: Symbol, dtype: DType | None, shape: tuple[int, ...], strides: 
         return _left_out("an array of an unknown dtype")
     if dtype.hasobject:
         return _left_out("objects", is_open=True)
+    fields: tuple[RecordField, ...] = ()
     try:
         name = dtype_name(dtype)
     except ValueError:
-        if dtype.fields is None or strides is not None:
+        fields, name = fields_of(dtype), "uint8"
+        if not fields or strides is not None:
             return _left_out(str(dtype))
-        # Records that have no name are their bytes, as when they pass by.
-        name, shape, dtype = "uint8", (*shape, dtype.itemsize), np.dtype("uint8")
     n_bytes = math.prod(shape) * dtype.itemsize
     if not n_bytes:
-        return ArrayView("", name, name, shape, None, Blob(0, 0))
+        return ArrayView("", name, name, shape, None, Blob(0, 0), fields=fields)
     data = _data_of(symbol)
     if data is None:
         return _left_out("bytes that are not in the file, or written by Python 2")
     if type(data) is Blob and not data.is_text and data.n_bytes != n_bytes:
         raise FormatError(f"an array of {n_bytes} bytes has {data.n_bytes}")
-    return ArrayView("", name, name, shape, strides, data)
+    return ArrayView("", name, name, (*shape, dtype.itemsize) if fields else shape, strides, data, fields=fields)
 
 
 def _data_of(symbol: Symbol) -> Blob | str | None:

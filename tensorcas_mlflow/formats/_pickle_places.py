@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from operator import mul
+from typing import NamedTuple
 
-from tensorcas_mlflow.containers import ArrayView, TensorView, item_bytes
+from tensorcas_mlflow.containers import ArrayView, RecordField, TensorView, item_bytes
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.formats._arrays import is_c_order, span_of
 from tensorcas_mlflow.formats._places import Places
@@ -80,7 +84,7 @@ class PicklePlaces:
         )
 
     def _add_array(self, name: str, view: ArrayView, dtype: str) -> None:
-        n_bytes = span_of(view.shape, view.strides or _c_strides(view.shape)) * item_bytes(dtype)
+        n_bytes = math.prod(view.shape) * item_bytes(dtype)
         data, nth, start = view.data, self._nth, 0
         if not n_bytes:
             nth = 0
@@ -99,16 +103,17 @@ class PicklePlaces:
             nth = len(self.sources) - 1
         else:
             start = self._base + data.at
-        self.places.add(
-            name,
-            dtype,
-            view.shape,
-            start=start,
-            n_bytes=n_bytes,
-            file_bytes=self.sources[nth].size,
-            source=nth,
-            strides=view.strides,
-        )
+        for each in spread(name, dtype, view.shape, view.strides, view.fields, start):
+            self.places.add(
+                each.name,
+                each.dtype,
+                each.shape,
+                start=each.start,
+                n_bytes=each.n_bytes,
+                file_bytes=self.sources[nth].size,
+                source=nth,
+                strides=each.strides,
+            )
 
     def _hold(self, data: bytes) -> tuple[int, int]:
         if self._held is None:
@@ -119,9 +124,42 @@ class PicklePlaces:
         return self._held, held.add(data)
 
 
-def _c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for side in reversed(shape):
-        strides.append(step)
-        step *= side
-    return tuple(reversed(strides))
+class Spread(NamedTuple):
+    """One of the arrays that an array of records is listed as, or any other array itself."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    n_bytes: int
+    strides: tuple[int, ...] | None
+
+
+def spread(
+    name: str,
+    dtype: str,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...] | None,
+    fields: Sequence[RecordField],
+    start: int,
+) -> Iterator[Spread]:
+    """Say what an array is listed as.
+
+    Args:
+        name: What it is called.
+        dtype: Its own; of records without a name that of bytes.
+        shape: Sides; of such records with the bytes of one as the last.
+        strides: Elements, where it is not in C order.
+        fields: Of such records.
+        start: Where its bytes begin.
+    """
+    if not fields:
+        yield Spread(name, dtype, shape, start, math.prod(shape) * item_bytes(dtype), strides)
+        return
+    sides = shape[:-1] if 0 not in shape else shape
+    rows = [*accumulate(sides[:0:-1], mul, initial=1)][::-1] if sides else []
+    for field in fields:
+        steps = tuple(row * field.step for row in rows)
+        n_bytes = span_of(sides, steps) * item_bytes(field.dtype)
+        at = start + field.offset if n_bytes else 0
+        yield Spread(f"{name}.{field.name}", field.dtype, sides, at, n_bytes, steps if n_bytes else None)

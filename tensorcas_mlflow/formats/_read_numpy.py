@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 
-from tensorcas_mlflow.containers import NpyHeader, Tape, is_npy, read_npy_header
+from tensorcas_mlflow.containers import NpyHeader, Tape, fields_of, is_npy, read_npy_header
 from tensorcas_mlflow.dtypes import dtype_name
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.formats._listing import Listing
+from tensorcas_mlflow.formats._pickle_places import spread
 from tensorcas_mlflow.formats._places import Places
 from tensorcas_mlflow.formats._source import ByteSource, SourceStream
 from tensorcas_mlflow.formats._zip_directory import Member
@@ -104,8 +105,8 @@ def _add(
     """Add an array, or leave it out."""
     dtype = _dtype_of(header)
     shape, strides = header.shape, None
-    if dtype is None and header.dtype.fields is not None and not (header.dtype.hasobject or header.is_fortran):
-        # Records that have no name are their bytes.
+    fields = fields_of(header.dtype) if dtype is None and not header.is_fortran else ()
+    if fields:
         dtype, shape = "uint8", (*shape, header.dtype.itemsize)
     if dtype is None:
         places.leave_out(name, "objects" if header.dtype.hasobject else str(header.dtype))
@@ -114,17 +115,19 @@ def _add(
         shape = header.shape[::-1]
         is_both = sum(side != 1 for side in shape) < 2 or 0 in shape
         strides = None if is_both else tuple(accumulate(shape[:-1], mul, initial=1))
-    places.add(
-        name,
-        dtype,
-        shape,
-        start=start,
-        n_bytes=n_bytes,
-        file_bytes=file_bytes,
-        strides=strides,
-        deflated=deflated,
-        checksum=checksum,
-    )
+    for each in spread(name, dtype, shape, strides, fields, 0):
+        places.add(
+            each.name,
+            each.dtype,
+            each.shape,
+            start=start if deflated is not None else start + each.start,
+            n_bytes=n_bytes if deflated is not None else each.n_bytes,
+            file_bytes=file_bytes,
+            strides=each.strides,
+            deflated=None if deflated is None else deflated + each.start,
+            # A field alone does not tell the checksum of all of them.
+            checksum=None if fields else checksum,
+        )
 
 
 def _dtype_of(header: NpyHeader) -> str | None:
