@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from tensorcas_mlflow.containers._npy import NpyHeader, is_npy, npy_parts, read_npy_header
@@ -61,7 +61,20 @@ def is_zip(head: memoryview) -> bool:
     return head[:4] == LOCAL
 
 
-def split_zip(tape: Tape, depth: int = 0) -> Iterator[Part]:
+def split_zip(tape: Tape) -> Iterator[Part]:
+    """Announce the parts of a zip archive, and of those that follow it, as shards of a checkpoint do in one file."""
+    nth = 0
+    while is_zip(tape.peek(4)):
+        for part in _archive(tape):
+            # In order, they are called alike at each save.
+            if nth and isinstance(part, Tensor):
+                yield replace(part, name=f"{nth}.{part.name}")
+            else:
+                yield part
+        nth += 1
+
+
+def _archive(tape: Tape, depth: int = 0) -> Iterator[Part]:
     """Announce the parts of a zip archive, to its end and no further.
 
     Args:
@@ -195,7 +208,7 @@ def _nested(tape: Tape, n_bytes: int | None, depth: int) -> Iterator[Part]:
     """Take apart an archive that is an entry of one."""
     start = tape.position
     try:
-        yield from split_zip(tape, depth)
+        yield from _archive(tape, depth)
     except (FormatError, struct.error):
         if n_bytes is None:
             raise

@@ -42,7 +42,16 @@ from tensorcas_mlflow.exchange import convert, import_checkpoint
 from tensorcas_mlflow.formats import FORMATS_IN, open_listing
 from tensorcas_mlflow.reader import CheckpointReader, diff, open_path, open_ref
 from tensorcas_mlflow.store import PAYLOAD_FILE, RefTarget, Store, write_payload
-from tests.formats.samples import ARRAYS, bhckpt_file, gguf_file, hub_snapshot, of_torch, serverlessllm_folder
+from tests.formats.samples import (
+    ARRAYS,
+    bhckpt_file,
+    gguf_file,
+    hub_snapshot,
+    of_torch,
+    onnx_model,
+    serverlessllm_folder,
+    ubj,
+)
 
 DRAW = np.random.default_rng(0)
 WEIGHT = DRAW.normal(size=(70, 90)).astype(np.float32)
@@ -367,36 +376,6 @@ def with_gaps_in_the_memo(what: Any) -> bytes:
     return changed.getvalue()
 
 
-def onnx_model() -> onnx.ModelProto:
-    helper, tensor = onnx.helper, onnx.helper.make_tensor
-    kinds = onnx.TensorProto
-    inner = helper.make_graph([], "then", [], [], [onnx.numpy_helper.from_array(WEIGHT[:2], "inner")])
-    nodes = [
-        helper.make_node("Constant", [], ["constant"], value=onnx.numpy_helper.from_array(np.arange(3.0))),
-        helper.make_node("If", ["x"], ["y"], then_branch=inner, else_branch=inner),
-    ]
-    initializers = [
-        onnx.numpy_helper.from_array(WEIGHT, "raw"),
-        onnx.numpy_helper.from_array(np.array(5), "scalar"),
-        onnx.numpy_helper.from_array(np.zeros((0, 3), np.float32), "empty"),
-        tensor("floats", kinds.FLOAT, [3], [1.0, 2.0, -3.0]),
-        tensor("doubles", kinds.DOUBLE, [2], [1.5, -2.5]),
-        tensor("whole", kinds.INT64, [2], [-1, 1 << 40]),
-        tensor("bytes", kinds.INT8, [3], [-1, 2, -128]),
-        tensor("shorts", kinds.UINT16, [2], [65535, 1]),
-        tensor("bools", kinds.BOOL, [2], [True, False]),
-        tensor("halves", kinds.FLOAT16, [2], [1.5, -2.5]),
-        tensor("brains", kinds.BFLOAT16, [2], [1.5, -2.5]),
-        tensor("unsigned", kinds.UINT64, [2], [1, (1 << 64) - 1]),
-        tensor("complex", kinds.COMPLEX64, [2], [1 + 2j, -3j]),
-        tensor("texts", kinds.STRING, [1], [b"a"]),
-        tensor("fours", kinds.UINT4, [2], [1, 2]),
-    ]
-    sparse = helper.make_sparse_tensor(tensor("s", kinds.FLOAT, [1], [1.0]), tensor("i", kinds.INT64, [1], [2]), [5])
-    graph = helper.make_graph(nodes, "g", [], [], initializers, sparse_initializer=[sparse])
-    return helper.make_model(graph)
-
-
 def in_onnx(path: Path) -> Any:
     """Give what the library reads: initializers, constants, and those of graphs within graphs."""
     found: list[Any] = []
@@ -432,11 +411,6 @@ def write_dcp(folder: Path) -> Path:
 
 def in_dcp(_: Path) -> Any:
     return training() | {"array": WEIGHT, "nested": {"list": [torch.ones(3), 4]}}
-
-
-def ubj(booster: str) -> bytes:
-    matrix = xgb.DMatrix(X, Y)
-    return bytes(xgb.train({"booster": booster, "max_depth": 3}, matrix, 3).save_raw("ubj"))
 
 
 def write_shards(folder: Path) -> Path:

@@ -66,6 +66,9 @@ class Elsewhere(ByteSource):
         self.touched += (start, start + len(out) - 1)
 
 
+LEFT_OUT = {"arrays.joblib": {"objects"}, "model.onnx": {"texts", "fours", "s"}}
+
+
 @pytest.mark.parametrize("name", files())
 def test_every_sample_is_told_by_its_first_bytes_wherever_it_lies(read: Read, name: str) -> None:
     here, there = read(files()[name]), list_source(Elsewhere(files()[name]))
@@ -74,7 +77,8 @@ def test_every_sample_is_told_by_its_first_bytes_wherever_it_lies(read: Read, na
     assert here.format == there.format
     assert dict(here.places) == dict(there.places)
     assert here.metadata == there.metadata
-    assert here.left_out == there.left_out == {}
+    assert here.left_out == there.left_out
+    assert {*here.left_out} == LEFT_OUT.get(name, set())
     assert all(same(here.array(key), there.array(key)) for key in here.places)
 
 
@@ -204,7 +208,7 @@ def test_arrays_of_numpy_in_any_order_come_back(read: Read, order: str, compress
     }
     listing = read(npz(arrays, compressed=compressed))
 
-    assert listing.left_out == {}
+    assert {*listing.left_out} == LEFT_OUT.get(name, set())
     assert all(same(listing.array(name), array) for name, array in arrays.items())
 
 
