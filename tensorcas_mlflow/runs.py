@@ -133,8 +133,8 @@ class TensorCasStore:
         """Save the tensors of a file of another format, or of a folder of files that belong together, as a step.
 
         Args:
-            path: A file of safetensors, torch, npz, npy, GGUF, bintensors or bhckpt; or a folder: shards, a snapshot
-                from Hugging Face, ServerlessLLM. It must not change meanwhile. Nothing is unpickled.
+            path: A file of a format of `formats.FORMATS_IN`; or a folder: shards, a snapshot from Hugging Face, DCP,
+                ServerlessLLM. It must not change meanwhile. Nothing is unpickled.
             step: Any whole number.
             format: Which format it must be in; see `formats.open_listing`.
             allow_left_out: Whether to import a file of which some tensors cannot be stored, without them.

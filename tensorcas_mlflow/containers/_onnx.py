@@ -56,7 +56,7 @@ _FLOAT_DATA, _RAW_DATA, _DOUBLE_DATA = 4, 9, 10
 """The fields of a tensor whose elements have a fixed width; the others are varints and strings."""
 
 # TensorProto.DataType -> dtype. Elements smaller than a byte are packed, for which numpy has no word.
-_DTYPES = {
+ONNX_DTYPES = {
     1: "float32",
     2: "uint8",
     3: "int8",
@@ -78,7 +78,7 @@ _DTYPES = {
     20: "float8_e5m2fnuz",
     24: "float8_e8m0fnu",
 }
-_ITEM_BYTES = {name: parse_dtype(name).itemsize for name in _DTYPES.values()}
+_ITEM_BYTES = {name: parse_dtype(name).itemsize for name in ONNX_DTYPES.values()}
 
 _COMPLEX64, _COMPLEX128 = 14, 15
 
@@ -101,11 +101,11 @@ def is_onnx(head: memoryview) -> bool:
     at = 2
     try:
         while True:
-            number, wire_type, value, at = _field(head, at)
+            number, wire_type, value, at = onnx_field(head, at)
             if _MODEL_FIELDS.get(number) != wire_type:
                 return False
             if number == _GRAPH:
-                first, wire_type, _, _ = _field(head, at)
+                first, wire_type, _, _ = onnx_field(head, at)
                 return first in _GRAPH_FIELDS and wire_type == _BYTES
             if number in _TEXTS:
                 bytes(head[at : at + value]).decode()
@@ -157,7 +157,7 @@ class _Message:
     def spec(self, number: int, n_bytes: int) -> tuple[str | None, tuple[int, ...] | None]:
         """Give the dtype and shape of a tensor whose elements are in this field, as far as they agree with its size."""
         if number == _RAW_DATA:
-            dtype = _DTYPES.get(self.data_type)
+            dtype = ONNX_DTYPES.get(self.data_type)
         elif number == _FLOAT_DATA:
             dtype = "complex64" if self.data_type == _COMPLEX64 else "float32"
         else:
@@ -192,7 +192,7 @@ class _Walk:
                 if not self._window:
                     return
             message = self._innermost()
-            number, wire_type, value, self._at = _field(self._window, self._at)
+            number, wire_type, value, self._at = onnx_field(self._window, self._at)
             if wire_type != _BYTES:
                 message.note(number, value)
             else:
@@ -251,7 +251,7 @@ class _Walk:
         at = n_bytes
         with contextlib.suppress(FormatError, IndexError):
             while at < len(ahead):
-                number, wire_type, value, at = _field(ahead, at)
+                number, wire_type, value, at = onnx_field(ahead, at)
                 if wire_type == _BYTES:
                     message.note_bytes(number, ahead[at : at + value])
                     at += value
@@ -259,7 +259,7 @@ class _Walk:
                     message.note(number, value)
 
 
-def _field(view: memoryview, at: int) -> tuple[int, int, int, int]:
+def onnx_field(view: memoryview, at: int) -> tuple[int, int, int, int]:
     """Read what a field begins with.
 
     Returns:

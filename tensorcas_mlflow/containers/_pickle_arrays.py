@@ -19,7 +19,10 @@ from tensorcas_mlflow.containers._pickle_symbols import Blob, Made, Symbol, name
 from tensorcas_mlflow.dtypes import MAX_RECORD_BYTES, DType, dtype_name, parse_dtype
 from tensorcas_mlflow.errors import FormatError
 
-_FROM_BUFFER = frozenset({"numpy.core.numeric._frombuffer", "numpy._core.numeric._frombuffer"})
+FROM_BUFFER = frozenset({"numpy.core.numeric._frombuffer", "numpy._core.numeric._frombuffer"})
+"""What is called with an array's bytes in protocol 5."""
+ENCODE = "_codecs.encode"
+"""What is called with bytes as a text, in protocols up to 2."""
 _KIND = re.compile(r"[?bBhHiIlLqQuefdgFDGSUVOMmc][0-9]{0,7}")
 _UNIT = re.compile(r"[A-Za-z]{1,2}")
 _MAX_DEPTH = 4
@@ -44,7 +47,7 @@ def fact_of_state(machine: Machine) -> ArrayFact | None:
     if not machine.marks:
         return None
     state = machine.stack[machine.marks[-1] :]
-    if len(state) != 4 or not is_shape(state[1]) or not _is_dtype(state[2]) or type(state[3]) is not bool:
+    if len(state) != 4 or not is_shape(state[1]) or not is_dtype(state[2]) or type(state[3]) is not bool:
         return None
     return array_fact(state[1], dtype_of(state[2]), machine.payload.n_bytes, is_fortran=state[3])
 
@@ -52,13 +55,13 @@ def fact_of_state(machine: Machine) -> ArrayFact | None:
 def comes_from_buffer(machine: Machine) -> bool:
     """Tell whether the bytes that come next are an array's as protocol 5 pickles it, which says more after them."""
     stack, marks = machine.stack, machine.marks
-    return bool(marks and marks[-1] == len(stack) and stack and name_of(stack[-1]) in _FROM_BUFFER)
+    return bool(marks and marks[-1] == len(stack) and stack and name_of(stack[-1]) in FROM_BUFFER)
 
 
 def fact_of_call(machine: Machine, blob: Blob) -> ArrayFact | None:
     """Say what the call of ``_frombuffer`` on top says of the bytes it is given; None if there is no such call."""
     made = machine.stack[-1] if machine.stack else None
-    if type(made) is not Made or name_of(made.function) not in _FROM_BUFFER:
+    if type(made) is not Made or name_of(made.function) not in FROM_BUFFER:
         return None
     args = made.args
     if type(args) is not tuple or len(args) < 4 or args[0] is not blob or not is_shape(args[2]):
@@ -90,7 +93,8 @@ def is_shape(symbol: Symbol) -> bool:
     return True
 
 
-def _is_dtype(symbol: Symbol) -> bool:
+def is_dtype(symbol: Symbol) -> bool:
+    """Tell whether something is a dtype."""
     return type(symbol) is Made and symbol.is_made_by("numpy.dtype")
 
 
@@ -103,7 +107,7 @@ def dtype_of(symbol: Symbol) -> DType | None:
 
 
 def _dtype(symbol: Symbol, depth: int) -> DType | None:
-    if depth == 0 or not _is_dtype(symbol) or type(symbol.args) is not tuple or not symbol.args:
+    if depth == 0 or not is_dtype(symbol) or type(symbol.args) is not tuple or not symbol.args:
         return None
     kind = symbol.args[0]
     module, _, name = name_of(kind).rpartition(".")
@@ -127,9 +131,13 @@ def _unit(state: tuple[Symbol, ...]) -> str:
     data = state[8][1]
     if type(data) is not tuple or len(data) != 4 or type(data[1]) is not int:
         return ""
-    unit = data[0].decode("ascii") if type(data[0]) is bytes else data[0]
+    unit = data[0]
+    if type(unit) is Made and name_of(unit.function) == ENCODE and type(unit.args) is tuple and unit.args:
+        unit = unit.args[0]
+    unit = unit.data if type(unit) is Blob else unit
+    unit = unit.decode("ascii") if type(unit) is bytes else unit
     if type(unit) is not str or not _UNIT.fullmatch(unit) or not 0 < data[1] < 1 << 31:
-        return ""
+        raise FormatError("a time of no known unit")
     return f"[{data[1] if data[1] > 1 else ''}{unit}]"
 
 

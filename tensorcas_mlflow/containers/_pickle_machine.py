@@ -16,6 +16,8 @@ from tensorcas_mlflow.tensor import MAX_TENSOR_BYTES
 LARGE_BYTES = 4096
 """Texts and bytes of this size are not looked at: the machine pauses before them."""
 
+_WORD_BYTES = 16
+"""Bytes that may be a word, such as a unit of time, and not an array's."""
 _MAX_STACK = 1 << 18
 _MAX_MADE = 1 << 20
 """Lists, dicts and results of calls, of some hundred bytes each. A tensor has two."""
@@ -29,7 +31,7 @@ class Limits:
     max_items: int
     """Of one dict or list; what comes later is not kept."""
     max_memo: int
-    """What is remembered later than this is forgotten. A pickle names its classes early."""
+    """So many things are remembered, and those that come later are not. A pickle names its classes early."""
 
 
 class Pause(Enum):
@@ -71,7 +73,13 @@ class Machine:
         """What comes next, at `Pause.PAYLOAD`."""
         self.payload_is_bytes = False
         """Whether it is bytes, and not text or a number."""
+        self.base: int | None = None
+        """Where the data that is walked begins in its file, if symbols are to say where bytes lie."""
+        self.is_cut = False
+        """Whether something was not kept because there was too much of it."""
         self._memo: list[Symbol] = []
+        self._far_memo: dict[int, Symbol] = {}
+        """What was remembered under numbers that leave a gap: Python 2 counts from 1, and others as they like."""
         self._n_made = 0
         self._max_items = limits.max_items
         self._max_memo = limits.max_memo
@@ -93,22 +101,47 @@ class Machine:
         return Made(function, args)
 
     def put(self, index: int) -> None:
-        """Remember what is on top. Numbers are given in turn; one that leaves a gap is forgotten."""
+        """Remember what is on top."""
         memo = self._memo
         if index == len(memo):
-            memo.append(self.stack[-1] if index < self._max_memo else OPAQUE)
+            memo.append(self._kept(self.stack[-1]))
+            self._far_memo.pop(index, None)
         elif index < len(memo):
             memo[index] = self.stack[-1]
+        elif len(memo) + len(self._far_memo) < self._max_memo:
+            self._far_memo[index] = self.stack[-1]
+        else:
+            self.is_cut = True
 
     def memoize(self) -> None:
-        """Remember what is on top under the next number."""
-        memo = self._memo
-        memo.append(self.stack[-1] if len(memo) < self._max_memo else OPAQUE)
+        """Remember what is on top under the number of things remembered so far."""
+        if self._far_memo:
+            self.put(len(self._memo) + len(self._far_memo))
+        else:
+            self._memo.append(self._kept(self.stack[-1]))
 
     def get(self, index: int) -> None:
         """Push what was remembered."""
         memo = self._memo
-        self.stack.append(memo[index] if index < len(memo) else OPAQUE)
+        self.stack.append(memo[index] if index < len(memo) else self._far_memo.get(index, OPAQUE))
+
+    def _kept(self, symbol: Symbol) -> Symbol:
+        if len(self._memo) < self._max_memo:
+            return symbol
+        self.is_cut = True
+        return OPAQUE
+
+    def hold(self, data: bytes, at: int, n_bytes: int) -> Symbol:
+        """Give the symbol of short bytes: themselves, or where they lie.
+
+        Args:
+            data: The window that they are in.
+            at: Where they begin in it.
+            n_bytes: How many they are.
+        """
+        if self.base is None:
+            return data[at : at + n_bytes]
+        return Blob(n_bytes, self.base + at, data[at : at + n_bytes] if n_bytes <= _WORD_BYTES else b"")
 
     def pop_to_mark(self) -> list[Symbol]:
         """Take what is above the last mark, and the mark."""
@@ -122,12 +155,14 @@ class Machine:
         target = self.stack[-1]
         if type(target) is Made:
             target.add_pairs(pairs, self._max_items)
+            self.is_cut |= len(target.pairs) >= 2 * self._max_items
 
     def add_elements(self, elements: list[Symbol]) -> None:
         """Append to what is on top."""
         target = self.stack[-1]
         if type(target) is Made:
             target.add_elements(elements, self._max_items)
+            self.is_cut |= target.n_elements > self._max_items
 
     def build(self, at: int) -> None:
         """Set the state of the object below it.
@@ -138,7 +173,7 @@ class Machine:
         state = self.stack.pop()
         target = self.stack[-1]
         if type(target) is Made:
-            target.state = state
+            target.add_state(state)
             if self._watched and target.is_made_by(*self._watched):
                 raise PausedError(at, Pause.BUILT)
 
@@ -146,6 +181,8 @@ class Machine:
         """Push what a persistent id stands for."""
         if len(self.persistent) < self._max_items:
             self.persistent.append(pid)
+        else:
+            self.is_cut = True
         self.stack.append(Persistent(pid))
 
     def paused_before(self, n_bytes: int, at: int, *, is_bytes: bool) -> PausedError:
@@ -156,6 +193,6 @@ class Machine:
         """
         if n_bytes > MAX_TENSOR_BYTES:
             raise FormatError(f"a pickle that claims to hold {n_bytes} bytes in one piece")
-        self.payload = Blob(n_bytes)
+        self.payload = Blob(n_bytes, -1 if self.base is None else self.base + at, is_text=not is_bytes)
         self.payload_is_bytes = is_bytes
         return PausedError(at, Pause.PAYLOAD)

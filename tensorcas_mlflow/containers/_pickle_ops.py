@@ -5,12 +5,13 @@ They are specified by ``Lib/pickletools.py`` and ``Lib/pickle.py`` of CPython (s
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import struct
 from collections.abc import Callable
 
 from tensorcas_mlflow.containers._pickle_machine import LARGE_BYTES, Machine, Pause, PausedError
-from tensorcas_mlflow.containers._pickle_symbols import DICT, LIST, OPAQUE, Global, Symbol
+from tensorcas_mlflow.containers._pickle_symbols import DICT, LIST, OPAQUE, SET, Global, Made, Symbol
 from tensorcas_mlflow.errors import FormatError
 
 MARGIN_BYTES = 2 * LARGE_BYTES
@@ -20,6 +21,7 @@ MALFORMED = (FormatError, ValueError, IndexError, TypeError, OverflowError, stru
 """What walking something that is no pickle ends in."""
 
 _MAX_LINE_BYTES = 1024
+_MAX_WORD_BYTES = 512
 
 Op = Callable[[Machine, bytes, int], int]
 """Does what one opcode says; told where its argument begins, it says where that ends."""
@@ -93,7 +95,38 @@ def _pushes_number(layout: str) -> Op:
     return op
 
 
-def _pushes_sized(layout: str, read: Callable[[bytes], Symbol], *, is_bytes: bool = False) -> Op:
+def _pushes_bytes(layout: str) -> Op:
+    """Push bytes that have their size before them, or pause."""
+    reader = struct.Struct(layout)
+    unpack, n_length_bytes = reader.unpack_from, reader.size
+
+    def op(machine: Machine, data: bytes, at: int) -> int:
+        n_bytes: int = unpack(data, at)[0]
+        start = at + n_length_bytes
+        if n_bytes >= LARGE_BYTES:
+            raise machine.paused_before(n_bytes, start, is_bytes=True)
+        machine.stack.append(machine.hold(data, start, n_bytes))
+        return start + n_bytes
+
+    return op
+
+
+def _pushes_string(layout: str) -> Op:
+    """Push what Python 2 calls a string: a text if it may be one and is short, and else bytes."""
+    push_bytes = _pushes_bytes(layout)
+
+    def op(machine: Machine, data: bytes, at: int) -> int:
+        end = push_bytes(machine, data, at)
+        n_bytes: int = struct.unpack_from(layout, data, at)[0]
+        if n_bytes < _MAX_WORD_BYTES:
+            with contextlib.suppress(UnicodeDecodeError):
+                machine.stack[-1] = data[end - n_bytes : end].decode()
+        return end
+
+    return op
+
+
+def _pushes_sized(layout: str, read: Callable[[bytes], Symbol]) -> Op:
     """Push what has its size before it, or pause."""
     reader = struct.Struct(layout)
     unpack, n_length_bytes = reader.unpack_from, reader.size
@@ -102,7 +135,7 @@ def _pushes_sized(layout: str, read: Callable[[bytes], Symbol], *, is_bytes: boo
         n_bytes: int = unpack(data, at)[0]
         start = at + n_length_bytes
         if n_bytes >= LARGE_BYTES:
-            raise machine.paused_before(n_bytes, start, is_bytes=is_bytes)
+            raise machine.paused_before(n_bytes, start, is_bytes=False)
         end = start + n_bytes
         machine.stack.append(read(data[start:end]))
         return end
@@ -179,7 +212,11 @@ def _pop(machine: Machine, data: bytes, at: int) -> int:
     if machine.marks and machine.marks[-1] == len(machine.stack):
         machine.marks.pop()
     else:
-        machine.stack.pop()
+        popped = machine.stack.pop()
+        # A function that sets an object's state is called, and what it gives back is not wanted (PEP 307).
+        args = popped.args if type(popped) is Made else None
+        if type(args) is tuple and len(args) == 2 and type(args[0]) is Made:
+            args[0].add_state(args[1])
     return at
 
 
@@ -245,8 +282,9 @@ def _list(machine: Machine, data: bytes, at: int) -> int:
 
 
 def _frozenset(machine: Machine, data: bytes, at: int) -> int:
-    machine.pop_to_mark()
-    machine.stack.append(OPAQUE)
+    elements = machine.pop_to_mark()
+    machine.stack.append(machine.make(SET))
+    machine.add_elements(elements)
     return at
 
 
@@ -299,8 +337,11 @@ def _call(machine: Machine, data: bytes, at: int) -> int:
 
 
 def _new_object_ex(machine: Machine, data: bytes, at: int) -> int:
-    machine.stack.pop()
-    return _call(machine, data, at)
+    named = machine.stack.pop()
+    at = _call(machine, data, at)
+    if type(named) is Made:
+        machine.add_pairs(named.pairs)
+    return at
 
 
 def _object(machine: Machine, data: bytes, at: int) -> int:
@@ -352,17 +393,17 @@ _OPS: dict[bytes, Op] = {
     pickle.LONG4: _pushes_sized("<I", _integer),
     pickle.FLOAT: _pushes_line(lambda line: OPAQUE),
     pickle.BINFLOAT: _pushes(OPAQUE, 8),
-    pickle.STRING: _pushes_line(lambda line: OPAQUE),
+    pickle.STRING: _pushes_line(lambda line: _text(line[1:-1])),
     pickle.UNICODE: _pushes_line(_text),
     pickle.BINUNICODE: _pushes_sized("<I", _text),
     pickle.SHORT_BINUNICODE: _pushes_sized("<B", _text),
     pickle.BINUNICODE8: _pushes_sized("<Q", _text),
-    pickle.BINSTRING: _pushes_sized("<I", bytes, is_bytes=True),
-    pickle.SHORT_BINSTRING: _pushes_sized("<B", bytes, is_bytes=True),
-    pickle.BINBYTES: _pushes_sized("<I", bytes, is_bytes=True),
-    pickle.SHORT_BINBYTES: _pushes_sized("<B", bytes, is_bytes=True),
-    pickle.BINBYTES8: _pushes_sized("<Q", bytes, is_bytes=True),
-    pickle.BYTEARRAY8: _pushes_sized("<Q", bytes, is_bytes=True),
+    pickle.BINSTRING: _pushes_string("<I"),
+    pickle.SHORT_BINSTRING: _pushes_string("<B"),
+    pickle.BINBYTES: _pushes_bytes("<I"),
+    pickle.SHORT_BINBYTES: _pushes_bytes("<B"),
+    pickle.BINBYTES8: _pushes_bytes("<Q"),
+    pickle.BYTEARRAY8: _pushes_bytes("<Q"),
     pickle.NEXT_BUFFER: _pushes(OPAQUE),
     pickle.READONLY_BUFFER: _skips(0),
     pickle.MARK: _mark,
@@ -389,8 +430,8 @@ _OPS: dict[bytes, Op] = {
     pickle.LIST: _list,
     pickle.APPEND: _append,
     pickle.APPENDS: _append_all,
-    pickle.EMPTY_SET: _pushes(OPAQUE),
-    pickle.ADDITEMS: _pop_mark,
+    pickle.EMPTY_SET: _starts(SET),
+    pickle.ADDITEMS: _append_all,
     pickle.FROZENSET: _frozenset,
     pickle.GLOBAL: _global,
     pickle.STACK_GLOBAL: _stack_global,

@@ -15,7 +15,7 @@ Symbol = Any
 
 
 class Opaque:
-    """Something nobody here needs to know: a float, a set, an extension, what a memo has forgotten."""
+    """Something nobody here needs to know: a float, an extension, what a memo has forgotten."""
 
     __slots__ = ()
 
@@ -35,15 +35,21 @@ class Global:
 
 DICT: Final = Global("builtins.dict")
 LIST: Final = Global("builtins.list")
+SET: Final = Global("builtins.set")
 
 
 class Blob:
     """Bytes or text too long to be kept, or an array that lies in the file."""
 
-    __slots__ = ("n_bytes",)
+    __slots__ = ("at", "data", "is_text", "n_bytes")
 
-    def __init__(self, n_bytes: int) -> None:
+    def __init__(self, n_bytes: int, at: int = -1, data: bytes = b"", *, is_text: bool = False) -> None:
         self.n_bytes = n_bytes
+        self.at = at
+        """Where they begin in their file; -1 where nobody asked."""
+        self.data = data
+        """Themselves, if they are very few."""
+        self.is_text = is_text
 
 
 class Persistent:
@@ -83,6 +89,10 @@ class Made:
         """Append; so many are kept."""
         self.n_elements += len(elements)
         self.elements = _joined(self.elements, elements, max_items)
+
+    def add_state(self, state: Symbol) -> None:
+        """Set the state; of an object whose state is set twice, the later one besides."""
+        self.state = state if self.state is None else (self.state, state)
 
     def is_made_by(self, *names: str) -> bool:
         """Tell whether one of these is what was called."""

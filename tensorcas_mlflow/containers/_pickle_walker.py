@@ -30,19 +30,23 @@ class End(Enum):
 class Walker:
     """Drives machines over a tape, ahead of what has been taken from it."""
 
-    def __init__(self, tape: Tape, limits: Limits, *, watched: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, tape: Tape, limits: Limits, *, watched: frozenset[str] = frozenset(), places: bool = False
+    ) -> None:
         """Begin a pickle where the tape stands.
 
         Args:
             tape: It is peeked at only.
             limits: Of opcodes for all pickles together, else for each.
             watched: Names of the classes after whose objects there is a pause.
+            places: Whether symbols are to say where in the file bytes lie.
         """
         self.at = tape.position
         """Position of the next opcode, payload or other byte, counted from the start of the file."""
         self._tape = tape
         self._limits = limits
         self._watched = watched
+        self._places = places
         self._n_ops_left = limits.max_ops
         self._data = b""
         self._data_at = tape.position
@@ -58,6 +62,8 @@ class Walker:
                 return End.FILE
             stop = len(data) - (0 if self._is_last else MARGIN_BYTES)
             wanted = self._n_ops_left if max_ops is None else min(max_ops, self._n_ops_left)
+            if self._places:
+                self.machine.base = self._data_at
             try:
                 at, n_ops, pause = walk(self.machine, data, self.at - self._data_at, stop=stop, max_ops=wanted)
             except MALFORMED:

@@ -17,6 +17,13 @@ class Readable(Protocol):
         """Fill the beginning of a buffer; 0 or None means that there is no more."""
 
 
+class Skippable(Readable, Protocol):
+    """What can go on somewhere else."""
+
+    def skip(self, n_bytes: int, /) -> None:
+        """Pass bytes without reading them."""
+
+
 class Tape:
     """Bytes that pass by once.
 
@@ -95,3 +102,21 @@ class Tape:
                 self._failure = error
                 raise
         raise self._failure
+
+
+class SkippingTape(Tape):
+    """A tape on which what nobody looks at is not read."""
+
+    def __init__(self, source: Skippable, *, block_bytes: int = _BLOCK_BYTES) -> None:
+        super().__init__(source, block_bytes=block_bytes)
+        self._skippable = source
+
+    def pass_over(self, n_bytes: int) -> None:
+        """Pass the next bytes; there are as many."""
+        n_ahead = len(self._buffer)
+        if n_bytes <= n_ahead:
+            self._buffer = self._buffer[n_bytes:]
+        else:
+            self._buffer = memoryview(b"")
+            self._skippable.skip(n_bytes - n_ahead)
+        self.position += n_bytes

@@ -61,7 +61,7 @@ class LegacyTorchFile:
         Raises:
             FormatError: It is damaged.
         """
-        walker = Walker(tape, LIMITS)
+        walker = Walker(tape, LIMITS, places=True)
         pickles = _pickles(walker, None)
         while True:
             try:

@@ -103,9 +103,15 @@ def storages_of(data: bytes) -> Mapping[str, StorageFact]:
     return facts_of(walk_torch_pickle(data))
 
 
-def walk_torch_pickle(data: bytes) -> Machine:
-    """Walk a pickle; raises as `storages_of` does."""
+def walk_torch_pickle(data: bytes, *, places: bool = False) -> Machine:
+    """Walk a pickle; raises as `storages_of` does.
+
+    Args:
+        data: All of it.
+        places: Whether to say where in it bytes lie.
+    """
     machine = Machine(LIMITS)
+    machine.base = 0 if places else None
     at, n_ops_left, pause = 0, LIMITS.max_ops, None
     while pause is not Pause.STOP:
         at, n_ops, pause = walk(machine, data, at, stop=len(data), max_ops=min(n_ops_left, _OPS_AT_ONCE))

@@ -26,7 +26,7 @@ _KEY = re.compile(rb"[A-Za-z0-9_.-]{1,64}\Z")
 _MAX_KEY_BYTES = 64
 _BEFORE_ARRAY_BYTES = _MAX_KEY_BYTES + 13
 _MAX_ELEMENTS = 1 << 40
-_DTYPES = {
+UBJSON_DTYPES = {
     b"i": ("int8", 1),
     b"U": ("uint8", 1),
     b"I": (">int16", 2),
@@ -64,7 +64,7 @@ def _long_arrays(window: memoryview) -> Iterator[tuple[int, Tensor]]:
     """Find the long arrays that begin in a window, each with the place of its first number."""
     at = 0
     while match := _ARRAY.search(window, at):
-        dtype, width = _DTYPES[match[1]]
+        dtype, width = UBJSON_DTYPES[match[1]]
         n_elements = int.from_bytes(match[2], "big")
         at = match.end()
         if n_elements > _MAX_ELEMENTS:

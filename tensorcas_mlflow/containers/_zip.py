@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from tensorcas_mlflow.containers._npy import NpyHeader, is_npy, npy_parts, read_npy_header
@@ -43,6 +43,13 @@ _MAX_DEPTH = 2
 _PICKLE = re.compile(rb"\x80(?:[\x04\x05]\x95|[\x02\x03][c(})\]XKMGN])")
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0e-\x1f\x7f]")
 
+_OF_SKOPS = re.compile(r"\d{9,}\.np[yz]|schema\.json")
+"""Skops calls its arrays by where they lay in memory, and its schema is full of such addresses: they are others at each
+save, all over the file. Cut by content or with a row for each array, a file of skops takes three times as much as in
+long plain pieces, in which zstd finds what repeats (``docs/design/sizes.md``). So its arrays are called by number."""
+_MIN_SKOPS_BYTES = 4096
+"""A larger array of skops has a row of its own: it may be in the store."""
+
 _MIN_UNKNOWN_BYTES = 512
 """Less than this of an unknown kind is not worth a row."""
 _MIN_COMPRESSED_BYTES = 64 << 10
@@ -54,7 +61,28 @@ def is_zip(head: memoryview) -> bool:
     return head[:4] == LOCAL
 
 
-def split_zip(tape: Tape, depth: int = 0, name: str = "") -> Iterator[Part | Learned]:
+def split_zip(tape: Tape) -> Iterator[Part | Learned]:
+    """Announce the parts of a zip archive, and of those that follow it, as shards of a checkpoint do in one file."""
+    nth = 0
+    while is_zip(tape.peek(4)):
+        for part in _archive(tape):
+            yield _of_archive(nth, part) if nth else part
+        nth += 1
+
+
+def _of_archive(nth: int, part: Part | Learned) -> Part | Learned:
+    """Put the number of an archive that follows others before the names of its tensors; it is the same at each save."""
+    if isinstance(part, Tensor):
+        return replace(part, name=f"{nth}.{part.name}")
+    if isinstance(part, Learned):
+        renamed = {
+            f"{nth}.{name}": replace(tensor, name=f"{nth}.{tensor.name}") for name, tensor in part.tensors.items()
+        }
+        return Learned(tensors=renamed)
+    return part
+
+
+def _archive(tape: Tape, depth: int = 0, name: str = "") -> Iterator[Part | Learned]:
     """Announce the parts of a zip archive, to its end and no further.
 
     Args:
@@ -64,11 +92,18 @@ def split_zip(tape: Tape, depth: int = 0, name: str = "") -> Iterator[Part | Lea
     """
     ends = Ends(tape)
     archive = TorchArchive(name)
+    between: type[Skeleton | Plain] = Skeleton
+    n_arrays = 0
     while bytes(tape.peek(4)) == LOCAL:
         entry = _read_entry(tape)
-        yield Skeleton(n_bytes=entry.header_bytes)
+        if _OF_SKOPS.fullmatch(entry.name):
+            between = Plain
+        yield between(n_bytes=entry.header_bytes)
         start = tape.position
-        if entry.is_stored:
+        if entry.is_stored and between is Plain:
+            yield from _stored_by_skops(tape, entry, ends, name=f"{n_arrays}")
+            n_arrays += 1
+        elif entry.is_stored:
             yield from _stored(tape, entry, archive, ends, depth)
         else:
             n_bytes = ends.look_ahead() if entry.n_bytes is None else entry.n_bytes
@@ -78,7 +113,7 @@ def split_zip(tape: Tape, depth: int = 0, name: str = "") -> Iterator[Part | Lea
         # Where a header knew the size, some writers leave the descriptor out.
         if entry.n_bytes is None or (entry.is_streamed and bytes(tape.peek(4)) == DESCRIPTOR):
             yield Skeleton(n_bytes=descriptor_bytes(tape, tape.position - start))
-    yield from _directory(tape)
+    yield from _directory(tape, between)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +195,19 @@ def _stored(tape: Tape, entry: _Entry, archive: TorchArchive, ends: Ends, depth:
         yield from ends.stretch(n_bytes, partial(Tensor, name=entry.name), More)
 
 
+def _stored_by_skops(tape: Tape, entry: _Entry, ends: Ends, *, name: str) -> Iterator[Part]:
+    """Announce the parts of an entry of skops' that is not compressed: an array of some size, or plain bytes."""
+    n_bytes = ends.look_ahead() if entry.n_bytes is None else entry.n_bytes
+    npy = _npy_header(tape, n_bytes) if is_npy(tape.peek(_SNIFF_BYTES)) else None
+    array_bytes = 0 if npy is None else npy.array_bytes or 0
+    if npy is None or array_bytes < _MIN_SKOPS_BYTES:
+        yield from ends.stretch(n_bytes, Plain, Plain)
+        return
+    header, *array = npy_parts(npy, name)
+    yield Plain(n_bytes=header.n_bytes)
+    yield from array
+
+
 def _npy_header(tape: Tape, n_bytes: int | None) -> NpyHeader | None:
     """Read the header of an array that is all of an entry; None if it is not, or is one of objects."""
     try:
@@ -176,7 +224,7 @@ def _nested(tape: Tape, n_bytes: int | None, depth: int, name: str) -> Iterator[
     """Take apart an archive that is an entry of one."""
     start = tape.position
     try:
-        yield from split_zip(tape, depth, name)
+        yield from _archive(tape, depth, name)
     except (FormatError, struct.error):
         if n_bytes is None:
             raise
@@ -202,23 +250,23 @@ def _is_skeleton(head: memoryview) -> bool:
     return not _CONTROL.search(data)
 
 
-def _directory(tape: Tape) -> Iterator[Part]:
+def _directory(tape: Tape, kind: type[Skeleton | Plain]) -> Iterator[Part]:
     """Announce the central directory and what ends the archive."""
     while True:
         window = tape.peek(_DIRECTORY_LOOK_BYTES)
         n_bytes = _records(window)
         signature = window[n_bytes : n_bytes + 4]
         if n_bytes:
-            yield Skeleton(n_bytes=n_bytes)
+            yield kind(n_bytes=n_bytes)
         elif signature == _END_64:
             n_bytes = 12 + struct.unpack_from("<4xQ", window)[0]
             if n_bytes > _MAX_END_64_BYTES:
                 raise FormatError(f"the end of a zip archive has {n_bytes} bytes")
-            yield Skeleton(n_bytes=n_bytes)
+            yield kind(n_bytes=n_bytes)
         elif signature == _LOCATOR_64:
-            yield Skeleton(n_bytes=_LOCATOR_64_BYTES)
+            yield kind(n_bytes=_LOCATOR_64_BYTES)
         elif signature == _END:
-            yield Skeleton(n_bytes=_END_HEADER.size + _END_HEADER.unpack_from(window)[0])
+            yield kind(n_bytes=_END_HEADER.size + _END_HEADER.unpack_from(window)[0])
             return
         else:
             raise FormatError("a zip archive without an end")

@@ -13,7 +13,7 @@ from tensorcas_mlflow.formats import Listing, Tensors, without_example_inputs
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.store import Ref, RefTarget, Store
 
-_FLAVORS = {"npz": "generic", "npy": "generic"}
+_FLAVORS = dict.fromkeys(("npz", "npy", "pickle", "skops", "xgboost"), "generic")
 _FLAVOR = "pytorch"
 """Of all other formats: that adapter fills modules by the tensors' names, and gives tensors of any dtype."""
 _PHASES = 3
@@ -41,8 +41,9 @@ def import_checkpoint(
         store: Where to.
         source: The file, from `formats.open_listing`. It must not change meanwhile; if it does, nothing is committed.
         target: What the checkpoint is called.
-        flavor: Name of the adapter that is to load it; unless given, ``generic`` for npz and ``pytorch`` for all
-            others. Whoever loads it gives a live model to fill, or takes the weights only.
+        flavor: Name of the adapter that is to load it; unless given, ``generic`` for those of arrays (npz, npy, pickle,
+            skops, xgboost) and ``pytorch`` for all others. Whoever loads it gives a live model to fill, or takes the
+            weights only.
         allow_left_out: Whether to import a file of which some tensors cannot be stored, without them.
         overwrite: Whether a checkpoint of that name is replaced.
         progress: Called with how much is done, and how much there is to do, in bytes of which each counts once for

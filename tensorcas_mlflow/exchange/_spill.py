@@ -13,11 +13,11 @@ import numpy as np
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.errors import BackendError
 from tensorcas_mlflow.formats import Listing, Place
-from tensorcas_mlflow.tensor import ALIGNMENT, Spec, bytes_of
+from tensorcas_mlflow.tensor import ALIGNMENT, Spec
 
 
 def arrays_of(listing: Listing, *, watch: Callable[[int], None] | None = None) -> dict[str, Array]:
-    """Give all arrays of a listing, holding one of them in memory at a time at most.
+    """Give all arrays of a listing, holding some 16 MiB of them in memory at most.
 
     Those that lie in a mapped file as they are, are views of it. All others (deflated, in another order, or in a file
     that is not on this machine) are put into a temporary file without a name, and are views of that.
@@ -51,12 +51,13 @@ def _spill(listing: Listing, specs: dict[str, Spec], watch: Callable[[int], None
     try:
         with tempfile.TemporaryFile(buffering=0) as file:
             end = 0
-            for name, spec in specs.items():
+            for name in specs:
                 end += -end % ALIGNMENT
                 starts[name] = end
-                end += _put(listing.array(name), file, end)
-                if watch is not None:
-                    watch(spec.n_bytes)
+                for _, piece in listing.stream([name]):
+                    end += _put(piece, file, end)
+                    if watch is not None:
+                        watch(len(piece))
             is_empty = os.fstat(file.fileno()).st_size == 0
             mapped = memoryview(b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except OSError as error:
@@ -69,11 +70,10 @@ def _spill(listing: Listing, specs: dict[str, Spec], watch: Callable[[int], None
     return views
 
 
-def _put(array: Array, file: BinaryIO, start: int) -> int:
-    """Write an array's bytes at a place, and return their number."""
-    data = bytes_of(array)
+def _put(data: memoryview, file: BinaryIO, start: int) -> int:
+    """Write bytes at a place, and return their number."""
     at = 0
     # Not through the map: where no room is left, writing to one kills the process.
     while at < len(data):
-        at += os.pwrite(file.fileno(), data[at : at + (1 << 30)], start + at)
+        at += os.pwrite(file.fileno(), data[at:], start + at)
     return len(data)

@@ -126,7 +126,7 @@ def _the_one(label: str, files: Iterable[Callable[[], CheckpointReader]]) -> Che
             if isinstance(error, CorruptError | NewerFormatError) or _is_of_tensors(error):
                 raise
             continue
-        if len(reader):
+        if len(reader) or reader.left_out:
             found.append(reader)
     if not found:
         raise FormatError(f"there is no file that holds tensors in {label!r}")

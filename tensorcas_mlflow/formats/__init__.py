@@ -6,7 +6,7 @@ what matters, and a file that its specification forbids is refused.
 
 from tensorcas_mlflow.formats._listing import EXAMPLE_INPUT, Listing, Place, Tensors, without_example_inputs
 from tensorcas_mlflow.formats._open import FORMATS_IN, list_source, open_listing
-from tensorcas_mlflow.formats._source import ByteSource, LocalFile
+from tensorcas_mlflow.formats._source import Beside, ByteSource, LocalFile
 from tensorcas_mlflow.formats._write import FORMATS_OUT, WritePlan, Written, WrittenFile, plan_write, write
 from tensorcas_mlflow.formats._write_arrays import ArrayTensors
 
@@ -15,6 +15,7 @@ __all__ = [
     "FORMATS_IN",
     "FORMATS_OUT",
     "ArrayTensors",
+    "Beside",
     "ByteSource",
     "Listing",
     "LocalFile",

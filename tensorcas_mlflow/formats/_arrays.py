@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import mmap
+import tempfile
 import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.errors import CorruptError
+from tensorcas_mlflow.errors import BackendError, CorruptError
 from tensorcas_mlflow.formats._source import ByteSource
 from tensorcas_mlflow.tensor import aligned_bytes, bytes_of, empty_array
 
@@ -59,13 +61,16 @@ def read_array(source: ByteSource, place: Place) -> Array:
 
 
 def read_pieces(source: ByteSource, place: Place) -> Iterator[memoryview]:
-    """Read a tensor in C order, some `PIECE_BYTES` at a time; nothing of an empty one. Raises as `read_array`."""
+    """Read a tensor in C order, some `PIECE_BYTES` at a time; nothing of an empty one. Raises as `read_array`.
+
+    A large one that lies in another order, and in a stretch that cannot be mapped, goes through a temporary file.
+    """
     if not place.spec.n_bytes:
         return
     if place.strides is None and not place.swapped:
         yield from _plain_pieces(source, place) if place.deflated is None else _inflated(source, place)
         return
-    for block in _blocks(_in_shape(_elements(source, place), place)):
+    for block in _blocks(_in_shape(_mapped_elements(source, place), place)):
         contiguous = np.ascontiguousarray(block)
         if place.swapped:
             contiguous = _in_native_order(contiguous.copy() if contiguous is block else contiguous)
@@ -101,6 +106,25 @@ def _elements(source: ByteSource, place: Place) -> Array:
     if place.checksum:
         _check(source, place, zlib.crc32(view, place.checksum[1]))
     return np.frombuffer(view, dtype)
+
+
+def _mapped_elements(source: ByteSource, place: Place) -> Array:
+    """Give the elements as they lie, those that are many and not mapped from a temporary file without a name."""
+    n_bytes = _inflated_bytes(place)
+    if n_bytes <= PIECE_BYTES or (place.deflated is None and source.view(place.start, place.n_bytes) is not None):
+        return _elements(source, place)
+    pieces = _plain_pieces(source, place) if place.deflated is None else _inflated(source, place)
+    try:
+        with tempfile.TemporaryFile(buffering=0) as file:
+            for piece in pieces:
+                # Not through the map: where no room is left, writing to one kills the process.
+                at = 0
+                while at < len(piece):
+                    at += file.write(piece[at:]) or 0
+            mapped = mmap.mmap(file.fileno(), n_bytes, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise BackendError("write", tempfile.gettempdir(), f"{type(error).__name__}: {error}") from error
+    return np.frombuffer(mapped, place.spec.numpy_dtype)
 
 
 def _inflated_bytes(place: Place) -> int:

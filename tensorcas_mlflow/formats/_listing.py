@@ -118,8 +118,8 @@ class Listing:
     def stream(self, names: Sequence[str]) -> Iterator[tuple[str, memoryview]]:
         """Read tensors one after the other; see `Tensors.stream`.
 
-        Of one that lies in another than C order, in a file that is not mapped or a stretch that is deflated, all bytes
-        are held.
+        One that lies in another than C order, in a file that is not mapped or a stretch that is deflated, goes through
+        a temporary file if it is large.
         """
         for name in names:
             place = self.places[name]

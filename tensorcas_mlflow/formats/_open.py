@@ -13,33 +13,51 @@ from tensorcas_mlflow.containers import (
     UNREADABLE,
     is_bhckpt,
     is_bintensors,
+    is_checkpoint_file,
     is_gguf,
     is_npy,
+    is_onnx,
+    is_pickle,
     is_safetensors,
     is_torch_legacy,
+    is_xgboost,
     is_zip,
 )
-from tensorcas_mlflow.errors import CorruptError, MalformedFileError, NoCheckpointError
-from tensorcas_mlflow.formats._folder import files_named
+from tensorcas_mlflow.errors import CorruptError, MalformedFileError, NewerFormatError, NoCheckpointError
+from tensorcas_mlflow.formats._folder import file_in, files_named
 from tensorcas_mlflow.formats._listing import Listing
+from tensorcas_mlflow.formats._read_dcp import METADATA, SUFFIX, is_dcp, list_dcp
 from tensorcas_mlflow.formats._read_folders import INDEX_SUFFIX, check_numbers, index_of, list_indexed, list_shards
 from tensorcas_mlflow.formats._read_gguf import list_gguf
 from tensorcas_mlflow.formats._read_numpy import list_npy, list_npz
+from tensorcas_mlflow.formats._read_onnx import list_onnx
+from tensorcas_mlflow.formats._read_pickle import list_pickles, walk
 from tensorcas_mlflow.formats._read_pt2 import is_pt2, list_pt2
+from tensorcas_mlflow.formats._read_self_contained import list_self_contained
 from tensorcas_mlflow.formats._read_serverlessllm import INDEX, list_serverlessllm
+from tensorcas_mlflow.formats._read_skops import is_skops, list_skops
 from tensorcas_mlflow.formats._read_tables import list_bhckpt, list_bintensors, list_safetensors
 from tensorcas_mlflow.formats._read_torch import is_torch_archive, list_torch, list_torch_legacy
 from tensorcas_mlflow.formats._read_torchscript import is_torchscript, list_torchscript
-from tensorcas_mlflow.formats._source import ByteSource, LocalFile
+from tensorcas_mlflow.formats._read_xgboost import list_xgboost
+from tensorcas_mlflow.formats._source import Beside, ByteSource, LocalFile
 from tensorcas_mlflow.formats._zip_directory import list_members
 
-FORMATS_IN = ("safetensors", "torch", "pt2", "npz", "npy", "gguf", "bintensors", "bhckpt", "serverlessllm")
+FORMATS_IN = (
+    *("safetensors", "torch", "pt2", "dcp", "npz", "npy", "pickle", "skops", "xgboost", "onnx"),
+    *("gguf", "bintensors", "bhckpt", "serverlessllm", "self-contained"),
+)
 """What can be read, by the names that `Listing.format` has."""
 
 _HEAD_BYTES = 4096
 _EMPTY_ZIP = b"PK\x05\x06"
 
-_List = Callable[[ByteSource], Listing | None]
+_List = Callable[[ByteSource, Beside | None], Listing | None]
+
+
+def _alone(lists: Callable[[ByteSource], Listing | None]) -> _List:
+    """Make of what lists a file by itself what may look at the files beside it."""
+    return lambda source, beside: lists(source)
 
 
 def _list_zip(source: ByteSource) -> Listing | None:
@@ -49,6 +67,8 @@ def _list_zip(source: ByteSource) -> Listing | None:
         return list_pt2(source, members)
     if is_torchscript(members):
         return list_torchscript(source, members)
+    if is_skops(members):
+        return list_skops(source, members)
     if is_torch_archive(members):
         return list_torch(source, members)
     if not members or any(member.name.endswith(".npy") for member in members):
@@ -56,15 +76,25 @@ def _list_zip(source: ByteSource) -> Listing | None:
     return None
 
 
-# Name, test of a file's first bytes, and what lists it. Bintensors is the last one: it has no magic number.
+def _list_pickle(source: ByteSource, beside: Beside | None) -> Listing | None:
+    machines = walk(source)
+    return list_dcp(source, machines[0], beside, list_source) if is_dcp(machines) else list_pickles(source, machines)
+
+
+# Name, test of a file's first bytes, and what lists it; the first whose test passes is taken, and the last ones have no
+# magic number.
 _FILES: tuple[tuple[str, Callable[[memoryview], bool], _List], ...] = (
-    ("safetensors", is_safetensors, list_safetensors),
-    ("torch", is_torch_legacy, list_torch_legacy),
-    ("zip", lambda head: is_zip(head) or bytes(head[:4]) == _EMPTY_ZIP, _list_zip),
-    ("npy", is_npy, list_npy),
-    ("gguf", is_gguf, list_gguf),
-    ("bhckpt", is_bhckpt, list_bhckpt),
-    ("bintensors", is_bintensors, list_bintensors),
+    ("self-contained", is_checkpoint_file, _alone(list_self_contained)),
+    ("safetensors", is_safetensors, _alone(list_safetensors)),
+    ("torch", is_torch_legacy, _alone(list_torch_legacy)),
+    ("pickle", is_pickle, _list_pickle),
+    ("zip", lambda head: is_zip(head) or bytes(head[:4]) == _EMPTY_ZIP, _alone(_list_zip)),
+    ("npy", is_npy, _alone(list_npy)),
+    ("gguf", is_gguf, _alone(list_gguf)),
+    ("bhckpt", is_bhckpt, _alone(list_bhckpt)),
+    ("xgboost", is_xgboost, _alone(list_xgboost)),
+    ("bintensors", is_bintensors, _alone(list_bintensors)),
+    ("onnx", is_onnx, list_onnx),
 )
 _BY_SUFFIX = {
     ".safetensors": "safetensors",
@@ -75,14 +105,28 @@ _BY_SUFFIX = {
     ".pt2": "pt2",
     ".npz": "npz",
     ".npy": "npy",
+    ".onnx": "onnx",
+    ".pkl": "pickle",
+    ".pickle": "pickle",
+    ".joblib": "pickle",
+    ".skops": "skops",
+    ".ubj": "xgboost",
     **dict.fromkeys((".pt", ".pth", ".bin", ".ckpt"), "torch"),
 }
 
 
-def list_source(source: ByteSource) -> Listing | None:
+_IN_FILES = {"npz": "zip", "pt2": "zip", "skops": "zip", "dcp": "pickle"}
+"""Formats that are listed as others are."""
+
+
+def list_source(source: ByteSource, beside: Beside | None = None) -> Listing | None:
     """List the tensors of one file that lies anywhere.
 
     Headers and directories are read, and nothing of the tensors.
+
+    Args:
+        source: The file.
+        beside: Opens the files beside it that it names, by their names.
 
     Returns:
         None for a file that begins as none of a known format does, and for zip archives without arrays.
@@ -92,11 +136,17 @@ def list_source(source: ByteSource) -> Listing | None:
         CorruptError: What is stored of it is damaged.
         BackendError: The storage does not give it.
     """
+    if source.name.endswith(SUFFIX):
+        raise MalformedFileError(
+            source.name,
+            "checkpoint",
+            f"it is one of several files of a checkpoint: open its folder, or {METADATA} in it",
+        )
     head = source.read(0, min(_HEAD_BYTES, source.size))
     for name, recognizes, lists in _FILES:
         with _sound(source.name, name):
             if recognizes(head):
-                return lists(source)
+                return lists(source, beside)
     return None
 
 
@@ -131,15 +181,19 @@ def open_listing(path: str | os.PathLike[str], *, format: str | None = None) -> 
         return _of_file(LocalFile(path), format)
 
 
+def _beside(folder: Path) -> Beside:
+    return lambda name: LocalFile(file_in(folder, name))
+
+
 def _of_file(file: LocalFile, format: str | None) -> Listing:
-    listing = list_source(file)
+    listing = list_source(file, _beside(Path(file.name).parent))
     if listing is not None and format in (None, listing.format):
         return listing
     wanted = format or _BY_SUFFIX.get(Path(file.name).suffix.lower(), "")
     if listing is None and wanted:
         # It seems to be in none: say what is wrong with it, rather than that.
         with _sound(file.name, wanted):
-            next(lists for name, _, lists in _FILES if name == {"npz": "zip", "pt2": "zip"}.get(wanted, wanted))(file)
+            next(lists for name, _, lists in _FILES if name == _IN_FILES.get(wanted, wanted))(file, None)
     if listing is not None:
         raise MalformedFileError(file.name, wanted, f"it is a file of {listing.format}")
     if not file.size:
@@ -151,6 +205,8 @@ def _of_file(file: LocalFile, format: str | None) -> Listing:
 def _of_folder(folder: Path, format: str | None) -> Listing:
     if format in (None, "serverlessllm") and (folder / INDEX).is_file():
         return list_serverlessllm(folder)
+    if format in (None, "dcp") and (folder / METADATA).is_file():
+        return _of_file(LocalFile(folder / METADATA), format)
     for kind, suffix, usual in (("safetensors", ".safetensors", ""), ("torch", ".bin", "pytorch_model.bin")):
         if format not in (None, kind):
             continue
@@ -170,7 +226,7 @@ def _sound(path: str, format: str) -> Iterator[None]:
     """Say of what reading ends in that the file is to blame, where it is."""
     try:
         yield
-    except (CorruptError, MalformedFileError):
+    except (CorruptError, MalformedFileError, NewerFormatError):
         raise
     except (*UNREADABLE, zlib.error) as error:
         raise MalformedFileError(path, format, str(error)) from error

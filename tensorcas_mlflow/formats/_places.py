@@ -136,13 +136,20 @@ class Places(Mapping[str, Place]):
         where = (place.start, place.n_bytes, place.strides, place.deflated, place.swapped, place.checksum)
         self._rows[name] = _Row(spec.dtype, spec.shape, source + place.source, *where)
 
-    def join(self, other: Places, source: int) -> None:
-        """Add the tensors of a file that is so many after the first; raises as `add` for their names."""
+    def join(self, other: Places, source: int, *, below: str = "") -> None:
+        """Add the tensors of another listing, whose first source is so many after this one's first.
+
+        Args:
+            other: The tensors; raises as `add` for their names.
+            source: What their sources are counted from here.
+            below: What their names begin with here.
+        """
         for name in other._rows:
-            self._check_name(name)
-            self._rows[name] = other._row(name)._replace(source=source)
+            row = other._row(name)
+            self._check_name(below + name)
+            self._rows[below + name] = row._replace(source=source + row.source)
         for name, kind in other.left_out.items():
-            self.leave_out(name, kind)
+            self.leave_out(below + name, kind)
 
     def __getitem__(self, name: str) -> Place:
         dtype, shape, source, start, n_bytes, strides, deflated, swapped, checksum = self._row(name)

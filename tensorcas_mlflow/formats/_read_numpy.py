@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 
-from tensorcas_mlflow.containers import NpyHeader, Tape, is_npy, read_npy_header
+from tensorcas_mlflow.containers import NpyHeader, Tape, fields_of, is_npy, read_npy_header
 from tensorcas_mlflow.dtypes import dtype_name
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.formats._listing import Listing
+from tensorcas_mlflow.formats._pickle_places import spread
 from tensorcas_mlflow.formats._places import Places
 from tensorcas_mlflow.formats._source import ByteSource, SourceStream
 from tensorcas_mlflow.formats._zip_directory import Member
@@ -41,7 +42,7 @@ def list_npy(source: ByteSource) -> Listing:
     """
     header = read_npy_header(Tape(SourceStream(source), block_bytes=_LOOK_BYTES))
     places = Places()
-    if _dtype_of(header) is not None and header.n_bytes + (header.array_bytes or 0) != source.size:
+    if header.array_bytes is not None and header.n_bytes + header.array_bytes != source.size:
         raise FormatError(f"it has {source.size} bytes, of which {header.array_bytes} are its array")
     _add(places, ONLY, header, start=header.n_bytes, n_bytes=header.array_bytes or 0, file_bytes=source.size)
     return Listing(format="npy", sources=[source], places=places, left_out=places.left_out)
@@ -58,32 +59,36 @@ def list_npz(source: ByteSource, members: Sequence[Member]) -> Listing:
     """
     places = Places()
     for member in members:
-        name = member.name.removesuffix(".npy")
-        head = _head(source, member)
-        if name == member.name or not is_npy(memoryview(head)):
-            places.leave_out(name, "no array")
-            continue
-        header = read_npy_header(Tape(io.BytesIO(head)))
-        if header.array_bytes is not None and header.n_bytes + header.array_bytes != member.raw_bytes:
-            raise FormatError(
-                f"{member.name[:80]!r} has {member.raw_bytes} bytes, of which {header.array_bytes} are its array"
-            )
-        if member.is_deflated:
-            start, n_bytes, deflated, before = member.start, member.n_bytes, header.n_bytes, 0
-        else:
-            start, n_bytes, deflated = member.start + header.n_bytes, member.n_bytes - header.n_bytes, None
-            before = zlib.crc32(head[: header.n_bytes])
-        _add(
-            places,
-            name,
-            header,
-            start=start,
-            n_bytes=n_bytes,
-            file_bytes=source.size,
-            deflated=deflated,
-            checksum=(member.crc32, before),
-        )
+        add_npy(places, source, member, member.name.removesuffix(".npy"))
     return Listing(format="npz", sources=[source], places=places, left_out=places.left_out)
+
+
+def add_npy(places: Places, source: ByteSource, member: Member, name: str) -> None:
+    """Add the array of an archive's member, or leave it out; raises as `list_npz`."""
+    head = _head(source, member)
+    if not member.name.endswith(".npy") or not is_npy(memoryview(head)):
+        places.leave_out(name, "no array")
+        return
+    header = read_npy_header(Tape(io.BytesIO(head)))
+    if header.array_bytes is not None and header.n_bytes + header.array_bytes != member.raw_bytes:
+        raise FormatError(
+            f"{member.name[:80]!r} has {member.raw_bytes} bytes, of which {header.array_bytes} are its array"
+        )
+    if member.is_deflated:
+        start, n_bytes, deflated, before = member.start, member.n_bytes, header.n_bytes, 0
+    else:
+        start, n_bytes, deflated = member.start + header.n_bytes, member.n_bytes - header.n_bytes, None
+        before = zlib.crc32(head[: header.n_bytes])
+    _add(
+        places,
+        name,
+        header,
+        start=start,
+        n_bytes=n_bytes,
+        file_bytes=source.size,
+        deflated=deflated,
+        checksum=(member.crc32, before),
+    )
 
 
 def _add(
@@ -99,25 +104,30 @@ def _add(
 ) -> None:
     """Add an array, or leave it out."""
     dtype = _dtype_of(header)
+    shape, strides = header.shape, None
+    fields = fields_of(header.dtype) if dtype is None and not header.is_fortran else ()
+    if fields:
+        dtype, shape = "uint8", (*shape, header.dtype.itemsize)
     if dtype is None:
         places.leave_out(name, "objects" if header.dtype.hasobject else str(header.dtype))
         return
-    shape, strides = header.shape, None
     if header.is_fortran:
         shape = header.shape[::-1]
         is_both = sum(side != 1 for side in shape) < 2 or 0 in shape
         strides = None if is_both else tuple(accumulate(shape[:-1], mul, initial=1))
-    places.add(
-        name,
-        dtype,
-        shape,
-        start=start,
-        n_bytes=n_bytes,
-        file_bytes=file_bytes,
-        strides=strides,
-        deflated=deflated,
-        checksum=checksum,
-    )
+    for each in spread(name, dtype, shape, strides, fields, 0):
+        places.add(
+            each.name,
+            each.dtype,
+            each.shape,
+            start=start if deflated is not None else start + each.start,
+            n_bytes=n_bytes if deflated is not None else each.n_bytes,
+            file_bytes=file_bytes,
+            strides=each.strides,
+            deflated=None if deflated is None else deflated + each.start,
+            # A field alone does not tell the checksum of all of them.
+            checksum=None if fields else checksum,
+        )
 
 
 def _dtype_of(header: NpyHeader) -> str | None:

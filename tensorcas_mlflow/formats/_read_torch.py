@@ -7,13 +7,12 @@ Sources: https://docs.pytorch.org/docs/stable/notes/serialization.html, ``torch/
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
-from tensorcas_mlflow.containers import LegacyTorchFile, Tape, TensorView, item_bytes, views_of, walk_torch_pickle
+from tensorcas_mlflow.containers import LegacyTorchFile, Tape, TensorView, views_of, walk_torch_pickle
 from tensorcas_mlflow.errors import FormatError
-from tensorcas_mlflow.formats._arrays import is_c_order, span_of
 from tensorcas_mlflow.formats._listing import Listing
-from tensorcas_mlflow.formats._places import Places
+from tensorcas_mlflow.formats._pickle_places import PicklePlaces
 from tensorcas_mlflow.formats._source import ByteSource, SourceStream
 from tensorcas_mlflow.formats._zip_directory import Member, read_member
 
@@ -36,10 +35,11 @@ def list_torch(source: ByteSource, members: Sequence[Member]) -> Listing:
     """List a torch file as it is written since torch 1.6, a zip archive with one member a storage.
 
     A tensor's name is the keys that lead to it in what was saved, with dots between; where two ways are written alike,
-    the second is given a number. Tied tensors are several places in one storage. Left out is what is no plain view of a
-    storage: quantized, sparse, nested and lazily conjugated tensors, subclasses that make themselves, and dtypes that
-    numpy has not. Refused are tensors that reach beyond their storage, and storages that are not there, or not as long
-    as the pickle says.
+    the second is given a number. Tied tensors are several places in one storage. A storage that was saved by itself is
+    a tensor of its elements. Numpy's arrays, whose bytes are in the pickle, are listed, too. Left out is what is no
+    plain view of a storage: quantized, sparse, nested and lazily conjugated tensors, subclasses that make themselves,
+    and dtypes that numpy has not; of arrays what `list_pickles` leaves out. Refused are tensors that reach beyond their
+    storage, and storages that are not there, or not as long as the pickle says.
 
     Members' CRC-32 are not looked at: torch writes others if told so (`torch.serialization.set_crc32_options`), and
     reads without them.
@@ -57,7 +57,8 @@ def list_torch(source: ByteSource, members: Sequence[Member]) -> Listing:
         order = read_member(source, by_name[folder + "byteorder"], _MAX_WORD_BYTES)
         if order not in (b"little", b"big"):
             raise FormatError(f"no machine has the byte order {order!r}")
-    machine = walk_torch_pickle(read_member(source, pickles[0], MAX_PICKLE_BYTES))
+    data = read_member(source, pickles[0], MAX_PICKLE_BYTES)
+    machine = walk_torch_pickle(data, places=True)
 
     def storage_at(view: TensorView) -> Member:
         member = by_name.get(f"{folder}data/{view.key}")
@@ -65,7 +66,14 @@ def list_torch(source: ByteSource, members: Sequence[Member]) -> Listing:
             raise FormatError(f"the storage of tensor {view.name[:80]!r} is not there, or not of its size")
         return member
 
-    return _listing(source, views_of(machine), storage_at, is_swapped=order.decode() != sys.byteorder)
+    found = PicklePlaces(
+        source,
+        inflated=data if pickles[0].is_deflated else None,
+        base=pickles[0].start,
+        is_swapped=order.decode() != sys.byteorder,
+    )
+    found.add(views_of(machine), storage_at, only=ONLY)
+    return _listing(found)
 
 
 def list_torch_legacy(source: ByteSource) -> Listing:
@@ -97,34 +105,10 @@ def list_torch_legacy(source: ByteSource) -> Listing:
             raise FormatError(f"the storage of tensor {view.name[:80]!r} is not there")
         return found[view.key]
 
-    return _listing(source, views_of(file.object), storage_at, is_swapped=sys.byteorder != "little")
+    pickled = PicklePlaces(source, is_swapped=sys.byteorder != "little")
+    pickled.add(views_of(file.object), storage_at, only=ONLY)
+    return _listing(pickled)
 
 
-def _listing(
-    source: ByteSource, views: Iterable[TensorView], storage_at: Callable[[TensorView], Member], *, is_swapped: bool
-) -> Listing:
-    places = Places()
-    for view in views:
-        name = places.unused(view.name or ONLY)
-        if view.dtype is None:
-            places.leave_out(name, view.kind)
-            continue
-        member, n_item_bytes = storage_at(view), item_bytes(view.dtype)
-        begin = view.offset * n_item_bytes
-        n_bytes = span_of(view.size, view.stride) * n_item_bytes
-        if n_bytes and begin + n_bytes > member.raw_bytes:
-            raise FormatError(f"tensor {name[:80]!r} reaches beyond its storage")
-        if not n_bytes:
-            begin = 0
-        places.add(
-            name,
-            view.dtype,
-            view.size,
-            start=member.start if member.is_deflated else member.start + begin,
-            n_bytes=member.n_bytes if member.is_deflated else n_bytes,
-            file_bytes=source.size,
-            strides=None if is_c_order(view.size, view.stride) else view.stride,
-            deflated=begin if member.is_deflated else None,
-            swapped=is_swapped and n_item_bytes > 1,
-        )
-    return Listing(format="torch", sources=[source], places=places, left_out=places.left_out)
+def _listing(found: PicklePlaces) -> Listing:
+    return Listing(format="torch", sources=found.sources, places=found.places, left_out=found.places.left_out)

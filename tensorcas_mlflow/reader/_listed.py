@@ -245,7 +245,8 @@ class StoredFileContents(ListedContents):
     def _row_of(self) -> Offsets:
         """For each tensor the row of the manifest that is its bytes; -1 where none is."""
         begins = np.array([place.start for place in self.places], dtype=np.int64)
-        wanted = np.array([place.n_bytes if place.is_plain else -1 for place in self.places], dtype=np.int64)
+        sizes_or_none = (place.n_bytes if place.is_plain and not place.source else -1 for place in self.places)
+        wanted = np.fromiter(sizes_or_none, dtype=np.int64, count=len(self.places))
         return self._rows_at(begins, wanted)
 
     @Lazy
@@ -283,6 +284,9 @@ class StoredFileContents(ListedContents):
 
     def fill(self, row: int, starts: Offsets, stops: Offsets, block: memoryview) -> None:
         place = self.places[row]
+        if place.source:
+            super().fill(row, starts, stops, block)
+            return
         self._source.fill(place.start + starts, place.start + stops, block)
 
     def digests_of_stretch(self, source: ByteSource, start: int, stop: int) -> bytes:

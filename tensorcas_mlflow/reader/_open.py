@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import posixpath
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tensorcas_mlflow.backends import Tally
 from tensorcas_mlflow.errors import FormatError
-from tensorcas_mlflow.formats import Listing, list_source, open_listing
+from tensorcas_mlflow.formats import Beside, ByteSource, Listing, list_source, open_listing
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.reader._contents import Contents
 from tensorcas_mlflow.reader._listed import CountedSource, ListedContents, StoredFileContents, StoredSource
@@ -34,11 +35,28 @@ def open_ref(store: Store, ref: Ref, *, verify: bool = True, **options: Any) -> 
     """
     tally = Tally()
     metered = store.metered(tally)
-    return open_manifest(metered, metered.manifest(ref), tally, label=ref.label, verify=verify, **options)
+
+    def beside(name: str) -> ByteSource:
+        path = posixpath.join(posixpath.dirname(ref.path or ""), name)
+        other = metered.artifact(path) if ref.path and name == posixpath.basename(name) else None
+        if other is None:
+            raise FormatError(f"{name!r} is not beside {ref.label}")
+        return StoredSource(metered, metered.manifest(other), name=path, verify=verify)
+
+    return open_manifest(
+        metered, metered.manifest(ref), tally, label=ref.label, verify=verify, beside=beside, **options
+    )
 
 
 def open_manifest(
-    store: Store, manifest: Manifest, tally: Tally, *, label: str, verify: bool = True, **options: Any
+    store: Store,
+    manifest: Manifest,
+    tally: Tally,
+    *,
+    label: str,
+    verify: bool = True,
+    beside: Beside | None = None,
+    **options: Any,
 ) -> CheckpointReader:
     """Open a checkpoint or file by its manifest; see `open_ref`.
 
@@ -48,26 +66,23 @@ def open_manifest(
         tally: What is counted in.
         label: Whose it is, in words.
         verify: Whether to check each chunk against its digest.
+        beside: Opens the files beside a file that it names.
         options: See `CheckpointReader`.
+
+    Raises:
+        FormatError: It is a file in which no tensors are known, or one that is not sound.
     """
     contents: Contents
     if manifest.kind == "checkpoint":
         manifest.check_names()
         contents = StoredContents(store, manifest, label=label, tally=tally, verify=verify)
     else:
-        contents = _file_contents(store, manifest, tally, label=label, verify=verify)
+        source = StoredSource(store, manifest, name=label, verify=verify)
+        listing = list_source(source, beside)
+        if listing is None:
+            raise FormatError(f"{label} is a file in which no tensors are known")
+        contents = StoredFileContents(store, manifest, source, listing, label=label, tally=tally, verify=verify)
     return CheckpointReader(contents, **options)
-
-
-def _file_contents(store: Store, manifest: Manifest, tally: Tally, *, label: str, verify: bool) -> Contents:
-    source = StoredSource(store, manifest, name=label, verify=verify)
-    listing = list_source(source)
-    if listing is not None:
-        return StoredFileContents(store, manifest, source, listing, label=label, tally=tally, verify=verify)
-    contents = StoredContents(store, manifest, label=label, tally=tally, verify=verify)
-    if len(contents.specs) == 0:
-        raise FormatError(f"{label} is a file in which no tensors are known")
-    return contents
 
 
 def open_path(

@@ -14,7 +14,6 @@ from tensorcas_mlflow.adapter import SKELETON, Array
 from tensorcas_mlflow.backends import Tally
 from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES, Offsets
 from tensorcas_mlflow.digest import DIGEST_BYTES, digest, digest_of
-from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.manifest import Manifest, Specs
 from tensorcas_mlflow.reader._contents import Contents, digest_of_metadata, identity_of
 from tensorcas_mlflow.store import Owner, Store, TensorsFile
@@ -24,11 +23,7 @@ class RowContents(Contents):
     """Rows of a manifest that are tensors."""
 
     def __init__(self, manifest: Manifest, *, label: str, tally: Tally) -> None:
-        """Take the tensors of a manifest.
-
-        Raises:
-            FormatError: Two are named alike.
-        """
+        """Take the tensors of a checkpoint's manifest."""
         self.manifest = manifest
         self.label = label
         self.metadata = manifest.metadata
@@ -161,15 +156,7 @@ def _tensor_rows(manifest: Manifest) -> Offsets:
         is_tensor = columns.dtype != columns.dtypes.index(None)
     is_tensor[columns.find(SKELETON)] = False
     rows: Offsets = np.flatnonzero(is_tensor)
-    if manifest.kind == "checkpoint":
-        return rows
-    # A file's rows may have no name, and a name that two of them claim finds neither of them for sure.
-    names = columns.names.to_pylist()
-    found: dict[str, int] = {}
-    for row in rows.tolist():
-        if names[row] and found.setdefault(names[row], row) != row:
-            raise FormatError(f"two tensors of {manifest.label or 'a file'} are named {names[row]!r:.80}")
-    return np.array(list(found.values()), dtype=np.int64)
+    return rows
 
 
 def fill_from_chunks(

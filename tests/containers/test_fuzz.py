@@ -165,7 +165,7 @@ def test_the_samples_are_what_they_are_called() -> None:
 
     assert {name for name, found in kinds.items() if Tensor not in found} == WITHOUT_ROWS
     assert {name for name, found in kinds.items() if Plain in found} == {
-        *("pickle, protocol 0", "pickle, protocol 1", "joblib, zlib")
+        *("pickle, protocol 0", "pickle, protocol 1", "joblib, zlib", "skops")
     }
 
 

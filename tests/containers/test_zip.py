@@ -11,7 +11,7 @@ import skops.io
 from sklearn.ensemble import RandomForestClassifier
 
 from tensorcas_mlflow.containers import Plain, Skeleton, Tape, Tensor, split
-from tests.containers.parts import damaged, joined, take_apart, tensors
+from tests.containers.parts import damaged, joined, kinds, take_apart, tensors
 
 NOISE = random.Random(0).randbytes(3_000_000)
 STORED, DEFLATED = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
@@ -109,14 +109,23 @@ def test_an_array_that_is_not_all_of_its_entry_is_left_as_it_is() -> None:
     assert tensors(data)["b"][1] == NOISE[:1000]
 
 
-def test_skops_gives_the_arrays_of_an_estimator() -> None:
-    X = np.random.default_rng(0).normal(size=(300, 5))
-    model = RandomForestClassifier(3, random_state=0).fit(X, X[:, 0] > 0)
+def test_skops_gives_the_large_arrays_of_an_estimator_by_number() -> None:
+    X = np.random.default_rng(0).normal(size=(3000, 5))
+    model = RandomForestClassifier(3, random_state=0).fit(X, np.arange(3000) % 7)
     data = skops.io.dumps(model)
-    contents = {content for _, content in tensors(data).values()}
+    found = tensors(data)
+    contents = {content for _, content in found.values()}
 
     assert joined(take_apart(data)) == data
     assert all(tree.tree_.__getstate__()["values"].tobytes() in contents for tree in model.estimators_)
+    assert all(name.isdecimal() and int(name) < 99 for name in found)
+
+
+def test_what_is_small_in_a_file_of_skops_is_one_plain_piece() -> None:
+    data = skops.io.dumps({"a": np.arange(100.0), "b": np.arange(3), "c": np.arange(1000.0), "d": np.arange(50)})
+
+    assert joined(take_apart(data)) == data
+    assert kinds(data) == [Plain, Tensor, Plain]
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["sized", "streamed"])

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 import struct
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import bintensors.numpy
 import gguf
+import joblib
 import ml_dtypes
 import numpy as np
+import onnx
+import onnx.helper
+import onnx.numpy_helper
 import safetensors.torch
+import scipy.sparse
+import skops.io
 import torch
+import xgboost as xgb
+
+from tensorcas_mlflow.store import PAYLOAD_FILE, write_payload
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -74,7 +84,58 @@ def files() -> dict[str, bytes]:
         "plain.bt": bytes(bintensors.numpy.save(ARRAYS, {"format": "np", "note": "x" * 300})),
         "plain.gguf": gguf_file(ARRAYS),
         "plain.bckpt": bhckpt_file(ARRAYS),
+        "arrays.pkl": pickle.dumps({"arrays": ARRAYS, "tensor": state["head.weight"]}, 4),
+        "arrays-2.pkl": pickle.dumps([ARRAYS], 2),
+        "arrays-5.pkl": pickle.dumps({"arrays": ARRAYS, "turned": ARRAYS["head.weight"].transpose(1, 0, 2)}, 5),
+        "arrays.joblib": written(partial(joblib.dump, {"arrays": ARRAYS, "objects": np.array([None, 1], object)})),
+        "arrays.skops": skops.io.dumps({"arrays": ARRAYS, "sparse": scipy.sparse.eye(5).tocsr()}),
+        "model.ubj": ubj(),
+        "model.onnx": onnx_model().SerializeToString(),
+        "checkpoint.tensors": written(
+            lambda to: write_payload(Path(to).parent, ARRAYS, flavor="generic"), PAYLOAD_FILE
+        ),
     }
+
+
+def written(write: Callable[[Path], Any], name: str = "file") -> bytes:
+    """Give the bytes of a file that its library writes by name."""
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder) / name)
+        return (Path(folder) / name).read_bytes()
+
+
+def ubj(booster: str = "gbtree") -> bytes:
+    """Train a model of XGBoost."""
+    X = np.random.default_rng(0).normal(size=(60, 4))
+    return bytes(xgb.train({"booster": booster, "max_depth": 3}, xgb.DMatrix(X, X[:, 0]), 3).save_raw("ubj"))
+
+
+def onnx_model() -> onnx.ModelProto:
+    """Make a model that has tensors in every field that one can be in."""
+    helper, tensor, from_array = onnx.helper, onnx.helper.make_tensor, onnx.numpy_helper.from_array
+    kinds = onnx.TensorProto
+    inner = helper.make_graph([], "then", [], [], [from_array(ARRAYS["encoder.bias"], "inner")])
+    nodes = [
+        helper.make_node("Constant", [], ["constant"], value=from_array(np.arange(3.0))),
+        helper.make_node("If", ["x"], ["y"], then_branch=inner, else_branch=inner),
+    ]
+    initializers = [
+        *(from_array(array, name) for name, array in ARRAYS.items()),
+        tensor("floats", kinds.FLOAT, [3], [1.0, 2.0, -3.0]),
+        tensor("doubles", kinds.DOUBLE, [2], [1.5, -2.5]),
+        tensor("whole", kinds.INT64, [2], [-1, 1 << 40]),
+        tensor("bytes", kinds.INT8, [3], [-1, 2, -128]),
+        tensor("shorts", kinds.UINT16, [2], [65535, 1]),
+        tensor("bools", kinds.BOOL, [2], [True, False]),
+        tensor("halves", kinds.FLOAT16, [2], [1.5, -2.5]),
+        tensor("brains", kinds.BFLOAT16, [2], [1.5, -2.5]),
+        tensor("unsigned", kinds.UINT64, [2], [1, (1 << 64) - 1]),
+        tensor("complex", kinds.COMPLEX64, [2], [1 + 2j, -3j]),
+        tensor("texts", kinds.STRING, [1], [b"a"]),
+        tensor("fours", kinds.UINT4, [2], [1, 2]),
+    ]
+    sparse = helper.make_sparse_tensor(tensor("s", kinds.FLOAT, [1], [1.0]), tensor("i", kinds.INT64, [1], [2]), [5])
+    return helper.make_model(helper.make_graph(nodes, "g", [], [], initializers, sparse_initializer=[sparse]))
 
 
 def torch_state() -> dict[str, torch.Tensor]:

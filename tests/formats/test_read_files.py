@@ -66,6 +66,9 @@ class Elsewhere(ByteSource):
         self.touched += (start, start + len(out) - 1)
 
 
+LEFT_OUT = {"arrays.joblib": {"objects"}, "model.onnx": {"texts", "fours", "s"}}
+
+
 @pytest.mark.parametrize("name", files())
 def test_every_sample_is_told_by_its_first_bytes_wherever_it_lies(read: Read, name: str) -> None:
     here, there = read(files()[name]), list_source(Elsewhere(files()[name]))
@@ -75,7 +78,8 @@ def test_every_sample_is_told_by_its_first_bytes_wherever_it_lies(read: Read, na
     assert dict(here.places) == dict(there.places)
     assert here.metadata == there.metadata
     assert here.left_out == there.left_out
-    assert {*here.left_out.values()} <= {EXAMPLE_INPUT}
+    examples = {key for key, kind in here.left_out.items() if kind == EXAMPLE_INPUT}
+    assert {*here.left_out} - examples == LEFT_OUT.get(name, set())
     assert all(same(here.array(key), there.array(key)) for key in here.places)
 
 

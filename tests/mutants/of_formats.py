@@ -40,7 +40,7 @@ MUTANTS = (
     Mutant(
         fault="a torch tensor that reaches beyond its storage",
         test=f"{_TORCH}::test_a_tensor_that_reaches_beyond_its_storage_is_refused",
-        path="tensorcas_mlflow/formats/_read_torch.py",
+        path="tensorcas_mlflow/formats/_pickle_places.py",
         before="        if n_bytes and begin + n_bytes > member.raw_bytes:\n",
         after="        if n_bytes and begin > member.raw_bytes:\n",
     ),
