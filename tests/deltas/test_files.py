@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -324,6 +325,7 @@ def test_a_model_that_mlflow_logs_each_epoch_is_stored_as_deltas_and_loads(
     assert n_deltas(Store.open(tmp_path / "root")) > 0
 
 
+@cache  # an archive says when it was made
 def exported(seed: int, *, n_weights: int = 2, names: str = "layers.{}.weight", root: str = "model/") -> bytes:
     """An archive of `torch.export`, which names its weights after their bytes."""
     arrays = {f"weight_{number}": weights(seed + 100 * number, N) for number in range(n_weights)}
