@@ -118,9 +118,12 @@ class Holdings:
         )
 
     @property
-    def is_all_done(self) -> bool:
-        """Whether all chunks are done that refs need."""
-        return self._needed is None or bool(self.are_done(self._needed).all())
+    def n_left(self) -> int:
+        """How many chunks are not done that refs needed when `need` was called, and that some pack holds."""
+        if self._needed is None:
+            return 0
+        left = self._needed[~self.are_done(self._needed)]
+        return int((make_table(self._entries).find(left) >= 0).sum()) if len(left) else 0
 
     def are_done(self, digests: Digests) -> Mask:
         """For each chunk whether it is done."""

@@ -59,10 +59,14 @@ class OptimizeReport:
     n_bytes_after: int
     written_bytes: int
     """Of new packs, those that have gone again included."""
+    n_left: int
+    """Chunks of the plan that are as they were, since they cannot be read or somebody else is about to move them."""
 
     def __str__(self) -> str:
         before, after = size_text(self.n_bytes_before), size_text(self.n_bytes_after)
-        return f"wrote {size_text(self.written_bytes)} of new packs; all packs together took {before} and take {after}"
+        done = f"wrote {size_text(self.written_bytes)} of new packs; all packs together took {before} and take {after}"
+        left = f"; {self.n_left} chunks are left as they were: `tensorcas verify --full` tells which are damaged"
+        return done + left if self.n_left else done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,9 +206,14 @@ def _execute(plan: OptimizePlan, watch: Watcher) -> OptimizeReport:
             collect(store, holdings)
         # What was written may be stored against the little that is needed of some pack, which then can neither go nor
         # be rewritten, and is to be optimized itself.
-        if written_bytes == written_before or not holdings.wasteful or holdings.is_all_done:
+        if written_bytes == written_before or not holdings.wasteful or not holdings.n_left:
             break
-    return OptimizeReport(n_bytes_before=before_bytes, n_bytes_after=holdings.n_bytes, written_bytes=written_bytes)
+    return OptimizeReport(
+        n_bytes_before=before_bytes,
+        n_bytes_after=holdings.n_bytes,
+        written_bytes=written_bytes,
+        n_left=holdings.n_left,
+    )
 
 
 def _windows(store: Store, refs: Sequence[Ref]) -> Iterator[tuple[list[Manifest], list[Manifest]]]:

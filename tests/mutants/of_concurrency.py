@@ -159,7 +159,8 @@ MUTANTS = (
     ),
     Mutant(
         fault="a file that is committed while a text is about to drop the ref it replaces",
-        test="tests/mlflow/test_overwriting.py::test_a_commit_while_a_text_is_written_leaves_one_of_the_two",
+        test="tests/mlflow/test_overwriting.py::"
+        "test_a_commit_between_the_writing_of_a_text_and_its_drop_is_not_dropped",
         path="tensorcas_mlflow/store/_refs.py",
         before="token is not None and self.backend.withdraw(artifact_key(path), token)",
         after="bool(self.drop_artifacts(path))",

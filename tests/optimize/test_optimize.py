@@ -250,9 +250,11 @@ def test_a_damaged_chunk_stays_as_it_is_and_the_rest_is_optimized(store: Store) 
     [entry] = [entry for entry in rows if entry["digest"].tobytes() == digest]
     flip(store.backend, pack_key(name), int(entry["offset"]) + 40)
 
-    optimize(store)
+    report = optimize(store)
 
     problems = verify(Store.open_backend(store.backend), full=True).problems
+    assert report.n_left == 1
+    assert "1 chunks are left as they were" in str(report)
     assert loads(store, 0)
     assert [(problem.checkpoint, problem.tensors) for problem in problems] == [("run run step 1", ("moment",))]
     assert plan_optimize(Store.open_backend(store.backend)).n_chunks == 1
