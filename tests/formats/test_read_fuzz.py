@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tensorcas_mlflow.errors import CorruptError, MalformedFileError
+from tensorcas_mlflow.errors import CorruptError, MalformedFileError, NewerFormatError
 from tensorcas_mlflow.formats import ByteSource, Listing, list_source, open_listing
 from tests.formats.samples import ARRAYS, files, serverlessllm_folder
 
@@ -71,7 +71,7 @@ def check(data: bytes) -> None:
         listing = list_source(Held(data))
         if listing is not None:
             read_all(listing)
-    except (MalformedFileError, CorruptError):
+    except (MalformedFileError, CorruptError, NewerFormatError):
         pass
 
 
