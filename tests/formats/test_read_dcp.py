@@ -88,6 +88,7 @@ def test_a_folder_in_a_store_is_read_there(folder: Path, tmp_path: Path) -> None
     assert shards is not None
 
     with open_ref(store, metadata) as reader, open_path(folder) as there:
+        assert reader.tensors_digest() == there.tensors_digest()
         assert reader.digest() == there.digest()
     with pytest.raises(FormatError, match=r"open its folder, or \.metadata in it"):
         open_ref(store, shards)

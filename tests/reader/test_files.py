@@ -58,7 +58,9 @@ def test_a_stored_file_gives_what_the_file_gives(
     rng = random.Random(name)
 
     assert same(reader.full(), whole)
-    assert file.digest() == reader.digest()
+    assert file.tensors_digest() == reader.tensors_digest()
+    # Of a file of our own that a store has as an artifact the skeleton is what any other bytes of a file are.
+    assert (file.digest() == reader.digest()) == (name != "checkpoint.tensors")
     assert diff(file, reader).equal == tuple(whole)
     for tensor, array in whole.items():
         for _ in range(5):
