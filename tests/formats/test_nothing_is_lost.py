@@ -402,6 +402,24 @@ def write_onnx(folder: Path, **settings: Any) -> Path:
     return folder / "model.onnx"
 
 
+def write_pt2(folder: Path) -> Path:
+    net = module().eval()
+    torch.export.save(torch.export.export(net, (torch.ones(1, 30),)), folder / "model.pt2")
+    return folder / "model.pt2"
+
+
+def in_pt2(path: Path) -> Any:
+    """Give the weights, and an object for the one example input."""
+    return [dict(torch.export.load(path).state_dict), NO_ARRAYS]
+
+
+def write_torchscript(folder: Path) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.script(module()), folder / "model.pt")
+    return folder / "model.pt"
+
+
 def write_dcp(folder: Path) -> Path:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -473,8 +491,10 @@ FILES: dict[str, dict[str, Make]] = {
         "an array": of_torch_save(WEIGHT),
         "arrays": of_torch_save(NESTED),
         **{f"arrays, protocol {n}": of_torch_save(NESTED, pickle_protocol=n) for n in (3, 4, 5)},
+        "TorchScript": of_folder(write_torchscript, lambda path: dict(torch.jit.load(path).state_dict())),
         "gaps in the memo": of_bytes("m.pt", lambda: with_gaps_in_the_memo(training()), training),
     },
+    "pt2": {"a module": of_folder(write_pt2, in_pt2)},
     "pickle": {
         **{f"arrays, protocol {n}": of_pickle(NESTED, n) for n in (2, 3, 4, 5)},
         "named arguments": of_pickle(WithNamedArguments(array=WEIGHT)),
@@ -576,7 +596,7 @@ DOORS = {
 }
 
 
-@pytest.mark.parametrize(("kind", "name"), CASES, ids=" ".join)
+@pytest.mark.parametrize(("kind", "name"), CASES, ids=[f"{kind}, {name}" for kind, name in CASES])
 def test_what_a_library_gives_is_listed_or_named(kind: str, name: str, tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     made = FILES[kind][name](tmp_path / "files")
