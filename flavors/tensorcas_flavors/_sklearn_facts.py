@@ -1,82 +1,44 @@
-"""What fitting made of a scikit-learn model besides arrays, trees and floats, in a form that needs no pickle to read.
+"""What a scikit-learn model holds besides arrays and trees, in a form that needs no pickle to read.
 
-With ``into=`` the pickle is not read, so what lies in it alone cannot be filled in. These facts follow the pickle in
-the skeleton, so that a live model which differs in them is refused, and is not left half itself, half the stored one:
+With ``into=`` the pickle is not read. So these facts follow it in the skeleton: what is a plain value can be put into a
+live model, and a live model that differs in anything else is refused:
 
 * ``sizes``: how many members each ensemble has, by its path;
-* ``plain``: whole numbers, booleans and strings that attributes hold, by pattern; a list if they differ;
-* ``closed``: a digest of texts and numbers in containers and in arrays that are no tensors (names of classes, a
-  vocabulary), by pattern;
-* ``foreign``: a digest of what objects of other libraries pickle besides what can be filled in, by path.
+* ``numbers``: names of the rows that repeat fitted numbers for readers of tensors;
+* ``attributes`` and ``items``: facts of what stands in each slot, in runs; see `_sklearn_slots`.
 
 The skeleton ends with the facts as JSON; see `with_tail`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorcas_flavors._pickling import dump_skeleton
-from tensorcas_flavors._plain_values import read_tail, with_tail
+from tensorcas_flavors._generic_facts import REMEDY
+from tensorcas_flavors._plain_values import decode, read_tail, with_tail
+from tensorcas_flavors._sklearn_parts import RANDOM
 from tensorcas_flavors._sklearn_sizes import n_members
-from tensorcas_flavors._sklearn_walk import Graph
+from tensorcas_flavors._sklearn_slots import (
+    ABSENT,
+    OTHER,
+    RANDOM_STATE,
+    TWISTER,
+    Slot,
+    Slots,
+    Stored,
+    find_slots,
+    from_runs,
+    is_same,
+)
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.errors import AdapterError
 
 _END = b"TCSKF1\n"
-_DIGEST_BYTES = 8
-_REMEDY = "load a new model, without an original"
-_TEXTS = (str, bytes, bytearray, int, complex, np.integer, np.bool_, np.str_)
-_MAX_TEXT = 64
-
-COUNTERS = frozenset(
-    (
-        "_max_samples",
-        "_n_samples",
-        "_n_samples_bootstrap",
-        "_n_samples_orig",
-        "_no_improvement",
-        "_no_improvement_count",
-        "converged_",
-        "fit_status_",
-        "max_samples_",
-        "n_estimators_",
-        "n_iter_",
-        "n_samples_",
-        "n_samples_seen_",
-        "n_skips_invalid_data_",
-        "n_skips_invalid_model_",
-        "n_skips_no_inliers_",
-        "n_steps_",
-        "n_trials_",
-        "t_",
-    )
-)
-"""How far a fit went and how much it saw: what another fit to such data may change, and is filled in."""
-
-_CACHES = frozenset(("_cached_dict", "_stop_words_id"))
-_OF_OLD_DATA = frozenset(("shape_fit_",))
-_OF_A_SEARCH = frozenset(
-    (
-        "best_index_",
-        "max_resources_",
-        "min_resources_",
-        "n_candidates_",
-        "n_iterations_",
-        "n_possible_iterations_",
-        "n_remaining_candidates_",
-        "n_required_iterations_",
-        "n_resources_",
-    )
-)
-_STAYING = _CACHES | _OF_OLD_DATA | _OF_A_SEARCH
-_STAYING_PARTS = ("random", "seed", "n_jobs", "n_threads")
-_SETTINGS = ("_metadata_request", "_sklearn_output_config")
+_MAX_SAID = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,38 +46,30 @@ class Facts:
     """What is said at the end of a skeleton; see the head of this module."""
 
     sizes: dict[str, int] = field(default_factory=dict)
-    plain: dict[str, Any] = field(default_factory=dict)
-    closed: dict[str, str] = field(default_factory=dict)
-    foreign: dict[str, str] = field(default_factory=dict)
+    numbers: list[str] = field(default_factory=list)
+    attributes: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
+    items: dict[str, list[Any]] = field(default_factory=dict)
 
 
-def facts_of(adapter: str, graph: Graph) -> Facts:
-    """Return the facts of a model that can be pickled."""
-    plain = {
-        pattern: _alike([_plain(held[key]) for held, key in found])
-        for pattern, found in graph.plain.items()
-        if not _stays(pattern)
-    }
-    closed = {}
-    for pattern, parts in graph.closed.items():
-        if _stays(pattern):
-            continue
-        content = [content for part in parts for content in _contents(part)]
-        if content:
-            closed[pattern] = _digest(*content)
-    filled = {*graph.names, *graph.trees, *graph.boosters}
-    filled.update(id(number) for found in graph.numbers.values() for _, number in found)
-    foreign = {}
-    for path, part in graph.foreign.items():
-        try:
-            foreign[path] = _digest(
-                dump_skeleton(adapter, part, lambda held: "filled" if id(held) in filled else None).tobytes()
-            )
-        except AdapterError:
-            # The pickle of the model has none of it either.
-            continue
+class Change(NamedTuple):
+    """Something to put into a live model."""
+
+    container: Any
+    key: Any
+    value: Any
+    """`ABSENT` for an attribute that is to be dropped."""
+
+
+def facts_of(model: Any, stored: Stored) -> Facts:
+    """Return the facts of a model that can be pickled.
+
+    Raises:
+        AdapterError: Something in it cannot be pickled by itself.
+    """
+    graph = stored.graph
     sizes = {path: n_members(ensemble) for path, ensemble in graph.ensembles.items()}
-    return Facts(sizes, plain, closed, foreign)
+    slots = find_slots(model, stored, is_live=False)
+    return Facts(sizes, list(graph.numbers), slots.attributes_as_runs(), slots.items_as_runs())
 
 
 def with_facts(skeleton: Array, facts: Facts) -> Array:
@@ -124,113 +78,124 @@ def with_facts(skeleton: Array, facts: Facts) -> Array:
     return with_tail(skeleton, given, _END)
 
 
-def read_facts(adapter: str, skeleton: Array | None) -> Facts | None:
-    """Return the facts at the end of a skeleton, None if there are none there. No pickle is read.
+def read_facts(adapter: str, skeleton: Array | None) -> Facts:
+    """Return the facts at the end of a skeleton. No pickle is read.
 
     Raises:
-        AdapterError: What is there is damaged.
+        AdapterError: There are none, or they are damaged.
     """
     tables = read_tail(adapter, skeleton, _END)
-    if tables is None:
-        return None
+    if tables is None or (type(tables) is dict and "items" not in tables):
+        raise AdapterError(adapter, f"the stored model does not say what an original must be like: {REMEDY}")
     try:
         facts = Facts(**tables)
-        tables = [getattr(facts, name) for name in Facts.__dataclass_fields__]
-        if not all(isinstance(table, dict) for table in tables) or {type(n) for n in facts.sizes.values()} - {int}:
+        if not all(type(getattr(facts, name)) is type(getattr(Facts(), name)) for name in Facts.__dataclass_fields__):
+            raise ValueError("they are of another kind")
+        if {type(n) for n in facts.sizes.values()} - {int} or {type(t) for t in facts.attributes.values()} - {dict}:
             raise ValueError("they are of another kind")
     except (ValueError, TypeError) as error:
         raise AdapterError(adapter, f"the end of the skeleton cannot be read: {error}") from error
     return facts
 
 
-def counters_to_set(graph: Graph, facts: Facts) -> Iterator[tuple[dict[str, Any], str, Any]]:
-    """Yield attributes, key and new value of the counters that a live model has and that are stored otherwise.
+def changes(model: Any, about: Stored, facts: Facts, rows: Mapping[str, Array]) -> Iterator[Change]:
+    """Find what of a live model is to be replaced, and change nothing.
+
+    Args:
+        model: The live estimator.
+        about: What of it has rows.
+        facts: Of the stored model.
+        rows: Of the stored model.
+
+    Yields:
+        What to put where.
 
     Raises:
-        OverflowError: A number is too large for the type it has in the live model.
+        AdapterError: The live model differs in something that only the pickle says.
     """
-    for pattern, found in graph.plain.items():
-        if not is_counter(pattern) or pattern not in facts.plain:
+    adapter = about.adapter
+    live = find_slots(model, about, is_live=True)
+    made: dict[int, Any] = {}
+    """Random states, and what takes their places."""
+    again: list[Slot] = []
+    for slot, fact in _pairs(adapter, live, facts):
+        if is_same(slot.fact, fact):
+            if type(slot.value) is np.random.RandomState:
+                again.append(slot)
             continue
-        stored = facts.plain[pattern]
-        stored = stored if isinstance(stored, list) else [stored] * len(found)
-        for (held, key), value in zip(found, stored, strict=False):
-            is_alike = type(value) in (bool, int) and type(value) is type(_plain(held[key]))
-            if is_alike and value >= 0 and held[key] != value:
-                yield held, key, type(held[key])(value)
+        if slot.container is None or not (_can_fill(fact) and (_can_fill(slot.fact) or fact == ABSENT)):
+            raise _misfit(adapter, _difference(slot, fact))
+        if _is_random_state(fact):
+            made[id(slot.value)] = _random_state(adapter, fact[RANDOM_STATE], rows)
+            yield Change(slot.container, slot.key, made[id(slot.value)])
+        else:
+            yield Change(slot.container, slot.key, ABSENT if fact == ABSENT else decode(adapter, fact))
+    for slot in again:
+        if id(slot.value) in made:
+            if slot.container is None:
+                raise _misfit(adapter, f"{slot.path!r} cannot be changed in place")
+            yield Change(slot.container, slot.key, made[id(slot.value)])
 
 
-def misfit(live: Facts, stored: Facts) -> str | None:
-    """Say in what a live model differs from a stored one so that it cannot become that one without a pickle."""
-    # One that is stored alone is missed where it is needed: it cannot be mistaken for the live model's.
-    for path, digest in live.foreign.items():
-        if stored.foreign.get(path) != digest:
-            return (
-                f"{path!r} is an object of another library whose pickle differs, and can only be unpickled: {_REMEDY}"
-            )
-    for what, ours, theirs in (("", live.plain, stored.plain), ("the content of ", live.closed, stored.closed)):
-        # What one of the two lacks, such as names of columns that nobody gave or asked for, is left alone.
-        for pattern in sorted(ours.keys() & theirs.keys()):
-            if not is_counter(pattern) and ours[pattern] != theirs[pattern]:
-                mine, its = (repr(value)[:_MAX_TEXT] for value in (ours[pattern], theirs[pattern]))
-                return (
-                    f"{what}{pattern!r} is {mine} in it, {its} in the stored one, and can only be unpickled: {_REMEDY}"
-                )
-    return None
+def _pairs(adapter: str, live: Slots, facts: Facts) -> Iterator[tuple[Slot, Any]]:
+    """Yield each slot of a live model, also those of attributes that it lacks, with the stored fact."""
+    for pattern, slots in live.items.items():
+        if pattern in facts.items:
+            yield from zip(slots, _stored(adapter, slots[0].path, facts.items[pattern], len(slots)), strict=True)
+    for pattern, owners in live.owners.items():
+        runs = facts.attributes.get(pattern, {})
+        names = dict.fromkeys([*(name for owner in owners for name in owner.facts), *runs])
+        for name in names if pattern in facts.attributes else ():
+            stored = _stored(adapter, owners[0].path, runs.get(name, [len(owners), ABSENT]), len(owners))
+            for owner, fact in zip(owners, stored, strict=True):
+                path = f"{owner.path}/{name}" if owner.path else name
+                value = owner.attributes.get(name)
+                yield Slot(owner.attributes, name, path, value, owner.facts.get(name, ABSENT)), fact
+    if live.items.keys() != facts.items.keys() or live.owners.keys() != facts.attributes.keys():
+        raise _misfit(adapter, "its parts are others")
 
 
-def is_counter(pattern: str) -> bool:
-    """Tell whether an attribute of that path counts how far a fit went."""
-    return pattern.rpartition("/")[2] in COUNTERS
+def _stored(adapter: str, path: str, runs: Any, n: int) -> list[Any]:
+    stored = from_runs(runs, n)
+    if stored is None:
+        raise _misfit(adapter, f"{path!r} and what is like it are there {n} times, and otherwise in the stored one")
+    return stored
 
 
-def _stays(pattern: str) -> bool:
-    """Tell whether what is found there stays as it is in a live model: settings, random states, reports, caches."""
-    *above, name = pattern.split("/")
-    is_setting = any(setting in (*above, name) for setting in _SETTINGS)
-    return is_setting or name in _STAYING or any(part in name for part in _STAYING_PARTS)
+def _can_fill(fact: Any) -> bool:
+    return type(fact) is not dict or OTHER not in fact
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, str):
-        return str(value) if len(value) <= _MAX_TEXT else _digest(value.encode("utf-8", "surrogatepass"))
-    return bool(value) if isinstance(value, bool | np.bool_) else int(value)
+def _is_random_state(fact: Any) -> bool:
+    return type(fact) is dict and RANDOM_STATE in fact
 
 
-def _alike(values: list[Any]) -> Any:
-    """Return the value that all have, or the list if they differ: a growing ensemble then has the same facts."""
-    return values[0] if all(type(value) is type(values[0]) and value == values[0] for value in values) else values
+def _difference(slot: Slot, fact: Any) -> str:
+    if _can_fill(slot.fact) and _can_fill(fact):
+        return f"{slot.path!r} differs, and cannot be changed in place"
+    said = [_say(each) for each in (slot.fact, fact)]
+    return f"{slot.path!r} is {said[0]} in it, {said[1]} in the stored one, and can only be unpickled"
 
 
-def _contents(part: Any) -> Iterator[bytes]:
-    """Yield what a container, or an array that is no tensor, holds itself; not what objects in it hold."""
-    if isinstance(part, np.ndarray) and part.dtype != object:
-        bare = np.asarray(np.ma.getdata(part))
-        # Extended precision has padding bytes of arbitrary value.
-        content = repr(bare.tolist()).encode() if bare.dtype.char in "gG" else bare.tobytes()
-        yield from (str((bare.dtype, bare.shape)).encode(), content, np.ma.getmaskarray(part).tobytes())
-        return
-    if isinstance(part, dict):
-        held = [f"{_said(key)}: {_said(value)}" for key, value in part.items() if isinstance(value, _TEXTS)]
-    else:
-        items = part.flat if isinstance(part, np.ndarray) else part
-        held = [_said(value) for value in items if isinstance(value, _TEXTS)]
-    if held:
-        # The same words are found in the order of the texts they were found in.
-        is_ordered = not isinstance(part, dict | set | frozenset)
-        yield repr(held if is_ordered else sorted(held)).encode()
+def _say(fact: Any) -> str:
+    if fact == ABSENT:
+        return "absent"
+    if _is_random_state(fact):
+        return "a random state"
+    return repr(fact[OTHER] if not _can_fill(fact) else fact)[:_MAX_SAID]
 
 
-def _said(value: Any) -> str:
-    """Return a value as ASCII that is equal for equal ones, of Python's or numpy's type."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    return ascii(value)
+def _random_state(adapter: str, facts: Any, rows: Mapping[str, Array]) -> np.random.RandomState:
+    try:
+        row, position, has_gauss, gauss = facts
+        state = np.random.RandomState(0)
+        if not row.startswith(RANDOM):
+            raise ValueError(row)
+        state.set_state((TWISTER, rows[row], position, has_gauss, decode(adapter, gauss)))
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise AdapterError(adapter, f"a random state cannot be read: {error}") from error
+    return state
 
 
-def _digest(*contents: bytes) -> str:
-    hashed = blake2b(digest_size=_DIGEST_BYTES)
-    for content in contents:
-        hashed.update(len(content).to_bytes(8, "little"))
-        hashed.update(content)
-    return hashed.hexdigest()
+def _misfit(adapter: str, reason: str) -> AdapterError:
+    return AdapterError(adapter, f"the stored model does not fit the original: {reason}: {REMEDY}")

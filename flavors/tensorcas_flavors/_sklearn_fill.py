@@ -1,18 +1,18 @@
-"""Give a live scikit-learn model the arrays, trees and fitted numbers of a stored one, without its pickle."""
+"""Give a live scikit-learn model the arrays, trees and plain values of a stored one, without its pickle."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
 from tensorcas_flavors._forest import build_trees
+from tensorcas_flavors._generic_facts import REMEDY
 from tensorcas_flavors._sklearn_boosters import fill_booster, split_off
 from tensorcas_flavors._sklearn_checks import check_objects, resizable
-from tensorcas_flavors._sklearn_facts import Facts, counters_to_set, facts_of, misfit
+from tensorcas_flavors._sklearn_facts import Change, Facts, changes
 from tensorcas_flavors._sklearn_parts import RANDOM, ROWS, SEEDS, STRINGS, UNNAMED, TakenParts, split_family, unpack
-from tensorcas_flavors._sklearn_walk import Graph, Place, is_fortran, packed
+from tensorcas_flavors._sklearn_slots import ABSENT
+from tensorcas_flavors._sklearn_walk import Place, is_fortran, packed
 from tensorcas_mlflow.adapter import SKELETON, Array
 from tensorcas_mlflow.errors import AdapterError
 
@@ -20,43 +20,48 @@ from tensorcas_mlflow.errors import AdapterError
 class Filling:
     """What of a live model is replaced by what; nothing is changed before all of it is known to fit."""
 
-    def __init__(
-        self, adapter: str, graph: Graph, parts: TakenParts, tensors: Mapping[str, Array], facts: Facts | None
-    ) -> None:
+    def __init__(self, adapter: str, model: Any, parts: TakenParts, tensors: Mapping[str, Array], facts: Facts) -> None:
         """Find a stored value for all that a model holds.
 
         Args:
             adapter: The adapter's name, for errors.
-            graph: Of the live model.
+            model: The live model.
             parts: Taken from the live model.
             tensors: The stored model, read back; the callee's.
-            facts: Of the stored model, if they are known.
+            facts: Of the stored model.
 
         Raises:
             AdapterError: The stored model has another structure, or arrays that no fit can have made.
         """
         self._adapter = adapter
-        self._graph = graph
+        self._graph = parts.graph
         self._tensors, self._boosters = split_off(tensors)
         self._live_boosters = {path: booster for path, (booster, _) in parts.boosters.items()}
         self._arrays: dict[int, tuple[Array, Array]] = {}
         self._trees: list[tuple[Any, Any]] = []
-        self._numbers: list[tuple[Place, Any]] = []
-        self._counters: list[tuple[dict[str, Any], str, Any]] = []
-        self._check_names(parts)
+        about = parts.stored(adapter, has_seeds=SEEDS in tensors)
+        self._changes = list(changes(model, about, facts, tensors))
+        self._check_names(parts, facts.numbers)
         self._find_arrays(parts)
         self._find_trees(parts)
-        self._find_numbers()
         self._find_seeds()
-        self._find_facts(facts)
         self._try_boosters()
-        check_objects(adapter, graph.objects, lambda live: self._arrays.get(id(live), (live, live))[1])
 
     def apply(self) -> None:
         """Give the model the stored values.
 
         Arrays are replaced, not written to: the live one may be the data that somebody fitted the model to.
+
+        Raises:
+            AdapterError: The stored arrays would lead compiled code out of bounds. The model is as it was.
         """
+        undo = [_put(change) for change in self._changes]
+        try:
+            check_objects(self._adapter, self._graph.objects, lambda live: self._arrays.get(id(live), (live, live))[1])
+        except BaseException:
+            for back in reversed(undo):
+                back()
+            raise
         for live, values in self._arrays.values():
             places = self._graph.places[id(live)]
             if None in places:
@@ -68,18 +73,15 @@ class Filling:
         for tree, new_tree in self._trees:
             for attributes, key in self._graph.trees[id(tree)]:
                 attributes[key] = new_tree
-        for place, number in self._numbers:
-            _set(place, number)
-        for held, key, count in self._counters:
-            held[key] = count
         for path, booster in self._live_boosters.items():
             fill_booster(self._boosters[path], booster)
         for part in self._graph.objects:
             _renew_what_follows(part)
 
-    def _check_names(self, parts: TakenParts) -> None:
-        live = {*parts.arrays, *parts.families, *parts.trees, *self._graph.numbers, *self._live_boosters}
-        stored = {name for name in self._tensors if name not in (SKELETON, SEEDS, STRINGS) and not name.endswith(ROWS)}
+    def _check_names(self, parts: TakenParts, numbers: list[str]) -> None:
+        live = {*parts.arrays, *parts.families, *parts.trees, *self._live_boosters}
+        beside = (SKELETON, SEEDS, STRINGS, *numbers)
+        stored = {name for name in self._tensors if name not in beside and not name.endswith(ROWS)}
         stored |= self._boosters.keys()
         differing = [name for name in sorted(live ^ stored) if not name.startswith(RANDOM)]
         if differing:
@@ -114,36 +116,14 @@ class Filling:
                 raise self._misfit(f"it has {len(trees)} trees to fill and {len(built)} are stored")
             self._trees.extend(zip(trees, built, strict=True))
 
-    def _find_numbers(self) -> None:
-        for name, numbers in self._graph.numbers.items():
-            stored = self._tensors[name]
-            if stored.size != len(numbers) or stored.dtype != np.dtype(type(numbers[0][1])):
-                raise self._misfit(f"it has {len(numbers)} numbers {name!r} and {stored.size} are stored")
-            values = stored.reshape(-1).tolist()
-            self._numbers.extend(
-                (place, type(live)(value)) for (place, live), value in zip(numbers, values, strict=True)
-            )
-
     def _find_seeds(self) -> None:
-        """Find the seeds of single trees: what was drawn for a tree is known by them afterwards."""
-        seeds = self._tensors.get(SEEDS)
-        if seeds is not None and seeds.dtype.kind == "i" and seeds.shape == (len(self._graph.seeded),):
-            self._counters.extend(
-                (held, "random_state", seed) for held, seed in zip(self._graph.seeded, seeds.tolist(), strict=True)
-            )
-
-    def _find_facts(self, facts: Facts | None) -> None:
-        """Refuse what only the pickle could change, and find the counters that are stored otherwise."""
-        if facts is None and not self._graph.foreign:
+        """Find the seeds of single trees."""
+        seeded, seeds = self._graph.seeded, self._tensors.get(SEEDS)
+        if seeds is None:
             return
-        live = facts_of(self._adapter, self._graph)
-        reason = misfit(live, facts or Facts())
-        if reason:
-            raise self._misfit(reason)
-        try:
-            self._counters.extend(counters_to_set(self._graph, facts or Facts()))
-        except OverflowError as error:
-            raise self._misfit(f"a count is out of range: {error}") from error
+        if seeds.dtype.kind != "i" or seeds.shape != (len(seeded),):
+            raise self._misfit(f"it has {len(seeded)} seeds of trees, and {seeds.size} are stored")
+        self._changes += [Change(held, "random_state", seed) for held, seed in zip(seeded, seeds.tolist(), strict=True)]
 
     def _try_boosters(self) -> None:
         """Let XGBoost read each stored booster into one of its own: nothing can fail afterwards."""
@@ -159,7 +139,28 @@ class Filling:
             raise self._misfit(f"{name!r} differs and is held by no attribute")
 
     def _misfit(self, reason: str) -> AdapterError:
-        return AdapterError(self._adapter, f"the stored model does not fit the original: {reason}")
+        return AdapterError(self._adapter, f"the stored model does not fit the original: {reason}: {REMEDY}")
+
+
+def _put(change: Change) -> Callable[[], None]:
+    """Put something into a live model, and return what undoes it."""
+    container, key, value = change
+    if not isinstance(container, dict):
+        before = container[key]
+        container[key] = value
+        return lambda: container.__setitem__(key, before)
+    copied = dict(container)
+    if value is ABSENT:
+        del container[key]
+    else:
+        container[key] = value
+
+    def undo() -> None:
+        # The order of attributes is theirs too.
+        container.clear()
+        container.update(copied)
+
+    return undo
 
 
 def _set(place: Place, value: Any) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from tensorcas_flavors._forest import TreeShape, build_trees, is_tree, read_trees, tree_shape
 from tensorcas_flavors._sklearn_boosters import booster_rows, make_booster
+from tensorcas_flavors._sklearn_slots import Stored
 from tensorcas_flavors._sklearn_walk import Graph, is_fortran, is_storable, packed, unused
 from tensorcas_mlflow.adapter import SKELETON, Array
 from tensorcas_mlflow.errors import AdapterError
@@ -51,7 +52,7 @@ class TakenParts:
         self.seeds: list[int] = []
         self.boosters: dict[str, tuple[Any, dict[str, Array]]] = {}
         self._strings: dict[str, int] = {}
-        self._graph = graph
+        self.graph = graph
         self._odd_trees = odd_trees
         self._names = set(graph.taken)
         self._tables: dict[TreeShape, str] = {}
@@ -79,6 +80,16 @@ class TakenParts:
         """The classes of what the pickle holds."""
         return self._takers.keys()
 
+    def stored(self, adapter: str, *, has_seeds: bool) -> Stored:
+        """Say what of the model has rows."""
+        return Stored(
+            adapter=adapter,
+            graph=self.graph,
+            trees={id(tree) for _, trees in self.trees.values() for tree in trees},
+            random_rows={array.tobytes(): name for name, array in self.arrays.items() if name.startswith(RANDOM)},
+            has_seeds=has_seeds,
+        )
+
     def tensors(self) -> dict[str, Array]:
         """Return what was taken as named arrays."""
         tensors = {name: _pack(array) for name, array in self.arrays.items()}
@@ -100,7 +111,7 @@ class TakenParts:
         if kind is np.ndarray:
             return self._take_array
         if kind is int:
-            return self._take_seed if self._graph.seeds else None
+            return self._take_seed if self.graph.seeds else None
         if kind.__name__ == "Tree" and kind.__module__ == "sklearn.tree._tree":
             return self._take_tree
         if kind.__qualname__ == "Booster" and kind.__module__ == "xgboost.core":
@@ -108,7 +119,7 @@ class TakenParts:
         return self._take_alike if kind.__module__ in _ALIKE else None
 
     def _take_seed(self, number: int) -> Reference | None:
-        if id(number) not in self._graph.seeds or number.bit_length() > 63:
+        if id(number) not in self.graph.seeds or number.bit_length() > 63:
             return None
         self.seeds.append(number)
         return self._ref("seed")
@@ -144,10 +155,10 @@ class TakenParts:
                 or (kind in _FLOATS and value.hex() == model.hex())
                 or (isinstance(value, np.integer) and value == model)
             )
-            if kind is int and id(value) in self._graph.seeds and value.bit_length() < 64:
+            if kind is int and id(value) in self.graph.seeds and value.bit_length() < 64:
                 differing.append(key)
             elif not is_same:
-                is_next = id(value) in self._graph.families or (is_tree(value) and id(value) not in self._odd_trees)
+                is_next = id(value) in self.graph.families or (is_tree(value) and id(value) not in self._odd_trees)
                 if not is_next or id(value) in self._again:
                     return None
                 differing.append(key)
@@ -158,11 +169,11 @@ class TakenParts:
             return self._again[id(array)]
         if not is_storable(array.dtype):
             return None
-        family = self._graph.families.get(id(array))
+        family = self.graph.families.get(id(array))
         if family is not None:
             self.families.setdefault(family, []).append(array)
             return self._next(array, "member", family, *_dtype_if_padded(array))
-        name = self._graph.names.get(id(array))
+        name = self.graph.names.get(id(array))
         if name is None:
             return self._take_unnamed(array)
         return self._take_whole(array, name)
@@ -204,7 +215,7 @@ class TakenParts:
         if id(booster) in self._again:
             return self._again[id(booster)]
         # One that no attribute leads to has no path.
-        path, _ = self._graph.boosters.get(id(booster)) or (unused("booster", self._names), booster)
+        path, _ = self.graph.boosters.get(id(booster)) or (unused("booster", self._names), booster)
         self.boosters[path] = booster, booster_rows(path, booster)
         return self._next(booster, "booster", path)
 

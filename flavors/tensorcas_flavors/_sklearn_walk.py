@@ -7,7 +7,6 @@ structure can be filled by name, without its pickle.
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -27,9 +26,6 @@ _MAX_MEMBER_BYTES = 1 << 16
 _LEAVES = (str, bytes, bytearray, int, complex, type(None), np.generic, np.dtype)
 _NUMBERS = (float, np.inexact)
 _NOTHING_INSIDE = frozenset((str, bytes, int, bool, type(None)))
-_PLAIN = (str, int, np.integer, np.bool_)
-_CONTAINERS = (dict, list, tuple, set, frozenset, np.ndarray)
-_OURS = frozenset(("sklearn", "numpy", "pandas", "polars", "pyarrow", *sys.stdlib_module_names))
 _CODE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
 _WITHOUT_NUMBERS = ("sklearn._loss", "pandas.", "polars.", "pyarrow.")
 _SPACE_TREES = ("sklearn.neighbors._kd_tree", "sklearn.neighbors._ball_tree")
@@ -73,12 +69,6 @@ class Graph:
     """The names in use, reserved ones included."""
     objects: list[Any] = field(default_factory=list)
     """Everything with attributes, and the trees of points."""
-    plain: dict[str, list[tuple[dict[str, Any], str]]] = field(default_factory=dict)
-    """Attribute dicts, and the keys in them, that hold fitted whole numbers and strings, by pattern."""
-    closed: dict[str, list[Any]] = field(default_factory=dict)
-    """Fitted containers, and arrays that are no tensors, by pattern: what a pickle alone says of them."""
-    foreign: dict[str, Any] = field(default_factory=dict)
-    """Objects of other libraries that pickle something else than their attributes, by path."""
     ensembles: dict[str, Any] = field(default_factory=dict)
     """Fitted ensembles whose members are alike, by path."""
     boosters: dict[int, tuple[str, Any]] = field(default_factory=dict)
@@ -133,6 +123,19 @@ class SpaceTreeState:
         self.tree.__setstate__(tuple(state))
 
 
+class Flat:
+    """An array of objects, as a container of which items can be set: they may be lists and arrays themselves."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+
+    def __getitem__(self, key: int) -> Any:
+        return self._array.flat[key]
+
+    def __setitem__(self, key: int, value: Any) -> None:
+        self._array[np.unravel_index(key, self._array.shape)] = value
+
+
 def walk(model: object, reserved: Collection[str]) -> Graph:
     """Find the arrays, numbers, trees and seeds of a model, and give arrays and numbers names that are not reserved.
 
@@ -169,11 +172,8 @@ def walk(model: object, reserved: Collection[str]) -> Graph:
             graph.boosters[id(part)] = unused(path, graph.taken), part
             continue
         if is_foreign_booster(part):
-            graph.foreign[path] = part
             continue
         is_tensor = is_array and is_storable(part.dtype)  # type: ignore[attr-defined]
-        if is_fitted and isinstance(part, _CONTAINERS) and not is_tensor:
-            graph.closed.setdefault(pattern, []).append(part)
         if isinstance(part, np.ndarray) and part.dtype != object:
             # The attributes of a subclass, such as a masked array, are no business of ours: its pickle makes them.
             if is_tensor:
@@ -195,16 +195,10 @@ def walk(model: object, reserved: Collection[str]) -> Graph:
                         graph.seeded.append(attributes)
         elif is_space_tree(part):
             graph.objects.append(part)
-        if _is_foreign(type(part)) and (is_fitted or hasattr(type(part), "predict")):  # type: ignore[arg-type]
-            graph.foreign[path] = part
-        elif is_ensemble(part):
+        if is_ensemble(part):
             graph.ensembles[path] = part
         parameters = _parameters(type(part))  # type: ignore[arg-type]  # mypy takes classes for unhashable
         prefix, starred = (f"{path}/", f"{pattern}/") if path else ("", "")
-        held: dict[str, Any] = attributes or {}
-        for key, value in held.items():
-            if isinstance(value, _PLAIN) and (is_fitted if parameters is None else key not in parameters):
-                graph.plain.setdefault(starred + _component(key), []).append((held, key))
         children = []
         for component, is_position, value, child_place in _children(part, place):
             is_kept = is_fitted if parameters is None else component not in parameters
@@ -250,22 +244,6 @@ def _parameters(cls: Hashable) -> frozenset[str] | None:
         if isinstance(base.__dict__.get("__init__"), FunctionType):
             names.update(inspect.signature(base.__dict__["__init__"]).parameters)
     return frozenset(names)
-
-
-@lru_cache(maxsize=1024)
-def _is_foreign(cls: Hashable) -> bool:
-    """Tell whether a class of another library decides itself what is pickled of its instances."""
-    assert isinstance(cls, type)
-    if cls.__module__.partition(".")[0] in _OURS or issubclass(cls, _CONTAINERS):
-        return False
-    if not cls.__dictoffset__:
-        return True
-    ways = (cls.__reduce__, cls.__reduce_ex__, getattr(cls, "__getstate__", None))
-    usual = (object.__reduce__, object.__reduce_ex__, object.__getstate__)
-    return any(
-        way is not own and not str(getattr(way, "__module__", "")).startswith("sklearn.")
-        for way, own in zip(ways, usual, strict=True)
-    )
 
 
 class _Everything(frozenset[str]):
@@ -316,7 +294,7 @@ def _children(part: object, place: Place | None) -> Iterator[tuple[str, bool, ob
                 yield str(i), True, value, place._replace(item=i) if place and is_plain else None
     elif isinstance(part, np.ndarray):
         for i, value in enumerate(part.flat if part.dtype == object else ()):
-            yield str(i), True, value, _place(part.flat, i, value)
+            yield str(i), True, value, _place(Flat(part), i, value)
     elif is_space_tree(part):
         state = SpaceTreeState(part)
         for name in _SPACE_STATE:

@@ -13,7 +13,7 @@ from tensorcas_flavors._named_code import named_modules, pinned_packages
 from tensorcas_flavors._pickling import dump_skeleton, is_pickle, load_skeleton, try_back
 from tensorcas_flavors._sklearn_boosters import booster_cuts, booster_paths, split_off
 from tensorcas_flavors._sklearn_checks import check_objects
-from tensorcas_flavors._sklearn_facts import Facts, facts_of, read_facts, with_facts
+from tensorcas_flavors._sklearn_facts import facts_of, read_facts, with_facts
 from tensorcas_flavors._sklearn_fill import Filling
 from tensorcas_flavors._sklearn_parts import RESERVED, ROWS, SEEDS, STRINGS, PartsToPutBack, TakenParts
 from tensorcas_flavors._sklearn_sizes import PER_STAGE, Resizing
@@ -54,7 +54,8 @@ class SklearnAdapter(Adapter):
         """Take an estimator apart; see `Adapter.extract`."""
         graph = walk(model, RESERVED)
         parts, skeleton = self._take_apart(model, graph)
-        skeleton = with_facts(skeleton, facts_of(self.name, graph))
+        about = parts.stored(self.name, has_seeds=bool(graph.seeds))
+        skeleton = with_facts(skeleton, facts_of(model, about))
         tensors = {**parts.tensors(), **graph.number_rows(), SKELETON: skeleton}
         if not parts.kinds <= _COME_BACK:
             try_back(self.name, model, tensors, self.reconstruct)
@@ -79,15 +80,13 @@ class SklearnAdapter(Adapter):
         if original is not None:
             facts = read_facts(self.name, tensors.get(SKELETON))
             n_rows = sum(len(array) for array in tensors.values() if array.ndim)
-            sizes = (facts or Facts()).sizes
-            resizing = Resizing(self.name, lambda: walk(original, RESERVED), sizes, n_rows)
+            resizing = Resizing(self.name, lambda: walk(original, RESERVED), facts.sizes, n_rows)
             try:
                 taken, _ = self._take_apart(original, resizing.graph)
-                filling = Filling(self.name, resizing.graph, taken, tensors, facts)
+                Filling(self.name, original, taken, tensors, facts).apply()
             except BaseException:
                 resizing.undo()
                 raise
-            filling.apply()
             return original
         parts = PartsToPutBack(self.name, tensors)
         model = load_skeleton(self.name, parts.tensor(SKELETON), parts.put_back)
