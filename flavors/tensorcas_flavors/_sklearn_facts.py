@@ -5,14 +5,16 @@ live model, and a live model that differs in anything else is refused:
 
 * ``sizes``: how many members each ensemble has, by its path;
 * ``numbers``: names of the rows that repeat fitted numbers for readers of tensors;
-* ``attributes`` and ``items``: facts of what stands in each slot, in runs; see `_sklearn_slots`.
+* ``attributes`` and ``items``: how many objects and items there are of each pattern, and the facts of what stands in
+  their slots; see `_sklearn_slots`.
 
-The skeleton ends with the facts as JSON; see `with_tail`.
+The skeleton ends with the facts as JSON; see `with_tail`. In it a text that is one of the strings of the pickle, which
+are a row that hardly changes, is ``#`` and its number there; others begin with ``=``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -24,14 +26,17 @@ from tensorcas_flavors._sklearn_parts import RANDOM
 from tensorcas_flavors._sklearn_sizes import n_members
 from tensorcas_flavors._sklearn_slots import (
     ABSENT,
+    NUMBERS,
     OTHER,
+    PLAIN_GENERATORS,
+    RANDOM_KINDS,
     RANDOM_STATE,
     TWISTER,
     Slot,
     Slots,
     Stored,
+    as_many,
     find_slots,
-    from_runs,
     is_same,
 )
 from tensorcas_mlflow.adapter import Array
@@ -47,7 +52,7 @@ class Facts:
 
     sizes: dict[str, int] = field(default_factory=dict)
     numbers: list[str] = field(default_factory=list)
-    attributes: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
+    attributes: dict[str, list[Any]] = field(default_factory=dict)
     items: dict[str, list[Any]] = field(default_factory=dict)
 
 
@@ -69,33 +74,56 @@ def facts_of(model: Any, stored: Stored) -> Facts:
     graph = stored.graph
     sizes = {path: n_members(ensemble) for path, ensemble in graph.ensembles.items()}
     slots = find_slots(model, stored, is_live=False)
-    return Facts(sizes, list(graph.numbers), slots.attributes_as_runs(), slots.items_as_runs())
+    return Facts(sizes, list(graph.numbers), slots.attributes(), slots.items_as_one())
 
 
-def with_facts(skeleton: Array, facts: Facts) -> Array:
-    """Return a skeleton with facts at its end."""
+def with_facts(skeleton: Array, facts: Facts, strings: Mapping[str, int]) -> Array:
+    """Return a skeleton with facts at its end; ``strings`` are the numbers of those that are stored."""
     given = {name: getattr(facts, name) for name in Facts.__dataclass_fields__ if getattr(facts, name)}
-    return with_tail(skeleton, given, _END)
+    return with_tail(
+        skeleton, _with_texts(given, lambda text: f"#{strings[text]}" if text in strings else f"={text}"), _END
+    )
 
 
-def read_facts(adapter: str, skeleton: Array | None) -> Facts:
+def read_facts(adapter: str, skeleton: Array | None, strings: Callable[[], Sequence[str]]) -> Facts:
     """Return the facts at the end of a skeleton. No pickle is read.
 
     Raises:
         AdapterError: There are none, or they are damaged.
     """
     tables = read_tail(adapter, skeleton, _END)
-    if tables is None or (type(tables) is dict and "items" not in tables):
+    if tables is None:
         raise AdapterError(adapter, f"the stored model does not say what an original must be like: {REMEDY}")
     try:
-        facts = Facts(**tables)
-        if not all(type(getattr(facts, name)) is type(getattr(Facts(), name)) for name in Facts.__dataclass_fields__):
+        known = strings()
+        facts = Facts(**_with_texts(tables, lambda text: known[int(text[1:])] if text[0] == "#" else text[1:]))
+        given = [getattr(facts, name) for name in Facts.__dataclass_fields__]
+        kinds = [type(getattr(Facts(), name)) for name in Facts.__dataclass_fields__]
+        pairs = [*facts.attributes.values(), *facts.items.values()]
+        if [type(each) for each in given] != kinds or {type(n) for n in facts.sizes.values()} - {int}:
             raise ValueError("they are of another kind")
-        if {type(n) for n in facts.sizes.values()} - {int} or {type(t) for t in facts.attributes.values()} - {dict}:
+        if any(type(pair) is not list or len(pair) != 2 or type(pair[0]) is not int for pair in pairs):
             raise ValueError("they are of another kind")
-    except (ValueError, TypeError) as error:
+        if any(type(by_name) is not dict for _, by_name in facts.attributes.values()):
+            raise ValueError("they are of another kind")
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise AdapterError(adapter, f"the end of the skeleton cannot be read: {error}") from error
     return facts
+
+
+def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Return JSON with other texts in it; words of one letter, which say what an object stands for, stay."""
+    kind = type(value)
+    if kind is str:
+        return change(value)
+    if kind is list:
+        return [_with_texts(each, change) for each in value]
+    if kind is dict:
+        return {
+            key if len(key) == 1 and key.isalpha() else change(key): _with_texts(each, change)
+            for key, each in value.items()
+        }
+    return value
 
 
 def changes(model: Any, about: Stored, facts: Facts, rows: Mapping[str, Array]) -> Iterator[Change]:
@@ -120,16 +148,15 @@ def changes(model: Any, about: Stored, facts: Facts, rows: Mapping[str, Array]) 
     again: list[Slot] = []
     for slot, fact in _pairs(adapter, live, facts):
         if is_same(slot.fact, fact):
-            if type(slot.value) is np.random.RandomState:
+            if type(slot.value) in RANDOM_KINDS:
                 again.append(slot)
             continue
         if slot.container is None or not (_can_fill(fact) and (_can_fill(slot.fact) or fact == ABSENT)):
             raise _misfit(adapter, _difference(slot, fact))
-        if _is_random_state(fact):
-            made[id(slot.value)] = _random_state(adapter, fact[RANDOM_STATE], rows)
-            yield Change(slot.container, slot.key, made[id(slot.value)])
-        else:
-            yield Change(slot.container, slot.key, ABSENT if fact == ABSENT else decode(adapter, fact))
+        value = _made(adapter, fact, rows)
+        if type(value) in RANDOM_KINDS and type(slot.value) in RANDOM_KINDS:
+            made[id(slot.value)] = value
+        yield Change(slot.container, slot.key, value)
     for slot in again:
         if id(slot.value) in made:
             if slot.container is None:
@@ -141,12 +168,14 @@ def _pairs(adapter: str, live: Slots, facts: Facts) -> Iterator[tuple[Slot, Any]
     """Yield each slot of a live model, also those of attributes that it lacks, with the stored fact."""
     for pattern, slots in live.items.items():
         if pattern in facts.items:
-            yield from zip(slots, _stored(adapter, slots[0].path, facts.items[pattern], len(slots)), strict=True)
+            stored = _stored(adapter, slots[0].path if slots else pattern, facts.items[pattern], len(slots))
+            yield from zip(slots, stored, strict=True)
     for pattern, owners in live.owners.items():
-        runs = facts.attributes.get(pattern, {})
-        names = dict.fromkeys([*(name for owner in owners for name in owner.facts), *runs])
-        for name in names if pattern in facts.attributes else ():
-            stored = _stored(adapter, owners[0].path, runs.get(name, [len(owners), ABSENT]), len(owners))
+        if pattern not in facts.attributes:
+            continue
+        n, by_name = facts.attributes[pattern]
+        for name in dict.fromkeys([*(name for owner in owners for name in owner.facts), *by_name]):
+            stored = _stored(adapter, owners[0].path, (n, by_name.get(name, ABSENT)), len(owners))
             for owner, fact in zip(owners, stored, strict=True):
                 path = f"{owner.path}/{name}" if owner.path else name
                 value = owner.attributes.get(name)
@@ -155,19 +184,19 @@ def _pairs(adapter: str, live: Slots, facts: Facts) -> Iterator[tuple[Slot, Any]
         raise _misfit(adapter, "its parts are others")
 
 
-def _stored(adapter: str, path: str, runs: Any, n: int) -> list[Any]:
-    stored = from_runs(runs, n)
-    if stored is None:
-        raise _misfit(adapter, f"{path!r} and what is like it are there {n} times, and otherwise in the stored one")
+def _stored(adapter: str, path: str, fact: Any, n: int) -> list[Any]:
+    """Return as many facts as there are slots in the live model."""
+    n_stored, content = fact
+    stored = as_many(content, n)
+    if stored is None or n_stored != n:
+        raise _misfit(
+            adapter, f"{path!r} and what is like it are there {n} times, and {n_stored} times in the stored one"
+        )
     return stored
 
 
 def _can_fill(fact: Any) -> bool:
     return type(fact) is not dict or OTHER not in fact
-
-
-def _is_random_state(fact: Any) -> bool:
-    return type(fact) is dict and RANDOM_STATE in fact
 
 
 def _difference(slot: Slot, fact: Any) -> str:
@@ -180,21 +209,32 @@ def _difference(slot: Slot, fact: Any) -> str:
 def _say(fact: Any) -> str:
     if fact == ABSENT:
         return "absent"
-    if _is_random_state(fact):
+    if type(fact) is dict and RANDOM_STATE in fact:
         return "a random state"
-    return repr(fact[OTHER] if not _can_fill(fact) else fact)[:_MAX_SAID]
+    return (repr(fact) if _can_fill(fact) else " ".join(map(str, fact[OTHER])))[:_MAX_SAID]
 
 
-def _random_state(adapter: str, facts: Any, rows: Mapping[str, Array]) -> np.random.RandomState:
+def _made(adapter: str, fact: Any, rows: Mapping[str, Array]) -> Any:
+    """Make what can be put into a slot."""
+    if type(fact) is not dict or not {NUMBERS, RANDOM_STATE} & fact.keys():
+        return ABSENT if fact == ABSENT else decode(adapter, fact)
     try:
-        row, position, has_gauss, gauss = facts
-        state = np.random.RandomState(0)
+        if NUMBERS in fact:
+            row, is_numpys = fact[NUMBERS]
+            return list(rows[row]) if is_numpys else rows[row].tolist()
+        row, position, *gauss = fact[RANDOM_STATE]
+        if row in PLAIN_GENERATORS:
+            bits = PLAIN_GENERATORS[row]()
+            bits.state = decode(adapter, position)
+            return np.random.Generator(bits)
+        has_gauss, next_gauss = gauss
         if not row.startswith(RANDOM):
             raise ValueError(row)
-        state.set_state((TWISTER, rows[row], position, has_gauss, decode(adapter, gauss)))
+        state = np.random.RandomState(0)
+        state.set_state((TWISTER, rows[row], position, has_gauss, decode(adapter, next_gauss)))
+        return state
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise AdapterError(adapter, f"a random state cannot be read: {error}") from error
-    return state
+        raise AdapterError(adapter, f"a part of the model cannot be read: {fact!r:.100}") from error
 
 
 def _misfit(adapter: str, reason: str) -> AdapterError:

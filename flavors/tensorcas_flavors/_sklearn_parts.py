@@ -51,7 +51,8 @@ class TakenParts:
         self.trees: dict[str, tuple[TreeShape, list[Any]]] = {}
         self.seeds: list[int] = []
         self.boosters: dict[str, tuple[Any, dict[str, Array]]] = {}
-        self._strings: dict[str, int] = {}
+        self.strings: dict[str, int] = {}
+        """The numbers of the strings."""
         self.graph = graph
         self._odd_trees = odd_trees
         self._names = set(graph.taken)
@@ -68,7 +69,7 @@ class TakenParts:
         """Claim a part of the model; see `dump_skeleton`."""
         kind = type(part)
         if kind is str:
-            return self._strings.setdefault(part, len(self._strings))  # type: ignore[arg-type]
+            return self.strings.setdefault(part, len(self.strings))  # type: ignore[arg-type]
         try:
             take = self._takers[kind]
         except KeyError:
@@ -87,6 +88,7 @@ class TakenParts:
             graph=self.graph,
             trees={id(tree) for _, trees in self.trees.values() for tree in trees},
             random_rows={array.tobytes(): name for name, array in self.arrays.items() if name.startswith(RANDOM)},
+            number_rows=dict(_whole_lists(self.graph)),
             has_seeds=has_seeds,
         )
 
@@ -104,7 +106,7 @@ class TakenParts:
             tensors[SEEDS] = np.array(self.seeds, dtype=np.int64)
         for _, rows in self.boosters.values():
             tensors.update(rows)
-        tensors[STRINGS] = np.frombuffer(json.dumps(list(self._strings)).encode(), dtype=np.uint8)
+        tensors[STRINGS] = np.frombuffer(json.dumps(list(self.strings)).encode(), dtype=np.uint8)
         return tensors
 
     def _taker(self, kind: type) -> Callable[[Any], Reference | None] | None:
@@ -244,7 +246,7 @@ class PartsToPutBack:
     def put_back(self, ref: Any) -> object:
         """Return the part that a reference stands for; see `load_skeleton`."""
         if type(ref) is int:
-            return self._string(ref)
+            return self.strings()[ref]
         word, *facts = ref
         if word == "array":
             return self._whole_array(*facts)
@@ -304,13 +306,18 @@ class PartsToPutBack:
             part.__setstate__(attributes)
         return part
 
-    def _string(self, number: int) -> str:
+    def strings(self) -> list[str]:
+        """Return the strings that are stored.
+
+        Raises:
+            AdapterError: They are missing or damaged.
+        """
         if self._strings is None:
             try:
                 self._strings = [str(string) for string in json.loads(self.tensor(STRINGS).tobytes())]
             except ValueError as error:
                 raise AdapterError(self._adapter, f"the strings cannot be read: {error}") from error
-        return self._strings[number]
+        return self._strings
 
     def _whole_array(self, name: str, order: str, *dtype: Any) -> Array:
         if name not in self._whole:
@@ -342,6 +349,16 @@ def split_family(adapter: str, tensors: Mapping[str, Array], name: str) -> Itera
     if min(counts, default=0) < 0 or sum(counts) != len(family):
         raise AdapterError(adapter, f"the row counts of {name!r} do not add up")
     return iter(np.split(family, np.cumsum(counts)[:-1].tolist()))
+
+
+def _whole_lists(graph: Graph) -> Iterator[tuple[int, str]]:
+    """Yield id of a list, and name of the row, where all numbers of a row are the elements of one list."""
+    for name, found in graph.numbers.items():
+        container = found[0][0].container
+        if type(container) is list and len(container) == len(found) > 1:
+            kind = type(container[0])
+            if all(place.container is container and type(number) is kind for place, number in found):
+                yield id(container), name
 
 
 def _dtype_if_padded(array: Array) -> tuple[np.dtype[Any], ...]:

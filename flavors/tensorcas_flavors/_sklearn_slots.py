@@ -4,11 +4,14 @@ A slot is an attribute of an object, or an item of a container. Its fact is JSON
 
 * a plain value, as `_plain_values` writes it: it can be put into a live model;
 * ``{}``: there is no such attribute;
-* ``{"r": …}``: a `numpy.random.RandomState`, which can be made anew;
-* ``{"x": …}``: a word for what is stored elsewhere (arrays, trees, seeds, boosters); the class of an object, or the
+* ``{"n": …}``: a list of fitted numbers, which are a row: its name, and whether they are numpy's;
+* ``{"r": …}``: a `numpy.random.RandomState` or `numpy.random.Generator`, which can be made anew: name of the row of
+  its state, position in it and the next normal number; or the kind of generator and its state;
+* ``{"x": …}``: words for what is stored elsewhere (arrays, trees, seeds, boosters); the class of an object, or the
   keys or size of a container, whose slots follow; or a digest of all else, which another must equal.
 
-Slots of one pattern are many where a list holds many objects: there facts are stored as runs of equal ones.
+Slots of one pattern are many where a list holds many objects. If their facts differ, runs of equal ones are stored:
+``{"e": [length, fact, …]}``.
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ from tensorcas_mlflow.errors import AdapterError
 ABSENT: dict[str, Any] = {}
 """Fact of an attribute that is not there."""
 RANDOM_STATE = "r"
+NUMBERS = "n"
+EACH = "e"
 OTHER = "x"
 
 _DIGEST_BYTES = 8
@@ -52,8 +57,11 @@ _SPACE_METRIC = 11
 
 TWISTER = "MT19937"
 """The generator of a `numpy.random.RandomState`."""
-_ROW: dict[str, Any] = {OTHER: "row"}
-_SEED: dict[str, Any] = {OTHER: "seed"}
+PLAIN_GENERATORS: dict[str, Any] = {kind.__name__: kind for kind in (np.random.PCG64, np.random.PCG64DXSM)}
+"""Those of a `numpy.random.Generator` whose state is a few numbers."""
+RANDOM_KINDS = (np.random.RandomState, np.random.Generator)
+_ROW: dict[str, Any] = {OTHER: ["row"]}
+_SEED: dict[str, Any] = {OTHER: ["seed"]}
 _SCALARS = frozenset((np.bool_, np.int32, np.int64, np.uint32, np.uint64, np.float32, np.float64))
 _MAY_BE_PLAIN = frozenset((int, float, bytes, bytearray, list, tuple, dict, set, frozenset))
 _CODE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
@@ -87,19 +95,22 @@ class Slots:
     owners: dict[str, list[Owner]] = field(default_factory=dict)
     items: dict[str, list[Slot]] = field(default_factory=dict)
 
-    def attributes_as_runs(self) -> dict[str, dict[str, list[Any]]]:
-        """Return the facts of attributes, by pattern of the object and name."""
+    def attributes(self) -> dict[str, list[Any]]:
+        """Return by pattern how many objects there are, and the facts of attributes by name."""
         return {
-            pattern: {
-                name: as_runs([owner.facts.get(name, ABSENT) for owner in owners])
-                for name in dict.fromkeys(name for owner in owners for name in owner.facts)
-            }
+            pattern: [
+                len(owners),
+                {
+                    name: as_one([owner.facts.get(name, ABSENT) for owner in owners])
+                    for name in dict.fromkeys(name for owner in owners for name in owner.facts)
+                },
+            ]
             for pattern, owners in self.owners.items()
         }
 
-    def items_as_runs(self) -> dict[str, list[Any]]:
-        """Return the facts of items, by pattern."""
-        return {pattern: as_runs([slot.fact for slot in slots]) for pattern, slots in self.items.items()}
+    def items_as_one(self) -> dict[str, list[Any]]:
+        """Return by pattern how many items there are, and their facts."""
+        return {pattern: [len(slots), as_one([slot.fact for slot in slots])] for pattern, slots in self.items.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +124,8 @@ class Stored:
     """Ids of the trees that are records of a table."""
     random_rows: Mapping[bytes, str]
     """Names of the rows that hold states of random number generators, by content."""
+    number_rows: Mapping[int, str]
+    """Names of the rows that hold all the numbers of a list, by id of the list."""
     has_seeds: bool
     """Whether seeds of single trees are a row."""
 
@@ -145,24 +158,27 @@ def is_same(one: Any, other: Any) -> bool:
     return json.dumps(one) == json.dumps(other)
 
 
-def as_runs(facts: list[Any]) -> list[Any]:
-    """Return facts as a list in which each run of equal ones is its length and the fact."""
+def as_one(facts: list[Any]) -> Any:
+    """Return the fact that all of these are, or an object with runs: the length and the fact of each."""
     runs: list[Any] = []
     for fact in facts:
         if runs and is_same(runs[-1], fact):
             runs[-2] += 1
         else:
             runs += [1, fact]
-    return runs
+    return runs[1] if len(runs) == 2 else {EACH: runs}
 
 
-def from_runs(runs: Any, n: int) -> list[Any] | None:
-    """Return the facts that some runs stand for; None unless these are ``n`` facts."""
+def as_many(fact: Any, n: int) -> list[Any] | None:
+    """Return what `as_one` made one of; None unless these are ``n`` facts."""
+    if type(fact) is not dict or EACH not in fact:
+        return [fact] * n
+    runs = fact[EACH]
     if type(runs) is not list or len(runs) % 2 or any(type(each) is not int or each < 1 for each in runs[::2]):
         return None
     if sum(runs[::2]) != n:
         return None
-    return [fact for length, fact in zip(runs[::2], runs[1::2], strict=True) for _ in range(length)]
+    return [each for length, each in zip(runs[::2], runs[1::2], strict=True) for _ in range(length)]
 
 
 class SpaceTreeItems:
@@ -213,12 +229,13 @@ class _Walk:
         self._about = about
         self._is_live = is_live
         self._filled = {*about.graph.names, *about.graph.boosters, *about.trees}
+        self._number_rows: Mapping[int, str] = {} if is_live else about.number_rows
         self._seeded = {id(held) for held in about.graph.seeded} if about.has_seeds else set()
         self._encode = _LiveEncoder().encode
         self._numbers: dict[int, int] = {}
         self._digests: dict[int, Any] = {}
         self._scalars: dict[tuple[type, bytes], Any] = {}
-        self._words: dict[str, Any] = {}
+        self._words: dict[tuple[Any, ...], Any] = {}
         self._found: list[_Visit] = []
         self._slots = Slots()
 
@@ -236,7 +253,7 @@ class _Walk:
         if part is None or kind is bool or (kind is int and -_MAX_INT <= part < _MAX_INT):
             return part
         if kind is str:
-            return part if len(part) <= _MAX_TEXT else {OTHER: f"text {_digest(part.encode('utf-8', 'surrogatepass'))}"}
+            return part if len(part) <= _MAX_TEXT else {OTHER: ["text", _digest(part.encode("utf-8", "surrogatepass"))]}
         if id(part) in self._filled:
             return _ROW
         if kind in _SCALARS:
@@ -246,7 +263,9 @@ class _Walk:
                 self._scalars[key] = self._encode(part)
             return self._scalars[key]
         if kind is np.ndarray and part.dtype != object:
-            return {OTHER: f"array {_digest(*_contents(part))}"}
+            return {OTHER: ["array", _digest(*_contents(part))]}
+        if id(part) in self._number_rows:
+            return {NUMBERS: [self._number_rows[id(part)], type(part[0]) is not float]}
         if kind in _MAY_BE_PLAIN or is_taken(kind):
             try:
                 return self._encode(part)
@@ -255,42 +274,46 @@ class _Walk:
         if id(part) in self._digests:
             return self._digests[id(part)]
         if id(part) in self._numbers:
-            return self._word(f"again {self._numbers[id(part)]}")
+            return self._word("again", self._numbers[id(part)])
         said = self._said(part)
         if said is None:
-            fact = self._digests[id(part)] = {OTHER: f"{kind.__qualname__} {self._digest_of(part)}"}
+            fact = self._digests[id(part)] = {OTHER: [kind.__qualname__, self._digest_of(part)]}
             return fact
         self._numbers[id(part)] = len(self._numbers)
-        if said == RANDOM_STATE:
+        if kind in RANDOM_KINDS:
             return {RANDOM_STATE: self._random_state(part)}
         self._found.append(_Visit(part, pattern, path))
-        return self._word(said)
+        return self._word(*said)
 
-    def _word(self, word: str) -> Any:
+    def _word(self, *words: Any) -> Any:
         """Return one fact for equal words, since many are compared."""
-        return self._words.setdefault(word, {OTHER: word})
+        return self._words.setdefault(words, {OTHER: list(words)})
 
-    def _said(self, part: Any) -> str | None:
-        """Say what has slots, or is a random state; None for all else."""
+    def _said(self, part: Any) -> tuple[Any, ...] | None:
+        """Say in words what has slots, or is a random state; None for all else."""
         kind: Any = type(part)
         if kind is np.ndarray:
-            return f"objects {part.shape}"
+            return "objects", str(part.shape)
         if kind is tuple:
-            return f"tuple {len(part)}"
+            return "tuple", len(part)
         if is_space_tree(part):
             state = part.__getstate__()
-            sizes = [state[i] for i in _SPACE_SIZES]
-            return f"{_name(kind)} {sizes} {self._digest_of(state[_SPACE_METRIC])}" if len(state) == _N_SPACE else None
+            if len(state) != _N_SPACE:
+                return None
+            return *_name(kind), *(state[i] for i in _SPACE_SIZES), self._digest_of(state[_SPACE_METRIC])
         if kind is np.random.RandomState:
-            return RANDOM_STATE if part.get_state(legacy=False)["bit_generator"] == TWISTER else None
+            return _name(kind) if part.get_state(legacy=False)["bit_generator"] == TWISTER else None
+        if kind is np.random.Generator:
+            is_plain = type(part.bit_generator) in PLAIN_GENERATORS.values()
+            return (*_name(kind), type(part.bit_generator).__name__) if is_plain else None
         way = _way(kind)
         if way is None or (way == _BY_STATE and not _pickles_what_it_holds(part)):
             return None
         if isinstance(part, dict):
             keys = [self._fact_of_key(key) for key in part]
-            made_by = self._digest_of(part.default_factory) if kind is defaultdict else ""
-            return f"{_name(kind)} {_digest(json.dumps(keys).encode())} {made_by}"
-        return f"{_name(kind)} {len(part)}" if isinstance(part, list) else _name(kind)
+            made_by = self._digest_of(part.default_factory) if kind is defaultdict else None
+            return *_name(kind), _digest(json.dumps(keys).encode()), made_by
+        return (*_name(kind), len(part)) if isinstance(part, list) else _name(kind)
 
     def _fact_of_key(self, key: Any) -> Any:
         try:
@@ -339,14 +362,17 @@ class _Walk:
                 pattern = f"{visit.pattern}/{name}" if visit.pattern else name
                 path = f"{visit.path}/{name}" if visit.path else name
                 fact = self._fact(value, pattern, path)
-                facts[name] = {OTHER: repr(fact)} if name in _SIZES else fact
+                facts[name] = {OTHER: [fact]} if name in _SIZES else fact
         owners = self._slots.owners.setdefault(f"{visit.pattern}:{type(part).__qualname__}", [])
         owners.append(Owner(visit.path, attributes, facts))
 
-    def _random_state(self, part: np.random.RandomState) -> list[Any]:
+    def _random_state(self, part: Any) -> list[Any]:
         """Return what makes a random state anew; of a live one it does not matter."""
         if self._is_live:
             return []
+        if isinstance(part, np.random.Generator):
+            # What has been encoded is known by its id, which that of a copy is not for long.
+            return [type(part.bit_generator).__name__, _LiveEncoder().encode(part.bit_generator.state)]
         state: Any = part.get_state(legacy=False)
         row = self._about.random_rows.get(state["state"]["key"].tobytes())
         if row is None:
@@ -363,8 +389,8 @@ class _Walk:
         return _digest(facts.rest.encode(), json.dumps([hole.value for hole in facts.holes]).encode())
 
 
-def _name(kind: type) -> str:
-    return f"{kind.__module__}:{kind.__qualname__}"
+def _name(kind: type) -> tuple[str, str]:
+    return kind.__module__, kind.__qualname__
 
 
 def _is_of_sklearn(kind: type) -> bool:

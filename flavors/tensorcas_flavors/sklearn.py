@@ -55,7 +55,7 @@ class SklearnAdapter(Adapter):
         graph = walk(model, RESERVED)
         parts, skeleton = self._take_apart(model, graph)
         about = parts.stored(self.name, has_seeds=bool(graph.seeds))
-        skeleton = with_facts(skeleton, facts_of(model, about))
+        skeleton = with_facts(skeleton, facts_of(model, about), parts.strings)
         tensors = {**parts.tensors(), **graph.number_rows(), SKELETON: skeleton}
         if not parts.kinds <= _COME_BACK:
             try_back(self.name, model, tensors, self.reconstruct)
@@ -78,7 +78,7 @@ class SklearnAdapter(Adapter):
             AdapterError: The arrays are not those of an estimator, or do not fit ``original``, which is then untouched.
         """
         if original is not None:
-            facts = read_facts(self.name, tensors.get(SKELETON))
+            facts = read_facts(self.name, tensors.get(SKELETON), PartsToPutBack(self.name, tensors).strings)
             n_rows = sum(len(array) for array in tensors.values() if array.ndim)
             resizing = Resizing(self.name, lambda: walk(original, RESERVED), facts.sizes, n_rows)
             try:

@@ -31,7 +31,7 @@ from sklearn.svm import SVC
 from sklearn.tree import DecisionTreeClassifier
 
 from tensorcas_flavors.sklearn import SklearnAdapter
-from tensorcas_mlflow.adapter import Array
+from tensorcas_mlflow.adapter import SKELETON, Array
 
 ADAPTER = SklearnAdapter()
 
@@ -87,6 +87,15 @@ def fit(name: str) -> Any:
 def read_back(tensors: Mapping[str, Array]) -> dict[str, Array]:
     """What a store gives back: C-contiguous, writable and owned."""
     return {name: np.array(array, order="C", copy=True) for name, array in tensors.items()}
+
+
+def without_pickle(tensors: Mapping[str, Array]) -> dict[str, Array]:
+    """Return what a store gives back, with nothing left of the pickle but the facts that follow it."""
+    rows = read_back(tensors)
+    end = rows[SKELETON].tobytes()
+    n_bytes = int.from_bytes(end[-15:-7], "little") + 15
+    rows[SKELETON][:-n_bytes] = 255
+    return rows
 
 
 def round_trip(model: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 from collections.abc import Callable
@@ -164,8 +163,8 @@ def test_a_warm_started_model_takes_an_early_step_and_grows_again() -> None:
     ADAPTER.reconstruct(early, model.set_params(n_estimators=20).fit(*DIABETES))
 
     assert (len(model.estimators_), len(model.train_score_), model.n_estimators_) == (10, 10, 10)
-    assert model.n_estimators == 20
-    assert len(model.fit(*DIABETES).estimators_) == 20
+    assert model.n_estimators == 10
+    assert len(model.set_params(n_estimators=20).fit(*DIABETES).estimators_) == 20
 
 
 def test_bagging_divides_by_as_many_members_as_it_has() -> None:
@@ -217,7 +216,7 @@ def test_a_size_that_cannot_be_is_refused(size: int) -> None:
     model = RandomForestClassifier(9, random_state=0).fit(*IRIS)
     tensors = read_back(ADAPTER.extract(model))
     skeleton = tensors[SKELETON].tobytes()
-    text = json.dumps({"sizes": {"": size}}).encode()
+    text = json.dumps({"=sizes": {"=": size}}).encode()
     tensors[SKELETON] = np.frombuffer(skeleton[:6] + text + len(text).to_bytes(8, "little") + skeleton[-7:], np.uint8)
 
     with pytest.raises(AdapterError, match="damaged"):
@@ -225,7 +224,21 @@ def test_a_size_that_cannot_be_is_refused(size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{", '{"sizes": 3}', '{"sizes": {"": "9"}}', '{"sizes": {"": true}}', '{"x": {}}']
+    "text",
+    [
+        "",
+        "[]",
+        "{",
+        '{"=sizes": 3}',
+        '{"=sizes": {"=": "=9"}}',
+        '{"=sizes": {"=": true}}',
+        '{"=x": {}}',
+        '{"": {}}',
+        '{"#99999": {}}',
+        '{"=numbers": 5}',
+        '{"=items": {"=": 3}}',
+        '{"=attributes": {"=": [1, 3]}}',
+    ],
 )
 def test_a_damaged_end_of_a_skeleton_is_refused(text: str) -> None:
     model = RandomForestClassifier(9, random_state=0).fit(*IRIS)
@@ -237,24 +250,10 @@ def test_a_damaged_end_of_a_skeleton_is_refused(text: str) -> None:
         ADAPTER.reconstruct(tensors, model)
 
 
-@pytest.mark.parametrize("count", [-1, 1 << 80, "9", 2.5, None, [1, 2]])
-def test_a_count_that_cannot_be_is_not_filled_in(count: Any) -> None:
-    model = GradientBoostingRegressor(n_estimators=9, random_state=0).fit(*DIABETES)
-    model.n_estimators_ = np.int32(9)
-    tensors = read_back(ADAPTER.extract(model))
-    text = json.dumps({"plain": {"n_estimators_": count}}).encode()
-    end = text + len(text).to_bytes(8, "little") + tensors[SKELETON].tobytes()[-7:]
-    tensors[SKELETON] = np.frombuffer(end, dtype=np.uint8)
-    with contextlib.suppress(AdapterError):
-        ADAPTER.reconstruct(tensors, model)
-
-    assert model.n_estimators_ in (9, 1)
-
-
 def test_no_pickle_is_read_to_resize() -> None:
     stored, original = (RandomForestClassifier(n, random_state=0).fit(*IRIS) for n in (12, 9))
     tensors = read_back(ADAPTER.extract(stored))
-    start = tensors[SKELETON].tobytes().rindex(b'{"sizes"')
+    start = tensors[SKELETON].tobytes().rindex(b'{"=sizes"')
     tensors[SKELETON][:start] = 255
 
     assert answers(ADAPTER.reconstruct(tensors, original), IRIS[0]) == answers(stored, IRIS[0])
