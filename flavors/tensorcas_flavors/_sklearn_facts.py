@@ -152,7 +152,7 @@ def changes(model: Any, about: Stored, facts: Facts, rows: Mapping[str, Array]) 
                 again.append(slot)
             continue
         if slot.container is None or not (_can_fill(fact) and (_can_fill(slot.fact) or fact == ABSENT)):
-            raise _misfit(adapter, _difference(slot, fact))
+            raise _misfit(adapter, _difference(adapter, slot, fact))
         value = _made(adapter, fact, rows)
         if type(value) in RANDOM_KINDS and type(slot.value) in RANDOM_KINDS:
             made[id(slot.value)] = value
@@ -199,19 +199,21 @@ def _can_fill(fact: Any) -> bool:
     return type(fact) is not dict or OTHER not in fact
 
 
-def _difference(slot: Slot, fact: Any) -> str:
+def _difference(adapter: str, slot: Slot, fact: Any) -> str:
     if _can_fill(slot.fact) and _can_fill(fact):
         return f"{slot.path!r} differs, and cannot be changed in place"
-    said = [_say(each) for each in (slot.fact, fact)]
+    said = [_say(adapter, each) for each in (slot.fact, fact)]
     return f"{slot.path!r} is {said[0]} in it, {said[1]} in the stored one, and can only be unpickled"
 
 
-def _say(fact: Any) -> str:
+def _say(adapter: str, fact: Any) -> str:
     if fact == ABSENT:
         return "absent"
     if type(fact) is dict and RANDOM_STATE in fact:
         return "a random state"
-    return (repr(fact) if _can_fill(fact) else " ".join(map(str, fact[OTHER])))[:_MAX_SAID]
+    if type(fact) is dict and NUMBERS in fact:
+        return "a list of numbers"
+    return (repr(decode(adapter, fact)) if _can_fill(fact) else " ".join(map(str, fact[OTHER])))[:_MAX_SAID]
 
 
 def _made(adapter: str, fact: Any, rows: Mapping[str, Array]) -> Any:

@@ -13,9 +13,11 @@ The skeleton is UBJSON as well, an object of
 * ``config`` and ``version``: ``Booster.save_config()``, the parameters of training, which ``save_raw`` lacks and a
   pickle has, without its copies of what the document says. It is loaded into the same version of XGBoost only: upstream
   promises stability for models, not for this. Predictions do not need it, ``Booster.update`` does;
-* ``class``: the name of a class of XGBoost, or "" for one that is derived from a wrapper elsewhere;
+* ``class``: the name of a class of XGBoost, or "" for one that is derived from a wrapper elsewhere, whose module and
+  name are ``derived`` then;
 * ``state``: the attributes of the Python object that are plain values; ``others``: the names of those that are not
-  (callbacks, a callable objective);
+  (callbacks, a callable objective), and ``facts``, if there are any, what `_generic_facts` says of them: a live model
+  takes plain values in them from there, and must be equal in the rest;
 * ``pickle``, only if it cannot be avoided: the others, or, for a derived class, the whole object without its booster.
 """
 
@@ -30,6 +32,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from tensorcas_flavors._generic_facts import REMEDY, Facts, facts_of, plan_values, with_facts
 from tensorcas_flavors._pickling import dump_skeleton, load_skeleton
 from tensorcas_flavors._ubjson import Value, parse, write
 from tensorcas_flavors._xgboost_state import decode, encode
@@ -77,6 +80,10 @@ class XGBoostAdapter(Adapter):
                 others[key] = value
         known = _CLASSES.get(_class_names(model)[0], "")
         skeleton |= {"class": known, "state": state, "others": list(others)}
+        if not known:
+            skeleton["derived"] = _class_names(model)[0]
+        if others:
+            skeleton["facts"] = with_facts(np.empty(0, dtype=np.uint8), self._facts(others, booster))
         if others or not known:
             skeleton["pickle"] = dump_skeleton(
                 self.name, others if known else model, lambda part: _RAW if part is booster is not None else None
@@ -92,9 +99,9 @@ class XGBoostAdapter(Adapter):
 
         Args:
             tensors: What `extract` returned, read back.
-            original: A model of the same class, or of one derived from it, fitted or not. Attributes that could only
-                be pickled are left as they are there; all else, the booster included, is replaced once XGBoost has
-                read what is stored.
+            original: A model of the same class, fitted or not. The booster and the attributes, hyperparameters
+                included, are replaced once XGBoost has read what is stored. Attributes that could only be pickled,
+                such as callbacks and callable objectives, must be equal but for plain values in them, which are filled.
             options: None are known.
 
         Raises:
@@ -196,7 +203,8 @@ class XGBoostAdapter(Adapter):
         if not isinstance(skeleton, dict) or skeleton.get("format") != _FORMAT:
             raise AdapterError(self.name, "the skeleton is of another kind, or of a later release")
         kinds = {"config": str, "version": str, "class": str, "state": dict, "others": list, "pickle": np.ndarray}
-        absent_ok = {"config", "version", "pickle"}
+        kinds |= {"derived": str, "facts": np.ndarray}
+        absent_ok = {"config", "version", "pickle", "derived", "facts"}
         for key, kind in kinds.items():
             if not isinstance(skeleton.get(key), kind) and not (key in absent_ok and key not in skeleton):
                 raise AdapterError(self.name, f"the skeleton has no sound {key!r}")
@@ -257,9 +265,15 @@ class XGBoostAdapter(Adapter):
         import xgboost
 
         known = skeleton["class"]
-        wanted = getattr(xgboost, known) if known in _CLASSES.values() else xgboost.XGBModel
-        if not isinstance(original, wanted):
-            raise AdapterError(self.name, f"a {known or 'wrapper'} cannot be put into a {type(original).__name__}")
+        live_class = _class_names(original)[0]
+        wanted = known or skeleton.get("derived", "wrapper")
+        if wanted != _CLASSES.get(live_class, live_class):
+            raise AdapterError(self.name, f"a {wanted} cannot be put into a {type(original).__name__}: {REMEDY}")
+        others = self._others(original, skeleton)
+        fill_others = None
+        if others:
+            live, _ = self._split(original)
+            fill_others = plan_values(self.name, self._facts(others, live), skeleton.get("facts"))
         booster = None if raw is None else self._load(skeleton, raw)
         if isinstance(original, xgboost.Booster):
             if booster is None:
@@ -276,10 +290,29 @@ class XGBoostAdapter(Adapter):
                 _swap(live, booster)
             kept = {"_Booster"}
         attributes: dict[str, Any] = original.__dict__
-        for key in attributes.keys() - state.keys() - kept - set(skeleton["others"]):
+        if fill_others is not None:
+            fill_others()
+        for key in attributes.keys() - state.keys() - kept - others.keys():
             del attributes[key]
-        attributes.update(state)
+        attributes.update(state, **others)
         return original
+
+    def _facts(self, others: dict[str, Any], booster: Booster | None) -> Facts:
+        memo: dict[int, object] = {}
+        skeleton = dump_skeleton(
+            self.name, others, lambda part: _RAW if part is booster is not None else None, memo=memo
+        )
+        return facts_of(skeleton, memo)
+
+    def _others(self, original: Any, skeleton: dict[str, Value]) -> dict[str, Any]:
+        """Return what a live model has of the attributes that were pickled."""
+        held = vars(original)
+        missing = [name for name in skeleton["others"] if name not in held]
+        if missing:
+            raise AdapterError(
+                self.name, f"{missing[0]!r} can only be unpickled, and the original has none to compare: {REMEDY}"
+            )
+        return {name: held[name] for name in skeleton["others"]}
 
 
 def _class_names(model: object) -> list[str]:

@@ -424,6 +424,93 @@ def test_a_wrapper_does_not_go_into_another() -> None:
             ADAPTER.reconstruct(tensors, unlike)
 
 
+def test_a_users_own_wrapper_goes_into_one_of_its_class_only() -> None:
+    model = Careful(n_estimators=3).fit(X, Y)
+    original = Careful(max_depth=2)
+
+    assert restored(model, original) is original
+    assert repr(original.get_params()) == repr(model.get_params())
+    for stored, unlike in ((model, xgboost.XGBClassifier()), (WRAPPERS["classifier"](), Careful())):
+        with pytest.raises(AdapterError, match="load a new one, without into="):
+            restored(stored, unlike)
+
+
+OTHER_PARAMETERS: dict[str, Any] = {
+    "base_score": 0.25,
+    "booster": "gblinear",
+    "colsample_bytree": 0.5,
+    "early_stopping_rounds": None,
+    "eval_metric": ["mae", "rmse"],
+    "gamma": 3,
+    "importance_type": "cover",
+    "learning_rate": 0.01,
+    "max_depth": 1,
+    "missing": -1.0,
+    "n_estimators": 7,
+    "num_parallel_tree": 3,
+    "random_state": 5,
+    "reg_lambda": 40,
+    "subsample": np.float32(0.5),
+    "tree_method": "exact",
+}
+
+
+@pytest.mark.parametrize("name", OTHER_PARAMETERS)
+def test_other_parameters_of_a_wrapper_come_back(name: str) -> None:
+    data = np.where(X > 2, np.nan, X)
+    stored = xgboost.XGBRegressor(n_estimators=3, n_jobs=1).fit(data, Y)
+    original = xgboost.XGBRegressor(n_estimators=3, n_jobs=1).set_params(**{name: OTHER_PARAMETERS[name]})
+    original.fit(np.nan_to_num(data), Y[::-1])
+    for one, other in ((stored, original), (original, stored)):
+        rows, expected = read_back(ADAPTER.extract(one)), one.predict(data)
+        ADAPTER.reconstruct(rows, other)
+
+        assert repr(other.get_params()) == repr(one.get_params())
+        assert other.predict(data).tobytes() == expected.tobytes()
+
+
+def absolute(labels: Array, predictions: Array) -> tuple[Array, Array]:
+    return np.sign(predictions - labels), np.ones_like(labels)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"objective": absolute},
+        {"objective": lambda labels, predictions: squared(labels, predictions)},
+        {"objective": "reg:squarederror"},
+        {"callbacks": [xgboost.callback.LearningRateScheduler([0.1, 0.1])]},
+        {"random_state": np.random.RandomState(5)},
+    ],
+)
+def test_what_of_a_wrapper_can_only_be_unpickled_must_be_equal(change: dict[str, Any]) -> None:
+    parameters = {"objective": squared, "callbacks": [xgboost.callback.EvaluationMonitor()]}
+    parameters["random_state"] = np.random.RandomState(0)
+    stored = xgboost.XGBRegressor(n_estimators=3, **parameters).fit(X, Y, verbose=False)
+    original = xgboost.XGBRegressor(n_estimators=2, **{**parameters, **change}).fit(X, Y, verbose=False)
+    before, attributes = raw(original), repr(vars(original))
+
+    with pytest.raises(AdapterError, match="load a new one, without into="):
+        restored(stored, original)
+    assert raw(original) == before
+    assert repr(vars(original)) == attributes
+
+
+def test_what_a_callback_counted_comes_back() -> None:
+    def stopped(n: int) -> Any:
+        callback = xgboost.callback.EarlyStopping(n, metric_name="rmse")
+        return xgboost.XGBRegressor(n_estimators=9, callbacks=[callback]).fit(X, Y, eval_set=[(X, Y)], verbose=False)
+
+    stored, original = stopped(2), xgboost.XGBRegressor(callbacks=[xgboost.callback.EarlyStopping(5)])
+    callback = original.callbacks[0]
+    restored(stored, original)
+
+    assert original.callbacks[0] is callback
+    assert callback.rounds == 2
+    assert callback.metric_name == "rmse"
+    assert callback.best_scores == stored.callbacks[0].best_scores
+
+
 def test_the_configuration_is_for_the_version_that_wrote_it(caplog: pytest.LogCaptureFixture) -> None:
     booster = train({"eta": 0.05})
     tensors = ADAPTER.extract(booster)
