@@ -200,10 +200,10 @@ def _can_fill(fact: Any) -> bool:
 
 
 def _difference(adapter: str, slot: Slot, fact: Any) -> str:
-    if _can_fill(slot.fact) and _can_fill(fact):
-        return f"{slot.path!r} differs, and cannot be changed in place"
     said = [_say(adapter, each) for each in (slot.fact, fact)]
-    return f"{slot.path!r} is {said[0]} in it, {said[1]} in the stored one, and can only be unpickled"
+    is_fixed = _can_fill(slot.fact) and _can_fill(fact)
+    why = "cannot be changed in place" if is_fixed else "can only be unpickled"
+    return f"{slot.path!r} is {said[0]} in it, {said[1]} in the stored one, and {why}"
 
 
 def _say(adapter: str, fact: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -121,14 +121,14 @@ def changing_ways() -> dict[str, tuple[Any, Any]]:
         kind(C=k),
     )
     return {
-        "pipeline": (steps(1, SVC), steps(2, SVC)),
+        "pipeline": (steps(1), steps(2)),
         "search": (
-            GridSearchCV(steps(1, SVC), {"svc__C": [0.1, 10.0], "svc__gamma": [0.1, 1.0]}),
-            GridSearchCV(steps(2, SVC), {"svc__C": [5.0, 0.3], "svc__gamma": [1.0, 9.0]}),
+            GridSearchCV(steps(1), {"svc__C": [0.1, 10.0], "svc__gamma": [0.1, 1.0]}),
+            GridSearchCV(steps(2), {"svc__C": [0.1, 10.0], "svc__gamma": [0.1, 1.0]}, cv=2),
         ),
         "random search": (
             RandomizedSearchCV(LogisticRegression(), {"C": [1.0, 2.0, 3.0]}, n_iter=2, random_state=0),
-            RandomizedSearchCV(LogisticRegression(), {"C": [5.0, 6.0, 7.0]}, n_iter=2, random_state=1),
+            RandomizedSearchCV(LogisticRegression(tol=9), {"C": [1.0, 2.0, 3.0]}, n_iter=2, random_state=0),
         ),
         "calibrated": (
             CalibratedClassifierCV(LogisticRegression(C=0.1), method="sigmoid", cv=2),
@@ -191,8 +191,13 @@ OF_CODE: dict[str, tuple[Any, Any, str]] = {
         "func",
     ),
     "type": (OneHotEncoder(dtype=np.float32), OneHotEncoder(dtype=np.float64), "dtype"),
-    "class": (BaggingRegressor(Ridge()), BaggingRegressor(Lasso()), "estimator"),
-    "steps": (make_pipeline(MinMaxScaler(), Ridge()), make_pipeline(StandardScaler(), Ridge()), "steps/0"),
+    "candidates": (
+        GridSearchCV(Ridge(), {"alpha": [1.0, 2.0]}),
+        GridSearchCV(Ridge(), {"alpha": [1.0, 3.0]}),
+        "cv_results_/param_alpha",
+    ),
+    "class": (BaggingRegressor(Ridge()), BaggingRegressor(Lasso()), "estimators_/0"),
+    "steps": (make_pipeline(MinMaxScaler(), Ridge()), make_pipeline(StandardScaler(), Ridge()), "steps/0/0"),
     "name of a step": (Pipeline([("a", Ridge())]), Pipeline([("b", Ridge())]), "steps/0/0"),
     "loss": (SGDClassifier(loss="hinge"), SGDClassifier(loss="log_loss"), "_loss_function_"),
 }
