@@ -151,6 +151,17 @@ class Adapter(ABC):
         """
         return {}
 
+    def left_out(self, tensors: Mapping[str, Array]) -> Mapping[str, str]:
+        """Name the tensors whose dtype numpy lacks, with the framework's name of the dtype.
+
+        Their arrays hold the same bytes as elements of another dtype. `reconstruct` and `weights` give the tensors as
+        they were. Readers of arrays name them as left out, and do not give the arrays.
+
+        Args:
+            tensors: What `extract` returned.
+        """
+        return {}
+
     def weights(self, tensors: Mapping[str, Array], **options: Any) -> dict[str, Any]:
         """Give a model's tensors by name, in the framework's own type where it has one; no pickle is read.
 

@@ -15,7 +15,7 @@ from tensorcas_mlflow.adapter import Adapter, Array, ModelAdapter
 from tensorcas_mlflow.adapters import adapter_for, adapter_named, take_apart
 from tensorcas_mlflow.blob_names import list_dir
 from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES
-from tensorcas_mlflow.errors import AdapterError, CheckpointExistsError, CheckpointNotFoundError
+from tensorcas_mlflow.errors import AdapterError, CheckpointExistsError, CheckpointNotFoundError, TensorNotFoundError
 from tensorcas_mlflow.gc import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE, GcReport, plan_gc
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.stats import RunStats, StoreStats, run_stats, store_stats
@@ -110,11 +110,12 @@ class TensorCasStore:
             raise CheckpointExistsError(f"step {step} of run {self.run_id!r}")
         adapter = adapter_for(model) if self.adapter is None else self.adapter
         tensors = take_apart(adapter, model)
-        cuts = getattr(adapter, "cuts", None)
+        cuts, left_out = getattr(adapter, "cuts", None), getattr(adapter, "left_out", None)
         with self.store.write_checkpoint(
             tensors,
             flavor=getattr(adapter, "name", None),
             cuts=cuts(tensors) if cuts else None,
+            left_out=left_out(tensors) if left_out else None,
             series=target.key.rpartition("/")[0],
             earlier=partial(self._before, step),
         ) as save:
@@ -208,8 +209,16 @@ class TensorCasStore:
         return adapter.reconstruct(read(), original, **wanted)
 
     def load_tensors(self, step: int | None = None) -> dict[str, Array]:
-        """Load a step as arrays by name, the skeleton among them; raises as `load` does. No pickle is read."""
-        return self.store.read_tensors(self.store.manifest(self._ref(step)))
+        """Load a step as arrays by name, the skeleton among them; raises as `load` does. No pickle is read.
+
+        Raises:
+            TensorNotFoundError: Numpy lacks the dtype of a tensor, which `load` gives.
+        """
+        manifest = self.store.manifest(self._ref(step))
+        for name, kind in manifest.left_out.items():
+            if name in manifest.by_name:
+                raise TensorNotFoundError(name, kind)
+        return self.store.read_tensors(manifest)
 
     def open(self, step: int | None = None, *, verify: bool = True, **options: Any) -> CheckpointReader:
         """Open a step, of which any part can be read alone: a tensor, rows of one, a layer, an expert.

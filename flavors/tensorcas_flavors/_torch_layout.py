@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _VERSION = 2
 _ENCODE = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
+_KINDS = b',"kinds":'
 _VALUES = b',"values":['
 _CUT_BYTES = 4096
 
@@ -106,6 +107,18 @@ def skeleton_cuts(skeleton: Array) -> list[int]:
     if len(text) < _CUT_BYTES or values >= stop - 2:
         return []
     return sorted({*range(_CUT_BYTES, start, _CUT_BYTES), start, values, len(text)} - {0})
+
+
+def torch_types(skeleton: Array) -> dict[str, str]:
+    """Return the rows that are tensors of another dtype than the row's own, with that dtype; the tree is not read."""
+    text = skeleton.tobytes()
+    start, stop = _span(text, is_pickle(skeleton))
+    # Only storages come before, and in these no colon follows a text.
+    at = text.find(_KINDS, start, stop)
+    if at < 0 or text.startswith(b"{}", at + len(_KINDS)):
+        return {}
+    kinds, _ = json.JSONDecoder().raw_decode(text[at + len(_KINDS) : stop].decode("ascii"))
+    return {name: kind for name, kind in kinds.items() if kind not in (ARRAY, NUMBERS)}
 
 
 def as_tensors(rows: Mapping[str, Array], layout: Layout) -> dict[str, torch.Tensor]:

@@ -16,7 +16,7 @@ import numpy as np
 from tensorcas_flavors._named_code import named_modules, pinned_packages
 from tensorcas_flavors._pickling import is_pickle, try_back
 from tensorcas_flavors._torch_fill import fill
-from tensorcas_flavors._torch_layout import Layout, as_tensors, read_layout, skeleton_cuts
+from tensorcas_flavors._torch_layout import Layout, as_tensors, read_layout, skeleton_cuts, torch_types
 from tensorcas_flavors._torch_pickle import dump, load
 from tensorcas_flavors._torch_read import find_opaque, read_stored
 from tensorcas_flavors._torch_rows import ARRAY, ELSEWHERE, Rows
@@ -215,6 +215,10 @@ class PyTorchAdapter(Adapter):
         """Cut a long skeleton where what changes at every step begins."""
         cuts = skeleton_cuts(tensors[SKELETON]) if SKELETON in tensors else []
         return {SKELETON: cuts} if cuts else {}
+
+    def left_out(self, tensors: Mapping[str, Array]) -> Mapping[str, str]:
+        """Name the tensors of dtypes that only torch has: ``complex32``, the short integers, bits."""
+        return torch_types(tensors[SKELETON]) if SKELETON in tensors else {}
 
     def predict(self, model: Any, data: Any, params: Mapping[str, Any] | None = None) -> Any:
         """Answer as MLflow's own PyTorch flavor does; the model is put into evaluation mode and stays in it.

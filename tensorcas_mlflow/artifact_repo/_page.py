@@ -74,7 +74,7 @@ def _document(store: Store, ref: Ref, manifest: Manifest, earlier: Earlier) -> I
     yield "<table>\n<thead><tr><th>Tensor</th><th>Dtype</th><th>Shape</th>"
     yield '<th class="size">Size</th><th>Before this step</th></tr></thead>\n<tbody>\n'
     for row, origin in zip(manifest.rows[:MAX_ROWS_SHOWN], earlier.origins[:MAX_ROWS_SHOWN], strict=True):
-        yield _table_row(row, origin)
+        yield _table_row(row, origin, manifest.left_out.get(row.spec.name))
     yield "</tbody>\n</table>\n"
     n_more = len(manifest.rows) - MAX_ROWS_SHOWN
     if n_more > 0:
@@ -131,12 +131,12 @@ def _limits(earlier: Earlier) -> str:
     )
 
 
-def _table_row(row: Row, origin: Origin) -> str:
+def _table_row(row: Row, origin: Origin, type: str | None) -> str:
     spec = row.spec
     kind, words = _before(origin)
     cells = (
         ("name", spec.name or "(bytes between tensors)"),
-        ("dtype", "bytes" if spec.dtype is None else spec.dtype),
+        ("dtype", type or spec.dtype or "bytes"),
         ("shape", " \N{MULTIPLICATION SIGN} ".join(map(str, spec.shape)) or "scalar"),
         ("size", size_text(spec.n_bytes)),
         (kind, words),

@@ -62,11 +62,14 @@ class FileSeries(Series):
         overwrite: bool,
         policy: Policy,
         metadata: Mapping[str, Any] | None = None,
+        left_out: Mapping[str, str] | None = None,
         watch: Callable[[int], None] | None = None,
     ) -> Saving:
         scratch = TemporaryDirectory(prefix="tensorcas-")
         try:
-            manifest = write_payload(Path(scratch.name), tensors, flavor=flavor, cuts=cuts, metadata=metadata)
+            manifest = write_payload(
+                Path(scratch.name), tensors, flavor=flavor, cuts=cuts, metadata=metadata, left_out=left_out
+            )
         except BaseException:
             scratch.cleanup()
             raise

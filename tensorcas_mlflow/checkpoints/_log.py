@@ -117,7 +117,13 @@ def log_checkpoint(
     adapter = adapter_for(state)
     tensors = take_apart(adapter, state)
     saving = series.begin(
-        step, tensors, flavor=adapter.name, cuts=adapter.cuts(tensors), overwrite=overwrite, policy=chosen
+        step,
+        tensors,
+        flavor=adapter.name,
+        cuts=adapter.cuts(tensors),
+        left_out=adapter.left_out(tensors),
+        overwrite=overwrite,
+        policy=chosen,
     )
     try:
         finish = _Finish(

@@ -150,6 +150,7 @@ class Series(ABC):
         overwrite: bool,
         policy: Policy,
         metadata: Mapping[str, Any] | None = None,
+        left_out: Mapping[str, str] | None = None,
         watch: Callable[[int], None] | None = None,
     ) -> Saving:
         """Begin to save a step; see `Store.begin_checkpoint`.
@@ -158,6 +159,7 @@ class Series(ABC):
             overwrite: Whether it may take the place of one that is there.
             policy: What to spend time on, where the series is kept by a store.
             metadata: Plain JSON values to keep with it.
+            left_out: Tensors that cannot be read as arrays, by name, with their types.
             watch: Told, where the series is kept by a store, how many bytes more are hashed, and how many stored.
         """
 

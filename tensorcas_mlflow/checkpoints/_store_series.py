@@ -93,6 +93,7 @@ class StoreSeries(Series):
         overwrite: bool,
         policy: Policy,
         metadata: Mapping[str, Any] | None = None,
+        left_out: Mapping[str, str] | None = None,
         watch: Callable[[int], None] | None = None,
     ) -> Saving:
         save = self.store.begin_checkpoint(
@@ -101,6 +102,7 @@ class StoreSeries(Series):
             cuts=cuts,
             policy=policy,
             metadata=metadata,
+            left_out=left_out,
             watch=watch,
             series=posixpath.dirname(self.target(step).key),
             earlier=partial(self._before, step),

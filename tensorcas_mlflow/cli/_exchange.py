@@ -54,8 +54,10 @@ def give_out(options: Namespace) -> int:
     store = store_of(options)
     ref = the_one(store.checkpoints(), Wanted(run_id=options.run, step=options.step, name=options.name))
     with open_ref(store, ref) as reader:
-        plan = plan_export(reader, options.out, **_choices(options))
-        _write(options, plan, {"store": store.uri, "checkpoint": ref_json(ref)})
+        plan = plan_export(reader, options.out, allow_left_out=options.skip_unknown, **_choices(options))
+        if not is_json(options):
+            _say_left_out(plan.left_out)
+        _write(options, plan, {"store": store.uri, "checkpoint": ref_json(ref), "left_out": dict(plan.left_out)})
     return 0
 
 

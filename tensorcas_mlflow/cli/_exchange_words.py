@@ -38,6 +38,7 @@ def add_exchange(command: Callable[[str, str, str], argparse.ArgumentParser]) ->
     )
     add_checkpoint(given, step_help="its step (default: the last one)", is_step_required=False)
     _add_out(given)
+    given.add_argument("--skip-unknown", action="store_true", help="leave tensors out that no array holds")
     given.set_defaults(act=_exchange.give_out)
 
     convert = command(

@@ -102,6 +102,7 @@ def show(options: Namespace) -> int:
                 "store": store.uri,
                 "checkpoint": ref_json(ref),
                 "metadata": dict(manifest.metadata),
+                "left_out": dict(manifest.left_out),
                 **totals,
                 "tensors": tensors,
             }
@@ -114,6 +115,8 @@ def show(options: Namespace) -> int:
         for row in manifest.rows
     ]
     say_table(rows, right={3, 4})
+    for name, kind in manifest.left_out.items():
+        say(printable(f"left out: {name}: {kind}"))
     say(
         f"{count_text(totals['n_tensors'], 'tensor')}, {totals['n_bytes']:,} bytes, "
         f"{count_text(totals['n_chunks'], 'chunk')}, {totals['n_unique_chunks']} of them different"

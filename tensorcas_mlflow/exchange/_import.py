@@ -67,6 +67,7 @@ def import_checkpoint(
         prepared.arrays,
         flavor=prepared.flavor,
         metadata=prepared.metadata,
+        left_out=prepared.left_out,
         series=target.key.rpartition("/")[0],
         earlier=lambda: _earlier(store, target),
         watch=prepared.watch,
@@ -91,6 +92,7 @@ class PreparedImport:
         """
         self.flavor = flavor
         self.metadata = source.metadata
+        self.left_out = source.left_out
         self._told = told
         self.arrays = arrays_of(source, watch=told.more)
         told.reach(1)

@@ -165,8 +165,8 @@ class _StoringFlavor:
 
     def _store(self, data: Path, mlflow_model: Model) -> Stored:
         if sends_files(mlflow_model.artifact_path):
-            cuts = self._adapter.cuts(self._tensors)
-            manifest = write_payload(data, self._tensors, flavor=self._adapter.name, cuts=cuts)
+            cuts, left_out = self._adapter.cuts(self._tensors), self._adapter.left_out(self._tensors)
+            manifest = write_payload(data, self._tensors, flavor=self._adapter.name, cuts=cuts, left_out=left_out)
             return Stored(manifest=manifest, store=None)
         place = place_for(
             mlflow_model.artifact_path,
@@ -188,5 +188,5 @@ class _StoringFlavor:
         return Stored(manifest=save.manifest, store=place.store)
 
     def _write(self, place: Place) -> PendingSave:
-        cuts = self._adapter.cuts(self._tensors)
-        return place.store.write_checkpoint(self._tensors, flavor=self._adapter.name, cuts=cuts)
+        cuts, left_out = self._adapter.cuts(self._tensors), self._adapter.left_out(self._tensors)
+        return place.store.write_checkpoint(self._tensors, flavor=self._adapter.name, cuts=cuts, left_out=left_out)

@@ -65,7 +65,8 @@ def save_model(
     tensors = take_apart(adapter, model)
 
     def write_tensors(data: Path) -> Stored:
-        manifest = write_payload(data, tensors, flavor=adapter.name, cuts=adapter.cuts(tensors))
+        cuts, left_out = adapter.cuts(tensors), adapter.left_out(tensors)
+        manifest = write_payload(data, tensors, flavor=adapter.name, cuts=cuts, left_out=left_out)
         return Stored(manifest=manifest, store=None)
 
     write_folder(

@@ -47,6 +47,9 @@ class Manifest:
     """Which store the chunks are in, or None for a self-contained payload."""
     flavor: str | None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Tensors of a checkpoint that cannot be read as arrays, by name, with their types. The row of one that has a row
+    holds its bytes, and only the adapter knows what they are; one without a row was not stored."""
     rows: Sequence[Row]
     """Each is made when it is asked for; `columns` has what they say all at once."""
     hints: bytes = field(default=b"", repr=False, compare=False)
@@ -61,6 +64,8 @@ class Manifest:
         for text in texts:
             if text is not None and not (isinstance(text, str) and 0 < len(text) <= MAX_TEXT):
                 raise ValueError(f"a manifest's store and flavor have 1 to {MAX_TEXT} characters, not {text!r:.100}")
+        if not all(isinstance(text, str) for item in self.left_out.items() for text in item):
+            raise ValueError("a manifest's left_out is no mapping of names to types")
         if not isinstance(self.rows, Rows):
             object.__setattr__(self, "rows", Rows(Columns.of_rows(self.rows)))
         if len(self.rows) <= _MAX_CHECKED_ROWS:
@@ -102,13 +107,15 @@ class Manifest:
     @Lazy
     def stream(self) -> bytes:
         """The manifest as an Arrow IPC stream."""
-        head = {
+        head: dict[str, Any] = {
             "kind": self.kind,
             "chunk_bytes": self.chunk_bytes,
             "store": self.store_id,
             "flavor": self.flavor,
             "metadata": dict(self.metadata),
         }
+        if self.left_out:
+            head["left_out"] = dict(self.left_out)
         return make_stream(head, self.columns)
 
     def to_bytes(self) -> bytes:
@@ -222,6 +229,7 @@ class Manifest:
                 store_id=head["store"],
                 flavor=head["flavor"],
                 metadata=head["metadata"],
+                left_out=head.get("left_out", {}),
                 rows=Rows(columns),
             )
         except UNREADABLE as error:

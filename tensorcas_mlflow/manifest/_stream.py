@@ -104,6 +104,8 @@ def read_stream(data: bytes, *, max_rows: int | None = None) -> tuple[dict[str, 
         raise NewerFormatError("the manifest", version, VERSION)
     if type(head["metadata"]) is not dict:
         raise FormatError("a manifest's metadata are not a JSON object")
+    if type(head.get("left_out", {})) is not dict:
+        raise FormatError("a manifest's left_out is not a JSON object")
     chunk_bytes = head["chunk_bytes"]
     if type(chunk_bytes) is not int or not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
         raise FormatError("a manifest has an impossible chunk size")

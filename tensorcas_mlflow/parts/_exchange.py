@@ -79,6 +79,7 @@ def import_checkpoint(
         overwrite=overwrite,
         policy=chosen,
         metadata=prepared.metadata,
+        left_out=prepared.left_out,
         watch=prepared.watch,
     )
     prepared.hashed(saving.n_new_bytes or 0)

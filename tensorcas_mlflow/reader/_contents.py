@@ -39,7 +39,7 @@ class Contents(ABC):
     tally: Tally
     """What was read of them."""
     left_out: Mapping[str, str] = MappingProxyType({})
-    """Tensors that numpy has no dtype for, by name, with what their file calls their type; none of ``specs``."""
+    """Tensors that no array holds, by name, with what their file or framework calls their type; none of ``specs``."""
 
     @abstractmethod
     def arrays(self, rows: Offsets, outs: Mapping[int, Array] | None = None) -> list[Array]:
@@ -71,8 +71,8 @@ class Contents(ABC):
         """Say which content there is beside the tensors.
 
         Returns:
-            A digest by kind (``docs/format.md``, Digests of checkpoints): ``adapter``, ``bytes``, ``metadata``,
-            ``skeleton``.
+            A digest by kind (``docs/format.md``, Digests of checkpoints): ``adapter``, ``bytes``, ``left_out``,
+            ``metadata``, ``skeleton``.
         """
 
     def chunk_digests(self, row: int) -> bytes | None:

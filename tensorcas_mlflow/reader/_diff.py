@@ -35,9 +35,10 @@ class CheckpointDiff:
     other: tuple[str, ...]
     """Content beside the tensors that differs.
 
-    ``skeleton`` (what is left of a model without its tensors), ``metadata``, ``adapter``, ``order`` (the order of the
-    tensors that both have), and ``bytes`` (what a file of another format holds besides the tensors that can be read).
-    Skeletons and files are compared by their bytes, so those of equal objects may differ.
+    ``skeleton`` (what is left of a model without its tensors), ``left_out`` (tensors that no array holds),
+    ``metadata``, ``adapter``, ``order`` (the order of the tensors that both have), and ``bytes`` (what a file of
+    another format holds besides the tensors that can be read). Skeletons and files are compared by their bytes, so
+    those of equal objects may differ.
     """
     added_bytes: int
     removed_bytes: int

@@ -131,9 +131,10 @@ class CheckpointReader:
 
     @property
     def left_out(self) -> Mapping[str, str]:
-        """Tensors that a file has and nobody can read here, by name, with what it calls their type (``F4``, ``Q4_K``).
+        """Tensors of the checkpoint or file that no array holds, by name, with their type (``Q4_K``, ``complex32``).
 
-        Numpy has no dtype for them. They are no tensors of this reader: `keys`, `full` and `items` do not have them.
+        Numpy has no dtype for them. A load gives those that an adapter has stored; an import has left the others out of
+        the checkpoint. They are no tensors of this reader: `keys`, `full` and `items` do not have them.
         `match`, `layer` and `expert` refuse a part to which one of them belongs.
         """
         return self._contents.left_out

@@ -27,6 +27,7 @@ class RowContents(Contents):
         self.manifest = manifest
         self.label = label
         self.metadata = manifest.metadata
+        self.left_out = manifest.left_out
         self.tally = tally
         self.row_of = _tensor_rows(manifest)
         """The number of each tensor among the rows of the manifest."""
@@ -53,6 +54,14 @@ class RowContents(Contents):
         others.specs = self.manifest.columns.some(others.row_of)
         identities = others.identities(np.arange(len(others.specs)))
         names = others.specs.names.to_pylist()
+        if self.left_out:
+            known = dict(zip(names, identities, strict=True))
+            parts = [
+                f"{name}\0{kind}\0".encode() + known.get(name, b"") for name, kind in sorted(self.left_out.items())
+            ]
+            found["left_out"] = digest_of(parts)
+            identities = [known for name, known in zip(names, identities, strict=True) if name not in self.left_out]
+            names = [name for name in names if name not in self.left_out]
         if SKELETON in names:
             found["skeleton"] = identities.pop(names.index(SKELETON))
         if identities:
@@ -155,6 +164,8 @@ def _tensor_rows(manifest: Manifest) -> Offsets:
     if None in columns.dtypes:
         is_tensor = columns.dtype != columns.dtypes.index(None)
     is_tensor[columns.find(SKELETON)] = False
+    if manifest.left_out:
+        is_tensor[manifest.numbers(name for name in manifest.left_out if name in manifest.by_name)] = False
     rows: Offsets = np.flatnonzero(is_tensor)
     return rows
 

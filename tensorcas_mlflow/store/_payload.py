@@ -41,6 +41,7 @@ def write_payload(
     flavor: str | None = None,
     cuts: Mapping[str, Sequence[int]] | None = None,
     metadata: Mapping[str, Any] | None = None,
+    left_out: Mapping[str, str] | None = None,
 ) -> Manifest:
     """Write a checkpoint that needs no store.
 
@@ -60,6 +61,7 @@ def write_payload(
         store_id=None,
         flavor=flavor,
         metadata=metadata or {},
+        left_out=left_out or {},
         rows=source.rows,
     )
     _write(folder, manifest, _from_arrays(source, manifest))

@@ -186,6 +186,7 @@ class Store(Refs):
         flavor: str | None = None,
         cuts: Mapping[str, Sequence[int]] | None = None,
         metadata: Mapping[str, Any] | None = None,
+        left_out: Mapping[str, str] | None = None,
         policy: Policy | str | None = None,
         series: str | None = None,
         earlier: Earlier | None = None,
@@ -198,6 +199,7 @@ class Store(Refs):
             cuts: For some of them, rows of axis 0 at which a chunk ends; see `Adapter.cuts`.
             metadata: Plain JSON values to keep in the manifest. What tells one save from another (a time, a step) is
                 for the ref: in here it would keep equal checkpoints from sharing one manifest.
+            left_out: Tensors that cannot be read as arrays, by name, with their types; see `Manifest.left_out`.
             policy: What to spend time on: ``fast``, ``balanced`` or ``small``; unless given, as TENSORCAS_POLICY says.
             series: Names what this is a later state of, the same for each state: what has changed little since the last
                 one is stored as a difference. Unless given, what this process lately wrote or read is looked at.
@@ -209,7 +211,14 @@ class Store(Refs):
         """
         return _written(
             self.begin_checkpoint(
-                tensors, flavor=flavor, cuts=cuts, metadata=metadata, policy=policy, series=series, earlier=earlier
+                tensors,
+                flavor=flavor,
+                cuts=cuts,
+                metadata=metadata,
+                left_out=left_out,
+                policy=policy,
+                series=series,
+                earlier=earlier,
             )
         )
 
@@ -220,6 +229,7 @@ class Store(Refs):
         flavor: str | None = None,
         cuts: Mapping[str, Sequence[int]] | None = None,
         metadata: Mapping[str, Any] | None = None,
+        left_out: Mapping[str, str] | None = None,
         policy: Policy | str | None = None,
         series: str | None = None,
         earlier: Earlier | None = None,
@@ -238,6 +248,7 @@ class Store(Refs):
             store_id=self.id,
             flavor=flavor,
             metadata=metadata or {},
+            left_out=left_out or {},
             rows=source.rows,
         )
         parents = Parents(store=self, series=series, earlier=earlier)

@@ -70,6 +70,23 @@ def test_tensors_that_cannot_be_stored_are_named_or_told_as_left_out(
     assert (taken.json["n_tensors"], list(taken.json["left_out"])) == (1, ["s"])
 
 
+def test_a_checkpoint_shows_what_was_left_out_and_is_exported_without_it_only_if_told_to(
+    tensorcas: Tensorcas, store: Store, tmp_path: Path
+) -> None:
+    torch.save({"w": torch.ones(2), "s": torch.ones(3).to_sparse()}, tmp_path / "m.pt")
+    place = ("--run", "new", "--root", store.uri)
+    tensorcas("import", tmp_path / "m.pt", "--step", "1", *place, "--skip-unknown")
+    shown = tensorcas("show", *place)
+    words = ("export", tmp_path / "w.safetensors", *place)
+    refused = tensorcas(*words)
+    given = tensorcas(*words, "--skip-unknown", "--format", "json")
+
+    assert "left out: s: " in shown.out
+    assert list(tensorcas("show", *place, "--format", "json").json["left_out"]) == ["s"]
+    assert (refused.status, "--skip-unknown" in refused.err) == (1, True)
+    assert (given.json["n_tensors"], list(given.json["left_out"])) == (1, ["s"])
+
+
 def test_what_was_not_asked_for_is_not_left_out(tensorcas: Tensorcas, tmp_path: Path) -> None:
     torch.save({"w": torch.ones(2), "s": torch.ones(3).to_sparse()}, tmp_path / "m.pt")
     done = tensorcas("convert", tmp_path / "m.pt", tmp_path / "w.npz", "--match", "w")

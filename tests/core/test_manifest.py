@@ -136,6 +136,8 @@ def test_what_the_hostile_tests_change_is_else_a_manifest() -> None:
         {"flavor": ["a"]},
         {"metadata": []},
         {"metadata": None},
+        {"left_out": []},
+        {"left_out": {"w": 1}},
         [],
         7,
         b"{",

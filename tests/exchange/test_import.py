@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from tensorcas_mlflow.errors import AdapterError, BackendError, CheckpointExistsError, ConflictError
-from tensorcas_mlflow.exchange import import_checkpoint
+from tensorcas_mlflow.exchange import export_checkpoint, import_checkpoint
 from tensorcas_mlflow.formats import LocalFile
+from tensorcas_mlflow.reader import open_ref
 from tensorcas_mlflow.runs import TensorCasStore
 from tensorcas_mlflow.store import RefTarget, Store
 from tensorcas_mlflow.verify import verify
@@ -136,6 +137,20 @@ def test_what_would_be_left_out_is_named_unless_that_is_allowed(store: Store, tm
     assert digests(store, ONE).keys() == some().keys()
 
 
+def test_a_checkpoint_remembers_what_its_import_left_out(store: Store, tmp_path: Path) -> None:
+    left_out = {"q.weight": "Q4_K", "q.bias": "quint8"}
+    listing = listing_of(tmp_path / "f", {"q.scale": np.ones(3)}, left_out=left_out)
+    ref = import_checkpoint(store, listing, ONE, allow_left_out=True)
+    reader = open_ref(Store.open(store.uri), ref)
+
+    assert (reader.keys(), dict(reader.left_out)) == (["q.scale"], left_out)
+    assert "and 2 tensors of types that cannot be read here (Q4_K, quint8)" in str(reader.summary())
+    with pytest.raises(ValueError, match=r"2 tensors cannot be taken .*'q\.weight' \(Q4_K\)"):
+        export_checkpoint(reader, tmp_path / "x.safetensors")
+    export_checkpoint(reader, tmp_path / "x.safetensors", allow_left_out=True)
+    assert (tmp_path / "x.safetensors").exists()
+
+
 def test_a_file_cannot_bring_a_pickle_in_under_the_name_of_a_skeleton(store: Store, tmp_path: Path) -> None:
     listing = listing_of(tmp_path / "f", {"w": np.ones(3), "__skeleton__": np.frombuffer(b"cos\nsystem\n.", np.uint8)})
 
@@ -201,7 +216,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import numpy as np
-from tensorcas_mlflow.exchange import import_checkpoint
+from tensorcas_mlflow.exchange import export_checkpoint, import_checkpoint
 from tensorcas_mlflow.store import RefTarget, Store
 from tests.exchange.listings import listing_of
 

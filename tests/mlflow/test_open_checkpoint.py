@@ -268,3 +268,18 @@ def test_of_a_folder_with_one_file_it_is_said_what_is_wrong_with_that(tmp_path: 
 
     with pytest.raises(MlflowException, match=r"model\.npz"):
         mlflow.tensorcas.open_checkpoint(tmp_path)
+
+
+def test_a_tensor_that_only_torch_has_is_named_as_left_out_wherever_it_was_logged(
+    experiment: str, tmp_path: Path
+) -> None:
+    state = {"h": torch.arange(8, dtype=torch.uint8).view(torch.complex32), "w": torch.ones(2)}
+    with mlflow.start_run():
+        checkpoint = mlflow.tensorcas.log_checkpoint(state, step=1)
+        model = mlflow.tensorcas.log_model(state, name="model")
+    mlflow.tensorcas.save_model(state, tmp_path / "saved")
+
+    for uri in (checkpoint.uri, model.model_uri, tmp_path / "saved"):
+        with mlflow.tensorcas.open_checkpoint(uri) as reader:
+            assert (reader.keys(), dict(reader.left_out)) == (["w"], {"h": "complex32"}), uri
+    assert mlflow.tensorcas.load_checkpoint(checkpoint.uri, weights_only=True)["h"].dtype == torch.complex32
