@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 _SECRETS = (
@@ -18,11 +19,22 @@ _SECRETS = (
     "MLFLOW_TRACKING_TOKEN",
 )
 _LEAST_SECRET = 8
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 def store_uri() -> str | None:
-    """Root of the store that logging and loading use, whatever the artifact location; None where none is named."""
-    return os.environ.get("TENSORCAS_STORE") or None
+    """Root of the store that logging and loading use, whatever the artifact location; None where none is named.
+
+    Raises:
+        ValueError: It is a relative path, which names another place in each working directory.
+    """
+    named = os.environ.get("TENSORCAS_STORE")
+    if named and not os.path.isabs(named) and not _SCHEME.match(named):
+        raise ValueError(
+            f"TENSORCAS_STORE is the relative path {named!r}, which names another place in each working directory: "
+            "name an absolute path, or a URI like tensorcas-s3://bucket/path"
+        )
+    return named or None
 
 
 def tracking_uri() -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 import mlflow
 from mlflow.tracking import MlflowClient
 
-from tensorcas_mlflow.checkpoints import CheckpointInfo, Keep, list_checkpoints, log_checkpoint
+from tensorcas_mlflow.checkpoints import CheckpointInfo, Keep, list_before_logging, log_checkpoint
 from tensorcas_mlflow.store import Policy
 
 logger = logging.getLogger("mlflow.tensorcas")  # shown the way MLflow's own messages are
@@ -145,7 +145,7 @@ class Recorder:
         # The metric of a step that is there must not become that of a state which is refused.
         if self._keep is None or self._keep.best is None:
             return False
-        return any(record.step == step for record in list_checkpoints(self.run_id, self.name))
+        return any(record.step == step for record in list_before_logging(self.run_id, self.name))
 
     def finish(self) -> None:
         """Wait for the last save; the error of a save in the background is raised here at the latest."""
@@ -199,7 +199,7 @@ class QuietRecorder(Recorder):
 
 def _name_for(run_id: str, base: str, start_step: int, step: int) -> str:
     highest: dict[str, int] = {}
-    for record in list_checkpoints(run_id):
+    for record in list_before_logging(run_id):
         highest[record.name] = max(record.step, highest.get(record.name, record.step))
     name, n = base, 1
     ending_here: list[str] = []

@@ -8,13 +8,19 @@ from tensorcas_mlflow.checkpoints._background import wait
 from tensorcas_mlflow.checkpoints._keep import Keep
 from tensorcas_mlflow.checkpoints._load import load_checkpoint
 from tensorcas_mlflow.checkpoints._log import CheckpointInfo, log_checkpoint
-from tensorcas_mlflow.checkpoints._manage import CheckpointRecord, delete_checkpoint, list_checkpoints
+from tensorcas_mlflow.checkpoints._manage import (
+    CheckpointRecord,
+    delete_checkpoint,
+    list_before_logging,
+    list_checkpoints,
+)
 
 __all__ = [
     "CheckpointInfo",
     "CheckpointRecord",
     "Keep",
     "delete_checkpoint",
+    "list_before_logging",
     "list_checkpoints",
     "load_checkpoint",
     "log_checkpoint",

@@ -10,7 +10,6 @@ from tensorcas_mlflow.checkpoints._file_series import FileSeries, names_on_serve
 from tensorcas_mlflow.checkpoints._runs import RunRoot
 from tensorcas_mlflow.checkpoints._series import Series, check_name
 from tensorcas_mlflow.checkpoints._store_series import StoreSeries, names_in_store
-from tensorcas_mlflow.errors import StoreNotFoundError
 
 _SPOILT_BY_SERVERS = re.compile(r"[%?#]")
 """MLflow's own artifact requests lose or decode these."""
@@ -38,11 +37,12 @@ def series_of(run: RunRoot, name: str, *, create: bool = False) -> Series:
 
 
 def all_series_of(run: RunRoot) -> list[Series]:
-    """List the series of a run, by name; none where there is no store."""
+    """List the series of a run, by name.
+
+    Raises:
+        StoreNotFoundError: There is no store.
+    """
     if sends_files(run.artifact_uri):
         return [FileSeries(run=run, name=name) for name in names_on_server(run)]
-    try:
-        home = home_of(run.artifact_uri, create=False)
-    except StoreNotFoundError:
-        return []
+    home = home_of(run.artifact_uri, create=False)
     return [StoreSeries(run=run, name=name, home=home) for name in names_in_store(run, home)]

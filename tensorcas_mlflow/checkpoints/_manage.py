@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tensorcas_mlflow import config
 from tensorcas_mlflow._mlflow_errors import translate_errors
 from tensorcas_mlflow._steps import as_step
 from tensorcas_mlflow.checkpoints._background import saves
@@ -37,14 +38,31 @@ def list_checkpoints(run_id: str | None = None, name: str | None = None) -> list
         name: Of the series; all unless given.
 
     Raises:
-        mlflow.exceptions.MlflowException: There is no such run, or a save in the background has failed.
+        mlflow.exceptions.MlflowException: There is no such run, TENSORCAS_STORE names a place without a store, or a
+            save in the background has failed.
     """
     saves.wait()
-    run = run_to_read(run_id)
     try:
-        every_series = all_series_of(run) if name is None else [series_of(run, name)]
+        return _records(run_id, name)
+    except StoreNotFoundError:
+        if config.store_uri() is not None:
+            raise  # the checkpoints may be in the store that was meant
+        return []
+
+
+@translate_errors()
+def list_before_logging(run_id: str | None, name: str | None = None) -> list[CheckpointRecord]:
+    """List checkpoints as `list_checkpoints` does, but none where logging is going to make the store."""
+    saves.wait()
+    try:
+        return _records(run_id, name)
     except StoreNotFoundError:
         return []
+
+
+def _records(run_id: str | None, name: str | None) -> list[CheckpointRecord]:
+    run = run_to_read(run_id)
+    every_series = all_series_of(run) if name is None else [series_of(run, name)]
     return [
         CheckpointRecord(
             run_id=run.run_id,

@@ -243,6 +243,32 @@ def test_a_run_without_checkpoints_has_none(experiment: str) -> None:
     assert steps() == []
 
 
+def test_a_named_place_without_a_store_is_refused_and_does_not_pass_for_a_run_without_checkpoints(
+    plain_experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with mlflow.start_run():
+        log(make_state(1), 1)
+    monkeypatch.setenv("TENSORCAS_STORE", str(tmp_path / "typo"))
+
+    for options in ({}, {"name": "checkpoint"}):
+        with pytest.raises(MlflowException, match=r"there is no store at .*typo"):
+            steps(**options)
+    assert not (tmp_path / "typo").exists()
+
+
+def test_a_relative_path_is_refused_as_the_name_of_a_store(
+    plain_experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TENSORCAS_STORE", "stores/one")
+    with mlflow.start_run():
+        for call in (lambda: log(make_state(1), 1), steps, load):
+            with pytest.raises(MlflowException, match="TENSORCAS_STORE is the relative path 'stores/one'"):
+                call()
+
+    assert not (tmp_path / "stores").exists()
+
+
 def test_a_store_elsewhere_is_used_where_it_is_named(
     plain_experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
