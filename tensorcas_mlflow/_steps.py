@@ -1,9 +1,12 @@
-"""Steps of a run."""
+"""Steps and series of a run."""
 
 from __future__ import annotations
 
 import operator
 from typing import SupportsIndex
+
+DEFAULT_NAME = "checkpoint"
+"""What a series is called that nobody has given a name."""
 
 
 def as_step(step: SupportsIndex) -> int:

@@ -6,11 +6,12 @@ from typing import Any
 
 from tensorcas_mlflow._mlflow_errors import translate_errors
 from tensorcas_mlflow._rebuild import check_call, given, rebuild
+from tensorcas_mlflow._steps import DEFAULT_NAME
 from tensorcas_mlflow.adapters import adapter_named
 from tensorcas_mlflow.checkpoints._background import saves
 from tensorcas_mlflow.checkpoints._find import series_of
 from tensorcas_mlflow.checkpoints._runs import run_to_read
-from tensorcas_mlflow.checkpoints._series import DEFAULT_NAME, parse_checkpoint_uri
+from tensorcas_mlflow.checkpoints._series import parse_checkpoint_uri
 from tensorcas_mlflow.errors import CorruptError
 
 

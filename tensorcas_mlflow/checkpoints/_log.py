@@ -13,14 +13,14 @@ import mlflow
 
 from tensorcas_mlflow import config
 from tensorcas_mlflow._mlflow_errors import translate_errors
-from tensorcas_mlflow._steps import as_step
+from tensorcas_mlflow._steps import DEFAULT_NAME, as_step
 from tensorcas_mlflow.adapter import SKELETON
 from tensorcas_mlflow.adapters import adapter_for, take_apart
 from tensorcas_mlflow.checkpoints._background import saves
 from tensorcas_mlflow.checkpoints._find import series_of
 from tensorcas_mlflow.checkpoints._keep import Keep, prune
 from tensorcas_mlflow.checkpoints._runs import run_to_write
-from tensorcas_mlflow.checkpoints._series import DEFAULT_NAME, Saving, Series
+from tensorcas_mlflow.checkpoints._series import Saving, Series
 from tensorcas_mlflow.checkpoints._show import log_figures
 from tensorcas_mlflow.errors import CheckpointExistsError
 from tensorcas_mlflow.store import Policy

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 from tensorcas_mlflow import config
 from tensorcas_mlflow._mlflow_errors import translate_errors
-from tensorcas_mlflow._steps import as_step
+from tensorcas_mlflow._steps import DEFAULT_NAME, as_step
 from tensorcas_mlflow.checkpoints._background import saves
 from tensorcas_mlflow.checkpoints._find import all_series_of, series_of
 from tensorcas_mlflow.checkpoints._runs import run_to_read
-from tensorcas_mlflow.checkpoints._series import DEFAULT_NAME
 from tensorcas_mlflow.errors import StoreNotFoundError
 
 

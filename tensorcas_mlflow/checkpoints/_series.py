@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-DEFAULT_NAME = "checkpoint"
-"""What a series is called that nobody has given a name."""
-
 FOLDER = "checkpoints"
 """Artifact folder of a run in which its checkpoints are shown."""
 

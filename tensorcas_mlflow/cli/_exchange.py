@@ -56,6 +56,7 @@ def give_out(options: Namespace) -> int:
     with open_ref(store, ref) as reader:
         plan = plan_export(reader, options.out, allow_left_out=options.skip_unknown, **_choices(options))
         if not is_json(options):
+            say(printable(f"from {ref.label}"))
             _say_left_out(plan.left_out)
         _write(options, plan, {"store": store.uri, "checkpoint": ref_json(ref), "left_out": dict(plan.left_out)})
     return 0

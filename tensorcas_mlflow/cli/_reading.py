@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from tensorcas_mlflow.cli._output import Json, printable, say, say_json
+from tensorcas_mlflow.cli._output import Json, printable, ref_json, say, say_json
 from tensorcas_mlflow.cli._select import Wanted, is_json, store_of, the_one
 from tensorcas_mlflow.readplan import PackRead, way_named
 
@@ -19,6 +19,7 @@ def explain(options: Namespace) -> int:
         say_json(
             {
                 "store": store.uri,
+                "checkpoint": ref_json(ref),
                 "n_tensors": plan.n_tensors,
                 "n_bytes": plan.n_bytes,
                 "n_mapped": plan.n_mapped,
@@ -28,6 +29,7 @@ def explain(options: Namespace) -> int:
             }
         )
         return 0
+    say(printable(ref.label))
     for line in str(plan).splitlines():
         say(printable(line))
     return 0

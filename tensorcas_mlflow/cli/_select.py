@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from tensorcas_mlflow import config
+from tensorcas_mlflow._steps import DEFAULT_NAME
 from tensorcas_mlflow.backends import Root
 from tensorcas_mlflow.cli._output import steps_text
 from tensorcas_mlflow.errors import CheckpointNotFoundError, StoreNotFoundError
@@ -125,8 +126,32 @@ def of_run(refs: Sequence[Ref], run_id: str) -> list[Ref]:
     return found
 
 
+def _is_default(ref: Ref) -> bool:
+    """Tell whether a checkpoint is of the series that a caller gets who names none."""
+    return ref.model_id is None and _series(ref) in ("", DEFAULT_NAME)
+
+
+def _series(ref: Ref) -> str:
+    """Name what a checkpoint is one of: its model, its series, or, of neither, its place."""
+    return next((each for each in (ref.model_id, ref.name, ref.path, ref.copy_path, ref.uri) if each is not None), "")
+
+
+def _check_is_one_series(found: Sequence[Ref], wanted: Wanted) -> None:
+    names = sorted({_series(ref) for ref in found})
+    if len(names) > 1:
+        raise ValueError(f"{wanted} may be of {len(names)} series or models, give --name, one of {_listed(names)}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _N_LISTED} more" if len(names) > _N_LISTED else ""
+    return f"{', '.join(map(repr, names[:_N_LISTED]))}{more}"
+
+
 def the_one(refs: Sequence[Ref], wanted: Wanted) -> Ref:
     """Find the checkpoint that a command means.
+
+    Without a step and a name it is the last one of the default series, as in Python. Of a run without that series it
+    is the last one of the only series or model there is.
 
     Raises:
         CheckpointNotFoundError: There is none.
@@ -136,6 +161,9 @@ def the_one(refs: Sequence[Ref], wanted: Wanted) -> Ref:
     found = [ref for ref in of_its_run if wanted.is_named(ref)]
     step = wanted.step
     if step is None:
+        if wanted.name is None:
+            found = [ref for ref in found if _is_default(ref)] or found
+            _check_is_one_series(found, wanted)
         step = max((ref.step for ref in found if ref.step is not None), default=None)
     found = [ref for ref in found if ref.step == step]
     if not found:
@@ -145,7 +173,5 @@ def the_one(refs: Sequence[Ref], wanted: Wanted) -> Ref:
         names = [ref.name if ref.name is not None else ref.model_id or "" for ref in found]
         if len(set(names)) < len(names):
             names = [ref.key for ref in found]
-        more = f" and {len(names) - _N_LISTED} more" if len(names) > _N_LISTED else ""
-        listed = ", ".join(map(repr, names[:_N_LISTED]))
-        raise ValueError(f"{wanted} is {len(found)} checkpoints, give --name as well, one of {listed}{more}")
+        raise ValueError(f"{wanted} is {len(found)} checkpoints, give --name as well, one of {_listed(names)}")
     return found[0]

@@ -10,12 +10,11 @@ import mlflow
 
 from tensorcas_mlflow import config, exchange
 from tensorcas_mlflow._mlflow_errors import translate_errors
-from tensorcas_mlflow._steps import as_step
+from tensorcas_mlflow._steps import DEFAULT_NAME, as_step
 from tensorcas_mlflow.checkpoints._background import saves
 from tensorcas_mlflow.checkpoints._find import series_of
 from tensorcas_mlflow.checkpoints._log import CheckpointInfo, finish_now
 from tensorcas_mlflow.checkpoints._runs import run_to_write
-from tensorcas_mlflow.checkpoints._series import DEFAULT_NAME
 from tensorcas_mlflow.errors import CheckpointExistsError
 from tensorcas_mlflow.formats import Written, open_listing
 from tensorcas_mlflow.parts._open import What, opened

@@ -8,11 +8,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from tensorcas_mlflow._mlflow_errors import translate_errors
+from tensorcas_mlflow._steps import DEFAULT_NAME
 from tensorcas_mlflow._texts import without_secrets
 from tensorcas_mlflow.checkpoints._background import saves
 from tensorcas_mlflow.checkpoints._find import series_of
 from tensorcas_mlflow.checkpoints._runs import run_to_read
-from tensorcas_mlflow.checkpoints._series import DEFAULT_NAME, parse_checkpoint_uri
+from tensorcas_mlflow.checkpoints._series import parse_checkpoint_uri
 from tensorcas_mlflow.flavor._open import open_artifact
 from tensorcas_mlflow.reader import CheckpointDiff, CheckpointReader, Naming, SafeOpen
 from tensorcas_mlflow.reader import diff as diff_readers

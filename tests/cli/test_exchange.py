@@ -40,6 +40,7 @@ def test_a_file_is_imported_shown_and_exported_again(
     assert taken.out == "imported 3 tensors, 96 B, from safetensors, as run new base step 7\n"
     assert shown["metadata"] == {"format": "pt", "note": "x"}
     assert given.out.splitlines() == [
+        "from run new base step 7",
         f"3 tensors, {file.stat().st_size} B, as safetensors",
         f"  {tmp_path / 'out.safetensors'}  {file.stat().st_size} B",
     ]
@@ -114,7 +115,7 @@ def test_export_of_some_tensors_and_without_writing(tensorcas: Tensorcas, store:
     words = ("export", "--run", "train", "--step", "1", tmp_path / "m.npz", "--match", "f*", "--root", store.uri)
     dry = tensorcas(*words, "--dry-run")
 
-    assert dry.out.startswith("would write 1 tensor, ")
+    assert dry.out.startswith("from run train step 1\nwould write 1 tensor, ")
     assert not (tmp_path / "m.npz").exists()
     assert tensorcas(*words).status == 0
     with np.load(tmp_path / "m.npz") as loaded:

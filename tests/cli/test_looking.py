@@ -214,6 +214,37 @@ def test_show_without_a_step_means_the_last_one(tensorcas: Tensorcas, store: Sto
     assert tensorcas("show", "--run", "train", "--root", root(store)).out.startswith("run train step 12\n")
 
 
+def test_without_a_step_and_a_name_every_command_takes_the_last_of_the_default_series(
+    tensorcas: Tensorcas, store: Store, tmp_path: Path
+) -> None:
+    save(store, {"model": np.ones(3)}, run_id="train", step=7, model_id="m-2", copy_path="models/m-2/checkpoint.arrow")
+    save(store, {"ema": np.ones(3)}, run_id="train", step=9, name="ema")
+    place = ("--run", "train", "--root", store.uri)
+    shown = tensorcas("show", *place)
+    explained = tensorcas("explain", *place)
+    given = tensorcas("export", tmp_path / "x.npz", *place)
+
+    for done in (shown, explained, given):
+        assert "run train step 3" in done.out.splitlines()[0], done.err
+    assert tensorcas("show", *place, "--format", "json").json["checkpoint"]["step"] == 3
+    assert tensorcas("show", *place, "--step", "7", "--format", "json").json["checkpoint"]["model_id"] == "m-2"
+
+
+def test_series_and_models_beside_no_default_series_must_be_named(tensorcas: Tensorcas, store: Store) -> None:
+    save(store, {"w": np.ones(3)}, run_id="new", step=1, name="ema")
+    save(store, {"w": np.ones(3)}, run_id="new", step=2, name="ema")
+    place = ("--run", "new", "--root", store.uri)
+    only = tensorcas("show", *place, "--format", "json").json["checkpoint"]
+    save(store, {"w": np.ones(3)}, run_id="new", step=7, model_id="m-3", copy_path="models/m-3/checkpoint.arrow")
+    refused = tensorcas("show", *place)
+
+    assert (only["name"], only["step"]) == ("ema", 2)
+    assert (refused.status, refused.err) == (
+        1,
+        "tensorcas: error: the last step of run 'new' may be of 2 series or models, give --name, one of 'ema', 'm-3'\n",
+    )
+
+
 def test_a_step_that_several_have_must_be_named(tensorcas: Tensorcas, store: Store) -> None:
     words = ["show", "--run", "train", "--step", "3", "--root", root(store), "--format", "json"]
     done = tensorcas(*words)

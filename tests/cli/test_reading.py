@@ -30,6 +30,7 @@ def test_explain_answers_in_json_for_some_tensors_and_a_forced_way(tensorcas: Te
     words = ("explain", "--run", "other", "--tensor", name, "--way", "map", "--root", store.uri, "--format", "json")
     told = tensorcas(*words).json
 
+    assert told["checkpoint"]["key"] == ref.key
     assert told["n_tensors"] == 1
     # Of a bucket there are only requests, whatever is asked for.
     is_far = store.backend.is_remote
