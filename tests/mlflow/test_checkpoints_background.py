@@ -139,9 +139,11 @@ def test_a_save_that_fails_leaves_the_earlier_steps_and_no_intent(
     assert np.array_equal(weights_of(0), weights)
 
 
-def run_program(body: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_program(body: str, *arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
     program = "import sys, mlflow, numpy as np\nmlflow.set_tracking_uri(sys.argv[1])\n" + body
-    return subprocess.run([sys.executable, "-c", program, *arguments], check=True, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
+    assert done.returncode == status, done.stderr
+    return done
 
 
 def test_an_interpreter_that_ends_saves_first(experiment: str, tracking_uri: str) -> None:
@@ -158,22 +160,32 @@ def test_an_interpreter_that_ends_saves_first(experiment: str, tracking_uri: str
     assert np.array_equal(state["w"], np.random.default_rng(0).normal(size=(3_000_000,)))
 
 
-@pytest.mark.long
-def test_an_interpreter_that_ends_tells_of_a_save_that_failed(experiment: str, tracking_uri: str) -> None:
+@pytest.mark.parametrize(
+    ("last_words", "status"),
+    [
+        ("", 120),
+        pytest.param("sys.exit(0)", 120, marks=pytest.mark.long),
+        pytest.param("mlflow.tensorcas.wait()", 1, marks=pytest.mark.long),
+    ],
+)
+def test_an_interpreter_whose_last_save_failed_says_so_and_ends_with_another_status_than_zero(
+    experiment: str, tracking_uri: str, last_words: str, status: int
+) -> None:
     run = mlflow.MlflowClient().create_run(experiment)
     body = (
+        "import atexit\n"
+        "atexit.register(lambda: print('another function', file=sys.stderr, flush=True))\n"
         "from tensorcas_mlflow.backends import LocalBackend\n"
-        "put_new = LocalBackend.put_new\n"
-        "def fail(self, key, *arguments, **options):\n"
-        "    if key.startswith('packs/'): raise OSError('the disk is full')\n"
-        "    return put_new(self, key, *arguments, **options)\n"
-        "LocalBackend.put_new = fail\n"
+        "def fail(self, blobs): raise OSError('the disk is full')\n"
+        "LocalBackend.put_all = fail\n"
         "mlflow.tensorcas.log_checkpoint({'w': np.arange(9e5)}, step=1, run_id=sys.argv[2], blocking=False)\n"
     )
+    done = run_program(body + last_words, tracking_uri, run.info.run_id, status=status)
 
-    assert (
-        "was not saved in the background: the disk is full" in run_program(body, tracking_uri, run.info.run_id).stderr
-    )
+    assert "the disk is full" in done.stderr
+    assert ("was not saved in the background" in done.stderr) == (status == 120)
+    assert done.stderr.count("another function") == 1
+    assert mlflow.tensorcas.list_checkpoints(run.info.run_id) == []
 
 
 def test_a_forked_child_has_none_of_its_parents_saves(
