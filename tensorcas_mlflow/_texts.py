@@ -44,3 +44,13 @@ def size_text(n_bytes: float) -> str:
 def count_text(n: int, thing: str) -> str:
     """Write a number of things."""
     return f"{n} {thing}" if n == 1 else f"{n} {thing}s"
+
+
+def size_in(text: str) -> int:
+    """Read a number of bytes such as ``5GB`` or ``512MiB``; 0 if the text is no size."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?(?:([kKMGT])(i?)B?|B)?", text)
+    if not match:
+        return 0
+    unit = " kMGT".index(match[2].lower() if match[2] in ("k", "K") else match[2]) if match[2] else 0
+    number = float(match[1]) if "." in match[1] else int(match[1])
+    return int(number * (1024 if match[3] else 1000) ** unit)

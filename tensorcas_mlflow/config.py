@@ -6,6 +6,8 @@ import os
 import re
 from pathlib import Path
 
+from tensorcas_mlflow._texts import size_in
+
 _SECRETS = (
     "AWS_SECRET_ACCESS_KEY",
     "AWS_SESSION_TOKEN",
@@ -119,14 +121,15 @@ def cache_bytes() -> int | None:
     """What the chunk cache may take on the disk: TENSORCAS_CACHE_BYTES; None where nothing is said.
 
     Raises:
-        ValueError: It is not a positive whole number.
+        ValueError: It is no size, in bytes or such as ``10GB``.
     """
     value = os.environ.get("TENSORCAS_CACHE_BYTES")
     if not value:
         return None
-    if not value.isdecimal() or int(value) < 1:
-        raise ValueError(f"TENSORCAS_CACHE_BYTES must be a positive whole number, not {value!r}")
-    return int(value)
+    n_bytes = size_in(value)
+    if n_bytes < 1:
+        raise ValueError(f"TENSORCAS_CACHE_BYTES must be a size in bytes, or such as 10GB or 512MiB, not {value!r}")
+    return n_bytes
 
 
 def logs_metrics() -> bool:

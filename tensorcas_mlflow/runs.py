@@ -6,8 +6,9 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
+from numbers import Real
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from tensorcas_mlflow._rebuild import given, rebuild
 from tensorcas_mlflow._steps import as_step
@@ -60,10 +61,13 @@ class TensorCasStore:
         Raises:
             NewerFormatError: A later release made the store.
             ConflictError: There is none at the root, and none can be made because one lies above or below.
-            ValueError: The run id is empty or the root is of a kind no store can be kept at.
+            ValueError: The run id is empty or cannot be encoded, or the root is of a kind no store can be kept at.
+            TypeError: The run id is no text.
         """
-        if not run_id:
-            raise ValueError("a run id must not be empty")
+        if not isinstance(run_id, str):
+            raise TypeError(f"a run id is a text, not {run_id!r:.200}")
+        if not run_id or not _is_encodable(run_id):
+            raise ValueError(f"a run id must not be empty, and be Unicode or the name of a file: {run_id!r:.200}")
         self.run_id = run_id
         self.adapter = adapter
         self.store = Store.open(root, create=True, chunk_bytes=chunk_size)
@@ -75,6 +79,11 @@ class TensorCasStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Nothing is left open between calls, so there is nothing to close."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a TensorCasStore has a store open and cannot be pickled: send its root and run id, and make it anew there"
+        )
 
     def __repr__(self) -> str:
         return f"TensorCasStore({self.store.uri!r}, {self.run_id!r})"
@@ -300,7 +309,12 @@ class TensorCasStore:
 
         Raises:
             CorruptError: What is needed cannot be known, because something cannot be read; nothing is deleted.
+            ValueError: A figure is negative, too large or NaN.
+            TypeError: A figure is no number.
         """
+        for name, figure in (("grace_period_hours", grace_period_hours), ("max_waste", max_waste)):
+            if not isinstance(figure, Real) or isinstance(figure, bool):
+                raise TypeError(f"{name} is a number, not {figure!r:.200}")
         return plan_gc(self.store, grace_s=grace_period_hours * 3600, max_waste=max_waste).execute()
 
     def stats(self) -> RunStats:
@@ -350,12 +364,24 @@ class TensorCasStore:
         )
 
 
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _figures(metrics: Mapping[str, float]) -> dict[str, float]:
     """Take metrics as plain numbers: they may be numpy's, or a framework's own of no dimension."""
+    if not isinstance(metrics, Mapping):
+        raise TypeError(f"metrics are a mapping of names to numbers, such as {{'loss': 0.3}}, not {metrics!r:.200}")
     figures: dict[str, float] = {}
     for name, value in metrics.items():
         if not isinstance(name, str):
             raise ValueError(f"a metric's name is a text, not {name!r}")
+        if isinstance(value, str | bytes):
+            raise ValueError(f"the metric {name!r} is a text, not a number: {value!r:.200}")
         try:
             figures[name] = float(value)
         except (TypeError, ValueError, OverflowError, RuntimeError) as error:

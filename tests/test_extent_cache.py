@@ -733,10 +733,11 @@ def test_only_the_user_may_read_whatever_the_umask(cache: ExtentCache, folder: P
 
 def test_the_environment_names_the_folder_and_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSORCAS_CACHE", str(tmp_path / "here"))
-    monkeypatch.setenv("TENSORCAS_CACHE_BYTES", "1000000")
+    for value, n_bytes in (("1000000", 1_000_000), ("10GB", 10**10), ("16GiB", 1 << 34)):
+        monkeypatch.setenv("TENSORCAS_CACHE_BYTES", value)
 
+        assert config.cache_bytes() == n_bytes
     assert config.cache_folder() == tmp_path / "here"
-    assert config.cache_bytes() == 1_000_000
     assert ExtentCache.of_environment() is not None
 
 
@@ -755,7 +756,7 @@ def test_by_default_the_cache_is_where_caches_are(tmp_path: Path, monkeypatch: p
         assert config.cache_folder() == expected
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "16GiB", "²"])
+@pytest.mark.parametrize("value", ["0", "-1", "16 gigabytes", "²"])
 def test_a_bound_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("TENSORCAS_CACHE_BYTES", value)
 

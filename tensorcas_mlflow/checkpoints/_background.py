@@ -50,7 +50,7 @@ def _end_with_status_120() -> None:
     can be flushed.
     """
     if not isinstance(sys.stderr, _UnflushedAtEnd):
-        sys.stderr = _UnflushedAtEnd(sys.stderr)  # type: ignore[assignment]
+        sys.stderr = _UnflushedAtEnd(sys.stderr)
 
 
 class _UnflushedAtEnd:

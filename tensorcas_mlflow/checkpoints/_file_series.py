@@ -20,7 +20,7 @@ from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.carrier import Shelf, shelf_at
 from tensorcas_mlflow.checkpoints._runs import RunRoot
 from tensorcas_mlflow.checkpoints._series import FOLDER, Checkpoint, Saving, Series, step_named
-from tensorcas_mlflow.errors import BlobNotFoundError, CheckpointExistsError, ConflictError
+from tensorcas_mlflow.errors import BlobNotFoundError, CheckpointExistsError
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.store import PAYLOAD_FILE, Policy, TensorsFile, write_payload
 from tensorcas_mlflow.tensors_file import HEADER_BYTES, MAGIC
@@ -157,10 +157,7 @@ class _FileSaving(Saving):
                 if not self._overwrite:
                     raise CheckpointExistsError(f"{series.name!r} of run {series.run.run_id} at step {self._step}")
                 if not series.is_ours(self._step):
-                    raise ConflictError(
-                        f"the artifact {series.artifact(self._step)!r} of run {series.run.run_id} is no checkpoint and "
-                        "stays as it is: save under another step or name, or delete it yourself"
-                    )
+                    raise series.in_the_way(self._step)
             os.replace(file.parent / PAYLOAD_FILE, file)
             series.shelf().put(file.name, file)
         finally:

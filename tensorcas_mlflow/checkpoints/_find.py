@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 from tensorcas_mlflow._home import home_of, sends_files
-from tensorcas_mlflow.carrier import is_carrier_uri
 from tensorcas_mlflow.checkpoints._file_series import FileSeries, names_on_server
 from tensorcas_mlflow.checkpoints._runs import RunRoot
 from tensorcas_mlflow.checkpoints._series import Series, check_name
 from tensorcas_mlflow.checkpoints._store_series import StoreSeries, names_in_store
-
-_SPOILT_BY_SERVERS = re.compile(r"[%?#]")
-"""MLflow's own artifact requests lose or decode these."""
 
 
 def series_of(run: RunRoot, name: str, *, create: bool = False) -> Series:
@@ -29,8 +23,6 @@ def series_of(run: RunRoot, name: str, *, create: bool = False) -> Series:
         MlflowException: MLflow keeps the run's artifacts where no store can be.
     """
     check_name(name)
-    if is_carrier_uri(run.artifact_uri) and _SPOILT_BY_SERVERS.search(name):
-        raise ValueError(f"a checkpoint's name has no '%', '?' or '#' where an MLflow server keeps it, as {name!r} has")
     if sends_files(run.artifact_uri):
         return FileSeries(run=run, name=name)
     return StoreSeries(run=run, name=name, home=home_of(run.artifact_uri, create=create))

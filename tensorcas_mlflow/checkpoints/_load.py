@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from mlflow.entities import Run
+
 from tensorcas_mlflow._mlflow_errors import translate_errors
 from tensorcas_mlflow._rebuild import check_call, given, rebuild
 from tensorcas_mlflow._steps import DEFAULT_NAME
@@ -17,7 +19,7 @@ from tensorcas_mlflow.errors import CorruptError
 
 @translate_errors()
 def load_checkpoint(
-    run_id: str | None = None,
+    run_id: str | Run | None = None,
     *,
     step: int | None = None,
     name: str = DEFAULT_NAME,
@@ -31,8 +33,8 @@ def load_checkpoint(
     """Load what `log_checkpoint` stored, bit for bit.
 
     Args:
-        run_id: The run, or the URI of one checkpoint; the active run unless given, or else the last one that was active
-            in this process.
+        run_id: The run (its id, ``runs:/<id>`` or a `mlflow.entities.Run`), or the URI of one checkpoint; the active
+            run unless given, or else the last one that was active in this process.
         step: The latest step unless given.
         name: Of the series.
         into: A live state of the same structure to fill in place; nothing is unpickled. In ``{"model": model,
@@ -55,7 +57,7 @@ def load_checkpoint(
     """
     check_call(into=into, weights_only=weights_only)
     saves.wait()
-    one = None if run_id is None else parse_checkpoint_uri(run_id, step=step, name=name)
+    one = parse_checkpoint_uri(run_id, step=step, name=name) if isinstance(run_id, str) else None
     if one is not None:
         run_id, name, step = one
     checkpoint = series_of(run_to_read(run_id), name).get(step)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mlflow.entities import Run
+
 from tensorcas_mlflow import config
 from tensorcas_mlflow._mlflow_errors import translate_errors
 from tensorcas_mlflow._steps import DEFAULT_NAME, as_step
@@ -29,11 +31,12 @@ class CheckpointRecord:
 
 
 @translate_errors()
-def list_checkpoints(run_id: str | None = None, name: str | None = None) -> list[CheckpointRecord]:
+def list_checkpoints(run_id: str | Run | None = None, name: str | None = None) -> list[CheckpointRecord]:
     """List the checkpoints of a run, by name and step. Nothing of them is read.
 
     Args:
-        run_id: The run; the active one unless given, or else the last one that was active in this process.
+        run_id: The run (its id, ``runs:/<id>`` or a `mlflow.entities.Run`); the active one unless given, or
+            else the last one that was active in this process.
         name: Of the series; all unless given.
 
     Raises:
@@ -50,7 +53,7 @@ def list_checkpoints(run_id: str | None = None, name: str | None = None) -> list
 
 
 @translate_errors()
-def list_before_logging(run_id: str | None, name: str | None = None) -> list[CheckpointRecord]:
+def list_before_logging(run_id: str | Run | None, name: str | None = None) -> list[CheckpointRecord]:
     """List checkpoints as `list_checkpoints` does, but none where logging is going to make the store."""
     saves.wait()
     try:
@@ -59,7 +62,7 @@ def list_before_logging(run_id: str | None, name: str | None = None) -> list[Che
         return []
 
 
-def _records(run_id: str | None, name: str | None) -> list[CheckpointRecord]:
+def _records(run_id: str | Run | None, name: str | None) -> list[CheckpointRecord]:
     run = run_to_read(run_id)
     every_series = all_series_of(run) if name is None else [series_of(run, name)]
     return [
@@ -77,11 +80,12 @@ def _records(run_id: str | None, name: str | None) -> list[CheckpointRecord]:
 
 
 @translate_errors()
-def delete_checkpoint(run_id: str | None = None, *, step: int, name: str = DEFAULT_NAME) -> None:
+def delete_checkpoint(run_id: str | Run | None = None, *, step: int, name: str = DEFAULT_NAME) -> None:
     """Delete a checkpoint of a run. The bytes that only it needed go with the next collection (``tensorcas gc``).
 
     Args:
-        run_id: The run; the active one unless given, or else the last one that was active in this process.
+        run_id: The run (its id, ``runs:/<id>`` or a `mlflow.entities.Run`); the active one unless given, or
+            else the last one that was active in this process.
         step: Which.
         name: Of the series.
 

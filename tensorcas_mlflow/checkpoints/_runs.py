@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import mlflow
+from mlflow.entities import Run, RunInfo
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
 from mlflow.tracking import MlflowClient
 
 _MAX_KNOWN = 1024
+_RUN_URI = re.compile(r"runs:/+(?P<run_id>[^/]+)/?")
 
 _known: dict[tuple[str, str], RunRoot] = {}
 """Runs that were asked for by id. A run's artifact root never changes."""
@@ -23,7 +26,7 @@ class RunRoot:
     artifact_uri: str
 
 
-def run_to_write(run_id: str | None) -> RunRoot:
+def run_to_write(run_id: str | Run | None) -> RunRoot:
     """Find a run to log to: the one named, else the active one, else, as everywhere in MLflow, a new active one."""
     if run_id is not None:
         return _named(run_id)
@@ -31,7 +34,7 @@ def run_to_write(run_id: str | None) -> RunRoot:
     return RunRoot(run_id=run.info.run_id, artifact_uri=run.info.artifact_uri)
 
 
-def run_to_read(run_id: str | None) -> RunRoot:
+def run_to_read(run_id: str | Run | None) -> RunRoot:
     """Find a run to read from: the one named, else the active one, else the last that was active in this process.
 
     Raises:
@@ -45,7 +48,24 @@ def run_to_read(run_id: str | None) -> RunRoot:
     return RunRoot(run_id=run.info.run_id, artifact_uri=run.info.artifact_uri)
 
 
-def _named(run_id: str) -> RunRoot:
+def run_id_of(run: object) -> str:
+    """Give the id of a run: a `mlflow.entities.Run` or its info, ``runs:/<id>``, or the id itself.
+
+    Raises:
+        TypeError: It is none of these.
+    """
+    if isinstance(run, Run):
+        run = run.info
+    if isinstance(run, RunInfo):
+        run = run.run_id
+    if not isinstance(run, str):
+        raise TypeError(f"a run is named by its id, such as mlflow.active_run().info.run_id, and not by {run!r:.200}")
+    uri = _RUN_URI.fullmatch(run)
+    return run if uri is None else uri["run_id"]
+
+
+def _named(run: object) -> RunRoot:
+    run_id = run_id_of(run)
     active = mlflow.active_run()
     if active is not None and active.info.run_id == run_id:
         return RunRoot(run_id=run_id, artifact_uri=active.info.artifact_uri)

@@ -14,7 +14,7 @@ from tensorcas_mlflow._rebuild import Reader
 from tensorcas_mlflow._steps import STEP_TEXT, as_step, step_of_text, step_text
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.checkpoints._runs import RunRoot
-from tensorcas_mlflow.errors import CheckpointNotFoundError, CorruptError
+from tensorcas_mlflow.errors import CheckpointNotFoundError, ConflictError, CorruptError
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.store import Policy
 
@@ -31,6 +31,8 @@ _CHECKPOINT_URI = re.compile(
 )
 
 _MAX_NAME_BYTES = 100
+_NOT_IN_NAMES = re.compile(r"[/%?#]")
+"""What parts an artifact path, and what MLflow loses or decodes when it reads a URI."""
 
 
 def parse_checkpoint_uri(text: str, *, step: int | None, name: str) -> tuple[str, str, int] | None:
@@ -164,6 +166,13 @@ class Series(ABC):
         """The artifact path of a step in its run. Padded, so that a listing by name is one by step."""
         return f"{FOLDER}/{self.name}/step-{step_text(step)}{self.suffix}"
 
+    def in_the_way(self, step: int) -> ConflictError:
+        """Return the error of a save where a user's own artifact has the name of a step."""
+        return ConflictError(
+            f"the artifact {self.artifact(step)!r} of run {self.run.run_id} is no checkpoint and stays as it is: "
+            "save under another step or name, or delete it yourself"
+        )
+
     def uri(self, step: int) -> str:
         """The URI of a step, as MLflow has it for artifacts of runs."""
         return f"runs:/{self.run.run_id}/{self.artifact(step)}"
@@ -212,8 +221,12 @@ def step_named(name: str, suffix: str) -> int | None:
 
 def check_name(name: str) -> str:
     """Refuse what cannot be the name of a series: it is one segment of an artifact path."""
-    if not 0 < len(name.encode()) <= _MAX_NAME_BYTES or name in (".", "..") or not name.isprintable() or "/" in name:
+    if not isinstance(name, str):
+        raise TypeError(f"a checkpoint's name is a text, not {name!r:.200}")
+    is_short = name.isprintable() and 0 < len(name.encode()) <= _MAX_NAME_BYTES
+    if not is_short or name in (".", "..") or _NOT_IN_NAMES.search(name):
         raise ValueError(
-            f"a checkpoint's name has 1 to {_MAX_NAME_BYTES} printable bytes and no '/', and is not {name[:120]!r}"
+            f"a checkpoint's name has 1 to {_MAX_NAME_BYTES} printable bytes and no '/', '%', '?' or '#', "
+            f"and is not {name[:120]!r}"
         )
     return name

@@ -58,6 +58,7 @@ def prepare(series: StoreSeries, step: int, manifest: Manifest) -> bool:
 
     Raises:
         BackendError: It cannot be made.
+        ConflictError: A file of the user's has the name of the step.
     """
     root = series.run.artifact_uri
     if is_carrier_uri(root) and series.home.path is not None:
@@ -66,6 +67,8 @@ def prepare(series: StoreSeries, step: int, manifest: Manifest) -> bool:
             _put_copy(series, step, manifest)
         return not is_there
     folder = _plain_folder(series)
+    if folder is not None and _is_anothers(os.path.join(folder, posixpath.basename(series.artifact(step)))):
+        raise series.in_the_way(step)
     if folder is None or (folder in _prepared and os.path.isdir(folder)):
         return False
     try:
@@ -80,6 +83,17 @@ def prepare(series: StoreSeries, step: int, manifest: Manifest) -> bool:
     _prepared.add(folder)
     return False
 
+
+def _is_anothers(path: str) -> bool:
+    """Tell whether there is a file that is no copy of a manifest."""
+    try:
+        with open(path, "rb") as file:
+            return not Manifest.looks_like(file.read(_HEAD_BYTES))
+    except OSError:
+        return False  # there is none, or the copy cannot be put there either
+
+
+_HEAD_BYTES = 64 << 10
 
 _MAX_PREPARED = 1024
 _prepared: set[str] = set()

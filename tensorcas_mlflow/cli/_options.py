@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
+
+from tensorcas_mlflow._texts import size_in
 
 
 def add_checkpoint(made: argparse.ArgumentParser, *, step_help: str, is_step_required: bool) -> None:
@@ -58,11 +59,7 @@ def _number(text: str, *, most: float, what: str) -> float:
 
 def size(text: str) -> int:
     """Read a number of bytes such as ``5GB`` or ``512MiB``."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?(?:([kKMGT])(i?)B?|B)?", text)
-    n_bytes = 0
-    if match:
-        unit = " kMGT".index(match[2].lower() if match[2] in ("k", "K") else match[2]) if match[2] else 0
-        n_bytes = int(float(match[1]) * (1024 if match[3] else 1000) ** unit)
+    n_bytes = size_in(text)
     if n_bytes < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size, such as 5GB or 512MiB")
     return n_bytes

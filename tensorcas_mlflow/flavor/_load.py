@@ -53,6 +53,8 @@ def load_model(
             ``into`` does not fit, or the model needs pickle where MLFLOW_ALLOW_PICKLE_DESERIALIZATION forbids it.
     """
     check_call(into=into, weights_only=weights_only)
+    if not isinstance(model_uri, str | os.PathLike):
+        raise TypeError(f"a model is named by its URI, such as models:/<id>, or a path, and not by {model_uri!r:.200}")
     options = given(strict=strict, device=device, dtype=dtype)
     with open_folder(os.fspath(model_uri)) as folder:
         saved = SavedModel(folder)

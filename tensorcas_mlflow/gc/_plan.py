@@ -178,9 +178,9 @@ def plan_gc(
         StoreNotFoundError: The store is gone by now.
         ConflictError: Another store is in its place.
     """
-    if quarantine_s < 0:
+    if not quarantine_s >= 0:  # NaN is not
         raise ValueError(f"quarantine_s must not be negative: {quarantine_s}")
-    if grace_s < 0 or not 0 <= max_waste <= 1:
+    if not grace_s >= 0 or not 0 <= max_waste <= 1:
         raise ValueError(f"grace_s must not be negative and max_waste must be from 0 to 1: {grace_s}, {max_waste}")
     if store.backend.is_carrier:
         raise DirectAccessError("collection", store.uri)

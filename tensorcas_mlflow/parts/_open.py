@@ -7,12 +7,14 @@ import re
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from mlflow.entities import Run, RunInfo
+
 from tensorcas_mlflow._mlflow_errors import translate_errors
 from tensorcas_mlflow._steps import DEFAULT_NAME
 from tensorcas_mlflow._texts import without_secrets
 from tensorcas_mlflow.checkpoints._background import saves
 from tensorcas_mlflow.checkpoints._find import series_of
-from tensorcas_mlflow.checkpoints._runs import run_to_read
+from tensorcas_mlflow.checkpoints._runs import run_id_of, run_to_read
 from tensorcas_mlflow.checkpoints._series import parse_checkpoint_uri
 from tensorcas_mlflow.flavor._open import open_artifact
 from tensorcas_mlflow.reader import CheckpointDiff, CheckpointReader, Naming, SafeOpen
@@ -24,7 +26,7 @@ _RUN_URI = re.compile(r"(?:runs:/+)?(?P<run_id>[0-9a-f]{32})/?")
 
 @translate_errors()
 def open_checkpoint(
-    uri: str | bytes | os.PathLike[str] | None = None,
+    uri: str | bytes | os.PathLike[str] | Run | None = None,
     step: int | None = None,
     *,
     name: str = DEFAULT_NAME,
@@ -36,7 +38,7 @@ def open_checkpoint(
     """Open a checkpoint, of which any part can be read alone: a tensor, rows of one, a layer, an expert.
 
     Args:
-        uri: A run (its id, or ``runs:/<id>``), of whose checkpoints ``step`` says which; the URI of one checkpoint; a
+        uri: A run (its id, ``runs:/<id>`` or a `mlflow.entities.Run`), of whose checkpoints ``step`` says which; the URI of one checkpoint; a
             model that this flavor has logged (``models:/…``, ``runs:/…``); a file artifact that holds tensors, whoever
             has logged it (``runs:/<id>/model/data/model.pth``), or a folder with one such file; or a path of this
             machine: a file of any format that ``tensorcas import`` reads, or a folder of them. The active run unless
@@ -57,6 +59,10 @@ def open_checkpoint(
     """
     options: dict[str, Any] = {"framework": framework, "device": device, "naming": naming, "verify": verify}
     saves.wait()
+    if isinstance(uri, Run | RunInfo):
+        uri = run_id_of(uri)
+    if not isinstance(uri, str | bytes | os.PathLike | None):
+        raise TypeError(f"a checkpoint is opened by a run's id, a URI or a path, and not by {uri!r:.200}")
     text = None if uri is None else os.fsdecode(uri)
     if text == "":
         raise ValueError("an empty text names nothing: leave it out for the active run, or say '.' for this folder")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 import subprocess
 import sys
 from pathlib import Path
@@ -215,10 +216,63 @@ def test_names_keep_series_apart(experiment: str) -> None:
     assert [load(record.uri)["epoch"] for record in records] == [1, 2]
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../../x", "a\nb", "a\0b", "x" * 101, "\x1b[2J"])
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "a/b", "../../x", "a\nb", "a\0b", "x" * 101, "\x1b[2J", "a#b", "a?b", "%41", "%2e%2e"]
+)
 def test_a_name_that_can_be_no_files_is_refused(experiment: str, name: str) -> None:
     with pytest.raises(MlflowException, match="a checkpoint's name"):
         log(make_state(), 0, name=name)
+
+
+def test_mlflow_downloads_a_checkpoint_of_every_name_that_is_taken(experiment: str) -> None:
+    with mlflow.start_run():
+        for sign in set(string.punctuation) - set("/%?#"):
+            info = log({"w": np.ones(3)}, 1, name=f"a{sign}b", log_metrics=False)
+            mlflow.tensorcas.wait()
+
+            assert Path(mlflow.artifacts.download_artifacts(info.uri)).stat().st_size > 0, sign
+
+
+def test_a_name_that_is_no_text_is_refused(experiment: str) -> None:
+    with mlflow.start_run(), pytest.raises(TypeError, match="a checkpoint's name is a text, not 5"):
+        log(make_state(), 0, name=5)
+
+
+def test_a_run_is_named_by_its_id_its_uri_or_itself(experiment: str) -> None:
+    with mlflow.start_run() as run:
+        log(make_state(1), 1)
+
+    for named in (run.info.run_id, f"runs:/{run.info.run_id}", f"runs:/{run.info.run_id}/", run):
+        assert load(named)["epoch"] == 1
+        assert steps(run_id=named) == [1]
+        with mlflow.tensorcas.open_checkpoint(named) as reader:
+            assert "weights" in reader
+    mlflow.tensorcas.delete_checkpoint(run, step=1)
+    assert steps(run_id=run) == []
+
+
+def test_what_names_no_run_and_no_model_is_refused_with_what_to_pass(experiment: str) -> None:
+    for call in (load, mlflow.tensorcas.list_checkpoints):
+        with pytest.raises(TypeError, match="a run is named by its id"):
+            call(5)
+    with pytest.raises(TypeError, match="a run's id, a URI or a path, and not by 5"):
+        mlflow.tensorcas.open_checkpoint(5)
+    with pytest.raises(TypeError, match="a model is named by its URI"):
+        mlflow.tensorcas.load_model(None)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_an_artifact_of_the_users_that_has_the_name_of_a_step_stays(
+    plain_experiment: str, tmp_path: Path, overwrite: bool
+) -> None:
+    (tmp_path / "step-00000009.arrow").write_text("mine")
+    with mlflow.start_run() as run:
+        mlflow.log_artifact(str(tmp_path / "step-00000009.arrow"), "checkpoints/checkpoint")
+        with pytest.raises(MlflowException, match="is no checkpoint and stays as it is"):
+            log(make_state(), 9, overwrite=overwrite)
+
+    kept = mlflow.artifacts.load_text(f"runs:/{run.info.run_id}/checkpoints/checkpoint/step-00000009.arrow")
+    assert (kept, steps(run_id=run.info.run_id)) == ("mine", [])
 
 
 @pytest.mark.parametrize("step", [1.5, "1", None, 2**63])

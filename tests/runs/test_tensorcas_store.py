@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -314,13 +315,44 @@ def test_metrics_and_the_parent_step_are_kept_with_a_step(tmp_path: Path) -> Non
     ]
 
 
-@pytest.mark.parametrize("metrics", [{"loss": "low"}, {"loss": None}, {3: 0.5}, {"loss": 10**400}])
+@pytest.mark.parametrize("metrics", [{"loss": "low"}, {"loss": None}, {3: 0.5}, {"loss": 10**400}, {"loss": "0.5"}])
 def test_metrics_that_are_no_numbers_are_refused_before_anything_is_stored(tmp_path: Path, metrics: Any) -> None:
     store = open_store(tmp_path)
     with pytest.raises(ValueError, match="metric"):
         store.save(model(1), 1, metrics=metrics)
 
     assert list(store.store.backend.list("packs")) == []
+
+
+def test_metrics_that_are_no_mapping_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="metrics are a mapping of names to numbers"):
+        open_store(tmp_path / "store").save({"w": np.ones(3)}, step=1, metrics=[("loss", 1)])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("figure", [math.nan, -1])
+def test_a_grace_that_is_no_time_is_refused(tmp_path: Path, figure: float) -> None:
+    with pytest.raises(ValueError, match="grace_s must not be negative"):
+        open_store(tmp_path / "store").gc(figure)
+
+
+@pytest.mark.parametrize("options", [{"grace_period_hours": "24"}, {"max_waste": None}, {"max_waste": True}])
+def test_figures_of_a_collection_that_are_no_numbers_are_refused(tmp_path: Path, options: Any) -> None:
+    with pytest.raises(TypeError, match=f"{next(iter(options))} is a number, not"):
+        open_store(tmp_path / "store").gc(**options)
+
+
+@pytest.mark.parametrize(
+    ("run_id", "error"), [(5, TypeError), (b"x", TypeError), (None, TypeError), ("\ud800", ValueError)]
+)
+def test_a_run_id_that_is_no_text_is_refused(tmp_path: Path, run_id: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="a run id "):
+        open_store(tmp_path / "store", run_id)
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_store_that_is_pickled_says_what_to_send(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="send its root and run id"):
+        pickle.dumps(open_store(tmp_path / "store"))
 
 
 def test_the_best_step_is_that_of_the_smallest_or_largest_value(tmp_path: Path) -> None:
