@@ -24,7 +24,7 @@ from mlflow.tracking import MlflowClient
 from tensorcas_mlflow._durable import sync_folder
 from tensorcas_mlflow._home import as_lookup
 from tensorcas_mlflow._texts import without_secrets
-from tensorcas_mlflow.backends import is_ours
+from tensorcas_mlflow.backends import Root, is_ours
 from tensorcas_mlflow.carrier import is_carrier_uri, shelf_at
 from tensorcas_mlflow.checkpoints._background import reports
 from tensorcas_mlflow.checkpoints._series import FOLDER
@@ -67,7 +67,7 @@ def prepare(series: StoreSeries, step: int, manifest: Manifest) -> bool:
             _put_copy(series, step, manifest)
         return not is_there
     folder = _plain_folder(series)
-    if folder is not None and _is_anothers(os.path.join(folder, posixpath.basename(series.artifact(step)))):
+    if _is_anothers(series, step):
         raise series.in_the_way(step)
     if folder is None or (folder in _prepared and os.path.isdir(folder)):
         return False
@@ -84,10 +84,13 @@ def prepare(series: StoreSeries, step: int, manifest: Manifest) -> bool:
     return False
 
 
-def _is_anothers(path: str) -> bool:
-    """Tell whether there is a file that is no copy of a manifest."""
+def _is_anothers(series: StoreSeries, step: int) -> bool:
+    """Tell whether a file of this machine has the artifact path of a step and is no copy of a manifest."""
+    lookup = as_lookup(series.run.artifact_uri)
+    if lookup is None or not (place := Root.parse(lookup)).is_local:
+        return False
     try:
-        with open(path, "rb") as file:
+        with open(place.folder / series.artifact(step), "rb") as file:
             return not Manifest.looks_like(file.read(_HEAD_BYTES))
     except OSError:
         return False  # there is none, or the copy cannot be put there either

@@ -38,11 +38,11 @@ def open_checkpoint(
     """Open a checkpoint, of which any part can be read alone: a tensor, rows of one, a layer, an expert.
 
     Args:
-        uri: A run (its id, ``runs:/<id>`` or a `mlflow.entities.Run`), of whose checkpoints ``step`` says which; the URI of one checkpoint; a
-            model that this flavor has logged (``models:/…``, ``runs:/…``); a file artifact that holds tensors, whoever
-            has logged it (``runs:/<id>/model/data/model.pth``), or a folder with one such file; or a path of this
-            machine: a file of any format that ``tensorcas import`` reads, or a folder of them. The active run unless
-            given, or else the last one that was active in this process.
+        uri: A run (its id, ``runs:/<id>`` or a `mlflow.entities.Run`), of whose checkpoints ``step`` says which; the
+            URI of one checkpoint; a model that this flavor has logged (``models:/…``, ``runs:/…``); a file artifact
+            that holds tensors, whoever has logged it (``runs:/<id>/model/data/model.pth``), or a folder with one such
+            file; or a path of this machine: a file of any format that ``tensorcas import`` reads, or a folder of them.
+            The active run unless given, or else the last one that was active in this process.
         step: Of a run: the latest unless given.
         name: Of a run: which series of checkpoints. Anything else has no series, and refuses another name.
         framework: ``np`` for arrays, ``pt`` for PyTorch's tensors.

@@ -263,7 +263,7 @@ def test_what_names_no_run_and_no_model_is_refused_with_what_to_pass(experiment:
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_an_artifact_of_the_users_that_has_the_name_of_a_step_stays(
-    plain_experiment: str, tmp_path: Path, overwrite: bool
+    experiment: str, tmp_path: Path, overwrite: bool
 ) -> None:
     (tmp_path / "step-00000009.arrow").write_text("mine")
     with mlflow.start_run() as run:
