@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tensorcas_mlflow._rebuild import Reader
-from tensorcas_mlflow._steps import STEP_TEXT, as_step, step_of_text, step_text
+from tensorcas_mlflow._steps import DEFAULT_NAME, STEP_TEXT, as_step, step_of_text, step_text
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.checkpoints._runs import RunRoot
 from tensorcas_mlflow.errors import CheckpointNotFoundError, ConflictError, CorruptError
