@@ -1,29 +1,44 @@
-"""Fills live objects with what was stored: first a plan, which finds what does not fit, then the filling."""
+"""Fills live objects with what was stored: first a plan, which finds what does not fit, then the filling.
+
+All that was stored of a part comes back, or nothing is changed: what only a pickle says must be equal in the live
+object where it cannot be filled, see `tensorcas_flavors._torch_facts`.
+"""
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Mapping, MutableMapping
+import re
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Mapping, MutableMapping, Set
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tensorcas_flavors._generic_facts import plan_values
+from tensorcas_flavors._generic_facts import REMEDY, plan_values
+from tensorcas_flavors._torch_equal import Filled, check_memory, is_same
+from tensorcas_flavors._torch_facts import attributes_of, take_apart
 from tensorcas_flavors._torch_fill_module import ROOT, ModuleFilling, copy_into, is_expanded, loses, warn_of_rounding
-from tensorcas_flavors._torch_pickle import attributes
-from tensorcas_flavors._torch_read import Described, Opaque, find_opaque
+from tensorcas_flavors._torch_generators import is_like, set_state, state_of
+from tensorcas_flavors._torch_read import Described, ModuleFacts, NamedItems, Opaque, find_opaque
 from tensorcas_flavors._torch_tensors import dtype_name, pytorch_error
-from tensorcas_flavors._torch_tree import facts_of_opaque, is_live, is_tensor, unwrap
+from tensorcas_flavors._torch_tree import is_live, is_part, is_tensor, unwrap
 from tensorcas_mlflow.errors import AdapterError
 
 if TYPE_CHECKING:
     import torch
 
-_KEPT = (list, dict, OrderedDict, defaultdict, Counter, set)
+_KEPT = (list, dict, OrderedDict, defaultdict, Counter, set, deque)
+_ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes))
+_MUTABLE = (Mapping, list, set, deque, bytearray, np.ndarray)
+_DEVICE = re.compile(r"(?:cpu|cuda|mps|xpu|meta)(?::\d+)?")
+_WRAPPING = frozenset(("module", "_orig_mod"))
+_BATCH_NORMS = frozenset(("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"))
+_OF_SCHEDULERS = frozenset(("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"))
+"""What a scheduler adds to the groups of an optimizer."""
 _NOT_THERE = object()
 
 
-def fill(original: Any, stored: Any, *, strict: bool, elsewhere: Mapping[str, torch.Tensor] | None = None) -> Any:
+def fill(original: Any, stored: Any, *, strict: bool) -> Any:
     """Fill a live object in place.
 
     Args:
@@ -32,7 +47,6 @@ def fill(original: Any, stored: Any, *, strict: bool, elsewhere: Mapping[str, to
         stored: What `read_stored` returned; it is used up.
         strict: Whether all entries of ``original`` must be there; for a module, as in ``load_state_dict``. Entries of a
             stored mapping that ``original`` does not name are left out either way.
-        elsewhere: Stored tensors that are attributes of modules and in no state dict, by their path.
 
     Returns:
         ``original``; if it is a tuple with plain values, a new one.
@@ -45,51 +59,274 @@ def fill(original: Any, stored: Any, *, strict: bool, elsewhere: Mapping[str, to
             f"a {type(original).__name__} cannot be filled: give a module, another object with load_state_dict(), "
             "or a mapping or list of such"
         )
-    plan = _Plan(strict=strict, elsewhere=elsewhere or {})
+    plan = _Plan(strict=strict)
     try:
         filled = plan.part(original, stored, "")
     except RecursionError as error:
         raise pytorch_error("what is to be filled is nested too deep") from error
+    plan.check()
     plan.execute()
     return filled
+
+
+@dataclass(slots=True)
+class _Given:
+    target: Any
+    stored: Any
+    result: Any
+    """What stands in the target's place afterwards."""
 
 
 class _Plan:
     """What is to be done to fill one object."""
 
-    def __init__(self, *, strict: bool, elsewhere: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, *, strict: bool) -> None:
         self._strict = strict
-        self._elsewhere = elsewhere
         self._steps: list[Callable[[], object]] = []
         self._rounded: list[str] = []
-        self._seen: set[tuple[int, int]] = set()
+        self._given: dict[int, _Given] = {}
+        """By identity of what can change, what it is given; it is given one thing only."""
+        self._filling: dict[int, _Given] = {}
+        """By identity of what is stored, what was given it first."""
+        self._filled: list[Filled] = []
         self._alive: dict[int, bool] = {}
+        self._plainness: dict[int, bool] = {}
 
     def part(self, target: Any, stored: Any, path: str) -> Any:
-        """Plan the filling of one part; return what stands in its place afterwards."""
-        if (id(target), id(stored)) in self._seen:
-            return target
-        live = unwrap(target)
-        if is_live(live):
-            self._seen.add((id(target), id(stored)))
-            self._live(live, stored, path)
-            return target
-        if is_tensor(target):
-            self._tensor(target, stored, path)
-            return target
-        # What the caller gave is gone through entry by entry; a plain value inside is taken as a whole.
-        if self._holds_life(target) or (not path and isinstance(target, Mapping | list | tuple)):
-            self._seen.add((id(target), id(stored)))
-            return (
-                self._mapping(target, stored, path) if isinstance(target, Mapping) else self._list(target, stored, path)
-            )
-        return self._plain(target, stored, path)
+        """Plan the filling of one part; return what stands in its place afterwards.
+
+        Of a mapping or list with a tensor or live object in it, the entries are filled that it has; all else becomes
+        what is stored.
+        """
+        is_named = not path or self._holds_life(target)
+        if not is_named or isinstance(stored, Opaque) or not isinstance(target, Mapping | list | tuple):
+            return self._value(target, stored, path)
+        return self._once(target, stored, path, self._mapping if isinstance(target, Mapping) else self._list)
+
+    def check(self) -> None:
+        """See that no memory is given one value and then another."""
+        check_memory(self._filled)
 
     def execute(self) -> None:
         """Fill everything."""
         for step in self._steps:
             step()
         warn_of_rounding(self._rounded)
+
+    def _once(self, target: Any, stored: Any, path: str, plan: Callable[[Any, Any, str], Any]) -> Any:
+        """Plan for something that can change, unless it was planned; return what stands in its place afterwards."""
+        given = self._given.get(id(target))
+        if given is None:
+            given = self._given[id(target)] = _Given(target, stored, target)
+            given.result = plan(target, stored, path)
+            self._filling.setdefault(id(stored), given)
+        elif given.stored is not stored and not is_same(given.stored, stored):
+            raise pytorch_error(
+                f"{_where(path)} is one object with another part, and different values are stored for them: {REMEDY}"
+            )
+        return given.result
+
+    def _value(self, target: Any, stored: Any, path: str) -> Any:
+        """Plan that a value becomes what is stored; return what stands in its place afterwards."""
+        if target is _NOT_THERE and id(stored) in self._filling:
+            return self._filling[id(stored)].result
+        live = unwrap(target)
+        if is_live(live):
+            self._once(live, stored, path, self._live)
+            return target
+        if is_tensor(target) and not isinstance(stored, Opaque):
+            return self._once(target, stored, path, self._tensor)
+        if type(stored) in _ATOMS:
+            return stored
+        is_said = isinstance(stored, Opaque) and type(target) not in _ATOMS and target is not _NOT_THERE
+        if is_said or isinstance(target, _MUTABLE) or state_of(target) is not None:
+            return self._once(target, stored, path, self._content)
+        return self._content(target, stored, path)
+
+    def _content(self, target: Any, stored: Any, path: str) -> Any:
+        if isinstance(stored, Opaque):
+            self._opaque(target, stored, path)
+            return target
+        if isinstance(stored, NamedItems):
+            return self._named_items(target, stored, path)
+        if isinstance(stored, Described):
+            raise self._misfit(path, target, stored)
+        if isinstance(target, np.ndarray) and isinstance(stored, np.ndarray):
+            return self._array(target, stored, path)
+        state = state_of(stored)
+        if state is not None:
+            if not is_like(target, state):
+                return stored
+            self._steps.append(lambda: set_state(target, state))
+            return target
+        if not isinstance(stored, Mapping | list | tuple | set | deque | bytearray):
+            return stored
+        opaque = find_opaque(stored, described_too=True)
+        if not isinstance(target, Mapping | list | tuple | deque) and opaque is not None:
+            raise self._misfit(path, target, opaque)
+        is_filled = isinstance(target, Mapping | list | tuple | deque) and not self._is_plain(stored)
+        new = self._with_parts(target, stored, path) if is_filled else stored
+        if type(target) is type(stored) and type(target) in _KEPT and target is not stored:
+            if isinstance(target, deque) and target.maxlen != stored.maxlen:  # type: ignore[union-attr]
+                return new
+            self._steps.append(lambda: _replace_content(target, new, stored))
+            return target
+        return new
+
+    def _with_parts(self, target: Any, stored: Any, path: str) -> Any:
+        """Return the content of a container, with what the live one has in the places of what can be filled."""
+        start = f"{path}." if path else ""
+        if isinstance(stored, Mapping):
+            own: Any = target if isinstance(target, Mapping) else {}
+            pairs = [
+                (key, self._value(own.get(key, _NOT_THERE), entry, f"{start}{key}")) for key, entry in stored.items()
+            ]
+            new: Any = type(stored)() if not isinstance(stored, defaultdict) else defaultdict(stored.default_factory)
+            new.update(pairs)
+            vars(new).update(vars(stored)) if hasattr(new, "__dict__") else None
+            return new
+        own = list(target) if isinstance(target, list | tuple | deque) else []
+        own += [_NOT_THERE] * (len(stored) - len(own))
+        values = [self._value(own[n], entry, f"{start}{n}") for n, entry in enumerate(stored)]
+        return deque(values, stored.maxlen) if isinstance(stored, deque) else type(stored)(values)
+
+    def _array(self, target: Any, stored: Any, path: str) -> Any:
+        if target.dtype != stored.dtype or target.shape != stored.shape or not target.flags.writeable:
+            return stored
+        self._filled.append(Filled(where=_name(path), target=target, source=stored))
+        self._steps.append(lambda: np.copyto(target, stored))
+        return target
+
+    def _named_items(self, target: Any, stored: NamedItems, path: str) -> Any:
+        kind = type(target)
+        if getattr(kind, "_fields", None) != tuple(stored.fields) or kind.__name__ != _kind(stored):
+            raise self._misfit(path, target, stored)
+        items = [
+            self._value(own, item, f"{_name(path)}.{name}")
+            for name, own, item in zip(stored.fields, target, stored.items, strict=True)
+        ]
+        if all(new is own for new, own in zip(items, target, strict=True)):
+            return target
+        return kind._make(items)
+
+    def _opaque(self, target: Any, stored: Opaque, path: str) -> None:
+        """Plan for what only a pickle says: fill what can be filled, if the rest is equal."""
+        if not self._strict:
+            return
+        facts = stored.facts.entry
+        if facts is None or target is _NOT_THERE or target is None:
+            raise self._misfit(path, target, stored)
+        where = _where(path)
+        try:
+            own, parts = take_apart(target, is_part)
+            change = plan_values("pytorch", own, facts.said)
+        except AdapterError as error:
+            raise pytorch_error(
+                f"{where} is a {_kind(stored)}, which only a pickle says: {error.reason}, or give strict=False to "
+                "leave it as it is"
+            ) from error
+        if len(parts) != len(facts.taken):
+            raise self._misfit(path, target, stored)
+        for n, (part, entry) in enumerate(zip(parts, facts.taken, strict=True)):
+            if not is_live(unwrap(part)) and n in own.fixed:
+                fits = is_same(part, entry)
+            else:
+                fits = self._value(part, entry, f"{_name(path)}.{n}") is part
+            if not fits:
+                raise pytorch_error(f"{where} holds a {type(part).__name__} that cannot be filled in place: {REMEDY}")
+        self._steps.append(change)
+
+    def _misfit(self, path: str, target: Any, stored: Any) -> AdapterError:
+        there = "nothing is" if target is _NOT_THERE else f"a {type(target).__name__} is"
+        return pytorch_error(
+            f"{_where(path)} was stored as a {_kind(stored)}, which only a pickle makes anew, and {there} there: "
+            f"give one to fill, or {REMEDY}"
+        )
+
+    def _is_plain(self, stored: Any) -> bool:
+        """Tell whether a container holds nothing that is filled in place, at any depth."""
+        known = self._plainness.get(id(stored))
+        if known is None:
+            self._plainness[id(stored)] = True
+            parts = stored.values() if isinstance(stored, Mapping) else stored
+            known = self._plainness[id(stored)] = all(
+                self._is_plain(part)
+                if isinstance(part, Mapping | list | tuple | deque)
+                else type(part) in _ATOMS
+                or not (
+                    is_tensor(part)
+                    or isinstance(part, np.ndarray | Opaque | NamedItems | Described)
+                    or state_of(part) is not None
+                )
+                for part in parts
+            )
+        return known
+
+    def _modules(self, module: torch.nn.Module, stored: list[ModuleFacts], path: str) -> None:
+        """Plan for the attributes of a module and of its submodules."""
+        live = dict(module.named_modules(remove_duplicate=False))
+        bare: dict[str, list[torch.nn.Module]] = {}
+        for name, part in live.items():
+            bare.setdefault(_bare(name), []).append(part)
+        met = set()
+        for facts in stored:
+            candidates = [live.get(facts.path), *bare.get(_bare(facts.path), [])]
+            found = next((part for part in candidates if part is not None and _is_of(part, facts.kind)), None)
+            met.add(_bare(facts.path))
+            if found is not None:
+                self._attributes(found, facts, path)
+            elif self._strict:
+                there = " or ".join(sorted({type(part).__name__ for part in candidates if part is not None}))
+                raise pytorch_error(
+                    f"{_where(_join(path, facts.path))} was stored as a {facts.kind}, and "
+                    f"{f'is a {there}' if there else 'the model to fill has no such part'}: give a model of the same "
+                    f"classes, or strict=False to fill what fits, or {REMEDY}"
+                )
+        more = [name for name in live if _bare(name) not in met]
+        if more and self._strict:
+            raise pytorch_error(
+                f"{_where(path)} has parts that were not stored: {_some(more)}. Give a model without them, or "
+                f"strict=False to fill what fits, or {REMEDY}"
+            )
+
+    def _attributes(self, module: torch.nn.Module, facts: ModuleFacts, path: str) -> None:
+        given = self._given.setdefault(id(vars(module)), _Given(vars(module), facts, None))
+        if given.stored is not facts:
+            if not is_same([given.stored.attributes, given.stored.of_tensors], [facts.attributes, facts.of_tensors]):
+                raise pytorch_error(
+                    f"{_where(_join(path, facts.path))} is one module with another part, and different attributes are "
+                    f"stored for them: {REMEDY}"
+                )
+            return
+        start = _join(path, facts.path)
+        own, _ = attributes_of(module)
+        real = vars(module)
+        for name, entry in facts.attributes.items():
+            old = own.get(name, _NOT_THERE)
+            where = _join(start, name)
+            if old is not _NOT_THERE and old is not real.get(name, _NOT_THERE):
+                # The class has another thing pickled than there is, and makes that anew.
+                if self._strict and not is_same(old, entry):
+                    raise pytorch_error(f"{where!r} differs, and its class pickles it as another thing: {REMEDY}")
+                continue
+            self._attribute(real, name, entry, where)
+        for name, attributes in facts.of_tensors.items():
+            tensor = module._parameters.get(name, module._buffers.get(name))
+            for key, entry in attributes.items() if tensor is not None else ():
+                self._attribute(vars(tensor), key, entry, f"{_join(start, name)}.{key}")
+
+    def _attribute(self, holder: dict[str, Any], name: str, entry: Any, where: str) -> None:
+        old = holder.get(name, _NOT_THERE)
+        if _is_place(old) and _is_place(entry):
+            return  # where its tensors are, and of which dtype, is the live model's own business
+        if is_tensor(old) and is_tensor(entry) and (old.shape != entry.shape or is_expanded(old) or old.is_meta):
+            new: Any = entry.to("cpu" if old.is_meta else old.device)
+        elif is_tensor(old) and not is_tensor(entry) and not isinstance(entry, Opaque):
+            new = entry
+        else:
+            new = self._value(old, entry, where)
+        if new is not old and new is not _NOT_THERE:
+            self._steps.append(lambda: holder.__setitem__(name, new))
 
     def _live(self, target: Any, stored: Any, path: str) -> None:
         import torch
@@ -102,20 +339,45 @@ class _Plan:
             beside = stored.beside if isinstance(stored, Described) else {}
             filling = ModuleFilling(target, state, beside, where=where, strict=self._strict)
             self._rounded += [f"{path}.{text}" if path else text for text in filling.rounded]
+            self._filled += [replace(each, where=_join(path, each.where)) for each in filling.filled()]
             self._steps.append(filling.execute)
-            for name, tensor in attributes(target, path) if self._elsewhere else ():
-                if name in self._elsewhere:
-                    self._tensor(tensor, self._elsewhere[name], name)
+            if isinstance(stored, Described) and stored.modules.entry is not None:
+                self._modules(target, stored.modules.entry, path)
             return
         if isinstance(target, torch.optim.lr_scheduler.LRScheduler) and isinstance(state, dict):
             # It takes what it is given and keeps the rest.
+            its = target.state_dict()
+            for key, value in state.items():
+                if isinstance(value, Opaque):
+                    self._opaque(its.get(key, _NOT_THERE), value, _join(path, key))
             state = {key: value for key, value in state.items() if not isinstance(value, Opaque)}
+            self._check_class(target, stored, its.keys(), state.keys(), where)
         opaque = find_opaque(state)
-        if isinstance(opaque, Opaque):
-            raise pytorch_error(f"the state of {where} holds a {opaque.kind}, which only a pickle says: load a new one")
+        if isinstance(opaque, Opaque | NamedItems):
+            raise pytorch_error(f"the state of {where} holds a {opaque.kind}, which only a pickle says: {REMEDY}")
         if isinstance(target, torch.optim.Optimizer):
             self._check_groups(target, state, where)
+            own, keys = (
+                {key for group in groups for key in group if key not in _OF_SCHEDULERS}
+                for groups in (target.param_groups, state["param_groups"])
+            )
+            self._check_class(target, stored, own, keys, where)
         self._steps.append(lambda: _load_state(target, state, where))
+
+    def _check_class(self, target: Any, stored: Any, own: Set[Any], keys: Set[Any], where: str) -> None:
+        """See that a state was stored of an optimizer or scheduler of the same class, as far as that can be told."""
+        only = [{key for key in some if not str(key).startswith("_")} for some in (own - keys, keys - own)]
+        is_other = all(only) and "verbose" not in only[0] | only[1]
+        kind = type(target)
+        stored_kind = stored.kind if isinstance(stored, Described) else ""
+        if all(name.startswith("torch.optim.") for name in (kind.__module__, stored_kind)):
+            is_other = kind.__name__ != _kind(stored)
+        if is_other and self._strict:
+            raise pytorch_error(
+                f"{where} is a {kind.__name__}, and what was stored is the state of "
+                f"{f'a {_kind(stored)}' if stored_kind else f'one with {_some(sorted(map(str, only[1])))}'}: "
+                f"give one of the same class, or {REMEDY}"
+            )
 
     def _check_groups(self, optimizer: torch.optim.Optimizer, state: Any, where: str) -> None:
         try:
@@ -131,7 +393,7 @@ class _Plan:
                 f"group: stored are {stored} parameters, and it has {own}"
             )
 
-    def _tensor(self, target: torch.Tensor, stored: Any, path: str) -> None:
+    def _tensor(self, target: torch.Tensor, stored: Any, path: str) -> torch.Tensor:
         where = _where(path)
         if not is_tensor(stored):
             raise pytorch_error(f"{where} is a tensor, and a {_kind(stored)} was stored there")
@@ -144,7 +406,11 @@ class _Plan:
             raise pytorch_error(f"{where} cannot be filled: it is expanded, and its elements share memory. Clone it")
         if loses(stored.dtype, target.dtype):
             self._rounded.append(f"{path} ({dtype_name(stored)} to {dtype_name(target)})")
+        self._filled.append(Filled(where=_name(path), target=target, source=stored))
         self._steps.append(lambda: copy_into(target, stored, where))
+        for name, entry in vars(stored).items():
+            self._attribute(vars(target), name, entry, f"{_name(path)}.{name}")
+        return target
 
     def _mapping(self, target: Mapping[Any, Any], stored: Any, path: str) -> Any:
         where = _where(path)
@@ -176,6 +442,8 @@ class _Plan:
 
     def _list(self, target: Any, stored: Any, path: str) -> Any:
         where = _where(path)
+        if isinstance(stored, NamedItems):
+            return self._named_items(target, stored, path)
         if not isinstance(stored, list | tuple):
             raise pytorch_error(f"{where} is a {type(target).__name__}, and a {_kind(stored)} was stored there")
         if self._strict and len(target) != len(stored):
@@ -192,52 +460,6 @@ class _Plan:
             return target
         make = getattr(type(target), "_make", type(target))  # a named tuple's
         return make([*new, *target[len(new) :]])
-
-    def _plain(self, target: Any, stored: Any, path: str) -> Any:
-        if isinstance(stored, Described):
-            stored = stored.state
-        if isinstance(stored, Opaque):
-            self._opaque(target, stored, path)
-            return target
-        if find_opaque(stored) is not None:
-            return self._with_opaque(target, stored, path)
-        if isinstance(target, np.ndarray) and isinstance(stored, np.ndarray):
-            if target.dtype == stored.dtype and target.shape == stored.shape and target.flags.writeable:
-                self._steps.append(lambda: np.copyto(target, stored))
-                return target
-            return stored
-        if type(target) is type(stored) and type(target) in _KEPT and target is not stored:
-            self._steps.append(lambda: _replace_content(target, stored))
-            return target
-        return stored
-
-    def _opaque(self, target: Any, stored: Opaque, path: str) -> None:
-        """Fill in plain values of an object that only a pickle says, or see that it is equal."""
-        facts = facts_of_opaque(target)
-        reason = "only a pickle says it"
-        if facts is not None and stored.facts is not None:
-            try:
-                self._steps.append(plan_values("pytorch", facts, stored.facts))
-                return
-            except AdapterError as error:
-                reason = error.reason
-        raise pytorch_error(
-            f"{_where(path)} was stored as a {_kind(stored)} and cannot be filled ({reason}). Leave it out of what is "
-            "to be filled, or load a new one, without into= (or original=)"
-        )
-
-    def _with_opaque(self, target: Any, stored: Any, path: str) -> Any:
-        """Go through a container in which there is something that only a pickle says."""
-        is_mapping = isinstance(target, MutableMapping) and isinstance(stored, Mapping)
-        is_list = isinstance(target, list) and isinstance(stored, list) and len(target) == len(stored)
-        if not is_mapping and not is_list:
-            self._opaque(target, Opaque(kind=type(stored).__name__), path)
-        for key, entry in stored.items() if is_mapping else enumerate(stored):
-            old = target.get(key, _NOT_THERE) if is_mapping else target[key]
-            new = self._plain(old, entry, f"{path}.{key}")
-            if new is not old:
-                self._steps.append(lambda key=key, new=new: target.__setitem__(key, new))  # type: ignore[misc]
-        return target
 
     def _holds_life(self, target: Any) -> bool:
         """Tell whether a container holds a tensor or an object with a state dict, at any depth."""
@@ -259,12 +481,50 @@ def _load_state(target: Any, state: Any, where: str) -> None:
         raise pytorch_error(f"{where}: {type(error).__name__}: {error}") from error
 
 
-def _replace_content(target: Any, stored: Any) -> None:
+def _replace_content(target: Any, content: Any, stored: Any) -> None:
     if isinstance(target, list):
-        target[:] = stored
+        target[:] = content
+        return
+    content = [*content.items()] if isinstance(content, dict) else [*content]
+    target.clear()
+    if isinstance(target, deque):
+        target.extend(content)
+    elif type(target) is Counter:
+        dict.update(target, content)
     else:
-        target.clear()
-        target.update(stored)
+        target.update(content)
+    if isinstance(target, defaultdict):
+        target.default_factory = stored.default_factory
+    if hasattr(target, "__dict__"):
+        vars(target).clear()
+        vars(target).update(vars(stored))
+
+
+def _bare(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in _WRAPPING)
+
+
+def _is_of(module: Any, kind: str) -> bool:
+    """Tell whether a module is of a class of some name, or will be when it is filled."""
+    becomes = getattr(module, "cls_to_become", None)
+    names = {type(module).__name__} | ({becomes.__name__} if isinstance(becomes, type) else set())
+    return kind in names or (kind in _BATCH_NORMS and not names.isdisjoint(_BATCH_NORMS))
+
+
+def _is_place(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.dtype | torch.device) or (
+        type(value) is str and _DEVICE.fullmatch(value) is not None
+    )
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path and name else path or name
+
+
+def _name(path: str) -> str:
+    return path or "it"
 
 
 def _where(path: str) -> str:
@@ -272,7 +532,9 @@ def _where(path: str) -> str:
 
 
 def _kind(stored: Any) -> str:
-    return stored.kind.rpartition(".")[2] if isinstance(stored, Described | Opaque) else type(stored).__name__
+    return (
+        stored.kind.rpartition(".")[2] if isinstance(stored, Described | Opaque | NamedItems) else type(stored).__name__
+    )
 
 
 def _some(keys: list[Any]) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tensorcas_flavors._torch_read import Described, Opaque
+from tensorcas_flavors._torch_equal import Filled
+from tensorcas_flavors._torch_memory import filling_refusal
+from tensorcas_flavors._torch_read import Described, NamedItems, Opaque
 from tensorcas_flavors._torch_tensors import dtype_name, pytorch_error
 from tensorcas_flavors._torch_tree import is_tensor, own_tensors
 
@@ -60,14 +62,18 @@ class ModuleFilling:
         expected = module.state_dict()
         own = dict(own_tensors(module))
         # What only a pickle says is missing, as torch will say.
-        state = {name: value for name, value in stored.items() if not isinstance(value, Opaque)}
+        state = {name: value for name, value in stored.items() if not isinstance(value, Opaque | NamedItems)}
         state, metadata = with_prefix_of(expected, state, getattr(stored, "_metadata", None))
         self._state: OrderedDict[str, Any] = OrderedDict(state)
         self._beside: dict[str, torch.Tensor] = {}
+        self._made: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+        nothing = {} if all(name in own for name in beside) else _without_tensors(module)
         for name, tensor in [*state.items(), *beside.items()]:
             if name in own and name not in expected and is_tensor(tensor):
                 self._beside[name] = tensor
                 self._state.pop(name, None)
+            elif name in nothing and name not in state:
+                self._made.append((*nothing[name], tensor))
             elif name not in self._state:
                 self._state[name] = tensor
         # Without the version numbers, load_state_dict takes the state dict for one of an old torch and overlooks gaps.
@@ -88,6 +94,19 @@ class ModuleFilling:
             copy_into(self._own[name], tensor, repr(name))
         for name, (target, source) in self._views.items():
             copy_into(target, source, repr(name))
+        for buffers, name, tensor in self._made:
+            buffers[name] = tensor
+
+    def filled(self) -> Iterator[Filled]:
+        """Name the memory that is filled, and what is put there, as far as the module's own code does nothing else."""
+        for name, tensor in [*self._state.items(), *self._beside.items()]:
+            own = self._own.get(name)
+            if own is None or not is_tensor(tensor) or own is tensor or filling_refusal(own) is not None:
+                continue
+            if own.shape == tensor.shape and not own.is_meta:
+                yield Filled(where=name, target=own, source=tensor)
+        for name, (target, source) in self._views.items():
+            yield Filled(where=name, target=target, source=source)
 
     def _check(self, expected: Mapping[str, Any]) -> None:
         import torch
@@ -131,6 +150,16 @@ class ModuleFilling:
             self._module.load_state_dict(self._state, strict=self._strict)
         except Exception as error:
             raise pytorch_error(f"{self._where}: {error}" if self._where != ROOT else str(error)) from error
+
+
+def _without_tensors(module: torch.nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
+    """Return where the non-persistent buffers are that a module has no tensors for yet, by their names."""
+    return {
+        f"{path}.{name}" if path else name: (part._buffers, name)
+        for path, part in module.named_modules(remove_duplicate=False)
+        for name, tensor in part._buffers.items()
+        if tensor is None and name in part._non_persistent_buffers_set
+    }
 
 
 def is_expanded(tensor: torch.Tensor) -> bool:

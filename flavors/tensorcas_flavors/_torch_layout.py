@@ -7,7 +7,8 @@ object with
 * ``storages``: the storages that are not simply the bytes of one row, each a list of ``[row, offset, strides]``;
 * ``kinds``: for rows that are no tensor of the row's own dtype, what they are;
 * ``tree``: what was stored (see `tensorcas_flavors._torch_tree`);
-* ``values``: the numbers of the tree in the order in which it is read. They come last and by themselves, so that what
+* ``beyond``: what is said of what only the pickle says, if there is a pickle (see there);
+* ``values``: the numbers of both in the order in which it is read. They come last and by themselves, so that what
   changes at every step lies behind what does not.
 
 Version 1, of state dicts and modules only, had ``plain``, ``entries``, ``ordered`` and ``metadata`` for the tree.
@@ -47,7 +48,9 @@ class Layout:
     tree: Any = None
     """What was stored, as `tensorcas_flavors._torch_tree` writes it; in version 1, the object that stood for it."""
     values: list[Any] = field(default_factory=list)
-    """The numbers of the tree."""
+    """The numbers of the tree, then those of what is beyond it."""
+    beyond: list[Any] = field(default_factory=list)
+    """What is said of what only the pickle says."""
     version: int = _VERSION
     """Which format the tree is in; 0 if there is no skeleton."""
 
@@ -55,6 +58,8 @@ class Layout:
         """Return the layout as JSON in ASCII."""
         storages = [[[place.name, place.offset, place.stride] for place in places] for places in self.storages]
         facts = {"layout": _VERSION, "storages": storages, "kinds": self.kinds, "tree": self.tree}
+        if self.beyond:
+            facts["beyond"] = self.beyond
         return _ENCODE(facts | {"values": self.values}).encode("ascii")
 
     @classmethod
@@ -75,12 +80,12 @@ class Layout:
             )
             if version == 1:
                 return cls(storages=storages, tree=_version_1(facts), version=1)
-            kinds, values = facts["kinds"], facts["values"]
-            if not isinstance(values, list) or not isinstance(kinds, dict):
-                raise ValueError("'values' is no list, or 'kinds' no mapping")
+            kinds, values, beyond = facts["kinds"], facts["values"], facts.get("beyond", [])
+            if not isinstance(values, list) or not isinstance(beyond, list) or not isinstance(kinds, dict):
+                raise ValueError("'values' or 'beyond' is no list, or 'kinds' no mapping")
             if not all(type(kind) is str for kind in kinds.values()):
                 raise ValueError("a kind of row is no name")
-            return cls(storages=storages, kinds=kinds, tree=facts["tree"], values=values)
+            return cls(storages=storages, kinds=kinds, tree=facts["tree"], values=values, beyond=beyond)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise pytorch_error(f"the layout in the skeleton cannot be read: {error!r}") from error
 

@@ -1,7 +1,7 @@
 """What of a model only a pickle says: the object without its tensors, for which rows stand.
 
 The pickle is as `tensorcas_flavors._pickling` makes it, but a tensor is a call of `restore`, so that nothing of ours is
-called for the hundreds of small objects a module holds. The names of `restore`, `restore_array`,
+called for the hundreds of small objects a module holds. The names of `restore`, `restore_array`, `restore_generator`,
 `set_attributes`, `bare`, `parametrized`, `optimizer_state` and `the_same` are in pickles: they are never renamed.
 """
 
@@ -12,7 +12,7 @@ import io
 import itertools
 import types
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from tensorcas_flavors._pickling import MAGIC, load_skeleton
 from tensorcas_flavors._torch_layout import check_row
 from tensorcas_flavors._torch_rows import ARRAY, ELSEWHERE, Rows
 from tensorcas_flavors._torch_tensors import dtype_name, pytorch_error, row_dtype
-from tensorcas_flavors._torch_tree import TreeWriter, is_tensor
+from tensorcas_flavors._torch_tree import TreeWriter
 from tensorcas_mlflow import dtypes
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.errors import AdapterError
@@ -94,6 +94,16 @@ def restore_array(row: str, dtype: str, shape: tuple[int, ...], fortran: bool) -
     return np.asfortranarray(array) if fortran else array
 
 
+def restore_generator(device: str, row: str) -> torch.Generator:
+    """Return a new generator with the state that is a row of the model that is being loaded."""
+    import torch
+
+    put_back = _loading.get(None)
+    if put_back is None:
+        raise pytorch_error("this pickle is part of a model: load it with its adapter")
+    return torch.Generator(device).set_state(torch.from_numpy(np.array(put_back.array(row, "uint8", None))))
+
+
 def set_attributes(part: torch.Tensor, attributes: dict[str, Any]) -> None:
     """Give a tensor the attributes it had."""
     vars(part).update(attributes)
@@ -138,7 +148,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._tree = tree
         self.kinds: set[type] = set()
         self._unnamed = itertools.count()
-        self._paths: dict[int, str] | None = None
 
     def reducer_override(self, part: Any) -> Any:
         kind = type(part)
@@ -159,6 +168,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return reduced
         if id(part) in self._tree.unwrapped:
             return the_same, (self._tree.unwrapped[id(part)],)
+        if id(part) in self._tree.generators:
+            return restore_generator, (str(part.device), self._tree.generators[id(part)])
         if kind is np.ndarray:
             return self._array(part)
         return self._special(part, kind)
@@ -196,20 +207,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _tensor(self, part: torch.Tensor) -> Any:
         row = self._rows.find(part)
         if row is None:
-            row = self._rows.add(ELSEWHERE + self._path(part), part)
+            row = self._rows.add(ELSEWHERE + str(next(self._unnamed)), part)
         is_parameter = type(part) is self._torch.nn.Parameter
         facts = (row, dtype_name(part), tuple(part.shape), part.requires_grad, is_parameter)
         attributes = vars(part)
         if not attributes:
             return restore, facts
         return restore, facts, dict(attributes), None, None, set_attributes
-
-    def _path(self, tensor: torch.Tensor) -> str:
-        if self._paths is None:
-            self._paths = {
-                id(part): path for start, module in self._tree.modules for path, part in attributes(module, start)
-            }
-        return self._paths.get(id(tensor)) or str(next(self._unnamed))
 
 
 class _PutBack:
@@ -230,9 +234,10 @@ class _PutBack:
         tensor = self._tensors[row].detach()
         return torch.nn.Parameter(tensor, requires_grad) if is_parameter else tensor.requires_grad_(requires_grad)
 
-    def array(self, row: str, dtype: str, shape: tuple[int, ...]) -> Array:
+    def array(self, row: str, dtype: str, shape: tuple[int, ...] | None) -> Array:
         array = self._rows.get(row)
-        if array is None or array.dtype != dtypes.parse_dtype(dtype) or array.shape != tuple(shape):
+        is_other = array is None or array.dtype != dtypes.parse_dtype(dtype)
+        if array is None or is_other or (shape is not None and array.shape != tuple(shape)):
             raise pytorch_error(f"array {row!r}, stored as {dtype} {shape}, is missing or another: read all tensors")
         return array
 
@@ -243,15 +248,3 @@ class _PutBack:
             self._objects[number] = self.tensor(row, dtype, shape, requires_grad, False)
             vars(self._objects[number]).update(attributes)
         return self._objects[number]
-
-
-def attributes(module: torch.nn.Module, start: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors that are attributes of a module or submodule, or one level down in a container there."""
-    for prefix, part in module.named_modules(prefix=start):
-        for attribute, value in vars(part).items():
-            path = f"{prefix}.{attribute}" if prefix else attribute
-            if is_tensor(value):
-                yield path, value
-            elif isinstance(value, dict | list | tuple):
-                items = value.items() if isinstance(value, dict) else enumerate(value)
-                yield from ((f"{path}.{key}", inner) for key, inner in items if is_tensor(inner))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import pathlib
 import struct
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
+from tensorcas_flavors._plain_values import decode
+from tensorcas_flavors._torch_facts import names_of_torch
+from tensorcas_flavors._torch_generators import TORCH, State, made
 from tensorcas_flavors._torch_layout import Layout, check_row
 from tensorcas_flavors._torch_rows import ARRAY, ELSEWHERE, NUMBERS
 from tensorcas_flavors._torch_tensors import pytorch_error, row_dtype
@@ -32,6 +36,8 @@ class Described:
     """Its state dict."""
     beside: dict[str, torch.Tensor] = field(default_factory=dict)
     """A module's tensors that its state dict leaves out, by their dotted path."""
+    modules: Beyond[list[ModuleFacts]] = field(default_factory=lambda: Beyond(number=None))
+    """What a module and its submodules hold besides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +46,55 @@ class Opaque:
 
     kind: str
     """Its class."""
-    facts: Any = None
-    """What can be compared of it; see `facts_of_opaque`."""
+    facts: Beyond[OpaqueFacts] = field(default_factory=lambda: Beyond(number=None))
+    """What is said of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedItems:
+    """A named tuple, which only a pickle makes anew."""
+
+    kind: str
+    """Its class."""
+    fields: list[str]
+    """Names of the items."""
+    items: list[Any]
+    """The items, as a part of a tree is read."""
+
+
+_Entry = TypeVar("_Entry")
+
+
+@dataclass(slots=True, kw_only=True)
+class Beyond(Generic[_Entry]):
+    """What the tree refers to and what is read after it."""
+
+    number: int | None
+    """Its number there; None if a store says nothing of it."""
+    entry: _Entry | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleFacts:
+    """What one module holds that is in no state dict."""
+
+    path: str
+    """Names of the submodules that lead to it."""
+    kind: str
+    """Name of its class."""
+    attributes: dict[str, Any]
+    of_tensors: dict[str, dict[str, Any]]
+    """By the names of its parameters and buffers, their attributes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpaqueFacts:
+    """What is said of a value that only a pickle says."""
+
+    said: dict[str, Any]
+    """As `_generic_facts` has it."""
+    taken: list[Any]
+    """What was taken out of it."""
 
 
 def read_stored(
@@ -85,7 +138,7 @@ def read_stored(
     return _read_version_1(layout.tree, rows, tensors, named, skip_missing)
 
 
-def find_opaque(value: Any, *, described_too: bool = False) -> Opaque | Described | None:
+def find_opaque(value: Any, *, described_too: bool = False) -> Opaque | NamedItems | Described | None:
     """Return one part of a stored value that only a pickle says, or None.
 
     Args:
@@ -95,14 +148,14 @@ def find_opaque(value: Any, *, described_too: bool = False) -> Opaque | Describe
     stack, seen = [value], set()
     while stack:
         part = stack.pop()
-        if isinstance(part, Opaque) or (described_too and isinstance(part, Described)):
+        if isinstance(part, Opaque | NamedItems) or (described_too and isinstance(part, Described)):
             return part
         if id(part) in seen:
             continue
         seen.add(id(part))
         if isinstance(part, Mapping):
             stack += part.values()
-        elif isinstance(part, list | tuple):
+        elif isinstance(part, list | tuple | deque):
             stack += part
         elif isinstance(part, Described):
             stack.append(part.state)
@@ -124,6 +177,8 @@ class _TreeReader:
 
         self._torch = torch
         self._tree = layout.tree
+        self._beyond = layout.beyond
+        self._wanted: dict[int, Beyond[Any]] = {}
         self._values = iter(layout.values)
         self._kinds = layout.kinds
         self._rows = rows
@@ -150,12 +205,20 @@ class _TreeReader:
             "floats": lambda node: self._many(node, node["floats"], "float64"),
             "ref": lambda node: self._made[_index(node["ref"])],
             "object": self._object,
-            "opaque": lambda node: Opaque(kind=_of_kind(node["opaque"], str), facts=node.get("facts")),
+            "opaque": self._opaque,
+            "namedtuple": lambda node: NamedItems(
+                kind=_of_kind(node["namedtuple"], str), fields=_list(node["fields"]), items=self._nodes(node["items"])
+            ),
+            "deque": self._deque,
+            "path": self._path,
+            "plain": lambda node: decode("pytorch", node["plain"]),
+            "generator": self._generator,
         }
 
     def read(self) -> Any:
         """Read the tree."""
         value = self._node(self._tree)
+        self._read_beyond()
         if next(self._values, _ABSENT) is not _ABSENT:
             raise ValueError("there are more numbers than the tree has places for")
         return value
@@ -225,6 +288,10 @@ class _TreeReader:
             value = self._torch.nn.Parameter(value, grad) if "parameter" in node else value.requires_grad_(grad)
         if place is not None:
             self._made[place] = value
+            if "attributes" in node:
+                attributes = self._node(node["attributes"])
+                if value is not _ABSENT:
+                    vars(value).update(_of_kind(attributes, dict))
         return value
 
     def _array(self, node: dict[str, Any]) -> Any:
@@ -260,9 +327,70 @@ class _TreeReader:
             value = self._node(part)
             if value is not _ABSENT:
                 beside[_of_kind(name, str)] = _of_kind(value, self._torch.Tensor)
-        made = Described(kind=_of_kind(node["object"], str), state=state, beside=beside)
+        modules = self._later(node)
+        made = Described(kind=_of_kind(node["object"], str), state=state, beside=beside, modules=modules)
         self._made[place] = made
         return made
+
+    def _opaque(self, node: dict[str, Any]) -> Opaque:
+        made = Opaque(kind=_of_kind(node["opaque"], str), facts=self._later(node))
+        if "beyond" in node:
+            self._number(made)
+        return made
+
+    def _later(self, node: dict[str, Any]) -> Beyond[Any]:
+        later: Beyond[Any] = Beyond(number=node.get("beyond"))
+        if later.number is not None:
+            self._wanted[_index(later.number)] = later
+        return later
+
+    def _read_beyond(self) -> None:
+        for number, entry in enumerate(self._beyond):
+            later = self._wanted[number]
+            if type(entry) is list:
+                later.entry = [self._module(*part) for part in entry]
+            elif entry is not None:
+                taken = [self._node(node) for node in _list(entry["taken"])]
+                said = {name: entry[name] for name in ("values", "rest", "parts")}
+                if not any(part is _ABSENT for part in taken):
+                    later.entry = OpaqueFacts(said=said, taken=taken)
+
+    def _module(self, path: str, kind: str, attributes: Any, of_tensors: Any) -> ModuleFacts:
+        own = {_of_kind(name, str): self._node(node) for name, node in _list(attributes)}
+        own = {name: value for name, value in own.items() if value is not _ABSENT}
+        if not names_of_torch().isdisjoint(own):
+            raise ValueError("a module's own registers are called attributes")
+        of_each = {_of_kind(name, str): _of_kind(self._node(node), dict) for name, node in _list(of_tensors)}
+        return ModuleFacts(path=_of_kind(path, str), kind=_of_kind(kind, str), attributes=own, of_tensors=of_each)
+
+    def _deque(self, node: dict[str, Any]) -> deque[Any]:
+        values: deque[Any] = self._number(deque(maxlen=node["maxlen"]))
+        values.extend(self._nodes(node["deque"]))
+        return values
+
+    def _path(self, node: dict[str, Any]) -> Any:
+        name, text = node["path"]
+        if name not in _PATHS:
+            raise ValueError(f"{name!r} is no class of paths")
+        return getattr(pathlib, name)(_of_kind(self._node(text), str))
+
+    def _generator(self, node: dict[str, Any]) -> Any:
+        place = self._reserve()
+        state, seeds = self._node(node["state"]), self._node(node["seeds"])
+        if state is _ABSENT:
+            return _ABSENT
+        engine = node["engine"]
+        facts = State(kind=_of_kind(node["generator"], str), engine=engine, state=state, seeds=seeds)
+        try:
+            self._made[place] = made(facts)
+        except RuntimeError:
+            if facts.kind != TORCH:
+                raise
+            self._made[place] = Opaque(kind=f"torch.Generator of the device {engine!r}, which is not here,")
+        return self._made[place]
+
+
+_PATHS = frozenset(("PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath"))
 
 
 def _read_version_1(

@@ -9,13 +9,26 @@ the list of values, which numbers alone are in: what changes at every step lies 
   ``metadata`` and ``attributes`` are those of an ordered dict, as JSON or as a node;
 * ``{"text": hex}`` for a text with surrogates, ``{"bytes": hex}``, ``bytearray``,
   ``{"dtype": name}``, ``{"device": name}``;
-* ``{"tensor": [row, dtype, shape]}``, with ``grad`` if it requires one, ``parameter`` if it is one, and ``is`` if it is
-  the very object of that number; ``{"array": [row, dtype, shape]}``, with ``fortran`` if it lies in columns;
+* ``{"deque": [node…], "maxlen": number}``, ``{"path": [class, node]}`` of `pathlib`, and ``{"plain": JSON}`` for dates,
+  times and decimals as `_plain_values` writes them;
+* ``{"generator": kind, "engine": name, "state": node, "seeds": node}`` for a random generator, see `_torch_generators`;
+* ``{"tensor": [row, dtype, shape]}``, with ``grad`` if it requires one, ``parameter`` if it is one, ``is`` if it is
+  the very object of that number, and ``attributes``, a node, if it has any;
+* ``{"array": [row, dtype, shape]}``, with ``fortran`` if it lies in columns;
 * ``{"ints": row}`` and ``floats`` for a long list of them, with ``tuple`` if it is one;
 * ``{"ref": number}`` for an object met before; those that can change are numbered from 0 as they are met;
 * ``{"object": class, "state": node}`` for an object with ``state_dict``, and ``beside`` with a module's tensors that
-  its state dict leaves out;
-* ``{"opaque": class}`` for what only the pickle says, with ``facts`` (see `_generic_facts`) if it can be compared.
+  its state dict leaves out, and ``beyond`` with a number;
+* ``{"namedtuple": class, "fields": [text…], "items": [node…]}``, which only the pickle can make anew;
+* ``{"opaque": class, "beyond": number}`` for what only the pickle says.
+
+What is *beyond* the tree lies in a list after it, and is read after it, so that tensors have the names that they have
+in the tree. By number it is
+
+* of a module, for it and each of its submodules ``[path, class, [[attribute, node]…], [[tensor, node of its
+  attributes]…]]``;
+* of an opaque value null, or what `_torch_facts` says: ``values``, ``rest`` and ``parts`` as `_generic_facts` has them,
+  and ``taken``, a list of the nodes of what was taken out.
 
 A value is a number of JSON, or a text: ``i`` and hex digits for a whole number of any size, ``f`` and ``c`` and the
 bits of a float or of the two of a complex number, ``s``, a dtype, a colon and the bytes of a numpy scalar.
@@ -25,18 +38,20 @@ from __future__ import annotations
 
 import math
 import struct
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
-from hashlib import blake2b
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tensorcas_flavors._generic_facts import Facts, facts_json, facts_of
-from tensorcas_flavors._pickling import dump_skeleton
-from tensorcas_flavors._plain_values import is_taken, take_value
-from tensorcas_flavors._torch_rows import ARRAY, NUMBERS, Rows
-from tensorcas_flavors._torch_tensors import as_array, dtype_name, pytorch_error, refusal
+from tensorcas_flavors._generic_facts import facts_json
+from tensorcas_flavors._plain_values import Encoder, is_taken, take_value
+from tensorcas_flavors._skeleton_tree import Part
+from tensorcas_flavors._torch_facts import attributes_of, is_array, take_apart
+from tensorcas_flavors._torch_generators import State, state_of
+from tensorcas_flavors._torch_rows import ARRAY, ELSEWHERE, NUMBERS, Rows
+from tensorcas_flavors._torch_tensors import dtype_name, pytorch_error
 from tensorcas_mlflow import dtypes
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.errors import AdapterError
@@ -48,7 +63,6 @@ FACTORIES: dict[str, Any] = {
     kind.__name__: kind for kind in (list, dict, set, tuple, int, float, bool, str, OrderedDict, Counter)
 }
 """What a defaultdict may make its entries with to be stored without a pickle."""
-_MAX_COMPARED_BYTES = 1 << 20
 MANY = 32
 """Lists of so many whole numbers or floats are a row."""
 
@@ -69,10 +83,12 @@ class TreeWriter:
         """Whether there is anything in the tree that it does not say itself."""
         self.unwrapped: dict[int, Any] = {}
         """By the identity of a wrapper, the module it stands for."""
-        self.modules: list[tuple[str, torch.nn.Module]] = []
-        """The modules and their paths."""
         self.arrays: dict[int, str] = {}
         """By the identity of a numpy array, the row it is."""
+        self.generators: dict[int, str] = {}
+        """By the identity of a generator of torch, the row of its state."""
+        self._later: list[tuple[dict[str, Any], Callable[[], Any]]] = []
+        """Nodes that want a number of what is beyond the tree, and what writes that."""
         self._rows = rows
         self._parameter = torch.nn.Parameter
         self._module = torch.nn.Module
@@ -99,6 +115,7 @@ class TreeWriter:
             bytes: lambda value, path: {"bytes": value.hex()},
             bytearray: lambda value, path: self._met(value) or {"bytearray": value.hex()},
             np.ndarray: self._array,
+            deque: self._deque,
             torch.dtype: lambda value, path: {"dtype": str(value)[6:]},
             torch.device: lambda value, path: {"device": str(value)},
         }
@@ -116,6 +133,20 @@ class TreeWriter:
         write = self._writers.get(type(value))
         return write(value, path) if write is not None else self._other(value, path)
 
+    def beyond(self) -> list[Any]:
+        """Write what is beyond the tree that was written.
+
+        Raises:
+            AdapterError: A tensor there has no exact array.
+        """
+        entries: list[Any] = []
+        while self._later:
+            later, self._later = self._later, []
+            for node, write in later:
+                node["beyond"] = len(entries)
+                entries.append(write())
+        return entries
+
     def _met(self, value: object) -> Any:
         """Say which object this is if it was met before, else number it."""
         number = self._numbers.setdefault(id(value), len(self._kept))
@@ -125,7 +156,8 @@ class TreeWriter:
         return None
 
     def _tensor(self, tensor: torch.Tensor, path: str) -> Any:
-        row = self._rows.add(path, tensor)
+        found = self._rows.find(tensor) if path.startswith(ELSEWHERE) else None
+        row = found or self._rows.add(path, tensor)
         node: dict[str, Any] = {"tensor": [row, dtype_name(tensor), tensor.shape]}
         if tensor.requires_grad:
             node["grad"] = True
@@ -134,6 +166,8 @@ class TreeWriter:
         met = self._met(tensor)
         if met is not None:
             node["is"] = met["ref"]
+        elif attributes := vars(tensor):
+            node["attributes"] = self.node(dict(attributes), elsewhere(path))
         return node
 
     def _text(self, text: str, path: str) -> Any:
@@ -173,9 +207,9 @@ class TreeWriter:
             factory = mapping.default_factory  # type: ignore[attr-defined]
             node["factory"] = None if factory is None else getattr(factory, "__name__", None)
             if factory is not None and FACTORIES.get(node["factory"]) is not factory:
-                return self._opaque(mapping)
+                return self._opaque(mapping, path)
         if not all(type(key) in _ATOMS or _is_key(key) for key in mapping):
-            return self._opaque(mapping)
+            return self._opaque(mapping, path)
         met = self._met(mapping)
         if met is not None:
             return met
@@ -210,7 +244,7 @@ class TreeWriter:
 
     def _set(self, values: Any, path: str) -> Any:
         if not all(map(_is_key, values)):
-            return self._opaque(values)
+            return self._opaque(values, path)
         met = self._met(values) if type(values) is set else None
         if met is not None:
             return met
@@ -221,7 +255,7 @@ class TreeWriter:
         try:
             dtype = dtypes.dtype_name(array.dtype)
         except ValueError:
-            return self._opaque(array)
+            return self._opaque(array, path)
         met = self._met(array)
         if met is not None:
             return met
@@ -237,17 +271,31 @@ class TreeWriter:
         inner = unwrap(value)
         if inner is not value:
             self.unwrapped[id(value)] = inner
+            self._kept.append(value)
             return self.node(inner, path)
         if is_live(value):
             return self._met(value) or self._live(value, path)
+        kind = type(value)
+        if is_taken(kind) and not isinstance(value, np.generic):
+            taken = take_value(value)
+            return self._opaque(value, path) if taken is None else {"plain": Encoder().encode(Part(taken))}
+        if isinstance(value, PurePath) and kind.__module__.partition(".")[0] == "pathlib":
+            return {"path": [kind.__name__, self._text(str(value), path)]}
+        if is_named_tuple(kind) and not getattr(value, "__dict__", None):
+            self.needs_pickle = True
+            items = [self.node(part, f"{path}.{name}") for name, part in zip(kind._fields, value, strict=True)]
+            return {"namedtuple": _qualname(value), "fields": list(kind._fields), "items": items}
+        generator = state_of(value)
+        if generator is not None:
+            return self._met(value) or self._generator(value, generator, path)
         if isinstance(value, np.generic) and value.dtype.fields is None:
             try:
                 text = f"s{dtypes.dtype_name(value.dtype)}:{value.tobytes().hex()}"
             except ValueError:
-                return self._opaque(value)
+                return self._opaque(value, path)
             self.values.append(text)
             return 0
-        return self._opaque(value)
+        return self._opaque(value, path)
 
     def _live(self, value: Any, path: str) -> Any:
         self.needs_pickle = True
@@ -257,7 +305,6 @@ class TreeWriter:
             raise pytorch_error(f"the {type(value).__name__} {path!r} gives no state_dict(): {error}") from error
         node = {"object": _qualname(value), "state": self.node(state, path)}
         if isinstance(value, self._module):
-            self.modules.append((path, value))
             prefix = path + "." if path else ""
             beside = []
             for name, part in own_tensors(value):
@@ -266,33 +313,76 @@ class TreeWriter:
                     beside.append([name, self.node(part, prefix + name)])
             if beside:
                 node["beside"] = beside
+            self._later.append((node, lambda: self._modules(value, path)))
         return node
 
-    def _opaque(self, value: object) -> Any:
+    def _modules(self, module: torch.nn.Module, path: str) -> list[Any]:
+        """Write what a module and its submodules hold that is in no state dict."""
+        entries = []
+        start = elsewhere(path)
+        for name, part in module.named_modules(remove_duplicate=False):
+            prefix = f"{start}{'.' if path else ''}{name}{'.' if name else ''}"
+            attributes, is_itself = attributes_of(part)
+            written = [
+                [key, self.node(value, prefix + key)]
+                for key, value in attributes.items()
+                if is_itself or type(value) in self._writers
+            ]
+            of_tensors = [
+                [key, self.node(dict(vars(tensor)), prefix + key)]
+                for tensors in (part._parameters, part._buffers)
+                for key, tensor in tensors.items()
+                if tensor is not None and vars(tensor)
+            ]
+            entries.append([name, type(part).__name__, written, of_tensors])
+        return entries
+
+    def _generator(self, value: object, state: State, path: str) -> Any:
+        state_node = self.node(state.state, path)
+        if isinstance(state.state, np.ndarray):
+            self.generators[id(value)] = state_node["array"][0]
+        seeds = self.node(state.seeds, f"{path}.seeds")
+        return {"generator": state.kind, "engine": state.engine, "state": state_node, "seeds": seeds}
+
+    def _deque(self, values: deque[Any], path: str) -> Any:
+        met = self._met(values)
+        if met is not None:
+            return met
+        nodes = [self.node(value, f"{path}.{n}" if path else str(n)) for n, value in enumerate(values)]
+        return {"deque": nodes, "maxlen": values.maxlen}
+
+    def _opaque(self, value: object, path: str) -> Any:
         self.needs_pickle = True
-        node: dict[str, Any] = {"opaque": _qualname(value)}
-        facts = facts_of_opaque(value)
-        if facts is not None:
-            node["facts"] = facts_json(facts)
+        met = self._met(value)
+        if met is not None:
+            return met
+        node = {"opaque": _qualname(value), "beyond": None}
+        self._later.append((node, lambda: self._facts(value, path)))
         return node
 
+    def _facts(self, value: object, path: str) -> Any:
+        try:
+            facts, parts = take_apart(value, is_part)
+        except AdapterError:
+            return None  # it cannot be pickled, as the pickle of the whole will say
+        start = elsewhere(path)
+        taken = [self.node(part, f"{start}.{n}" if path else f"{start}{n}") for n, part in enumerate(parts)]
+        return facts_json(facts) | {"taken": taken}
 
-def facts_of_opaque(value: object) -> Facts | None:
-    """Return what there is to compare of a value that has no state dict; None if that is too much or pickle refuses."""
 
-    def take_out(part: object) -> tuple[Any, ...] | None:
-        if is_tensor(part) and refusal(part) is None and part.nbytes <= _MAX_COMPARED_BYTES:  # type: ignore[arg-type, attr-defined]
-            array = np.ascontiguousarray(as_array(part))  # type: ignore[arg-type]
-            return "tensor", dtype_name(part), array.shape, blake2b(array.tobytes()).hexdigest()  # type: ignore[arg-type]
-        if is_tensor(part) or is_live(part):
-            raise pytorch_error("it has a state of its own")
-        return take_value(part) if is_taken(type(part)) else None
+def is_part(value: Any) -> bool:
+    """Tell whether a tree can say by itself what can be put into an object that is alive."""
+    return is_tensor(value) or is_array(value) or is_live(unwrap(value)) or state_of(value) is not None
 
-    memo: dict[int, object] = {}
-    try:
-        return facts_of(dump_skeleton("pytorch", value, take_out, memo=memo), memo)
-    except AdapterError:
-        return None
+
+def is_named_tuple(kind: type) -> bool:
+    """Tell whether a class is one that `collections.namedtuple` made, or `typing.NamedTuple`."""
+    return kind.__bases__ == (tuple,) and isinstance(getattr(kind, "_fields", None), tuple)
+
+
+def elsewhere(path: str) -> str:
+    """Return the path of what is in an object, but in no state dict."""
+    return path if path.startswith(ELSEWHERE) else ELSEWHERE + path
 
 
 def value_of(number: complex) -> Any:

@@ -45,10 +45,11 @@ _COME_BACK: set[type] = set()
 class PyTorchAdapter(Adapter):
     """Stores modules, optimizers, state dicts, and nests of them such as a whole training state.
 
-    * A nest of ``dict``, ``OrderedDict``, ``defaultdict``, ``list``, ``tuple`` and ``set`` of tensors, numpy arrays,
-      plain values and state dicts comes back the same and needs no pickle. What holds live objects (a module, an
-      optimizer, …) is pickled without its tensors as one, so that an optimizer steps the module it stepped before;
-      beside it lies each object's state dict, so that live objects can be filled without reading the pickle.
+    * A nest of ``dict``, ``OrderedDict``, ``defaultdict``, ``list``, ``deque``, ``tuple`` and ``set`` of tensors, numpy
+      arrays, random generators, dates, paths, plain values and state dicts comes back the same and needs no pickle.
+      What holds live objects (a module, an optimizer, …) is pickled without its tensors as one, so that an optimizer
+      steps the module it stepped before; beside it lies each object's state dict, so that live objects can be filled
+      without reading the pickle.
     * A module comes back as pickle would bring it back, with tied weights tied, views viewing and strides as they
       were. Tensors of one storage that do not overlap get storages of their own. Gradients and autograd graphs are no
       part of a model and are not stored. Tensors come back on the CPU.
@@ -56,8 +57,9 @@ class PyTorchAdapter(Adapter):
       which predicts the same; ``original`` may be wrapped again.
 
     Options:
-        strict: With ``original`` only; True by default. In a module as in ``load_state_dict``; all entries of a mapping
-            must be stored, and stored ones that it does not name are left out. Shapes must fit in any case.
+        strict: With ``original`` only; True by default. In a module as in ``load_state_dict``, and its submodules must
+            be of the stored classes; all entries of a mapping must be stored, and stored ones that it does not name are
+            left out. With False, what only a pickle says stays as it is in ``original``. Shapes must fit in any case.
         device: Where the tensors of a new model, or the weights, go.
         dtype: A floating point or complex dtype or its name: such tensors of a new model, or such weights, are
             converted to it as by ``Module.to``; an optimizer's step counts are not. ``device`` and ``dtype`` are
@@ -106,10 +108,13 @@ class PyTorchAdapter(Adapter):
         tree = TreeWriter(rows)
         try:
             node = tree.node(model, "")
+            beyond = tree.beyond()
             pickled, kinds = b"", set[type]()
             if tree.needs_pickle:
                 pickled, kinds = dump(tree.unwrapped.get(id(model), model), rows, tree)
-            text = Layout(storages=rows.storages(), kinds=rows.kinds, tree=node, values=tree.values).encode()
+            text = Layout(
+                storages=rows.storages(), kinds=rows.kinds, tree=node, values=tree.values, beyond=beyond
+            ).encode()
         except RecursionError as error:
             raise pytorch_error(f"the {type(model).__name__} is nested too deep") from error
         tail = len(text).to_bytes(8, "little") if pickled else b""
@@ -126,17 +131,19 @@ class PyTorchAdapter(Adapter):
             tensors: What `extract` returned; the skeleton may be missing if ``original`` is given.
             original: What to fill, or a mapping or list of such at any depth: an object with ``load_state_dict`` is
                 filled by it, whether it was stored live or as a state dict, and a module's non-persistent buffers too;
-                a tensor is copied into; a plain value is replaced by the stored one. Names may have the prefix of
-                ``DataParallel`` or ``torch.compile`` on either side. Where torch converts a dtype, one warning says
-                what may have been rounded. Of a module, tensors that are attributes of it are filled too, and other
-                attributes stay as they are. An object without a state dict gets the stored plain values, and is
-                refused if it differs in more. What can be checked is checked before anything is changed; if torch
-                refuses later, a part is filled.
+                a tensor is copied into; a plain value is replaced by the stored one. So are the attributes of modules,
+                tensors and other objects. What else only a pickle says must be equal. Of a module stay as they are: the
+                mode (``training``), ``requires_grad``, hooks, and attributes that name a device or a dtype; also what
+                an object with ``state_dict`` keeps beside it. Names may have the prefix of ``DataParallel`` or
+                ``torch.compile`` on either side. Where torch converts a dtype, one warning says what may have been
+                rounded. What can be checked is checked before anything is changed; if torch refuses later, a part is
+                filled.
             options: See the class.
 
         Raises:
-            AdapterError: Names or shapes do not fit, the skeleton is damaged or missing, or the code of the model is
-                not importable.
+            AdapterError: Names, shapes or classes do not fit, what cannot be filled differs, parts of ``original``
+                share memory and different values are stored for them, the skeleton is damaged or missing, or the code
+                of the model is not importable.
         """
         chosen = _Options.of(options)
         layout = read_layout(tensors)
@@ -147,10 +154,7 @@ class PyTorchAdapter(Adapter):
                 )
             parts = as_tensors(tensors, layout)
             stored = read_stored(layout, tensors, parts, skip_missing=True)
-            elsewhere = {
-                name.removeprefix(ELSEWHERE): part for name, part in parts.items() if name.startswith(ELSEWHERE)
-            }
-            return fill(original, stored, strict=chosen.strict is not False, elsewhere=elsewhere)
+            return fill(original, stored, strict=chosen.strict is not False)
         if chosen.strict is not None:
             raise pytorch_error("strict says how to fill a model: give one, or leave it out")
         if SKELETON not in tensors:

@@ -43,7 +43,8 @@ def load_checkpoint(
             module's own memory, use ``open_checkpoint(…).load_into(module)``.
         weights_only: Return the tensors by name; nothing is unpickled.
         verify: Check each chunk against its digest.
-        strict: For PyTorch with ``into``, as in ``load_state_dict``; True unless given.
+        strict: For PyTorch with ``into``, as in ``load_state_dict``; True unless given. False also leaves what only a
+            pickle says as it is in ``into``, where it would be refused.
         device: For PyTorch, the device of new tensors; the CPU unless given.
         dtype: For PyTorch, what floating point tensors are converted to.
 
