@@ -90,8 +90,8 @@ class TestModules:
         assert list(ADAPTER.extract(model)) == [
             *model.state_dict(),
             "2.mask",
-            "__tensor__/2.scale",
             "__tensor__/cache.keys",
+            "__tensor__/2.scale",
             SKELETON,
         ]
 

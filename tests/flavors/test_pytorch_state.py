@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pathlib
+import argparse
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -68,10 +68,10 @@ class TestStateDicts:
         assert (type(back), back) == (type(note), note)
 
     def test_extra_state_of_a_users_own_kind_comes_with_a_pickle(self) -> None:
-        rows = stored(Noted(pathlib.PurePosixPath("a")).state_dict())
+        rows = stored(Noted(argparse.Namespace(a=1)).state_dict())
 
         assert ADAPTER.unpickles(rows)
-        assert ADAPTER.reconstruct(rows)["_extra_state"] == pathlib.PurePosixPath("a")
+        assert ADAPTER.reconstruct(rows)["_extra_state"] == argparse.Namespace(a=1)
 
     def test_extra_state_may_be_a_tensor(self) -> None:
         note = torch.arange(3, dtype=torch.uint8)
@@ -114,7 +114,7 @@ class TestFilling:
         assert raw(model.decode.weight) == rows["encode.weight"].tobytes()
         assert model.decode.weight is model.encode.weight
 
-    def test_non_persistent_buffers_and_tensors_that_are_attributes_are_filled(self) -> None:
+    def test_non_persistent_buffers_and_tensors_in_attributes_are_filled(self) -> None:
         def make(value: float) -> Holder:
             model = Holder(scale=torch.tensor(value), w=nn.Parameter(torch.tensor(value)))
             return model.with_buffer("mask", torch.full((2,), value), persistent=False)

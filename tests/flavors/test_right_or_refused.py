@@ -157,6 +157,186 @@ def training(n: int) -> Any:
     return {"net": net, "optimizer": optimizer, "epoch": n, "best": None if n == 1 else 0.5, "note": f"n{n}"}
 
 
+class Net(torch.nn.Module):
+    """Has all that a module may hold besides its parameters; what ``n`` decides differs."""
+
+    def __init__(self, n: int, **more: Any) -> None:
+        super().__init__()
+        torch.manual_seed(n)
+        self.layer = torch.nn.Linear(3, 2)
+        self.layer.weight.note = f"n{n}"
+        self.drop = torch.nn.Dropout(n / 10)
+        self.register_buffer("seen", torch.full((2,), float(n)), persistent=False)
+        self.table, self.array, self.k, self.history = torch.full((3,), float(n)), np.full(3, n), n, [n] * n
+        self.nest = {"a": [torch.full((2,), n)], "b": (n, "x" * n)}
+        self.act, self.scaled, self.kind = torch.relu, partial(torch.clamp, min=0), torch.nn.Linear
+        self.config = types.SimpleNamespace(width=n, kept=torch.full((2,), n), dtype=torch.float32)
+        self.when, self.folder, self.rng = datetime.date(2020, 1, n), Path(f"/n{n}"), np.random.default_rng(n)
+        self.double = lambda x: x * 2
+        for name, value in more.items():
+            setattr(self, name, value)
+
+    def forward(self, x: Any) -> Any:
+        return self.act(self.layer(self.drop(x)))
+
+
+class Loop:
+    """What a user keeps a training in, without a state dict."""
+
+    def __init__(self, n: int) -> None:
+        self.net = module(n)
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=n)
+        self.epoch, self.queue = n, deque([torch.full((2,), n)])
+
+
+@dataclass
+class Config:
+    lr: float
+    sizes: list[int]
+
+
+def with_net(make: Callable[[int], Any], **more: Callable[[int], Any]) -> Callable[[int], Any]:
+    return lambda n: {"net": module(n), "it": make(n)} | {name: of(n) for name, of in more.items()}
+
+
+def grown(n: int) -> Any:
+    """Model 1 has trained, model 2 is new, and has attributes that only training makes."""
+    net = Net(3)
+    if n == 1:
+        net.last, net.cache = torch.full((4,), 1.0), {"k": torch.ones(2)}  # type: ignore[assignment]
+        net.table = torch.full((9,), 1.0)
+        net.nest = {"a": [torch.full((2,), 1)] * 3, "c": (1,)}
+    return net
+
+
+def whole(n: int) -> Any:
+    net = Net(n)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=50)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**n)
+    if n == 1:  # the other is as a loop makes it before it goes on
+        for _ in range(3):
+            scaler.scale(net(torch.ones(2, 3)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            scheduler.step()
+            net.zero_grad()
+    return {
+        "net": net,
+        "optimizer": optimizer,
+        "scheduler": scheduler,
+        "scaler": scaler,
+        "epoch": n,
+        "history": [{"loss": 1 / n, "lr": 0.1}] * n,
+        "best": None if n == 2 else 0.5,
+        "config": Config(0.1 * n, [n]),
+        "args": types.SimpleNamespace(lr=n, name=f"n{n}"),
+        "rng": {"torch": torch.get_rng_state(), "numpy": np.random.default_rng(n), "python": random.Random(n)},
+        "generator": torch.Generator().manual_seed(n),
+    }
+
+
+TORCH_FILLED: dict[str, Callable[[int], Any]] = {
+    "module with attributes": Net,
+    "module in another mode": lambda n: Net(n).train(n == 1),
+    "module whose attributes grew": grown,
+    "a whole training": whole,
+    "its state dicts": lambda n: {
+        name: part.state_dict() if hasattr(part, "state_dict") else part
+        for name, part in whole(n).items()
+        if name not in ("config", "args")
+    },
+    "trainer without a state dict": with_net(Loop),
+    "module in a list in an attribute": lambda n: Net(n, inner=[module(n)]),
+    "module that knows its optimizer": lambda n: Net(n, optimizer=torch.optim.SGD([torch.ones(n)], lr=n / 8)),
+    "named tuple beside a module": with_net(lambda n: Pair(torch.full((2,), n), n)),
+    "numbers beside a named tuple": with_net(lambda n: [n, Pair(n, "x" * n), {"a": n}]),
+    "deques beside a module": with_net(lambda n: [deque([n] * n, 9), deque([torch.full((2,), n)])]),
+    "deque of named tuples": with_net(lambda n: deque([Pair(torch.full((2,), n), n)] * 2)),
+    "dates and paths": with_net(
+        lambda n: [datetime.datetime(2020, 1, n), Path(f"/n{n}"), decimal.Decimal(n), datetime.timedelta(n)]
+    ),
+    "random generators": with_net(
+        lambda n: [
+            np.random.default_rng(n),
+            np.random.RandomState(n),
+            random.Random(n),
+            torch.Generator().manual_seed(n),
+            np.random.Generator(np.random.Philox(n)),
+        ]
+    ),
+    "generator in an object": with_net(lambda n: types.SimpleNamespace(rng=np.random.default_rng(n), n=n)),
+    "dataclass beside a module": with_net(lambda n: Config(n / 8, [n])),
+    "own object beside a module": with_net(Own),
+    "array of objects beside a module": with_net(objects),
+    "dict of one's own": with_net(lambda n: Table(a=n, w=torch.full((2,), n))),
+    "tensor with attributes": lambda n: {"t": noted(torch.full((2,), n), n), "u": [noted(torch.ones(2), n)]},
+    "partial with a module": with_net(lambda n: types.SimpleNamespace(call=module(n).forward, n=n)),
+    "state dict with attributes": lambda n: {"s": module(n).state_dict(), "t": OrderedDict(a=n)},
+}
+TORCH_REFUSED: dict[str, Callable[[int], Any]] = {
+    "enum": with_net(Phase),
+    "uuid": with_net(lambda n: uuid.UUID(int=n)),
+    "frozen dataclass": with_net(lambda n: Frozen(np.ones(3), n)),
+    "object of another class": with_net(lambda n: Words([n]) if n == 1 else Table(a=n)),
+    "own state": with_net(OwnState),
+    "class": with_net(lambda n: torch.nn.Linear if n == 1 else torch.nn.Conv1d),
+    "nothing for a named tuple": with_net(lambda n: Pair(1, 1) if n == 1 else None),
+    "another named tuple": with_net(lambda n: Pair(1, 1) if n == 1 else namedtuple("Other", "a b")(1, 1)),
+    "nothing for a dataclass": with_net(lambda n: [Config(1, [])] if n == 1 else []),
+    "nothing for a module": with_net(lambda n: module(n) if n == 1 else 3),
+    "function in a module": lambda n: Net(1, f=torch.relu if n == 1 else torch.sigmoid),
+    "lambda in a module": lambda n: Net(1, f=(lambda x: x + 1) if n == 1 else (lambda x: x + 2)),
+    "closure in a module": lambda n: Net(1, f=lambda x: x + n),
+    "partial in a module": lambda n: Net(1, f=partial(torch.clamp, min=n)),
+    "another layer without tensors": lambda n: torch.nn.Sequential(
+        torch.nn.Linear(2, 2), torch.nn.ReLU() if n == 1 else torch.nn.LeakyReLU()
+    ),
+    "a layer more": lambda n: torch.nn.Sequential(torch.nn.Linear(2, 2), *[torch.nn.ReLU()] * n),
+    "a layer less": lambda n: torch.nn.Sequential(torch.nn.Linear(2, 2), *[torch.nn.ReLU()] * (3 - n)),
+    "another optimizer": lambda n: {"o": (torch.optim.SGD if n == 1 else torch.optim.Adam)([torch.ones(2)])},
+    "another scheduler": lambda n: {
+        "s": (torch.optim.lr_scheduler.StepLR if n == 1 else torch.optim.lr_scheduler.CosineAnnealingLR)(
+            torch.optim.SGD([torch.ones(2)]), 5
+        )
+    },
+    "state of another optimizer": lambda n: {
+        "o": torch.optim.SGD([torch.ones(2)]).state_dict() if n == 1 else torch.optim.Adam([torch.ones(2)])
+    },
+    "one tensor for two": lambda n: {"a": (t := torch.full((3,), n)), "b": t if n == 2 else torch.zeros(3)},
+    "one array for two": lambda n: {
+        "a": (t := np.full(3, n)),
+        "b": t if n == 2 else np.zeros(3, t.dtype),
+        "t": torch.ones(1),
+    },
+    "tensor and array of one memory": lambda n: {
+        "a": (t := torch.full((3,), n)),
+        "b": t.numpy() if n == 2 else np.zeros(3, "i8"),
+    },
+    "tensors that overlap": lambda n: {"a": (t := torch.full((6,), n))[:4], "b": t[2:] if n == 2 else torch.zeros(4)},
+    "tied weights for untied ones": lambda n: tied(n == 2),
+    "one module for two": lambda n: {"a": (m := module(n)), "b": m if n == 2 else module(3)},
+    "one list for two": lambda n: {"net": module(n), "a": (m := [n]), "b": m if n == 2 else [3]},
+    "one generator for two": with_net(lambda n: [(m := random.Random(n)), m if n == 2 else random.Random(7)]),
+    "one module for two states": lambda n: (
+        {"a": (m := module(n)), "b": m} if n == 2 else {"a": module(3).state_dict(), "b": module(4).state_dict()}
+    ),
+}
+
+
+def noted(tensor: torch.Tensor, n: int) -> torch.Tensor:
+    tensor.note, tensor.more = f"n{n}", {"a": n}
+    return tensor
+
+
+def tied(is_tied: bool) -> torch.nn.Module:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    if is_tied:
+        net[1].weight = net[0].weight
+    return net
+
+
 FILLED: dict[str, Callable[[int], Any]] = {
     "what a training keeps": lambda n: {"w": np.full((16, 16), n), "b": np.full(8, n), "epoch": n, "lr": n / 7},
     "values": lambda n: {
@@ -267,12 +447,15 @@ REFUSED: dict[str, Callable[[int], Any]] = {
 }
 
 
+ALL = FILLED | REFUSED | {f"torch: {name}": make for name, make in (TORCH_FILLED | TORCH_REFUSED).items()}
+
+
 def stored(adapter: Adapter, model: Any) -> dict[str, Array]:
     """The rows of a model as a store gives them back."""
     return {name: np.array(row, order="C") for name, row in adapter.extract(model).items()}
 
 
-def described(part: Any, met: dict[int, int] | None = None) -> Any:
+def described(part: Any, met: dict[int, tuple[int, Any]] | None = None) -> Any:
     """Say all of an object without pickling it, numbering what can be told from its copies."""
     met = {} if met is None else met
     kind = type(part)
@@ -280,13 +463,26 @@ def described(part: Any, met: dict[int, int] | None = None) -> Any:
         return kind, np.asarray(part.predict(X)).tobytes()
     if isinstance(part, list | dict | set | bytearray | deque | np.ndarray):
         if id(part) in met:
-            return met[id(part)]
-        met[id(part)] = len(met)
-    if isinstance(part, torch.nn.Module | torch.optim.Optimizer):
-        own = {name: value for name, value in vars(part).items() if isinstance(part, Attributes) and name[0] != "_"}
-        return kind, described(part.state_dict(), met), described(own, met)
+            return met[id(part)][0]
+        met[id(part)] = len(met), part  # so that no identity is met twice
+    if isinstance(part, torch.nn.Module):
+        own = torch.nn.Module().__dict__.keys()
+        attributes = {
+            path: {name: described(value, met) for name, value in sorted(vars(each).items()) if name not in own}
+            for path, each in part.named_modules()
+        }
+        tensors = {name: described(each, met) for name, each in [*part.named_parameters(), *part.named_buffers()]}
+        return kind, tensors, attributes
+    if callable(getattr(kind, "state_dict", None)):
+        return kind, described(part.state_dict(), met)
     if isinstance(part, torch.Tensor):
-        return kind, part.dtype, part.tolist()
+        return kind, part.dtype, part.tolist(), described(dict(vars(part)), met)
+    if isinstance(part, torch.Generator):
+        return part.get_state().tolist()
+    if isinstance(part, torch.dtype | torch.device | type | types.BuiltinFunctionType):
+        return repr(part)
+    if isinstance(part, types.MethodType):
+        return part.__name__, described(part.__self__, met)
     if isinstance(part, np.ma.MaskedArray | pd.Series | pd.DataFrame):
         return kind, str(part)
     if isinstance(part, np.ndarray):
@@ -317,9 +513,9 @@ def described(part: Any, met: dict[int, int] | None = None) -> Any:
     return kind, items, described(vars(part), met) if hasattr(part, "__dict__") and items != repr(part) else None
 
 
-@pytest.mark.parametrize("kind", FILLED)
+@pytest.mark.parametrize("kind", [*FILLED, *(f"torch: {name}" for name in TORCH_FILLED)])
 def test_all_that_was_saved_comes_back_into_an_object_that_was_trained_otherwise(kind: str) -> None:
-    make = FILLED[kind]
+    make = ALL[kind]
     model, live = make(1), make(2)
     adapter = adapter_for(model)
 
@@ -330,9 +526,9 @@ def test_all_that_was_saved_comes_back_into_an_object_that_was_trained_otherwise
     assert adapter.extract(live).keys() == adapter.extract(model).keys()
 
 
-@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.parametrize("kind", [*REFUSED, *(f"torch: {name}" for name in TORCH_REFUSED)])
 def test_what_cannot_come_back_is_refused_and_the_object_stays_as_it_was(kind: str) -> None:
-    make = REFUSED[kind]
+    make = ALL[kind]
     model, live = make(1), make(2)
     adapter = adapter_for(model)
     before = described(live)
@@ -343,9 +539,9 @@ def test_what_cannot_come_back_is_refused_and_the_object_stays_as_it_was(kind: s
 
 
 # Two equal models of these two pickle differently: addresses and times are in it.
-@pytest.mark.parametrize("kind", [*FILLED, *sorted(REFUSED.keys() - {"tensor", "catboost"})])
+@pytest.mark.parametrize("kind", sorted(ALL.keys() - {"tensor", "catboost"}))
 def test_an_equal_object_is_filled_whatever_it_holds(kind: str) -> None:
-    make = (FILLED | REFUSED)[kind]
+    make = ALL[kind]
     model, live = make(1), make(1)
     adapter = adapter_for(model)
 
