@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 import numpy as np
 
-from tensorcas_flavors._generic_parts import ARRAY, MEMBER
+from tensorcas_flavors._generic_parts import MEMBER
 from tensorcas_flavors._plain_values import Encoder, NotPlainError, decode, is_value, with_tail
 from tensorcas_flavors._skeleton_tree import BYTEARRAY, CALL, DICT, FROZENSET, LIST, SET, Named, Node, Part, read_tree
 from tensorcas_mlflow.adapter import Array
@@ -345,13 +345,14 @@ class _Walk:
         ref = visit.part.ref
         key: Any = ref
         facts: Sequence[Any] = ()
-        if type(ref) is tuple and ref[0] == ARRAY:
-            _, key, _, *facts = ref
-            self._tokens.append(f"row {key}")
-        else:
+        if type(ref) is not tuple:
             self._tokens.append(repr(ref))
-            if type(ref) is tuple:
-                key = ref[1:3] if ref[0] == MEMBER else ref[1]
+        elif ref[0] == MEMBER:
+            key = ref[1:3]
+            self._tokens.append(repr(ref))
+        else:
+            word, key, _, *facts = ref
+            self._tokens.append(f"{word} {key}")
         if not visit.is_open:
             self._facts.fixed.add(key)
         # How an array lies in memory, and whether it is read-only, is the live one's own business.

@@ -24,7 +24,7 @@ from tensorcas_mlflow.errors import AdapterError
 _NUMBERS = (int, float, complex, np.generic)
 _TEXTS = (str, bytes, bytearray, memoryview, PurePath)
 _COME_BACK: set[str] = set()
-"""Classes and functions that pickles of this process named which were seen to come back: others are tried."""
+"""Classes and functions of objects that were seen to come back from pickles of this process: others are tried."""
 _NO_MODELS = (type(None), type, ModuleType, set, frozenset, *_NUMBERS, *_TEXTS)
 
 
@@ -58,9 +58,12 @@ class GenericAdapter(Adapter):
         """
         parts, skeleton, facts, memo = self._take_apart(model)
         rows = {**parts.rows(), SKELETON: with_facts(skeleton, facts)}
-        if not facts.code <= _COME_BACK:
+        # Objects of different classes may name the same code: a tensor of PyTorch and its storage do.
+        kinds = {type(part) for part in memo.values()}
+        named = facts.code | {f"{kind.__module__}.{kind.__qualname__}" for kind in kinds}
+        if not named <= _COME_BACK:
             try_back(self.name, model, rows, lambda copies: self._load(copies, memo))
-            _COME_BACK.update(facts.code)
+            _COME_BACK.update(named)
         return rows
 
     def reconstruct(self, tensors: Mapping[str, Array], original: Any = None, **options: Any) -> Any:

@@ -431,12 +431,6 @@ REFUSED: dict[str, Callable[[int], Any]] = {
     "random state": lambda n: {"g": np.random.RandomState(n)},
     "random": lambda n: {"g": random.Random(n)},
     "tensor": lambda n: types.SimpleNamespace(t=torch.full((3,), float(n))),
-    "generator beside a tensor": lambda n: {"t": torch.ones(2), "g": torch.Generator().manual_seed(n)},
-    "numpy's generator beside a tensor": lambda n: {"t": torch.ones(2), "g": np.random.default_rng(n)},
-    "tensor in an object beside a tensor": lambda n: {
-        "t": torch.ones(2),
-        "o": types.SimpleNamespace(t=torch.full((2,), n)),
-    },
     "long text": lambda n: {"t": f"n{n}" * 3000},
     "estimator in a dict": lambda n: {"m": Ridge().fit(X, y(n))},
     "lightgbm": lambda n: lightgbm.train({"verbose": -1, "num_threads": 1}, lightgbm.Dataset(X, y(n)), 3),
