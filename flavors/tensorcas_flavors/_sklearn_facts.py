@@ -166,6 +166,7 @@ def changes(model: Any, about: Stored, facts: Facts, rows: Mapping[str, Array]) 
 
 def _pairs(adapter: str, live: Slots, facts: Facts) -> Iterator[tuple[Slot, Any]]:
     """Yield each slot of a live model, also those of attributes that it lacks, with the stored fact."""
+    dropped: list[str] = []
     for pattern, slots in live.items.items():
         if pattern in facts.items:
             stored = _stored(adapter, slots[0].path if slots else pattern, facts.items[pattern], len(slots))
@@ -176,12 +177,17 @@ def _pairs(adapter: str, live: Slots, facts: Facts) -> Iterator[tuple[Slot, Any]
         n, by_name = facts.attributes[pattern]
         for name in dict.fromkeys([*(name for owner in owners for name in owner.facts), *by_name]):
             stored = _stored(adapter, owners[0].path, (n, by_name.get(name, ABSENT)), len(owners))
+            if all(fact == ABSENT for fact in stored):
+                dropped.append(f"{pattern.rpartition(':')[0]}/{name}".removeprefix("/"))
             for owner, fact in zip(owners, stored, strict=True):
                 path = f"{owner.path}/{name}" if owner.path else name
                 value = owner.attributes.get(name)
                 yield Slot(owner.attributes, name, path, value, owner.facts.get(name, ABSENT)), fact
-    if live.items.keys() != facts.items.keys() or live.owners.keys() != facts.attributes.keys():
-        raise _misfit(adapter, "its parts are others")
+    lost = (facts.items.keys() - live.items.keys()) | (facts.attributes.keys() - live.owners.keys())
+    more = (live.items.keys() - facts.items.keys()) | (live.owners.keys() - facts.attributes.keys())
+    differing = lost | {pattern for pattern in more if not pattern.startswith(tuple(dropped))}
+    if differing:
+        raise _misfit(adapter, f"only one of the two has parts of {min(differing)!r}")
 
 
 def _stored(adapter: str, path: str, fact: Any, n: int) -> list[Any]:

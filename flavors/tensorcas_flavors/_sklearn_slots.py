@@ -232,7 +232,7 @@ class _Walk:
         self._number_rows: Mapping[int, str] = {} if is_live else about.number_rows
         self._seeded = {id(held) for held in about.graph.seeded} if about.has_seeds else set()
         self._encode = _LiveEncoder().encode
-        self._numbers: dict[int, int] = {}
+        self._paths: dict[int, str] = {}
         self._digests: dict[int, Any] = {}
         self._scalars: dict[tuple[type, bytes], Any] = {}
         self._words: dict[tuple[Any, ...], Any] = {}
@@ -273,13 +273,13 @@ class _Walk:
                 pass
         if id(part) in self._digests:
             return self._digests[id(part)]
-        if id(part) in self._numbers:
-            return self._word("again", self._numbers[id(part)])
+        if id(part) in self._paths:
+            return self._word("again", self._paths[id(part)])
         said = self._said(part)
         if said is None:
             fact = self._digests[id(part)] = {OTHER: [kind.__qualname__, self._digest_of(part)]}
             return fact
-        self._numbers[id(part)] = len(self._numbers)
+        self._paths[id(part)] = path
         if kind in RANDOM_KINDS:
             return {RANDOM_STATE: self._random_state(part)}
         self._found.append(_Visit(part, pattern, path))
@@ -306,6 +306,8 @@ class _Walk:
         if kind is np.random.Generator:
             is_plain = type(part.bit_generator) in PLAIN_GENERATORS.values()
             return (*_name(kind), type(part.bit_generator).__name__) if is_plain else None
+        if kind is np.ma.MaskedArray:
+            return "masked", self._digest_of_masked(part)
         way = _way(kind)
         if way is None or (way == _BY_STATE and not _pickles_what_it_holds(part)):
             return None
@@ -378,6 +380,18 @@ class _Walk:
         if row is None:
             raise AdapterError(self._about.adapter, "a random state changes while it is saved")
         return [row, state["state"]["pos"], state["has_gauss"], state["gauss"]]
+
+    def _digest_of_masked(self, part: Any) -> str:
+        mask = np.ma.getmaskarray(part)
+        shown = np.array(np.ma.getdata(part))
+        # What is masked may be whatever was in memory.
+        shown[mask] = None if shown.dtype == object else np.zeros((), shown.dtype)
+        fill_value = vars(part)["_fill_value"]
+        if fill_value is None:
+            # It is computed when somebody asks for it, and then kept.
+            fill_value = np.ma.default_fill_value(part.dtype)
+        content = self._digest_of(shown).encode() if shown.dtype == object else b"".join(_contents(shown))
+        return _digest(content, mask.tobytes(), repr(np.asarray(fill_value).item()).encode())
 
     def _digest_of(self, part: Any) -> str:
         """Return a digest of what pickle says of something, without what is stored as rows."""

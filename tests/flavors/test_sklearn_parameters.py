@@ -115,11 +115,11 @@ CLASSES = (Y > 5).astype(int) + (Y > 4)
 
 def changing_ways() -> dict[str, tuple[Any, Any]]:
     """Return pairs of models that differ in parameters, at the bottom of others; the first is stored."""
-    steps: Callable[..., Any] = lambda k, kind: make_pipeline(  # noqa: E731
-        StandardScaler(with_mean=k > 1),
-        ColumnTransformer([("a", MinMaxScaler(clip=k > 1), [0, 1, 2, 3, 4])]),
-        kind(C=k),
-    )
+
+    def steps(k: int) -> Any:
+        columns = ColumnTransformer([("a", MinMaxScaler(clip=k > 1), [0, 1, 2, 3, 4])])
+        return make_pipeline(StandardScaler(with_mean=k > 1), columns, SVC(C=k))
+
     return {
         "pipeline": (steps(1), steps(2)),
         "search": (
