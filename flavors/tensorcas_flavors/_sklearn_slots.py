@@ -277,7 +277,8 @@ class _Walk:
             return self._word("again", self._paths[id(part)])
         said = self._said(part)
         if said is None:
-            fact = self._digests[id(part)] = {OTHER: [kind.__qualname__, self._digest_of(part)]}
+            digest = self._digest_of_masked if kind is np.ma.MaskedArray else self._digest_of
+            fact = self._digests[id(part)] = {OTHER: [kind.__qualname__, digest(part)]}
             return fact
         self._paths[id(part)] = path
         if kind in RANDOM_KINDS:
@@ -306,9 +307,7 @@ class _Walk:
         if kind is np.random.Generator:
             is_plain = type(part.bit_generator) in PLAIN_GENERATORS.values()
             return (*_name(kind), type(part.bit_generator).__name__) if is_plain else None
-        if kind is np.ma.MaskedArray:
-            return "masked", self._digest_of_masked(part)
-        way = _way(kind)
+        way = None if kind is np.ma.MaskedArray else _way(kind)
         if way is None or (way == _BY_STATE and not _pickles_what_it_holds(part)):
             return None
         if isinstance(part, dict):
