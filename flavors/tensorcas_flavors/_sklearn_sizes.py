@@ -1,7 +1,7 @@
 """Give a live ensemble of scikit-learn as many members as a stored one has, before it is filled.
 
 Members that are too many are dropped. Those that lack are copies of the live model's last one; what they hold is then
-replaced by what is stored, but for hyperparameters and random states, which so are those of the last member.
+replaced by what is stored.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ _MEMBERS = {
     "BaseHistGradientBoosting": "_predictors",
 }
 _BESIDE_MEMBERS = ("estimators_features_", "_decision_path_lengths", "_average_path_length_per_tree")
-_DIVIDES_BY = {"BaggingClassifier": "n_estimators", "BaggingRegressor": "n_estimators"}
-"""A hyperparameter by which these divide the sum of their members' answers: it is the number of members."""
 PER_STAGE = frozenset(
     (
         "_seeds",
@@ -109,10 +107,6 @@ class Resizing:
             if key in attributes and len(attributes[key]) == n_live:
                 self._undo.append((attributes, key, attributes[key]))
                 attributes[key] = _resized(attributes[key], n_stored)
-        divisors = {_DIVIDES_BY[base.__name__] for base in type(ensemble).__mro__ if base.__name__ in _DIVIDES_BY}
-        for key in divisors & attributes.keys():
-            self._undo.append((attributes, key, attributes[key]))
-            attributes[key] = n_stored
 
 
 def _members_key(part: object) -> str | None:

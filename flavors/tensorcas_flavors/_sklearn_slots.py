@@ -312,7 +312,7 @@ class _Walk:
             return None
         if isinstance(part, dict):
             keys = [self._fact_of_key(key) for key in part]
-            made_by = self._digest_of(part.default_factory) if kind is defaultdict else None
+            made_by = self._digest_of(part.default_factory) if isinstance(part, defaultdict) else None
             return *_name(kind), _digest(json.dumps(keys).encode()), made_by
         return (*_name(kind), len(part)) if isinstance(part, list) else _name(kind)
 
@@ -348,7 +348,8 @@ class _Walk:
 
     def _visit_attributes(self, visit: _Visit, attributes: dict[str, Any]) -> None:
         part = visit.part
-        pickled = part.__getstate__() if _way(type(part)) == _BY_STATE else attributes
+        kind: Hashable = type(part)
+        pickled = part.__getstate__() if _way(kind) == _BY_STATE else attributes
         facts: dict[str, Any] = {}
         is_seeded = id(attributes) in self._seeded
         for name, value in attributes.items():

@@ -27,6 +27,7 @@ _COME_BACK: set[type] = set()
 _GROWING = PER_STAGE | {SEEDS}
 """Random numbers, one of each stage of an ensemble."""
 
+_MIN_CUT_SKELETON_BYTES = 1 << 16
 _BROUGHT_ALONG = frozenset({"sklearn", "cloudpickle", "numpy", "scipy", "joblib"})
 
 
@@ -69,9 +70,9 @@ class SklearnAdapter(Adapter):
             tensors: What `extract` returned, read back.
             original: An estimator whose own `extract` gives the same names, dtypes and shapes; trees, support vectors
                 and what goes with them may be of another size, and ensembles of trees may have another number of
-                members, if ``original`` has one at least. Its arrays, trees, fitted floats, counts of what a fit saw
-                and boosters of XGBoost's are replaced by the stored ones. Hyperparameters, settings and the state of
-                random number generators stay as they are in ``original``. What else fitting made must be equal.
+                members, if ``original`` has one at least. Its arrays, trees, boosters of XGBoost's, random states and
+                all plain values are replaced by the stored ones, hyperparameters such as ``n_estimators`` included.
+                What else it holds, such as functions and models of other libraries, must be equal.
             options: There are none.
 
         Raises:
@@ -103,9 +104,9 @@ class SklearnAdapter(Adapter):
         for name, array in tensors.items():
             if not array.size:
                 continue
-            if name == STRINGS:
-                # A model of LightGBM's is a string, which grows in the middle.
-                if len(array) > MIN_BYTES:
+            if name in (STRINGS, SKELETON):
+                # A model of LightGBM's is a string, which grows in the middle; a vocabulary is in both.
+                if len(array) > (MIN_BYTES if name == STRINGS else _MIN_CUT_SKELETON_BYTES):
                     cuts[name] = content_cuts(array)
                 continue
             row_bytes = array.nbytes // len(array) if array.ndim else 0

@@ -108,6 +108,21 @@ def test_other_parameters_come_back_or_are_refused(name: str) -> None:
             assert differing(before, answers(other, x)) == [], parameter
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", FIRST)
+def test_every_attribute_comes_back_into_a_model_fitted_to_other_data(name: str) -> None:
+    model, _ = fit(name)
+    original, _ = fit(name, 1)
+
+    assert fill(ADAPTER.extract(model), original) is None
+    for each in (model, original):
+        # The id of an object, to know it again.
+        vars(each).pop("_stop_words_id", None)
+    one, other = describe(model), describe(original)
+    is_one = [text for text in {**one, **other}.values() if text.startswith("the same as")]
+    assert [each for each in differing(one, other) if not {*each} & {*is_one}] == []
+
+
 X = np.random.default_rng(0).random((60, 5))
 Y = X @ np.arange(5.0)
 CLASSES = (Y > 5).astype(int) + (Y > 4)
