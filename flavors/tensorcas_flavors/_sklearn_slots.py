@@ -348,13 +348,13 @@ class _Walk:
 
     def _visit_attributes(self, visit: _Visit, attributes: dict[str, Any]) -> None:
         part = visit.part
-        kind: Hashable = type(part)
+        kind: Any = type(part)
         pickled = part.__getstate__() if _way(kind) == _BY_STATE else attributes
         facts: dict[str, Any] = {}
         is_seeded = id(attributes) in self._seeded
         for name, value in attributes.items():
             if name not in pickled:
-                if self._is_live and not _is_of_sklearn(type(part)):
+                if self._is_live and not _is_of_sklearn(kind):
                     facts[name] = self._fact(value, "", "")
             elif name in _CACHES and not self._is_live:
                 facts[name] = _CACHES[name]
@@ -365,7 +365,7 @@ class _Walk:
                 path = f"{visit.path}/{name}" if visit.path else name
                 fact = self._fact(value, pattern, path)
                 facts[name] = {OTHER: [fact]} if name in _SIZES else fact
-        owners = self._slots.owners.setdefault(f"{visit.pattern}:{type(part).__qualname__}", [])
+        owners = self._slots.owners.setdefault(f"{visit.pattern}:{kind.__qualname__}", [])
         owners.append(Owner(visit.path, attributes, facts))
 
     def _random_state(self, part: Any) -> list[Any]:
