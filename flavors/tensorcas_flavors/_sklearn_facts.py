@@ -230,12 +230,12 @@ def _made(adapter: str, fact: Any, rows: Mapping[str, Array]) -> Any:
         if NUMBERS in fact:
             row, is_numpys = fact[NUMBERS]
             return list(rows[row]) if is_numpys else rows[row].tolist()
-        row, position, *gauss = fact[RANDOM_STATE]
-        if row in PLAIN_GENERATORS:
-            bits = PLAIN_GENERATORS[row]()
-            bits.state = decode(adapter, position)
+        if fact[RANDOM_STATE][0] in PLAIN_GENERATORS:
+            name, bit_state, seed = fact[RANDOM_STATE]
+            bits = PLAIN_GENERATORS[name](np.random.SeedSequence(**decode(adapter, seed)))
+            bits.state = decode(adapter, bit_state)
             return np.random.Generator(bits)
-        has_gauss, next_gauss = gauss
+        row, position, has_gauss, next_gauss = fact[RANDOM_STATE]
         if not row.startswith(RANDOM):
             raise ValueError(row)
         state = np.random.RandomState(0)

@@ -6,7 +6,7 @@ A slot is an attribute of an object, or an item of a container. Its fact is JSON
 * ``{}``: there is no such attribute;
 * ``{"n": …}``: a list of fitted numbers, which are a row: its name, and whether they are numpy's;
 * ``{"r": …}``: a `numpy.random.RandomState` or `numpy.random.Generator`, which can be made anew: name of the row of
-  its state, position in it and the next normal number; or the kind of generator and its state;
+  its state, position in it and the next normal number; or the kind of generator, its state and its seed;
 * ``{"x": …}``: words for what is stored elsewhere (arrays, trees, seeds, boosters); the class of an object, or the
   keys or size of a container, whose slots follow; or a digest of all else, which another must equal.
 
@@ -61,6 +61,7 @@ PLAIN_GENERATORS: dict[str, Any] = {kind.__name__: kind for kind in (np.random.P
 """Those of a `numpy.random.Generator` whose state is a few numbers."""
 RANDOM_KINDS = (np.random.RandomState, np.random.Generator)
 _ROW: dict[str, Any] = {OTHER: ["row"]}
+_LEFT_OUT: dict[str, Any] = {OTHER: ["not pickled"]}
 _SEED: dict[str, Any] = {OTHER: ["seed"]}
 _SCALARS = frozenset((np.bool_, np.int32, np.int64, np.uint32, np.uint64, np.float32, np.float64))
 _MAY_BE_PLAIN = frozenset((int, float, bytes, bytearray, list, tuple, dict, set, frozenset))
@@ -305,8 +306,7 @@ class _Walk:
         if kind is np.random.RandomState:
             return _name(kind) if part.get_state(legacy=False)["bit_generator"] == TWISTER else None
         if kind is np.random.Generator:
-            is_plain = type(part.bit_generator) in PLAIN_GENERATORS.values()
-            return (*_name(kind), type(part.bit_generator).__name__) if is_plain else None
+            return None if _generator_state(part) is None else _name(kind)
         way = None if kind is np.ma.MaskedArray else _way(kind)
         if way is None or (way == _BY_STATE and not _pickles_what_it_holds(part)):
             return None
@@ -355,7 +355,7 @@ class _Walk:
         for name, value in attributes.items():
             if name not in pickled:
                 if self._is_live and not _is_of_sklearn(kind):
-                    facts[name] = self._fact(value, "", "")
+                    facts[name] = _LEFT_OUT
             elif name in _CACHES and not self._is_live:
                 facts[name] = _CACHES[name]
             elif is_seeded and name == "random_state":
@@ -373,8 +373,7 @@ class _Walk:
         if self._is_live:
             return []
         if isinstance(part, np.random.Generator):
-            # What has been encoded is known by its id, which that of a copy is not for long.
-            return [type(part.bit_generator).__name__, _LiveEncoder().encode(part.bit_generator.state)]
+            return _generator_state(part) or []
         state: Any = part.get_state(legacy=False)
         row = self._about.random_rows.get(state["state"]["key"].tobytes())
         if row is None:
@@ -401,6 +400,18 @@ class _Walk:
         )
         facts = _generic_facts.facts_of(skeleton, memo)
         return _digest(facts.rest.encode(), json.dumps([hole.value for hole in facts.holes]).encode())
+
+
+def _generator_state(generator: np.random.Generator) -> list[Any] | None:
+    """Return what makes a generator anew: its kind, its state and its seed, from which others are spawned."""
+    bits: Any = generator.bit_generator
+    if type(bits) not in PLAIN_GENERATORS.values() or type(bits.seed_seq) is not np.random.SeedSequence:
+        return None
+    try:
+        # What an encoder has written it knows by its id, which a copy does not have for long.
+        return [type(bits).__name__, *(_LiveEncoder().encode(state) for state in (bits.state, bits.seed_seq.state))]
+    except NotPlainError:
+        return None
 
 
 def _name(kind: type) -> tuple[str, str]:

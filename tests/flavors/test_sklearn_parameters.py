@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -277,6 +278,7 @@ def test_a_generator_goes_on_where_the_stored_one_was() -> None:
 
     assert fill(ADAPTER.extract(stored), original) is None
     assert original.drawn_["by"].random() == stored.drawn_["by"].random()
+    assert original.drawn_["by"].spawn(1)[0].random() == stored.drawn_["by"].spawn(1)[0].random()
 
 
 def test_attributes_that_one_of_the_two_lacks_come_back_and_go() -> None:
@@ -286,6 +288,25 @@ def test_attributes_that_one_of_the_two_lacks_come_back_and_go() -> None:
     assert fill(ADAPTER.extract(stored), original) is None
     assert original.note_ == stored.note_
     assert not hasattr(original, "other_")
+
+
+class Caching(Ridge):  # type: ignore[misc]
+    """Holds what it does not pickle, and makes it when it needs it."""
+
+    def fit(self, x: Array, y: Array) -> Any:
+        self.lock_, self.cache_ = threading.Lock(), y.sum()
+        return super().fit(x, y)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("lock_", "cache_")}
+
+
+def test_what_is_not_pickled_goes() -> None:
+    stored, original = Caching(alpha=2).fit(X, Y), Caching().fit(X, Y * 2)
+
+    assert fill(ADAPTER.extract(stored), original) is None
+    assert original.alpha == 2
+    assert vars(original).keys() == stored.__getstate__().keys()
 
 
 def test_an_array_of_arrays_gets_them_whole() -> None:
