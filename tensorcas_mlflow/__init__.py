@@ -4,9 +4,8 @@ Models are logged and loaded by ``mlflow.tensorcas``; `TensorCasStore` is the st
 package imports nothing else: ``import mlflow`` does it for every user of a Python that has it installed.
 """
 
-from __future__ import annotations
-
-# Type checkers know the name; importing typing for its sake would be an import.
+# Type checkers know this name. Both `from typing import TYPE_CHECKING` and `from __future__ import annotations` would
+# import a module.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["TensorCasStore", "__version__"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name == "TensorCasStore":
         from tensorcas_mlflow.runs import TensorCasStore
 

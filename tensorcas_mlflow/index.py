@@ -52,7 +52,7 @@ class Table:
     """Where many chunks lie: one row a copy of a chunk, sorted by digest. Two rows may have one digest."""
 
     packs: tuple[str, ...]
-    """Names of packs."""
+    """Names of packs, each once, even if the constructor is given one twice."""
     pack: Any
     """For each row a position in ``packs``."""
     entries: Entries
@@ -61,6 +61,15 @@ class Table:
     """For each row the first eight bytes of its digest as a big-endian number, ascending."""
     is_checked: bool = True
     """Whether a save may rely on it: that each chunk was put into the pack it is said to lie in."""
+
+    def __post_init__(self) -> None:
+        names = tuple(dict.fromkeys(self.packs))
+        if len(names) == len(self.packs):
+            return
+        # `without` leaves a pack out by its position. With a second position, copies in a condemned pack would count.
+        number = {name: at for at, name in enumerate(names)}
+        object.__setattr__(self, "pack", np.array([number[name] for name in self.packs], np.uint32)[self.pack])
+        object.__setattr__(self, "packs", names)
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -158,7 +167,7 @@ def make_table(parts: Mapping[str, Entries]) -> Table:
 
 
 def merge_tables(tables: Sequence[Table]) -> Table:
-    """Sort some tables of different packs into one."""
+    """Sort some tables into one."""
     packs: list[str] = []
     columns = []
     for table in tables:

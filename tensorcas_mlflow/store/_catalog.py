@@ -162,8 +162,10 @@ class Catalog:
         self.add(name, entries)
 
     def add(self, name: str, entries: Entries) -> None:
-        """Take up a pack."""
+        """Take up a pack, unless another thread has found it in the index already."""
         with self._lock:
+            if name in self._packs:
+                return
             self._tables.append(make_table({name: entries}))
             self._packs.add(name)  # last: what an interrupt leaves undone is looked up again
             self._merge()

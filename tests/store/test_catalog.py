@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -12,7 +13,26 @@ import pytest
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import BlobInfo, Buffer, MemoryBackend, Token
 from tensorcas_mlflow.errors import BackendError, ChunkNotFoundError
-from tensorcas_mlflow.store import RefTarget, Store, _catalog, _read
+from tensorcas_mlflow.gc import plan_gc
+from tensorcas_mlflow.index import read_segment
+from tensorcas_mlflow.store import Ref, RefTarget, Store, _catalog, _read
+from tensorcas_mlflow.store import protocol as p
+
+
+class Watched(MemoryBackend):
+    """Lets another thread have its turn once a pack is in the index, before the thread that put it there goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    def put_new(self, key: str, pieces: Iterable[Buffer], *, durable: bool = True) -> Token:
+        token = super().put_new(key, pieces, durable=durable)
+        if key.endswith(".loose"):
+            thread = threading.Thread(target=self.meanwhile)
+            thread.start()
+            thread.join()
+        return token
 
 
 class Remote(MemoryBackend):
@@ -146,3 +166,75 @@ def test_who_has_not_looked_while_many_packs_were_emptied_still_finds_what_is_th
         pack.unlink()
 
     assert np.array_equal(store.read_tensors(store.manifest(ref))["w"], weights(0)["w"])
+
+
+def model(*seeds: int) -> dict[str, Array]:
+    return {str(seed): weights(seed)["w"] for seed in seeds}
+
+
+def save_model(store: Store, path: str, *seeds: int) -> Ref:
+    with store.write_checkpoint(model(*seeds)) as pending:
+        return pending.commit(RefTarget(path=path))
+
+
+def packs_of(store: Store) -> list[str]:
+    return [info.key.removeprefix("packs/").removesuffix(".pack") for info in store.backend.list("packs")]
+
+
+@pytest.fixture
+def shared() -> Store:
+    """A store of which another thread reads the index whenever a pack of this one is in it and not yet taken up."""
+    backend = Watched()
+    store = Store.init_backend(backend)
+    backend.meanwhile = store.catalog.refresh
+    return store
+
+
+def test_chunk_is_read_when_a_collector_deletes_the_copy_that_two_threads_took_up(shared: Store) -> None:
+    with shared.begin_checkpoint(model(1)) as pending:
+        save_model(shared, "kept", 1)  # neither save knows of the other's chunk, so each stores it
+        kept = set(packs_of(shared))
+        ref = pending.commit(RefTarget(path="late"))
+    assert plan_gc(Store.open_backend(shared.backend), grace_s=0, max_waste=0, prefer=kept).execute().n_packs == 1
+
+    assert np.array_equal(shared.read_tensors(shared.manifest(ref))["1"], weights(1)["w"])
+
+
+def test_save_relies_on_no_condemned_pack_that_two_threads_took_up(shared: Store) -> None:
+    save_model(shared, "first", 1, 2)
+    [condemned] = packs_of(shared)
+    shared.backend.put_new("condemned/" + "7" * 32, [p.condemned_bytes([condemned], ())])
+    ref = save_model(shared, "again", 1, 2)
+    shared.backend.delete(f"packs/{condemned}.pack")
+
+    assert shared.read_tensors(shared.manifest(ref)).keys() == {"1", "2"}
+
+
+def test_save_relies_on_no_condemned_pack_that_hints_name_twice(backend: Remote) -> None:
+    writer = Store.init_backend(backend)
+    save_model(writer, "all", 1, 2, 3)
+    [condemned] = packs_of(writer)
+    few = [save_model(Store.open_backend(backend), str(seed), seed) for seed in (1, 2)]
+    # Who has read two manifests and no index finds the pack in the hints of both.
+    store = Store.open_backend(backend)
+    for ref in few:
+        store.manifest(ref)
+    both = save_model(store, "both", 1, 2)
+    backend.put_new("condemned/" + "7" * 32, [p.condemned_bytes([condemned], ())])
+    reader = Store.open_backend(backend)
+    reader.manifest(both)
+    ref = save_model(reader, "again", 1, 2)
+    backend.delete(f"packs/{condemned}.pack")
+
+    assert reader.read_tensors(reader.manifest(ref)).keys() == {"1", "2"}
+
+
+def test_segment_names_a_pack_once_that_two_threads_took_up(shared: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_model(shared, "first", 1, 2)
+    monkeypatch.setattr(_catalog, "_FOLD_AT", 1)
+    shared.catalog.fold()
+    [segment] = [info.key for info in shared.backend.list("index") if info.key.endswith(".arrow")]
+    table = read_segment(segment, shared.backend.get(segment))
+
+    assert list(table.packs) == packs_of(shared)
+    assert len(table) == 2
