@@ -9,7 +9,23 @@ LOCAL = "tensorcas_mlflow/backends/_local.py"
 LATER = "tests/store/test_later_versions.py::test_what_a_later_release_wrote_is_refused_before_anything_is_changed"
 FORKS = "tests/store/test_threads_and_forks.py"
 
+CATALOG = "tests/store/test_catalog.py"
+
 MUTANTS = (
+    Mutant(
+        fault="two threads take up one pack",
+        test=f"{CATALOG}::test_segment_names_a_pack_once_that_two_threads_took_up",
+        path="tensorcas_mlflow/store/_catalog.py",
+        before="            if name in self._packs:\n                return\n",
+        after="",
+    ),
+    Mutant(
+        fault="a condemned pack that hints name twice",
+        test=f"{CATALOG}::test_save_relies_on_no_condemned_pack_that_hints_name_twice",
+        path="tensorcas_mlflow/index.py",
+        before="        if len(names) == len(self.packs):\n            return\n",
+        after="        return\n",
+    ),
     Mutant(
         fault="a fork while another thread holds a lock",
         test="tests/core/test_threads.py::test_a_lock_that_another_thread_holds_is_open_in_a_forked_child",
