@@ -97,7 +97,15 @@ def test_no_census_however_made_ends_in_anything_but_our_errors(store: Store) ->
 
 @pytest.mark.parametrize(
     "head",
-    [b"[]", b"{}", b"[" * 100_000, b'{"format": 1}', b'{"format": "1"}', b"\xff", b'{"format": 1, "manifests": 7}'],
+    [
+        b"[]",
+        b"{}",
+        pytest.param(b"[" * 100_000, id="deep"),
+        b'{"format": 1}',
+        b'{"format": "1"}',
+        b"\xff",
+        b'{"format": 1, "manifests": 7}',
+    ],
 )
 def test_a_head_that_is_none_is_refused(head: bytes) -> None:
     blob = b"\x89TCCN\r\n\x01" + len(head).to_bytes(8, "little") + bytes(16)
