@@ -105,7 +105,7 @@ class Case:
 
     def live(self) -> Any:
         """A model of the same structure, to be filled."""
-        return MAKERS[self.adapter](Hostile(self.marker) if self.adapter == "generic" else None)
+        return MAKERS[self.adapter](Hostile(self.marker) if self.adapter in ("generic", "pytorch") else None)
 
     def load(self, **options: Any) -> Any:
         import mlflow

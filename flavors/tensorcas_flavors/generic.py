@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -25,6 +26,7 @@ _NUMBERS = (int, float, complex, np.generic)
 _TEXTS = (str, bytes, bytearray, memoryview, PurePath)
 _COME_BACK: set[str] = set()
 """Classes and functions of objects that were seen to come back from pickles of this process: others are tried."""
+_BUILT_IN = {kind for kind in vars(builtins).values() if isinstance(kind, type)}
 _NO_MODELS = (type(None), type, ModuleType, set, frozenset, *_NUMBERS, *_TEXTS)
 
 
@@ -59,7 +61,7 @@ class GenericAdapter(Adapter):
         parts, skeleton, facts, memo = self._take_apart(model)
         rows = {**parts.rows(), SKELETON: with_facts(skeleton, facts)}
         # Objects of different classes may name the same code: a tensor of PyTorch and its storage do.
-        kinds = {type(part) for part in memo.values()}
+        kinds = {type(part) for part in memo.values()} - _BUILT_IN
         named = facts.code | {f"{kind.__module__}.{kind.__qualname__}" for kind in kinds}
         if not named <= _COME_BACK:
             try_back(self.name, model, rows, lambda copies: self._load(copies, memo))

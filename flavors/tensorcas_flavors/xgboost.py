@@ -32,8 +32,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from tensorcas_flavors._generic_facts import REMEDY, Facts, facts_of, plan_values, with_facts
+from tensorcas_flavors._generic_facts import END, REMEDY, Facts, facts_of, plan_values, with_facts
 from tensorcas_flavors._pickling import dump_skeleton, load_skeleton
+from tensorcas_flavors._plain_values import read_tail
 from tensorcas_flavors._ubjson import Value, parse, write
 from tensorcas_flavors._xgboost_state import decode, encode
 from tensorcas_flavors._xgboost_trees import check_whole, put_trees, take_trees, tree_cuts
@@ -273,7 +274,8 @@ class XGBoostAdapter(Adapter):
         fill_others = None
         if others:
             live, _ = self._split(original)
-            fill_others = plan_values(self.name, self._facts(others, live), skeleton.get("facts"))
+            stored = read_tail(self.name, skeleton.get("facts"), END)
+            fill_others = plan_values(self.name, self._facts(others, live), stored)
         booster = None if raw is None else self._load(skeleton, raw)
         if isinstance(original, xgboost.Booster):
             if booster is None:
