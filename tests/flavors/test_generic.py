@@ -13,6 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.tree import DecisionTreeClassifier
 
 from tensorcas_flavors.generic import GenericAdapter
 from tensorcas_mlflow.adapter import SKELETON, Array
@@ -412,3 +415,18 @@ def test_a_part_of_an_object_cannot_be_filled() -> None:
 
     with pytest.raises(AdapterError, match="load all of it with into="):
         ADAPTER.fill_weights(Net(), {}, read)
+
+
+@pytest.mark.parametrize("kind", ["tree", "forest", "neighbours", "dtype", "longlong"])
+def test_an_equal_dtype_of_another_class_is_no_reason_to_refuse(kind: str) -> None:
+    X, y = np.random.default_rng(0).random((40, 3)), np.arange(40) % 2
+    made: dict[str, Any] = {
+        "tree": lambda: DecisionTreeClassifier(max_depth=2).fit(X, y),
+        "forest": lambda: RandomForestClassifier(2).fit(X, y),
+        "neighbours": lambda: KNeighborsClassifier().fit(X, y),
+        "dtype": lambda: np.dtype("longlong"),
+        "longlong": lambda: np.arange(600, dtype=np.longlong),
+    }
+    rows = GenericAdapter().extract({"model": made[kind](), "epoch": 1})
+
+    assert GenericAdapter().reconstruct({name: np.array(row) for name, row in rows.items()})["epoch"] == 1
