@@ -9,7 +9,7 @@ from tensorcas_mlflow.adapter import SKELETON
 from tensorcas_mlflow.blob_names import list_dir
 from tensorcas_mlflow.errors import CheckpointExistsError
 from tensorcas_mlflow.exchange._spill import arrays_of
-from tensorcas_mlflow.formats import Listing, Tensors, without_example_inputs
+from tensorcas_mlflow.formats import Listing, Tensors, left_out_parts
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.store import Ref, RefTarget, Store
 
@@ -139,7 +139,7 @@ def check_left_out(source: Tensors, *, allow_left_out: bool) -> None:
     Raises:
         ValueError: There are such tensors, and that is not allowed; the message names them.
     """
-    left_out = without_example_inputs(source.left_out)
+    left_out = left_out_parts(source.left_out)
     if left_out and not allow_left_out:
         listed = ", ".join(f"{name!r} ({kind})" for name, kind in left_out.items())
         what = count_text(len(left_out), "tensor")

@@ -4,7 +4,7 @@
 what matters, and a file that its specification forbids is refused.
 """
 
-from tensorcas_mlflow.formats._listing import EXAMPLE_INPUT, Listing, Place, Tensors, without_example_inputs
+from tensorcas_mlflow.formats._listing import EXAMPLE_INPUT, OTHER_FILE, Listing, Place, Tensors, left_out_parts
 from tensorcas_mlflow.formats._open import FORMATS_IN, list_source, open_listing
 from tensorcas_mlflow.formats._source import Beside, ByteSource, LocalFile
 from tensorcas_mlflow.formats._write import FORMATS_OUT, WritePlan, Written, WrittenFile, plan_write, write
@@ -14,6 +14,7 @@ __all__ = [
     "EXAMPLE_INPUT",
     "FORMATS_IN",
     "FORMATS_OUT",
+    "OTHER_FILE",
     "ArrayTensors",
     "Beside",
     "ByteSource",
@@ -24,9 +25,9 @@ __all__ = [
     "WritePlan",
     "Written",
     "WrittenFile",
+    "left_out_parts",
     "list_source",
     "open_listing",
     "plan_write",
-    "without_example_inputs",
     "write",
 ]

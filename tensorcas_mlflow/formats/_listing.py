@@ -12,13 +12,17 @@ from tensorcas_mlflow.formats._source import ByteSource
 from tensorcas_mlflow.tensor import Spec
 
 EXAMPLE_INPUT = "example input"
-"""What the type of a tensor is called with which a model was traced. It is left out, and no part of the model: whoever
-writes the model's tensors need not allow that."""
+"""Type, in ``left_out``, of a tensor with which a model was traced."""
+OTHER_FILE = "another file"
+"""Type, in ``left_out``, of a file beside those of a folder's checkpoint; its name stands for a tensor's."""
 
 
-def without_example_inputs(left_out: Mapping[str, str]) -> dict[str, str]:
-    """Return what is left out of a model itself, by name, with its type."""
-    return {name: kind for name, kind in left_out.items() if kind != EXAMPLE_INPUT}
+def left_out_parts(left_out: Mapping[str, str]) -> dict[str, str]:
+    """Return what is left out of a checkpoint itself, by name, with its type.
+
+    Example inputs and other files are no part of it: who writes its tensors need not allow that they are left out.
+    """
+    return {name: kind for name, kind in left_out.items() if kind not in (EXAMPLE_INPUT, OTHER_FILE)}
 
 
 class Tensors(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import zlib
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from tensorcas_mlflow.containers import (
 )
 from tensorcas_mlflow.errors import CorruptError, MalformedFileError, NewerFormatError, NoCheckpointError
 from tensorcas_mlflow.formats._folder import file_in, files_named
-from tensorcas_mlflow.formats._listing import Listing
+from tensorcas_mlflow.formats._listing import OTHER_FILE, Listing
 from tensorcas_mlflow.formats._read_dcp import METADATA, SUFFIX, is_dcp, list_dcp
 from tensorcas_mlflow.formats._read_folders import INDEX_SUFFIX, check_numbers, index_of, list_indexed, list_shards
 from tensorcas_mlflow.formats._read_gguf import list_gguf
@@ -172,7 +173,8 @@ def open_listing(path: str | os.PathLike[str], *, format: str | None = None) -> 
     path = Path(path)
     with _sound(str(path), format or "checkpoint"):
         if path.is_dir():
-            return _of_folder(path, format)
+            listing = _of_folder(path, format)
+            return dataclasses.replace(listing, left_out={**listing.left_out, **_other_files(path, listing)})
         if path.name == INDEX and format in (None, "serverlessllm"):
             return list_serverlessllm(path.parent)
         if path.name.endswith(INDEX_SUFFIX):
@@ -219,6 +221,13 @@ def _of_folder(folder: Path, format: str | None) -> Listing:
             return list_shards(folder, names, kind, partial(_of_file, format=kind))
     reason = f"it is a folder that holds no checkpoint in {format or 'a known format'}"
     raise NoCheckpointError(str(folder), format or "checkpoint", reason)
+
+
+def _other_files(folder: Path, listing: Listing) -> dict[str, str]:
+    """Name the files of a folder that may hold tensors and are not of its checkpoint: an optimizer's, for example."""
+    taken = {Path(source.name).name for source in listing.sources}
+    names = (name for name in files_named(folder, "") if Path(name).suffix.lower() in _BY_SUFFIX)
+    return {name: OTHER_FILE for name in names if name not in taken}
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from tensorcas_mlflow.adapters import adapter_for
 from tensorcas_mlflow.chunking import Offsets
 from tensorcas_mlflow.digest import digest, digest_of
 from tensorcas_mlflow.errors import PartNotFoundError, TensorNotFoundError
-from tensorcas_mlflow.formats import without_example_inputs
+from tensorcas_mlflow.formats import left_out_parts
 from tensorcas_mlflow.manifest import Numbers, Specs
 from tensorcas_mlflow.reader._contents import BATCH_BYTES, Contents
 from tensorcas_mlflow.reader._frameworks import framework_named
@@ -433,7 +433,7 @@ class CheckpointReader:
     @property
     def _unread(self) -> dict[str, str]:
         """The tensors of the model itself that cannot be read."""
-        return without_example_inputs(self.left_out)
+        return left_out_parts(self.left_out)
 
     @Lazy
     def _whole_outline(self) -> Outline:

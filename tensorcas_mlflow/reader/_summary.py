@@ -10,7 +10,7 @@ import numpy as np
 
 from tensorcas_mlflow._texts import count_text, size_text
 from tensorcas_mlflow.chunking import Offsets, ranges
-from tensorcas_mlflow.formats import without_example_inputs
+from tensorcas_mlflow.formats import EXAMPLE_INPUT, OTHER_FILE, left_out_parts
 from tensorcas_mlflow.manifest import Specs
 from tensorcas_mlflow.reader._distinct import distinct
 from tensorcas_mlflow.reader._names import NUMBER, Patterns
@@ -76,13 +76,16 @@ class Summary:
         dtypes = ", ".join(f"{name} {size_text(n_bytes)}" for name, (_, n_bytes) in self.dtypes.items())
         lines = [f"{self.label}: {self.n_tensors} tensors, {size_text(self.n_bytes)} ({dtypes})"]
         if self.left_out:
-            others = without_example_inputs(self.left_out)
-            n_examples = len(self.left_out) - len(others)
+            others = left_out_parts(self.left_out)
             if others:
                 types = ", ".join(sorted(set(others.values())))
                 lines.append(f"and {count_text(len(others), 'tensor')} of types that cannot be read here ({types})")
-            if n_examples:
-                lines.append(f"and {count_text(n_examples, 'example input')}, no part of the model")
+            kinds = list(self.left_out.values())
+            if EXAMPLE_INPUT in kinds:
+                lines.append(f"and {count_text(kinds.count(EXAMPLE_INPUT), 'example input')}, no part of the model")
+            if OTHER_FILE in kinds:
+                names = ", ".join(name for name, kind in self.left_out.items() if kind == OTHER_FILE)
+                lines.append(f"beside it, to be opened by themselves: {names}")
         for stack in self.stacks:
             experts = f", up to {stack.n_experts} experts each" if stack.n_experts else ""
             name = stack.name or "the model"

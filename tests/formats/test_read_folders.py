@@ -13,7 +13,8 @@ import safetensors.numpy
 import torch
 
 from tensorcas_mlflow.errors import BackendError, FormatError, MalformedFileError
-from tensorcas_mlflow.formats import open_listing
+from tensorcas_mlflow.formats import OTHER_FILE, left_out_parts, open_listing
+from tensorcas_mlflow.reader import open_path
 from tests.formats.samples import ARRAYS, Array, hub_snapshot, same, serverlessllm_folder, serverlessllm_of, torch_file
 
 FIRST = {"a": ARRAYS["encoder.weight"], "b": ARRAYS["encoder.bias"]}
@@ -245,3 +246,18 @@ def test_a_link_among_the_files_of_serverlessllm_stays_in_the_folder(tmp_path: P
 
     with pytest.raises(MalformedFileError, match="outside"):
         open_listing(folder)
+
+
+def test_files_beside_a_checkpoint_are_named(tmp_path: Path) -> None:
+    safetensors.numpy.save_file({"w": np.ones(3, "f4")}, tmp_path / "model.safetensors")
+    torch.save({"state": {0: {"exp_avg": torch.ones(3)}}}, tmp_path / "optimizer.pt")
+    np.savez(tmp_path / "x.npz", a=np.ones(2))
+    (tmp_path / "config.json").write_text("{}")
+    listing = open_listing(tmp_path)
+
+    assert [*listing.places] == ["w"]
+    assert listing.left_out == {"optimizer.pt": OTHER_FILE, "x.npz": OTHER_FILE}
+    assert left_out_parts(listing.left_out) == {}
+    with open_path(tmp_path) as reader:
+        assert "beside it, to be opened by themselves: optimizer.pt, x.npz" in str(reader.summary())
+        assert [*reader.match("*")] == ["w"]

@@ -62,7 +62,7 @@ MUTANTS = (
         fault="an example input taken for a part of the model that an export leaves out",
         test="tests/mlflow/test_exported_models.py::test_an_export_writes_the_weights",
         path="tensorcas_mlflow/exchange/_import.py",
-        before="    left_out = without_example_inputs(source.left_out)\n",
+        before="    left_out = left_out_parts(source.left_out)\n",
         after="    left_out = {name: kind for name, kind in source.left_out.items() if name}\n",
     ),
     Mutant(
