@@ -251,7 +251,13 @@ class TensorCasStore:
         return None if ref is None else self.store.manifest(ref)
 
     def list_checkpoints(self) -> list[int]:
-        """List the steps of this run, ascending."""
+        """List the steps of this run, ascending.
+
+        Raises:
+            StoreNotFoundError: The store is gone.
+            ConflictError: Another store is in its place.
+        """
+        self.store.check_identity()
         prefix = self._target(0).key.rpartition("/")[0]
         blobs, _ = list_dir(self.store.backend, prefix)
         found = (_STEP.fullmatch(info.key.rpartition("/")[2]) for info in blobs)
@@ -295,6 +301,7 @@ class TensorCasStore:
 
     def delete_checkpoint(self, step: int) -> None:
         """Drop a step; none there is no error. The next `gc` removes what only it needed."""
+        self.store.check_identity()
         self.store.backend.delete(self._target(step).key)
 
     def gc(
@@ -319,6 +326,7 @@ class TensorCasStore:
 
     def stats(self) -> RunStats:
         """Say what this run keeps, and what the store it shares with others takes on disk."""
+        self.store.check_identity()
         return run_stats(self.store, self.run_id)
 
     @classmethod

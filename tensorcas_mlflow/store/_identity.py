@@ -37,7 +37,8 @@ class Identity:
         beginning.
 
         Args:
-            generation: Of a remote store, as it was listed after the intent was there; None for others.
+            generation: Of a remote store, as it was listed after the intent was there; None for others, and where
+                one more request does not matter.
 
         Raises:
             StoreNotFoundError: There is no store any more.
@@ -55,7 +56,9 @@ class Identity:
         elif generation == self._generation and any(key == GENERATION for key, _ in generation):
             return
         self._read()
-        self._info, self._generation = info, generation
+        self._info = info
+        if generation is not None:
+            self._generation = generation
 
     def _read(self) -> None:
         try:
@@ -65,5 +68,5 @@ class Identity:
         if now != self._id:
             raise ConflictError(
                 f"{self._backend.uri!r} is store {now} by now, and no longer {self._id}: nothing was committed; "
-                "open the store anew, and save again"
+                "open the store anew"
             )

@@ -122,6 +122,15 @@ class Store(Refs):
             store.catalog.identity.note(generation)
         return store
 
+    def check_identity(self) -> None:
+        """See that the store at this place is still the one that was opened.
+
+        Raises:
+            StoreNotFoundError: There is no store any more.
+            ConflictError: There is another one.
+        """
+        self.catalog.identity.check(None)
+
     @classmethod
     def open(cls, root: Place, *, create: bool = False, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> Store:
         """Open the store at a root.

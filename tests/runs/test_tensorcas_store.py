@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,13 @@ from sklearn.linear_model import LinearRegression
 
 from tensorcas_flavors.sklearn import SklearnAdapter
 from tensorcas_mlflow import TensorCasStore
-from tensorcas_mlflow.errors import AdapterError, CheckpointExistsError, CheckpointNotFoundError
+from tensorcas_mlflow.errors import (
+    AdapterError,
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    ConflictError,
+    StoreNotFoundError,
+)
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.testing import FaultyBackend, SimulatedCrash
 
@@ -434,3 +442,16 @@ def test_the_place_where_it_was_says_where_it_is() -> None:
         exec("from tensorcas_mlflow.store import TensorCasStore", {})
     with pytest.raises(ImportError, match="cannot import name 'TensorCasStores'"):
         exec("from tensorcas_mlflow.store import TensorCasStores", {})
+
+
+@pytest.mark.parametrize("is_made_anew", [False, True])
+def test_a_store_that_is_gone_is_no_empty_one(tmp_path: Path, is_made_anew: bool) -> None:
+    store = TensorCasStore(tmp_path / "root", "run")
+    store.save({"w": np.ones(100)}, step=1, metrics={"loss": 1.0})
+    shutil.rmtree(tmp_path / "root")
+    if is_made_anew:
+        TensorCasStore(tmp_path / "root", "run").save({"w": np.ones(100)}, step=2)
+
+    for call in (store.list_checkpoints, partial(store.best, "loss"), store.stats, partial(store.delete_checkpoint, 2)):
+        with pytest.raises((StoreNotFoundError, ConflictError)):
+            call()
