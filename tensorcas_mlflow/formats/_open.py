@@ -225,9 +225,10 @@ def _of_folder(folder: Path, format: str | None) -> Listing:
 
 def _other_files(folder: Path, listing: Listing) -> dict[str, str]:
     """Name the files of a folder that may hold tensors and are not of its checkpoint: an optimizer's, for example."""
-    taken = {Path(source.name).name for source in listing.sources}
+    # The hub's snapshots are links to files of other names.
+    taken = {os.path.realpath(source.name) for source in listing.sources}
     names = (name for name in files_named(folder, "") if Path(name).suffix.lower() in _BY_SUFFIX)
-    return {name: OTHER_FILE for name in names if name not in taken}
+    return {name: OTHER_FILE for name in names if os.path.realpath(folder / name) not in taken}
 
 
 @contextlib.contextmanager
