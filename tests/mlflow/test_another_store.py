@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+from sklearn.linear_model import LinearRegression
 
 from tensorcas_mlflow.backends import LocalBackend
 from tensorcas_mlflow.store import Store
@@ -128,9 +129,8 @@ def test_a_stream_in_the_middle_of_which_it_happens_is_refused(
 def test_a_model_that_is_logged_afterwards_loads(
     kind: str, request: pytest.FixtureRequest, happen: Callable[[], None]
 ) -> None:
-    sklearn = pytest.importorskip("sklearn.linear_model")
     request.getfixturevalue(kind)
-    model = sklearn.LinearRegression().fit(np.eye(300), np.arange(300.0))
+    model = LinearRegression().fit(np.eye(300), np.arange(300.0))
     with mlflow.start_run():
         mlflow.tensorcas.log_model(model, name="first")  # type: ignore[attr-defined]
         happen()
