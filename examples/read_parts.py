@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from tensorcas_mlflow import TensorCasStore
-from tensorcas_mlflow.formats import ArrayTensors, open_listing, write
+from tensorcas_mlflow.file_formats import ArrayTensors, open_listing, write
 from tensorcas_mlflow.reader import diff
 
 N_LAYERS, N_EXPERTS, WIDTH = 4, 8, 256
@@ -56,7 +56,7 @@ def main(folder: Path) -> None:
 
         written = store.export_file(folder / "shards", step=1, format="safetensors", shard_bytes=16 << 20)
         print(f"exported as {len(written.files)} files, {written.n_bytes:,} bytes")
-        assert open_listing(folder / "shards").places.keys() == set(after.keys())
+        assert open_listing(folder / "shards").locations.keys() == set(after.keys())
 
 
 if __name__ == "__main__":

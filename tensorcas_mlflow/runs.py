@@ -23,7 +23,7 @@ from tensorcas_mlflow.stats import RunStats, StoreStats, run_stats, store_stats
 from tensorcas_mlflow.store import Ref, RefTarget, Store
 
 if TYPE_CHECKING:
-    from tensorcas_mlflow.formats import Written
+    from tensorcas_mlflow.file_formats import Written
     from tensorcas_mlflow.reader import CheckpointReader
 
 _STEP = re.compile(r"@(-?[0-9]+)")
@@ -158,7 +158,7 @@ class TensorCasStore:
             BackendError: It cannot be read, or the store not be written.
         """
         from tensorcas_mlflow.exchange import import_checkpoint
-        from tensorcas_mlflow.formats import open_listing
+        from tensorcas_mlflow.file_formats import open_listing
 
         return import_checkpoint(
             self.store,

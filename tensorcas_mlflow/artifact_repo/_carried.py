@@ -23,7 +23,7 @@ from tensorcas_mlflow._durable import Settled
 from tensorcas_mlflow._store_root import root_of
 from tensorcas_mlflow.artifact_repo._names import UPLOADING, is_visible
 from tensorcas_mlflow.backends import STORE_FOLDER, Root, check_key
-from tensorcas_mlflow.containers import Readable
+from tensorcas_mlflow.file_formats import Readable
 from tensorcas_mlflow.store import is_carried
 
 _BLOCK_BYTES = 1 << 20

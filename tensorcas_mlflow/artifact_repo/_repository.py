@@ -29,13 +29,13 @@ from tensorcas_mlflow.artifact_repo._stores import StoreFinder, has_ref, parents
 from tensorcas_mlflow.artifact_repo._streams import Inflow, Reading, Rejoined, n_announced, read_head
 from tensorcas_mlflow.artifact_repo._virtual import beside, folders_without_tensors, in_folder, virtual_at, write_pieces
 from tensorcas_mlflow.carrier import announcement
-from tensorcas_mlflow.containers import Readable
 from tensorcas_mlflow.errors import (
     ChunkNotFoundError,
     FencedError,
     FormatError,
     WrongStoreError,
 )
+from tensorcas_mlflow.file_formats import Readable
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.store import PendingSave, RefTarget, Store, has_pending, take_pending
 from tensorcas_mlflow.threads import start

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterable
 from contextlib import suppress
 from typing import BinaryIO
 
-from tensorcas_mlflow.containers import Readable
+from tensorcas_mlflow.file_formats import Readable
 
 _MOST_WAITING_BYTES = 16 << 20
 """What may lie between the event loop and the thread that stores; a faster client has to wait."""

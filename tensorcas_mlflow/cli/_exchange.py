@@ -13,7 +13,7 @@ from tensorcas_mlflow.cli._output import Json, printable, ref_json, say, say_jso
 from tensorcas_mlflow.cli._select import Wanted, full_run_id, is_json, is_short_id, store_of, the_one
 from tensorcas_mlflow.cli._teller import Teller
 from tensorcas_mlflow.exchange import import_checkpoint, plan_convert, plan_export
-from tensorcas_mlflow.formats import WritePlan, open_listing
+from tensorcas_mlflow.file_formats import WritePlan, open_listing
 from tensorcas_mlflow.reader import open_ref
 from tensorcas_mlflow.store import RefTarget, Store
 

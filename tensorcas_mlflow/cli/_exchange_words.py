@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tensorcas_mlflow.cli import _exchange
 from tensorcas_mlflow.cli._options import add_checkpoint, count, size
-from tensorcas_mlflow.formats import FORMATS_IN, FORMATS_OUT
+from tensorcas_mlflow.file_formats import FORMATS_IN, FORMATS_OUT
 
 
 def add_exchange(command: Callable[[str, str, str], argparse.ArgumentParser]) -> None:

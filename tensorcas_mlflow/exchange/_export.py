@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from tensorcas_mlflow.exchange._import import check_left_out
-from tensorcas_mlflow.formats import Listing, Tensors, WritePlan, Written, plan_write
+from tensorcas_mlflow.file_formats import Listing, Tensors, WritePlan, Written, plan_write
 from tensorcas_mlflow.tensor import Spec
 
 Progress = Callable[[int, int], None]

@@ -9,7 +9,7 @@ from tensorcas_mlflow.adapter import SKELETON
 from tensorcas_mlflow.blob_names import list_dir
 from tensorcas_mlflow.errors import CheckpointExistsError
 from tensorcas_mlflow.exchange._spill import arrays_of
-from tensorcas_mlflow.formats import Listing, Tensors, left_out_parts
+from tensorcas_mlflow.file_formats import Listing, Tensors, left_out_parts
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.store import Ref, RefTarget, Store
 
@@ -126,7 +126,7 @@ def prepare_import(
         BackendError: The file cannot be read, or there is no room for a temporary one.
     """
     check_left_out(source, allow_left_out=allow_left_out)
-    if SKELETON in source.places:
+    if SKELETON in source.locations:
         # What is stored under this name is read as a pickle when the checkpoint is loaded, and the file is anybody's.
         raise ValueError(f"a tensor is named {SKELETON!r}, which says something else in a store: rename it")
     told = _Told(sum(spec.n_bytes for spec in source.specs()), progress)

@@ -12,7 +12,7 @@ import numpy as np
 
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.errors import BackendError
-from tensorcas_mlflow.formats import Listing, Place
+from tensorcas_mlflow.file_formats import Listing, TensorLocation
 from tensorcas_mlflow.tensor import ALIGNMENT, Spec
 
 
@@ -33,12 +33,12 @@ def arrays_of(listing: Listing, *, watch: Callable[[int], None] | None = None) -
         CorruptError: The file is damaged, where that shows.
         BackendError: It cannot be read, or there is no room for a temporary file.
     """
-    spilled = {name: place.spec for name, place in listing.places.items() if not _is_mapped(listing, place)}
+    spilled = {name: place.spec for name, place in listing.locations.items() if not _is_mapped(listing, place)}
     views = _spill(listing, spilled, watch)
-    return {name: views[name] if name in views else listing.array(name) for name in listing.places}
+    return {name: views[name] if name in views else listing.array(name) for name in listing.locations}
 
 
-def _is_mapped(listing: Listing, place: Place) -> bool:
+def _is_mapped(listing: Listing, place: TensorLocation) -> bool:
     return place.is_plain and (
         place.n_bytes == 0 or listing.sources[place.source].view(place.start, place.n_bytes) is not None
     )

@@ -26,11 +26,11 @@ from tensorcas_mlflow.errors import (
     NoCheckpointError,
     StoreNotFoundError,
 )
+from tensorcas_mlflow.file_formats import FORMATS_IN
 from tensorcas_mlflow.flavor._fetch import LocalFolder, open_folder, resolve
 from tensorcas_mlflow.flavor._folder import FLAVOR
 from tensorcas_mlflow.flavor._saved import SavedModel, load_mlmodel
 from tensorcas_mlflow.flavor._stores import store_for
-from tensorcas_mlflow.formats import FORMATS_IN
 from tensorcas_mlflow.reader import CheckpointReader, open_manifest, open_path, open_ref
 
 _MOST_LISTED = 10

@@ -16,7 +16,7 @@ from tensorcas_mlflow.checkpoints._find import series_of
 from tensorcas_mlflow.checkpoints._log import CheckpointInfo, finish_now
 from tensorcas_mlflow.checkpoints._runs import run_to_write
 from tensorcas_mlflow.errors import CheckpointExistsError
-from tensorcas_mlflow.formats import Written, open_listing
+from tensorcas_mlflow.file_formats import Written, open_listing
 from tensorcas_mlflow.parts._open import What, opened
 from tensorcas_mlflow.store import Policy
 
@@ -47,7 +47,7 @@ def import_checkpoint(
         step: Any whole number.
         name: What the series of checkpoints is called in the run.
         run_id: The run; the active one unless given, and if there is none a new one.
-        format: One of `tensorcas_mlflow.formats.FORMATS_IN`, such as ``safetensors`` or ``torch``; whichever it is in
+        format: One of `tensorcas_mlflow.file_formats.FORMATS_IN`, such as ``safetensors`` or ``torch``; whichever it is in
             unless given.
         allow_left_out: Whether to import a file of which some tensors cannot be stored (quantized ones), without them.
         overwrite: Whether a checkpoint of this step may be replaced.

@@ -14,7 +14,7 @@ from tensorcas_mlflow.backends import Tally
 from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES, Offsets
 from tensorcas_mlflow.digest import digest_all, digest_of
 from tensorcas_mlflow.errors import CorruptError
-from tensorcas_mlflow.formats import ByteSource, Listing, Place
+from tensorcas_mlflow.file_formats import ByteSource, Listing, TensorLocation
 from tensorcas_mlflow.manifest import Manifest, Specs
 from tensorcas_mlflow.reader._contents import (
     BATCH_BYTES,
@@ -141,7 +141,7 @@ class ListedContents(Contents):
         self.metadata = listing.metadata
         self.left_out = listing.left_out
         self.tally = tally
-        self.places: list[Place] = list(listing.places.values())
+        self.places: list[TensorLocation] = list(listing.locations.values())
         self.specs = Specs.of([place.spec for place in self.places])
         self._end = end
 
@@ -163,7 +163,7 @@ class ListedContents(Contents):
         return _cut_anew((piece for _, piece in self.listing.stream([place.spec.name])), piece_bytes)
 
     def other_content(self) -> dict[str, bytes]:
-        by_source: list[list[Place]] = [[] for _ in self.listing.sources]
+        by_source: list[list[TensorLocation]] = [[] for _ in self.listing.sources]
         for place in self.places:
             by_source[place.source].append(place)
         files = [
@@ -200,7 +200,7 @@ class ListedContents(Contents):
         if self._end is not None:
             self._end()
 
-    def _array(self, place: Place, out: Array | None) -> Array:
+    def _array(self, place: TensorLocation, out: Array | None) -> Array:
         if out is None:
             return self.listing.array(place.spec.name)
         if place.is_plain and place.n_bytes and place.checksum is None:

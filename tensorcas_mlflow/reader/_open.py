@@ -10,7 +10,7 @@ from typing import Any
 
 from tensorcas_mlflow.backends import Tally
 from tensorcas_mlflow.errors import FormatError
-from tensorcas_mlflow.formats import Beside, ByteSource, Listing, list_source, open_listing
+from tensorcas_mlflow.file_formats import ByteSource, Listing, OpenSibling, list_source, open_listing
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.reader._contents import Contents
 from tensorcas_mlflow.reader._listed import CountedSource, ListedContents, StoredFileContents, StoredSource
@@ -55,7 +55,7 @@ def open_manifest(
     *,
     label: str,
     verify: bool = True,
-    beside: Beside | None = None,
+    beside: OpenSibling | None = None,
     **options: Any,
 ) -> CheckpointReader:
     """Open a checkpoint or file by its manifest; see `open_ref`.
@@ -129,7 +129,7 @@ def open_listed(
     counted = Listing(
         format=listing.format,
         sources=sources,
-        places=listing.places,
+        locations=listing.locations,
         metadata=listing.metadata,
         left_out=listing.left_out,
     )

@@ -19,7 +19,7 @@ from tensorcas_mlflow.adapters import adapter_for
 from tensorcas_mlflow.chunking import Offsets
 from tensorcas_mlflow.digest import digest, digest_of
 from tensorcas_mlflow.errors import PartNotFoundError, TensorNotFoundError
-from tensorcas_mlflow.formats import left_out_parts
+from tensorcas_mlflow.file_formats import left_out_parts
 from tensorcas_mlflow.manifest import Numbers, Specs
 from tensorcas_mlflow.reader._contents import BATCH_BYTES, Contents
 from tensorcas_mlflow.reader._frameworks import framework_named

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from tensorcas_mlflow.formats import Place
+from tensorcas_mlflow.file_formats import TensorLocation
 
 
-def stretches_between(places: Iterable[Place], size: int) -> Iterator[tuple[int, int]]:
+def stretches_between(places: Iterable[TensorLocation], size: int) -> Iterator[tuple[int, int]]:
     """Find the stretches of a file that no tensor lies in: headers, checksums, and what a reader cannot give.
 
     Args:
@@ -26,7 +26,7 @@ def stretches_between(places: Iterable[Place], size: int) -> Iterator[tuple[int,
         yield end, size
 
 
-def _has_each_byte(place: Place) -> bool:
+def _has_each_byte(place: TensorLocation) -> bool:
     """Tell whether each byte of the stretch of a tensor belongs to one of its elements."""
     if place.strides is None:
         return place.n_bytes > 0

@@ -10,7 +10,7 @@ import numpy as np
 
 from tensorcas_mlflow._texts import count_text, size_text
 from tensorcas_mlflow.chunking import Offsets, ranges
-from tensorcas_mlflow.formats import EXAMPLE_INPUT, OTHER_FILE, left_out_parts
+from tensorcas_mlflow.file_formats import EXAMPLE_INPUT, OTHER_FILE, left_out_parts
 from tensorcas_mlflow.manifest import Specs
 from tensorcas_mlflow.reader._distinct import distinct
 from tensorcas_mlflow.reader._names import NUMBER, Patterns

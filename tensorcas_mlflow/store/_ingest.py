@@ -19,9 +19,9 @@ from types import TracebackType
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.containers import Learned, More, Part, Skeleton, Tape, Tensor, split
 from tensorcas_mlflow.digest import Digests, digest_all, unique_rows
 from tensorcas_mlflow.errors import BackendError
+from tensorcas_mlflow.file_formats import FilePart, Learned, More, Skeleton, Tape, Tensor, split
 from tensorcas_mlflow.manifest import Row
 from tensorcas_mlflow.store._base_plan import BasePlan
 from tensorcas_mlflow.store._catalog import Catalog
@@ -136,7 +136,7 @@ class Ingest:
 
     # --- rows
 
-    def _row_for(self, part: Part) -> OpenRow:
+    def _row_for(self, part: FilePart) -> OpenRow:
         """Find the row that a part's bytes go to, or begin one."""
         last = self._rows[-1] if self._rows else None
         goes_on = last is not None and (

@@ -11,7 +11,6 @@ from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import Backend, MeteredBackend, Root, Tally, open_backend
 from tensorcas_mlflow.blob_names import list_blobs
 from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
-from tensorcas_mlflow.containers import Readable, Tape
 from tensorcas_mlflow.digest import unique_rows
 from tensorcas_mlflow.errors import (
     BlobExistsError,
@@ -24,6 +23,7 @@ from tensorcas_mlflow.errors import (
     WrongStoreError,
 )
 from tensorcas_mlflow.extent_cache import ExtentCache
+from tensorcas_mlflow.file_formats import Readable, Tape
 from tensorcas_mlflow.hints import read_hints
 from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
 from tensorcas_mlflow.readplan import Calibration, ReadPlan, Way
@@ -271,7 +271,7 @@ class Store(Refs):
     def write_stream(self, source: Readable) -> PendingSave:
         """Store the bytes of a file as they come, read once and held some 32 MiB at a time.
 
-        Files of formats that hold tensors are taken apart (`tensorcas_mlflow.containers`): a tensor that the store
+        Files of formats that hold tensors are taken apart (`tensorcas_mlflow.file_formats`): a tensor that the store
         holds costs nothing again, whatever file it came in, and one that has changed little since a file or checkpoint
         that was lately written or read is stored as a difference. All others are cut into chunks.
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from tensorcas_mlflow.adapter import SKELETON
 from tensorcas_mlflow.codecs import guess_itemsize
-from tensorcas_mlflow.containers import Part, Skeleton, Tensor
 from tensorcas_mlflow.content_cuts import ContentCutter
 from tensorcas_mlflow.digest import Digests
 from tensorcas_mlflow.dtypes import parse_dtype
 from tensorcas_mlflow.errors import FencedError, FormatError
+from tensorcas_mlflow.file_formats import FilePart, Skeleton, Tensor
 from tensorcas_mlflow.index import Mask
 from tensorcas_mlflow.manifest import Manifest, Row
 from tensorcas_mlflow.store._bases import matching_row
@@ -28,7 +28,7 @@ _LOOK_BYTES = 64 << 10
 class OpenRow:
     """A row that bytes are being added to."""
 
-    def __init__(self, part: Part, *, first: int, chunk_bytes: int) -> None:
+    def __init__(self, part: FilePart, *, first: int, chunk_bytes: int) -> None:
         """Begin a row.
 
         Args:

@@ -14,7 +14,7 @@ import pytest
 import safetensors.numpy
 import torch
 
-from tensorcas_mlflow.formats import ArrayTensors, write
+from tensorcas_mlflow.file_formats import ArrayTensors, write
 from tensorcas_mlflow.store import Store
 
 Tensorcas = Callable[..., Any]

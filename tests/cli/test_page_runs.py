@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from tensorcas_mlflow.formats import ArrayTensors, write
+from tensorcas_mlflow.file_formats import ArrayTensors, write
 from tensorcas_mlflow.store import RefTarget, Store
 from tests.tracking import empty_database, no_stray_settings
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.formats import ArrayTensors, write
+from tensorcas_mlflow.file_formats import ArrayTensors, write
 from tensorcas_mlflow.store import RefTarget, Store
 
 Tensorcas = Callable[..., Any]

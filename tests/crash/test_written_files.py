@@ -11,7 +11,7 @@ import pytest
 from disk import Disk, Tree, fates
 from recorder import Recorder
 
-from tensorcas_mlflow.formats import ArrayTensors, write
+from tensorcas_mlflow.file_formats import ArrayTensors, write
 
 ARRAYS = {f"w{at}": np.full(50, at) for at in range(4)}
 KINDS: dict[str, dict[str, Any]] = {

@@ -24,7 +24,7 @@ from tensorcas_mlflow.store._bases import RecentManifests
 from tensorcas_mlflow.store.protocol import condemned_bytes, read_pack_table
 from tensorcas_mlflow.tensor import Spec
 from tensorcas_mlflow.verify import verify
-from tests.formats.samples import pt2_entry, pt2_of, pt2_table
+from tests.file_formats.samples import pt2_entry, pt2_of, pt2_table
 
 N = 100_000
 CHUNK_BYTES = 16 << 10

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorcas_mlflow.exchange import import_checkpoint
-from tensorcas_mlflow.formats import open_listing
+from tensorcas_mlflow.file_formats import open_listing
 from tensorcas_mlflow.reader import CheckpointReader, open_path, open_ref
 from tensorcas_mlflow.store import RefTarget, Store
 

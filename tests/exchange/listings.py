@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.formats import Listing, LocalFile, Place
+from tensorcas_mlflow.file_formats import Listing, LocalFile, TensorLocation
 from tensorcas_mlflow.tensor import Spec
 
 
@@ -25,7 +25,7 @@ def listing_of(
 ) -> Listing:
     """Write arrays into a file and list it: some in C order, some deflated, some in columns."""
     data = bytearray(b"head")
-    places: dict[str, Place] = {}
+    places: dict[str, TensorLocation] = {}
     for name, array in arrays.items():
         raw, strides, before = array.tobytes(), None, None
         if name in transposed:
@@ -34,7 +34,7 @@ def listing_of(
         if name in deflated:
             squeezer = zlib.compressobj(wbits=-15)
             raw, before = squeezer.compress(b"header" + raw) + squeezer.flush(), len(b"header")
-        places[name] = Place(
+        places[name] = TensorLocation(
             spec=Spec.of(name, array) if name != "__skeleton__" else Spec(name=name, dtype="uint8", shape=array.shape),
             source=0,
             start=len(data),
@@ -45,5 +45,5 @@ def listing_of(
         data += raw
     path.write_bytes(data)
     return Listing(
-        format=format, sources=[source(path)], places=places, metadata=metadata or {}, left_out=left_out or {}
+        format=format, sources=[source(path)], locations=places, metadata=metadata or {}, left_out=left_out or {}
     )

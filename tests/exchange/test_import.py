@@ -16,7 +16,7 @@ import torch
 
 from tensorcas_mlflow.errors import AdapterError, BackendError, CheckpointExistsError, ConflictError
 from tensorcas_mlflow.exchange import export_checkpoint, import_checkpoint
-from tensorcas_mlflow.formats import LocalFile
+from tensorcas_mlflow.file_formats import LocalFile
 from tensorcas_mlflow.reader import open_ref
 from tensorcas_mlflow.runs import TensorCasStore
 from tensorcas_mlflow.store import RefTarget, Store

@@ -17,7 +17,7 @@ import torch
 from tensorcas_mlflow.errors import AdapterError
 from tensorcas_mlflow.reader import SafeOpen
 from tests.exchange.doors import DOORS, Door
-from tests.formats.samples import TORCH_DTYPES, of_torch, some_of
+from tests.file_formats.samples import TORCH_DTYPES, of_torch, some_of
 
 TENSORS = {str(dtype): some_of(dtype) for dtype in TORCH_DTYPES if dtype != torch.complex128} | {
     "scalar": torch.tensor(7.5),

@@ -11,7 +11,7 @@ import safetensors.numpy
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.errors import BackendError, FormatError, TensorNotFoundError
 from tensorcas_mlflow.exchange import convert
-from tensorcas_mlflow.formats import open_listing
+from tensorcas_mlflow.file_formats import open_listing
 from tensorcas_mlflow.reader import CheckpointReader
 from tests.exchange.doors import DOORS, Door
 from tests.reader.checkpoints import same

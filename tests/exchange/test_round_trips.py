@@ -11,7 +11,7 @@ import pytest
 
 from tensorcas_mlflow.adapter import SKELETON
 from tensorcas_mlflow.exchange import convert, export_checkpoint, import_checkpoint
-from tensorcas_mlflow.formats import ArrayTensors, open_listing, write
+from tensorcas_mlflow.file_formats import ArrayTensors, open_listing, write
 from tensorcas_mlflow.reader import open_path, open_ref
 from tensorcas_mlflow.store import RefTarget, Store
 

@@ -32,7 +32,7 @@ from tensorcas_mlflow.gc import plan_gc
 from tensorcas_mlflow.store import PendingSave, RefTarget, Store, _catalog, _claim, _ingest, _records
 from tensorcas_mlflow.store._records import intent_bytes, new_ref, ref_bytes
 from tensorcas_mlflow.store.protocol import condemned_bytes, list_packs
-from tests.containers.samples import samples
+from tests.file_formats.split_samples import samples
 
 HERE = Path(__file__).parent / "v1_more"
 Expected = dict[str, Any]

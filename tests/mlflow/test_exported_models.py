@@ -14,7 +14,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.models import ModelSignature
 from mlflow.types import Schema, TensorSpec
 
-from tests.formats.samples import pt2_entry, pt2_of, pt2_table, torch_file
+from tests.file_formats.samples import pt2_entry, pt2_of, pt2_table, torch_file
 from tests.reader import checkpoints
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -17,7 +17,7 @@ from tensorcas_mlflow import TensorCasStore
 from tensorcas_mlflow.adapter import SKELETON
 from tensorcas_mlflow.reader import CheckpointReader, diff, open_path, open_ref
 from tensorcas_mlflow.store import PAYLOAD_FILE, RefTarget, Store, write_payload
-from tests.formats.samples import safetensors_of
+from tests.file_formats.samples import safetensors_of
 from tests.reader.checkpoints import moe, opened, save
 
 RNG = np.random.default_rng(0)

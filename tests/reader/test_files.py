@@ -17,7 +17,7 @@ from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.reader import CheckpointReader, diff, open_manifest, open_path, open_ref
 from tensorcas_mlflow.reader import _contents as contents_module
 from tensorcas_mlflow.store import RefTarget, Store
-from tests.formats.samples import files, npz, torch_file
+from tests.file_formats.samples import files, npz, torch_file
 from tests.reader.checkpoints import opened, same, save
 from tests.reader.test_slices import some_index
 

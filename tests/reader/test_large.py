@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
-from tensorcas_mlflow.formats import open_listing
+from tensorcas_mlflow.file_formats import open_listing
 from tensorcas_mlflow.reader import open_path
 from tensorcas_mlflow.store import Store
-from tests.formats.samples import safetensors_of
+from tests.file_formats.samples import safetensors_of
 from tests.reader.checkpoints import opened
 
 ROW = 1 << 20
@@ -64,7 +64,7 @@ def test_a_file_that_cannot_be_mapped_is_read(tmp_path: Path, monkeypatch: pytes
         raise OSError(12, "Cannot allocate memory")
 
     np.save(tmp_path / "a.npy", np.arange(1000.0))
-    monkeypatch.setattr("tensorcas_mlflow.formats._source.map_privately", refuse)
+    monkeypatch.setattr("tensorcas_mlflow.file_formats._source.map_privately", refuse)
 
     assert open_listing(tmp_path / "a.npy").array("array").tolist() == list(range(1000))
 

@@ -10,7 +10,7 @@ import pytest
 from tensorcas_mlflow.errors import MalformedFileError, TensorNotFoundError
 from tensorcas_mlflow.reader import CheckpointReader, open_path, open_ref
 from tensorcas_mlflow.store import RefTarget, Store
-from tests.formats.samples import safetensors_of
+from tests.file_formats.samples import safetensors_of
 
 PACKED = safetensors_of(
     {

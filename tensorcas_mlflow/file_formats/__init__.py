@@ -1,0 +1,74 @@
+"""Foreign files that hold tensors: one module for each format, and one table of all formats.
+
+The table is `FORMATS` in ``_formats.py``. A format is a module with up to four functions, and one line of the table:
+
+- ``is_<format>(head)`` recognises a file by its first bytes;
+- ``split_<format>(tape)`` takes a file apart as it passes by: bytes come in, parts go out, and the parts one after the
+  other are the file. The store keeps each part. A splitter that is wrong costs deduplication, and never a byte;
+- ``list_<format>(source)`` returns a `Listing`: the names, specs and byte ranges of the tensors of a file that can be
+  read at any position. It refuses a file that the format's specification forbids;
+- ``lay_out_<format>(specs, metadata)`` computes a file to the byte, before the first tensor is read.
+
+Splitter and lister share one parser of the format's header. No function trusts a file: it checks every claim before it
+spends memory or time on it. Nothing here imports a framework, and nothing unpickles.
+
+The room may import `adapter`, `tensors_file`, `tensor`, `dtypes`, `errors` and helpers below them; it knows no store.
+"""
+
+from tensorcas_mlflow.file_formats import _ubjson as ubjson
+from tensorcas_mlflow.file_formats._formats import FORMATS, FORMATS_IN, FileFormat, list_source, open_listing, split
+from tensorcas_mlflow.file_formats._listing import (
+    EXAMPLE_INPUT,
+    OTHER_FILE,
+    Listing,
+    TensorLocation,
+    Tensors,
+    left_out_parts,
+)
+from tensorcas_mlflow.file_formats._safetensors import SAFETENSORS_DTYPES
+from tensorcas_mlflow.file_formats._source import ByteSource, LocalFile, OpenSibling
+from tensorcas_mlflow.file_formats._tape import FilePart, Learned, More, PlainBytes, Readable, Skeleton, Tape, Tensor
+from tensorcas_mlflow.file_formats._write import (
+    FORMATS_OUT,
+    ArrayTensors,
+    WritePlan,
+    Written,
+    WrittenFile,
+    plan_write,
+    write,
+)
+
+__all__ = [
+    "EXAMPLE_INPUT",
+    "FORMATS",
+    "FORMATS_IN",
+    "FORMATS_OUT",
+    "OTHER_FILE",
+    "SAFETENSORS_DTYPES",
+    "ArrayTensors",
+    "ByteSource",
+    "FileFormat",
+    "FilePart",
+    "Learned",
+    "Listing",
+    "LocalFile",
+    "More",
+    "OpenSibling",
+    "PlainBytes",
+    "Readable",
+    "Skeleton",
+    "Tape",
+    "Tensor",
+    "TensorLocation",
+    "Tensors",
+    "WritePlan",
+    "Written",
+    "WrittenFile",
+    "left_out_parts",
+    "list_source",
+    "open_listing",
+    "plan_write",
+    "split",
+    "ubjson",
+    "write",
+]

@@ -1,0 +1,332 @@
+"""Safetensors files, and folders of their shards with an index, as transformers reads them.
+
+The format: https://github.com/huggingface/safetensors#format. A JSON header gives the dtype, the shape and the position
+of each tensor; there are no holes, and no byte belongs to two tensors. The header is read with patterns, one tensor at
+a time: the objects of a hostile header as a whole could take many times its size.
+
+A written file has the bytes of the library (0.8) for the same tensors and metadata, except that metadata is sorted by
+key: the library's order is random. Shards are laid out and named as by ``PreTrainedModel.save_pretrained``: filled in
+the order of the tensors, a larger tensor by itself.
+
+The library itself is not used. It opens a path and so no file in a store, gives no position of a tensor, writes no
+shards, and wants all tensors in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensorcas_mlflow.errors import FormatError
+from tensorcas_mlflow.file_formats._headers import (
+    JSON_SPACE,
+    JSON_TEXT,
+    HeaderEntry,
+    check_shape,
+    item_bytes,
+    parts_of_entries,
+    sorted_entries,
+    strict_json,
+    whole_number,
+)
+from tensorcas_mlflow.file_formats._layout import (
+    FileLayout,
+    FlatLayout,
+    check_dtypes,
+    check_header,
+    pad,
+    refuse,
+    starts_of,
+    texts_of,
+)
+from tensorcas_mlflow.file_formats._listing import Listing, listing_of_entries
+from tensorcas_mlflow.file_formats._source import ByteSource
+from tensorcas_mlflow.file_formats._tape import FilePart, Tape
+from tensorcas_mlflow.tensor import MAX_DIMENSIONS, Spec
+
+MAX_HEADER_BYTES = 100_000_000
+SHARD_FILES = re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors|model\.safetensors\.index\.json")
+"""Names of the files in a folder of shards."""
+
+SAFETENSORS_DTYPES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e8m0fnu": "F8_E8M0",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "int16": "I16",
+    "uint16": "U16",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int32": "I32",
+    "uint32": "U32",
+    "float32": "F32",
+    "complex64": "C64",
+    "float64": "F64",
+    "int64": "I64",
+    "uint64": "U64",
+}
+"""The format's name of each dtype, in the library's order; files hold the last dtype's tensors first."""
+_DTYPES = {kind: name for name, kind in SAFETENSORS_DTYPES.items()}
+_RANK = {name: -rank for rank, name in enumerate(SAFETENSORS_DTYPES)}
+_PACKED_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+"""Bits of one element, for dtypes with several elements to a byte. A manifest has no name for them."""
+_ITEM_BYTES = {kind: item_bytes(dtype) for kind, dtype in _DTYPES.items()}
+_KNOWN = {kind.encode(): (kind, dtype, _ITEM_BYTES[kind]) for kind, dtype in _DTYPES.items()}
+
+_LENGTH_BYTES = 8
+_MAX_METADATA_BYTES = 16 << 20
+_METADATA_KEY = "__metadata__"
+
+_NUMBER = rb"(?:0|[1-9][0-9]{0,18}+)"
+_PAIR = JSON_SPACE + JSON_TEXT + JSON_SPACE + rb":" + JSON_SPACE + JSON_TEXT + JSON_SPACE
+_PAIRS = rb"(?:" + _PAIR + rb"(?:," + _PAIR + rb")*+)?+"
+_METADATA = re.compile(
+    JSON_SPACE + rb'"__metadata__"' + JSON_SPACE + rb":" + JSON_SPACE + rb"(\{" + _PAIRS + JSON_SPACE + rb"\})"
+)
+_TENSOR = re.compile(
+    JSON_SPACE + rb"(" + JSON_TEXT + rb")" + JSON_SPACE + rb":" + JSON_SPACE + rb"(\{[^{}]{0,4096}+\})"
+)
+# An entry as the library writes it, with or without spaces. There may be many: this pattern makes no objects.
+_USUAL = re.compile(
+    rb' ?"([^"\\\x00-\x1f]*+)": ?\{"dtype": ?"([A-Z0-9_]++)", ?"shape": ?\[((?:'
+    rb"%(n)b, ?)*+%(n)b|)\], ?"
+    rb'"data_offsets": ?\[(%(n)b), ?(%(n)b)\]\},?' % {b"n": _NUMBER}
+)
+_COMMA = ord(",")
+_EMPTY = re.compile(rb"\{" + JSON_SPACE + rb"\}" + JSON_SPACE)
+_BLANK = re.compile(JSON_SPACE)
+_BETWEEN = re.compile(JSON_SPACE + rb"([,}])")
+
+
+def is_safetensors(head: memoryview) -> bool:
+    """Recognise a safetensors file by a possible length and the beginning of an object."""
+    return bytes(head[8:9]) == b"{" and int.from_bytes(head[:_LENGTH_BYTES], "little") <= MAX_HEADER_BYTES
+
+
+def split_safetensors(tape: Tape) -> Iterator[FilePart]:
+    """Announce the header, then the tensors in the order of their positions.
+
+    Raises:
+        FormatError: The header is too long or malformed.
+    """
+    header = tape.peek_length_prefixed()
+    entries = (_entry_at(header, at)[0] for at in _entries_in_order(header).tolist())
+    yield from parts_of_entries(_LENGTH_BYTES + len(header), entries)
+
+
+def list_safetensors(source: ByteSource) -> Listing:
+    """List a safetensors file.
+
+    The library refuses, and so does this function: a header of more than 100,000,000 bytes or that does not begin with
+    ``{``; a key that occurs twice; holes between tensors, shared bytes, and sizes that do not fit the shape; bytes
+    behind the last tensor. This function also refuses more than 16 MiB of metadata, and dtypes unknown to the library.
+
+    Raises:
+        FormatError: The file is malformed. A `ValueError` says the same.
+    """
+    header = source.read_length_prefixed(MAX_HEADER_BYTES)
+    entries: list[HeaderEntry] = []
+    metadata: dict[str, str] = {}
+    for _, found in _walk(header):
+        if isinstance(found, HeaderEntry):
+            entries.append(found)
+            continue
+        if len(found) > _MAX_METADATA_BYTES:
+            raise FormatError(f"it has {len(found)} bytes of metadata")
+        metadata = strict_json(found)
+        json.dumps(metadata, ensure_ascii=False).encode()  # a lone surrogate is no text
+    for entry in entries:
+        if entry.dtype is None and entry.kind not in _PACKED_BITS:
+            raise FormatError(f"tensor {entry.name[:80]!r} has a dtype that does not exist: {entry.kind[:80]!r}")
+        if entry.dtype is None:
+            check_shape(entry.name, entry.shape, _PACKED_BITS[entry.kind], 8 * (entry.end - entry.begin))
+    return listing_of_entries("safetensors", source, sorted_entries(entries), _LENGTH_BYTES + len(header), metadata)
+
+
+def _entries_in_order(header: memoryview) -> NDArray[np.int64]:
+    """Return the position of each tensor's entry in the header, in the order of the tensors in the file.
+
+    Four numbers are kept per tensor, so a header costs little more memory than its own size.
+    """
+    numbers = array("q")
+    for at, entry in _walk(header):
+        if isinstance(entry, HeaderEntry):
+            numbers.extend((at, entry.begin, entry.end, hash(entry.name)))
+    positions, begins, ends, names = np.frombuffer(numbers, np.int64).reshape(-1, 4).T
+    order = np.lexsort((ends, begins))
+    # Each tensor begins where the one before ends, the first at 0.
+    if not np.array_equal(begins[order][1:], ends[order][:-1]) or begins[order][:1].any():
+        raise FormatError("a safetensors file with holes, or with bytes in two tensors")
+    if len(np.unique(names)) < len(names):
+        raise FormatError("a safetensors file with two tensors of one name")
+    return positions[order]
+
+
+def _walk(header: memoryview) -> Iterator[tuple[int, HeaderEntry | bytes]]:
+    """Find the tensors and the metadata of a header, each with its position in the header.
+
+    Yields:
+        Entries in the header's order; and the metadata, once if at all: a JSON object whose values are all texts.
+
+    Raises:
+        FormatError: The header is malformed. A `ValueError` says the same. Holes, shared bytes and repeated names are
+            the caller's to find.
+    """
+    at, has_metadata = 1, False
+    if _EMPTY.fullmatch(header):
+        return
+    if bytes(header[:1]) != b"{":
+        raise FormatError("a safetensors header that does not begin with '{'")
+    while True:
+        entry, end = _usual_at(header, at)
+        match = None if entry else _METADATA.match(header, at)
+        if entry:
+            yield at, entry
+            if header[end - 1] == _COMMA:
+                at = end
+                continue
+        elif match:
+            if has_metadata:
+                raise FormatError("a safetensors header with its metadata twice")
+            has_metadata = True
+            yield at, match[1]
+            end = match.end()
+        else:
+            entry, end = _entry_at(header, at)
+            yield at, entry
+        between = _BETWEEN.match(header, end)
+        if not between:
+            raise FormatError(f"a safetensors header that is unsound at byte {end}")
+        at = between.end()
+        if between[1] == b"}":
+            break
+    if not _BLANK.fullmatch(header, at):
+        raise FormatError(f"a safetensors header that goes on after byte {at}")
+
+
+def _usual_at(header: memoryview, at: int) -> tuple[HeaderEntry | None, int]:
+    """Read one tensor's entry as the library writes it.
+
+    Returns:
+        The entry, or None for any other form; and the position behind it and the comma that follows.
+    """
+    match = _USUAL.match(header, at)
+    if not match:
+        return None, at
+    name, kind, sides, begin_text, end_text = match.groups()
+    known = _KNOWN.get(kind)
+    shape, size = _shape_of(sides)
+    begin, end = int(begin_text), int(end_text)
+    if known is None or not size or size * known[2] != end - begin or name == b"__metadata__":
+        return None, at
+    return HeaderEntry(name.decode(), known[0], known[1], shape, begin, end), match.end()
+
+
+@lru_cache(maxsize=1024)
+def _shape_of(sides: bytes) -> tuple[tuple[int, ...], int]:
+    """Read a shape and count its elements; 0 for too many dimensions."""
+    shape = tuple(map(int, sides.split(b","))) if sides else ()
+    return shape, math.prod(shape) if len(shape) <= MAX_DIMENSIONS else 0
+
+
+def _entry_at(header: memoryview, at: int) -> tuple[HeaderEntry, int]:
+    """Read one tensor's entry, in any valid form; see `_usual_at`."""
+    usual, end = _usual_at(header, at)
+    if usual:
+        return usual, end
+    match = _TENSOR.match(header, at)
+    if not match:
+        raise FormatError(f"a safetensors header that is unsound at byte {at}")
+    name, fields = json.loads(match[1]), strict_json(match[2])
+    if not fields.keys() >= {"dtype", "shape", "data_offsets"} or type(fields["shape"]) is not list:
+        raise FormatError(f"a safetensors file that says too little of {name[:80]!r}")
+    kind, shape = fields["dtype"], tuple(map(whole_number, fields["shape"]))
+    begin, stop = map(whole_number, fields["data_offsets"])
+    if name == "__metadata__" or type(kind) is not str or begin > stop:
+        raise FormatError(f"a safetensors file in which {name[:80]!r} is no tensor")
+    n_item_bytes = _ITEM_BYTES.get(kind)
+    if n_item_bytes is not None:
+        check_shape(name, shape, n_item_bytes, stop - begin)
+    return HeaderEntry(name, kind, _DTYPES.get(kind), shape, begin, stop), match.end()
+
+
+def lay_out_safetensors(specs: Sequence[Spec], metadata: Mapping[str, Any]) -> list[FileLayout]:
+    """Lay out one file.
+
+    Raises:
+        ValueError: The format has no such dtype or name, or the header gets too long.
+    """
+    _check_specs(specs)
+    return [_lay_out_shard("", specs, _metadata_of(metadata))]
+
+
+def lay_out_safetensors_shards(
+    specs: Sequence[Spec], metadata: Mapping[str, Any], *, shard_bytes: int
+) -> list[FileLayout]:
+    """Lay out a folder of shards, the index last; a single shard gets no index.
+
+    Args:
+        specs: The tensors.
+        metadata: Written into each shard.
+        shard_bytes: Largest size of a shard's tensors; a single tensor may be larger.
+
+    Raises:
+        ValueError: As `lay_out_safetensors`.
+    """
+    _check_specs(specs)
+    texts = _metadata_of(metadata)
+    shards: list[list[Spec]] = [[]]
+    n_bytes = 0
+    for spec in specs:
+        if shards[-1] and n_bytes + spec.n_bytes > shard_bytes:
+            shards.append([])
+            n_bytes = 0
+        shards[-1].append(spec)
+        n_bytes += spec.n_bytes
+    if len(shards) == 1:
+        return [_lay_out_shard("model.safetensors", specs, texts)]
+    names = [f"model-{at:05d}-of-{len(shards):05d}.safetensors" for at in range(1, len(shards) + 1)]
+    index = {
+        "metadata": {"total_size": sum(spec.n_bytes for spec in specs)},
+        "weight_map": {spec.name: name for name, shard in zip(names, shards, strict=True) for spec in shard},
+    }
+    text = json.dumps(index, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    files: list[FileLayout] = [_lay_out_shard(name, shard, texts) for name, shard in zip(names, shards, strict=True)]
+    return [*files, FlatLayout("model.safetensors.index.json", head=text.encode())]
+
+
+def _check_specs(specs: Sequence[Spec]) -> None:
+    check_dtypes(specs, SAFETENSORS_DTYPES, "safetensors")
+    refuse([(spec, "has the name of the metadata") for spec in specs if spec.name == _METADATA_KEY], "safetensors")
+
+
+def _metadata_of(metadata: Mapping[str, Any]) -> dict[str, str]:
+    # transformers reads no file without a "format".
+    return texts_of({"format": "pt", **metadata})
+
+
+def _lay_out_shard(name: str, specs: Sequence[Spec], metadata: Mapping[str, str]) -> FlatLayout:
+    ordered = sorted(specs, key=lambda spec: (_RANK[spec.dtype or ""], spec.name))
+    text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+    entries = [f"{text(_METADATA_KEY)}:{text(metadata)}"] if metadata else []
+    for spec, start in zip(ordered, starts_of(ordered), strict=True):
+        sides = ",".join(map(str, spec.shape))
+        entries.append(
+            f'{text(spec.name)}:{{"dtype":"{SAFETENSORS_DTYPES[spec.dtype or ""]}","shape":[{sides}],'
+            f'"data_offsets":[{start},{start + spec.n_bytes}]}}'
+        )
+    header = pad(("{" + ",".join(entries) + "}").encode(), 8)
+    check_header(header, "safetensors")
+    return FlatLayout(name, head=len(header).to_bytes(8, "little") + header, specs=ordered)

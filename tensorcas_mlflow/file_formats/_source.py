@@ -1,0 +1,309 @@
+"""Random access to the bytes of a file, on this machine or in a store, and to the files beside it.
+
+An index names files, and a folder may hold links; neither may lead out of the folder. There is one exception: the cache
+of Hugging Face's hub links ``models--<name>/snapshots/<revision>/<file>`` to ``models--<name>/blobs/<digest>``
+(https://huggingface.co/docs/huggingface_hub/guides/manage-cache).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import stat
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tensorcas_mlflow._mapping import map_privately
+from tensorcas_mlflow.errors import BackendError, CorruptError, FormatError, MalformedFileError, NewerFormatError
+from tensorcas_mlflow.file_formats._tape import UNREADABLE
+
+_LENGTH_BYTES = 8
+_TEXT_BYTES = 64 << 10
+_FIRST_OF_TWO = b"\xc2\xc3"
+
+
+class ByteSource(ABC):
+    """A file that does not change, read at any position by any number of threads."""
+
+    name: str
+    """Name for messages."""
+    size: int
+    """Size in bytes."""
+
+    @abstractmethod
+    def read_into(self, start: int, out: memoryview) -> None:
+        """Fill a buffer with the bytes from ``start`` on.
+
+        Raises:
+            CorruptError: The file ends before the buffer is full, or its stored bytes are damaged.
+            BackendError: The storage does not give the bytes.
+        """
+
+    def read(self, start: int, n_bytes: int) -> memoryview:
+        """Read bytes; raises as `read_into`. The caller has checked that the file is long enough."""
+        out = memoryview(bytearray(n_bytes))
+        self.read_into(start, out)
+        return out
+
+    def read_length_prefixed(self, max_bytes: int) -> memoryview:
+        """Read a header that follows its size in 8 little-endian bytes at the file's beginning.
+
+        Raises:
+            FormatError: The header is longer than ``max_bytes``, or the file ends in it.
+        """
+        if self.size < _LENGTH_BYTES:
+            raise FormatError(f"it has {self.size} bytes")
+        n_bytes = int.from_bytes(self.read(0, _LENGTH_BYTES), "little")
+        if n_bytes > max_bytes:
+            raise FormatError(f"its header has {n_bytes} bytes, and may have {max_bytes}")
+        if n_bytes > self.size - _LENGTH_BYTES:
+            raise FormatError("it ends in its header")
+        return self.read(_LENGTH_BYTES, n_bytes)
+
+    def view(self, start: int, n_bytes: int) -> memoryview | None:
+        """Return memory-mapped bytes, which the system reads when they are touched; None if there is no map."""
+        return None
+
+
+@contextlib.contextmanager
+def blaming(path: str, format: str) -> Iterator[None]:
+    """Turn any exception of a malformed file into a `MalformedFileError` that names the file and its format."""
+    try:
+        yield
+    except (CorruptError, MalformedFileError, NewerFormatError):
+        raise
+    except (*UNREADABLE, zlib.error) as error:
+        raise MalformedFileError(path, format, str(error)) from error
+
+
+class FileRange(NamedTuple):
+    """A named range of a file: a member of an archive, or a storage that tensors view."""
+
+    name: str
+    start: int
+    """First byte, after any header of its own."""
+    n_bytes: int
+    """Size in the file, perhaps deflated."""
+    raw_bytes: int
+    """Size once inflated."""
+    is_deflated: bool = False
+    crc32: int = 0
+
+
+OpenSibling = Callable[[str], ByteSource]
+"""Opens a file beside another one, by a name that the other file gives.
+
+Raises:
+    FormatError: There is none, or the name leads elsewhere.
+    BackendError: The storage does not give the file.
+"""
+
+
+class LocalFile(ByteSource):
+    """A file of this machine, memory-mapped where possible."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Open and map a file.
+
+        The map is private: writing to the memory of `view` never reaches the file. The map outlives a deletion or a
+        replacement of the file. If another process truncates the file, touching the lost pages kills the process
+        (SIGBUS); `read_into` reads the file itself, and raises.
+
+        Raises:
+            BackendError: The file is missing or unreadable, or is a pipe or the like.
+        """
+        self.name = os.fspath(path)
+        self._mapped: mmap.mmap | None = None
+        try:
+            # O_NONBLOCK: opening a pipe would otherwise wait for a writer.
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            status = os.fstat(self._descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise ValueError("it is not a file")
+            self.size = status.st_size
+        except (OSError, ValueError) as error:
+            raise BackendError("open", self.name, getattr(error, "strerror", None) or str(error)) from error
+        if self.size:
+            with contextlib.suppress(OSError, ValueError):  # a file that cannot be mapped is read
+                self._mapped = map_privately(self._descriptor, self.size)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):
+            os.close(self._descriptor)
+
+    def read_into(self, start: int, out: memoryview) -> None:
+        at = 0
+        try:
+            while at < len(out):
+                n_read = os.preadv(self._descriptor, [out[at : at + (1 << 30)]], start + at)
+                if n_read == 0:
+                    raise CorruptError(self.name, f"it ends before byte {start + len(out)}")
+                at += n_read
+        except OSError as error:
+            raise BackendError("read", self.name, f"{type(error).__name__}: {error}") from error
+
+    def view(self, start: int, n_bytes: int) -> memoryview | None:
+        if self._mapped is None or start + n_bytes > self.size:
+            return None
+        return memoryview(self._mapped)[start : start + n_bytes]
+
+
+class SliceSource(ByteSource):
+    """A range of another source."""
+
+    def __init__(self, inner: ByteSource, start: int, size: int, name: str) -> None:
+        """Take a range.
+
+        Args:
+            inner: The other source.
+            start: First byte.
+            size: Size in bytes.
+            name: Name for messages.
+
+        Raises:
+            CorruptError: The range exceeds the other source.
+        """
+        if start < 0 or size < 0 or start + size > inner.size:
+            raise CorruptError(inner.name, f"it ends before byte {start + size}")
+        self.name = name
+        self.size = size
+        self._inner = inner
+        self._start = start
+
+    def read_into(self, start: int, out: memoryview) -> None:
+        if start + len(out) > self.size:
+            raise CorruptError(self.name, f"it ends before byte {start + len(out)}")
+        self._inner.read_into(self._start + start, out)
+
+    def view(self, start: int, n_bytes: int) -> memoryview | None:
+        return self._inner.view(self._start + start, n_bytes) if start + n_bytes <= self.size else None
+
+
+class MemorySource(ByteSource):
+    """Bytes in memory."""
+
+    def __init__(self, name: str, data: bytes = b"") -> None:
+        self.name = name
+        self.size = len(data)
+        self._data = bytearray(data)
+
+    def add(self, data: bytes) -> int:
+        """Append bytes, and return their position."""
+        start = self.size
+        self._data += data
+        self.size += len(data)
+        return start
+
+    def read_into(self, start: int, out: memoryview) -> None:
+        if start + len(out) > self.size:
+            raise CorruptError(self.name, f"it ends before byte {start + len(out)}")
+        out[:] = memoryview(self._data)[start : start + len(out)]
+
+
+class Latin1Source(ByteSource):
+    """Bytes written as a Latin-1 text in UTF-8: one character per byte, from 128 on two bytes of text."""
+
+    def __init__(self, inner: ByteSource, start: int, n_text_bytes: int, size: int, name: str) -> None:
+        """Stand for the bytes.
+
+        Args:
+            inner: The source of the text.
+            start: First byte of the text.
+            n_text_bytes: Size of the text.
+            size: Number of bytes that the text encodes.
+            name: Name for messages.
+        """
+        self.name = name
+        self.size = size
+        self._inner = inner
+        self._start = start
+        self._stop = start + n_text_bytes
+        self._reached = (0, start)
+        """A position in the bytes and its position in the text: most reads continue the last one."""
+
+    def read_into(self, start: int, out: memoryview) -> None:
+        at, text_at = self._reached if self._reached[0] <= start else (0, self._start)
+        stop = start + len(out)
+        if stop > self.size:
+            raise CorruptError(self.name, f"it ends before byte {stop}")
+        while at < stop:
+            raw = bytes(self._inner.read(text_at, min(_TEXT_BYTES, self._stop - text_at)))
+            if len(raw) > 1 and raw[-1] in _FIRST_OF_TWO:
+                raw = raw[:-1]
+            try:
+                data = raw.decode("utf-8").encode("latin-1")
+            except UnicodeError as error:
+                raise CorruptError(self.name, "its text encodes no bytes") from error
+            end = at + len(data)
+            is_over = text_at + len(raw) == self._stop
+            if not data or end > self.size or (is_over and end != self.size):
+                raise CorruptError(self.name, f"its text encodes other than {self.size} bytes")
+            low, high = max(start - at, 0), min(stop - at, len(data))
+            if low < high:
+                out[at + low - start : at + high - start] = data[low:high]
+            if end > stop:
+                break
+            at, text_at = self._reached = end, text_at + len(raw)
+        if at == self.size and text_at != self._stop:
+            raise CorruptError(self.name, f"its text encodes more than {self.size} bytes")
+
+
+class SourceStream:
+    """A source read forward, as a `Tape` needs it."""
+
+    def __init__(self, source: ByteSource, start: int = 0) -> None:
+        self._source = source
+        self._at = start
+
+    def skip(self, n_bytes: int, /) -> None:
+        """Skip bytes without reading them."""
+        self._at = min(self._at + n_bytes, self._source.size)
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        """Fill the beginning of a buffer; return 0 at the end."""
+        n_bytes = min(len(buffer), self._source.size - self._at)
+        if n_bytes:
+            self._source.read_into(self._at, buffer[:n_bytes])
+        self._at += n_bytes
+        return n_bytes
+
+
+def file_in(folder: Path, name: str) -> Path:
+    """Find a file of a folder by an untrusted name.
+
+    Raises:
+        FormatError: The name is a path, or the file lies elsewhere.
+        BackendError: There is no such file.
+    """
+    if name in ("", ".", "..") or "\0" in name or "/" in name or "\\" in name:
+        raise FormatError(f"{name[:80]!r} is no file of the folder")
+    try:
+        home, file = folder.resolve(strict=True), (folder / name).resolve(strict=True)
+    except (OSError, RuntimeError) as error:
+        raise BackendError("open", str(folder / name), f"{type(error).__name__}: {error}") from error
+    homes = [home]
+    if home.parent.name == "snapshots":
+        homes.append(home.parent.parent / "blobs")
+    if file.parent not in homes:
+        raise FormatError(f"{name[:80]!r} is a link to a file outside of the folder")
+    return file
+
+
+def files_named(folder: Path, suffix: str) -> list[str]:
+    """List the names of a folder's files with this suffix, sorted, without hidden ones.
+
+    Raises:
+        BackendError: The folder cannot be read.
+    """
+    try:
+        return sorted(
+            path.name
+            for path in folder.iterdir()
+            if path.name.endswith(suffix) and not path.name.startswith(".") and path.is_file()
+        )
+    except OSError as error:
+        raise BackendError("list", str(folder), f"{type(error).__name__}: {error}") from error
