@@ -1,23 +1,14 @@
-"""What stands on a pickle's stack when nobody imports or calls anything: names of things, and what was to be done.
+"""A machine for pickles that runs nothing of the file: its symbols, its stack and memo, and the opcodes.
 
-``None``, booleans, whole numbers, texts, short bytes and tuples stand for themselves. What comes from a file may be
-nested as deep as the file is long, and one tuple may hold another a thousand times over: it is never hashed, compared
-or printed, and what walks it remembers where it was.
+The opcodes of protocols 0 to 5 are specified by ``Lib/pickletools.py`` and ``Lib/pickle.py`` of CPython (see PEP 307,
+PEP 3154 and PEP 574). The machine imports no name and calls no function of the file; it records names and calls.
 
+On its stack, ``None``, booleans, whole numbers, texts, short bytes and tuples stand for themselves. Symbols may nest as
+deep as the file is long, and one tuple may hold another a thousand times over: no symbol is ever hashed, compared or
+printed, and code that walks symbols remembers its path.
 
----
-
-The machine that a pickle is a program for, with nothing behind it: no import, no call, nothing of the file's is run.
-
-What a file may make the machine keep is bounded: stack and memo by the numbers below, what lists and dicts hold by the
-machine's user, and everything by how many opcodes the user lets it walk.
-
-
----
-
-The opcodes of pickles, protocols 0 to 5, as they act on a machine that runs nothing.
-
-They are specified by ``Lib/pickletools.py`` and ``Lib/pickle.py`` of CPython (see PEP 307, PEP 3154 and PEP 574).
+The memory that a file can make the machine use is bounded: stack and memo by the limits below, lists and dicts by the
+machine's user, and everything by the number of opcodes that the user allows.
 """
 
 from __future__ import annotations
@@ -38,7 +29,7 @@ Symbol = Any
 
 
 class Opaque:
-    """Something nobody here needs to know: a float, an extension, what a memo has forgotten."""
+    """A value without meaning here: a float, an extension, or an entry that the memo has dropped."""
 
     __slots__ = ()
 
@@ -47,7 +38,7 @@ OPAQUE: Final = Opaque()
 
 
 class GlobalName:
-    """A thing that a pickle names, such as ``numpy.ndarray``."""
+    """A class or function that a pickle names, such as ``numpy.ndarray``."""
 
     __slots__ = ("name",)
 
@@ -69,14 +60,14 @@ class RawBytes:
     def __init__(self, n_bytes: int, at: int = -1, data: bytes = b"", *, is_text: bool = False) -> None:
         self.n_bytes = n_bytes
         self.at = at
-        """Where they begin in their file; -1 where nobody asked."""
+        """Position in the file; -1 if the machine records none."""
         self.data = data
-        """Themselves, if they are very few."""
+        """The bytes themselves, if they are very few."""
         self.is_text = is_text
 
 
 class Persistent:
-    """What a pickle leaves to its reader to find, by an id that means something to it."""
+    """An object that a pickle leaves to its reader, by a persistent id."""
 
     __slots__ = ("id",)
 
@@ -85,11 +76,11 @@ class Persistent:
 
 
 _EMPTY: Final[list[Symbol]] = []
-"""Stands for every list in which nothing is yet; most stay so, and there are hundreds of thousands. Never changed."""
+"""Shared by all empty lists: most of hundreds of thousands stay empty. It is never changed."""
 
 
 class PickledObject:
-    """What a call would have made, and what would have been done to it since; a list or dict is one too."""
+    """The result of a recorded call, with the changes to it since; a list or dict is one, too."""
 
     __slots__ = ("args", "elements", "function", "n_elements", "pairs", "state")
 
@@ -97,37 +88,37 @@ class PickledObject:
         self.function = function
         self.args = args
         self.state: Symbol = None
-        """What BUILD was given."""
+        """Argument of BUILD."""
         self.pairs = _EMPTY
-        """Keys and values in turn, the first ones only if there were too many to keep."""
+        """Keys and values in turn; only the first ones of too many."""
         self.elements = _EMPTY
-        """What was appended, the first ones only if there were too many to keep."""
+        """Appended elements; only the first ones of too many."""
         self.n_elements = 0
 
     def add_pairs(self, pairs: list[Symbol], max_items: int) -> None:
-        """Set items; so many are kept."""
+        """Set items; keep ``max_items`` of them."""
         self.pairs = _joined(self.pairs, pairs, 2 * max_items)
 
     def add_elements(self, elements: list[Symbol], max_items: int) -> None:
-        """Append; so many are kept."""
+        """Append elements; keep ``max_items`` of them."""
         self.n_elements += len(elements)
         self.elements = _joined(self.elements, elements, max_items)
 
     def add_state(self, state: Symbol) -> None:
-        """Set the state; of an object whose state is set twice, the later one besides."""
+        """Set the state; a second one is added to the first."""
         self.state = state if self.state is None else (self.state, state)
 
     def is_made_by(self, *names: str) -> bool:
-        """Tell whether one of these is what was called."""
+        """Tell whether one of these functions was called."""
         return type(self.function) is GlobalName and self.function.name in names
 
     def items(self) -> Iterator[tuple[Symbol, Symbol]]:
-        """Say the keys and values that were kept, in order."""
+        """Yield the kept keys and values, in order."""
         pairs = iter(self.pairs)
         return zip(pairs, pairs, strict=False)
 
     def get(self, key: str) -> Symbol:
-        """Look up the value of a text; `OPAQUE` if it was not kept."""
+        """Return the value of a key; `OPAQUE` if it was not kept."""
         return next((value for name, value in self.items() if type(name) is str and name == key), OPAQUE)
 
 
@@ -140,44 +131,44 @@ def _joined(there: list[Symbol], more: list[Symbol], max_items: int) -> list[Sym
 
 
 def global_name(symbol: Symbol) -> str:
-    """Say what a global is called; "" for anything else."""
+    """Return the name of a global; "" for any other symbol."""
     return symbol.name if type(symbol) is GlobalName else ""
 
 
 LARGE_BYTES = 4096
-"""Texts and bytes of this size are not looked at: the machine pauses before them."""
+"""The machine pauses before texts and bytes of this size."""
 
 _WORD_BYTES = 16
-"""Bytes that may be a word, such as a unit of time, and not an array's."""
+"""Longest bytes that may be a word, such as a unit of time."""
 _MAX_STACK = 1 << 18
 _MAX_MADE = 1 << 20
-"""Lists, dicts and results of calls, of some hundred bytes each. A tensor has two."""
+"""Limit on lists, dicts and results of calls, of some hundred bytes each. A tensor has two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PickleLimits:
-    """How much a pickle may make its reader do and keep: some 50 bytes an opcode at most."""
+    """Limits on the work and memory for one pickle: some 50 bytes an opcode at most."""
 
     max_ops: int
     max_items: int
-    """Of one dict or list; what comes later is not kept."""
+    """Kept items of one dict or list; later ones are dropped."""
     max_memo: int
-    """So many things are remembered, and those that come later are not. A pickle names its classes early."""
+    """Kept entries of the memo; later ones are dropped. A pickle names its classes early."""
 
 
 class Pause(Enum):
-    """Why the machine stands still."""
+    """Reasons of the machine to pause."""
 
     PAYLOAD = auto()
     """Before text or bytes of at least `LARGE_BYTES`."""
     BUILT = auto()
     """After the state of an object of a watched class was set."""
     STOP = auto()
-    """The pickle is over."""
+    """At the end of the pickle."""
 
 
 class PausedError(Exception):
-    """Leaves the loop over opcodes; nobody else sees it."""
+    """Leaves the loop over opcodes; it is caught there."""
 
     def __init__(self, at: int, reason: Pause) -> None:
         super().__init__(at, reason)
@@ -186,31 +177,31 @@ class PausedError(Exception):
 
 
 class PickleMachine:
-    """Stack and memo of one pickle; the opcodes act on it."""
+    """Stack and memo of one pickle, on which the opcodes act."""
 
     def __init__(self, limits: PickleLimits, watched: frozenset[str] = frozenset()) -> None:
-        """Make one that has walked nothing.
+        """Make a machine before its first opcode.
 
         Args:
-            limits: How much it keeps.
-            watched: Names of the classes after whose objects there is a pause.
+            limits: Limits on memory.
+            watched: Names of classes; the machine pauses after an object of one.
         """
         self.stack: list[Symbol] = []
         self.marks: list[int] = []
-        """How high the stack was at each mark."""
+        """Height of the stack at each mark."""
         self.persistent: list[Symbol] = []
-        """The persistent ids in order, as many as items are kept."""
+        """The persistent ids in order, up to the limit of items."""
         self.payload = RawBytes(0)
-        """What comes next, at `Pause.PAYLOAD`."""
+        """Large bytes or text that comes next, at `Pause.PAYLOAD`."""
         self.payload_is_bytes = False
-        """Whether it is bytes, and not text or a number."""
+        """Whether the payload is bytes, rather than text or a number."""
         self.base: int | None = None
-        """Where the data that is walked begins in its file, if symbols are to say where bytes lie."""
+        """Position of the walked data in its file; None if symbols record no positions."""
         self.is_cut = False
-        """Whether something was not kept because there was too much of it."""
+        """Whether a limit has dropped a symbol."""
         self._memo: list[Symbol] = []
         self._far_memo: dict[int, Symbol] = {}
-        """What was remembered under numbers that leave a gap: Python 2 counts from 1, and others as they like."""
+        """Entries whose numbers leave a gap: Python 2 counts from 1, and other writers as they like."""
         self._n_made = 0
         self._max_items = limits.max_items
         self._max_memo = limits.max_memo
@@ -218,21 +209,21 @@ class PickleMachine:
 
     @property
     def is_piled_up(self) -> bool:
-        """Whether more stands on the stack, or was made, than of any sane model: each opcode can add to it."""
+        """Whether the stack or the number of objects exceeds that of any sane model: each opcode can add to them."""
         return max(len(self.stack), len(self.marks)) > _MAX_STACK or self._n_made > _MAX_MADE
 
     @property
     def n_made(self) -> int:
-        """How many lists, dicts and results of calls there are."""
+        """Number of lists, dicts and results of calls."""
         return self._n_made
 
     def make(self, function: Symbol, args: Symbol = ()) -> PickledObject:
-        """Make what a call would make, or a list or dict."""
+        """Record a call, a list or a dict."""
         self._n_made += 1
         return PickledObject(function, args)
 
     def put(self, index: int) -> None:
-        """Remember what is on top."""
+        """Remember the top of the stack."""
         memo = self._memo
         if index == len(memo):
             memo.append(self._kept(self.stack[-1]))
@@ -245,14 +236,14 @@ class PickleMachine:
             self.is_cut = True
 
     def memoize(self) -> None:
-        """Remember what is on top under the number of things remembered so far."""
+        """Remember the top of the stack under the next number."""
         if self._far_memo:
             self.put(len(self._memo) + len(self._far_memo))
         else:
             self._memo.append(self._kept(self.stack[-1]))
 
     def get(self, index: int) -> None:
-        """Push what was remembered."""
+        """Push an entry of the memo."""
         memo = self._memo
         self.stack.append(memo[index] if index < len(memo) else self._far_memo.get(index, OPAQUE))
 
@@ -263,33 +254,33 @@ class PickleMachine:
         return OPAQUE
 
     def hold(self, data: bytes, at: int, n_bytes: int) -> Symbol:
-        """Give the symbol of short bytes: themselves, or where they lie.
+        """Return the symbol of short bytes: themselves, or their position.
 
         Args:
-            data: The window that they are in.
-            at: Where they begin in it.
-            n_bytes: How many they are.
+            data: The window that holds them.
+            at: Their position in it.
+            n_bytes: Their number.
         """
         if self.base is None:
             return data[at : at + n_bytes]
         return RawBytes(n_bytes, self.base + at, data[at : at + n_bytes] if n_bytes <= _WORD_BYTES else b"")
 
     def pop_to_mark(self) -> list[Symbol]:
-        """Take what is above the last mark, and the mark."""
+        """Pop the symbols above the last mark, and the mark."""
         bottom = self.marks.pop()
         above = self.stack[bottom:]
         del self.stack[bottom:]
         return above
 
     def add_pairs(self, pairs: list[Symbol]) -> None:
-        """Set items of what is on top."""
+        """Set items of the top of the stack."""
         target = self.stack[-1]
         if type(target) is PickledObject:
             target.add_pairs(pairs, self._max_items)
             self.is_cut |= len(target.pairs) >= 2 * self._max_items
 
     def add_elements(self, elements: list[Symbol]) -> None:
-        """Append to what is on top."""
+        """Append to the top of the stack."""
         target = self.stack[-1]
         if type(target) is PickledObject:
             target.add_elements(elements, self._max_items)
@@ -299,7 +290,7 @@ class PickleMachine:
         """Set the state of the object below it.
 
         Raises:
-            PausedError: It is of a watched class.
+            PausedError: The object is of a watched class.
         """
         state = self.stack.pop()
         target = self.stack[-1]
@@ -309,7 +300,7 @@ class PickleMachine:
                 raise PausedError(at, Pause.BUILT)
 
     def ask(self, pid: Symbol) -> None:
-        """Push what a persistent id stands for."""
+        """Push the object of a persistent id."""
         if len(self.persistent) < self._max_items:
             self.persistent.append(pid)
         else:
@@ -317,10 +308,10 @@ class PickleMachine:
         self.stack.append(Persistent(pid))
 
     def paused_before(self, n_bytes: int, at: int, *, is_bytes: bool) -> PausedError:
-        """Say that something large comes, which the machine's user is to pass, and to push `payload` for it.
+        """Return the pause before a large payload, which the machine's user skips and pushes.
 
         Raises:
-            FormatError: Nothing is that large.
+            FormatError: No payload is that large.
         """
         if n_bytes > MAX_TENSOR_BYTES:
             raise FormatError(f"a pickle that claims to hold {n_bytes} bytes in one piece")
@@ -330,16 +321,16 @@ class PickleMachine:
 
 
 MARGIN_BYTES = 2 * LARGE_BYTES
-"""What has to follow in a window, unless the file ends there, for any opcode to find its argument."""
+"""Bytes that must follow in a window, unless the file ends there, so that any opcode finds its argument."""
 
 MALFORMED_PICKLE = (FormatError, ValueError, IndexError, TypeError, OverflowError, struct.error)
-"""What walking something that is no pickle ends in."""
+"""Exceptions that walking a malformed pickle may raise."""
 
 _MAX_LINE_BYTES = 1024
 _MAX_WORD_BYTES = 512
 
 Op = Callable[[PickleMachine, bytes, int], int]
-"""Does what one opcode says; told where its argument begins, it says where that ends."""
+"""Executes one opcode: takes the position of its argument, and returns the position behind it."""
 
 
 def run_opcodes(
@@ -348,17 +339,17 @@ def run_opcodes(
     """Walk opcodes.
 
     Args:
-        machine: What they act on.
-        data: A window on the pickle, with `MARGIN_BYTES` after ``stop`` if the file does not end there.
-        at: Where the next opcode is.
-        stop: No opcode is begun here or later.
-        max_ops: How many to walk at most.
+        machine: The machine.
+        data: A window on the pickle, with `MARGIN_BYTES` after ``stop`` unless the file ends there.
+        at: Position of the first opcode.
+        stop: No opcode begins here or later.
+        max_ops: Largest number of opcodes.
 
     Returns:
-        Where the next opcode (or payload) is, how many opcodes were walked, and why there is a pause, if there is one.
+        The position of the next opcode (or payload), the number of opcodes walked, and the reason for a pause, if any.
 
     Raises:
-        FormatError: It is no pickle. So do the others of `MALFORMED_PICKLE` say.
+        FormatError: The pickle is malformed. The others of `MALFORMED_PICKLE` say the same.
     """
     table = _TABLE
     n_ops = 0
@@ -387,7 +378,7 @@ def _skips(n_bytes: int) -> Op:
 
 
 def _pushes(symbol: Symbol, n_bytes: int = 0) -> Op:
-    """Push what is the same whatever the argument is."""
+    """Push the same symbol for any argument."""
 
     def op(machine: PickleMachine, data: bytes, at: int) -> int:
         machine.stack.append(symbol)
@@ -413,7 +404,7 @@ def _pushes_number(layout: str) -> Op:
 
 
 def _pushes_bytes(layout: str) -> Op:
-    """Push bytes that have their size before them, or pause."""
+    """Push bytes behind their size, or pause."""
     reader = struct.Struct(layout)
     unpack, n_length_bytes = reader.unpack_from, reader.size
 
@@ -429,7 +420,7 @@ def _pushes_bytes(layout: str) -> Op:
 
 
 def _pushes_string(layout: str) -> Op:
-    """Push what Python 2 calls a string: a text if it may be one and is short, and else bytes."""
+    """Push a string of Python 2: a text if it is short and valid, else bytes."""
     push_bytes = _pushes_bytes(layout)
 
     def op(machine: PickleMachine, data: bytes, at: int) -> int:
@@ -444,7 +435,7 @@ def _pushes_string(layout: str) -> Op:
 
 
 def _pushes_sized(layout: str, read: Callable[[bytes], Symbol]) -> Op:
-    """Push what has its size before it, or pause."""
+    """Push a value behind its size, or pause."""
     reader = struct.Struct(layout)
     unpack, n_length_bytes = reader.unpack_from, reader.size
 
@@ -469,7 +460,7 @@ def _integer(data: bytes) -> int:
 
 
 def _line(data: bytes, at: int) -> tuple[bytes, int]:
-    """Read to the end of a line, and say where the next one begins."""
+    """Read a line, and return it with the position of the next one."""
     end = data.index(b"\n", at, at + _MAX_LINE_BYTES)
     return data[at:end], end + 1
 
@@ -530,7 +521,7 @@ def _pop(machine: PickleMachine, data: bytes, at: int) -> int:
         machine.marks.pop()
     else:
         popped = machine.stack.pop()
-        # A function that sets an object's state is called, and what it gives back is not wanted (PEP 307).
+        # A function that sets an object's state is called, and its result is dropped (PEP 307).
         args = popped.args if type(popped) is PickledObject else None
         if type(args) is tuple and len(args) == 2 and type(args[0]) is PickledObject:
             args[0].add_state(args[1])
@@ -701,7 +692,7 @@ _OPS: dict[bytes, Op] = {
     pickle.NONE: _pushes(None),
     pickle.NEWTRUE: _pushes(symbol=True),
     pickle.NEWFALSE: _pushes(symbol=False),
-    pickle.INT: _pushes_line(int),  # False and True too: 00 and 01
+    pickle.INT: _pushes_line(int),  # also False and True: 00 and 01
     pickle.LONG: _pushes_line(lambda line: int(line.rstrip(b"L"))),
     pickle.BININT: _pushes_number("<i"),
     pickle.BININT1: _byte,

@@ -11,7 +11,7 @@ from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.tensor import MAX_NAME_BYTES
 
 MAX_PEEK_BYTES = 64 << 20
-"""How far ahead a splitter may look. A longer header is not understood."""
+"""Longest look ahead of a splitter. A longer header is not understood."""
 MIN_TENSOR_BYTES = 64
 """A smaller tensor stays in the skeleton: a row of its own would cost more than it saves."""
 UNREADABLE = (FormatError, ValueError, IndexError, KeyError, TypeError, OverflowError, RecursionError, struct.error)

@@ -47,8 +47,8 @@ def import_checkpoint(
         step: Any whole number.
         name: What the series of checkpoints is called in the run.
         run_id: The run; the active one unless given, and if there is none a new one.
-        format: One of `tensorcas_mlflow.file_formats.FORMATS_IN`, such as ``safetensors`` or ``torch``; whichever it is in
-            unless given.
+        format: One of `tensorcas_mlflow.file_formats.FORMATS_IN`, such as ``safetensors`` or ``torch``; any unless
+            given.
         allow_left_out: Whether to import a file of which some tensors cannot be stored (quantized ones), without them.
         overwrite: Whether a checkpoint of this step may be replaced.
         policy: As for `log_checkpoint`.

@@ -119,7 +119,7 @@ def test_shards_that_do_not_make_a_whole_tensor_are_refused(folder: Path) -> Non
 def test_a_shard_that_is_another_than_the_metadata_says_is_refused(folder: Path) -> None:
     rewrite(folder, lambda said: setattr(said.state_dict_metadata["model.w"].properties, "dtype", torch.int32))
 
-    with pytest.raises(MalformedFileError, match="another than the metadata says"):
+    with pytest.raises(MalformedFileError, match="differs from the metadata"):
         open_listing(folder)
 
 

@@ -126,7 +126,7 @@ def test_a_format_that_is_asked_for_is_the_one_that_is_read(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "data", "reason"),
     [
-        ("notes", b"hello", r"is not a sound tensor file: it begins as none of safetensors, torch, .* does"),
+        ("notes", b"hello", r"is not a sound tensor file: it begins as none of self-contained, safetensors, .* does"),
         ("notes", b"", "is not a sound tensor file: it is empty"),
         ("model.gguf", b"", "is not a sound gguf file"),
     ],
@@ -211,6 +211,17 @@ def test_arrays_of_numpy_in_any_order_come_back(read: Read, order: str, compress
 
     assert listing.left_out == {}
     assert all(same(listing.array(name), array) for name, array in arrays.items())
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("shape", [(0,), (2, 0)])
+def test_fields_of_an_empty_array_of_padded_records_have_its_shape(
+    read: Read, shape: tuple[int, ...], compressed: bool
+) -> None:
+    padded = np.dtype({"names": ["a", "b"], "formats": ["<i4", "<f8"], "offsets": [0, 8], "itemsize": 16})
+    listing = read(npz({"records": np.zeros(shape, padded)}, compressed=compressed))
+
+    assert {name: listing.array(name).shape for name in listing.locations} == {"records.a": shape, "records.b": shape}
 
 
 def test_arrays_of_objects_and_of_unknown_dtypes_are_left_out(read: Read) -> None:

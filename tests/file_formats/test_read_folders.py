@@ -145,7 +145,7 @@ def test_shards_of_which_one_is_missing_are_refused_without_an_index_too(tmp_pat
         file = tmp_path / f"model-0000{number}-of-00003.safetensors"
         safetensors.numpy.save_file({f"w{number}": np.ones(3)}, file)
 
-    with pytest.raises(MalformedFileError, match=r"model-00002-of-00003\.safetensors is not there"):
+    with pytest.raises(MalformedFileError, match=r"model-00002-of-00003\.safetensors is missing"):
         open_listing(tmp_path)
 
 

@@ -141,7 +141,7 @@ def test_the_format_is_told_by_the_name(tmp_path: Path) -> None:
     for suffix, format in {".safetensors": "safetensors", ".PTH": "torch", ".npz": "npz", ".bt": "bintensors"}.items():
         assert plan_write(some(), tmp_path / f"m{suffix}").result.format == format
     assert plan_write(some(), tmp_path / "m", partitions=2).result.format == "serverlessllm"
-    with pytest.raises(ValueError, match=r"'m\.zip' tells of no format"):
+    with pytest.raises(ValueError, match=r"'m\.zip' has no suffix of a format"):
         plan_write(some(), tmp_path / "m.zip")
 
 
@@ -183,7 +183,7 @@ def test_every_tensor_that_a_format_does_not_have_is_named(tmp_path: Path, forma
 
 
 def test_names_that_a_format_has_another_use_for_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="'__metadata__' is where its metadata stand"):
+    with pytest.raises(ValueError, match="'__metadata__' has the name of the metadata"):
         write(ArrayTensors({"__metadata__": np.ones(1)}), tmp_path / "m.safetensors")
     with pytest.raises(ValueError, match=r"'x' is 'x.npy' too"):
         write(ArrayTensors({"x": np.ones(1), "x.npy": np.ones(1)}), tmp_path / "m.npz")
@@ -199,7 +199,7 @@ def test_a_header_that_no_reader_takes_is_not_written(tmp_path: Path, format: st
 
 
 def test_a_skeleton_is_no_tensor() -> None:
-    with pytest.raises(ValueError, match="is no tensor"):
+    with pytest.raises(ValueError, match="is not a tensor"):
         ArrayTensors({"__skeleton__": np.zeros(3, np.uint8)})
 
 
