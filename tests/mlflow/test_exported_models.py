@@ -163,5 +163,5 @@ def test_a_stored_file_that_its_reader_refuses_is_not_opened_in_part(experiment:
     with mlflow.start_run() as run:
         mlflow.log_artifact(str(tmp_path / "model.pt2"))
 
-    with pytest.raises(MlflowException, match="is not there"):
+    with pytest.raises(MlflowException, match="is missing"):
         mlflow.tensorcas.open_checkpoint(f"runs:/{run.info.run_id}/model.pt2")
