@@ -199,7 +199,7 @@ def walk_pickles(source: ByteSource) -> list[PickleMachine]:
         FormatError: The file is malformed or too long to be walked, or bytes follow the last pickle.
     """
     tape, file_bytes = SkippingTape(SourceStream(source), block_bytes=_BLOCK_BYTES), source.size
-    walker = PickleWalker(tape, TORCH_LIMITS, watched=JOBLIB_WRAPPERS, places=True)
+    walker = PickleWalker(tape, TORCH_LIMITS, watched=JOBLIB_WRAPPERS, positions=True)
     walked: list[PickleMachine] = []
     while True:
         reason = walker.go_on()

@@ -40,7 +40,7 @@ class PickleWalker:
     """Driver of machines over a tape, ahead of the bytes taken from it."""
 
     def __init__(
-        self, tape: Tape, limits: PickleLimits, *, watched: frozenset[str] = frozenset(), places: bool = False
+        self, tape: Tape, limits: PickleLimits, *, watched: frozenset[str] = frozenset(), positions: bool = False
     ) -> None:
         """Begin a pickle at the tape's position.
 
@@ -48,14 +48,14 @@ class PickleWalker:
             tape: The file; it is only peeked.
             limits: The limit of opcodes holds for all pickles together, the others for each.
             watched: Names of classes; the machine pauses after an object of one.
-            places: Whether symbols record the positions of bytes in the file.
+            positions: Whether symbols record the positions of bytes in the file.
         """
         self.at = tape.position
         """Position of the next opcode, payload or other byte, counted from the start of the file."""
         self._tape = tape
         self._limits = limits
         self._watched = watched
-        self._places = places
+        self._positions = positions
         self._n_ops_left = limits.max_ops
         self._data = b""
         self._data_at = tape.position
@@ -71,7 +71,7 @@ class PickleWalker:
                 return WalkEnd.FILE
             stop = len(data) - (0 if self._is_last else MARGIN_BYTES)
             wanted = self._n_ops_left if max_ops is None else min(max_ops, self._n_ops_left)
-            if self._places:
+            if self._positions:
                 self.machine.base = self._data_at
             try:
                 at, n_ops, pause = run_opcodes(self.machine, data, self.at - self._data_at, stop=stop, max_ops=wanted)

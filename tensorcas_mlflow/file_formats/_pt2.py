@@ -305,12 +305,17 @@ class _Archive:
             file, size, stride, offset = _code_entry(name, entry)
             members = self._nested(self._member(f"data/weights/{file}", name))
             nested = list_torch(self._source, members)
-            place = nested.locations.get(UNNAMED_TENSOR)
-            if place is None or len(nested.locations) + len(nested.left_out) != 1 or place.swapped or place.source:
+            location = nested.locations.get(UNNAMED_TENSOR)
+            if (
+                location is None
+                or len(nested.locations) + len(nested.left_out) != 1
+                or location.swapped
+                or location.source
+            ):
                 self._leave_out(prefix + name, "a file that holds no plain tensor")
                 continue
-            storage = next(each for each in members if each.start <= place.start <= each.start + each.n_bytes)
-            dtype = place.spec.dtype
+            storage = next(each for each in members if each.start <= location.start <= each.start + each.n_bytes)
+            dtype = location.spec.dtype
             self._add_view(storage, TensorView(name, "", dtype, "", 0, offset, size, stride), prefix + name)
 
     # --- members

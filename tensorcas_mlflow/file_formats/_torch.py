@@ -81,7 +81,7 @@ class LegacyTorchFile:
         Raises:
             FormatError: The pickles are damaged.
         """
-        walker = PickleWalker(tape, TORCH_LIMITS, places=True)
+        walker = PickleWalker(tape, TORCH_LIMITS, positions=True)
         pickles = _legacy_pickles(walker, None)
         while True:
             try:
@@ -212,7 +212,7 @@ def list_torch(source: ByteSource, members: Sequence[FileRange]) -> Listing:
         if order not in (b"little", b"big"):
             raise FormatError(f"there is no byte order {order!r}")
     data = read_member(source, pickles[0], MAX_PICKLE_BYTES)
-    machine = walk_torch_pickle(data, places=True)
+    machine = walk_torch_pickle(data, positions=True)
 
     def storage_at(view: TensorView) -> FileRange:
         member = by_name.get(f"{folder}data/{view.key}")

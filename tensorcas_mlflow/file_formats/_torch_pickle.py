@@ -120,15 +120,15 @@ def storages_of(data: bytes) -> Mapping[str, StorageInfo]:
     return storages_in(walk_torch_pickle(data))
 
 
-def walk_torch_pickle(data: bytes, *, places: bool = False) -> PickleMachine:
+def walk_torch_pickle(data: bytes, *, positions: bool = False) -> PickleMachine:
     """Walk a pickle; raises as `storages_of`.
 
     Args:
         data: The whole pickle.
-        places: Whether symbols record the positions of bytes.
+        positions: Whether symbols record the positions of bytes.
     """
     machine = PickleMachine(TORCH_LIMITS)
-    machine.base = 0 if places else None
+    machine.base = 0 if positions else None
     at, n_ops_left, pause = 0, TORCH_LIMITS.max_ops, None
     while pause is not Pause.STOP:
         at, n_ops, pause = run_opcodes(machine, data, at, stop=len(data), max_ops=min(n_ops_left, _OPS_AT_ONCE))
