@@ -22,7 +22,7 @@ from benchmarks.harness import (
 )
 from tensorcas_mlflow import TensorCasStore, config
 from tensorcas_mlflow.adapter import SKELETON
-from tensorcas_mlflow.optimize import plan_optimize
+from tensorcas_mlflow.maintenance import plan_optimize
 from tensorcas_mlflow.store import Store
 
 TITLE = "histories of trainings: bytes kept, and steps restored"

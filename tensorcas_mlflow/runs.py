@@ -17,9 +17,17 @@ from tensorcas_mlflow.adapters import adapter_for, adapter_named, take_apart
 from tensorcas_mlflow.blob_names import list_dir
 from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES
 from tensorcas_mlflow.errors import AdapterError, CheckpointExistsError, CheckpointNotFoundError, TensorNotFoundError
-from tensorcas_mlflow.gc import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE, GcReport, plan_gc
+from tensorcas_mlflow.maintenance import (
+    DEFAULT_GRACE_S,
+    DEFAULT_MAX_WASTE,
+    GcReport,
+    RunStats,
+    StoreStats,
+    plan_gc,
+    run_stats,
+    store_stats,
+)
 from tensorcas_mlflow.manifest import Manifest
-from tensorcas_mlflow.stats import RunStats, StoreStats, run_stats, store_stats
 from tensorcas_mlflow.store import Ref, RefTarget, Store
 
 if TYPE_CHECKING:

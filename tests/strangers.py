@@ -9,13 +9,17 @@ import numpy as np
 
 from tensorcas_mlflow.backends import Backend, MemoryBackend
 from tensorcas_mlflow.blob_names import find_strangers
-from tensorcas_mlflow.gc import plan_gc
-from tensorcas_mlflow.optimize import plan_optimize
-from tensorcas_mlflow.repair import plan_repair
-from tensorcas_mlflow.stats import find_shares, store_stats
+from tensorcas_mlflow.maintenance import (
+    copy_refs,
+    find_shares,
+    plan_gc,
+    plan_optimize,
+    plan_repair,
+    read_source,
+    store_stats,
+    verify,
+)
 from tensorcas_mlflow.store import RefTarget, Store
-from tensorcas_mlflow.transfer import copy_refs, read_source
-from tensorcas_mlflow.verify import verify
 
 CHUNK_BYTES = 4096
 FOLDERS = (

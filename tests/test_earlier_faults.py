@@ -37,7 +37,7 @@ from tensorcas_flavors.sklearn import SklearnAdapter
 from tensorcas_flavors.xgboost import XGBoostAdapter
 from tensorcas_mlflow import TensorCasStore
 from tensorcas_mlflow.errors import CorruptError
-from tensorcas_mlflow.gc import plan_gc
+from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import Store
 
 N_STEPS = 20

@@ -134,12 +134,12 @@ EVERYTHING_WITHOUT_PANDAS = """
 import json, sys
 import numpy as np
 from tensorcas_mlflow import TensorCasStore
-from tensorcas_mlflow.gc import plan_gc
+from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.reader import open_ref
-from tensorcas_mlflow.repair import plan_repair
-from tensorcas_mlflow.stats import store_stats
+from tensorcas_mlflow.maintenance import plan_repair
+from tensorcas_mlflow.maintenance import store_stats
 from tensorcas_mlflow.store import RefTarget, Store
-from tensorcas_mlflow.verify import verify
+from tensorcas_mlflow.maintenance import verify
 
 root = sys.argv[1]
 weights = {f"layers.{n}.{kind}": np.arange(9_000).astype(kind) for n in range(3) for kind in ("f4", "f8", "i2")}

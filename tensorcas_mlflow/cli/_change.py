@@ -9,7 +9,7 @@ from tensorcas_mlflow.cli._orphans import find_orphans
 from tensorcas_mlflow.cli._output import Json, confirm, printable, ref_json, say, say_json
 from tensorcas_mlflow.cli._select import Wanted, is_json, root_of, store_of, the_one
 from tensorcas_mlflow.errors import ConflictError, DirectAccessError
-from tensorcas_mlflow.gc import GcPlan, GcReport, plan_gc
+from tensorcas_mlflow.maintenance import GcPlan, GcReport, plan_gc
 from tensorcas_mlflow.orphans import remove_copy
 from tensorcas_mlflow.store import Ref, Store
 

@@ -11,8 +11,7 @@ from tensorcas_mlflow._texts import size_text
 from tensorcas_mlflow.cli._output import Json, printable, say, say_json
 from tensorcas_mlflow.cli._select import full_run_id, is_json, of_run, store_at
 from tensorcas_mlflow.cli._teller import Teller
-from tensorcas_mlflow.store import Ref, Store
-from tensorcas_mlflow.transfer import (
+from tensorcas_mlflow.maintenance import (
     Copied,
     CopyPlan,
     Failure,
@@ -24,6 +23,7 @@ from tensorcas_mlflow.transfer import (
     place_of,
     read_source,
 )
+from tensorcas_mlflow.store import Ref, Store
 
 FAILED, KEPT = 1, 4
 """Exit statuses: something could not be copied; the destination has something else, which was kept."""
@@ -48,8 +48,8 @@ def copy(options: Namespace) -> int:
     with Teller(sys.stderr, is_quiet=options.quiet) as teller:
 
         def watch(progress: Progress) -> None:
-            line = f"{progress.n_done} of {progress.n} checkpoints and files, {size_text(progress.read_bytes)} read"
-            teller.tell(line, progress.read_bytes, is_last=progress.n_done == progress.n)
+            line = f"{progress.n_done} of {progress.n} checkpoints and files, {size_text(progress.done_bytes)} read"
+            teller.tell(line, progress.done_bytes, is_last=progress.n_done == progress.n)
 
         copied = copy_all(
             source,

@@ -9,7 +9,7 @@ from tensorcas_mlflow._texts import size_text
 from tensorcas_mlflow.cli._output import Json, confirm, printable, say, say_json
 from tensorcas_mlflow.cli._select import is_json, store_of
 from tensorcas_mlflow.cli._teller import Teller
-from tensorcas_mlflow.optimize import OptimizePlan, OptimizeReport, Progress, Spent, plan_optimize
+from tensorcas_mlflow.maintenance import OptimizePlan, OptimizeReport, Progress, Spent, plan_optimize
 
 EFFORTS = tuple(spent.name.lower() for spent in reversed(Spent))
 
@@ -46,7 +46,7 @@ def _execute(plan: OptimizePlan, *, is_quiet: bool) -> OptimizeReport:
     with Teller(sys.stderr, is_quiet=is_quiet) as teller:
 
         def watch(progress: Progress) -> None:
-            line = f"{size_text(progress.done_bytes)} of {size_text(progress.n_bytes)} encoded"
+            line = f"{size_text(progress.done_bytes)} of {size_text(progress.n_bytes or 0)} encoded"
             teller.tell(line, progress.done_bytes, is_last=progress.done_bytes == progress.n_bytes)
 
         return plan.execute(watch=watch)

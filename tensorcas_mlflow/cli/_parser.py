@@ -9,7 +9,7 @@ from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES
 from tensorcas_mlflow.cli import _change, _compare, _copy, _look, _optimize, _reading, _repair, _stats, _verify
 from tensorcas_mlflow.cli._exchange_words import add_exchange
 from tensorcas_mlflow.cli._options import add_checkpoint, add_yes, hours, part, percent, share_of
-from tensorcas_mlflow.gc import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE, DEFAULT_QUARANTINE_S
+from tensorcas_mlflow.maintenance import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE, DEFAULT_QUARANTINE_S
 from tensorcas_mlflow.readplan import WAYS
 
 _Command = Callable[[str, str, str], argparse.ArgumentParser]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tensorcas_mlflow.cli._output import Json, confirm, printable, say, say_json
 from tensorcas_mlflow.cli._select import is_json, root_of, store_at
 from tensorcas_mlflow.errors import ConflictError, CorruptError, DirectAccessError, StoreNotFoundError
-from tensorcas_mlflow.repair import FormatFix, Loss, RepairPlan, RepairReport, open_damaged, plan_repair
+from tensorcas_mlflow.maintenance import FormatFix, Loss, RepairPlan, RepairReport, open_damaged, plan_repair
 from tensorcas_mlflow.store import Store
 
 LOST = 3

@@ -9,7 +9,7 @@ from typing import Any
 from tensorcas_mlflow._texts import count_text, size_text
 from tensorcas_mlflow.cli._output import printable, say, say_json, say_table, steps_text, tell_damaged
 from tensorcas_mlflow.cli._select import is_json, of_run, store_of
-from tensorcas_mlflow.stats import find_shares, run_stats, store_stats
+from tensorcas_mlflow.maintenance import find_shares, run_stats, store_stats
 from tensorcas_mlflow.store import Store
 
 

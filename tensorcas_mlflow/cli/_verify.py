@@ -11,10 +11,9 @@ from tensorcas_mlflow.cli._output import printable, say, say_json
 from tensorcas_mlflow.cli._select import is_json, root_of, store_of
 from tensorcas_mlflow.cli._teller import Teller
 from tensorcas_mlflow.errors import CorruptError, StoreNotFoundError
+from tensorcas_mlflow.maintenance import Problem, Progress, VerifyReport, open_damaged, verify
 from tensorcas_mlflow.orphans import find_lost, open_tracker
-from tensorcas_mlflow.repair import open_damaged
 from tensorcas_mlflow.store import Store
-from tensorcas_mlflow.verify import Problem, Progress, VerifyReport, verify
 
 PROBLEMS = 3
 """Exit status of a look at a store that is not sound."""
@@ -28,8 +27,8 @@ def check(options: Namespace) -> int:
     with Teller(sys.stderr, is_quiet=options.quiet) as teller:
 
         def watch(progress: Progress) -> None:
-            line = f"{size_text(progress.read_bytes)} of {size_text(progress.n_bytes)} read"
-            teller.tell(line, progress.read_bytes)
+            line = f"{size_text(progress.done_bytes)} of {size_text(progress.n_bytes or 0)} read"
+            teller.tell(line, progress.done_bytes)
 
         report = verify(
             store, full=options.full, sample=options.sample, part=options.part, seed=options.seed, watch=watch

@@ -1,6 +1,6 @@
 """What the two sides of the save/collect protocol share: records, lists and tables as they lie in a backend.
 
-For `tensorcas_mlflow.gc` and other maintenance; programs use `Store`.
+For `tensorcas_mlflow.maintenance` and other maintenance; programs use `Store`.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ def test_many_small_tables_are_folded_into_one(carried: Experiment, monkeypatch:
 
 
 def test_a_collection_by_direct_access_keeps_what_is_needed(carried: Experiment) -> None:
-    from tensorcas_mlflow.gc import plan_gc
+    from tensorcas_mlflow.maintenance import plan_gc
 
     with mlflow.start_run():
         for step in range(3):

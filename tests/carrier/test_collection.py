@@ -22,7 +22,7 @@ from tensorcas_mlflow.backends import LocalBackend
 from tensorcas_mlflow.carrier import find_carrier
 from tensorcas_mlflow.cli import main
 from tensorcas_mlflow.errors import DirectAccessError, PendingSavesError
-from tensorcas_mlflow.gc import plan_gc
+from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.orphans import orphaned_refs
 from tensorcas_mlflow.store import PendingSave, RefTarget, Store
 from tests.carrier.conftest import Experiment

@@ -8,8 +8,8 @@ import mlflow
 import numpy as np
 
 from tensorcas_mlflow.cli import main
+from tensorcas_mlflow.maintenance import verify
 from tensorcas_mlflow.store import Store
-from tensorcas_mlflow.verify import verify
 from tests.carrier.conftest import Experiment
 
 

@@ -16,7 +16,7 @@ from mlflow.exceptions import MlflowException
 from tensorcas_mlflow.carrier import UnreachableError, _open
 from tensorcas_mlflow.carrier._artifacts import ArtifactShelf
 from tensorcas_mlflow.checkpoints import Keep, _cut_refs
-from tensorcas_mlflow.verify import verify
+from tensorcas_mlflow.maintenance import verify
 from tests.carrier.conftest import Experiment
 from tests.deploy.test_uploads import half_an_upload
 

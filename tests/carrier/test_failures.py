@@ -13,8 +13,7 @@ import pytest
 from mlflow.exceptions import MlflowException
 
 from tensorcas_mlflow.carrier import CarrierBackend, find_carrier
-from tensorcas_mlflow.gc import plan_gc
-from tensorcas_mlflow.verify import verify
+from tensorcas_mlflow.maintenance import plan_gc, verify
 from tests.carrier.conftest import Experiment
 from tests.deploy.servers import serve
 

@@ -15,4 +15,4 @@ sys.path.insert(0, str(Path(__file__).parent))
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a cut leaves is told by what was asked of the disk, so nobody has to wait for a real one."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr("tensorcas_mlflow.gc._needed._INTENT_PAUSE_S", 0)
+    monkeypatch.setattr("tensorcas_mlflow.maintenance._gc_survey._INTENT_PAUSE_S", 0)

@@ -10,10 +10,9 @@ from pathlib import Path
 from world import CHUNK_BYTES, World, chunk, long_file
 
 from tensorcas_mlflow.backends import MemoryBackend
+from tensorcas_mlflow.maintenance import copy_refs
+from tensorcas_mlflow.maintenance._plain_files import LocalPlainFiles, copy_plain
 from tensorcas_mlflow.store import RefTarget, Store, protocol
-from tensorcas_mlflow.transfer import copy_refs
-from tensorcas_mlflow.transfer._local_plain import LocalPlainFiles
-from tensorcas_mlflow.transfer._plain import copy_plain
 
 Act = Callable[[World], None]
 

@@ -14,11 +14,9 @@ from world import CHUNK_BYTES, chunk, long_file
 
 from tensorcas_mlflow.backends import Backend, LocalBackend, MemoryBackend
 from tensorcas_mlflow.errors import BackendError
-from tensorcas_mlflow.gc import plan_gc
+from tensorcas_mlflow.maintenance import copy_refs, plan_gc, verify
 from tensorcas_mlflow.store import Ref, RefTarget, Store, _ingest, protocol
 from tensorcas_mlflow.testing import FaultyBackend, SimulatedCrash
-from tensorcas_mlflow.transfer import copy_refs
-from tensorcas_mlflow.verify import verify
 
 Holds = dict[str, bytes]
 """What a store holds, by the key of its ref: the letters of a checkpoint's tensors, or a file's bytes."""

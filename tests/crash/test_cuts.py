@@ -15,10 +15,9 @@ from world import CHUNK_BYTES, World, chunk, empty, long_file
 
 from tensorcas_mlflow.codecs import RAW
 from tensorcas_mlflow.digest import digest
-from tensorcas_mlflow.gc import plan_gc
 from tensorcas_mlflow.index import pack_key
+from tensorcas_mlflow.maintenance import plan_gc, plan_repair
 from tensorcas_mlflow.pack import Payload
-from tensorcas_mlflow.repair import plan_repair
 from tensorcas_mlflow.store import RefTarget, Store, protocol
 from tensorcas_mlflow.testing import SimulatedCrash
 

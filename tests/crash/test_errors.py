@@ -15,8 +15,8 @@ from recorder import LOOKS, WRITES, Fault
 from world import World, allowed, check, chunk, long_file, look
 
 from tensorcas_mlflow.errors import BackendError
+from tensorcas_mlflow.maintenance import verify
 from tensorcas_mlflow.store import RefTarget, Store, _ingest
-from tensorcas_mlflow.verify import verify
 
 CODES = (errno.ENOSPC, errno.EIO, errno.EMFILE, errno.EROFS, errno.EDQUOT, errno.EACCES)
 

@@ -20,11 +20,10 @@ from tensorcas_mlflow._durable import Settled
 from tensorcas_mlflow.artifact_repo import TensorCasArtifactRepository, _plain
 from tensorcas_mlflow.backends import LocalBackend, open_backend
 from tensorcas_mlflow.errors import StoreNotFoundError
-from tensorcas_mlflow.gc import GcReport, plan_gc
+from tensorcas_mlflow.maintenance import GcReport, plan_gc, verify
 from tensorcas_mlflow.store import Ref, RefTarget, Store, protocol
 from tensorcas_mlflow.store import _store as opening
 from tensorcas_mlflow.store._find import OpenStores
-from tensorcas_mlflow.verify import verify
 
 CHUNK_BYTES = 4096
 

@@ -10,10 +10,9 @@ from made import CHUNK_BYTES, base_packs, packs_of, save, weights, write_deltas
 
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.errors import ChunkNotFoundError
-from tensorcas_mlflow.gc import plan_gc
+from tensorcas_mlflow.maintenance import plan_gc, verify
 from tensorcas_mlflow.store import Ref, Store
 from tensorcas_mlflow.store.protocol import declare
-from tensorcas_mlflow.verify import verify
 
 
 @pytest.fixture

@@ -9,10 +9,9 @@ import pytest
 from made import CHUNK_BYTES, BadSectors, a_chunk, base_packs, flip, lose, packs_of, put_pack, save_chunks
 
 from tensorcas_mlflow.backends import MemoryBackend
-from tensorcas_mlflow.census import Census
 from tensorcas_mlflow.errors import BackendError
-from tensorcas_mlflow.gc import GcReport, plan_gc
-from tensorcas_mlflow.gc._survey import survey
+from tensorcas_mlflow.maintenance import Census, GcReport, plan_gc
+from tensorcas_mlflow.maintenance._gc_survey import survey
 from tensorcas_mlflow.store import Ref, Store
 from tensorcas_mlflow.store.protocol import condemned_bytes, declare
 
@@ -187,9 +186,9 @@ def rows_of(state: Any) -> set[tuple[str, bytes, str, bytes]]:
 def test_a_survey_with_a_census_sees_the_bases_that_one_without_sees(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tensorcas_mlflow.census._census.LEAST_NEW", 1)
-    monkeypatch.setattr("tensorcas_mlflow.census._census._NEW_PART", 1 << 40)
-    monkeypatch.setattr("tensorcas_mlflow.census._census._MOST_PARTS", 1)
+    monkeypatch.setattr("tensorcas_mlflow.maintenance._census.LEAST_NEW", 1)
+    monkeypatch.setattr("tensorcas_mlflow.maintenance._census._NEW_PART", 1 << 40)
+    monkeypatch.setattr("tensorcas_mlflow.maintenance._census._MOST_PARTS", 1)
     draw = np.random.default_rng(3)
     chunks = [a_chunk(seed) for seed in range(12)]
     where: dict[bytes, str] = {}
@@ -215,8 +214,8 @@ def test_a_survey_with_a_census_sees_the_bases_that_one_without_sees(
 
 
 def test_a_census_tells_of_bases_in_packs_that_went(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensorcas_mlflow.census._census.LEAST_NEW", 1)
-    monkeypatch.setattr("tensorcas_mlflow.census._census._NEW_PART", 1 << 40)
+    monkeypatch.setattr("tensorcas_mlflow.maintenance._census.LEAST_NEW", 1)
+    monkeypatch.setattr("tensorcas_mlflow.maintenance._census._NEW_PART", 1 << 40)
     bases = put_pack(store, A)
     put_pack(store, (B, A, bases), C)
     put_pack(store, B)

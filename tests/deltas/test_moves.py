@@ -11,12 +11,9 @@ from made import CHUNK_BYTES, base_packs, packs_of, save, weights, write_deltas
 
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.errors import CorruptChunkError
-from tensorcas_mlflow.gc import plan_gc
-from tensorcas_mlflow.repair import plan_repair
+from tensorcas_mlflow.maintenance import copy_all, place_of, plan_gc, plan_repair, read_source, verify
 from tensorcas_mlflow.store import Ref, Store
 from tensorcas_mlflow.store.protocol import declare, list_packs
-from tensorcas_mlflow.transfer import copy_all, place_of, read_source
-from tensorcas_mlflow.verify import verify
 
 
 @pytest.fixture

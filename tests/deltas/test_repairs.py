@@ -11,7 +11,7 @@ from made import CHUNK_BYTES, BadSectors, a_chunk, flip, lose, packs_of, put_pac
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import ChunkNotFoundError
-from tensorcas_mlflow.repair import RepairReport, plan_repair
+from tensorcas_mlflow.maintenance import RepairReport, plan_repair
 from tensorcas_mlflow.store import Ref, Store
 from tensorcas_mlflow.store.protocol import condemned_bytes, declare
 

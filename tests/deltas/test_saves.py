@@ -13,7 +13,7 @@ from made import base_packs, flip, packs_of, put_pack, save, weights
 from tensorcas_mlflow import TensorCasStore
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.errors import ConflictError
-from tensorcas_mlflow.gc import plan_gc
+from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.pack import MAX_DEPTH, is_delta
 from tensorcas_mlflow.store import RefTarget, Store, _parents
 from tensorcas_mlflow.store._base_plan import MAX_DEPTH as DEPTH

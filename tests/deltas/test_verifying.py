@@ -8,11 +8,10 @@ import pytest
 from made import CHUNK_BYTES, BadSectors, a_chunk, flip, lose, packs_of, put_pack, save_chunks
 
 from tensorcas_mlflow.backends import MemoryBackend
+from tensorcas_mlflow.maintenance import VerifyReport, copy_refs, read_source, verify
 from tensorcas_mlflow.store import Ref, Store, _deltas
 from tensorcas_mlflow.store.protocol import read_pack_table
 from tensorcas_mlflow.testing import FaultyBackend
-from tensorcas_mlflow.transfer import copy_refs, read_source
-from tensorcas_mlflow.verify import VerifyReport, verify
 
 A, B, C, D, E = (a_chunk(seed) for seed in range(5))
 CHAIN = (A, B, C, D)

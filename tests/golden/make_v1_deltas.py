@@ -23,9 +23,7 @@ from bucket import opened
 from golden_v1_deltas import counts, sha_of, tensors
 from obstore.store import MemoryStore
 
-from tensorcas_mlflow.census import _census
-from tensorcas_mlflow.gc import plan_gc
-from tensorcas_mlflow.optimize import plan_optimize
+from tensorcas_mlflow.maintenance import _census, plan_gc, plan_optimize
 from tensorcas_mlflow.store import RefTarget, Store, _catalog, _records
 
 HERE = Path(__file__).parent / "v1_deltas"

@@ -28,7 +28,7 @@ from obstore.store import MemoryStore
 
 from tensorcas_mlflow.backends import ObjectBackend
 from tensorcas_mlflow.digest import unique_rows
-from tensorcas_mlflow.gc import plan_gc
+from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import PendingSave, RefTarget, Store, _catalog, _claim, _ingest, _records
 from tensorcas_mlflow.store._records import intent_bytes, new_ref, ref_bytes
 from tensorcas_mlflow.store.protocol import condemned_bytes, list_packs

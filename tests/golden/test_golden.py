@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.file_formats import Tensor
-from tensorcas_mlflow.gc import plan_gc
+from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.store import MANIFEST_FILE, PAYLOAD_FILE, Ref, RefTarget, Store, TensorsFile, read_payload
 from tests.file_formats.parts import take_apart

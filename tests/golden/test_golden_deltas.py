@@ -17,17 +17,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tensorcas_mlflow.census import Census
 from tensorcas_mlflow.codecs import CODECS, DELTA
 from tensorcas_mlflow.digest import digest
-from tensorcas_mlflow.gc import plan_gc
 from tensorcas_mlflow.index import pack_key
-from tensorcas_mlflow.optimize import plan_optimize
+from tensorcas_mlflow.maintenance import Census, plan_gc, plan_optimize, plan_repair, verify
 from tensorcas_mlflow.pack import bases_of, is_delta
-from tensorcas_mlflow.repair import plan_repair
 from tensorcas_mlflow.store import RefTarget, Store
 from tensorcas_mlflow.store.protocol import list_packs, parse_intent, read_pack_table
-from tensorcas_mlflow.verify import verify
 
 HERE = Path(__file__).parent
 EXPECTED = json.loads((HERE / "v1_deltas" / "expected.json").read_text())

@@ -20,11 +20,10 @@ import pytest
 
 from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import PendingSavesError
-from tensorcas_mlflow.gc import plan_gc
 from tensorcas_mlflow.hints import split_hints
+from tensorcas_mlflow.maintenance import plan_gc, verify
 from tensorcas_mlflow.store import RefTarget, Store
 from tensorcas_mlflow.store.protocol import list_packs, parse_intent, read_condemned, read_pack_table
-from tensorcas_mlflow.verify import verify
 
 HERE = Path(__file__).parent
 EXPECTED = json.loads((HERE / "v1_more" / "expected.json").read_text())

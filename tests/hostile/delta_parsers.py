@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import BlobInfo, MemoryBackend
-from tensorcas_mlflow.census._blob import census_bytes, read_census
-from tensorcas_mlflow.census._facts import facts_of_manifests, facts_of_packs, merge_facts
 from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, SHUFFLE_ZSTD, ZSTD, Codec, Transform
 from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import BlobNotFoundError
 from tensorcas_mlflow.index import base_rows, make_table, pack_key, read_segment, segment_bytes, with_bases
+from tensorcas_mlflow.maintenance._census import census_bytes, read_census
+from tensorcas_mlflow.maintenance._inventory import facts_of_manifests, facts_of_packs, merge_facts
 from tensorcas_mlflow.pack import Base, PackWriter, Payload, bases_of, is_delta, read_table
 from tensorcas_mlflow.store._lookup import find_places
 from tensorcas_mlflow.store._records import intent_bytes, parse_intent

@@ -17,15 +17,12 @@ from tensorcas_mlflow.backends import BlobInfo, MemoryBackend
 from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, ZSTD
 from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import CorruptError, FormatError, TensorCasError
-from tensorcas_mlflow.gc import plan_gc
 from tensorcas_mlflow.index import make_table, pack_key, read_segment, segment_bytes
+from tensorcas_mlflow.maintenance import copy_refs, plan_gc, plan_repair, read_source, verify
 from tensorcas_mlflow.pack import Base, PackWriter, Payload, read_table
-from tensorcas_mlflow.repair import plan_repair
 from tensorcas_mlflow.store import RefTarget, Store
 from tensorcas_mlflow.store._json import record_bytes
 from tensorcas_mlflow.store.protocol import parse_intent
-from tensorcas_mlflow.transfer import copy_refs, read_source
-from tensorcas_mlflow.verify import verify
 
 CHUNK_BYTES = 4096
 MIB = 1 << 20

@@ -17,11 +17,9 @@ from tensorcas_mlflow.artifact_repo._plain_objects import ObjectTree
 from tensorcas_mlflow.backends import Bucket, LocalBackend, Root
 from tensorcas_mlflow.cli import main
 from tensorcas_mlflow.errors import ChunkNotFoundError, CorruptError, RefusedError, TensorCasError
-from tensorcas_mlflow.gc import plan_gc
+from tensorcas_mlflow.maintenance import plan_gc, verify
+from tensorcas_mlflow.maintenance._plain_files import LocalPlainFiles, ObjectPlainFiles
 from tensorcas_mlflow.store import RefTarget, Store
-from tensorcas_mlflow.transfer._local_plain import LocalPlainFiles
-from tensorcas_mlflow.transfer._object_plain import ObjectPlainFiles
-from tensorcas_mlflow.verify import verify
 
 TENSORS = {"w": np.arange(5000, dtype=np.float32)}
 

@@ -17,7 +17,7 @@ import pytest
 from tensorcas_mlflow.artifact_repo import TensorCasArtifactRepository
 from tensorcas_mlflow.cli import main
 from tensorcas_mlflow.extent_cache import ExtentCache
-from tensorcas_mlflow.gc import plan_gc
+from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import RefTarget, Store
 
 UMASKS = [0o022, 0o077, 0o002, 0o027]

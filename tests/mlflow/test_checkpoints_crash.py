@@ -12,7 +12,7 @@ import mlflow
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.gc import plan_gc
+from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import Store
 
 PROGRAM = """

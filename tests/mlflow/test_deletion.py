@@ -14,8 +14,8 @@ from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from mlflow.tracing.attachments import Attachment
 
+from tensorcas_mlflow.maintenance import verify
 from tensorcas_mlflow.store import Store
-from tensorcas_mlflow.verify import verify
 from tests.mlflow.forgetting import (
     N_BYTES,
     array,

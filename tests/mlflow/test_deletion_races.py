@@ -14,8 +14,8 @@ from mlflow import MlflowClient
 from mlflow.artifacts import download_artifacts
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
+from tensorcas_mlflow.maintenance import verify
 from tensorcas_mlflow.store import Store
-from tensorcas_mlflow.verify import verify
 from tests.mlflow.forgetting import array, array_file, collect, forget, holders, log_run, packs_bytes
 from tests.tracking import active_experiment
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import Root, open_backend
-from tensorcas_mlflow.gc import plan_gc
+from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import RefTarget, Store, _claim
 
 GRACE_S = 5.0

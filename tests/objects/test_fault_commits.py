@@ -9,7 +9,7 @@ import pytest
 
 from tensorcas_mlflow.backends import _buckets
 from tensorcas_mlflow.errors import BackendError, BlobExistsError, CheckpointExistsError
-from tensorcas_mlflow.gc import plan_gc
+from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import PendingSave, Ref, RefTarget, Store
 from tests.objects.faults import SLOW_DOWN, Answer, LostAnswer, Stall
 from tests.objects.proxy import Proxy
@@ -127,7 +127,7 @@ def test_what_a_withdrawal_could_not_remove_goes_with_a_collection(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_buckets, "GIVE_UP_S", 0.2)
-    monkeypatch.setattr("tensorcas_mlflow.gc._plan.DEFAULT_GRACE_S", 0.0)
+    monkeypatch.setattr("tensorcas_mlflow.maintenance._gc.DEFAULT_GRACE_S", 0.0)
     pending = begun(place.through(), 0)
     place.way.inject(SLOW_DOWN, kinds=(Kind.DELETE,), times=None)
     pending.abandon()

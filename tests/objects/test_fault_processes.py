@@ -11,9 +11,8 @@ from multiprocessing.process import BaseProcess
 
 import pytest
 
-from tensorcas_mlflow.gc import plan_gc
+from tensorcas_mlflow.maintenance import plan_gc, verify
 from tensorcas_mlflow.store import Store, _claim
-from tensorcas_mlflow.verify import verify
 from tests.objects import crowd
 from tests.objects.proxy import Proxy
 from tests.objects.relay import Link

@@ -13,9 +13,8 @@ from mlflow.exceptions import MlflowException
 from tensorcas_mlflow.artifact_repo import TensorCasArtifactRepository
 from tensorcas_mlflow.backends import Bucket, new_void
 from tensorcas_mlflow.errors import BlobNotFoundError
+from tensorcas_mlflow.maintenance._plain_files import ObjectPlainFiles, PlainFile
 from tensorcas_mlflow.store import Store
-from tensorcas_mlflow.transfer._object_plain import ObjectPlainFiles
-from tensorcas_mlflow.transfer._plain import PlainFile
 from tests.objects.faults import Answer
 from tests.objects.proxy import Proxy
 from tests.objects.servers import S3Server

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.gc import plan_gc
+from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import Ref, RefTarget, Store
 from tests.objects.proxy import Proxy
 from tests.objects.requests_seen import Kind

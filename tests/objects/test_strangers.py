@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tensorcas_mlflow.errors import RefusedError
-from tensorcas_mlflow.gc import plan_gc
+from tensorcas_mlflow.maintenance import plan_gc
 from tests.objects.servers import S3Server
 from tests.objects.stores import backend_of, bucket_of
 from tests.strangers import FOLDERS, KEYS, OTHER_NAMES, fill, use

@@ -12,9 +12,8 @@ import pytest
 
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import Root, _buckets, _credentials, open_backend
-from tensorcas_mlflow.gc import plan_gc
+from tensorcas_mlflow.maintenance import plan_gc, verify
 from tensorcas_mlflow.store import Ref, RefTarget, Store
-from tensorcas_mlflow.verify import verify
 from tests.objects.faults import Fault, Late
 from tests.objects.proxy import Proxy
 from tests.objects.servers import S3Server

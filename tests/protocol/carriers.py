@@ -10,7 +10,7 @@ from interleave import Run, WatchedBackend
 
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.carrier import CarrierBackend, Entry, Shelf
-from tensorcas_mlflow.gc import plan_gc
+from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store._format import FORMAT
 
 

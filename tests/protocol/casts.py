@@ -14,15 +14,13 @@ from interleave import Blobs, Program, Run, blobs_of, memory_of
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import Backend, MemoryBackend
 from tensorcas_mlflow.errors import ConflictError
-from tensorcas_mlflow.gc import plan_gc
 from tensorcas_mlflow.index import read_segment
+from tensorcas_mlflow.maintenance import copy_refs, plan_gc, plan_repair, read_source
 from tensorcas_mlflow.pack import bases_of, is_delta
-from tensorcas_mlflow.repair import plan_repair
 from tensorcas_mlflow.store import Ref, RefTarget, Store
 from tensorcas_mlflow.store._format import FORMAT, new_format
 from tensorcas_mlflow.store.protocol import list_packs, read_condemned, read_pack_table, read_refs
 from tensorcas_mlflow.testing import FaultyBackend
-from tensorcas_mlflow.transfer import copy_refs, read_source
 
 CHUNK_BYTES = 4096
 RUN_ID = "run"

@@ -12,9 +12,9 @@ from interleave import Run
 from schedules import explore
 
 from tensorcas_mlflow.backends import Backend, MemoryBackend
+from tensorcas_mlflow.maintenance import copy_refs, read_source
 from tensorcas_mlflow.store import PendingBatch
 from tensorcas_mlflow.store._lookup import Places
-from tensorcas_mlflow.transfer import copy_refs, read_source
 
 MORE_PREEMPTIONS = int(os.environ.get("TENSORCAS_PREEMPTIONS", "0"))
 
@@ -172,7 +172,7 @@ class TrustsWhatItKnew(PendingBatch):
 
 @pytest.mark.parametrize("kind", [pytest.param(NamesNoPacks, marks=pytest.mark.long), TrustsWhatItKnew])
 def test_without_a_rule_a_copy_loses_a_base(kind: type[PendingBatch], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensorcas_mlflow.transfer._copy.PendingBatch", kind)
+    monkeypatch.setattr("tensorcas_mlflow.maintenance._copy_refs.PendingBatch", kind)
     cast = deltas_against_what_is_there()
 
     def check(run: Run) -> str | None:

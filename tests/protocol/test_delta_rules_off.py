@@ -13,7 +13,7 @@ from delta_casts import DeltaSave, delta_writer, stored
 from interleave import Run
 from schedules import explore
 
-from tensorcas_mlflow.gc._survey import Survey
+from tensorcas_mlflow.maintenance._gc_survey import Survey
 from tensorcas_mlflow.store import _catalog, _lookup
 from tensorcas_mlflow.store._condemned import Condemnation
 

@@ -16,8 +16,7 @@ from schedules import Exploration, Script, explore
 
 from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import ChunkNotFoundError, ConflictError, CorruptChunkError
-from tensorcas_mlflow.gc import plan_gc
-from tensorcas_mlflow.repair import plan_repair
+from tensorcas_mlflow.maintenance import plan_gc, plan_repair
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs, read_pack_table
 

@@ -21,9 +21,9 @@ from test_schedules import old_pack, save_against_collection, spared_by_another,
 
 from tensorcas_mlflow.backends import Backend, BlobInfo, Buffer, MemoryBackend, Token
 from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError
-from tensorcas_mlflow.gc import _plan
-from tensorcas_mlflow.gc._survey import Survey, survey
 from tensorcas_mlflow.index import pack_key
+from tensorcas_mlflow.maintenance import _gc
+from tensorcas_mlflow.maintenance._gc_survey import Survey, survey
 from tensorcas_mlflow.store import _claim, _save, protocol
 from tensorcas_mlflow.store._condemned import Condemnation
 from tensorcas_mlflow.store._records import intent_bytes
@@ -117,12 +117,12 @@ def look_only_once(patch: pytest.MonkeyPatch) -> None:
         surveyed: Survey = backend.surveyed
         return surveyed
 
-    patch.setattr(_plan, "survey", lazy)
+    patch.setattr(_gc, "survey", lazy)
 
 
 def look_through(patch: pytest.MonkeyPatch, view: Callable[[Backend], Any]) -> None:
     """Have collectors survey another view of the backend."""
-    patch.setattr(_plan, "survey", lambda backend, *args, **kwargs: survey(view(backend), *args, **kwargs))
+    patch.setattr(_gc, "survey", lambda backend, *args, **kwargs: survey(view(backend), *args, **kwargs))
 
 
 def do_not_count_intents(patch: pytest.MonkeyPatch) -> None:
@@ -130,8 +130,8 @@ def do_not_count_intents(patch: pytest.MonkeyPatch) -> None:
 
 
 def do_not_abort_what_is_not_counted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(_plan, "_abort", lambda backend, key: False)
-    patch.setattr(_plan, "survey", lambda *args, **kwargs: survey(*args, **{**kwargs, "count_stale": False}))
+    patch.setattr(_gc, "_abort", lambda backend, key: False)
+    patch.setattr(_gc, "survey", lambda *args, **kwargs: survey(*args, **{**kwargs, "count_stale": False}))
 
 
 def read_refs_before_intents(patch: pytest.MonkeyPatch) -> None:
@@ -155,7 +155,7 @@ def drop_the_lists_of_the_dead(patch: pytest.MonkeyPatch) -> None:
             backend.delete(condemned.key)
         return replace(state, lists=[], dead_lists=[])
 
-    patch.setattr(_plan, "survey", careless)
+    patch.setattr(_gc, "survey", careless)
 
 
 def finish_a_list_without_listing_it(patch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,7 @@ def finish_a_list_without_listing_it(patch: pytest.MonkeyPatch) -> None:
         others.update(state.condemned_packs())
         return state
 
-    patch.setattr(_plan, "survey", noting)
+    patch.setattr(_gc, "survey", noting)
     patch.setattr(protocol, "condemned_bytes", lambda packs, manifests: honest(packs - others, manifests))
 
 

@@ -68,8 +68,8 @@ def test_nor_does_one_in_which_somebody_dies() -> None:
 
 @pytest.mark.parametrize("is_remote", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_nor_one_in_which_collectors_find_and_leave_censuses(is_remote: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensorcas_mlflow.census._census.LEAST_NEW", 1)
-    monkeypatch.setattr("tensorcas_mlflow.census._census._NEW_PART", 1 << 40)
+    monkeypatch.setattr("tensorcas_mlflow.maintenance._census.LEAST_NEW", 1)
+    monkeypatch.setattr("tensorcas_mlflow.maintenance._census._NEW_PART", 1 << 40)
     cast = Cast(before={0: "ab", 2: "bd"}, prepare=collect)
     cast.writer("writer", "ac", 1).collector("collector", max_waste=0).deletion("deletion", 0)
     assert any(key.startswith("census/") for key in cast.blobs())
@@ -90,8 +90,8 @@ def test_nor_one_in_which_collectors_find_and_leave_censuses(is_remote: bool, mo
 
 @pytest.mark.long
 def test_nor_one_of_two_collectors_that_find_and_leave_censuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensorcas_mlflow.census._census.LEAST_NEW", 1)
-    monkeypatch.setattr("tensorcas_mlflow.census._census._NEW_PART", 1 << 40)
+    monkeypatch.setattr("tensorcas_mlflow.maintenance._census.LEAST_NEW", 1)
+    monkeypatch.setattr("tensorcas_mlflow.maintenance._census._NEW_PART", 1 << 40)
     cast = Cast(before={0: "ab", 2: "bd"}, prepare=collect).drop(0)
     cast.writer("writer", "ab", 1).collector("first").collector("second", max_waste=0)
 

@@ -21,10 +21,9 @@ import numpy as np
 
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.errors import CheckpointExistsError, FencedError, TensorCasError
-from tensorcas_mlflow.gc import plan_gc
+from tensorcas_mlflow.maintenance import plan_gc, verify
 from tensorcas_mlflow.runs import TensorCasStore
 from tensorcas_mlflow.store import Ref, RefTarget, Store
-from tensorcas_mlflow.verify import verify
 from tests.race.content import N_TENSORS, Array, model, numbers_in
 from tests.race.journal import Journal
 
@@ -284,7 +283,7 @@ def check(race: Race) -> None:
 
 def copy(race: Race) -> None:
     """Copy everything to a second store, where it is dropped again and collected."""
-    from tensorcas_mlflow.transfer import copy_refs, read_source
+    from tensorcas_mlflow.maintenance import copy_refs, read_source
 
     source, destination = race.store(), Store.open(race.folder / "copy", create=True)
     while race.is_on:

@@ -13,11 +13,9 @@ import pytest
 
 from tensorcas_mlflow.backends import Backend, LocalBackend, MemoryBackend
 from tensorcas_mlflow.errors import ConflictError, StoreNotFoundError, TensorCasError
-from tensorcas_mlflow.gc import plan_gc
-from tensorcas_mlflow.optimize import plan_optimize
+from tensorcas_mlflow.maintenance import copy_refs, plan_gc, plan_optimize, read_source
 from tensorcas_mlflow.store import PendingSave, RefTarget, Store
 from tensorcas_mlflow.testing import FaultyBackend
-from tensorcas_mlflow.transfer import copy_refs, read_source
 
 CHUNK_BYTES = 4096
 TARGET = RefTarget(run_id="run", step=1)

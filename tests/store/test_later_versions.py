@@ -18,15 +18,13 @@ import pytest
 from tensorcas_mlflow import __version__
 from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import CorruptError, NewerFormatError
-from tensorcas_mlflow.gc import plan_gc
 from tensorcas_mlflow.hints import hint_bytes
+from tensorcas_mlflow.maintenance import copy_all, open_destination, place_of, plan_gc, read_source, verify
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.pack import ENTRY, FOOTER_BYTES
 from tensorcas_mlflow.runs import TensorCasStore
 from tensorcas_mlflow.store import Ref, RefTarget, Store, _catalog
 from tensorcas_mlflow.store.protocol import read_pack_table
-from tensorcas_mlflow.transfer import copy_all, open_destination, place_of, read_source
-from tensorcas_mlflow.verify import verify
 
 NEEDS = f"needs a release of tensorcas-mlflow that reads format 9 or later, and this is {re.escape(__version__)}"
 LONG_AGO = 1_000_000_000

@@ -13,11 +13,8 @@ from hypothesis import strategies as st
 from tensorcas_mlflow import TensorCasStore
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.errors import TensorCasError
-from tensorcas_mlflow.gc import plan_gc
-from tensorcas_mlflow.repair import plan_repair
-from tensorcas_mlflow.stats import find_shares, store_stats
+from tensorcas_mlflow.maintenance import find_shares, plan_gc, plan_repair, store_stats, verify
 from tensorcas_mlflow.store import Ref, RefTarget, Store
-from tensorcas_mlflow.verify import verify
 
 CHUNK_BYTES = 4096
 TENSORS = {"w": np.arange(2000, dtype=np.float32)}

@@ -9,7 +9,7 @@ import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.errors import BackendError, ConflictError, FencedError
-from tensorcas_mlflow.gc import plan_gc
+from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import RefTarget, Store
 from tensorcas_mlflow.testing import FaultyBackend
 

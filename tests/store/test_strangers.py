@@ -9,8 +9,7 @@ import pytest
 from tensorcas_mlflow.backends import LocalBackend, MemoryBackend
 from tensorcas_mlflow.blob_names import find_strangers
 from tensorcas_mlflow.errors import CorruptError
-from tensorcas_mlflow.gc import plan_gc
-from tensorcas_mlflow.repair import plan_repair
+from tensorcas_mlflow.maintenance import plan_gc, plan_repair
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store._json import record_bytes
 from tensorcas_mlflow.store._records import now

@@ -12,7 +12,7 @@ import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.errors import FencedError
-from tensorcas_mlflow.gc import plan_gc
+from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import Ref, RefTarget, Store, _ingest
 
 CHUNK = 4096

@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.errors import CheckpointExistsError
-from tensorcas_mlflow.gc import plan_gc
+from tensorcas_mlflow.maintenance import plan_gc, verify
 from tensorcas_mlflow.store import Ref, RefTarget, Store
-from tensorcas_mlflow.verify import verify
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import Ring, has_ring
 from tensorcas_mlflow.errors import CorruptChunkError, NotFoundError, TensorCasError
-from tensorcas_mlflow.gc import plan_gc
+from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.pack import ENTRY
 from tensorcas_mlflow.readplan import WAYS, Rule, Situation, choose

@@ -1,0 +1,342 @@
+"""The census of one store: what is known of its manifests and packs, and how more comes to be known."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import struct
+import uuid
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.blob_names import list_blobs
+from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest
+from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, NewerFormatError
+from tensorcas_mlflow.maintenance._inventory import (
+    NO_BASE,
+    Facts,
+    RefSeen,
+    facts_of_manifests,
+    facts_of_packs,
+    merge_facts,
+)
+from tensorcas_mlflow.pack import ENTRY, Entries
+
+VERSION = 3
+MAGIC = b"\x89TCCN\r\n\x01"
+MAX_BYTES = 2 << 30
+"""No larger census is written or read."""
+MAX_HEAD_BYTES = 64 << 20
+_HEADER = struct.Struct("<8sQ16s32s")
+_COLUMNS = (
+    ("manifest_bytes", "<u8", "manifests"),
+    ("sums", "<u8", "manifests"),
+    ("pack_bytes", "<u8", "packs"),
+    ("pack_entries", "<u4", "packs"),
+    ("span_chunk", "<u4", "n_spans"),
+    ("span_start", "<u4", "n_spans"),
+    ("span_stop", "<u4", "n_spans"),
+    ("entry_chunk", "<u4", "n_entries"),
+    ("entry_bytes", "<u4", "n_entries"),
+    ("entry_base", "<u4", "n_entries"),
+    ("entry_base_pack", "<u4", "n_entries"),
+    ("entry_effort", "u1", "n_entries"),
+)
+"""What follows the digests: name, type, and what there is one of it for."""
+_N_COLUMNS = {1: 9, 2: 11}
+"""How many of them earlier versions had."""
+_MANIFEST_NAME = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{8})?")
+_PACK_NAME = re.compile(r"[0-9a-f]{32}")
+
+
+def census_bytes(facts: Facts) -> list[bytes]:
+    """Write a census, in pieces."""
+    head = json.dumps(
+        {
+            "format": VERSION,
+            "manifests": facts.manifests,
+            "packs": facts.packs,
+            "base_packs": facts.base_packs,
+            "refs": [[*seen, name] for seen, name in facts.refs.items()],
+            "n_digests": len(facts.digests),
+            "n_spans": len(facts.span_chunk),
+            "n_entries": len(facts.entry_chunk),
+        },
+        sort_keys=True,
+    ).encode()
+    given: dict[str, Any] = {name: getattr(facts, name) for name, _, _ in _COLUMNS if name != "pack_entries"}
+    given["pack_entries"] = np.bincount(facts.entry_pack, minlength=len(facts.packs))
+    columns = b"".join(given[name].astype(dtype).tobytes() for name, dtype, _ in _COLUMNS)
+    body = b"".join([head, facts.digests.tobytes(), columns])
+    begin = _HEADER.pack(MAGIC, len(head), b"", b"")[:32]
+    return [begin, digest(body + begin), body]
+
+
+def read_census(key: str, blob: bytes) -> Facts:
+    """Read a census.
+
+    Raises:
+        CorruptError: It is none, or is damaged, or says what cannot be.
+        NewerFormatError: A later release wrote it.
+    """
+    if len(blob) < _HEADER.size or not blob.startswith(MAGIC):
+        raise CorruptError(key, "it does not begin as a census does")
+    _, head_bytes, _, wanted = _HEADER.unpack_from(blob)
+    body = memoryview(blob)[_HEADER.size :]
+    if digest(b"".join([body, blob[:32]])) != wanted:
+        raise CorruptError(key, "it does not hash to the digest in its header")
+    if head_bytes > min(len(body), MAX_HEAD_BYTES):
+        raise CorruptError(key, "its header says impossible sizes")
+    try:
+        head = json.loads(bytes(body[:head_bytes]))
+        version = head["format"]
+        if type(version) is not int:
+            raise CorruptError(key, "it says no version")
+        if version > VERSION:
+            raise NewerFormatError(f"{key!r}", version, VERSION)
+        manifests, packs = _names(head["manifests"], _MANIFEST_NAME), _names(head["packs"], _PACK_NAME)
+        fields = _COLUMNS[: _N_COLUMNS.get(version, len(_COLUMNS))]
+        base_packs = _names(head["base_packs"] if version > 1 else [], _PACK_NAME)
+        refs = {_seen(*seen): _names([name], _MANIFEST_NAME)[0] for *seen, name in head["refs"]}
+        counts = {name: head[name] for name in ("n_digests", "n_spans", "n_entries")}
+        if not all(type(count) is int and 0 <= count < 1 << 32 for count in counts.values()):
+            raise ValueError("it says impossible counts")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CorruptError(key, f"it is not a census: {error!r}") from error
+    counts |= {"manifests": len(manifests), "packs": len(packs)}
+    n_bytes = counts["n_digests"] * DIGEST_BYTES
+    n_bytes += sum(np.dtype(dtype).itemsize * counts[of] for _, dtype, of in fields)
+    # What is there is what is said to be there, so nothing below takes more memory than the blob does.
+    if head_bytes + n_bytes != len(body):
+        raise CorruptError(key, "it has another size than it says")
+    at = int(head_bytes) + counts["n_digests"] * DIGEST_BYTES
+    digests: Digests = np.frombuffer(body[head_bytes:at], np.uint8).reshape(-1, DIGEST_BYTES)
+    columns: dict[str, Any] = {}
+    for name, dtype, of in fields:
+        columns[name] = np.frombuffer(body, dtype, counts[of], at)
+        at += columns[name].nbytes
+    if version == 1:
+        # It is from before there were deltas.
+        columns |= dict.fromkeys(("entry_base", "entry_base_pack"), np.full(counts["n_entries"], NO_BASE))
+    columns.setdefault("entry_effort", np.zeros(counts["n_entries"], np.uint8))
+    pack_entries = columns.pop("pack_entries")
+    if int(pack_entries.sum(dtype=np.uint64)) != counts["n_entries"]:
+        raise CorruptError(key, "its packs have other entries than it says")
+    facts = Facts(
+        digests=digests,
+        manifests=manifests,
+        packs=packs,
+        base_packs=base_packs,
+        refs=refs,
+        entry_pack=np.repeat(np.arange(len(packs), dtype=np.uint32), pack_entries),
+        **columns,
+    )
+    if not _is_possible(facts) or not facts.is_consistent:
+        raise CorruptError(key, "it contradicts itself")
+    if version < VERSION:
+        # What was spent on the chunks of packs stands in their tables alone.
+        return replace(facts.only(manifests=facts.manifests, packs={}), refs=refs)
+    return facts
+
+
+def _is_possible(facts: Facts) -> bool:
+    """Tell whether every number points to something and everything stands in its order."""
+    n_chunks = len(facts.digests)
+    chunk, start, stop = facts.span_chunk, facts.span_start, facts.span_stop
+    if any(len(chunks) and int(chunks.max()) >= n_chunks for chunks in (chunk, facts.entry_chunk)):
+        return False
+    deltas = facts.entry_base != NO_BASE
+    base, base_pack = facts.entry_base[deltas], facts.entry_base_pack[deltas]
+    if len(base) and (int(base.max()) >= n_chunks or int(base_pack.max()) >= len(facts.base_packs)):
+        return False
+    if len(stop) and (int(stop.max()) > len(facts.manifests) or (start >= stop).any()):
+        return False
+    follows = (chunk[1:] > chunk[:-1]) | ((chunk[1:] == chunk[:-1]) & (start[1:] > stop[:-1]))
+    return bool(follows.all()) and _is_ascending(facts.digests)
+
+
+def _is_ascending(digests: Digests) -> bool:
+    """Tell whether digests are in their order and all different."""
+    words = digests.view(">u8") if len(digests) else np.empty((0, 4), np.uint64)
+    undecided = np.arange(1, len(words))
+    for column in range(4):
+        here, before = words[undecided, column], words[undecided - 1, column]
+        if (here < before).any():
+            return False
+        undecided = undecided[here == before]
+    return len(undecided) == 0
+
+
+def _names(given: object, pattern: re.Pattern[str]) -> tuple[str, ...]:
+    if not isinstance(given, list) or not all(isinstance(name, str) and pattern.fullmatch(name) for name in given):
+        raise ValueError("it lists something that is no name")
+    if len(set(given)) < len(given):
+        raise ValueError("it lists a name twice")
+    return tuple(given)
+
+
+def _seen(key: object, token: object, size: object, modified_s: object) -> RefSeen:
+    is_ref = isinstance(key, str) and key.startswith("refs/") and isinstance(token, str)
+    if not is_ref or type(size) is not int or type(modified_s) is not float:
+        raise ValueError("it lists something that is no ref")
+    return RefSeen(str(key), str(token), size, modified_s)
+
+
+_log = logging.getLogger(__name__)
+
+PREFIX = "census"
+"""The key prefix of a store's censuses."""
+
+LEAST_NEW = 64
+"""Blobs to be spared from which on a census is worth being written."""
+_NEW_PART = 4
+"""It is, if what they hold is at least so great a part of the census that tells of them."""
+_STALE_BYTES = 1 << 20
+"""One that tells more of blobs that are gone than of others is written anew, unless it is smaller than this."""
+_MOST_BLOBS = 4
+_MOST_PARTS = 8
+_FOLD_ROWS = 1 << 18
+_NAME_BYTES = 80
+
+
+class Census:
+    """What is known of one store, in one collection. Used by one thread.
+
+    Everything in it is true whatever happens in the store meanwhile. It says nothing of what is there: whoever asks
+    lists that first.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._parts: list[Facts] = []
+        self._pending: dict[str, tuple[int, Digests]] = {}
+        self._n_pending = 0
+        self.manifests: dict[str, int] = {}
+        """Manifests of which it is known what they name: names and sizes."""
+        self.packs: dict[str, int] = {}
+        """Packs whose tables are known: names and sizes."""
+        self._refs: dict[RefSeen, str] = {}
+        self._n_new = self._new_bytes = 0
+        """Blobs that had to be read because no census told of them, and their bytes."""
+        self._loaded: dict[str, int] = {}
+        """Censuses that were read, or cannot be read: keys and sizes."""
+
+    @property
+    def facts(self) -> Facts:
+        """All that is known by now; the refs apart."""
+        self._fold()
+        self._parts = [merge_facts(self._parts)]
+        return self._parts[0]
+
+    def load(self) -> None:
+        """Read the censuses that earlier collections have left. What cannot be read is done without."""
+        for info in list(list_blobs(self._backend, PREFIX)):
+            try:
+                part = read_census(info.key, self._backend.get(info.key, max_bytes=MAX_BYTES))
+            except BlobNotFoundError:
+                continue
+            except NewerFormatError as error:
+                _log.info("%s; it is done without", error)
+                continue
+            except CorruptError as error:
+                _log.warning("%s; it is done without, which costs time but no data", error)
+                self._loaded[info.key] = info.size
+                continue
+            self._loaded[info.key] = info.size
+            self._refs.update(part.refs)
+            self._take(part)
+
+    def learn_manifest(self, name: str, digests: Digests, *, n_bytes: int) -> None:
+        """Take up what a manifest names, whose stream was found to hash to what its name says.
+
+        Args:
+            name: Which. Manifests that are alike are best taken up one after the other.
+            digests: Those it names.
+            n_bytes: The size of its blob.
+        """
+        self.manifests[name] = n_bytes
+        self._pending[name] = n_bytes, digests
+        self._n_pending += len(digests)
+        self._note(n_bytes)
+        if self._n_pending > _FOLD_ROWS:
+            self._fold()
+
+    def learn_packs(self, tables: Mapping[str, Entries], sizes: Mapping[str, int]) -> None:
+        """Take up the tables of packs that are not known, or with another size, and the packs' sizes."""
+        if not self.packs.keys().isdisjoint(tables):
+            self.packs = {name: size for name, size in self.packs.items() if name not in tables}
+            self._parts = [self.facts.only(manifests=self.manifests, packs=self.packs)]
+        if tables:
+            self._take(facts_of_packs(tables, sizes))
+        for table in tables.values():
+            self._note(len(table) * ENTRY.itemsize)
+
+    def ref(self, seen: RefSeen) -> str | None:
+        """Give the manifest of a ref as a remote store lists it; None if that is not known."""
+        return self._refs.get(seen)
+
+    def learn_ref(self, seen: RefSeen, manifest: str) -> None:
+        """Take up which manifest such a ref names. If it has been replaced since it was listed, nobody asks again."""
+        self._refs[seen] = manifest
+        self._note(seen.size)
+
+    def save(self, *, manifests: Collection[str], packs: Mapping[str, int], refs: Collection[RefSeen]) -> None:
+        """Write what is known as one census in the place of those that were read, if that is worth it.
+
+        Of a store without manifests and packs there is nothing to tell, and none is left.
+
+        Args:
+            manifests: Those there are.
+            packs: Those there are, and their sizes.
+            refs: Those there are, as they were listed.
+        """
+        kept = self.facts.only(manifests=manifests, packs=packs)
+        facts = replace(kept, refs={seen: name for seen, name in self._refs.items() if seen in refs})
+        head_bytes, columns_bytes = _about_bytes(facts)
+        size = head_bytes + columns_bytes
+        is_worth_it = self._n_new >= LEAST_NEW and self._new_bytes * _NEW_PART >= size
+        is_stale = sum(self._loaded.values()) > max(2 * size, _STALE_BYTES) or len(self._loaded) > _MOST_BLOBS
+        is_stale |= bool(self._loaded) and not facts.manifests and not facts.packs
+        if size > MAX_BYTES or head_bytes > MAX_HEAD_BYTES or not (is_worth_it or is_stale):
+            return
+        key = f"{PREFIX}/{uuid.uuid4().hex}"
+        says_something = bool(facts.manifests or facts.packs)
+        try:
+            if says_something:
+                self._backend.put_new(key, census_bytes(facts), durable=False)
+            for old in self._loaded:
+                self._backend.delete(old)
+        except BackendError as error:
+            _log.warning("no census was written, which costs time but no data: %s", error)
+            return
+        self._loaded = {key: size} if says_something else {}
+        self._n_new = self._new_bytes = 0
+
+    def _note(self, n_bytes: int) -> None:
+        self._n_new += 1
+        self._new_bytes += n_bytes
+
+    def _take(self, part: Facts) -> None:
+        self._parts.append(part)
+        self.manifests = {**dict(zip(part.manifests, part.manifest_bytes.tolist(), strict=True)), **self.manifests}
+        self.packs = {**part.sizes, **self.packs}
+        if len(self._parts) > _MOST_PARTS:
+            self._parts = [merge_facts(self._parts)]
+
+    def _fold(self) -> None:
+        pending, self._pending, self._n_pending = [(name, *said) for name, said in self._pending.items()], {}, 0
+        if pending:
+            self._take(facts_of_manifests(pending))
+
+
+def _about_bytes(facts: Facts) -> tuple[int, int]:
+    """How many bytes the head of a census takes, and the rest, or some more."""
+    n_names = len(facts.manifests) + len(facts.packs) + len(facts.base_packs)
+    refs = sum(len(seen.key) + len(seen.token) + 4 * _NAME_BYTES for seen in facts.refs)
+    columns = 12 * len(facts.span_chunk) + 17 * len(facts.entry_chunk) + 16 * n_names
+    return _NAME_BYTES * n_names + refs + 1024, DIGEST_BYTES * len(facts.digests) + columns

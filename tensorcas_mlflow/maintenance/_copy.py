@@ -1,0 +1,177 @@
+"""A store and the plain files beside it, in the order in which a copy may break off."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import posixpath
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tensorcas_mlflow._progress import Watcher
+from tensorcas_mlflow.backends import STORE_FOLDER, LocalBackend, MemoryBackend, ObjectBackend, Root, open_bucket
+from tensorcas_mlflow.errors import ConflictError, StoreNotFoundError
+from tensorcas_mlflow.maintenance._copy_refs import copy_refs, plan_copy
+from tensorcas_mlflow.maintenance._copy_report import CopyPlan, CopyReport
+from tensorcas_mlflow.maintenance._plain_files import (
+    LocalPlainFiles,
+    ObjectPlainFiles,
+    PlainFiles,
+    PlainReport,
+    copy_plain,
+)
+from tensorcas_mlflow.store import Ref, Store
+from tensorcas_mlflow.store.protocol import read_condemned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One end of a copy."""
+
+    store: Store
+    plain: PlainFiles | None
+    """What lies beside it; None where nobody can tell."""
+    uri: str
+    is_new: bool = False
+    """Whether the store was made for the copy, or, where nothing is written, would be."""
+
+
+def place_of(store: Store) -> Place:
+    """Give the place of a store that is there."""
+    return Place(store=store, plain=_plain_files_of(store), uri=store.uri)
+
+
+def open_destination(
+    root: str | os.PathLike[str], source: Store, *, new_id: bool = False, dry_run: bool = False
+) -> Place:
+    """Open the store at exactly this root, or make one with the source's chunk size.
+
+    Args:
+        root: Where.
+        source: The store that is to be copied.
+        new_id: Whether one that is made gets an id of its own. With the source's id, which it gets otherwise, every
+            manifest stays byte for byte what it is, and so the copies of manifests that MLflow keeps belong to both.
+        dry_run: Whether to make none: an empty one in memory stands for it.
+
+    Raises:
+        ConflictError: None can be made because there is one above or below.
+        ValueError: The root is of a kind no store can be kept at.
+    """
+    try:
+        return place_of(Store.open(root))
+    except StoreNotFoundError:
+        pass
+    store_id = None if new_id else source.id
+    if dry_run:
+        stand_in = Store.init_backend(MemoryBackend(), chunk_bytes=source.chunk_bytes, store_id=store_id)
+        place = Root.parse(root)
+        return Place(store=stand_in, plain=_plain_files_at(place), uri=place.uri, is_new=True)
+    try:
+        made = Store.init(root, chunk_bytes=source.chunk_bytes, store_id=store_id)
+    except ConflictError:
+        try:
+            return place_of(Store.open(root))  # somebody has made it just now
+        except StoreNotFoundError:
+            pass
+        raise
+    return Place(store=made, plain=_plain_files_of(made), uri=made.uri, is_new=True)
+
+
+def _plain_files_of(store: Store) -> PlainFiles | None:
+    backend = store.backend
+    try:
+        root = Root.parse(store.uri)
+    except ValueError:
+        return None
+    is_beside = isinstance(backend, ObjectBackend) or (
+        root.is_local and isinstance(backend, LocalBackend) and backend.root == root.folder / STORE_FOLDER
+    )
+    return _plain_files_at(root) if is_beside else None
+
+
+def _plain_files_at(root: Root) -> PlainFiles:
+    return LocalPlainFiles(root.folder) if root.is_local else ObjectPlainFiles(open_bucket(root, ""), root.uri)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copied:
+    """What a copy has done, or what it would do."""
+
+    refs: CopyReport | CopyPlan
+    plain: PlainReport | None
+    """None where one of the places shows no plain files."""
+
+
+def copy_all(
+    source: Place,
+    destination: Place,
+    refs: Sequence[Ref],
+    *,
+    wanted_plain: Callable[[str], bool] = lambda path: True,
+    replace: bool = False,
+    dry_run: bool = False,
+    watch: Watcher | None = None,
+) -> Copied:
+    """Copy refs with all they need, and the plain files beside them.
+
+    Plain files go first: where MLflow keeps a manifest's copy beside the store, `tensorcas gc --orphans` takes a ref
+    whose copy is not there for one of a deleted model. So what was complete when the refs were read is complete at the
+    destination when its ref is there.
+
+    Args:
+        source: It is only read.
+        destination: See `copy_refs` for a store of another id.
+        refs: Of the source.
+        wanted_plain: Tells by its path whether a plain file is to be copied.
+        replace: Whether what the destination has otherwise is replaced, and not kept.
+        dry_run: Whether only to say what would be done.
+        watch: Told of progress with the refs.
+
+    Raises:
+        ConflictError: Both are one store.
+        NewerFormatError: A later release has written into one of them what a copy must know; nothing is copied.
+        BackendError: A storage failed; what was copied until then is there, and the next copy goes on.
+    """
+    if source.uri == destination.uri:
+        raise ConflictError(f"{source.uri!r} cannot be copied to itself")
+    # What a later release has written is refused before anything is copied.
+    source.store.catalog.refresh()
+    destination.store.catalog.refresh()
+    read_condemned(destination.store.backend)
+    plain = _copy_plain(source, destination, refs, wanted=wanted_plain, replace=replace, dry_run=dry_run)
+    if dry_run:
+        return Copied(refs=plan_copy(source.store, destination.store, refs, replace=replace), plain=plain)
+    report = copy_refs(source.store, destination.store, refs, replace=replace, watch=watch)
+    return Copied(refs=report, plain=plain)
+
+
+def _copy_plain(
+    source: Place,
+    destination: Place,
+    refs: Sequence[Ref],
+    *,
+    wanted: Callable[[str], bool],
+    replace: bool,
+    dry_run: bool,
+) -> PlainReport | None:
+    if source.plain is None or destination.plain is None:
+        return None
+    shown = [(ref.copy_path, ref.manifest[:64]) for ref in refs if ref.copy_path is not None]
+    manifests: dict[str, set[str]] = {}
+    if source.store.id != destination.store.id:
+        for path, digest in shown:
+            manifests.setdefault(path, set()).add(digest)
+    if not dry_run:
+        for folder in {posixpath.dirname(path) for path, _ in shown} - {""}:
+            # A run's folder says that the run is there, though the copy of a manifest in it may be missing.
+            with contextlib.suppress(ConflictError, ValueError):
+                destination.plain.make_folder(folder)
+    return copy_plain(
+        source.plain,
+        destination.plain,
+        wanted=wanted,
+        manifests=manifests,
+        store_id=destination.store.id,
+        replace=replace,
+        dry_run=dry_run,
+    )

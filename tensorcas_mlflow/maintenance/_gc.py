@@ -1,0 +1,479 @@
+"""Plan, then execute."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Collection, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+import numpy as np
+
+from tensorcas_mlflow import threads
+from tensorcas_mlflow._texts import size_text
+from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.blob_names import find_strangers, list_blobs, strangers_text
+from tensorcas_mlflow.errors import (
+    BlobNotFoundError,
+    ConflictError,
+    CorruptError,
+    DirectAccessError,
+    FormatError,
+    PendingSavesError,
+)
+from tensorcas_mlflow.index import pack_key
+from tensorcas_mlflow.maintenance._census import Census
+from tensorcas_mlflow.maintenance._gc_copy import copy_out
+from tensorcas_mlflow.maintenance._gc_survey import Survey, in_order, is_damaged, learn, read_manifest, survey
+from tensorcas_mlflow.manifest import Manifest
+from tensorcas_mlflow.store import Store
+from tensorcas_mlflow.store import protocol as p
+
+
+def choose(
+    state: Survey, max_waste: float, *, prefer: Set[str] = frozenset(), avoid: Set[str] = frozenset()
+) -> tuple[list[str], dict[str, int]]:
+    """Choose the packs that can go.
+
+    Of a chunk with several copies one counts: one that needs no pack to be avoided, in a preferred pack, on which most
+    was spent, in the pack of which most is needed; what comes first decides. So the other packs become empty, and what
+    was optimized is kept. Copies in packs that somebody has condemned do not count. The base of a delta
+    that is needed is needed where it lies, so a pack that holds one is not rewritten: its deltas would have to be, in
+    full. What it takes to decode a pack is needed too while a save under way may store deltas against that.
+
+    Args:
+        state: Of the store.
+        max_waste: Which part of a pack's payload may be unneeded.
+        prefer: Packs whose copies count first.
+        avoid: Packs whose copies count last, and deltas against them.
+
+    Returns:
+        Packs nothing needs; and packs that waste too much, with the payload bytes that are needed.
+    """
+    condemned = state.condemned_packs()
+    n_packs = len(state.packs)
+    stored = state.stored_bytes
+    wanted = state.live_rows() & state.copies(but=condemned)
+    weight = np.bincount(state.pack[wanted], weights=stored[wanted], minlength=n_packs)
+    is_other = np.array([name not in prefer for name in state.packs], dtype=bool)
+    rows = np.flatnonzero(wanted)
+    pack, effort = state.pack[rows], state.effort[rows].astype(np.int64)
+    is_avoided = state.needing(state.rows_in(frozenset(avoid)))[rows]
+    rows = rows[np.lexsort((pack, -weight[pack], -effort, is_other[pack], is_avoided))]
+    kept = np.zeros(len(wanted), dtype=bool)
+    kept[rows[np.unique(state.chunk[rows], return_index=True)[1]]] = True
+    # What nobody can decode stays: the pack of its base may be lost, and come back from a backup; or it is condemned,
+    # and who finishes that list writes the chunk in full.
+    kept |= state.live_rows() & ~state.has_row(wanted)[state.chunk]
+    bases = state.bases_of(kept | state.rows_in(state.pinned))
+    holds_base = np.bincount(state.pack[bases], minlength=n_packs) > 0
+    kept |= bases
+    n_kept = np.bincount(state.pack[kept], minlength=n_packs)
+    needed = np.bincount(state.pack[kept], weights=stored[kept], minlength=n_packs)
+    total = np.bincount(state.pack, weights=stored, minlength=n_packs)
+    doomed = [name for name in state.unreadable if name not in condemned]
+    rewrites: dict[str, int] = {}
+    for number, name in enumerate(state.packs):
+        if name in condemned or name in state.pinned:
+            continue
+        if n_kept[number] == 0:
+            doomed.append(name)
+        elif not holds_base[number] and total[number] - needed[number] > max_waste * total[number]:
+            rewrites[name] = int(needed[number])
+    return doomed, rewrites
+
+
+def still_needed(state: Survey, ours: frozenset[str]) -> frozenset[str]:
+    """Give those of the packs we have condemned that hold the only copy of a needed chunk, or the base of that.
+
+    A copy in a pack that anybody has condemned is none: two collectors may each have chosen the other's. What a save
+    under way may store deltas against is needed too, with the bases of what it holds.
+    """
+    live = state.live_rows()
+    safe = state.has_row(live & state.copies(but=state.condemned_packs() | ours))
+    at_risk = live & ~safe[state.chunk]
+    at_risk |= state.bases_of(at_risk | state.rows_in(state.pinned))
+    return (frozenset(state.packs[number] for number in np.unique(state.pack[at_risk])) | state.pinned) & ours
+
+
+Reason = Literal["dropped", "died", "uncommitted", "copied", "cut"]
+
+IN_WORDS: dict[Reason, str] = {
+    "dropped": "of dropped checkpoints",
+    "died": "of dead saves",
+    "uncommitted": "of saves never committed",
+    "copied": "held elsewhere too",
+    "cut": "cut short",
+}
+"""What is deleted for a reason; follows a number of bytes.
+
+dropped: the ref is gone that named a manifest, or names another one by now. died: an intent that is given up relies on
+it. uncommitted: nothing says whose it was; a save left it that was over before it committed. copied: all that is needed
+of it lies in other packs too. cut: it cannot be read.
+"""
+
+
+def find_reasons(
+    backend: Backend, census: Census, state: Survey, packs: Collection[str], manifests: Sequence[str]
+) -> dict[str, Reason]:
+    """Say of packs and manifests that nothing needs why that is so.
+
+    Args:
+        backend: Where they are.
+        census: Comes to know what the manifests name.
+        state: By which they were chosen.
+        packs: Names.
+        manifests: Names.
+    """
+    died = state.manifests_given_up
+    reasons: dict[str, Reason] = {name: "died" if name in died else "dropped" for name in manifests}
+    if not packs:
+        return reasons
+    unknown = [name for name in manifests if name not in census.manifests]
+    learn(census, in_order(backend, partial(_read, backend), unknown))
+    facts = census.facts
+    of_dropped = facts.chunks_of([name for name in manifests if name not in died])
+    of_died, live = facts.chunks_of(died), np.zeros(len(facts.digests), dtype=bool)
+    given_up = facts.find(state.given_up)
+    of_died[given_up[given_up >= 0]] = True
+    live[facts.find(state.facts.digests[state.live])] = True
+    number = {name: at for at, name in enumerate(facts.packs)}
+    has = [_packs_with(mask, facts.entry_chunk, facts.entry_pack, len(number)) for mask in (live, of_died, of_dropped)]
+    for name in packs:
+        if name in state.unreadable:
+            reasons[name] = "cut"
+            continue
+        kinds: tuple[Reason, ...] = ("copied", "died", "dropped")
+        found = [kind for kind, mask in zip(kinds, has, strict=True) if mask[number[name]]]
+        reasons[name] = found[0] if found else "uncommitted"
+    return reasons
+
+
+def _packs_with(chosen: np.ndarray, chunk: np.ndarray, pack: np.ndarray, n_packs: int) -> np.ndarray:
+    """For each pack whether it holds one of some chunks."""
+    return np.bincount(pack[chosen[chunk]], minlength=n_packs) > 0
+
+
+def _read(backend: Backend, name: str) -> tuple[str, Manifest, int] | None:
+    """Read a manifest that nobody needs; None if that cannot be done."""
+    try:
+        return read_manifest(backend, name, lambda: "nobody")
+    except (BlobNotFoundError, CorruptError):
+        return None
+
+
+DEFAULT_GRACE_S = 24 * 3600.0
+DEFAULT_MAX_WASTE = 0.3
+DEFAULT_QUARANTINE_S = 30 * 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GcPlan:
+    """What a collection would do, as things stand. Printing it says so in words."""
+
+    store: Store = field(repr=False)
+    census: Census = field(repr=False, compare=False)
+    """What is known of manifests and packs, so that they are not read again."""
+    grace_s: float
+    stale_intents: tuple[str, ...]
+    """Keys of intents of saves that are dead, have been silent for longer than the grace, or are to be abandoned."""
+    damaged_refs: frozenset[str]
+    """Keys of refs that cannot be read and are to be abandoned."""
+    unread_refs: Mapping[str, str]
+    """Keys of other refs that cannot be read, and why: every manifest is kept that one of them may name."""
+    packs: Mapping[str, int]
+    """Packs nothing needs: name and size in bytes."""
+    rewrites: Mapping[str, tuple[int, int]]
+    """Packs that are needed in part: name, payload bytes needed, size in bytes."""
+    manifests: tuple[str, ...]
+    """Manifests no ref names."""
+    reasons: Mapping[str, Reason]
+    """Why nothing needs them, for each of ``packs`` and ``manifests``."""
+    dead_lists: tuple[str, ...]
+    """Keys of condemned lists of collectors that died before they were done."""
+    quarantine: Mapping[str, int]
+    """Damaged bytes that repairs have put aside for long enough: keys and sizes."""
+    n_refs: int
+    n_live_chunks: int
+    strangers: tuple[str, ...] = ()
+    """Files between the blobs that are not of the store. A collection leaves them alone."""
+    strange_lists: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Keys of condemned lists that name such files, and the names."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        damage = self.damaged_refs, self.quarantine
+        work = self.packs, self.rewrites, self.manifests, self.stale_intents, self.dead_lists, *damage
+        return not any(work)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.n_refs} checkpoints and files keep {self.n_live_chunks} chunks",
+            f"{len(self.packs)} packs to delete ({self._packs_text()})",
+        ]
+        if self.rewrites:
+            live = sum(needed for needed, _ in self.rewrites.values())
+            whole = sum(size for _, size in self.rewrites.values())
+            lines.append(f"{len(self.rewrites)} packs to rewrite ({size_text(live)} of {size_text(whole)} needed)")
+        lines.append(f"{len(self.manifests)} manifests to delete")
+        if self.stale_intents:
+            lines.append(f"{len(self.stale_intents)} dead saves to abort")
+        if self.damaged_refs:
+            lines.append(f"{len(self.damaged_refs)} damaged refs to abandon")
+        for key, reason in self.unread_refs.items():
+            remedy = f"`tensorcas repair --from` restores it, `tensorcas gc --abandon {key}` gives it up"
+            lines.append(f"{key} cannot be read ({reason}), so every manifest that it may name is kept: {remedy}")
+        if self.dead_lists:
+            lines.append(f"{len(self.dead_lists)} dead collections to finish")
+        if self.quarantine:
+            size = size_text(sum(self.quarantine.values()))
+            lines.append(f"{len(self.quarantine)} damaged pieces in quarantine to delete ({size})")
+        if self.strangers:
+            lines.append(f"{strangers_text(self.strangers)} left alone")
+        for key, names in self.strange_lists.items():
+            lines.append(f"{key} names {strangers_text(sorted(names))}, which is ignored")
+        return ", ".join(lines)
+
+    def bytes_by_reason(self) -> dict[Reason, int]:
+        """How many bytes of ``packs`` are deleted for each reason there is, most first."""
+        sums: dict[Reason, int] = {}
+        for name, size in self.packs.items():
+            sums[self.reasons[name]] = sums.get(self.reasons[name], 0) + size
+        return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+    def _packs_text(self) -> str:
+        parts = [f"{size_text(size)} {IN_WORDS[reason]}" for reason, size in self.bytes_by_reason().items()]
+        if len(parts) == 1:
+            return parts[0]
+        return ": ".join(filter(None, [size_text(sum(self.packs.values())), ", ".join(parts)]))
+
+    def execute(self) -> GcReport:
+        """Carry the plan out.
+
+        What has come to be needed since the plan was made is spared; nothing outside of the plan is deleted.
+
+        Raises:
+            CorruptError: Something cannot be read that says what is needed; nothing was deleted. Nor is anything, where
+                the store is gone, another one, or a later release's by now; see `plan_gc`.
+            BackendError: The storage failed; a later collection finishes this one.
+        """
+        return _execute(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GcReport:
+    """What a collection did."""
+
+    n_packs: int
+    """Packs deleted, rewritten ones included."""
+    n_manifests: int
+    n_aborted: int
+    """Saves aborted."""
+    n_spared: int
+    """Packs of the plan that had come to be needed."""
+    freed_bytes: int
+    """Bytes of packs deleted, less those of the packs that rewriting has made."""
+
+    def __str__(self) -> str:
+        spared = f", {self.n_spared} packs spared" if self.n_spared else ""
+        return (
+            f"deleted {self.n_packs} packs and {self.n_manifests} manifests, aborted {self.n_aborted} saves{spared}, "
+            f"freed {size_text(self.freed_bytes)}"
+        )
+
+
+def plan_gc(
+    store: Store,
+    *,
+    grace_s: float = DEFAULT_GRACE_S,
+    max_waste: float = DEFAULT_MAX_WASTE,
+    abandon: Collection[str] = (),
+    prefer: Set[str] = frozenset(),
+    without: Collection[str] = (),
+    quarantine_s: float = DEFAULT_QUARANTINE_S,
+    avoid: Set[str] = frozenset(),
+) -> GcPlan:
+    """Find out what nothing needs any more.
+
+    Args:
+        store: Which.
+        grace_s: After how many seconds of silence a save or collection whose process cannot be asked is taken for dead.
+            A save that is given up by mistake is not lost: it notices, and starts again.
+        max_waste: Which part of a pack may be unneeded before the rest is copied out of it: 0 to 1.
+        abandon: Ids of saves to give up whatever their age. One through an MLflow server is given up in no other way,
+            and must be dead: it may otherwise commit what is being deleted (``docs/design/protocol.md``, Carriers).
+            Also keys of refs that cannot be read: what they kept is lost.
+        prefer: Packs whose copies are kept where a chunk has several.
+        without: Keys of refs that are about to be dropped: the plan is of the store without them. Executed while they
+            are there, it spares what they need.
+        quarantine_s: After how many seconds what a repair has put into quarantine is deleted.
+        avoid: Packs whose copies, and deltas against them, go where a chunk has several.
+
+    Raises:
+        PendingSavesError: Saves through an MLflow server are under way, which ``abandon`` does not name.
+        DirectAccessError: The store is reached through an MLflow server itself.
+        CorruptError: A ref, manifest, intent, pack or the store's ``format`` cannot be read, so what is needed cannot
+            be known: verify the store, or drop the ref the error names.
+        NewerFormatError: A later release has written something here, which this one does not understand.
+        StoreNotFoundError: The store is gone by now.
+        ConflictError: Another store is in its place.
+    """
+    if not quarantine_s >= 0:  # NaN is not
+        raise ValueError(f"quarantine_s must not be negative: {quarantine_s}")
+    if not grace_s >= 0 or not 0 <= max_waste <= 1:
+        raise ValueError(f"grace_s must not be negative and max_waste must be from 0 to 1: {grace_s}, {max_waste}")
+    if store.backend.is_carrier:
+        raise DirectAccessError("collection", store.uri)
+    _check_understood(store)
+    p.check_index(store.backend)
+    census = Census(store.backend)
+    census.load()
+    state = survey(store.backend, grace_s, count_stale=False, abandon=abandon, without=without, census=census)
+    if state.unfenced:
+        raise PendingSavesError(store.uri, tuple((intent.id, _who(intent)) for intent in state.unfenced))
+    unknown = sorted(set(abandon) - {key.rpartition("/")[2] for key in state.stale} - state.damaged_refs)
+    if unknown:
+        raise ValueError(
+            f"no save {unknown[0]!r} is under way in {store.uri!r}, nor a damaged ref of that key, so it cannot be "
+            "abandoned"
+        )
+    doomed, rewrites = choose(state, max_waste, prefer=prefer, avoid=avoid)
+    manifests = tuple(sorted(state.manifests - state.live_manifests))
+    return GcPlan(
+        store=store,
+        census=census,
+        grace_s=grace_s,
+        damaged_refs=state.damaged_refs,
+        unread_refs=state.unread_refs,
+        stale_intents=tuple(state.stale),
+        packs={name: state.sizes[name] for name in doomed},
+        rewrites={name: (needed, state.sizes[name]) for name, needed in rewrites.items()},
+        manifests=manifests,
+        reasons=find_reasons(store.backend, census, state, doomed, manifests),
+        dead_lists=tuple(condemned.key for condemned in state.dead_lists),
+        quarantine=_old_quarantine(store.backend, quarantine_s),
+        n_refs=state.n_refs,
+        n_live_chunks=state.n_live,
+        strangers=find_strangers(store.backend),
+        strange_lists={each.key: each.strangers for each in state.lists if each.strangers},
+    )
+
+
+def _check_understood(store: Store) -> None:
+    """See that there still is the store that was opened, and that this release knows what is needed in it."""
+    now = Store.open_backend(store.backend)
+    if now.id != store.id:
+        raise ConflictError(f"{store.uri!r} is store {now.id} by now, and no longer {store.id}: nothing was deleted")
+
+
+def _who(intent: p.Intent) -> str:
+    gone = ", by a process that is gone" if intent.writer_is_dead else ""
+    return f"begun {intent.created} on {intent.host}{gone}"
+
+
+def _execute(plan: GcPlan) -> GcReport:
+    backend = plan.store.backend
+    _check_understood(plan.store)
+    n_aborted = sum(_abort(backend, key) for key in plan.stale_intents)
+    for key in plan.damaged_refs:
+        # Its state first: somebody may save the step anew, and only what was looked at is to go.
+        info = backend.stat(key)
+        if not is_damaged(backend, key):
+            continue
+        if info is None:
+            backend.delete(key)  # a link or a folder in its place
+        else:
+            backend.withdraw(key, info.token)
+    state = survey(backend, plan.grace_s, count_stale=True, census=plan.census)
+    # A dead collector's list is finished, never just dropped: its owner may only be slow. What is on it goes on a list
+    # of our own too, since the owner may yet remove it.
+    finishing = [condemned for condemned in state.dead_lists if condemned.key in plan.dead_lists]
+    inherited = frozenset[str]().union(*(condemned.packs for condemned in finishing)) & state.sizes.keys()
+    own = (frozenset((*plan.packs, *plan.rewrites)) & state.sizes.keys()) - state.condemned_packs()
+    doomed = own | inherited
+    manifests = frozenset(plan.manifests).union(*(condemned.manifests for condemned in finishing)) & state.manifests
+    manifests -= state.live_manifests
+    sources = (own & plan.rewrites.keys()) | inherited
+    written_bytes = copy_out(plan.store, state, doomed=doomed, sources=sources)
+    spared = dead_packs = frozenset[str]()
+    freed_bytes = 0
+    if doomed or manifests or finishing:
+        key = f"condemned/{uuid.uuid4().hex}"
+        backend.put_new(key, [p.condemned_bytes(doomed, manifests)])
+        # From here on no save comes to rely on what is listed. Those that did before are seen now.
+        try:
+            state = survey(backend, plan.grace_s, count_stale=True, census=plan.census)
+        except FormatError:
+            backend.delete(key)
+            raise
+        spared = still_needed(state, doomed)
+        dead_packs = doomed - spared
+        manifests -= state.live_manifests
+        p.begin_generation(backend)
+        # What has just been seen to be gone, or replaced, must not come back in a crash without what it needs. And the
+        # copies that were counted may be others', who were killed before these were durable.
+        for prefix in ("intents", "refs", "packs"):
+            backend.settle(prefix)
+        waits = backend.is_remote
+        keys = [f"manifests/{name}" for name in sorted(manifests)]
+        infos = threads.ordered_map(backend.stat, keys, waits=True) if waits else map(backend.stat, keys)
+        freed_bytes += sum(info.size for info in infos if info is not None)
+        for some in (keys, [pack_key(name) for name in sorted(dead_packs)]):
+            if waits:
+                threads.run_all(backend.delete, some, waits=True)
+            else:
+                for each in some:
+                    backend.delete(each)
+        plan.store.catalog.forget(dead_packs)
+        backend.delete(key)
+        for condemned in finishing:
+            # What is spared may still be deleted by the list's owner, so the list has to stay.
+            if not condemned.packs & spared and not condemned.manifests & (state.manifests - manifests):
+                backend.delete(condemned.key)
+    # One may hold what stands, damaged, at the key of another.
+    if all(key.startswith(f"{p.STAND_INS}/") for key in state.unread_refs):
+        _drop_stand_ins(backend, plan.grace_s)
+    p.tidy_index(backend, state.sizes.keys() - dead_packs - set(state.unreadable))
+    left = {name: size for name, size in state.sizes.items() if name not in dead_packs}
+    plan.census.save(manifests=state.manifests - manifests, packs=left, refs=state.refs)
+    freed_bytes += sum(state.sizes.get(name, 0) for name in dead_packs) - written_bytes
+    for key in plan.quarantine:
+        if backend.stat(key) is not None:
+            backend.delete(key)
+            freed_bytes += plan.quarantine[key]
+    # A save that is given up by mistake starts again, but a write whose temporary file goes fails.
+    freed_bytes += backend.sweep(max(plan.grace_s, DEFAULT_GRACE_S))
+    return GcReport(
+        n_packs=len(dead_packs),
+        n_manifests=len(manifests),
+        n_aborted=n_aborted,
+        n_spared=len(spared),
+        freed_bytes=freed_bytes,
+    )
+
+
+def _old_quarantine(backend: Backend, age_s: float) -> dict[str, int]:
+    """Give the pieces in quarantine of some age, and their sizes; notes of repairs under way are none."""
+    before = time.time() - age_s
+    infos = list_blobs(backend, "quarantine")
+    old = (info for info in infos if info.modified_s <= before and not info.key.startswith("quarantine/@"))
+    return {info.key: info.size for info in old}
+
+
+def _drop_stand_ins(backend: Backend, grace_s: float) -> None:
+    """Drop the refs that savers through a carrier died over while they put them in the place of others.
+
+    At the end of a collection: this one has counted them, so what they alone keep is for the next.
+    """
+    before = time.time() - grace_s
+    for info in list(list_blobs(backend, p.STAND_INS)):
+        if info.modified_s <= before:
+            backend.delete(info.key)
+
+
+def _abort(backend: Backend, key: str) -> bool:
+    info = backend.stat(key)
+    return info is not None and backend.withdraw(key, info.token)

@@ -1,0 +1,350 @@
+"""Plan, then execute."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+import numpy as np
+
+from tensorcas_mlflow._progress import Progress, Watcher, ignore
+from tensorcas_mlflow._texts import size_text
+from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, unique_rows
+from tensorcas_mlflow.errors import BackendError, CorruptError, DirectAccessError
+from tensorcas_mlflow.index import Mask, pack_key
+from tensorcas_mlflow.maintenance._gc import DEFAULT_MAX_WASTE, GcPlan, GcReport, plan_gc
+from tensorcas_mlflow.maintenance._inventory import Facts
+from tensorcas_mlflow.maintenance._optimize_encode import (
+    BLOCK_BYTES,
+    Block,
+    Spent,
+    blocks_of_group,
+    blocks_of_plain,
+    payloads_of,
+    read_chunks,
+    units_of,
+    work_of,
+)
+from tensorcas_mlflow.maintenance._optimize_holdings import Holdings
+from tensorcas_mlflow.maintenance._optimize_tracks import Group, tracks_of
+from tensorcas_mlflow.maintenance._optimize_tree import SAMPLE_BYTES, plant
+from tensorcas_mlflow.manifest import Manifest
+from tensorcas_mlflow.pack import TARGET_BYTES, PackWriter, Payload
+from tensorcas_mlflow.store import Ref, Store
+from tensorcas_mlflow.store import protocol as p
+
+_log = logging.getLogger(__name__)
+
+_NEVER = "0" * 64
+"""The digest of no manifest: what is declared is never committed."""
+MID_WASTE = 0.5
+"""On the way, a pack is rewritten only if no more of it is needed than is not: so no more is copied than is freed, and
+what waits to be freed is never more than what is needed."""
+
+
+def write_unit(
+    store: Store, holdings: Holdings, blocks: Sequence[Block], spent: Spent, on_done: Callable[[int], None]
+) -> int:
+    """Encode some blocks into new packs, which are durable and in the index when this returns.
+
+    Args:
+        store: Which.
+        holdings: What is done; comes to know what is written.
+        blocks: What to encode.
+        spent: On each chunk.
+        on_done: Told the bytes of chunks that have been seen to.
+
+    Returns:
+        Bytes of the new packs.
+
+    Raises:
+        BackendError: The storage failed; what was written is found by the next run.
+    """
+    digests = unique_rows(np.concatenate([block.flat for block in blocks]))[0]
+    is_done = holdings.are_done(digests)
+    packs, _ = holdings.find(digests[is_done])
+    bases = holdings.with_bases(name for name in packs if name is not None)
+    intent = p.declare(store.backend, f"{_NEVER}.{uuid.uuid4().hex[:8]}", digests[~is_done], bases)
+    try:
+        relied = frozenset(holdings.there(bases))
+        written_bytes = 0
+        waiting = iter(blocks)
+        while (block := next(waiting, None)) is not None:
+            name, writer = p.new_pack_name(store.backend), PackWriter()
+            some = chain([block], waiting)
+            payloads = _until_full(store, holdings, some, relied, name, spent, on_done)
+            first = next(payloads, None)
+            if first is None:
+                break
+            store.backend.put_new(pack_key(name), writer.pieces(chain([first], payloads)))
+            store.catalog.publish(name, writer.entries())
+            holdings.add(name, writer.entries())
+            written_bytes += writer.n_bytes
+        store.catalog.fold()
+        return written_bytes
+    finally:
+        try:
+            store.backend.withdraw(*intent)
+        except BackendError as error:
+            # All is written, or something else is told already. A collection removes it when this process is gone.
+            _log.warning("an intent stays: %s", error)
+
+
+def _until_full(
+    store: Store,
+    holdings: Holdings,
+    blocks: Iterator[Block],
+    relied: frozenset[str],
+    pack: str,
+    spent: Spent,
+    on_done: Callable[[int], None],
+) -> Iterator[Payload]:
+    """Give what goes into one pack: whole blocks, so that no delta has its base in the next one."""
+    n_bytes = 0
+    taken: set[bytes] = set()
+    for block in blocks:
+        work = work_of(block, holdings, relied, taken)
+        for payload in payloads_of(store, work, pack, spent):
+            n_bytes += memoryview(payload.data).nbytes
+            yield payload
+        if work.jobs:
+            on_done(work.n_bytes)
+        if n_bytes >= TARGET_BYTES:
+            return
+
+
+def collect(store: Store, holdings: Holdings, *, max_waste: float = DEFAULT_MAX_WASTE) -> GcReport:
+    """Delete what nothing needs any more, by the rules of every collection: old copies of what is done, above all."""
+    holdings.refresh()
+    report = plan_gc(store, max_waste=max_waste, prefer=holdings.optimized_packs(), avoid=holdings.wasteful).execute()
+    holdings.refresh()
+    return report
+
+
+WINDOW = 32
+"""Checkpoints whose tensors are looked at together; fewer where chunks are so long that they would not fit memory."""
+_N_BEFORE = 8
+"""Checkpoints before a window whose tensors may be bases as they are stored."""
+UNIT_BYTES = 1 << 30
+"""Bytes of chunks that are encoded under one intent."""
+_MOST_ROUNDS = 4
+"""Mostly there is one, sometimes two."""
+COLLECT_BYTES = 2 << 30
+"""After so many bytes of new packs the old ones are collected, so that the disk need not hold both stores."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizeReport:
+    """What was done. Printing it says so in words."""
+
+    n_bytes_before: int
+    """Of all packs."""
+    n_bytes_after: int
+    written_bytes: int
+    """Of new packs, those that have gone again included."""
+    n_left: int
+    """Chunks of the plan that are as they were, since they cannot be read or somebody else is about to move them."""
+
+    def __str__(self) -> str:
+        before, after = size_text(self.n_bytes_before), size_text(self.n_bytes_after)
+        done = f"wrote {size_text(self.written_bytes)} of new packs; all packs together took {before} and take {after}"
+        left = f"; {self.n_left} chunks are left as they were: `tensorcas verify --full` tells which are damaged"
+        return done + left if self.n_left else done
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizePlan:
+    """What there is to do, as things stand. Printing it says so in words."""
+
+    store: Store = field(repr=False)
+    holdings: Holdings = field(repr=False, compare=False)
+    gc: GcPlan
+    """What can be collected before anything is encoded: also what an earlier run did not live to remove."""
+    spent: Spent
+    n_refs: int
+    """Checkpoints and files."""
+    labels: Sequence[str]
+    """Those of them of which something is not optimized yet, in words."""
+    n_chunks: int
+    """Chunks that are not optimized yet."""
+    n_bytes: int
+    """Their size."""
+    n_stored_bytes: int
+    """What they take now."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return self.n_chunks == 0 and self.gc.is_empty
+
+    def __str__(self) -> str:
+        if not self.labels:
+            return f"all {self.n_refs} checkpoints and files are optimized"
+        what = f"{self.n_chunks} chunks of {size_text(self.n_bytes)}, which take {size_text(self.n_stored_bytes)},"
+        return f"{len(self.labels)} of {self.n_refs} checkpoints and files have {what} that are not optimized yet"
+
+    def execute(self, *, watch: Watcher = ignore) -> OptimizeReport:
+        """Carry the plan out, and then collect what it has made unneeded.
+
+        Others may save, load, drop and collect meanwhile. What is committed meanwhile is for the next run.
+
+        Args:
+            watch: Told how far it has come.
+
+        Raises:
+            BackendError: The storage failed; nothing is lost, and the next run goes on from there.
+            FormatError: As a collection; see `plan_gc`.
+        """
+        return _execute(self, watch)
+
+
+def plan_optimize(store: Store, *, spent: Spent = Spent.SMALL) -> OptimizePlan:
+    """Find out what of a store could be stored in less room.
+
+    Args:
+        store: Which.
+        spent: What to spend on each chunk. What has been optimized with no less is done.
+
+    Raises:
+        DirectAccessError: The store is reached through an MLflow server itself.
+        PendingSavesError: Saves through an MLflow server are under way.
+        FormatError: As a collection; see `plan_gc`.
+    """
+    if store.backend.is_carrier:
+        raise DirectAccessError("optimizing", store.uri)
+    holdings = Holdings(store.backend, int(spent))
+    gc = plan_gc(store, prefer=holdings.optimized_packs())
+    refs = in_order(p.read_refs(store.backend))
+    facts = gc.census.facts
+    holdings.need(facts.digests[facts.chunks_of({ref.manifest for ref in refs})])
+    todo = ~holdings.are_done(facts.digests)
+    todo &= facts.chunks_of({ref.manifest for ref in refs})
+    unfinished = _manifests_with(facts, todo)
+    n_bytes, n_stored_bytes = holdings.sizes_of(facts.digests[todo])
+    return OptimizePlan(
+        store=store,
+        holdings=holdings,
+        gc=gc,
+        spent=spent,
+        n_refs=len(refs),
+        labels=tuple(ref.label for ref in refs if ref.manifest in unfinished),
+        n_chunks=int(todo.sum()),
+        n_bytes=n_bytes,
+        n_stored_bytes=n_stored_bytes,
+    )
+
+
+def _manifests_with(facts: Facts, chunks: Mask) -> frozenset[str]:
+    """Name the manifests that need one of some chunks."""
+    spans = chunks[facts.span_chunk]
+    n = len(facts.manifests) + 1
+    begins, ends = np.bincount(facts.span_start[spans], minlength=n), np.bincount(facts.span_stop[spans], minlength=n)
+    return frozenset(facts.manifests[at] for at in np.flatnonzero(np.cumsum(begins - ends)[:-1]))
+
+
+def in_order(refs: Sequence[Ref]) -> list[Ref]:
+    """Put refs in an order in which those follow each other that are likely to be alike.
+
+    Runs go in the order in which they began, as a fine-tune follows its parent; in each its refs by their time.
+    """
+    began: dict[str | None, str] = {}
+    for ref in refs:
+        began[ref.run_id] = min(began.get(ref.run_id, ref.created), ref.created)
+    return sorted(refs, key=lambda ref: (began[ref.run_id], ref.run_id or "", ref.created, ref.key))
+
+
+def _manifest(store: Store, ref: Ref) -> Manifest | None:
+    """Read what a ref names; None if it was dropped or replaced, and collected, meanwhile."""
+    try:
+        return store.manifest(ref)
+    except CorruptError:
+        now = store.ref(ref.key)
+        if now is None or now.manifest != ref.manifest:
+            return None
+        raise
+
+
+def _execute(plan: OptimizePlan, watch: Watcher) -> OptimizeReport:
+    store, holdings, spent = plan.store, plan.holdings, plan.spent
+    before_bytes = holdings.n_bytes
+    done_bytes = written_bytes = waiting_bytes = 0
+
+    def note(n_bytes: int) -> None:
+        nonlocal done_bytes
+        # What is to be done may have changed since the plan was made.
+        done_bytes = min(done_bytes + n_bytes, plan.n_bytes)
+        watch(Progress(done_bytes=done_bytes, n_bytes=plan.n_bytes))
+
+    for turn in range(_MOST_ROUNDS):
+        written_before = written_bytes
+        for manifests, before in _windows(store, p.read_refs(store.backend)):
+            for unit in units_of(_blocks(store, holdings, manifests, before, spent), UNIT_BYTES):
+                n_bytes = write_unit(store, holdings, unit, spent, note)
+                written_bytes += n_bytes
+                waiting_bytes += n_bytes
+                if waiting_bytes >= COLLECT_BYTES:
+                    collect(store, holdings, max_waste=MID_WASTE)
+                    waiting_bytes = 0
+        if written_bytes > written_before or (turn == 0 and not plan.gc.is_empty):
+            collect(store, holdings)
+        # What was written may be stored against the little that is needed of some pack, which then can neither go nor
+        # be rewritten, and is to be optimized itself.
+        if written_bytes == written_before or not holdings.wasteful or not holdings.n_left:
+            break
+    return OptimizeReport(
+        n_bytes_before=before_bytes,
+        n_bytes_after=holdings.n_bytes,
+        written_bytes=written_bytes,
+        n_left=holdings.n_left,
+    )
+
+
+def _windows(store: Store, refs: Sequence[Ref]) -> Iterator[tuple[list[Manifest], list[Manifest]]]:
+    """Give the manifests of some refs at a time, and some of those before them; each content once."""
+    different = {ref.manifest.partition(".")[0]: ref for ref in reversed(in_order(refs))}
+    chosen = list(reversed(different.values()))
+    before: list[Manifest] = []
+    n = max(2, min(WINDOW, 4 * BLOCK_BYTES // store.chunk_bytes))
+    for begin in range(0, len(chosen), n):
+        manifests = [_manifest(store, ref) for ref in chosen[begin : begin + n]]
+        there = [manifest for manifest in manifests if manifest is not None]
+        if there:
+            yield there, before
+        before = [*before, *there][-min(_N_BEFORE, n) :]
+
+
+def _blocks(
+    store: Store, holdings: Holdings, manifests: Sequence[Manifest], before: Sequence[Manifest], spent: Spent
+) -> Iterator[Block]:
+    """Part what is not done of some checkpoints into blocks, as they are drawn."""
+    groups, plain = tracks_of(manifests, before, holdings)
+    blocks = chain.from_iterable(_blocks_of(store, group) for group in groups)
+    return (block for block in chain(blocks, blocks_of_plain(plain)) if not holdings.are_done(block.flat).all())
+
+
+def _blocks_of(store: Store, group: Group) -> Iterator[Block]:
+    """Plant the tree of a group when the first of its blocks is asked for."""
+    tree = plant(_samples(store, group), group.itemsize, is_float=group.is_float, fixed_depth=group.fixed_depth)
+    yield from blocks_of_group(group, tree)
+
+
+def _samples(store: Store, group: Group) -> list[list[memoryview | None]]:
+    """Read what stands in the middle of a tensor or two, in each version."""
+    n_tensors, _, n_chunks, _ = group.digests.shape
+    chunk = (n_chunks - 1) // 2
+    tensors = sorted({n_tensors // 2, n_tensors // 4})
+    wanted: Digests = unique_rows(np.ascontiguousarray(group.digests[tensors, :, chunk]).reshape(-1, DIGEST_BYTES))[0]
+    n_bytes = int(group.sizes[chunk])
+    begin = max(0, n_bytes - SAMPLE_BYTES) // 2 // 8 * 8
+    n_at_once = max(1, BLOCK_BYTES // n_bytes)
+    cut: dict[bytes, memoryview] = {}
+    for at in range(0, len(wanted), n_at_once):
+        some = wanted[at : at + n_at_once]
+        found = read_chunks(store, some, np.full(len(some), n_bytes))
+        # Copies, so that what is read is not kept for the sake of some of it.
+        cut |= {digest: memoryview(bytes(raw[begin : begin + SAMPLE_BYTES])) for digest, raw in found.items()}
+    versions = range(group.digests.shape[1])
+    return [[cut.get(group.digests[at, version, chunk].tobytes()) for at in tensors] for version in versions]

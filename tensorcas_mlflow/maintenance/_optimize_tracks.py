@@ -1,0 +1,181 @@
+"""The same tensors in several checkpoints: what is optimized together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tensorcas_mlflow.chunking import chunk_sizes
+from tensorcas_mlflow.codecs import WORD_BYTES
+from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, unique_rows
+from tensorcas_mlflow.maintenance._optimize_holdings import Holdings
+from tensorcas_mlflow.manifest import Columns, Manifest
+
+LEAST_DELTA_BYTES = 4096
+"""A tensor of fewer bytes has no deltas: to read a base takes longer than what is spared is worth."""
+_NUMBERS = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Tensors of one role, dtype and shape that have their versions in the same checkpoints: one tree serves all."""
+
+    itemsize: int
+    is_float: bool
+    sizes: Any
+    """Of the chunks of one tensor."""
+    digests: Any
+    """Shape ``(n_tensors, n_versions, n_chunks, 32)``; versions in the order of the checkpoints."""
+    fixed_depth: Any
+    """For each version its depth if all of it is done, else -1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plain:
+    """Different chunks that are encoded each by itself, in the order of checkpoints and tensors."""
+
+    digests: Digests
+    sizes: Any
+    itemsizes: Any
+    is_text: Any
+    """For each whether it is text, or bytes that are no tensor."""
+
+
+def tracks_of(
+    manifests: Sequence[Manifest], before: Sequence[Manifest], holdings: Holdings
+) -> tuple[list[Group], Plain]:
+    """Sort the chunks of some checkpoints that are not done.
+
+    Args:
+        manifests: Of the checkpoints, in their order.
+        before: Those of earlier ones, which are not looked at but for what their tensors may be bases for.
+        holdings: Says what is done.
+
+    Returns:
+        What may have bases; and the rest.
+    """
+    tracks: dict[tuple[Any, ...], _Track] = {}
+    plain: list[_Part] = []
+    n_before = len(before)
+    for at, manifest in enumerate([*before, *manifests]):
+        columns, done = manifest.columns, holdings.are_done(manifest.digests)
+        names = columns.names.to_pylist()
+        for row in _rows_with_versions(columns):
+            key = (names[row], columns.dtypes[columns.dtype[row]], columns.shape(row), manifest.chunk_bytes)
+            if key not in tracks:
+                sizes = chunk_sizes(columns.n_bytes[row : row + 1], manifest.chunk_bytes)
+                tracks[key] = _Track(sizes, int(columns.codec_itemsizes[row]))
+            track = tracks[key]
+            chunks = slice(int(columns.chunk_at[row]), int(columns.chunk_at[row + 1]))
+            track.add(at, columns.digests[chunks], is_done=bool(done[chunks].all()))
+        if at >= n_before:
+            plain.append(_plain_part(manifest, done))
+    groups: dict[tuple[Any, ...], list[_Track]] = {}
+    for (name, dtype, shape, chunk_bytes), track in tracks.items():
+        if track.has_work(n_before):
+            if len(track.versions) == 1:
+                plain.append(track.as_part())
+            else:
+                role = (_NUMBERS.sub("#", name), dtype, shape, chunk_bytes, tuple(track.first), tuple(track.is_done))
+                groups.setdefault(role, []).append(track)
+    made = [_group(role[1], each, holdings) for role, each in groups.items()]
+    return made, _joined(plain)
+
+
+class _Track:
+    """One tensor, by name, dtype and shape, in several checkpoints."""
+
+    def __init__(self, sizes: Any, itemsize: int) -> None:
+        self.sizes = sizes
+        """Of its chunks."""
+        self.itemsize = itemsize
+        self.versions: dict[bytes, int] = {}
+        """The digests of each, and which it is."""
+        self.first: list[int] = []
+        """The checkpoint in which each is first met."""
+        self.is_done: list[bool] = []
+
+    def add(self, checkpoint: int, digests: Digests, *, is_done: bool) -> None:
+        content = digests.tobytes()
+        if content not in self.versions:
+            self.versions[content] = len(self.versions)
+            self.first.append(checkpoint)
+            self.is_done.append(is_done)
+
+    def has_work(self, n_before: int) -> bool:
+        return any(not done and first >= n_before for done, first in zip(self.is_done, self.first, strict=True))
+
+    @property
+    def digests(self) -> Any:
+        """Shape ``(n_versions, n_chunks, 32)``."""
+        return np.frombuffer(b"".join(self.versions), np.uint8).reshape(len(self.versions), -1, DIGEST_BYTES)
+
+    def as_part(self) -> _Part:
+        n = len(self.sizes)
+        return _Part(self.digests[0], self.sizes, np.full(n, self.itemsize), np.zeros(n, dtype=bool))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Chunks, as in `Plain`, of which some may be there twice."""
+
+    digests: Digests
+    sizes: Any
+    itemsizes: Any
+    is_text: Any
+
+
+def _rows_with_versions(columns: Columns) -> list[int]:
+    """Rows of numbers that may have bases: those with cuts of their own grow, and are not met again in their places."""
+    rows: list[int] = np.flatnonzero(_may_have_bases(columns)).tolist()
+    return rows
+
+
+def _may_have_bases(columns: Columns) -> Any:
+    is_number = ~_is_text(columns) & np.isin(columns.codec_itemsizes, list(WORD_BYTES))
+    if columns.cuts is not None:
+        is_number &= ~columns.cuts.given
+    return is_number & (columns.n_bytes >= LEAST_DELTA_BYTES)
+
+
+def _is_text(columns: Columns) -> Any:
+    return np.array([name is None or name[0] in "SU" for name in columns.dtypes], dtype=bool)[columns.dtype]
+
+
+def _plain_part(manifest: Manifest, done: Any) -> _Part:
+    """What of a checkpoint has no versions and is not done."""
+    columns = manifest.columns
+    rows = columns.rows_of(np.arange(len(columns.digests)))
+    chosen = ~_may_have_bases(columns)[rows] & ~done
+    rows = rows[chosen]
+    itemsizes, is_text = np.asarray(columns.codec_itemsizes)[rows], _is_text(columns)[rows]
+    return _Part(columns.digests[chosen], manifest.chunk_sizes[chosen], itemsizes, is_text)
+
+
+def _joined(parts: Sequence[_Part]) -> Plain:
+    digests = np.concatenate([np.empty((0, DIGEST_BYTES), np.uint8), *(part.digests for part in parts)])
+    keep = np.sort(unique_rows(digests)[1])
+    columns = {
+        name: np.concatenate([np.empty(0, dtype), *(getattr(part, name) for part in parts)])[keep]
+        for name, dtype in (("sizes", np.int64), ("itemsizes", np.int64), ("is_text", bool))
+    }
+    return Plain(digests=np.ascontiguousarray(digests[keep]), **columns)
+
+
+def _group(dtype: str, tracks: Sequence[_Track], holdings: Holdings) -> Group:
+    digests = np.stack([track.digests for track in tracks])
+    fixed = np.full(digests.shape[1], -1, dtype=np.int64)
+    for version in np.flatnonzero(tracks[0].is_done).tolist():
+        _, depth = holdings.find(np.ascontiguousarray(digests[:, version]).reshape(-1, DIGEST_BYTES))
+        fixed[version] = int(depth.max())
+    return Group(
+        itemsize=tracks[0].itemsize,
+        is_float=dtype.startswith(("float", "bfloat", "complex")),
+        sizes=tracks[0].sizes,
+        digests=digests,
+        fixed_depth=fixed,
+    )

@@ -1,0 +1,321 @@
+"""How much room versions take in full and against each other, found by encoding samples of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from tensorcas_mlflow import threads
+from tensorcas_mlflow.codecs import DECAYED_BYTES, DELTA, PLANES, Buffer, Transform, estimate_share
+from tensorcas_mlflow.pack import MAX_DEPTH
+
+Sizes = np.ndarray[Any, np.dtype[np.float64]]
+
+IN_FULL = -1
+_LEAST_GAIN = 1e-9
+_N_STARS = 3
+_ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hop:
+    """One way to make deltas."""
+
+    sizes: Sizes
+    """Shape ``(n, n)``: the size of each version (column) as a delta against each other one (row); may be infinite."""
+    cost: float
+    """What it takes to decode such a delta, beside what its base takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """How one version is stored."""
+
+    base: int
+    """The version that it is a delta against, or `IN_FULL`."""
+    hop: int = 0
+    """For a delta the way it is made: a position among the hops."""
+
+
+def choose_tree(
+    full: Sizes,
+    hops: Sequence[Hop],
+    *,
+    full_cost: float,
+    most_cost: float,
+    price: float = 0.0,
+    fixed: Sizes | None = None,
+) -> list[Stored]:
+    """Choose how versions are stored, so that all of them together take little, and none takes long to decode.
+
+    A base may be older or newer. To find the best trees of bounded depth is hard, so this is a local search from some
+    starts: as long as it makes the sum smaller, one version is given another base, or one is stored in full and becomes
+    the base of all that are better off with it (a move of Kuehn and Hamburger, "A heuristic program for locating
+    warehouses", 1963). What comes out is never worse than to store all in full.
+
+    Args:
+        full: For each of n versions its size in full.
+        hops: The ways to make deltas.
+        full_cost: What it takes to decode a version that is stored in full.
+        most_cost: The most that decoding one version may take, its bases included.
+        price: How much larger a version may be that takes one less to decode.
+        fixed: What decoding takes of versions that are stored already and stay as they are, which costs nothing; NaN
+            for the others. Unless given, all are to be stored.
+
+    Returns:
+        For each version how it is stored; `IN_FULL` for fixed ones, which says nothing about them.
+    """
+    if not hops:
+        return [Stored(IN_FULL) for _ in full]
+    forest = _Forest(full, hops, full_cost, most_cost, price, np.full(len(full), np.nan) if fixed is None else fixed)
+    best = forest.descend(forest.all_in_full())
+    for star in forest.stars():
+        best = min(best, forest.descend(star), key=forest.total)
+    for _ in range(_ROUNDS):
+        before = forest.total(best)
+        for version in np.flatnonzero(forest.is_free).tolist():
+            best = min(best, forest.descend(forest.opened(best, version)), key=forest.total)
+        if forest.total(best) >= before * (1 - _LEAST_GAIN):
+            break
+    return [Stored(base, hop) for base, hop in best.tolist()]
+
+
+_State = Any
+"""For each version its base and its hop, shape ``(n, 2)``."""
+
+
+class _Forest:
+    """What the search knows of sizes and costs."""
+
+    def __init__(
+        self, full: Sizes, hops: Sequence[Hop], full_cost: float, most_cost: float, price: float, fixed: Sizes
+    ) -> None:
+        self._n = len(full)
+        self.is_free = np.isnan(fixed)
+        self._full = np.where(self.is_free, full, 0.0)
+        self._root_cost = np.where(self.is_free, full_cost, fixed)
+        self._costs = np.array([hop.cost for hop in hops])
+        self._most = most_cost + _LEAST_GAIN
+        self._price = price
+        self._sizes = np.array([hop.sizes for hop in hops], dtype=np.float64)
+        self._sizes[:, np.arange(self._n), np.arange(self._n)] = np.inf
+        self._sizes[:, :, ~self.is_free] = np.inf
+
+    def all_in_full(self) -> _State:
+        return np.stack([np.full(self._n, IN_FULL), np.zeros(self._n, dtype=np.int64)], axis=1)
+
+    def stars(self) -> list[_State]:
+        """Forests in which one version is the base of all that gain by it, the best ones first."""
+        made = [self.opened(self.all_in_full(), version) for version in range(self._n)]
+        return sorted(made, key=self.total)[:_N_STARS]
+
+    def total(self, state: _State) -> float:
+        """What is to be made small: the sizes, and the price of decoding."""
+        return float(self._sizes_of(state).sum() + self._price * self._shape(state)[0].sum())
+
+    def descend(self, state: _State) -> _State:
+        """Make the move that gains most, as long as there is one."""
+        total = self.total(state)
+        while True:
+            after = min(self._moves(state), key=self.total)
+            if self.total(after) >= total - _LEAST_GAIN * max(1.0, total):
+                return state
+            state, total = after, self.total(after)
+
+    def opened(self, state: _State, version: int) -> _State:
+        """Store a version in full, and make it the base of all that gain by it."""
+        state = self._with(state, version, IN_FULL, 0)
+        gains = self._gains(state)[:, version]
+        hops = gains.argmax(axis=0)
+        chosen = np.flatnonzero(gains.max(axis=0) > 0)
+        state[chosen, 0], state[chosen, 1] = version, hops[chosen]
+        return state
+
+    def _moves(self, state: _State) -> Iterator[_State]:
+        """Give the state itself, and of each kind of move the one that seems to gain most."""
+        yield state
+        gains = self._gains(state)
+        hop, base, version = np.unravel_index(int(gains.argmax()), gains.shape)
+        if gains[hop, base, version] > 0:
+            yield self._with(state, int(version), int(base), int(hop))
+        cost, _, below = self._shape(state)
+        cuts = self._sizes_of(state) - self._full + self._price * (cost - self._root_cost) * below.sum(axis=0)
+        yield self._with(state, int(cuts.argmax()), IN_FULL, 0)
+        gathered = cuts + gains.max(axis=0).clip(min=0.0).sum(axis=1)
+        yield self.opened(state, int(np.where(state[:, 0] != IN_FULL, gathered, -np.inf).argmax()))
+
+    def _gains(self, state: _State) -> Sizes:
+        """For each hop, base and version what it gains to store it so; negative infinity where that may not be.
+
+        There must be no ring, and nothing that is behind the version may take too long.
+        """
+        cost, height, below = self._shape(state)
+        after = cost[None, :, None] + self._costs[:, None, None]
+        possible = (after + height <= self._most) & ~below[None]
+        saved = self._sizes_of(state) - self._sizes + self._price * (cost - after) * below.sum(axis=0)
+        gains: Sizes = np.where(possible, saved, -np.inf)
+        return gains
+
+    def _with(self, state: _State, version: int, base: int, hop: int) -> _State:
+        state = state.copy()
+        if self.is_free[version]:
+            state[version] = base, hop
+        return state
+
+    def _sizes_of(self, state: _State) -> Sizes:
+        base, hop = state[:, 0], state[:, 1]
+        sizes: Sizes = np.where(base == IN_FULL, self._full, self._sizes[hop, base, np.arange(self._n)])
+        return sizes
+
+    def _shape(self, state: _State) -> tuple[Sizes, Sizes, Any]:
+        """Say what decoding each version takes, what it takes more to decode those behind it, and which those are."""
+        base, hop = state[:, 0], state[:, 1]
+        cost, height = self._root_cost.copy(), np.zeros(self._n)
+        below = np.eye(self._n, dtype=bool)
+        """For each version (column) whether a row's is behind it."""
+        path = np.zeros(self._n)
+        at, left = base.copy(), np.flatnonzero(base != IN_FULL)
+        step = np.arange(self._n)
+        for _ in range(MAX_DEPTH):
+            if len(left) == 0:
+                break
+            path[left] += self._costs[hop[step[left]]]
+            step[left] = at[left]
+            np.maximum.at(height, step[left], path[left])
+            below[left, step[left]] = True
+            at[left] = base[step[left]]
+            left = left[at[left] != IN_FULL]
+        deltas = base != IN_FULL
+        cost[deltas] = self._root_cost[step[deltas]] + path[deltas]
+        return cost, height, below
+
+
+PLAIN_COST = 0.35
+"""Nanoseconds a byte of one thread, on a busy machine, to decode `planes`; see ``docs/design/codecs.md``."""
+_COSTS = {Transform.PLAIN: 0.8, Transform.GROUPED: 1.6, Transform.DECAYED: 0.85}
+"""The same for a delta, besides what its base takes."""
+MOST_COST = 2.8
+"""What decoding may take. It leaves room for a delta in groups against one without, or for three without."""
+PRICE = 0.008
+"""How much of its size a version may take more for each nanosecond a byte that it is decoded faster."""
+SAMPLE_BYTES = 64 << 10
+_LEAST_GROUPED_BYTES = 32 << 10
+"""Groups have headers and codes of their own, for which fewer bytes do not pay."""
+_CLEARLY_SMALLER = 0.97
+_MOST_TRIED = 6
+"""So many bases are tried for each version: those that look best by the entropies of what differs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """How the versions of a group are stored."""
+
+    stored: Sequence[Stored]
+    transforms: Sequence[Transform]
+    """What `Stored.hop` counts in."""
+    depths: Sequence[int]
+    """For each version how many others it takes to decode it."""
+    shares: Sequence[float]
+    """For each version what share of its size it is likely to take."""
+
+
+def plant(samples: Sequence[Sequence[Buffer | None]], itemsize: int, *, is_float: bool, fixed_depth: Any) -> Tree:
+    """Choose how versions are stored.
+
+    Args:
+        samples: For each version some stretches, the same ones of each, up to `SAMPLE_BYTES` long; None for what could
+            not be read.
+        itemsize: Size of an element, 1, 2, 4 or 8.
+        is_float: Whether the elements are floating point numbers.
+        fixed_depth: For each version its depth if it is stored already and stays so, else -1.
+    """
+    n = len(samples)
+    is_whole = np.array([all(part is not None for part in parts) for parts in samples])
+    n_bytes = sum(memoryview(part).nbytes for part in samples[int(is_whole.argmax())] if part is not None)
+    if not is_whole.any() or n_bytes == 0:
+        return Tree(
+            stored=[Stored(IN_FULL)] * n, transforms=(), depths=np.maximum(fixed_depth, 0).tolist(), shares=[1.0] * n
+        )
+    known = [version for version in range(n) if is_whole[version]]
+    transforms = _transforms(n_bytes // len(samples[0]), itemsize, is_float=is_float)
+    full = np.full(n, float(n_bytes))
+    sizes = np.full((len(transforms), n, n), np.inf)
+
+    def try_full(version: int) -> int:
+        return sum(min(len(PLANES.encode_as(raw, itemsize, None)), len(raw)) for raw in _known_parts(samples[version]))
+
+    def try_delta(pair: tuple[int, int, int]) -> int:
+        hop, base, version = pair
+        both = zip(_known_parts(samples[version]), _known_parts(samples[base]), strict=True)
+        return sum(len(DELTA.encode_as(raw, itemsize, of, transforms[hop])) for raw, of in both)
+
+    free = [version for version in known if fixed_depth[version] < 0]
+    full[free] = list(threads.ordered_map(try_full, free))
+    pairs = list(_promising(samples, itemsize, transforms, known, free, full))
+    for (hop, base, version), size in zip(pairs, threads.ordered_map(try_delta, pairs), strict=True):
+        if size < _CLEARLY_SMALLER * full[version]:
+            sizes[hop, base, version] = size
+    # Nobody knows how what is stored already was made; it is taken for what takes longest to decode.
+    depth = np.asarray(fixed_depth, dtype=np.float64)
+    costs = [_COSTS[transform] for transform in transforms]
+    fixed = np.where(depth < 0, np.nan, PLAIN_COST + depth * max(costs))
+    hops = [Hop(sizes=sizes[hop], cost=cost) for hop, cost in enumerate(costs)]
+    stored = choose_tree(full, hops, full_cost=PLAIN_COST, most_cost=MOST_COST, price=PRICE * n_bytes, fixed=fixed)
+    taken = [full[v] if each.base == IN_FULL else sizes[each.hop, each.base, v] for v, each in enumerate(stored)]
+    return Tree(
+        stored=stored,
+        transforms=transforms,
+        depths=_depths(stored, fixed_depth),
+        shares=[float(size) / n_bytes for size in taken],
+    )
+
+
+def _depths(stored: Sequence[Stored], fixed_depth: Any) -> list[int]:
+    depths = []
+    for version in range(len(stored)):
+        n, at = 0, version
+        while stored[at].base != IN_FULL:
+            n, at = n + 1, stored[at].base
+        depths.append(n + max(0, int(fixed_depth[at])))
+    return depths
+
+
+def _transforms(sample_bytes: int, itemsize: int, *, is_float: bool) -> list[Transform]:
+    if not is_float or sample_bytes < _LEAST_GROUPED_BYTES:
+        return [Transform.PLAIN]
+    # For what has not decayed, `DECAYED` would be tried as `PLAIN` once more.
+    decays = [Transform.DECAYED] if itemsize == DECAYED_BYTES else []
+    return [Transform.PLAIN, Transform.GROUPED, *decays]
+
+
+def _promising(
+    samples: Sequence[Sequence[Buffer | None]],
+    itemsize: int,
+    transforms: Sequence[Transform],
+    known: Sequence[int],
+    free: Sequence[int],
+    full: Any,
+) -> Iterator[tuple[int, int, int]]:
+    """Give the hops, bases and versions that are worth trying."""
+    plain = sum(memoryview(raw).nbytes for raw in _known_parts(samples[known[0]]))
+    for version in free:
+        estimates = {
+            base: sum(
+                memoryview(raw).nbytes * estimate_share(raw, itemsize, base=of)
+                for raw, of in zip(_known_parts(samples[version]), _known_parts(samples[base]), strict=True)
+            )
+            for base in known
+            if base != version
+        }
+        best = sorted(estimates, key=estimates.__getitem__)[:_MOST_TRIED]
+        near = [base for base in best if estimates[base] < min(full[version], plain)]
+        for base, hop in product(near, range(len(transforms))):
+            yield hop, base, version
+
+
+def _known_parts(sample: Sequence[Buffer | None]) -> list[Buffer]:
+    return [part for part in sample if part is not None]

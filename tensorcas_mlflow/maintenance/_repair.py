@@ -1,0 +1,545 @@
+"""Plan, then execute."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tensorcas_mlflow import threads
+from tensorcas_mlflow.blob_names import list_blobs, strangers_text
+from tensorcas_mlflow.digest import Digests, unique_rows
+from tensorcas_mlflow.errors import (
+    BackendError,
+    BlobNotFoundError,
+    CorruptError,
+    DirectAccessError,
+    FormatError,
+    NewerFormatError,
+    PendingSavesError,
+    StarvedError,
+)
+from tensorcas_mlflow.index import pack_key
+from tensorcas_mlflow.maintenance._chunks import NO_DIGESTS, as_keys
+from tensorcas_mlflow.maintenance._quarantine import Quarantine
+from tensorcas_mlflow.maintenance._repair_holdings import Holdings
+from tensorcas_mlflow.maintenance._repair_packs import bases_wanted, mend_packs, would_be_good
+from tensorcas_mlflow.maintenance._repair_records import (
+    FormatFix,
+    IndexFaults,
+    Lists,
+    abandon_lists,
+    check_index,
+    finished_lists,
+    is_carried,
+    notes,
+    read_lists,
+    rebuild_index,
+    restore_manifest,
+    restore_ref,
+    write_format,
+)
+from tensorcas_mlflow.maintenance._salvage import Clues
+from tensorcas_mlflow.maintenance._sources import Found, FoundRef, Sources
+from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
+from tensorcas_mlflow.store import Ref, Store
+from tensorcas_mlflow.store import protocol as p
+
+_N_NAMES = 3
+_FOLD_ROWS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """A checkpoint or file that does not load, or not whole. Printing it says so in words."""
+
+    key: str
+    """Of its ref."""
+    checkpoint: str | None
+    """It, in words; None where its ref cannot be read, so that only the key says what it was."""
+    tensors: tuple[str, ...]
+    """Those that are lost; empty where its ref or its manifest is, and with it all of them."""
+    n_bytes: int | None
+    """Size of the lost tensors; None where nothing says it."""
+    reason: str
+
+    def __str__(self) -> str:
+        what = self.checkpoint or self.key
+        if not self.tensors:
+            return f"{what}: all of it: {self.reason}"
+        names = ", ".join(repr(name) for name in self.tensors[:_N_NAMES])
+        more = f" and {len(self.tensors) - _N_NAMES} more" if len(self.tensors) > _N_NAMES else ""
+        kind = "tensor" if len(self.tensors) == 1 else "tensors"
+        return f"{what}: {kind} {names}{more} ({self.n_bytes:,} bytes): {self.reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """A ref or a manifest that cannot be used."""
+
+    reason: str
+    is_failure: bool = False
+    """Whether the storage did not give it, which says nothing of what it is."""
+
+
+class Needs:
+    """The refs of a store and what they need. Manifests are read one at a time, as they may be large."""
+
+    def __init__(self, store: Store) -> None:
+        """Read every ref and the manifests they name.
+
+        Raises:
+            NewerFormatError: A later release wrote one of them.
+            BackendError: The storage failed to list what it holds.
+        """
+        self._store = store
+        self.holders: dict[str, list[Ref]] = {}
+        """Refs by the name of their manifest."""
+        self.bad_refs: dict[str, Fault] = {}
+        """By key."""
+        self.bad_manifests: dict[str, Fault] = {}
+        """By name: those that some ref needs and that are damaged or gone."""
+        for info in list(list_blobs(store.backend, "refs")):
+            try:
+                ref = store.ref(info.key)
+            except NewerFormatError:
+                raise
+            except (FormatError, BackendError) as error:
+                self.bad_refs[info.key] = fault_in(error)
+                continue
+            if ref is not None:
+                self.holders.setdefault(ref.manifest, []).append(ref)
+        digests = NO_DIGESTS
+        parts: list[Digests] = []
+        for name, found in self._read_all():
+            if isinstance(found, Manifest):
+                parts.append(found.digests)
+                if sum(map(len, parts)) > _FOLD_ROWS:
+                    digests, parts = unique_rows(np.concatenate([digests, *parts]))[0], []
+            elif found is not None:
+                self.bad_manifests[name] = found
+        self.digests: Digests = unique_rows(np.concatenate([digests, *parts]))[0]
+        """All chunks that are needed, as far as manifests can be read; each once, ascending."""
+
+    def manifests(self) -> Iterator[tuple[str, Manifest]]:
+        """Read the manifests that can be read, by name."""
+        for name, found in self._read_all():
+            if isinstance(found, Manifest):
+                yield name, found
+
+    def losses(self, good: Any) -> list[Loss]:
+        """Say what is lost if only some chunks are there, given by their digests, each as one value."""
+        found = [
+            Loss(key=key, checkpoint=None, tensors=(), n_bytes=None, reason=f"its ref is damaged: {fault.reason}")
+            for key, fault in self.bad_refs.items()
+        ]
+        for name, fault in self.bad_manifests.items():
+            reason = f"manifests/{name}: {fault.reason}"
+            for ref in self.holders[name]:
+                found.append(_loss(ref, (), ref.n_bytes if ref.kind == "file" else None, reason))
+        if not np.isin(as_keys(self.digests), good).all():
+            for name, manifest in self.manifests():
+                lost = ~np.isin(as_keys(manifest.digests), good)
+                if lost.any():
+                    found += _losses_of(manifest, self.holders[name], lost)
+        return sorted(found, key=lambda loss: (loss.checkpoint or "", loss.key))
+
+    def _read_all(self) -> Iterator[tuple[str, Manifest | Fault | None]]:
+        def read(item: tuple[str, list[Ref]]) -> Manifest | Fault | None:
+            return _read_manifest(self._store, *item)
+
+        found = threads.ordered_map(read, self.holders.items(), waits=self._store.backend.is_remote)
+        yield from zip(self.holders, found, strict=True)
+
+
+def fault_in(error: FormatError | BackendError) -> Fault:
+    """Say what is wrong with a blob that cannot be read.
+
+    Raises:
+        StarvedError: The error is one, which says nothing of any blob.
+    """
+    if isinstance(error, StarvedError):
+        raise error
+    reason = error.reason if isinstance(error, CorruptError | BackendError) else str(error)
+    return Fault(reason=reason, is_failure=isinstance(error, BackendError))
+
+
+def _read_manifest(store: Store, name: str, refs: Sequence[Ref]) -> Manifest | Fault | None:
+    """Read a manifest; None if the refs that name it were dropped meanwhile."""
+    try:
+        manifest = store.manifest(refs[0])
+        manifest.check_names()
+    except NewerFormatError:
+        raise
+    except (FormatError, BackendError) as error:
+        return fault_in(error) if any(_stands(store, ref) for ref in refs) else None
+    if manifest.store_id != store.id:
+        return Fault(reason=f"it is of store {manifest.store_id}, and this is {store.id}", is_failure=True)
+    return manifest
+
+
+def _stands(store: Store, ref: Ref) -> bool:
+    try:
+        now = store.ref(ref.key)
+    except (FormatError, BackendError):
+        return True
+    return now is not None and now.manifest == ref.manifest
+
+
+def _losses_of(manifest: Manifest, refs: Sequence[Ref], lost: Any) -> list[Loss]:
+    columns = manifest.columns
+    rows = np.unique(columns.rows_of(np.flatnonzero(lost)))
+    names = tuple(columns.name(row) for row in rows.tolist())
+    n_bytes = int(columns.n_bytes[rows].sum())
+    reason = f"{int(lost.sum())} of its {len(lost)} chunks are damaged or missing"
+    return [_loss(ref, names, n_bytes, reason) for ref in refs]
+
+
+def _loss(ref: Ref, tensors: tuple[str, ...], n_bytes: int | None, reason: str) -> Loss:
+    return Loss(key=ref.key, checkpoint=ref.label, tensors=tensors, n_bytes=n_bytes, reason=reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A blob that is not as it should be. Printing it says so in words."""
+
+    key: str
+    reason: str
+    remedy: str
+    """What a repair makes of it, or what else helps."""
+    is_mended: bool = True
+    """Whether a repair does anything about it."""
+    is_harmless: bool = False
+    """Whether it goes by itself."""
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.reason} ({self.remedy})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairReport:
+    """What a repair did. Printing it says so in words."""
+
+    restored: tuple[str, ...]
+    """Keys of manifests, refs and of ``format`` that are whole again."""
+    abandoned: tuple[str, ...]
+    """Keys of damaged condemned lists that were taken away."""
+    packs_gone: tuple[str, ...]
+    """Keys of damaged packs that were deleted, after what is good of them was copied."""
+    n_quarantined: int
+    """Stretches of damaged packs that were put aside."""
+    n_healed: int
+    """Chunks brought from other stores or out of quarantine."""
+    n_fenced: int
+    """Saves under way that relied on what is lost, and were made to begin again."""
+    left: Mapping[str, str]
+    """Keys of what was left as it is, and why."""
+    losses: tuple[Loss, ...]
+    """What does not load, or not whole, after the repair."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is lost or damaged any more."""
+        return not self.losses and not self.left
+
+    def __str__(self) -> str:
+        lines = [f"restored {key}" for key in self.restored]
+        lines += [f"took away {key}" for key in self.abandoned]
+        lines += [f"left {key}: {reason}" for key, reason in self.left.items()]
+        lines += listed("is lost", self.losses)
+        fenced = f", made {self.n_fenced} saves begin again" if self.n_fenced else ""
+        lines.append(
+            f"replaced {len(self.packs_gone)} damaged packs, put {self.n_quarantined} stretches of them into "
+            f"quarantine, healed {self.n_healed} chunks{fenced}"
+        )
+        return "\n".join(lines)
+
+
+def listed(heading: str, losses: Sequence[Loss]) -> list[str]:
+    """Write losses, a line each."""
+    return [f"{heading}: {loss}" for loss in losses]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """All that a plan was made from."""
+
+    holdings: Holdings
+    needs: Needs
+    digests: Digests
+    """Chunks that refs need, also by manifests that are restored."""
+    index: IndexFaults
+    lists: Lists
+    notes: Mapping[str, str]
+    manifests: Mapping[str, Found]
+    refs: Mapping[str, FoundRef]
+    format_fix: FormatFix | None
+    abandon: frozenset[str]
+    sources: Sources
+    quarantine: Quarantine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairPlan:
+    """What is damaged in a store, and what a repair would make of it. Printing it says so in words."""
+
+    store: Store = field(repr=False)
+    findings: tuple[Finding, ...]
+    """Blobs that are not as they should be."""
+    losses: tuple[Loss, ...]
+    """What does not load as things stand."""
+    remaining: tuple[Loss, ...]
+    """What would not load after the repair, going by what the indexes of other stores say."""
+    seen: Any = field(repr=False)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return not any(finding.is_mended for finding in self.findings) and len(self.remaining) == len(self.losses)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing stays lost or damaged."""
+        return not self.remaining and all(finding.is_mended or finding.is_harmless for finding in self.findings)
+
+    def __str__(self) -> str:
+        lines = [str(finding) for finding in self.findings]
+        lines += listed("does not load now", self.losses)
+        lines += listed("would stay lost", self.remaining)
+        return "\n".join(lines or ["nothing is damaged"])
+
+    def execute(self) -> RepairReport:
+        """Carry the plan out.
+
+        Whatever comes to be while it runs is left alone, and no chunk that can be read is deleted before it was copied.
+        Called again after any end, a new plan goes on where this one was.
+
+        Raises:
+            BackendError: The storage failed.
+            ConflictError: Somebody has made another store in this place.
+            PendingSavesError: Saves through an MLflow server have begun since; nothing was changed.
+        """
+        return _execute(self)
+
+
+def plan_repair(
+    store: Store,
+    *,
+    sources: Sequence[Store] = (),
+    abandon: Collection[str] = (),
+    format_fix: FormatFix | None = None,
+) -> RepairPlan:
+    """Read everything, and find out what is damaged and where else it is to be had. Changes nothing.
+
+    Args:
+        store: Which; see `open_damaged`.
+        sources: Other stores to take from what is lost here, asked in this order.
+        abandon: Keys of damaged condemned lists whose collectors are dead, and of packs of which parts cannot be read
+            and are to be given up.
+        format_fix: As `open_damaged` has given it.
+
+    Raises:
+        PendingSavesError: Saves through an MLflow server are under way, whose packs may be half written.
+        DirectAccessError: The store is reached through an MLflow server itself.
+        NewerFormatError: A later release wrote some of it.
+        ValueError: ``abandon`` names what is no such thing.
+        BackendError: The storage failed to list what it holds.
+    """
+    backend = store.backend
+    if backend.is_carrier:
+        raise DirectAccessError("repair", store.uri)
+    bad_intents = _look_at_intents(store)
+    lists = read_lists(backend)
+    quarantine = Quarantine(backend)
+    found = Sources(store, sources, quarantine)
+    needs = Needs(store)
+    noted = notes(backend)
+    for key in noted:
+        if key not in needs.bad_refs and backend.stat(key) is None:
+            needs.bad_refs[key] = Fault(reason="an earlier repair was about to replace it")
+    given_up = frozenset(key for key in abandon if key.startswith("packs/"))
+    holdings = Holdings(
+        backend, lambda names: Clues(backend, (each for _, each in needs.manifests()), of=names), given_up=given_up
+    )
+    holdings.look()
+    unknown = sorted(set(abandon) - lists.damaged.keys() - {pack_key(name) for name in holdings.packs})
+    if unknown:
+        raise ValueError(f"there is no damaged condemned list and no pack at {unknown[0]!r}, so it cannot be abandoned")
+    manifests = {
+        name: manifest
+        for name, fault in needs.bad_manifests.items()
+        if not fault.is_failure and (manifest := found.manifest(name, needs.holders[name])) is not None
+    }
+    refs = {
+        key: ref
+        for key, fault in needs.bad_refs.items()
+        if not fault.is_failure and (ref := found.ref(key)) is not None
+    }
+    restored = [each.manifest.digests for each in manifests.values()]
+    seen = _Seen(
+        holdings=holdings,
+        needs=needs,
+        digests=np.concatenate([needs.digests, *restored]),
+        index=check_index(backend, holdings),
+        lists=lists,
+        notes=noted,
+        manifests=manifests,
+        refs=refs,
+        format_fix=format_fix,
+        abandon=frozenset(abandon),
+        sources=found,
+        quarantine=quarantine,
+    )
+    good = holdings.good()
+    return RepairPlan(
+        store=store,
+        findings=(*_findings(store, seen), *bad_intents),
+        losses=tuple(needs.losses(good)),
+        remaining=tuple(_remaining(seen, good)),
+        seen=seen,
+    )
+
+
+def _execute(plan: RepairPlan) -> RepairReport:
+    store, seen = plan.store, plan.seen
+    backend = store.backend
+    # Again, now that packs were listed: what is cut may be a pack that a save began to send since the first look.
+    may_be_written = bool(_look_at_intents(store)) and is_carried(backend)
+    restored: list[str] = []
+    left: dict[str, str] = {}
+    if seen.format_fix is not None:
+        write_format(store, seen.format_fix, seen.quarantine)
+        restored.append(p.FORMAT)
+    abandoned = abandon_lists(backend, seen.abandon & seen.lists.damaged.keys(), seen.quarantine)
+    for name, found in seen.manifests.items():
+        reason = restore_manifest(store, name, found.manifest, seen.needs.holders[name], seen.quarantine)
+        if reason is None:
+            restored.append(f"manifests/{name}")
+        else:
+            left[f"manifests/{name}"] = reason
+    mended = mend_packs(
+        store, seen.holdings, seen.digests, seen.sources, seen.quarantine, may_be_written=may_be_written
+    )
+    for key, found in seen.refs.items():
+        reason = restore_ref(store, key, found, seen.quarantine)
+        if reason is None:
+            restored.append(key)
+        else:
+            left[key] = reason
+    for key, note in seen.notes.items():
+        if backend.stat(key) is not None:
+            backend.delete(note)
+    lists = read_lists(backend)
+    for key in lists.damaged:
+        left[key] = _ABANDON.format(key=key)
+    for key in finished_lists(backend, lists):
+        backend.delete(key)
+    seen.holdings.look()
+    rebuild = check_index(backend, seen.holdings)
+    if seen.index.bad or seen.index.missing or mended.gone or rebuild.bad:
+        rebuild_index(backend, seen.holdings, rebuild)
+    needs = Needs(store)
+    for key in notes(backend):
+        if key not in needs.bad_refs and backend.stat(key) is None:
+            needs.bad_refs[key] = Fault(reason="a repair was about to replace it")
+    return RepairReport(
+        restored=tuple(restored),
+        abandoned=tuple(abandoned),
+        packs_gone=tuple(sorted(mended.gone)),
+        n_quarantined=mended.n_quarantined,
+        n_healed=mended.n_healed,
+        n_fenced=mended.n_fenced,
+        left={**left, **mended.left},
+        losses=tuple(needs.losses(seen.holdings.good())),
+    )
+
+
+_ABANDON = (
+    "nobody can save or collect until it goes, and its collector may be alive: once no collection runs any more, "
+    "`tensorcas repair --abandon {key}` takes it away"
+)
+
+
+def _findings(store: Store, seen: _Seen) -> list[Finding]:
+    """Say of each blob what is wrong with it, and what is to become of it."""
+    found: list[Finding] = []
+    if seen.format_fix is not None:
+        remedy = f"the store's manifests say it is store {store.id}, of chunks of {store.chunk_bytes} bytes"
+        found.append(Finding(key=p.FORMAT, reason=seen.format_fix.reason, remedy=remedy))
+    for key, reason in seen.lists.damaged.items():
+        is_given_up = key in seen.abandon
+        remedy = "it is taken away" if is_given_up else _ABANDON.format(key=key)
+        found.append(Finding(key=key, reason=reason, remedy=remedy, is_mended=is_given_up))
+    for each in seen.lists.sound:
+        if each.strangers:
+            reason = f"it names {strangers_text(sorted(each.strangers))}"
+            remedy = "those names are ignored, and the list goes once its collection is over"
+            found.append(Finding(key=each.key, reason=reason, remedy=remedy, is_mended=False, is_harmless=True))
+    for name, fault in seen.needs.bad_manifests.items():
+        other = seen.manifests.get(name)
+        remedy = "no other copy was found" if other is None else f"restored from {other.where}"
+        found.append(Finding(key=f"manifests/{name}", reason=fault.reason, remedy=remedy, is_mended=other is not None))
+    for key, fault in seen.needs.bad_refs.items():
+        ref = seen.refs.get(key)
+        remedy = f"no other store has one: `tensorcas gc --abandon {key}` gives it up, with what it kept"
+        if ref is not None:
+            remedy = f"replaced by that of {ref.source.uri}: {ref.ref.label}, saved {ref.ref.created}"
+        found.append(Finding(key=key, reason=fault.reason, remedy=remedy, is_mended=ref is not None))
+    for name in sorted(seen.holdings.packs):
+        pack = seen.holdings.packs[name]
+        if pack.failure is not None:
+            remedy = f"left alone; --abandon {pack_key(name)} gives up what of it cannot be read"
+            found.append(Finding(key=pack_key(name), reason=pack.failure, remedy=remedy, is_mended=False))
+        elif pack.damage:
+            what = f"{len(pack.damage)} chunks are damaged" if pack.has_table else "its table is damaged"
+            remedy = f"its {len(pack.entries)} good chunks go to a new pack, the rest to quarantine"
+            found.append(Finding(key=pack_key(name), reason=f"{what}: {pack.damage[0].reason}", remedy=remedy))
+    for key, reason in seen.index.bad.items():
+        found.append(Finding(key=key, reason=reason, remedy="made anew from packs; nothing is lost"))
+    if seen.index.missing:
+        reason = f"it does not name {len(seen.index.missing)} packs"
+        found.append(Finding(key="index", reason=reason, remedy="made anew from packs; nothing is lost"))
+    return found
+
+
+def _look_at_intents(store: Store) -> list[Finding]:
+    """Give the intents that cannot be read.
+
+    Raises:
+        PendingSavesError: Saves through an MLflow server are under way.
+    """
+    found: list[Finding] = []
+    unfenced: list[tuple[str, str]] = []
+    for info in list_blobs(store.backend, "intents"):
+        try:
+            intent = p.parse_intent(info, store.backend.get(info.key, max_bytes=MAX_BYTES))
+        except BlobNotFoundError:
+            continue
+        except FormatError as error:
+            reason = str(getattr(error, "reason", error))
+            remedy = "left alone: gc removes it once its grace is over"
+            found.append(Finding(key=info.key, reason=reason, remedy=remedy, is_mended=False, is_harmless=True))
+            continue
+        if intent.through_carrier:
+            unfenced.append((intent.id, f"begun {intent.created} on {intent.host}"))
+    if unfenced:
+        raise PendingSavesError(store.uri, tuple(unfenced))
+    return found
+
+
+def _remaining(seen: _Seen, good: Any) -> list[Loss]:
+    """Say what would be lost after the repair."""
+    lost = seen.digests[~np.isin(as_keys(seen.digests), good)]
+    if len(lost):
+        lost = np.concatenate([lost, bases_wanted(seen.holdings, lost)])
+        held = np.concatenate([good, as_keys(lost[seen.sources.holds(lost)])])
+        good = would_be_good(seen.holdings, held)
+    whole = {
+        ref.key
+        for name, found in seen.manifests.items()
+        for ref in seen.needs.holders[name]
+        if np.isin(as_keys(found.manifest.digests), good).all()
+    }
+    return [loss for loss in seen.needs.losses(good) if loss.key not in whole and loss.key not in seen.refs]

@@ -1,0 +1,159 @@
+"""Where else what is lost may be found: in other stores, and in what an earlier repair has put aside."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tensorcas_mlflow.blob_names import list_blobs
+from tensorcas_mlflow.codecs import load_codecs_to_decode
+from tensorcas_mlflow.digest import Digests
+from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NotFoundError
+from tensorcas_mlflow.maintenance._chunks import as_keys
+from tensorcas_mlflow.maintenance._copy_chunks import ChunkReader
+from tensorcas_mlflow.maintenance._quarantine import Quarantine
+from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
+from tensorcas_mlflow.pack import Payload, decode_chunk, payload_of
+from tensorcas_mlflow.store import Ref, Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A manifest that was lost, as somebody else has it."""
+
+    manifest: Manifest
+    where: str
+    """In words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundRef:
+    """A ref that was damaged, as another store has it."""
+
+    source: Store
+    ref: Ref
+    manifest: Manifest
+    """As the store that is repaired is to have it."""
+
+
+class Sources:
+    """All that a repair may take from. Nothing is taken that does not hash to what it is to be."""
+
+    def __init__(self, store: Store, others: Sequence[Store], quarantine: Quarantine) -> None:
+        """Say what there is.
+
+        Args:
+            store: The one that is repaired: a manifest may lie there under two names.
+            others: In the order in which they are asked. They are only read.
+            quarantine: Of the store.
+        """
+        self._store = store
+        self._others = others
+        self._quarantine = quarantine
+        self._manifests: dict[int, dict[str, list[str]]] = {}
+        """Of each store the names of its manifests by their digest."""
+
+    def manifest(self, name: str, refs: Iterable[Ref]) -> Found | None:
+        """Find a manifest that hashes to its name.
+
+        Args:
+            name: Its name in the store.
+            refs: Those that name it: in a store of another id, they lead to one that says the same.
+        """
+        for source in (self._store, *self._others):
+            for other in self._named(source).get(name[:64], []):
+                if source is self._store and other == name:
+                    continue
+                try:
+                    blob = source.backend.get(f"manifests/{other}", max_bytes=MAX_BYTES)
+                    return Found(manifest=Manifest.from_blob(blob, name), where=f"{source.uri} (manifests/{other})")
+                except (NotFoundError, FormatError, BackendError):
+                    continue
+        for source in self._others:
+            for ref in refs:
+                found = self._adapted(source, ref.key)
+                if found is not None and found.manifest.digest == name[:64]:
+                    return Found(manifest=found.manifest, where=f"{source.uri} ({ref.key})")
+        return None
+
+    def ref(self, key: str) -> FoundRef | None:
+        """Find what another store has at the key of a ref."""
+        for source in self._others:
+            found = self._adapted(source, key)
+            if found is not None:
+                return found
+        return None
+
+    def holds(self, digests: Digests) -> Any:
+        """Tell of each chunk whether it seems to be had somewhere, going by indexes."""
+        kept = [entry["digest"].tobytes() for _, entry, _ in self._quarantine.chunks()] if len(digests) else []
+        held = np.isin(as_keys(digests), np.array(kept, dtype="V32"))
+        for source in self._others:
+            for refresh in (source.catalog.refresh, source.catalog.refresh_from_packs):
+                if held.all():
+                    return held
+                refresh()
+                held = held | source.catalog.find(digests).found
+        return held
+
+    def payloads(self, digests: Digests) -> Iterator[Payload]:
+        """Yield chunks as they are stored somewhere, each decoded and checked against its digest, none twice."""
+        had: set[bytes] = set()
+        wanted = {digest.tobytes() for digest in digests}
+        for payload in self._from_quarantine(wanted):
+            had.add(payload.digest)
+            yield payload
+        for source in self._others:
+            left = np.array([digest for digest in digests if digest.tobytes() not in had], dtype=np.uint8)
+            if len(left) == 0:
+                return
+            for payload in ChunkReader(source).payloads(left):
+                if payload.digest not in had:
+                    had.add(payload.digest)
+                    yield payload
+
+    def _from_quarantine(self, wanted: set[bytes]) -> Iterator[Payload]:
+        """Look again at what was put aside: it may have been the machine that read it wrongly."""
+        given: set[bytes] = set()
+        for key, entry, begin in self._quarantine.chunks() if wanted else ():
+            name = entry["digest"].tobytes()
+            if name not in wanted or name in given:
+                continue
+            load_codecs_to_decode(entry["codec"])
+            stored = memoryview(bytearray(int(entry["stored_bytes"])))
+            try:
+                self._store.backend.read_into(key, begin, stored)
+            except (BlobNotFoundError, CorruptError, BackendError):
+                continue
+            with suppress(FormatError):
+                decode_chunk(entry, stored)
+                given.add(name)
+                yield payload_of(entry, stored, begins_row=True)
+
+    def _adapted(self, source: Store, key: str) -> FoundRef | None:
+        """Read the ref at a key of another store, and its manifest as our store is to have it."""
+        try:
+            ref = source.ref(key)
+            if ref is None:
+                return None
+            manifest = source.manifest(ref)
+        except (FormatError, BackendError):
+            return None
+        if manifest.store_id != source.id:
+            return None
+        ours = manifest if source.id == self._store.id else dataclasses.replace(manifest, store_id=self._store.id)
+        return FoundRef(source=source, ref=ref, manifest=ours)
+
+    def _named(self, source: Store) -> dict[str, list[str]]:
+        names = self._manifests.get(id(source))
+        if names is None:
+            names = self._manifests[id(source)] = {}
+            for info in list_blobs(source.backend, "manifests"):
+                name = info.key.removeprefix("manifests/")
+                names.setdefault(name[:64], []).append(name)
+        return names

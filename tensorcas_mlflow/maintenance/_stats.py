@@ -1,0 +1,445 @@
+"""Where the bytes are: what each experiment, run or step needs alone, what it shares, and what it added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from tensorcas_mlflow import threads
+from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.blob_names import list_blobs
+from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, unique_rows
+from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError
+from tensorcas_mlflow.maintenance._census import Census
+from tensorcas_mlflow.maintenance._inventory import Facts
+from tensorcas_mlflow.manifest import Manifest
+from tensorcas_mlflow.pack import Entries
+from tensorcas_mlflow.store import Ref, Store
+from tensorcas_mlflow.store import protocol as p
+
+_FOLD_ROWS = 1 << 20
+
+
+class Figures(Mapping[str, Any]):
+    """A record that is also read as a mapping from its fields' names."""
+
+    def _names(self) -> list[str]:
+        return [field.name for field in fields(self)]  # type: ignore[arg-type]
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._names():
+            raise KeyError(name)
+        return getattr(self, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names())
+
+    def __len__(self) -> int:
+        return len(self._names())
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DiskUsage(Figures):
+    """Bytes of all blobs of a store, by kind. Temporary files of writers that died are not among them."""
+
+    total: int
+    packs: int
+    index: int
+    manifests: int
+    refs: int
+    intents: int
+    condemned: int
+    census: int
+    quarantine: int
+    format: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StoreStats(Figures):
+    """What all runs of a store keep. Its fields can also be read as items of a mapping."""
+
+    runs: int
+    checkpoints: int
+    """Checkpoints and models."""
+    files: int
+    total_chunks: int
+    """Chunks of all checkpoints and files, one counted wherever it is needed."""
+    unique_chunks: int
+    """Chunks of different bytes."""
+    dedup_ratio: float
+    """Unique by total chunks, to four decimals; 1.0 where there are none."""
+    total_bytes: int
+    """Bytes of all tensors and files as they were logged."""
+    disk_bytes: int
+    """Bytes of the whole store on disk."""
+    disk: DiskUsage
+    """The same by kind."""
+    damaged_refs: tuple[str, ...] = ()
+    """Keys of refs that cannot be read, which nothing here counts."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RunStats(Figures):
+    """What one run keeps. Its fields can also be read as items of a mapping; see `StoreStats`."""
+
+    run_id: str
+    checkpoints: int
+    steps: tuple[int, ...]
+    """Steps of its checkpoints and models, ascending, each once."""
+    files: int
+    total_chunks: int
+    unique_chunks: int
+    dedup_ratio: float
+    total_bytes: int
+    disk_bytes: int
+    """Bytes of the whole store on disk: chunks are shared, so no run has a part of its own."""
+    disk: DiskUsage
+
+
+def run_stats(store: Store, run_id: str) -> RunStats:
+    """Count what a run keeps; a run that keeps nothing has zeros.
+
+    Raises:
+        CorruptError: A ref or manifest cannot be read.
+    """
+    refs = [ref for ref in store.checkpoints() if ref.run_id == run_id]
+    steps = sorted({ref.step for ref in refs if ref.kind == "checkpoint" and ref.step is not None})
+    return RunStats(run_id=run_id, steps=tuple(steps), **_figures_of(store, refs))
+
+
+def store_stats(store: Store) -> StoreStats:
+    """Count what a store keeps; raises as `run_stats` does."""
+    refs, damaged = store.readable_checkpoints()
+    runs = {ref.run_id for ref in refs if ref.run_id is not None}
+    return StoreStats(runs=len(runs), damaged_refs=tuple(sorted(damaged)), **_figures_of(store, refs))
+
+
+def disk_usage(backend: Backend) -> DiskUsage:
+    """Add up the sizes of all blobs of a store."""
+    prefixes = ("packs", "index", "manifests", "refs", "intents", "condemned", "census", "quarantine")
+    sizes = {prefix: sum(info.size for info in list_blobs(backend, prefix)) for prefix in prefixes}
+    settings = backend.stat("format")
+    sizes["format"] = 0 if settings is None else settings.size
+    return DiskUsage(total=sum(sizes.values()), **sizes)
+
+
+def _figures_of(store: Store, refs: Iterable[Ref]) -> dict[str, Any]:
+    by_manifest: dict[str, list[Ref]] = {}
+    for ref in refs:
+        by_manifest.setdefault(ref.manifest, []).append(ref)
+    n_checkpoints = n_files = n_chunks = n_bytes = 0
+    distinct = _Distinct()
+    for holders in by_manifest.values():
+        manifest = manifest_of(store, holders)
+        if manifest is None:
+            continue
+        n_files += sum(ref.kind == "file" for ref in holders)
+        n_checkpoints += sum(ref.kind == "checkpoint" for ref in holders)
+        n_chunks += len(manifest.digests) * len(holders)
+        n_bytes += manifest.n_bytes * len(holders)
+        distinct.add(manifest.digests)
+    n_unique = distinct.count()
+    disk = disk_usage(store.backend)
+    return {
+        "checkpoints": n_checkpoints,
+        "files": n_files,
+        "total_chunks": n_chunks,
+        "unique_chunks": n_unique,
+        "dedup_ratio": round(n_unique / n_chunks, 4) if n_chunks else 1.0,
+        "total_bytes": n_bytes,
+        "disk_bytes": disk.total,
+        "disk": disk,
+    }
+
+
+def manifest_of(store: Store, refs: list[Ref]) -> Manifest | None:
+    """Read the manifest of some refs; None if none of them stands any more."""
+    try:
+        return store.manifest(refs[0])
+    except CorruptError:
+        for ref in refs:
+            now = store.ref(ref.key)
+            if now is not None and now.manifest == ref.manifest:
+                raise
+        return None
+
+
+class _Distinct:
+    """Counts different digests, holding each once and a bounded number of repeated ones."""
+
+    def __init__(self) -> None:
+        self._parts: list[Digests] = [np.empty((0, DIGEST_BYTES), np.uint8)]
+        self._n_new = 0
+
+    def add(self, digests: Digests) -> None:
+        self._parts.append(digests)
+        self._n_new += len(digests)
+        if self._n_new > _FOLD_ROWS:
+            self.count()
+
+    def count(self) -> int:
+        unique, _, _ = unique_rows(np.concatenate(self._parts))
+        self._parts, self._n_new = [unique], 0
+        return len(unique)
+
+
+By = Literal["experiment", "run", "step"]
+
+
+class Owner(NamedTuple):
+    """Who needs something. What is not known, or not asked for, is None."""
+
+    experiment: str | None
+    """The folder above those of runs, models and traces, which MLflow names by the experiment's id."""
+    run_id: str | None
+    step: int | None
+
+
+def owners_of(refs: Sequence[Ref], by: By, *, store_uri: str) -> list[Owner]:
+    """Tell whose each ref is, as far as refs say it and artifact paths show it.
+
+    Args:
+        refs: All of the store, since one tells of a run what another does not.
+        by: How much of it is to be told apart.
+        store_uri: The store's root, which may be the folder of an experiment.
+    """
+    placed = [_place(ref, store_uri) for ref in refs]
+    runs = [ref.run_id if ref.run_id is not None else run for ref, (_, run) in zip(refs, placed, strict=True)]
+    known = {run: experiment for run, (experiment, _) in zip(runs, placed, strict=True) if run and experiment}
+    found: list[Owner] = []
+    for ref, run, (experiment, _) in zip(refs, runs, placed, strict=True):
+        if experiment is None and run is not None:
+            experiment = known.get(run)
+        found.append(Owner(experiment, None if by == "experiment" else run, ref.step if by == "step" and run else None))
+    return found
+
+
+def _place(ref: Ref, store_uri: str) -> tuple[str | None, str | None]:
+    """Read an artifact path as MLflow lays it: the experiment's folder, and the run's where it is a run's."""
+    path = ref.path or ref.copy_path or ref.uri or ""
+    folders = path.split("/")
+    if "artifacts" not in folders[1:]:
+        return None, None
+    at = folders.index("artifacts", 1) - 1
+    run: str | None = folders[at]
+    if at > 0 and folders[at - 1] in ("models", "traces") and folders[at].startswith(("m-", "tr-")):
+        run, at = None, at - 1
+    experiment = folders[at - 1] if at > 0 else store_uri.rstrip("/").rpartition("/")[2]
+    return experiment or None, run
+
+
+_MAX_PAIRS = 1 << 21
+"""Pairs of a chunk and who needs it that are held at once."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Share(Figures):
+    """What one owner needs of a store, in bytes as they are stored: each chunk and each manifest once."""
+
+    experiment: str | None
+    run_id: str | None
+    step: int | None
+    refs: int
+    """Checkpoints, models and files."""
+    exclusive_bytes: int
+    """Of what nobody else needs: what deleting all of it would free, once packs are rewritten."""
+    shared_bytes: int
+    """Of what others need too."""
+    marginal_bytes: int
+    """Of what nobody needed before, in the order in which refs were made that are there now."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Shares(Figures):
+    """What all owners need. ``needed_bytes`` is the sum of the next two, and of all marginal bytes."""
+
+    by: By
+    needed_bytes: int
+    """Of all that somebody needs."""
+    exclusive_bytes: int
+    """Of what one owner needs, whoever it is."""
+    shared_bytes: int
+    """Of what several need, counted once."""
+    shares: tuple[Share, ...]
+    """Most exclusive bytes first."""
+
+
+def find_shares(store: Store, by: By, *, run_id: str | None = None) -> Shares:
+    """Find out whose the bytes are. No tensor is read, and nothing that a census of the store tells.
+
+    Args:
+        store: Which.
+        by: What is told apart: experiments, runs, or the steps of each run.
+        run_id: Tell only of what this run owns; what is shared is still counted with all others.
+
+    Raises:
+        CorruptError: A ref or manifest cannot be read.
+    """
+    refs = sorted(store.checkpoints(), key=lambda ref: (ref.created, ref.key))
+    facts = _facts_of(store, refs)
+    refs = [ref for ref in refs if ref.manifest in facts.position]
+    owners = owners_of(refs, by, store_uri=store.uri)
+    number = {owner: at for at, owner in enumerate(dict.fromkeys(owners))}
+    owner_of_ref = np.array([number[owner] for owner in owners], dtype=np.int64)
+    rank = np.full(len(facts.manifests), len(refs), dtype=np.int64)
+    at_manifest = np.array([facts.position[ref.manifest] for ref in refs], dtype=np.int64)
+    np.minimum.at(rank, at_manifest, np.arange(len(refs)))
+    pairs = np.unique(at_manifest << 32 | owner_of_ref)
+    holding = _Holding(manifest=pairs >> 32, owner=pairs & 0xFFFFFFFF, n_manifests=len(facts.manifests))
+
+    chunk_bytes = _stored_bytes(facts)
+    sums = _Sums(len(number))
+    for chunk, owner in holding.pairs(facts):
+        sums.add(chunk, owner, chunk_bytes)
+    sums.add(holding.manifest, holding.owner, facts.manifest_bytes.astype(np.int64))
+    first = np.append(owner_of_ref, 0)
+    chunk, earliest = _earliest(facts, rank)
+    is_needed = earliest < len(refs)
+    added = _sums_by(first[earliest[is_needed]], chunk_bytes[chunk[is_needed]], len(number))
+    has_ref = rank < len(refs)
+    added += _sums_by(first[rank[has_ref]], facts.manifest_bytes[has_ref], len(number))
+
+    wanted = {o for ref, o in zip(refs, owners, strict=True) if run_id in (None, ref.run_id, o.run_id)}
+    n_refs = np.bincount(owner_of_ref, minlength=len(number))
+    shares = [
+        Share(
+            **owner._asdict(),
+            refs=int(n_refs[at]),
+            exclusive_bytes=int(sums.exclusive[at]),
+            shared_bytes=int(sums.needed[at] - sums.exclusive[at]),
+            marginal_bytes=int(added[at]),
+        )
+        for owner, at in number.items()
+        if owner in wanted
+    ]
+    return Shares(
+        by=by,
+        needed_bytes=int(sums.exclusive.sum()) + sums.shared_once,
+        exclusive_bytes=int(sums.exclusive.sum()),
+        shared_bytes=sums.shared_once,
+        shares=tuple(sorted(shares, key=lambda share: -share.exclusive_bytes)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Holding:
+    """Which owners have a ref of which manifest; sorted by manifest, then by owner."""
+
+    manifest: Any
+    owner: Any
+    n_manifests: int
+
+    def pairs(self, facts: Facts) -> Any:
+        """Yield each chunk with each of its owners once, sorted by chunk; a chunk's all together."""
+        # Neighbours with the same single owner are one block; any other manifest is a block of its own.
+        n_owners = np.bincount(self.manifest, minlength=self.n_manifests)
+        begin = np.concatenate([[0], np.cumsum(n_owners)])
+        single = np.full(self.n_manifests, -1, dtype=np.int64)
+        single[n_owners == 1] = self.owner[begin[:-1][n_owners == 1]]
+        is_new = np.ones(self.n_manifests, dtype=bool)
+        is_new[1:] = (single[1:] != single[:-1]) | (single[1:] < 0)
+        block = np.cumsum(is_new) - 1
+        opens = np.flatnonzero(is_new)
+        of_block, from_ = n_owners[opens], begin[:-1][opens]
+        upto = np.concatenate([[0], np.cumsum(of_block)])
+        first, last = block[facts.span_start], block[facts.span_stop - 1]
+        weight = np.cumsum(upto[last + 1] - upto[first])
+        starts = np.concatenate([[0], np.flatnonzero(np.diff(facts.span_chunk)) + 1, [len(weight)]])
+        at = 0
+        while at < len(weight):
+            enough = np.searchsorted(weight, (weight[at - 1] if at else 0) + _MAX_PAIRS)
+            to = int(starts[max(np.searchsorted(starts, enough, side="right") - 1, np.searchsorted(starts, at) + 1)])
+            rows, blocks = _counted_up(first[at:to], last[at:to] - first[at:to] + 1)
+            again, owners = _counted_up(from_[blocks], of_block[blocks])
+            pairs = facts.span_chunk[at:to][rows[again]].astype(np.int64) << 32 | self.owner[owners]
+            pairs.sort(kind="stable")  # which is fast where most of it is in order
+            pairs = pairs[np.append(True, pairs[1:] != pairs[:-1])] if len(pairs) else pairs
+            yield pairs >> 32, pairs & 0xFFFFFFFF
+            at = to
+
+
+def _counted_up(start: Any, n: Any) -> tuple[Any, Any]:
+    """Write out ranges one after the other: for each number the range it is of, and the number."""
+    of = np.repeat(np.arange(len(n)), n)
+    return of, np.arange(len(of)) + np.repeat(start - (np.cumsum(n) - n), n)
+
+
+class _Sums:
+    """Adds up bytes by owner."""
+
+    def __init__(self, n_owners: int) -> None:
+        self.needed = np.zeros(n_owners, dtype=np.int64)
+        self.exclusive = np.zeros(n_owners, dtype=np.int64)
+        self.shared_once = 0
+
+    def add(self, item: Any, owner: Any, item_bytes: Any) -> None:
+        """Count items of different owners; pairs, none twice, with an item's all together."""
+        if len(item) == 0:
+            return
+        begins = np.concatenate([[True], item[1:] != item[:-1]])
+        is_alone = begins & np.append(begins[1:], True)
+        self.needed += _sums_by(owner, item_bytes[item], len(self.needed))
+        self.exclusive += _sums_by(owner[is_alone], item_bytes[item[is_alone]], len(self.exclusive))
+        self.shared_once += int(item_bytes[item[begins]].sum()) - int(item_bytes[item[is_alone]].sum())
+
+
+def _sums_by(owner: Any, n_bytes: Any, n_owners: int) -> Any:
+    """Add up bytes by owner; as floats, which are exact up to eight petabytes."""
+    return np.bincount(owner, weights=n_bytes, minlength=n_owners).astype(np.int64)
+
+
+def _earliest(facts: Facts, rank: Any) -> tuple[Any, Any]:
+    """For each chunk that a manifest names the least rank of one that does."""
+    if len(facts.span_chunk) == 0:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    least = np.full(len(facts.digests), np.iinfo(np.int64).max)
+    borders = np.stack([facts.span_start, facts.span_stop], axis=1).ravel()
+    of_span = np.minimum.reduceat(np.append(rank, np.iinfo(np.int64).max), borders.astype(np.int64))[::2]
+    np.minimum.at(least, facts.span_chunk, of_span)
+    chunk = np.unique(facts.span_chunk)
+    return chunk, least[chunk]
+
+
+def _stored_bytes(facts: Facts) -> Any:
+    """For each chunk the bytes of its smallest copy; 0 where there is none."""
+    least = np.full(len(facts.digests), np.iinfo(np.int64).max)
+    np.minimum.at(least, facts.entry_chunk, facts.entry_bytes.astype(np.int64))
+    return np.where(least == np.iinfo(np.int64).max, 0, least)
+
+
+def _facts_of(store: Store, refs: Sequence[Ref]) -> Facts:
+    """What the manifests of refs name, and what is in packs: from a census, and read where none tells it."""
+    backend = store.backend
+    census = Census(backend)
+    census.load()
+    by_manifest: dict[str, list[Ref]] = {}
+    for ref in sorted(refs, key=lambda ref: (ref.run_id or "", ref.name or "", ref.step or 0)):
+        by_manifest.setdefault(ref.manifest, []).append(ref)
+    manifests = {info.key.removeprefix("manifests/"): info.size for info in list_blobs(backend, "manifests")}
+    unknown = [held for name, held in by_manifest.items() if census.manifests.get(name) != manifests.get(name)]
+    for held, manifest in zip(unknown, _map_reads(store, lambda held: manifest_of(store, held), unknown), strict=True):
+        if manifest is not None:
+            name = held[0].manifest
+            census.learn_manifest(name, manifest.digests, n_bytes=manifests.get(name, 0))
+    sizes = dict(p.list_packs(backend))
+    new = [(name, size) for name, size in sizes.items() if census.packs.get(name) != size]
+    tables: dict[str, Entries] = {}
+    for (name, _), table in zip(new, _map_reads(store, lambda pack: _table_of(store, *pack), new), strict=True):
+        if table is not None:
+            tables[name] = table
+    census.learn_packs(tables, sizes)
+    return census.facts.only(manifests=by_manifest, packs=sizes)
+
+
+def _table_of(store: Store, name: str, size: int) -> Entries | None:
+    try:
+        return p.read_pack_table(store.backend, name, size=size)
+    except (BlobNotFoundError, CorruptError):
+        return None
+
+
+def _map_reads(store: Store, function: Any, items: Sequence[Any]) -> Any:
+    return threads.ordered_map(function, items, waits=True) if store.backend.is_remote else map(function, items)

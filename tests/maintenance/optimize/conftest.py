@@ -1,0 +1,13 @@
+"""Lets the tests of `optimize` import what they share."""
+
+from __future__ import annotations
+
+import pytest
+
+from tensorcas_mlflow.store import Store
+from tests.maintenance.optimize.trainings import new_store
+
+
+@pytest.fixture
+def store() -> Store:
+    return new_store()

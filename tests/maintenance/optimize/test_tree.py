@@ -1,0 +1,116 @@
+"""Which versions are stored in full and which against which: bounds that hold whatever the sizes are."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorcas_mlflow.maintenance._optimize_tree import IN_FULL, Hop, Stored, choose_tree
+
+FULL_COST, MOST_COST = 0.3, 3.1
+NAN = float("nan")
+
+
+def random_hops(seed: int, n: int) -> tuple[Any, list[Hop]]:
+    rng = np.random.default_rng(seed)
+    full, places = rng.uniform(0.6, 1.0, n), rng.uniform(0, 1, (n, 2))
+    far = np.linalg.norm(places[:, None] - places[None], axis=2)
+    slow = far + rng.uniform(0, 0.3, (n, n))
+    return full, [Hop(sizes=slow * 1.2, cost=0.7), Hop(sizes=slow, cost=2.0)]
+
+
+def total(full: Any, hops: list[Hop], tree: list[Stored], *, free: Any = None) -> float:
+    sizes = [
+        full[v] if each.base == IN_FULL else hops[each.hop].sizes[each.base, v]
+        for v, each in enumerate(tree)
+        if free is None or free[v]
+    ]
+    return float(sum(sizes))
+
+
+def cost(hops: list[Hop], tree: list[Stored], version: int, roots: Any = None) -> float:
+    taken, n_hops = 0.0, 0
+    while tree[version].base != IN_FULL:
+        taken += hops[tree[version].hop].cost
+        version, n_hops = tree[version].base, n_hops + 1
+        assert n_hops <= len(tree), "it is a ring"
+    return taken + (FULL_COST if roots is None else roots[version])
+
+
+def choose(full: Any, hops: list[Hop], **options: Any) -> list[Stored]:
+    return choose_tree(full, hops, full_cost=FULL_COST, most_cost=MOST_COST, **options)
+
+
+@pytest.mark.parametrize("n", range(1, 34, 4))
+def test_no_tree_is_worse_than_all_in_full_nor_deeper_than_allowed(n: int) -> None:
+    full, hops = random_hops(n, n)
+
+    tree = choose(full, hops)
+
+    assert total(full, hops, tree) <= full.sum() * (1 + 1e-12)
+    assert max(cost(hops, tree, version) for version in range(len(tree))) <= MOST_COST + 1e-9
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_of_a_few_versions_the_best_tree_is_found_or_nearly_so(seed: int) -> None:
+    n = 4
+    full, hops = random_hops(seed, n)
+    ways = [Stored(IN_FULL), *(Stored(base, hop) for base, hop in product(range(n), range(len(hops))))]
+    best = min(
+        total(full, hops, list(tree))
+        for tree in product(*([way for way in ways if way.base != version] for version in range(n)))
+        if not has_ring(list(tree)) and all(cost(hops, list(tree), v) <= MOST_COST + 1e-9 for v in range(n))
+    )
+
+    assert total(full, hops, choose(full, hops)) <= 1.02 * best
+
+
+def has_ring(tree: list[Stored]) -> bool:
+    for version in range(len(tree)):
+        at, n_hops = version, 0
+        while tree[at].base != IN_FULL:
+            at, n_hops = tree[at].base, n_hops + 1
+            if n_hops > len(tree):
+                return True
+    return False
+
+
+def test_the_version_in_the_middle_becomes_the_base_of_those_before_and_behind() -> None:
+    steps = np.arange(5)
+    sizes = 0.2 * np.abs(steps[:, None] - steps[None]).astype(float)
+
+    tree = choose(np.ones(5), [Hop(sizes=sizes, cost=2.0)])
+
+    assert [each.base for each in tree] == [2, 2, IN_FULL, 2, 2]
+
+
+def test_what_is_stored_already_stays_and_is_a_base_for_nothing() -> None:
+    sizes = np.full((3, 3), 0.5)
+
+    tree = choose(np.ones(3), [Hop(sizes=sizes, cost=0.7)], fixed=np.array([0.3, NAN, NAN]))
+
+    assert tree == [Stored(IN_FULL), Stored(0), Stored(0)]
+
+
+def test_what_takes_long_already_is_no_base() -> None:
+    sizes = np.full((2, 2), 0.5)
+
+    tree = choose(np.ones(2), [Hop(sizes=sizes, cost=0.7)], fixed=np.array([2.9, NAN]))
+
+    assert tree == [Stored(IN_FULL), Stored(IN_FULL)]
+
+
+def test_a_hop_is_taken_for_what_it_spares_and_not_for_less_than_its_price() -> None:
+    hops = [Hop(sizes=np.full((2, 2), 0.6), cost=0.7), Hop(sizes=np.full((2, 2), 0.55), cost=2.0)]
+    fixed = np.array([0.3, NAN])
+
+    assert choose(np.ones(2), hops, fixed=fixed)[1] == Stored(0, 1)
+    assert choose(np.ones(2), hops, fixed=fixed, price=0.1)[1] == Stored(0, 0)
+    assert choose(np.ones(2), hops, fixed=fixed, price=1.0)[1] == Stored(IN_FULL)
+
+
+def test_without_a_way_to_make_deltas_all_are_stored_in_full() -> None:
+    assert choose(np.ones(3), []) == [Stored(IN_FULL)] * 3

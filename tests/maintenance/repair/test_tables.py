@@ -1,0 +1,79 @@
+"""Packs whose table is damaged: what others know of them, or is left of the table, and hashes right."""
+
+from __future__ import annotations
+
+import pytest
+
+from tensorcas_mlflow.backends import MemoryBackend
+from tensorcas_mlflow.index import make_table, pack_key, segment_bytes
+from tensorcas_mlflow.pack import FOOTER_BYTES
+from tensorcas_mlflow.store import Store
+from tensorcas_mlflow.store.protocol import read_pack_table
+from tests.maintenance.repair.damaging import (
+    CHUNK_BYTES,
+    flip,
+    keys,
+    loads,
+    new_store,
+    overwrite,
+    pack_of,
+    repair,
+    save,
+)
+
+
+@pytest.mark.parametrize("at", [-1, -FOOTER_BYTES, -FOOTER_BYTES - 1])
+def test_a_pack_with_a_damaged_table_gives_back_what_hashes_right(store: Store, at: int) -> None:
+    key = pack_key(pack_of(store.backend, "a"))
+    flip(store.backend, key, len(store.backend.get(key)) + at)
+    report = repair(store)
+
+    assert report.is_whole
+    assert key not in keys(store.backend, "packs")
+    assert loads(store, "ab", 0)
+
+
+def test_what_a_table_says_wrongly_of_a_chunk_does_not_bring_it_back(store: Store) -> None:
+    key = pack_key(pack_of(store.backend, "a"))
+    flip(store.backend, key, len(store.backend.get(key)) - FOOTER_BYTES - 60)  # the digest of b, which is the last row
+    report = repair(store)
+
+    assert [loss.tensors for loss in report.losses] == [("b",), ("b",)]
+    assert loads(store, "ab", 0, "a")
+
+
+def test_a_pack_that_is_cut_short_gives_back_what_an_index_segment_knows_of(store: Store) -> None:
+    name = pack_of(store.backend, "a")
+    table = make_table({name: read_pack_table(store.backend, name)})
+    for key in keys(store.backend, "index"):
+        store.backend.delete(key)
+    store.backend.put_new("index/" + "f" * 32 + ".arrow", [segment_bytes(table)])
+    whole = store.backend.get(pack_key(name))
+    overwrite(store.backend, pack_key(name), whole[: 8 + 2 * CHUNK_BYTES + 70])
+    report = repair(store)
+
+    assert report.is_whole
+    assert loads(store, "ab", 0)
+
+
+def test_the_rest_of_a_cut_pack_is_put_aside(store: Store) -> None:
+    name = pack_of(store.backend, "d")
+    for key in keys(store.backend, "index"):
+        store.backend.delete(key)
+    cut = store.backend.get(pack_key(name))[:3000]
+    overwrite(store.backend, pack_key(name), cut)
+    report = repair(store)
+
+    assert [loss.checkpoint for loss in report.losses] == ["run run step 2"]
+    assert [store.backend.get(key).partition(b"\n")[2] for key in keys(store.backend, "quarantine")] == [cut[8:]]
+
+
+def test_hints_of_manifests_find_chunks_of_a_pack_without_a_table() -> None:
+    store = new_store(MemoryBackend(is_remote=True))
+    save(store, "ab", 0)
+    name = pack_of(store.backend, "a")
+    whole = store.backend.get(pack_key(name))
+    overwrite(store.backend, pack_key(name), whole[: -FOOTER_BYTES - 2 * 68])
+
+    assert repair(store).is_whole
+    assert loads(store, "ab", 0)

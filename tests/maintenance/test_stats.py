@@ -1,0 +1,153 @@
+"""The figures of stores and runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorcas_mlflow import TensorCasStore
+from tensorcas_mlflow.backends import LocalBackend
+from tensorcas_mlflow.errors import CorruptError, StoreNotFoundError
+from tensorcas_mlflow.maintenance import disk_usage, plan_gc, run_stats, store_stats
+from tensorcas_mlflow.store import Ref, RefTarget, Store
+from tensorcas_mlflow.store.protocol import condemned_bytes
+
+KB = 4096
+
+
+def save(store: Store, run_id: str, step: int, tensors: dict[str, Any], **more: Any) -> Ref:
+    with store.write_checkpoint(tensors) as pending:
+        return pending.commit(RefTarget(run_id=run_id, step=step, **more))
+
+
+def bytes_below(folder: Path) -> int:
+    return sum((Path(at) / name).stat().st_size for at, _, names in os.walk(folder) for name in names)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Two runs: three steps that share all but one chunk, and a step that shares everything."""
+    store = Store.init(tmp_path / "store", chunk_bytes=KB)
+    for step in range(3):
+        save(store, "one", step * 10, {"fixed": np.arange(1024), "w": np.full(512, step)})
+    save(store, "two", 0, {"fixed": np.arange(1024)})
+    return store
+
+
+def test_the_figures_of_a_run(store: Store) -> None:
+    found = run_stats(store, "one")
+
+    assert (found.run_id, found.checkpoints, found.files, found.steps) == ("one", 3, 0, (0, 10, 20))
+    assert (found.total_chunks, found.unique_chunks, found.dedup_ratio) == (9, 5, 0.5556)
+    assert found.total_bytes == 3 * (1024 + 512) * 8
+
+
+def test_the_figures_of_a_store(store: Store) -> None:
+    found = store_stats(store)
+
+    assert (found.runs, found.checkpoints, found.files) == (2, 4, 0)
+    assert (found.total_chunks, found.unique_chunks, found.dedup_ratio) == (11, 5, 0.4545)
+    assert found.total_bytes == (3 * (1024 + 512) + 1024) * 8
+
+
+def test_a_run_that_keeps_nothing_has_a_ratio_of_one(store: Store) -> None:
+    found = run_stats(store, "three")
+
+    assert (found.checkpoints, found.steps, found.total_chunks, found.dedup_ratio) == (0, (), 0, 1.0)
+
+
+def test_every_byte_of_the_store_is_counted(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(5000))
+    with store.write_file(tmp_path / "file") as pending:
+        pending.commit(RefTarget(path="data/file"))
+    store.backend.put_new("index/" + "0" * 32 + ".arrow", [b"segment"])
+    store.backend.put_new("condemned/" + "0" * 32, [condemned_bytes(frozenset(), frozenset())])
+    store.backend.put_new("quarantine/" + "0" * 32 + "-0-1.00000000", [b"damaged"])
+    store.backend.put_new("census/" + "0" * 32, [b"census"])
+    with store.write_checkpoint({"w": np.arange(7)}):
+        found = disk_usage(store.backend)
+        on_disk = bytes_below(tmp_path / "store")
+
+    assert found.total == on_disk == sum(found[kind] for kind in found if kind != "total")
+    assert all(found[kind] > 0 for kind in found)
+
+
+def test_files_and_models_are_counted_with_their_chunks(store: Store, tmp_path: Path) -> None:
+    before = store_stats(store)
+    (tmp_path / "file").write_bytes(b"1" * 10_000)
+    with store.write_file(tmp_path / "file") as pending:
+        pending.commit(RefTarget(path="data/file", run_id="one"))
+    save(store, "one", 30, {"w": np.full(512, 9)}, copy_path="models/m/artifacts/data/checkpoint.arrow", model_id="m")
+    after, run = store_stats(store), run_stats(store, "one")
+
+    assert (after.files - before.files, after.checkpoints - before.checkpoints) == (1, 1)
+    assert after.total_bytes - before.total_bytes == 10_000 + 4096
+    assert (run.files, run.steps) == (1, (0, 10, 20, 30))
+
+
+def test_figures_are_read_as_attributes_or_as_items_and_become_json(store: Store) -> None:
+    found = run_stats(store, "one")
+
+    assert found["total_chunks"] == found.total_chunks
+    assert dict(found) == {name: getattr(found, name) for name in found}
+    assert json.loads(json.dumps(dict(found), default=dict))["disk"]["packs"] == found.disk.packs
+    assert found == run_stats(store, "one")
+    with pytest.raises(KeyError):
+        found["get"]
+
+
+def test_the_store_of_a_run_gives_both(tmp_path: Path) -> None:
+    class Arrays:
+        def extract(self, model: dict[str, Any]) -> dict[str, Any]:
+            return model
+
+        def reconstruct(self, tensors: Any, original: Any = None) -> Any:
+            return tensors
+
+    with TensorCasStore(tmp_path, "run", Arrays()) as opened:
+        opened.save({"w": np.arange(4)}, 1)
+        found = opened.stats()
+
+    assert (found["run_id"], found["checkpoints"], found["total_bytes"]) == ("run", 1, 32)
+    assert TensorCasStore.store_stats(tmp_path)["runs"] == 1
+    assert found["disk_bytes"] == bytes_below(tmp_path)
+
+
+def test_the_figures_of_no_store_are_an_error_and_make_none(tmp_path: Path) -> None:
+    with pytest.raises(StoreNotFoundError):
+        TensorCasStore.store_stats(tmp_path)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_manifest_that_cannot_be_read_is_an_error_and_not_a_smaller_figure(store: Store) -> None:
+    [ref] = [ref for ref in store.checkpoints() if ref.run_id == "two"]
+    store.backend.delete(f"manifests/{ref.manifest}")
+
+    with pytest.raises(CorruptError, match="run two step 0"):
+        store_stats(store)
+    assert run_stats(store, "one").checkpoints == 3
+
+
+def test_a_step_that_is_dropped_and_collected_meanwhile_is_not_counted(tmp_path: Path) -> None:
+    class Meanwhile(LocalBackend):
+        """Files; the second step is dropped and collected just before the first manifest is read."""
+
+        def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
+            if key.startswith("manifests/") and dropped:
+                other = Store.open_backend(LocalBackend(tmp_path))
+                other.drop(dropped.pop())
+                plan_gc(other, grace_s=0).execute()
+            return super().get(key, max_bytes=max_bytes)
+
+    dropped: list[Ref] = []
+    store = Store.init_backend(Meanwhile(tmp_path))
+    save(store, "run", 1, {"w": np.arange(5)})
+    dropped.append(save(store, "run", 2, {"w": np.arange(6)}))
+
+    assert run_stats(store, "run").checkpoints == 1

@@ -1,0 +1,151 @@
+"""What fails on this machine says nothing of a store: it is raised as it is, and nothing is called damaged."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import zstandard
+
+from tensorcas_mlflow.cli import main
+from tensorcas_mlflow.errors import BackendError, StarvedError
+from tensorcas_mlflow.maintenance import plan_gc, plan_repair, verify
+from tensorcas_mlflow.store import RefTarget, Store
+
+LOOKS: dict[str, Callable[[Store], Any]] = {
+    "load": lambda store: [store.read_tensors(store.manifest(ref)) for ref in store.checkpoints()],
+    "verify": lambda store: verify(store, full=True),
+    "gc": lambda store: plan_gc(store, grace_s=0),
+    "repair": plan_repair,
+}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A store with two checkpoints and a segment of its index."""
+    store = Store.init(tmp_path / "root", chunk_bytes=4096)
+    for step in range(2):
+        with store.write_checkpoint({"w": np.arange(5000) % 7 + step, "i": np.arange(3)}) as pending:
+            pending.commit(RefTarget(run_id="run", step=step))
+    return tmp_path / "root"
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize(
+    "code",
+    ["raise ValueError('numpy.dtype size changed, may indicate binary incompatibility')", "import no_such_package"],
+    ids=["a value", "an import"],
+)
+def test_a_package_that_cannot_be_imported_is_no_damage(
+    root: Path, look: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_of_pyarrow.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    open_stream = pa.ipc.open_stream
+
+    def importing(*arguments: Any) -> Any:
+        import broken_of_pyarrow  # noqa: F401
+
+        return open_stream(*arguments)
+
+    monkeypatch.setattr(pa.ipc, "open_stream", importing)
+
+    with pytest.raises(ImportError):
+        LOOKS[look](Store.open(root))
+
+
+def test_the_program_says_so_in_a_line(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def importing(*arguments: Any) -> Any:
+        raise ImportError("no pandas here")
+
+    monkeypatch.setattr(pa.ipc, "open_stream", importing)
+
+    assert main(["verify", "--root", str(root)]) == 1
+    assert capsys.readouterr().err == "tensorcas: error: no pandas here\n"
+
+
+def test_a_broken_pandas_is_not_met_at_all(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "pandas.py").write_text("raise ValueError('numpy.dtype size changed')")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    program = f"from tensorcas_mlflow.cli import main; main(['verify', '--full', '--root', {str(root)!r}])"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=300)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "no problem found" in done.stdout
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("error", [MemoryError("no"), pa.ArrowMemoryError("no")])
+def test_too_little_memory_is_no_damage(
+    root: Path, look: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def starving(*arguments: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(pa.ipc, "open_stream", starving)
+
+    with pytest.raises(MemoryError):
+        LOOKS[look](Store.open(root))
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_too_little_memory_for_zstandard_is_no_damage(root: Path, look: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def starving(*arguments: Any) -> Any:
+        raise zstandard.ZstdError("zstd decompress error: Allocation error : not enough memory")
+
+    monkeypatch.setattr(zstandard, "frame_content_size", starving)
+
+    with pytest.raises(MemoryError):
+        LOOKS[look](Store.open(root))
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("folder", ["packs", "manifests", "refs"])
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_too_few_descriptors_are_no_damage(
+    root: Path, look: str, folder: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.open(root)
+    open_file = os.open
+
+    def refused(path: Any, *arguments: Any, **options: Any) -> int:
+        if f".tensorcas/{folder}/" in os.fspath(path):
+            raise OSError(number, os.strerror(number))
+        return open_file(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", refused)
+
+    with pytest.raises(StarvedError):
+        LOOKS[look](store)
+
+
+@pytest.mark.parametrize("folder", ["packs", "manifests", "refs"])
+def test_what_may_not_be_read_is_told_as_that_and_not_as_damage(
+    root: Path, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.open(root)
+    open_file = os.open
+
+    def refused(path: Any, *arguments: Any, **options: Any) -> int:
+        if f".tensorcas/{folder}/" in os.fspath(path):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return open_file(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", refused)
+
+    with pytest.raises(BackendError, match="Permission denied"):
+        LOOKS["load"](store)
+    with pytest.raises(BackendError, match="Permission denied"):
+        LOOKS["gc"](store)
+    assert all("Permission denied" in problem.reason for problem in verify(store).problems if problem.key is not None)
+    assert not any(finding.is_mended for finding in plan_repair(store).findings)
