@@ -19,11 +19,11 @@ from tensorcas_mlflow.maintenance._gc import (
 )
 from tensorcas_mlflow.maintenance._inventory import (
     NO_BASE,
-    Facts,
+    Inventory,
     RefSeen,
-    facts_of_manifests,
-    facts_of_packs,
-    merge_facts,
+    inventory_of_manifests,
+    inventory_of_packs,
+    merge_inventories,
 )
 from tensorcas_mlflow.maintenance._optimize import OptimizePlan, OptimizeReport, plan_optimize
 from tensorcas_mlflow.maintenance._optimize_encode import Spent
@@ -50,8 +50,7 @@ from tensorcas_mlflow.maintenance._stats import (
     run_stats,
     store_stats,
 )
-from tensorcas_mlflow.maintenance._verify import verify
-from tensorcas_mlflow.maintenance._verify_report import Problem, VerifyReport
+from tensorcas_mlflow.maintenance._verify import Problem, VerifyReport, verify
 
 __all__ = [
     "DEFAULT_GRACE_S",
@@ -65,12 +64,12 @@ __all__ = [
     "CopyPlan",
     "CopyReport",
     "DiskUsage",
-    "Facts",
     "Failure",
     "Finding",
     "FormatFix",
     "GcPlan",
     "GcReport",
+    "Inventory",
     "LocalPlainFiles",
     "Loss",
     "ObjectPlainFiles",
@@ -98,10 +97,10 @@ __all__ = [
     "copy_plain",
     "copy_refs",
     "disk_usage",
-    "facts_of_manifests",
-    "facts_of_packs",
     "find_shares",
-    "merge_facts",
+    "inventory_of_manifests",
+    "inventory_of_packs",
+    "merge_inventories",
     "open_damaged",
     "open_damaged_backend",
     "open_destination",

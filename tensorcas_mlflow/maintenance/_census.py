@@ -19,11 +19,11 @@ from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, NewerFormatError
 from tensorcas_mlflow.maintenance._inventory import (
     NO_BASE,
-    Facts,
+    Inventory,
     RefSeen,
-    facts_of_manifests,
-    facts_of_packs,
-    merge_facts,
+    inventory_of_manifests,
+    inventory_of_packs,
+    merge_inventories,
 )
 from tensorcas_mlflow.pack import ENTRY, Entries
 
@@ -54,30 +54,30 @@ _MANIFEST_NAME = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{8})?")
 _PACK_NAME = re.compile(r"[0-9a-f]{32}")
 
 
-def census_bytes(facts: Facts) -> list[bytes]:
+def census_bytes(inventory: Inventory) -> list[bytes]:
     """Write a census, in pieces."""
     head = json.dumps(
         {
             "format": VERSION,
-            "manifests": facts.manifests,
-            "packs": facts.packs,
-            "base_packs": facts.base_packs,
-            "refs": [[*seen, name] for seen, name in facts.refs.items()],
-            "n_digests": len(facts.digests),
-            "n_spans": len(facts.span_chunk),
-            "n_entries": len(facts.entry_chunk),
+            "manifests": inventory.manifests,
+            "packs": inventory.packs,
+            "base_packs": inventory.base_packs,
+            "refs": [[*seen, name] for seen, name in inventory.refs.items()],
+            "n_digests": len(inventory.digests),
+            "n_spans": len(inventory.span_chunk),
+            "n_entries": len(inventory.entry_chunk),
         },
         sort_keys=True,
     ).encode()
-    given: dict[str, Any] = {name: getattr(facts, name) for name, _, _ in _COLUMNS if name != "pack_entries"}
-    given["pack_entries"] = np.bincount(facts.entry_pack, minlength=len(facts.packs))
+    given: dict[str, Any] = {name: getattr(inventory, name) for name, _, _ in _COLUMNS if name != "pack_entries"}
+    given["pack_entries"] = np.bincount(inventory.entry_pack, minlength=len(inventory.packs))
     columns = b"".join(given[name].astype(dtype).tobytes() for name, dtype, _ in _COLUMNS)
-    body = b"".join([head, facts.digests.tobytes(), columns])
+    body = b"".join([head, inventory.digests.tobytes(), columns])
     begin = _HEADER.pack(MAGIC, len(head), b"", b"")[:32]
     return [begin, digest(body + begin), body]
 
 
-def read_census(key: str, blob: bytes) -> Facts:
+def read_census(key: str, blob: bytes) -> Inventory:
     """Read a census.
 
     Raises:
@@ -127,7 +127,7 @@ def read_census(key: str, blob: bytes) -> Facts:
     pack_entries = columns.pop("pack_entries")
     if int(pack_entries.sum(dtype=np.uint64)) != counts["n_entries"]:
         raise CorruptError(key, "its packs have other entries than it says")
-    facts = Facts(
+    inventory = Inventory(
         digests=digests,
         manifests=manifests,
         packs=packs,
@@ -136,28 +136,28 @@ def read_census(key: str, blob: bytes) -> Facts:
         entry_pack=np.repeat(np.arange(len(packs), dtype=np.uint32), pack_entries),
         **columns,
     )
-    if not _is_possible(facts) or not facts.is_consistent:
+    if not _is_possible(inventory) or not inventory.is_consistent:
         raise CorruptError(key, "it contradicts itself")
     if version < VERSION:
         # What was spent on the chunks of packs stands in their tables alone.
-        return replace(facts.only(manifests=facts.manifests, packs={}), refs=refs)
-    return facts
+        return replace(inventory.only(manifests=inventory.manifests, packs={}), refs=refs)
+    return inventory
 
 
-def _is_possible(facts: Facts) -> bool:
+def _is_possible(inventory: Inventory) -> bool:
     """Tell whether every number points to something and everything stands in its order."""
-    n_chunks = len(facts.digests)
-    chunk, start, stop = facts.span_chunk, facts.span_start, facts.span_stop
-    if any(len(chunks) and int(chunks.max()) >= n_chunks for chunks in (chunk, facts.entry_chunk)):
+    n_chunks = len(inventory.digests)
+    chunk, start, stop = inventory.span_chunk, inventory.span_start, inventory.span_stop
+    if any(len(chunks) and int(chunks.max()) >= n_chunks for chunks in (chunk, inventory.entry_chunk)):
         return False
-    deltas = facts.entry_base != NO_BASE
-    base, base_pack = facts.entry_base[deltas], facts.entry_base_pack[deltas]
-    if len(base) and (int(base.max()) >= n_chunks or int(base_pack.max()) >= len(facts.base_packs)):
+    deltas = inventory.entry_base != NO_BASE
+    base, base_pack = inventory.entry_base[deltas], inventory.entry_base_pack[deltas]
+    if len(base) and (int(base.max()) >= n_chunks or int(base_pack.max()) >= len(inventory.base_packs)):
         return False
-    if len(stop) and (int(stop.max()) > len(facts.manifests) or (start >= stop).any()):
+    if len(stop) and (int(stop.max()) > len(inventory.manifests) or (start >= stop).any()):
         return False
     follows = (chunk[1:] > chunk[:-1]) | ((chunk[1:] == chunk[:-1]) & (start[1:] > stop[:-1]))
-    return bool(follows.all()) and _is_ascending(facts.digests)
+    return bool(follows.all()) and _is_ascending(inventory.digests)
 
 
 def _is_ascending(digests: Digests) -> bool:
@@ -213,7 +213,7 @@ class Census:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._parts: list[Facts] = []
+        self._parts: list[Inventory] = []
         self._pending: dict[str, tuple[int, Digests]] = {}
         self._n_pending = 0
         self.manifests: dict[str, int] = {}
@@ -227,10 +227,10 @@ class Census:
         """Censuses that were read, or cannot be read: keys and sizes."""
 
     @property
-    def facts(self) -> Facts:
+    def inventory(self) -> Inventory:
         """All that is known by now; the refs apart."""
         self._fold()
-        self._parts = [merge_facts(self._parts)]
+        self._parts = [merge_inventories(self._parts)]
         return self._parts[0]
 
     def load(self) -> None:
@@ -270,9 +270,9 @@ class Census:
         """Take up the tables of packs that are not known, or with another size, and the packs' sizes."""
         if not self.packs.keys().isdisjoint(tables):
             self.packs = {name: size for name, size in self.packs.items() if name not in tables}
-            self._parts = [self.facts.only(manifests=self.manifests, packs=self.packs)]
+            self._parts = [self.inventory.only(manifests=self.manifests, packs=self.packs)]
         if tables:
-            self._take(facts_of_packs(tables, sizes))
+            self._take(inventory_of_packs(tables, sizes))
         for table in tables.values():
             self._note(len(table) * ENTRY.itemsize)
 
@@ -295,20 +295,20 @@ class Census:
             packs: Those there are, and their sizes.
             refs: Those there are, as they were listed.
         """
-        kept = self.facts.only(manifests=manifests, packs=packs)
-        facts = replace(kept, refs={seen: name for seen, name in self._refs.items() if seen in refs})
-        head_bytes, columns_bytes = _about_bytes(facts)
+        kept = self.inventory.only(manifests=manifests, packs=packs)
+        inventory = replace(kept, refs={seen: name for seen, name in self._refs.items() if seen in refs})
+        head_bytes, columns_bytes = _about_bytes(inventory)
         size = head_bytes + columns_bytes
         is_worth_it = self._n_new >= LEAST_NEW and self._new_bytes * _NEW_PART >= size
         is_stale = sum(self._loaded.values()) > max(2 * size, _STALE_BYTES) or len(self._loaded) > _MOST_BLOBS
-        is_stale |= bool(self._loaded) and not facts.manifests and not facts.packs
+        is_stale |= bool(self._loaded) and not inventory.manifests and not inventory.packs
         if size > MAX_BYTES or head_bytes > MAX_HEAD_BYTES or not (is_worth_it or is_stale):
             return
         key = f"{PREFIX}/{uuid.uuid4().hex}"
-        says_something = bool(facts.manifests or facts.packs)
+        says_something = bool(inventory.manifests or inventory.packs)
         try:
             if says_something:
-                self._backend.put_new(key, census_bytes(facts), durable=False)
+                self._backend.put_new(key, census_bytes(inventory), durable=False)
             for old in self._loaded:
                 self._backend.delete(old)
         except BackendError as error:
@@ -321,22 +321,22 @@ class Census:
         self._n_new += 1
         self._new_bytes += n_bytes
 
-    def _take(self, part: Facts) -> None:
+    def _take(self, part: Inventory) -> None:
         self._parts.append(part)
         self.manifests = {**dict(zip(part.manifests, part.manifest_bytes.tolist(), strict=True)), **self.manifests}
         self.packs = {**part.sizes, **self.packs}
         if len(self._parts) > _MOST_PARTS:
-            self._parts = [merge_facts(self._parts)]
+            self._parts = [merge_inventories(self._parts)]
 
     def _fold(self) -> None:
         pending, self._pending, self._n_pending = [(name, *said) for name, said in self._pending.items()], {}, 0
         if pending:
-            self._take(facts_of_manifests(pending))
+            self._take(inventory_of_manifests(pending))
 
 
-def _about_bytes(facts: Facts) -> tuple[int, int]:
+def _about_bytes(inventory: Inventory) -> tuple[int, int]:
     """How many bytes the head of a census takes, and the rest, or some more."""
-    n_names = len(facts.manifests) + len(facts.packs) + len(facts.base_packs)
-    refs = sum(len(seen.key) + len(seen.token) + 4 * _NAME_BYTES for seen in facts.refs)
-    columns = 12 * len(facts.span_chunk) + 17 * len(facts.entry_chunk) + 16 * n_names
-    return _NAME_BYTES * n_names + refs + 1024, DIGEST_BYTES * len(facts.digests) + columns
+    n_names = len(inventory.manifests) + len(inventory.packs) + len(inventory.base_packs)
+    refs = sum(len(seen.key) + len(seen.token) + 4 * _NAME_BYTES for seen in inventory.refs)
+    columns = 12 * len(inventory.span_chunk) + 17 * len(inventory.entry_chunk) + 16 * n_names
+    return _NAME_BYTES * n_names + refs + 1024, DIGEST_BYTES * len(inventory.digests) + columns

@@ -1,10 +1,15 @@
-"""Chunks as they lie in packs, read and judged one by one: the only evidence is the hash."""
+"""Checks of chunks as they lie in packs. The only evidence is the hash.
+
+`check` is a function of a shard: some rows of the tables of packs, as a picklable value. Its result is one too, and
+`merge` joins results. Any division of a store into shards, checked in any processes and merged in any order, gives the
+same result. `read` is the loop below it, for callers that also want the bytes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -13,7 +18,7 @@ from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.chunking import MAX_CHUNK_BYTES
 from tensorcas_mlflow.codecs import CODECS, load_codecs_to_decode
-from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest
+from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import (
     BackendError,
     BlobNotFoundError,
@@ -22,123 +27,298 @@ from tensorcas_mlflow.errors import (
     NotFoundError,
     StarvedError,
 )
-from tensorcas_mlflow.index import pack_key
-from tensorcas_mlflow.pack import ENTRY, STORED_DIGEST_BYTES, Entries, decode_chunk
+from tensorcas_mlflow.index import Mask, Positions, Table, pack_key, pack_name
+from tensorcas_mlflow.pack import STORED_DIGEST_BYTES, Entries, Payload, decode_chunk
 from tensorcas_mlflow.readplan import plan_reads
 from tensorcas_mlflow.store import protocol as p
 
 MAX_STORED_BYTES = 2 * MAX_CHUNK_BYTES
-"""No codec makes more of a chunk; a longer one is not read, so that what a table says costs no memory."""
+"""No codec makes more of a chunk. A longer entry is not read, so a table that lies costs no memory."""
+SHARD_BYTES = 4 << 30
+"""Stored bytes of one shard; see `shards`."""
 _WINDOW = 8
 """Reads under way at once, of some 8 MiB each."""
-NO_DIGESTS: Digests = np.empty((0, DIGEST_BYTES), np.uint8)
-NO_ENTRIES: Entries = np.empty(0, ENTRY)
 
 
-class Verdict(Enum):
-    """What became of a look at one chunk."""
+class Verdict(IntEnum):
+    """Outcome of a check that did not find a chunk good. The larger one wins where two checks disagree."""
 
-    GOOD = "good"
-    """Its bytes decode to what its digest says."""
-    BAD = "bad"
-    """They were read, and do not."""
-    FAILED = "failed"
-    """The storage did not give them, or this release cannot decode them: which says nothing of what they are."""
-    BASELESS = "baseless"
-    """They are a delta as it was written, and the base it takes is gone, damaged, or encoded as this release does not
-    know: then it is no copy, and no damage. A collection leaves such deltas where the chunk has another copy."""
-    GONE = "gone"
-    """The pack is not there any more."""
+    GONE = 1
+    """Its pack does not exist any more."""
+    BASELESS = 2
+    """It is a delta as it was written, and its base is gone, damaged, or encoded as this release does not know. It is
+    no copy, and no damage. A collection leaves such deltas where the chunk has another copy."""
+    FAILED = 3
+    """The storage did not give its bytes, or this release cannot decode them. So nobody knows if they are good."""
+    BAD = 4
+    """Its bytes were read, and do not decode to its digest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Fault:
+    """Reason why a chunk was not found good."""
+
+    verdict: Verdict
+    reason: str
+    key: str = ""
+    """Key of the blob that the storage did not give; empty where it gave all."""
+    is_of_base: bool = False
+    """Whether that is the blob of the chunk's base."""
+    gone: str = ""
+    """Name of the pack that does not exist any more: the chunk's own, or that of its base; empty where both do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """One chunk that was looked at."""
+    """One chunk that was read, or was not."""
 
     row: int
-    """Which of the chunks that were asked for."""
-    verdict: Verdict
-    reason: str = ""
+    """Number of the chunk; see `Shard.row`."""
+    fault: Fault | None = None
+    """None for a chunk that is good."""
     stored: Any = b""
-    """What lies there, where it was read."""
-    key: str | None = None
-    """Of the blob that the storage did not give, where that is the pack of the base."""
+    """Bytes that lie there, if they were read."""
+    payload: Payload | None = None
+    """The chunk as another pack takes it, if the caller asked for it and it is good."""
 
 
-def look_at(backend: Backend, names: Sequence[str], pack: Any, entries: Entries) -> Iterator[Look]:
-    """Read chunks and compare each with its digest.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Shard:
+    """Rows of the tables of some packs."""
+
+    packs: tuple[str, ...]
+    """Names of packs."""
+    pack: Any
+    """For each row a position in ``packs``."""
+    entries: Entries
+    """For each row its entry in that pack. A check believes nothing that it says."""
+    row: Positions
+    """For each row its number. Numbers are unique over all shards of one store."""
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def take(self, rows: Any) -> Shard:
+        """Return the shard of some rows, by a mask or by positions."""
+        used, pack = np.unique(self.pack[rows], return_inverse=True)
+        names = tuple(self.packs[number] for number in used.tolist())
+        return Shard(packs=names, pack=pack, entries=self.entries[rows], row=self.row[rows])
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes that a check reads."""
+        return int(self.entries["stored_bytes"].astype(np.int64).sum())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Checked:
+    """Result of the check of some shards."""
+
+    row: Positions = field(default_factory=lambda: np.empty(0, np.int64))
+    """Numbers of the rows that were checked, ascending."""
+    faults: Mapping[int, Fault] = field(default_factory=dict)
+    """Faults by row, ascending; the other rows are good."""
+
+    @property
+    def gone(self) -> frozenset[str]:
+        """Names of packs that were found gone."""
+        return frozenset(fault.gone for fault in self.faults.values() if fault.gone)
+
+
+def shard_of(table: Table, rows: Any = slice(None)) -> Shard:
+    """Return the shard of some rows of a table, numbered as they are there."""
+    return Shard(packs=table.packs, pack=table.pack, entries=table.entries, row=np.arange(len(table))).take(rows)
+
+
+def shards(shard: Shard, n_bytes: int = SHARD_BYTES) -> Iterator[Shard]:
+    """Divide a shard by packs into shards of about some bytes; one pack is never divided."""
+    stored = np.bincount(shard.pack, weights=shard.entries["stored_bytes"], minlength=len(shard.packs))
+    number = (np.cumsum(stored) - stored).astype(np.int64) // max(1, n_bytes)
+    for each in np.unique(number[shard.pack]).tolist():
+        yield shard.take(number[shard.pack] == each)
+
+
+def part_of(prefix: Any, k: int, n: int) -> Mask:
+    """Choose the k-th of n parts of all digests, from their first eight bytes. A digest is always in the same part."""
+    chosen: Mask = prefix % np.uint64(n) == np.uint64(k - 1)
+    return chosen
+
+
+def check(backend: Backend, shard: Shard, *, decode: bool, on_read: Callable[[int], None] | None = None) -> Checked:
+    """Read the chunks of a shard and compare each with its digest.
 
     Args:
-        backend: Where the packs are.
-        names: Of packs.
-        pack: For each chunk a position in ``names``.
-        entries: For each chunk what is said of it; nothing of it is believed.
+        backend: Backend of the store.
+        shard: Chunks to check.
+        decode: Whether to decode each chunk and compare it with its digest. Else its stored bytes are compared with the
+            digest that the pack's table has of them.
+        on_read: Told the size of every read, in the thread of the caller.
+
+    Raises:
+        StarvedError: This process has no memory or no files left.
+    """
+    rows: list[int] = []
+    faults: dict[int, Fault] = {}
+    for n_read, looks in read(backend, shard, decode=decode):
+        for look in looks:
+            rows.append(look.row)
+            if look.fault is not None:
+                faults[look.row] = look.fault
+        if on_read is not None:
+            on_read(n_read)
+    return Checked(row=np.sort(np.array(rows, dtype=np.int64)), faults=dict(sorted(faults.items())))
+
+
+def merge(a: Checked, b: Checked) -> Checked:
+    """Join the results of two checks. Associative and commutative; of two faults of one row the larger one stays."""
+    faults = {**a.faults, **b.faults}
+    for row in a.faults.keys() & b.faults.keys():
+        faults[row] = max(a.faults[row], b.faults[row])
+    return Checked(row=np.union1d(a.row, b.row), faults=dict(sorted(faults.items())))
+
+
+Give = Callable[[int, Any, memoryview], Payload]
+"""Function that makes a payload of the number, the entry and the bytes of a good chunk, in the reading thread."""
+
+
+def read(
+    backend: Backend,
+    shard: Shard,
+    *,
+    decode: bool = True,
+    window: int = _WINDOW,
+    bases: p.Bases | None = None,
+    give: Give | None = None,
+    probe: Callable[[str], Any] = lambda key: None,
+    is_strict: bool = False,
+) -> Iterator[tuple[int, list[Look]]]:
+    """Read chunks, some MiB at a time, and compare each with its digest.
+
+    Args:
+        backend: Backend of the store.
+        shard: Chunks to read.
+        decode: See `check`.
+        window: Reads under way at once.
+        bases: Bases that were read before.
+        give: Makes a payload of each good chunk.
+        probe: Called with the key of a pack when one chunk of it cannot be read. It raises if the storage does not
+            answer at all, so that nothing is said of the chunk.
+        is_strict: Whether to raise if the storage fails, and not to judge the other chunks.
 
     Yields:
-        One look a chunk, by pack and in the order in which they lie there.
-    """
-    fits = (entries["raw_bytes"] <= MAX_CHUNK_BYTES) & (entries["stored_bytes"] <= MAX_STORED_BYTES)
-    for row in np.flatnonzero(~fits).tolist():
-        said = f"its entry says {entries['raw_bytes'][row]} bytes in {entries['stored_bytes'][row]}"
-        yield Look(row=row, verdict=Verdict.BAD, reason=said)
-    known = np.isin(entries["codec"], list(CODECS))
-    for row in np.flatnonzero(fits & ~known).tolist():
-        # The table says so that hashes to its digest: most likely a later release wrote it, to which it is sound.
-        said = f"no codec has the number {entries['codec'][row]}: a later release of tensorcas-mlflow may read it"
-        yield Look(row=row, verdict=Verdict.FAILED, reason=said)
-    rows = np.flatnonzero(fits & known)
-    load_codecs_to_decode(entries["codec"][rows])
-    bases = p.Bases(backend)
+        For each read its bytes and its chunks, by pack and in the order in which they lie there. Before these, the
+        chunks that are not read.
 
-    def read(place: tuple[int, int, int, Any]) -> list[Look]:
+    Raises:
+        StarvedError: This process has no memory or no files left.
+        BackendError: The storage failed, and ``is_strict`` is set.
+    """
+    entries = shard.entries
+    unread = list(_not_read(shard, decode=decode))
+    if unread:
+        yield 0, unread
+    is_read = np.ones(len(shard), dtype=bool)
+    is_read[np.isin(shard.row, [look.row for look in unread])] = False
+    rows = np.flatnonzero(is_read)
+    bases = p.Bases(backend) if bases is None else bases
+    if decode:
+        load_codecs_to_decode(entries["codec"][rows])
+
+    def look_at(at: int, stored: memoryview, key: str) -> Look:
+        row, fault = int(shard.row[at]), _fault_in(entries[at], stored, bases if decode else None)
+        if fault is None and give is not None:
+            try:
+                return Look(row=row, stored=stored, payload=give(row, entries[at], stored))
+            except BlobNotFoundError as error:
+                fault = _baseless(entries[at], stored, error)
+            except BackendError as error:
+                fault = _unread_base(error)
+        if fault is not None and fault.verdict is Verdict.FAILED:
+            probe(key)
+        return Look(row=row, fault=fault, stored=stored)
+
+    def read_extent(place: tuple[int, int, int, Any]) -> tuple[int, list[Look]]:
         number, start, stop, members = place
-        block = np.empty(stop - start, dtype=np.uint8).data
+        key, block = pack_key(shard.packs[number]), np.empty(stop - start, dtype=np.uint8).data
         try:
-            backend.read_into(pack_key(names[number]), start, block)
+            backend.read_into(key, start, block)
         except BlobNotFoundError:
-            return [Look(row=row, verdict=Verdict.GONE, reason="its pack is gone") for row in members.tolist()]
-        except StarvedError:
-            raise
+            gone = Fault(verdict=Verdict.GONE, reason="its pack is gone", gone=shard.packs[number])
+            return 0, [Look(row=int(shard.row[at]), fault=gone) for at in members.tolist()]
         except (CorruptError, BackendError) as error:
+            if isinstance(error, StarvedError) or (is_strict and isinstance(error, BackendError)):
+                raise
             if len(members) > 1:
                 # One bad sector of a disk is no reason to call all that lies near it damaged.
-                alone = ((number, *_span(entries[row]), np.array([row])) for row in members.tolist())
-                return [look for each in alone for look in read(each)]
+                parts = [read_extent((number, *_span(entries[at]), np.array([at]))) for at in members.tolist()]
+                return sum(n for n, _ in parts), [look for _, looks in parts for look in looks]
+            probe(key)
             verdict = Verdict.BAD if isinstance(error, CorruptError) else Verdict.FAILED
-            return [Look(row=int(members[0]), verdict=verdict, reason=f"it cannot be read: {error.reason}")]
-        return [_judged(row, entries[row], block, start, bases) for row in members.tolist()]
+            fault = Fault(verdict=verdict, reason=f"it cannot be read: {error.reason}", key=key)
+            return 0, [Look(row=int(shard.row[at]), fault=fault) for at in members.tolist()]
+        looks = []
+        for at in members.tolist():
+            begin, end = _span(entries[at])
+            looks.append(look_at(at, block[begin - start : end - start], key))
+        return len(block), looks
 
-    plan = plan_reads(pack[rows], entries["offset"][rows], entries["stored_bytes"][rows])
+    plan = plan_reads(shard.pack[rows], entries["offset"][rows], entries["stored_bytes"][rows])
     places = ((extent.pack, extent.start, extent.stop, rows[extent.members]) for extent in plan)
-    for looks in threads.ordered_map(read, places, window=_WINDOW, waits=backend.is_remote):
-        yield from looks
+    yield from threads.ordered_map(read_extent, places, window=window, waits=backend.is_remote)
 
 
-def as_keys(digests: Digests) -> Any:
-    """Each digest as one value."""
-    return np.ascontiguousarray(digests).view(f"V{DIGEST_BYTES}").ravel()
+def _not_read(shard: Shard, *, decode: bool) -> Iterator[Look]:
+    """Judge the chunks that cannot be what their entries say."""
+    entries = shard.entries
+    fits = (entries["raw_bytes"] <= MAX_CHUNK_BYTES) & (entries["stored_bytes"] <= MAX_STORED_BYTES)
+    for at in np.flatnonzero(~fits).tolist():
+        said = f"its entry says {entries['raw_bytes'][at]} bytes in {entries['stored_bytes'][at]}"
+        yield Look(row=int(shard.row[at]), fault=Fault(verdict=Verdict.BAD, reason=said))
+    if not decode:
+        return
+    for at in np.flatnonzero(fits & ~np.isin(entries["codec"], list(CODECS))).tolist():
+        # The table says so, and hashes to its digest: most likely a later release wrote the chunk, and can read it.
+        said = f"no codec has the number {entries['codec'][at]}: a later release of tensorcas-mlflow may read it"
+        yield Look(row=int(shard.row[at]), fault=Fault(verdict=Verdict.FAILED, reason=said))
 
 
-def _span(entry: Any) -> tuple[int, int]:
-    start = int(entry["offset"])
-    return start, start + int(entry["stored_bytes"])
-
-
-def _judged(row: int, entry: Any, block: memoryview, start: int, bases: p.Bases) -> Look:
-    begin, end = _span(entry)
-    stored = block[begin - start : end - start]
+def _fault_in(entry: Any, stored: memoryview, bases: p.Bases | None) -> Fault | None:
+    """Compare a chunk with its digest, or without ``bases`` its stored bytes with theirs."""
+    if bases is None:
+        actual, wanted = digest(stored)[:STORED_DIGEST_BYTES], entry["stored_digest"].tobytes()
+        if actual == wanted:
+            return None
+        said = f"its stored bytes hash to {actual.hex()}, and the table says {wanted.hex()}"
+        return Fault(verdict=Verdict.BAD, reason=said)
     try:
         base = bases.of(entry)
     except StarvedError:
         raise
     except BackendError as error:
-        return Look(row=row, verdict=Verdict.FAILED, reason=f"its base cannot be read: {error.reason}", key=error.key)
+        return _unread_base(error)
     except (NotFoundError, FormatError) as error:
-        is_as_written = digest(stored)[:STORED_DIGEST_BYTES] == entry["stored_digest"].tobytes()
-        reason = f"it is a delta, and its base is lost: {error}"
-        return Look(row=row, verdict=Verdict.BASELESS if is_as_written else Verdict.BAD, reason=reason, stored=stored)
+        return _baseless(entry, stored, error)
     try:
         decode_chunk(entry, stored, base)
     except FormatError as error:
-        return Look(row=row, verdict=Verdict.BAD, reason=str(error), stored=stored)
-    return Look(row=row, verdict=Verdict.GOOD, stored=stored)
+        return Fault(verdict=Verdict.BAD, reason=str(error))
+    return None
+
+
+def _unread_base(error: BackendError) -> Fault:
+    reason = f"its base cannot be read: {error.reason}"
+    return Fault(verdict=Verdict.FAILED, reason=reason, key=error.key, is_of_base=True)
+
+
+def _baseless(entry: Any, stored: memoryview, error: NotFoundError | FormatError) -> Fault:
+    is_as_written = digest(stored)[:STORED_DIGEST_BYTES] == entry["stored_digest"].tobytes()
+    return Fault(
+        verdict=Verdict.BASELESS if is_as_written else Verdict.BAD,
+        reason=f"it is a delta, and its base is lost: {error}",
+        gone=pack_name(error.key) if isinstance(error, BlobNotFoundError) else "",
+    )
+
+
+def _span(entry: Any) -> tuple[int, int]:
+    start = int(entry["offset"])
+    return start, start + int(entry["stored_bytes"])

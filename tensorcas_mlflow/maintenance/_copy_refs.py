@@ -22,8 +22,9 @@ from tensorcas_mlflow.errors import (
     FencedError,
     FormatError,
 )
-from tensorcas_mlflow.maintenance._copy_chunks import ChunkReader, Rebaser, is_among, plan_deltas
+from tensorcas_mlflow.maintenance._copy_chunks import ChunkReader, Rebaser, plan_deltas
 from tensorcas_mlflow.maintenance._copy_report import CopyPlan, CopyReport, Failure
+from tensorcas_mlflow.maintenance._inventory import is_among
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.pack import TARGET_BYTES
 from tensorcas_mlflow.store import PendingBatch, Ref, Store

@@ -1,4 +1,8 @@
-"""Plan, then execute."""
+"""Garbage collection: a plan of what nothing needs, and its execution.
+
+Any number of collectors and writers may run at once. Clocks decide when somebody is taken for dead, never whether
+something may be deleted; ``docs/design/protocol.md`` argues for every step.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,8 @@ from tensorcas_mlflow.errors import (
 from tensorcas_mlflow.index import pack_key
 from tensorcas_mlflow.maintenance._census import Census
 from tensorcas_mlflow.maintenance._gc_copy import copy_out
-from tensorcas_mlflow.maintenance._gc_survey import Survey, in_order, is_damaged, learn, read_manifest, survey
+from tensorcas_mlflow.maintenance._gc_survey import Survey, is_damaged, learn, read_manifest, survey
+from tensorcas_mlflow.maintenance._inventory import map_reads
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
@@ -37,15 +42,15 @@ def choose(
 ) -> tuple[list[str], dict[str, int]]:
     """Choose the packs that can go.
 
-    Of a chunk with several copies one counts: one that needs no pack to be avoided, in a preferred pack, on which most
-    was spent, in the pack of which most is needed; what comes first decides. So the other packs become empty, and what
-    was optimized is kept. Copies in packs that somebody has condemned do not count. The base of a delta
-    that is needed is needed where it lies, so a pack that holds one is not rewritten: its deltas would have to be, in
-    full. What it takes to decode a pack is needed too while a save under way may store deltas against that.
+    Of a chunk with several copies one counts: one that needs no pack to be avoided, in a preferred pack, with the most
+    effort, in the pack of which most is needed; the first of equals. So the other packs become empty, and optimized
+    copies stay. Copies in condemned packs do not count. The base of a delta that is needed is needed where it lies. So
+    a pack that holds one is not rewritten: its deltas would have to be written in full. The bases of a pack are needed
+    too while a save under way may store deltas against that pack.
 
     Args:
-        state: Of the store.
-        max_waste: Which part of a pack's payload may be unneeded.
+        state: Survey of the store.
+        max_waste: Share of a pack's payload that may be unneeded.
         prefer: Packs whose copies count first.
         avoid: Packs whose copies count last, and deltas against them.
 
@@ -53,29 +58,30 @@ def choose(
         Packs nothing needs; and packs that waste too much, with the payload bytes that are needed.
     """
     condemned = state.condemned_packs()
-    n_packs = len(state.packs)
-    stored = state.stored_bytes
+    rows = state.rows
+    n_packs = len(rows.packs)
+    stored = rows.stored_bytes
     wanted = state.live_rows() & state.copies(but=condemned)
-    weight = np.bincount(state.pack[wanted], weights=stored[wanted], minlength=n_packs)
-    is_other = np.array([name not in prefer for name in state.packs], dtype=bool)
-    rows = np.flatnonzero(wanted)
-    pack, effort = state.pack[rows], state.effort[rows].astype(np.int64)
-    is_avoided = state.needing(state.rows_in(frozenset(avoid)))[rows]
-    rows = rows[np.lexsort((pack, -weight[pack], -effort, is_other[pack], is_avoided))]
+    weight = np.bincount(rows.pack[wanted], weights=stored[wanted], minlength=n_packs)
+    is_other = np.array([name not in prefer for name in rows.packs], dtype=bool)
+    best = np.flatnonzero(wanted)
+    pack, effort = rows.pack[best], rows.effort[best].astype(np.int64)
+    is_avoided = rows.links.with_dependents(state.rows_in(frozenset(avoid)))[best]
+    best = best[np.lexsort((pack, -weight[pack], -effort, is_other[pack], is_avoided))]
     kept = np.zeros(len(wanted), dtype=bool)
-    kept[rows[np.unique(state.chunk[rows], return_index=True)[1]]] = True
+    kept[best[np.unique(rows.chunk[best], return_index=True)[1]]] = True
     # What nobody can decode stays: the pack of its base may be lost, and come back from a backup; or it is condemned,
-    # and who finishes that list writes the chunk in full.
-    kept |= state.live_rows() & ~state.has_row(wanted)[state.chunk]
+    # and whoever finishes that list writes the chunk in full.
+    kept |= state.live_rows() & ~state.has_row(wanted)[rows.chunk]
     bases = state.bases_of(kept | state.rows_in(state.pinned))
-    holds_base = np.bincount(state.pack[bases], minlength=n_packs) > 0
+    holds_base = np.bincount(rows.pack[bases], minlength=n_packs) > 0
     kept |= bases
-    n_kept = np.bincount(state.pack[kept], minlength=n_packs)
-    needed = np.bincount(state.pack[kept], weights=stored[kept], minlength=n_packs)
-    total = np.bincount(state.pack, weights=stored, minlength=n_packs)
+    n_kept = np.bincount(rows.pack[kept], minlength=n_packs)
+    needed = np.bincount(rows.pack[kept], weights=stored[kept], minlength=n_packs)
+    total = np.bincount(rows.pack, weights=stored, minlength=n_packs)
     doomed = [name for name in state.unreadable if name not in condemned]
     rewrites: dict[str, int] = {}
-    for number, name in enumerate(state.packs):
+    for number, name in enumerate(rows.packs):
         if name in condemned or name in state.pinned:
             continue
         if n_kept[number] == 0:
@@ -86,16 +92,17 @@ def choose(
 
 
 def still_needed(state: Survey, ours: frozenset[str]) -> frozenset[str]:
-    """Give those of the packs we have condemned that hold the only copy of a needed chunk, or the base of that.
+    """Return the packs we have condemned that hold the only copy of a needed chunk, or the base of that copy.
 
-    A copy in a pack that anybody has condemned is none: two collectors may each have chosen the other's. What a save
-    under way may store deltas against is needed too, with the bases of what it holds.
+    A copy in a pack that anybody has condemned does not count: two collectors may each have chosen the other's. A pack
+    that a save under way may store deltas against is needed too, with the bases of all it holds.
     """
     live = state.live_rows()
     safe = state.has_row(live & state.copies(but=state.condemned_packs() | ours))
-    at_risk = live & ~safe[state.chunk]
+    at_risk = live & ~safe[state.rows.chunk]
     at_risk |= state.bases_of(at_risk | state.rows_in(state.pinned))
-    return (frozenset(state.packs[number] for number in np.unique(state.pack[at_risk])) | state.pinned) & ours
+    holders = np.unique(state.rows.pack[at_risk])
+    return (frozenset(state.rows.packs[number] for number in holders) | state.pinned) & ours
 
 
 Reason = Literal["dropped", "died", "uncommitted", "copied", "cut"]
@@ -107,23 +114,23 @@ IN_WORDS: dict[Reason, str] = {
     "copied": "held elsewhere too",
     "cut": "cut short",
 }
-"""What is deleted for a reason; follows a number of bytes.
+"""Words for each reason; they follow a number of bytes.
 
-dropped: the ref is gone that named a manifest, or names another one by now. died: an intent that is given up relies on
-it. uncommitted: nothing says whose it was; a save left it that was over before it committed. copied: all that is needed
-of it lies in other packs too. cut: it cannot be read.
+dropped: the ref that named the manifest is gone, or names another one. died: an intent that is given up relies on it.
+uncommitted: a save ended before it committed, and left no trace of whose it was. copied: other packs hold all of it
+that is needed. cut: it cannot be read.
 """
 
 
 def find_reasons(
     backend: Backend, census: Census, state: Survey, packs: Collection[str], manifests: Sequence[str]
 ) -> dict[str, Reason]:
-    """Say of packs and manifests that nothing needs why that is so.
+    """Find the reason why nothing needs each of some packs and manifests.
 
     Args:
-        backend: Where they are.
-        census: Comes to know what the manifests name.
-        state: By which they were chosen.
+        backend: Backend of the store.
+        census: Census that learns what the manifests name.
+        state: Survey by which they were chosen.
         packs: Names.
         manifests: Names.
     """
@@ -132,15 +139,18 @@ def find_reasons(
     if not packs:
         return reasons
     unknown = [name for name in manifests if name not in census.manifests]
-    learn(census, in_order(backend, partial(_read, backend), unknown))
-    facts = census.facts
-    of_dropped = facts.chunks_of([name for name in manifests if name not in died])
-    of_died, live = facts.chunks_of(died), np.zeros(len(facts.digests), dtype=bool)
-    given_up = facts.find(state.given_up)
+    learn(census, map_reads(backend, partial(_unneeded_manifest, backend), unknown))
+    inventory = census.inventory
+    of_dropped = inventory.chunks_of([name for name in manifests if name not in died])
+    of_died, live = inventory.chunks_of(died), np.zeros(len(inventory.digests), dtype=bool)
+    given_up = inventory.find(state.given_up)
     of_died[given_up[given_up >= 0]] = True
-    live[facts.find(state.facts.digests[state.live])] = True
-    number = {name: at for at, name in enumerate(facts.packs)}
-    has = [_packs_with(mask, facts.entry_chunk, facts.entry_pack, len(number)) for mask in (live, of_died, of_dropped)]
+    live[inventory.find(state.inventory.digests[state.live])] = True
+    number = {name: at for at, name in enumerate(inventory.packs)}
+    has = [
+        _packs_with(mask, inventory.entry_chunk, inventory.entry_pack, len(number))
+        for mask in (live, of_died, of_dropped)
+    ]
     for name in packs:
         if name in state.unreadable:
             reasons[name] = "cut"
@@ -152,12 +162,12 @@ def find_reasons(
 
 
 def _packs_with(chosen: np.ndarray, chunk: np.ndarray, pack: np.ndarray, n_packs: int) -> np.ndarray:
-    """For each pack whether it holds one of some chunks."""
+    """Return for each pack whether it holds one of some chunks."""
     return np.bincount(pack[chosen[chunk]], minlength=n_packs) > 0
 
 
-def _read(backend: Backend, name: str) -> tuple[str, Manifest, int] | None:
-    """Read a manifest that nobody needs; None if that cannot be done."""
+def _unneeded_manifest(backend: Backend, name: str) -> tuple[str, Manifest, int] | None:
+    """Read a manifest that nobody needs; return None if it cannot be read."""
     try:
         return read_manifest(backend, name, lambda: "nobody")
     except (BlobNotFoundError, CorruptError):
@@ -171,36 +181,36 @@ DEFAULT_QUARANTINE_S = 30 * 24 * 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcPlan:
-    """What a collection would do, as things stand. Printing it says so in words."""
+    """Plan of a collection, as things stand. Printing it says so in words."""
 
     store: Store = field(repr=False)
     census: Census = field(repr=False, compare=False)
-    """What is known of manifests and packs, so that they are not read again."""
+    """Census of manifests and packs, so that the execution does not read them again."""
     grace_s: float
     stale_intents: tuple[str, ...]
-    """Keys of intents of saves that are dead, have been silent for longer than the grace, or are to be abandoned."""
+    """Keys of intents of saves that are dead, silent for longer than the grace, or abandoned."""
     damaged_refs: frozenset[str]
-    """Keys of refs that cannot be read and are to be abandoned."""
+    """Keys of refs that cannot be read and that the caller abandons."""
     unread_refs: Mapping[str, str]
-    """Keys of other refs that cannot be read, and why: every manifest is kept that one of them may name."""
+    """Keys of other refs that cannot be read, and why. A collection keeps every manifest that one of them may name."""
     packs: Mapping[str, int]
-    """Packs nothing needs: name and size in bytes."""
+    """Packs that nothing needs: name and size in bytes."""
     rewrites: Mapping[str, tuple[int, int]]
     """Packs that are needed in part: name, payload bytes needed, size in bytes."""
     manifests: tuple[str, ...]
-    """Manifests no ref names."""
+    """Manifests that no ref names."""
     reasons: Mapping[str, Reason]
-    """Why nothing needs them, for each of ``packs`` and ``manifests``."""
+    """Reason why nothing needs it, for each of ``packs`` and ``manifests``."""
     dead_lists: tuple[str, ...]
     """Keys of condemned lists of collectors that died before they were done."""
     quarantine: Mapping[str, int]
-    """Damaged bytes that repairs have put aside for long enough: keys and sizes."""
+    """Damaged bytes that repairs put aside long enough ago: keys and sizes."""
     n_refs: int
     n_live_chunks: int
     strangers: tuple[str, ...] = ()
-    """Files between the blobs that are not of the store. A collection leaves them alone."""
+    """Foreign files between the blobs. A collection leaves them alone."""
     strange_lists: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Keys of condemned lists that name such files, and the names."""
+    """Keys of condemned lists that name foreign files, and the names."""
 
     @property
     def is_empty(self) -> bool:
@@ -238,7 +248,7 @@ class GcPlan:
         return ", ".join(lines)
 
     def bytes_by_reason(self) -> dict[Reason, int]:
-        """How many bytes of ``packs`` are deleted for each reason there is, most first."""
+        """Return the bytes of ``packs`` by reason, most first."""
         sums: dict[Reason, int] = {}
         for name, size in self.packs.items():
             sums[self.reasons[name]] = sums.get(self.reasons[name], 0) + size
@@ -251,13 +261,13 @@ class GcPlan:
         return ": ".join(filter(None, [size_text(sum(self.packs.values())), ", ".join(parts)]))
 
     def execute(self) -> GcReport:
-        """Carry the plan out.
+        """Execute the plan.
 
-        What has come to be needed since the plan was made is spared; nothing outside of the plan is deleted.
+        The collection spares what has come to be needed since the plan was made, and deletes nothing outside of it.
 
         Raises:
-            CorruptError: Something cannot be read that says what is needed; nothing was deleted. Nor is anything, where
-                the store is gone, another one, or a later release's by now; see `plan_gc`.
+            CorruptError: A blob cannot be read that says what is needed; nothing was deleted. Nothing is deleted either
+                if the store is gone, another one, or a later release's by now; see `plan_gc`.
             BackendError: The storage failed; a later collection finishes this one.
         """
         return _execute(self)
@@ -265,17 +275,17 @@ class GcPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcReport:
-    """What a collection did."""
+    """Report of a collection. Printing it says so in words."""
 
     n_packs: int
-    """Packs deleted, rewritten ones included."""
+    """Packs deleted, including those that were rewritten."""
     n_manifests: int
     n_aborted: int
     """Saves aborted."""
     n_spared: int
     """Packs of the plan that had come to be needed."""
     freed_bytes: int
-    """Bytes of packs deleted, less those of the packs that rewriting has made."""
+    """Bytes deleted, less the bytes of new packs that rewriting made."""
 
     def __str__(self) -> str:
         spared = f", {self.n_spared} packs spared" if self.n_spared else ""
@@ -296,29 +306,29 @@ def plan_gc(
     quarantine_s: float = DEFAULT_QUARANTINE_S,
     avoid: Set[str] = frozenset(),
 ) -> GcPlan:
-    """Find out what nothing needs any more.
+    """Plan a collection of what nothing needs any more. Changes nothing.
 
     Args:
-        store: Which.
-        grace_s: After how many seconds of silence a save or collection whose process cannot be asked is taken for dead.
-            A save that is given up by mistake is not lost: it notices, and starts again.
-        max_waste: Which part of a pack may be unneeded before the rest is copied out of it: 0 to 1.
-        abandon: Ids of saves to give up whatever their age. One through an MLflow server is given up in no other way,
-            and must be dead: it may otherwise commit what is being deleted (``docs/design/protocol.md``, Carriers).
-            Also keys of refs that cannot be read: what they kept is lost.
-        prefer: Packs whose copies are kept where a chunk has several.
+        store: Store to collect.
+        grace_s: Seconds without a heartbeat after which a save or a collection is treated as dead, if its process
+            cannot be asked. A save that is given up by mistake is not lost: it notices, and starts again.
+        max_waste: Share of a pack that may be unneeded before the rest is copied out of it: 0 to 1.
+        abandon: Ids of saves to give up whatever their age. A save through an MLflow server is given up in no other
+            way, and must be dead: it may otherwise commit what is being deleted (``docs/design/protocol.md``,
+            Carriers). Also keys of refs that cannot be read: what they kept is lost.
+        prefer: Packs whose copies to keep where a chunk has several.
         without: Keys of refs that are about to be dropped: the plan is of the store without them. Executed while they
             are there, it spares what they need.
-        quarantine_s: After how many seconds what a repair has put into quarantine is deleted.
+        quarantine_s: Seconds after which damaged bytes in quarantine are deleted.
         avoid: Packs whose copies, and deltas against them, go where a chunk has several.
 
     Raises:
         PendingSavesError: Saves through an MLflow server are under way, which ``abandon`` does not name.
         DirectAccessError: The store is reached through an MLflow server itself.
-        CorruptError: A ref, manifest, intent, pack or the store's ``format`` cannot be read, so what is needed cannot
-            be known: verify the store, or drop the ref the error names.
-        NewerFormatError: A later release has written something here, which this one does not understand.
-        StoreNotFoundError: The store is gone by now.
+        CorruptError: A ref, manifest, intent, pack or the store's ``format`` cannot be read, so nobody knows what is
+            needed: verify the store, or drop the ref that the error names.
+        NewerFormatError: A later release wrote a blob of the store.
+        StoreNotFoundError: The store is gone.
         ConflictError: Another store is in its place.
     """
     if not quarantine_s >= 0:  # NaN is not
@@ -363,7 +373,7 @@ def plan_gc(
 
 
 def _check_understood(store: Store) -> None:
-    """See that there still is the store that was opened, and that this release knows what is needed in it."""
+    """Check that the place still holds the store that was opened, and that this release understands it."""
     now = Store.open_backend(store.backend)
     if now.id != store.id:
         raise ConflictError(f"{store.uri!r} is store {now.id} by now, and no longer {store.id}: nothing was deleted")
@@ -379,7 +389,7 @@ def _execute(plan: GcPlan) -> GcReport:
     _check_understood(plan.store)
     n_aborted = sum(_abort(backend, key) for key in plan.stale_intents)
     for key in plan.damaged_refs:
-        # Its state first: somebody may save the step anew, and only what was looked at is to go.
+        # Its state first: somebody may save the step again, and only the ref that was looked at is to go.
         info = backend.stat(key)
         if not is_damaged(backend, key):
             continue
@@ -388,8 +398,8 @@ def _execute(plan: GcPlan) -> GcReport:
         else:
             backend.withdraw(key, info.token)
     state = survey(backend, plan.grace_s, count_stale=True, census=plan.census)
-    # A dead collector's list is finished, never just dropped: its owner may only be slow. What is on it goes on a list
-    # of our own too, since the owner may yet remove it.
+    # Finish a dead collector's list, never just drop it: its owner may only be slow. Our own list repeats what is on
+    # it, since the owner may yet remove it.
     finishing = [condemned for condemned in state.dead_lists if condemned.key in plan.dead_lists]
     inherited = frozenset[str]().union(*(condemned.packs for condemned in finishing)) & state.sizes.keys()
     own = (frozenset((*plan.packs, *plan.rewrites)) & state.sizes.keys()) - state.condemned_packs()
@@ -403,7 +413,7 @@ def _execute(plan: GcPlan) -> GcReport:
     if doomed or manifests or finishing:
         key = f"condemned/{uuid.uuid4().hex}"
         backend.put_new(key, [p.condemned_bytes(doomed, manifests)])
-        # From here on no save comes to rely on what is listed. Those that did before are seen now.
+        # From here on no save comes to rely on what is listed. This survey sees the saves that did before.
         try:
             state = survey(backend, plan.grace_s, count_stale=True, census=plan.census)
         except FormatError:
@@ -413,8 +423,8 @@ def _execute(plan: GcPlan) -> GcReport:
         dead_packs = doomed - spared
         manifests -= state.live_manifests
         p.begin_generation(backend)
-        # What has just been seen to be gone, or replaced, must not come back in a crash without what it needs. And the
-        # copies that were counted may be others', who were killed before these were durable.
+        # A ref that the survey saw gone, or replaced, must not come back in a crash without what it needs. And the
+        # copies that count may be of writers that were killed before these were durable.
         for prefix in ("intents", "refs", "packs"):
             backend.settle(prefix)
         waits = backend.is_remote
@@ -430,10 +440,10 @@ def _execute(plan: GcPlan) -> GcReport:
         plan.store.catalog.forget(dead_packs)
         backend.delete(key)
         for condemned in finishing:
-            # What is spared may still be deleted by the list's owner, so the list has to stay.
+            # The list's owner may still delete what is spared, so the list has to stay.
             if not condemned.packs & spared and not condemned.manifests & (state.manifests - manifests):
                 backend.delete(condemned.key)
-    # One may hold what stands, damaged, at the key of another.
+    # A stand-in may hold what stands, damaged, at the key of another ref.
     if all(key.startswith(f"{p.STAND_INS}/") for key in state.unread_refs):
         _drop_stand_ins(backend, plan.grace_s)
     p.tidy_index(backend, state.sizes.keys() - dead_packs - set(state.unreadable))
@@ -444,7 +454,7 @@ def _execute(plan: GcPlan) -> GcReport:
         if backend.stat(key) is not None:
             backend.delete(key)
             freed_bytes += plan.quarantine[key]
-    # A save that is given up by mistake starts again, but a write whose temporary file goes fails.
+    # A save that is given up by mistake starts again. A write whose temporary file is swept fails.
     freed_bytes += backend.sweep(max(plan.grace_s, DEFAULT_GRACE_S))
     return GcReport(
         n_packs=len(dead_packs),
@@ -456,7 +466,7 @@ def _execute(plan: GcPlan) -> GcReport:
 
 
 def _old_quarantine(backend: Backend, age_s: float) -> dict[str, int]:
-    """Give the pieces in quarantine of some age, and their sizes; notes of repairs under way are none."""
+    """Return the pieces in quarantine of some age, and their sizes, without the notes of repairs under way."""
     before = time.time() - age_s
     infos = list_blobs(backend, "quarantine")
     old = (info for info in infos if info.modified_s <= before and not info.key.startswith("quarantine/@"))
@@ -464,9 +474,9 @@ def _old_quarantine(backend: Backend, age_s: float) -> dict[str, int]:
 
 
 def _drop_stand_ins(backend: Backend, grace_s: float) -> None:
-    """Drop the refs that savers through a carrier died over while they put them in the place of others.
+    """Drop the refs of savers through a carrier that died while these were to replace others.
 
-    At the end of a collection: this one has counted them, so what they alone keep is for the next.
+    This collection has counted them, so the next one deletes what they alone keep.
     """
     before = time.time() - grace_s
     for info in list(list_blobs(backend, p.STAND_INS)):

@@ -1,26 +1,44 @@
-"""What many manifests and packs say, as arrays: which chunks each of them names or holds."""
+"""Inventory of a store: its packs, chunks, delta bases, manifests and refs, as arrays.
+
+`Inventory` is a value built from manifests and from the tables of packs. A census keeps one between collections. Two
+inventories merge into one. `PackTables` holds the tables themselves, for work that has to know where a chunk lies.
+`BaseLinks` follows deltas to their bases and back, over the rows of either.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from tensorcas_mlflow import threads
+from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.blob_names import list_blobs
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, prefixes, unique_rows
-from tensorcas_mlflow.index import Mask, as_names
-from tensorcas_mlflow.pack import ENTRY, Entries, is_delta
+from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, StarvedError
+from tensorcas_mlflow.index import IN_FULL, NOWHERE, Mask, Positions, Table, as_names, base_rows, make_table
+from tensorcas_mlflow.manifest import Manifest
+from tensorcas_mlflow.pack import ENTRY, MAX_DEPTH, Entries, is_delta
+from tensorcas_mlflow.store import Ref, Store
+from tensorcas_mlflow.store import protocol as p
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 Numbers = Any
-"""A one-dimensional array of integers."""
+"""One-dimensional array of integers."""
 NO_BASE = np.uint32(0xFFFFFFFF)
-"""Stands for the base of what is stored in full."""
+"""Base of a chunk that is stored in full."""
+NO_DIGESTS: Digests = np.empty((0, DIGEST_BYTES), np.uint8)
+NO_ENTRIES: Entries = np.empty(0, ENTRY)
+_FOLD_ROWS = 1 << 20
 
 
 class RefSeen(NamedTuple):
-    """A ref as a remote backend lists it; one that says something else is listed with another token."""
+    """A ref as a remote backend lists it. A ref that says something else is listed with another token."""
 
     key: str
     token: str
@@ -28,22 +46,54 @@ class RefSeen(NamedTuple):
     modified_s: float
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Facts:
-    """Facts about blobs that never change. A *chunk* is here a position in ``digests``.
+@dataclass(frozen=True, slots=True)
+class BaseLinks:
+    """Links from deltas to their bases, over the rows of a table."""
 
-    Manifests stand in an order in which neighbours are alike, and a *span* says that one chunk is named by all
-    manifests from one position up to another. A history of steps that differ little has as many spans as chunks.
+    base: Positions
+    """For each row that is a delta the row of its base, or `NOWHERE`; `IN_FULL` for the others."""
+
+    def decodable(self, there: Mask) -> Mask:
+        """Return for each row whether it and all its bases are among some rows."""
+        decodable: Mask = ~self.with_dependents(~there | (self.base == NOWHERE))
+        return decodable
+
+    def with_dependents(self, rows: Mask) -> Mask:
+        """Add to some rows all deltas that take one of them to decode."""
+        found = rows.copy()
+        deltas = np.flatnonzero(self.base >= 0)
+        for _ in range(MAX_DEPTH if len(deltas) and rows.any() else 0):
+            found[deltas] |= found[self.base[deltas]]
+        return found
+
+    def bases_of(self, rows: Mask) -> Mask:
+        """Return for each row whether one of some rows takes it to decode."""
+        bases = np.zeros(len(self.base), dtype=bool)
+        chosen = self.base[rows]
+        while len(chosen := np.unique(chosen[chosen >= 0])) and not bases[chosen].all():
+            bases[chosen] = True
+            chosen = self.base[chosen]
+        return bases
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Inventory:
+    """Manifests and packs, and the chunks each of them names or holds. A *chunk* is a position in ``digests``.
+
+    Manifests and packs never change, so an inventory stays true. It does not say that a blob still exists: list first.
+
+    Neighbouring manifests are alike. A *span* says that all manifests from one position up to another name one chunk,
+    so a history of steps that differ little has as many spans as chunks.
     """
 
     digests: Digests
-    """Different ones, ascending."""
+    """Distinct digests, ascending."""
     manifests: tuple[str, ...]
     """Names, none twice."""
     manifest_bytes: Numbers
     """For each manifest the size of its blob."""
     sums: Numbers
-    """For each manifest the sum of its different digests' first eight bytes, by which the spans can be checked."""
+    """For each manifest the sum of the first eight bytes of its distinct digests: a checksum of the spans."""
     span_chunk: Numbers
     """Spans are sorted by chunk, then by position; those of one chunk neither overlap nor touch."""
     span_start: Numbers
@@ -58,29 +108,29 @@ class Facts:
     entry_bytes: Numbers
     """For each entry the bytes of the encoded chunk."""
     entry_base: Numbers
-    """For each entry that is a delta the chunk it is to be added to; `NO_BASE` for the others."""
+    """For each entry that is a delta its base, a chunk; `NO_BASE` for the others."""
     entry_base_pack: Numbers
-    """For each entry that is a delta the pack in which its base lies: a position in ``base_packs``; else `NO_BASE`."""
+    """For each entry that is a delta the pack of its base, a position in ``base_packs``; `NO_BASE` for the others."""
     entry_effort: Numbers
-    """For each entry what was spent on it; see `Payload.effort`."""
+    """For each entry the effort spent on it; see `Payload.effort`."""
     base_packs: tuple[str, ...]
-    """Names, none twice; of packs that may be gone."""
+    """Names, none twice. These packs may be gone."""
     refs: Mapping[RefSeen, str] = field(default_factory=dict)
-    """Which manifest a ref of a remote store names."""
+    """For each ref of a remote store the manifest it names."""
 
     @cached_property
     def position(self) -> dict[str, int]:
-        """The position of each manifest."""
+        """Position of each manifest, by name."""
         return {name: at for at, name in enumerate(self.manifests)}
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """The size of each pack."""
+        """Size of each pack, by name."""
         return dict(zip(self.packs, self.pack_bytes.tolist(), strict=True))
 
     @property
     def is_consistent(self) -> bool:
-        """Whether the spans say of each manifest what it said when it was read."""
+        """Whether the spans agree with the checksum of each manifest."""
         prefix = prefixes(self.digests)[self.span_chunk]
         change = np.zeros(len(self.manifests) + 1, dtype=np.uint64)
         np.add.at(change, self.span_start, prefix)
@@ -88,7 +138,7 @@ class Facts:
         return bool((np.cumsum(change, dtype=np.uint64)[:-1] == self.sums).all())
 
     def chunks_of(self, manifests: Collection[str]) -> Mask:
-        """For each chunk whether one of some manifests names it; those that are not known are passed over."""
+        """Return for each chunk whether one of some manifests names it. Unknown manifests are ignored."""
         chosen = np.zeros(len(self.manifests) + 1, dtype=np.int64)
         chosen[[self.position[name] + 1 for name in manifests if name in self.position]] = 1
         before = np.cumsum(chosen)
@@ -97,12 +147,12 @@ class Facts:
         return named
 
     def find(self, digests: Digests) -> Numbers:
-        """Look up many digests: for each its chunk, or -1."""
+        """Return for each digest its chunk, or -1."""
         wanted = prefixes(digests)
         at = np.searchsorted(self._prefix, wanted)
         found = np.full(len(digests), -1, dtype=np.int64)
         open_ = np.arange(len(digests))
-        # Digests that begin alike and differ are met once in a lifetime, or made on purpose.
+        # Two digests with one prefix are a chance in 2**64, or made on purpose.
         while len(open_):
             open_ = open_[at[open_] < len(self.digests)]
             open_ = open_[self._prefix[at[open_]] == wanted[open_]]
@@ -116,8 +166,8 @@ class Facts:
     def _prefix(self) -> Any:
         return prefixes(self.digests)
 
-    def only(self, *, manifests: Collection[str], packs: Mapping[str, int]) -> Facts:
-        """Leave out all but some manifests and packs (names and sizes), chunks that are then nowhere, and refs."""
+    def only(self, *, manifests: Collection[str], packs: Mapping[str, int]) -> Inventory:
+        """Keep only some manifests and packs (names and sizes), and the chunks in them; drop the refs."""
         is_kept = np.array([name in manifests for name in self.manifests], dtype=bool)
         before = np.concatenate([[0], np.cumsum(is_kept)])
         start, stop = before[self.span_start], before[self.span_stop]
@@ -134,7 +184,7 @@ class Facts:
         number = np.cumsum(is_used) - 1
         base[deltas] = number[base[deltas]]
         base_packs, base_pack[deltas] = _only_used(self.base_packs, base_pack[deltas])
-        return Facts(
+        return Inventory(
             digests=self.digests[is_used],
             manifests=tuple(name for name, keep in zip(self.manifests, is_kept, strict=True) if keep),
             manifest_bytes=self.manifest_bytes[is_kept],
@@ -154,21 +204,80 @@ class Facts:
         )
 
 
-def facts_of_manifests(named: Sequence[tuple[str, int, Digests]]) -> Facts:
-    """Note what some manifests name.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copies:
+    """Copies of chunks in some packs, one row each."""
+
+    packs: tuple[str, ...]
+    pack: Numbers
+    """For each row a position in ``packs``."""
+    chunk: Numbers
+    """For each row a chunk of the inventory."""
+    stored_bytes: Numbers
+    effort: Numbers
+    links: BaseLinks
+
+
+def copies_in(inventory: Inventory, packs: Collection[str]) -> Copies:
+    """List the copies that some packs hold. A base in any other pack is nowhere."""
+    is_there = np.array([name in packs for name in inventory.packs], dtype=bool)
+    rows = is_there[inventory.entry_pack] if len(inventory.packs) else np.zeros(0, dtype=bool)
+    names = tuple(name for name, there in zip(inventory.packs, is_there, strict=True) if there)
+    pack, chunk = (np.cumsum(is_there) - 1)[inventory.entry_pack[rows]], inventory.entry_chunk[rows]
+    return Copies(
+        packs=names,
+        pack=pack,
+        chunk=chunk,
+        stored_bytes=inventory.entry_bytes[rows].astype(np.int64),
+        effort=inventory.entry_effort[rows],
+        links=BaseLinks(_base_of_rows(inventory, rows, names, pack, chunk)),
+    )
+
+
+def _base_of_rows(
+    inventory: Inventory, entries: Mask, packs: Sequence[str], pack: Numbers, chunk: Numbers
+) -> Positions:
+    """Return for each row the row of its base; see `BaseLinks.base`.
 
     Args:
-        named: Of each manifest its name, the size of its blob, and its digests, of which some may be equal. Neighbours
-            should be alike.
+        inventory: Inventory of the rows.
+        entries: For each entry of the inventory whether it is a row.
+        packs: As `Copies.packs`.
+        pack: As `Copies.pack`.
+        chunk: As `Copies.chunk`.
     """
-    digests, _, chunk = unique_rows(np.concatenate([_NO_DIGESTS, *(each for _, _, each in named)]))
+    base = np.full(len(pack), IN_FULL, dtype=np.int64)
+    base_chunk, base_pack = inventory.entry_base[entries], inventory.entry_base_pack[entries]
+    deltas = np.flatnonzero(base_chunk != NO_BASE)
+    if len(deltas) == 0:
+        return base
+    position = {name: at for at, name in enumerate(packs)}
+    place = np.array([position.get(name, -1) for name in inventory.base_packs], dtype=np.int64)[base_pack[deltas]]
+    keys = pack.astype(np.int64) << 32 | chunk
+    order = np.argsort(keys, kind="stable")
+    wanted = place << 32 | base_chunk[deltas]
+    at = np.minimum(np.searchsorted(keys[order], wanted), len(order) - 1)
+    is_found = (keys[order][at] == wanted) & (place >= 0)
+    base[deltas] = NOWHERE
+    base[deltas[is_found]] = order[at[is_found]]
+    return base
+
+
+def inventory_of_manifests(named: Sequence[tuple[str, int, Digests]]) -> Inventory:
+    """Build an inventory of manifests.
+
+    Args:
+        named: For each manifest its name, the size of its blob, and its digests, which may repeat. Neighbours should
+            be alike.
+    """
+    digests, _, chunk = unique_rows(np.concatenate([NO_DIGESTS, *(each for _, _, each in named)]))
     at = np.repeat(np.arange(len(named), dtype=np.uint64), [len(each) for _, _, each in named])
     pairs = np.unique((chunk.astype(np.uint64) << np.uint64(32)) | at)
     chunk, at = (pairs >> np.uint64(32)).astype(np.uint32), (pairs & np.uint64(0xFFFFFFFF)).astype(np.uint32)
     sums = np.zeros(len(named), dtype=np.uint64)
     np.add.at(sums, at, prefixes(digests)[chunk])
     spans = _normal(chunk, at, at + np.uint32(1))
-    return _facts(
+    return _inventory(
         digests=digests,
         manifests=tuple(name for name, _, _ in named),
         manifest_bytes=np.array([n_bytes for _, n_bytes, _ in named], dtype=np.uint64),
@@ -177,16 +286,16 @@ def facts_of_manifests(named: Sequence[tuple[str, int, Digests]]) -> Facts:
     )
 
 
-def facts_of_packs(tables: Mapping[str, Entries], sizes: Mapping[str, int]) -> Facts:
-    """Note what some packs hold: their tables, and the size of each."""
+def inventory_of_packs(tables: Mapping[str, Entries], sizes: Mapping[str, int]) -> Inventory:
+    """Build an inventory of packs from their tables and sizes."""
     lengths = [len(table) for table in tables.values()]
-    entries = np.concatenate([np.empty(0, ENTRY), *tables.values()])
+    entries = np.concatenate([NO_ENTRIES, *tables.values()])
     deltas = is_delta(entries)
     digests, _, chunk = unique_rows(np.concatenate([entries["digest"], entries["base_digest"][deltas]]))
     base, base_pack = np.full(len(entries), NO_BASE), np.full(len(entries), NO_BASE)
     base[deltas] = chunk[len(entries) :]
     names, base_pack[deltas] = np.unique(as_names(entries["base_pack"][deltas]), return_inverse=True)
-    return _facts(
+    return _inventory(
         digests=digests,
         packs=tuple(tables),
         pack_bytes=np.array([sizes[name] for name in tables], dtype=np.uint64),
@@ -200,9 +309,9 @@ def facts_of_packs(tables: Mapping[str, Entries], sizes: Mapping[str, int]) -> F
     )
 
 
-def merge_facts(parts: Sequence[Facts]) -> Facts:
-    """Put facts together, but for refs. Of what several say the first is taken."""
-    apart: list[Facts] = []
+def merge_inventories(parts: Sequence[Inventory]) -> Inventory:
+    """Merge inventories, without their refs. The first one that knows a manifest or a pack wins."""
+    apart: list[Inventory] = []
     manifests: set[str] = set()
     packs: set[str] = set()
     for part in parts:
@@ -214,7 +323,7 @@ def merge_facts(parts: Sequence[Facts]) -> Facts:
         packs.update(part.packs)
     if len(apart) == 1:
         return apart[0]
-    digests, _, chunk = unique_rows(np.concatenate([_NO_DIGESTS, *(part.digests for part in apart)]))
+    digests, _, chunk = unique_rows(np.concatenate([NO_DIGESTS, *(part.digests for part in apart)]))
     begin = np.cumsum([0, *(len(part.digests) for part in apart)])
     first = np.cumsum([0, *(len(part.manifests) for part in apart)])
     pack = np.cumsum([0, *(len(part.packs) for part in apart)])
@@ -230,7 +339,7 @@ def merge_facts(parts: Sequence[Facts]) -> Facts:
         _join([part.span_start + first[n] for n, part in numbered]),
         _join([part.span_stop + first[n] for n, part in numbered]),
     )
-    return _facts(
+    return _inventory(
         digests=digests,
         manifests=tuple(name for part in apart for name in part.manifests),
         manifest_bytes=np.concatenate([_NO_SIZES, *(part.manifest_bytes for part in apart)]),
@@ -251,13 +360,13 @@ def merge_facts(parts: Sequence[Facts]) -> Facts:
 def _moved(
     base: Numbers, base_pack: Numbers, chunk: Numbers, names: Sequence[str], number: Mapping[str, np.uint32]
 ) -> tuple[Numbers, Numbers]:
-    """Number the bases of entries anew.
+    """Renumber the bases of entries.
 
     Args:
-        base: As `Facts.entry_base`.
-        base_pack: As `Facts.entry_base_pack`.
+        base: As `Inventory.entry_base`.
+        base_pack: As `Inventory.entry_base_pack`.
         chunk: For each chunk its new number.
-        names: As `Facts.base_packs`.
+        names: As `Inventory.base_packs`.
         number: The new position of each of those.
     """
     base, base_pack = base.copy(), base_pack.copy()
@@ -269,7 +378,7 @@ def _moved(
 
 
 def _only_used(names: tuple[str, ...], number: Numbers) -> tuple[tuple[str, ...], Numbers]:
-    """Leave out of a list what no number points to, and number the rest anew."""
+    """Drop the names that no number points to, and renumber the rest."""
     used, again = np.unique(number, return_inverse=True)
     return tuple(names[at] for at in used.tolist()), again.astype(np.uint32)
 
@@ -277,15 +386,14 @@ def _only_used(names: tuple[str, ...], number: Numbers) -> tuple[tuple[str, ...]
 _NONE = np.empty(0, np.uint32)
 _NO_SIZES = np.empty(0, np.uint64)
 _NO_EFFORTS = np.empty(0, np.uint8)
-_NO_DIGESTS = np.empty((0, DIGEST_BYTES), np.uint8)
 
 
-def _facts(*, spans: tuple[Numbers, Numbers, Numbers] = (_NONE, _NONE, _NONE), **given: Any) -> Facts:
-    """Make facts; what is not given is empty."""
+def _inventory(*, spans: tuple[Numbers, Numbers, Numbers] = (_NONE, _NONE, _NONE), **given: Any) -> Inventory:
+    """Make an inventory; a column that is not given is empty."""
     nothing = {"manifests": (), "manifest_bytes": _NO_SIZES, "sums": _NO_SIZES, "packs": (), "pack_bytes": _NO_SIZES}
     entries = dict.fromkeys(("entry_pack", "entry_chunk", "entry_bytes", "entry_base", "entry_base_pack"), _NONE)
     chunk, start, stop = spans
-    return Facts(
+    return Inventory(
         **{
             **nothing,
             **entries,
@@ -304,10 +412,173 @@ def _join(parts: Sequence[Numbers]) -> Numbers:
 
 
 def _normal(chunk: Numbers, start: Numbers, stop: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-    """Sort spans, of which those of one chunk do not overlap, and join those that touch."""
+    """Sort spans and join those that touch. Spans of one chunk must not overlap."""
     order = np.argsort((chunk.astype(np.uint64) << np.uint64(32)) | start.astype(np.uint64), kind="stable")
     chunk, start, stop = chunk[order], start[order], stop[order]
     begins = np.ones(len(order), dtype=bool)
     begins[1:] = (chunk[1:] != chunk[:-1]) | (start[1:] != stop[:-1])
     ends = np.append(begins[1:], True) if len(order) else begins
     return chunk[begins].astype(np.uint32), start[begins].astype(np.uint32), stop[ends].astype(np.uint32)
+
+
+class PackTables:
+    """Tables of the packs of a store. A pack never changes, so each table is read once."""
+
+    def __init__(self, backend: Backend) -> None:
+        """Read nothing yet; see `refresh`."""
+        self.entries: dict[str, Entries] = {}
+        """Table of each pack that can be read, by name."""
+        self.sizes: dict[str, int] = {}
+        """Size of each pack there is, by name."""
+        self.faults: dict[str, FormatError | BackendError] = {}
+        """Error of each pack whose table cannot be read, by name."""
+        self._backend = backend
+
+    def refresh(self, *, again: bool = False) -> list[str]:
+        """List the packs, read the tables of new ones, and forget packs that are gone.
+
+        Args:
+            again: Whether to try packs again whose tables could not be read before.
+
+        Returns:
+            Names of the packs that were read, or tried.
+        """
+        self.sizes = dict(p.list_packs(self._backend))
+        self.entries = {name: self.entries[name] for name in self.sizes if name in self.entries}
+        self.faults = {} if again else {name: each for name, each in self.faults.items() if name in self.sizes}
+        new = {name: size for name, size in self.sizes.items() if name not in self.entries and name not in self.faults}
+        for name, found in read_tables(self._backend, new):
+            if found is None:
+                del self.sizes[name]
+            elif isinstance(found, FormatError | BackendError):
+                self.faults[name] = found
+            else:
+                self.entries[name] = found
+        return list(new)
+
+    def table(self) -> Table:
+        """Return all chunks of the packs that can be read."""
+        return make_table(self.entries)
+
+
+def links_of(table: Table) -> BaseLinks:
+    """Find the bases of the deltas in a table."""
+    return BaseLinks(base_rows(table))
+
+
+def read_tables(
+    backend: Backend, packs: Mapping[str, int]
+) -> Iterator[tuple[str, Entries | FormatError | BackendError | None]]:
+    """Read the tables of packs, in a remote store many at once.
+
+    Args:
+        backend: Backend of the store.
+        packs: Names and sizes.
+
+    Yields:
+        For each pack its name and its table, or the error that says why it cannot be read, or None if it is gone.
+
+    Raises:
+        StarvedError: This process has no memory or no files left.
+    """
+
+    def read(name: str) -> Entries | FormatError | BackendError | None:
+        try:
+            return p.read_pack_table(backend, name, size=packs[name])
+        except BlobNotFoundError:
+            return None
+        except StarvedError:
+            raise
+        except (FormatError, BackendError) as error:
+            return error
+
+    return zip(packs, map_reads(backend, read, packs), strict=True)
+
+
+def map_reads(backend: Backend, read: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    """Apply a function that reads to items, in their order: in a remote store to many at once."""
+    return threads.ordered_map(read, items, waits=True) if backend.is_remote else map(read, items)
+
+
+def list_manifests(backend: Backend) -> dict[str, int]:
+    """List the manifests of a store: names and sizes."""
+    return {info.key.removeprefix("manifests/"): info.size for info in list_blobs(backend, "manifests")}
+
+
+def read_holders(store: Store) -> tuple[dict[str, list[Ref]], dict[str, FormatError | BackendError]]:
+    """Read all refs of a store.
+
+    Returns:
+        Refs by the name of their manifest; and the errors of refs that cannot be read, by key.
+
+    Raises:
+        BackendError: The storage failed to list the refs.
+    """
+    holders: dict[str, list[Ref]] = {}
+    faults: dict[str, FormatError | BackendError] = {}
+    for info in list(list_blobs(store.backend, "refs")):
+        try:
+            ref = store.ref(info.key)
+        except (FormatError, BackendError) as error:
+            faults[info.key] = error
+            continue
+        if ref is not None:
+            holders.setdefault(ref.manifest, []).append(ref)
+    return holders, faults
+
+
+def stands(store: Store, ref: Ref) -> bool:
+    """Tell whether a ref still names its manifest. A ref that cannot be read may."""
+    try:
+        now = store.ref(ref.key)
+    except (FormatError, BackendError):
+        return True
+    return now is not None and now.manifest == ref.manifest
+
+
+def manifest_of(store: Store, refs: Sequence[Ref]) -> Manifest | None:
+    """Read the manifest of some refs; return None if nobody names it any more, and it may be collected.
+
+    Raises:
+        CorruptError: It cannot be read, and a ref still names it; or that ref cannot be read.
+    """
+    try:
+        return store.manifest(refs[0])
+    except CorruptError:
+        for ref in refs:
+            now = store.ref(ref.key)
+            if now is not None and now.manifest == ref.manifest:
+                raise
+        return None
+
+
+class DigestSet:
+    """Set of digests that keeps a bounded number of repeated ones."""
+
+    def __init__(self) -> None:
+        self._parts: list[Digests] = []
+        self._n_new = 0
+
+    def add(self, digests: Digests) -> None:
+        """Add digests, which may repeat."""
+        self._parts.append(digests)
+        self._n_new += len(digests)
+        if self._n_new > _FOLD_ROWS:
+            self.digests()
+
+    def digests(self) -> Digests:
+        """Return the digests, each once, ascending."""
+        unique = unique_rows(np.concatenate([NO_DIGESTS, *self._parts]))[0]
+        self._parts, self._n_new = [unique], 0
+        return unique
+
+
+def as_keys(digests: Digests) -> Any:
+    """View each digest as one value."""
+    return np.ascontiguousarray(digests).view(f"V{DIGEST_BYTES}").ravel()
+
+
+def is_among(digests: Digests, others: Digests) -> Mask:
+    """Return for each of some digests whether it is one of others."""
+    both: Mask = np.isin(as_keys(digests), as_keys(others))
+    return both

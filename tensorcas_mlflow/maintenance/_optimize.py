@@ -13,10 +13,11 @@ import numpy as np
 from tensorcas_mlflow._progress import Progress, Watcher, ignore
 from tensorcas_mlflow._texts import size_text
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, unique_rows
-from tensorcas_mlflow.errors import BackendError, CorruptError, DirectAccessError
+from tensorcas_mlflow.errors import BackendError, DirectAccessError
 from tensorcas_mlflow.index import Mask, pack_key
 from tensorcas_mlflow.maintenance._gc import DEFAULT_MAX_WASTE, GcPlan, GcReport, plan_gc
-from tensorcas_mlflow.maintenance._inventory import Facts
+from tensorcas_mlflow.maintenance._inventory import Inventory, manifest_of
+from tensorcas_mlflow.maintenance._optimize_done import DoneChunks
 from tensorcas_mlflow.maintenance._optimize_encode import (
     BLOCK_BYTES,
     Block,
@@ -28,7 +29,6 @@ from tensorcas_mlflow.maintenance._optimize_encode import (
     units_of,
     work_of,
 )
-from tensorcas_mlflow.maintenance._optimize_holdings import Holdings
 from tensorcas_mlflow.maintenance._optimize_tracks import Group, tracks_of
 from tensorcas_mlflow.maintenance._optimize_tree import SAMPLE_BYTES, plant
 from tensorcas_mlflow.manifest import Manifest
@@ -46,13 +46,13 @@ what waits to be freed is never more than what is needed."""
 
 
 def write_unit(
-    store: Store, holdings: Holdings, blocks: Sequence[Block], spent: Spent, on_done: Callable[[int], None]
+    store: Store, done_chunks: DoneChunks, blocks: Sequence[Block], spent: Spent, on_done: Callable[[int], None]
 ) -> int:
     """Encode some blocks into new packs, which are durable and in the index when this returns.
 
     Args:
         store: Which.
-        holdings: What is done; comes to know what is written.
+        done_chunks: What is done; comes to know what is written.
         blocks: What to encode.
         spent: On each chunk.
         on_done: Told the bytes of chunks that have been seen to.
@@ -64,24 +64,24 @@ def write_unit(
         BackendError: The storage failed; what was written is found by the next run.
     """
     digests = unique_rows(np.concatenate([block.flat for block in blocks]))[0]
-    is_done = holdings.are_done(digests)
-    packs, _ = holdings.find(digests[is_done])
-    bases = holdings.with_bases(name for name in packs if name is not None)
+    is_done = done_chunks.are_done(digests)
+    packs, _ = done_chunks.find(digests[is_done])
+    bases = done_chunks.with_bases(name for name in packs if name is not None)
     intent = p.declare(store.backend, f"{_NEVER}.{uuid.uuid4().hex[:8]}", digests[~is_done], bases)
     try:
-        relied = frozenset(holdings.there(bases))
+        relied = frozenset(done_chunks.there(bases))
         written_bytes = 0
         waiting = iter(blocks)
         while (block := next(waiting, None)) is not None:
             name, writer = p.new_pack_name(store.backend), PackWriter()
             some = chain([block], waiting)
-            payloads = _until_full(store, holdings, some, relied, name, spent, on_done)
+            payloads = _until_full(store, done_chunks, some, relied, name, spent, on_done)
             first = next(payloads, None)
             if first is None:
                 break
             store.backend.put_new(pack_key(name), writer.pieces(chain([first], payloads)))
             store.catalog.publish(name, writer.entries())
-            holdings.add(name, writer.entries())
+            done_chunks.add(name, writer.entries())
             written_bytes += writer.n_bytes
         store.catalog.fold()
         return written_bytes
@@ -95,7 +95,7 @@ def write_unit(
 
 def _until_full(
     store: Store,
-    holdings: Holdings,
+    done_chunks: DoneChunks,
     blocks: Iterator[Block],
     relied: frozenset[str],
     pack: str,
@@ -106,7 +106,7 @@ def _until_full(
     n_bytes = 0
     taken: set[bytes] = set()
     for block in blocks:
-        work = work_of(block, holdings, relied, taken)
+        work = work_of(block, done_chunks, relied, taken)
         for payload in payloads_of(store, work, pack, spent):
             n_bytes += memoryview(payload.data).nbytes
             yield payload
@@ -116,11 +116,12 @@ def _until_full(
             return
 
 
-def collect(store: Store, holdings: Holdings, *, max_waste: float = DEFAULT_MAX_WASTE) -> GcReport:
-    """Delete what nothing needs any more, by the rules of every collection: old copies of what is done, above all."""
-    holdings.refresh()
-    report = plan_gc(store, max_waste=max_waste, prefer=holdings.optimized_packs(), avoid=holdings.wasteful).execute()
-    holdings.refresh()
+def collect(store: Store, done_chunks: DoneChunks, *, max_waste: float = DEFAULT_MAX_WASTE) -> GcReport:
+    """Collect garbage by the rules of every collection: above all, old copies of optimized chunks."""
+    done_chunks.refresh()
+    prefer, avoid = done_chunks.optimized_packs(), done_chunks.wasteful
+    report = plan_gc(store, max_waste=max_waste, prefer=prefer, avoid=avoid).execute()
+    done_chunks.refresh()
     return report
 
 
@@ -160,7 +161,7 @@ class OptimizePlan:
     """What there is to do, as things stand. Printing it says so in words."""
 
     store: Store = field(repr=False)
-    holdings: Holdings = field(repr=False, compare=False)
+    done_chunks: DoneChunks = field(repr=False, compare=False)
     gc: GcPlan
     """What can be collected before anything is encoded: also what an earlier run did not live to remove."""
     spent: Spent
@@ -215,18 +216,18 @@ def plan_optimize(store: Store, *, spent: Spent = Spent.SMALL) -> OptimizePlan:
     """
     if store.backend.is_carrier:
         raise DirectAccessError("optimizing", store.uri)
-    holdings = Holdings(store.backend, int(spent))
-    gc = plan_gc(store, prefer=holdings.optimized_packs())
+    done_chunks = DoneChunks(store.backend, int(spent))
+    gc = plan_gc(store, prefer=done_chunks.optimized_packs())
     refs = in_order(p.read_refs(store.backend))
-    facts = gc.census.facts
-    holdings.need(facts.digests[facts.chunks_of({ref.manifest for ref in refs})])
-    todo = ~holdings.are_done(facts.digests)
-    todo &= facts.chunks_of({ref.manifest for ref in refs})
-    unfinished = _manifests_with(facts, todo)
-    n_bytes, n_stored_bytes = holdings.sizes_of(facts.digests[todo])
+    inventory = gc.census.inventory
+    done_chunks.need(inventory.digests[inventory.chunks_of({ref.manifest for ref in refs})])
+    todo = ~done_chunks.are_done(inventory.digests)
+    todo &= inventory.chunks_of({ref.manifest for ref in refs})
+    unfinished = _manifests_with(inventory, todo)
+    n_bytes, n_stored_bytes = done_chunks.sizes_of(inventory.digests[todo])
     return OptimizePlan(
         store=store,
-        holdings=holdings,
+        done_chunks=done_chunks,
         gc=gc,
         spent=spent,
         n_refs=len(refs),
@@ -237,12 +238,15 @@ def plan_optimize(store: Store, *, spent: Spent = Spent.SMALL) -> OptimizePlan:
     )
 
 
-def _manifests_with(facts: Facts, chunks: Mask) -> frozenset[str]:
+def _manifests_with(inventory: Inventory, chunks: Mask) -> frozenset[str]:
     """Name the manifests that need one of some chunks."""
-    spans = chunks[facts.span_chunk]
-    n = len(facts.manifests) + 1
-    begins, ends = np.bincount(facts.span_start[spans], minlength=n), np.bincount(facts.span_stop[spans], minlength=n)
-    return frozenset(facts.manifests[at] for at in np.flatnonzero(np.cumsum(begins - ends)[:-1]))
+    spans = chunks[inventory.span_chunk]
+    n = len(inventory.manifests) + 1
+    begins, ends = (
+        np.bincount(inventory.span_start[spans], minlength=n),
+        np.bincount(inventory.span_stop[spans], minlength=n),
+    )
+    return frozenset(inventory.manifests[at] for at in np.flatnonzero(np.cumsum(begins - ends)[:-1]))
 
 
 def in_order(refs: Sequence[Ref]) -> list[Ref]:
@@ -256,20 +260,9 @@ def in_order(refs: Sequence[Ref]) -> list[Ref]:
     return sorted(refs, key=lambda ref: (began[ref.run_id], ref.run_id or "", ref.created, ref.key))
 
 
-def _manifest(store: Store, ref: Ref) -> Manifest | None:
-    """Read what a ref names; None if it was dropped or replaced, and collected, meanwhile."""
-    try:
-        return store.manifest(ref)
-    except CorruptError:
-        now = store.ref(ref.key)
-        if now is None or now.manifest != ref.manifest:
-            return None
-        raise
-
-
 def _execute(plan: OptimizePlan, watch: Watcher) -> OptimizeReport:
-    store, holdings, spent = plan.store, plan.holdings, plan.spent
-    before_bytes = holdings.n_bytes
+    store, done_chunks, spent = plan.store, plan.done_chunks, plan.spent
+    before_bytes = done_chunks.n_bytes
     done_bytes = written_bytes = waiting_bytes = 0
 
     def note(n_bytes: int) -> None:
@@ -281,24 +274,24 @@ def _execute(plan: OptimizePlan, watch: Watcher) -> OptimizeReport:
     for turn in range(_MOST_ROUNDS):
         written_before = written_bytes
         for manifests, before in _windows(store, p.read_refs(store.backend)):
-            for unit in units_of(_blocks(store, holdings, manifests, before, spent), UNIT_BYTES):
-                n_bytes = write_unit(store, holdings, unit, spent, note)
+            for unit in units_of(_blocks(store, done_chunks, manifests, before, spent), UNIT_BYTES):
+                n_bytes = write_unit(store, done_chunks, unit, spent, note)
                 written_bytes += n_bytes
                 waiting_bytes += n_bytes
                 if waiting_bytes >= COLLECT_BYTES:
-                    collect(store, holdings, max_waste=MID_WASTE)
+                    collect(store, done_chunks, max_waste=MID_WASTE)
                     waiting_bytes = 0
         if written_bytes > written_before or (turn == 0 and not plan.gc.is_empty):
-            collect(store, holdings)
+            collect(store, done_chunks)
         # What was written may be stored against the little that is needed of some pack, which then can neither go nor
         # be rewritten, and is to be optimized itself.
-        if written_bytes == written_before or not holdings.wasteful or not holdings.n_left:
+        if written_bytes == written_before or not done_chunks.wasteful or not done_chunks.n_left:
             break
     return OptimizeReport(
         n_bytes_before=before_bytes,
-        n_bytes_after=holdings.n_bytes,
+        n_bytes_after=done_chunks.n_bytes,
         written_bytes=written_bytes,
-        n_left=holdings.n_left,
+        n_left=done_chunks.n_left,
     )
 
 
@@ -309,7 +302,7 @@ def _windows(store: Store, refs: Sequence[Ref]) -> Iterator[tuple[list[Manifest]
     before: list[Manifest] = []
     n = max(2, min(WINDOW, 4 * BLOCK_BYTES // store.chunk_bytes))
     for begin in range(0, len(chosen), n):
-        manifests = [_manifest(store, ref) for ref in chosen[begin : begin + n]]
+        manifests = [manifest_of(store, [ref]) for ref in chosen[begin : begin + n]]
         there = [manifest for manifest in manifests if manifest is not None]
         if there:
             yield there, before
@@ -317,12 +310,12 @@ def _windows(store: Store, refs: Sequence[Ref]) -> Iterator[tuple[list[Manifest]
 
 
 def _blocks(
-    store: Store, holdings: Holdings, manifests: Sequence[Manifest], before: Sequence[Manifest], spent: Spent
+    store: Store, done_chunks: DoneChunks, manifests: Sequence[Manifest], before: Sequence[Manifest], spent: Spent
 ) -> Iterator[Block]:
     """Part what is not done of some checkpoints into blocks, as they are drawn."""
-    groups, plain = tracks_of(manifests, before, holdings)
+    groups, plain = tracks_of(manifests, before, done_chunks)
     blocks = chain.from_iterable(_blocks_of(store, group) for group in groups)
-    return (block for block in chain(blocks, blocks_of_plain(plain)) if not holdings.are_done(block.flat).all())
+    return (block for block in chain(blocks, blocks_of_plain(plain)) if not done_chunks.are_done(block.flat).all())
 
 
 def _blocks_of(store: Store, group: Group) -> Iterator[Block]:

@@ -28,7 +28,7 @@ from tensorcas_mlflow.codecs import (
 )
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests
 from tensorcas_mlflow.errors import ChunkNotFoundError, CorruptChunkError, FormatError, NotFoundError
-from tensorcas_mlflow.maintenance._optimize_holdings import Holdings
+from tensorcas_mlflow.maintenance._optimize_done import DoneChunks
 from tensorcas_mlflow.maintenance._optimize_tracks import LEAST_DELTA_BYTES, Group, Plain
 from tensorcas_mlflow.maintenance._optimize_tree import IN_FULL, Stored, Tree
 from tensorcas_mlflow.pack import MAX_DEPTH, Base, Payload
@@ -275,17 +275,17 @@ def payloads_of(store: Store, work: Work, pack: str, spent: Spent) -> Iterator[P
         )
 
 
-def work_of(block: Block, holdings: Holdings, relied: Set[str], taken: set[bytes]) -> Work:
+def work_of(block: Block, done_chunks: DoneChunks, relied: Set[str], taken: set[bytes]) -> Work:
     """Find out what of a block is not done, and how it is to be encoded.
 
     Args:
         block: Which.
-        holdings: Says which of its chunks are done, and where.
+        done_chunks: Says which of its chunks are done, and where.
         relied: Packs in which chunks that are done may be bases.
         taken: Digests of what the pack is given that the block goes into; those of this block are put in.
     """
     n_versions, n_places, _ = block.digests.shape
-    packs, depth = holdings.find(block.flat)
+    packs, depth = done_chunks.find(block.flat)
     outside: dict[bytes, Base] = {}
     texts = [[block.digests[version, place].tobytes() for place in range(n_places)] for version in range(n_versions)]
     for version in range(n_versions):

@@ -12,7 +12,7 @@ import numpy as np
 from tensorcas_mlflow.chunking import chunk_sizes
 from tensorcas_mlflow.codecs import WORD_BYTES
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, unique_rows
-from tensorcas_mlflow.maintenance._optimize_holdings import Holdings
+from tensorcas_mlflow.maintenance._optimize_done import DoneChunks
 from tensorcas_mlflow.manifest import Columns, Manifest
 
 LEAST_DELTA_BYTES = 4096
@@ -46,14 +46,14 @@ class Plain:
 
 
 def tracks_of(
-    manifests: Sequence[Manifest], before: Sequence[Manifest], holdings: Holdings
+    manifests: Sequence[Manifest], before: Sequence[Manifest], done_chunks: DoneChunks
 ) -> tuple[list[Group], Plain]:
     """Sort the chunks of some checkpoints that are not done.
 
     Args:
         manifests: Of the checkpoints, in their order.
         before: Those of earlier ones, which are not looked at but for what their tensors may be bases for.
-        holdings: Says what is done.
+        done_chunks: Says what is done.
 
     Returns:
         What may have bases; and the rest.
@@ -62,7 +62,7 @@ def tracks_of(
     plain: list[_Part] = []
     n_before = len(before)
     for at, manifest in enumerate([*before, *manifests]):
-        columns, done = manifest.columns, holdings.are_done(manifest.digests)
+        columns, done = manifest.columns, done_chunks.are_done(manifest.digests)
         names = columns.names.to_pylist()
         for row in _rows_with_versions(columns):
             key = (names[row], columns.dtypes[columns.dtype[row]], columns.shape(row), manifest.chunk_bytes)
@@ -82,7 +82,7 @@ def tracks_of(
             else:
                 role = (_NUMBERS.sub("#", name), dtype, shape, chunk_bytes, tuple(track.first), tuple(track.is_done))
                 groups.setdefault(role, []).append(track)
-    made = [_group(role[1], each, holdings) for role, each in groups.items()]
+    made = [_group(role[1], each, done_chunks) for role, each in groups.items()]
     return made, _joined(plain)
 
 
@@ -166,11 +166,11 @@ def _joined(parts: Sequence[_Part]) -> Plain:
     return Plain(digests=np.ascontiguousarray(digests[keep]), **columns)
 
 
-def _group(dtype: str, tracks: Sequence[_Track], holdings: Holdings) -> Group:
+def _group(dtype: str, tracks: Sequence[_Track], done_chunks: DoneChunks) -> Group:
     digests = np.stack([track.digests for track in tracks])
     fixed = np.full(digests.shape[1], -1, dtype=np.int64)
     for version in np.flatnonzero(tracks[0].is_done).tolist():
-        _, depth = holdings.find(np.ascontiguousarray(digests[:, version]).reshape(-1, DIGEST_BYTES))
+        _, depth = done_chunks.find(np.ascontiguousarray(digests[:, version]).reshape(-1, DIGEST_BYTES))
         fixed[version] = int(depth.max())
     return Group(
         itemsize=tracks[0].itemsize,

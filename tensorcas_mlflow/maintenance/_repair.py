@@ -10,7 +10,7 @@ import numpy as np
 
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.blob_names import list_blobs, strangers_text
-from tensorcas_mlflow.digest import Digests, unique_rows
+from tensorcas_mlflow.digest import Digests
 from tensorcas_mlflow.errors import (
     BackendError,
     BlobNotFoundError,
@@ -22,9 +22,9 @@ from tensorcas_mlflow.errors import (
     StarvedError,
 )
 from tensorcas_mlflow.index import pack_key
-from tensorcas_mlflow.maintenance._chunks import NO_DIGESTS, as_keys
+from tensorcas_mlflow.maintenance._checked_packs import CheckedPacks
+from tensorcas_mlflow.maintenance._inventory import DigestSet, as_keys, read_holders, stands
 from tensorcas_mlflow.maintenance._quarantine import Quarantine
-from tensorcas_mlflow.maintenance._repair_holdings import Holdings
 from tensorcas_mlflow.maintenance._repair_packs import bases_wanted, mend_packs, would_be_good
 from tensorcas_mlflow.maintenance._repair_records import (
     FormatFix,
@@ -48,7 +48,6 @@ from tensorcas_mlflow.store import Ref, Store
 from tensorcas_mlflow.store import protocol as p
 
 _N_NAMES = 3
-_FOLD_ROWS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,32 +94,21 @@ class Needs:
             BackendError: The storage failed to list what it holds.
         """
         self._store = store
-        self.holders: dict[str, list[Ref]] = {}
-        """Refs by the name of their manifest."""
         self.bad_refs: dict[str, Fault] = {}
         """By key."""
         self.bad_manifests: dict[str, Fault] = {}
         """By name: those that some ref needs and that are damaged or gone."""
-        for info in list(list_blobs(store.backend, "refs")):
-            try:
-                ref = store.ref(info.key)
-            except NewerFormatError:
-                raise
-            except (FormatError, BackendError) as error:
-                self.bad_refs[info.key] = fault_in(error)
-                continue
-            if ref is not None:
-                self.holders.setdefault(ref.manifest, []).append(ref)
-        digests = NO_DIGESTS
-        parts: list[Digests] = []
+        self.holders, faults = read_holders(store)
+        """Refs by the name of their manifest."""
+        for key, error in faults.items():
+            self.bad_refs[key] = fault_in(error)
+        digests = DigestSet()
         for name, found in self._read_all():
             if isinstance(found, Manifest):
-                parts.append(found.digests)
-                if sum(map(len, parts)) > _FOLD_ROWS:
-                    digests, parts = unique_rows(np.concatenate([digests, *parts]))[0], []
+                digests.add(found.digests)
             elif found is not None:
                 self.bad_manifests[name] = found
-        self.digests: Digests = unique_rows(np.concatenate([digests, *parts]))[0]
+        self.digests = digests.digests()
         """All chunks that are needed, as far as manifests can be read; each once, ascending."""
 
     def manifests(self) -> Iterator[tuple[str, Manifest]]:
@@ -155,12 +143,13 @@ class Needs:
 
 
 def fault_in(error: FormatError | BackendError) -> Fault:
-    """Say what is wrong with a blob that cannot be read.
+    """Describe a blob that cannot be read.
 
     Raises:
+        NewerFormatError: The error is one: only a later release can tell what is wrong.
         StarvedError: The error is one, which says nothing of any blob.
     """
-    if isinstance(error, StarvedError):
+    if isinstance(error, StarvedError | NewerFormatError):
         raise error
     reason = error.reason if isinstance(error, CorruptError | BackendError) else str(error)
     return Fault(reason=reason, is_failure=isinstance(error, BackendError))
@@ -174,18 +163,10 @@ def _read_manifest(store: Store, name: str, refs: Sequence[Ref]) -> Manifest | F
     except NewerFormatError:
         raise
     except (FormatError, BackendError) as error:
-        return fault_in(error) if any(_stands(store, ref) for ref in refs) else None
+        return fault_in(error) if any(stands(store, ref) for ref in refs) else None
     if manifest.store_id != store.id:
         return Fault(reason=f"it is of store {manifest.store_id}, and this is {store.id}", is_failure=True)
     return manifest
-
-
-def _stands(store: Store, ref: Ref) -> bool:
-    try:
-        now = store.ref(ref.key)
-    except (FormatError, BackendError):
-        return True
-    return now is not None and now.manifest == ref.manifest
 
 
 def _losses_of(manifest: Manifest, refs: Sequence[Ref], lost: Any) -> list[Loss]:
@@ -266,7 +247,7 @@ def listed(heading: str, losses: Sequence[Loss]) -> list[str]:
 class _Seen:
     """All that a plan was made from."""
 
-    holdings: Holdings
+    packs: CheckedPacks
     needs: Needs
     digests: Digests
     """Chunks that refs need, also by manifests that are restored."""
@@ -360,11 +341,11 @@ def plan_repair(
         if key not in needs.bad_refs and backend.stat(key) is None:
             needs.bad_refs[key] = Fault(reason="an earlier repair was about to replace it")
     given_up = frozenset(key for key in abandon if key.startswith("packs/"))
-    holdings = Holdings(
+    packs = CheckedPacks(
         backend, lambda names: Clues(backend, (each for _, each in needs.manifests()), of=names), given_up=given_up
     )
-    holdings.look()
-    unknown = sorted(set(abandon) - lists.damaged.keys() - {pack_key(name) for name in holdings.packs})
+    packs.look()
+    unknown = sorted(set(abandon) - lists.damaged.keys() - {pack_key(name) for name in packs.packs})
     if unknown:
         raise ValueError(f"there is no damaged condemned list and no pack at {unknown[0]!r}, so it cannot be abandoned")
     manifests = {
@@ -379,10 +360,10 @@ def plan_repair(
     }
     restored = [each.manifest.digests for each in manifests.values()]
     seen = _Seen(
-        holdings=holdings,
+        packs=packs,
         needs=needs,
         digests=np.concatenate([needs.digests, *restored]),
-        index=check_index(backend, holdings),
+        index=check_index(backend, packs),
         lists=lists,
         notes=noted,
         manifests=manifests,
@@ -392,7 +373,7 @@ def plan_repair(
         sources=found,
         quarantine=quarantine,
     )
-    good = holdings.good()
+    good = packs.good()
     return RepairPlan(
         store=store,
         findings=(*_findings(store, seen), *bad_intents),
@@ -419,9 +400,7 @@ def _execute(plan: RepairPlan) -> RepairReport:
             restored.append(f"manifests/{name}")
         else:
             left[f"manifests/{name}"] = reason
-    mended = mend_packs(
-        store, seen.holdings, seen.digests, seen.sources, seen.quarantine, may_be_written=may_be_written
-    )
+    mended = mend_packs(store, seen.packs, seen.digests, seen.sources, seen.quarantine, may_be_written=may_be_written)
     for key, found in seen.refs.items():
         reason = restore_ref(store, key, found, seen.quarantine)
         if reason is None:
@@ -436,10 +415,10 @@ def _execute(plan: RepairPlan) -> RepairReport:
         left[key] = _ABANDON.format(key=key)
     for key in finished_lists(backend, lists):
         backend.delete(key)
-    seen.holdings.look()
-    rebuild = check_index(backend, seen.holdings)
+    seen.packs.look()
+    rebuild = check_index(backend, seen.packs)
     if seen.index.bad or seen.index.missing or mended.gone or rebuild.bad:
-        rebuild_index(backend, seen.holdings, rebuild)
+        rebuild_index(backend, seen.packs, rebuild)
     needs = Needs(store)
     for key in notes(backend):
         if key not in needs.bad_refs and backend.stat(key) is None:
@@ -452,7 +431,7 @@ def _execute(plan: RepairPlan) -> RepairReport:
         n_healed=mended.n_healed,
         n_fenced=mended.n_fenced,
         left={**left, **mended.left},
-        losses=tuple(needs.losses(seen.holdings.good())),
+        losses=tuple(needs.losses(seen.packs.good())),
     )
 
 
@@ -487,8 +466,8 @@ def _findings(store: Store, seen: _Seen) -> list[Finding]:
         if ref is not None:
             remedy = f"replaced by that of {ref.source.uri}: {ref.ref.label}, saved {ref.ref.created}"
         found.append(Finding(key=key, reason=fault.reason, remedy=remedy, is_mended=ref is not None))
-    for name in sorted(seen.holdings.packs):
-        pack = seen.holdings.packs[name]
+    for name in sorted(seen.packs.packs):
+        pack = seen.packs.packs[name]
         if pack.failure is not None:
             remedy = f"left alone; --abandon {pack_key(name)} gives up what of it cannot be read"
             found.append(Finding(key=pack_key(name), reason=pack.failure, remedy=remedy, is_mended=False))
@@ -533,9 +512,9 @@ def _remaining(seen: _Seen, good: Any) -> list[Loss]:
     """Say what would be lost after the repair."""
     lost = seen.digests[~np.isin(as_keys(seen.digests), good)]
     if len(lost):
-        lost = np.concatenate([lost, bases_wanted(seen.holdings, lost)])
+        lost = np.concatenate([lost, bases_wanted(seen.packs, lost)])
         held = np.concatenate([good, as_keys(lost[seen.sources.holds(lost)])])
-        good = would_be_good(seen.holdings, held)
+        good = would_be_good(seen.packs, held)
     whole = {
         ref.key
         for name, found in seen.manifests.items()

@@ -20,9 +20,10 @@ from tensorcas_mlflow.blob_names import list_blobs
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, unique_rows
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NotFoundError
 from tensorcas_mlflow.index import Table, pack_key
-from tensorcas_mlflow.maintenance._chunks import NO_DIGESTS, Verdict, as_keys, look_at
+from tensorcas_mlflow.maintenance._checked_packs import CheckedPacks
+from tensorcas_mlflow.maintenance._chunks import Shard, Verdict, check, read, shard_of
+from tensorcas_mlflow.maintenance._inventory import NO_DIGESTS, as_keys
 from tensorcas_mlflow.maintenance._quarantine import Piece, Quarantine
-from tensorcas_mlflow.maintenance._repair_holdings import Holdings
 from tensorcas_mlflow.maintenance._repair_records import Lists, read_lists
 from tensorcas_mlflow.maintenance._sources import Sources
 from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
@@ -33,14 +34,14 @@ from tensorcas_mlflow.store import protocol as p
 _log = logging.getLogger(__name__)
 
 
-def anchored(backend: Backend, holdings: Holdings) -> frozenset[str]:
+def anchored(backend: Backend, checked: CheckedPacks) -> frozenset[str]:
     """Name the packs of the bases of deltas that could not be read: those are as they were once they can be read again.
 
     Where the table of a pack could not be read that may hold deltas, nobody knows which these are: then all are held.
     """
-    packs = holdings.packs.values()
-    if any(pack.failure is not None and not pack.unread for pack in packs) and _has_deltas(holdings):
-        return frozenset(holdings.packs)
+    packs = checked.packs.values()
+    if any(pack.failure is not None and not pack.unread for pack in packs) and _has_deltas(checked):
+        return frozenset(checked.packs)
     bases = p.Bases(backend)
     found: set[str] = set()
     for pack in packs:
@@ -53,14 +54,14 @@ def anchored(backend: Backend, holdings: Holdings) -> frozenset[str]:
     return frozenset(found)
 
 
-def _has_deltas(holdings: Holdings) -> bool:
-    tables = [pack.entries for pack in holdings.packs.values()]
-    return any(is_delta(table).any() for table in tables) or any(pack.baseless for pack in holdings.packs.values())
+def _has_deltas(checked: CheckedPacks) -> bool:
+    tables = [pack.entries for pack in checked.packs.values()]
+    return any(is_delta(table).any() for table in tables) or any(pack.baseless for pack in checked.packs.values())
 
 
-def bases_wanted(holdings: Holdings, lost: Digests) -> Digests:
+def bases_wanted(checked: CheckedPacks, lost: Digests) -> Digests:
     """Give the chunks with which lost ones could be decoded that are there as deltas without their bases."""
-    bases = {piece.entry["digest"].tobytes(): piece.entry["base_digest"] for piece in _baseless(holdings)}
+    bases = {piece.entry["digest"].tobytes(): piece.entry["base_digest"] for piece in _baseless(checked)}
     found: list[Any] = []
     waiting = [digest.tobytes() for digest in lost]
     while waiting:
@@ -71,10 +72,10 @@ def bases_wanted(holdings: Holdings, lost: Digests) -> Digests:
     return np.array(found, np.uint8).reshape(-1, lost.shape[1]) if found else NO_DIGESTS
 
 
-def would_be_good(holdings: Holdings, good: Any) -> Any:
+def would_be_good(checked: CheckedPacks, good: Any) -> Any:
     """Add to the digests of good chunks, each as one value, those that could be decoded with them."""
     known = {bytes(key) for key in good.tolist()}
-    pieces = _baseless(holdings)
+    pieces = _baseless(checked)
     for _ in range(MAX_DEPTH):
         more = {piece.entry["digest"].tobytes() for piece in pieces if piece.entry["base_digest"].tobytes() in known}
         if more <= known:
@@ -83,39 +84,39 @@ def would_be_good(holdings: Holdings, good: Any) -> Any:
     return np.array(sorted(known), dtype=good.dtype)
 
 
-def revive(store: Store, holdings: Holdings, sources: Sources, needed: Digests) -> int:
+def revive(store: Store, checked: CheckedPacks, sources: Sources, needed: Digests) -> int:
     """Write in full what is lost but for a delta, where another copy of its base is there or to be had.
 
     A base is named by its digest too, so a copy that hashes right is as good as the one that is lost.
 
     Args:
         store: Whose.
-        holdings: As they are; looked at again if anything was written.
+        checked: As they are; looked at again if anything was written.
         sources: Where bases may be had.
         needed: Chunks that refs need.
 
     Returns:
         How many chunks were written.
     """
-    lost = needed[_lacks(holdings, needed)]
-    wanted = bases_wanted(holdings, lost)
+    lost = needed[_lacks(checked, needed)]
+    wanted = bases_wanted(checked, lost)
     if len(wanted) == 0:
         return 0
     useful = {digest.tobytes() for digest in (*lost, *wanted)}
-    n_written = _write(store, holdings, sources.payloads(unique_rows(wanted[_lacks(holdings, wanted)])[0]))
+    n_written = _write(store, checked, sources.payloads(unique_rows(wanted[_lacks(checked, wanted)])[0]))
     for _ in range(MAX_DEPTH):
-        n_more = _write(store, holdings, _decoded(store.backend, holdings, useful))
+        n_more = _write(store, checked, _decoded(store.backend, checked, useful))
         n_written += n_more
         if n_more == 0:
             break
     return n_written
 
 
-def _lacks(holdings: Holdings, digests: Digests) -> Any:
-    return ~np.isin(as_keys(digests), holdings.good())
+def _lacks(checked: CheckedPacks, digests: Digests) -> Any:
+    return ~np.isin(as_keys(digests), checked.good())
 
 
-def _write(store: Store, holdings: Holdings, payloads: Iterator[Payload]) -> int:
+def _write(store: Store, checked: CheckedPacks, payloads: Iterator[Payload]) -> int:
     """Write chunks, look again if there were any, and return how many."""
     n = 0
 
@@ -127,22 +128,22 @@ def _write(store: Store, holdings: Holdings, payloads: Iterator[Payload]) -> int
 
     p.write_packs(store.backend, store.catalog, counted())
     if n:
-        holdings.look()
+        checked.look()
     return n
 
 
-def _decoded(backend: Backend, holdings: Holdings, useful: Set[bytes]) -> Iterator[Payload]:
+def _decoded(backend: Backend, checked: CheckedPacks, useful: Set[bytes]) -> Iterator[Payload]:
     """Decode deltas without bases, each chunk once, where a good chunk is another copy of the base.
 
     Args:
         backend: Of the store.
-        holdings: Of the store.
+        checked: Of the store.
         useful: Digests of the chunks that are wanted.
     """
-    table = holdings.table()
+    table = checked.table()
     bases = p.Bases(backend)
     left = set(useful) - {digest.tobytes() for digest in table.entries["digest"]}
-    for piece in _baseless(holdings):
+    for piece in _baseless(checked):
         entry = piece.entry
         [row] = table.find(entry["base_digest"].reshape(1, -1)).tolist()
         if row < 0 or entry["digest"].tobytes() not in left:
@@ -164,8 +165,8 @@ def _stored(backend: Backend, key: str, entry: Any) -> memoryview:
     return block
 
 
-def _baseless(holdings: Holdings) -> list[Piece]:
-    return [piece for pack in holdings.packs.values() for piece in pack.baseless]
+def _baseless(checked: CheckedPacks) -> list[Piece]:
+    return [piece for pack in checked.packs.values() for piece in pack.baseless]
 
 
 _ROUNDS = 4
@@ -190,7 +191,7 @@ class Mended:
 
 def mend_packs(
     store: Store,
-    holdings: Holdings,
+    checked: CheckedPacks,
     needed: Digests,
     sources: Sources,
     quarantine: Quarantine,
@@ -201,7 +202,7 @@ def mend_packs(
 
     Args:
         store: Whose.
-        holdings: As it was looked at when the plan was made.
+        checked: As it was looked at when the plan was made.
         needed: Chunks that refs need.
         sources: Where lost ones may be had.
         quarantine: Where damaged bytes go.
@@ -212,18 +213,18 @@ def mend_packs(
     """
     done = Mended()
     backend = store.backend
-    replaced = _replace_unread(store, holdings, sources, done)
-    for name in sorted(holdings.packs):
-        failure = holdings.packs[name].failure
+    replaced = _replace_unread(store, checked, sources, done)
+    for name in sorted(checked.packs):
+        failure = checked.packs[name].failure
         if failure is not None:
             done.left[pack_key(name)] = _unread(name, failure)
-    held = anchored(backend, holdings) & holdings.damaged()
+    held = anchored(backend, checked) & checked.damaged()
     for name in held:
         done.left[pack_key(name)] = "a delta that cannot be read may need it: repair again when all can be read"
     doomed = frozenset(
         name
-        for name in sorted(holdings.damaged() - held)
-        if _put_aside(store, holdings, name, quarantine, done, may_be_written=may_be_written)
+        for name in sorted(checked.damaged() - held)
+        if _put_aside(store, checked, name, quarantine, done, may_be_written=may_be_written)
     )
     condemned = f"condemned/{uuid.uuid4().hex}"
     if doomed:
@@ -231,16 +232,16 @@ def mend_packs(
         backend.put_new(condemned, [p.condemned_bytes(doomed, frozenset())])
         # And deltas against what goes that are committed all the same were written by now, and are copied too.
         done.n_fenced = _fence(backend, lambda intent: intent.bases & doomed)
-    safe = _copy(store, holdings, doomed, needed, sources, done)
-    done.n_healed += revive(store, holdings, sources, needed)
-    relied_on = np.concatenate([_owed(holdings, doomed), as_keys(holdings.baseless())])
-    lost = relied_on[~np.isin(relied_on, holdings.good())]
+    safe = _copy(store, checked, doomed, needed, sources, done)
+    done.n_healed += revive(store, checked, sources, needed)
+    relied_on = np.concatenate([_owed(checked, doomed), as_keys(checked.baseless())])
+    lost = relied_on[~np.isin(relied_on, checked.good())]
     if doomed:
         done.n_fenced += _fence(backend, lambda intent: np.isin(as_keys(_needed_by(backend, intent)), lost).any())
         going = {
             name
-            for name in doomed & holdings.packs.keys()
-            if np.isin(_owed(holdings, frozenset({name})) if name in replaced else _kept(holdings, name), safe).all()
+            for name in doomed & checked.packs.keys()
+            if np.isin(_owed(checked, frozenset({name})) if name in replaced else _kept(checked, name), safe).all()
         }
         p.begin_generation(backend)
         # The copies that count may be others', who were killed before these were durable. And what is damaged must not
@@ -252,38 +253,38 @@ def mend_packs(
         store.catalog.forget(going)
         backend.delete(condemned)
         done.gone = {pack_key(name) for name in going}
-        for name in (doomed & holdings.packs.keys()) - going:
+        for name in (doomed & checked.packs.keys()) - going:
             done.left[pack_key(name)] = "not all of its good chunks could be copied: repair again"
     return done
 
 
-def _replace_unread(store: Store, holdings: Holdings, sources: Sources, done: Mended) -> frozenset[str]:
+def _replace_unread(store: Store, checked: CheckedPacks, sources: Sources, done: Mended) -> frozenset[str]:
     """Bring the chunks that cannot be read from elsewhere, so that packs may go of which nothing else is missing.
 
     Returns:
         Names of the packs that may go once each of their chunks, also of those, is safe.
     """
-    unread = holdings.unread()
+    unread = checked.unread()
     if len(unread) == 0:
         return frozenset()
-    wanted = unique_rows(unread[~np.isin(as_keys(unread), holdings.good())])[0]
+    wanted = unique_rows(unread[~np.isin(as_keys(unread), checked.good())])[0]
     brought = _Counted(sources.payloads(wanted))
     p.write_packs(store.backend, store.catalog, iter(brought))
     done.n_healed += brought.n
-    holdings.look()
-    return holdings.give_up_replaced()
+    checked.look()
+    return checked.give_up_replaced()
 
 
-def _kept(holdings: Holdings, name: str) -> Any:
+def _kept(checked: CheckedPacks, name: str) -> Any:
     """The good chunks of a pack, and those whose bases lie in it: each digest as one value."""
-    return as_keys(np.concatenate([holdings.packs[name].entries["digest"], holdings.dependents({name})]))
+    return as_keys(np.concatenate([checked.packs[name].entries["digest"], checked.dependents({name})]))
 
 
 def _put_aside(
-    store: Store, holdings: Holdings, name: str, quarantine: Quarantine, done: Mended, *, may_be_written: bool
+    store: Store, checked: CheckedPacks, name: str, quarantine: Quarantine, done: Mended, *, may_be_written: bool
 ) -> bool:
     """Look at the damage of a pack once more, and keep the bytes; returns whether the pack may go."""
-    pack = holdings.packs[name]
+    pack = checked.packs[name]
     try:
         if not pack.has_table:
             if may_be_written:
@@ -300,7 +301,7 @@ def _put_aside(
             except (BackendError, CorruptError) as error:
                 if error.key != piece.key:
                     raise  # it was read, and cannot be kept: a full disk is no reason to give anything up
-                if not holdings.is_given_up(name):
+                if not checked.is_given_up(name):
                     done.left[pack_key(name)] = _unread(name, error.reason)
                     return False
                 bare = dataclasses.replace(piece, n_bytes=0, reason=f"{piece.reason}; {error.reason}")
@@ -334,15 +335,16 @@ def _has_table(backend: Backend, name: str) -> bool:
 
 
 def _is_still_bad(backend: Backend, name: str, piece: Piece) -> bool:
-    entries = np.array([piece.entry])
-    [look] = look_at(backend, [name], np.zeros(1, np.int64), entries)
-    if look.verdict is Verdict.GONE:
+    row = np.zeros(1, np.int64)
+    shard = Shard(packs=(name,), pack=row, entries=np.array([piece.entry]), row=row)
+    fault = check(backend, shard, decode=True).faults.get(0)
+    if fault is not None and fault.verdict is Verdict.GONE:
         raise BlobNotFoundError(piece.key)
-    return look.verdict is not Verdict.GOOD
+    return fault is not None
 
 
 def _copy(
-    store: Store, holdings: Holdings, doomed: frozenset[str], needed: Digests, sources: Sources, done: Mended
+    store: Store, checked: CheckedPacks, doomed: frozenset[str], needed: Digests, sources: Sources, done: Mended
 ) -> Any:
     """Copy until every good chunk of the doomed packs lies elsewhere; returns the digests of all that does."""
     backend = store.backend
@@ -351,16 +353,16 @@ def _copy(
     for attempt in range(_ROUNDS):
         # Lists before packs: a copy that somebody deletes in between is still on a list, or gone already.
         lists = read_lists(backend)
-        holdings.look()
-        first, old = first or lists, old if old is not None else frozenset(holdings.packs)
-        usable = frozenset(holdings.packs) - doomed - lists.packs
+        checked.look()
+        first, old = first or lists, old if old is not None else frozenset(checked.packs)
+        usable = frozenset(checked.packs) - doomed - lists.packs
         if lists.damaged:
             # Nobody knows what it names. What was written since it was seen cannot be among it.
             usable = usable - old if lists.damaged.keys() == first.damaged.keys() else frozenset()
-        safe = holdings.good(usable)
-        everywhere = holdings.table()
+        safe = checked.good(usable)
+        everywhere = checked.table()
         keys = as_keys(everywhere.entries["digest"])
-        owed = np.isin(keys, _owed(holdings, doomed)) & ~np.isin(keys, safe)
+        owed = np.isin(keys, _owed(checked, doomed)) & ~np.isin(keys, safe)
         lost = needed[~np.isin(as_keys(needed), keys)] if attempt == 0 else NO_DIGESTS
         if not owed.any() and len(lost) == 0:
             return safe
@@ -371,11 +373,11 @@ def _copy(
     return safe
 
 
-def _owed(holdings: Holdings, doomed: frozenset[str]) -> Any:
+def _owed(checked: CheckedPacks, doomed: frozenset[str]) -> Any:
     """What doomed packs hold or should, and what is a delta against that: each digest as one value."""
-    parts = [holdings.dependents(doomed)]
-    for name in doomed & holdings.packs.keys():
-        pack = holdings.packs[name]
+    parts = [checked.dependents(doomed)]
+    for name in doomed & checked.packs.keys():
+        pack = checked.packs[name]
         parts.append(pack.entries["digest"])
         parts += [piece.entry["digest"].reshape(1, DIGEST_BYTES) for piece in pack.damage if piece.entry is not None]
     return as_keys(np.concatenate(parts))
@@ -403,20 +405,19 @@ def _payloads(backend: Backend, table: Table, wanted: Any) -> Iterator[Payload]:
     """Read chunks to be copied, each once, checked anew, in the order they lie in."""
     rows = np.flatnonzero(wanted)
     rows = rows[unique_rows(np.ascontiguousarray(table.entries["digest"][rows]))[1]]
-    entries, pack = table.entries[rows], table.pack[rows]
     end = (-1, -1)
     bases = p.Bases(backend)
-    for look in look_at(backend, table.packs, pack, entries):
-        if look.verdict is not Verdict.GOOD:
-            _log.warning("a chunk of %s cannot be copied: %s", table.key_of(int(rows[look.row])), look.reason)
+    for look in (look for _, looks in read(backend, shard_of(table, rows)) for look in looks):
+        if look.fault is not None:
+            _log.warning("a chunk of %s cannot be copied: %s", table.key_of(look.row), look.fault.reason)
             continue
-        entry = entries[look.row]
-        begin = (int(pack[look.row]), int(entry["offset"]))
+        entry = table.entries[look.row]
+        begin = (int(table.pack[look.row]), int(entry["offset"]))
         # What lay without a gap stays so: the chunks of one raw tensor can still be mapped as one.
         try:
             yield bases.payload(entry, look.stored, begins_row=begin != end)
         except (NotFoundError, FormatError) as error:
-            _log.warning("a chunk of %s cannot be copied: %s", table.key_of(int(rows[look.row])), error)
+            _log.warning("a chunk of %s cannot be copied: %s", table.key_of(look.row), error)
             continue
         end = (begin[0], begin[1] + int(entry["stored_bytes"]))
 

@@ -31,10 +31,10 @@ from tensorcas_mlflow.errors import (
     StoreNotFoundError,
 )
 from tensorcas_mlflow.index import MAX_SEGMENT_BYTES, Table, make_table, read_segment, segment_bytes
-from tensorcas_mlflow.maintenance._chunks import NO_DIGESTS
+from tensorcas_mlflow.maintenance._checked_packs import CheckedPacks
 from tensorcas_mlflow.maintenance._copy_chunks import ChunkReader
+from tensorcas_mlflow.maintenance._inventory import NO_DIGESTS, list_manifests
 from tensorcas_mlflow.maintenance._quarantine import PREFIX, Quarantine, keep_blob
-from tensorcas_mlflow.maintenance._repair_holdings import Holdings
 from tensorcas_mlflow.maintenance._sources import FoundRef
 from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
 from tensorcas_mlflow.pack import ENTRY, Entries
@@ -107,7 +107,7 @@ def finished_lists(backend: Backend, lists: Lists) -> list[str]:
     if not lists.sound:
         return []
     packs = {name for name, _ in p.list_packs(backend)}
-    manifests = {info.key.removeprefix("manifests/") for info in list_blobs(backend, "manifests")}
+    manifests = list_manifests(backend).keys()
     return [each.key for each in lists.sound if not each.packs & packs and not each.manifests & manifests]
 
 
@@ -121,7 +121,7 @@ class IndexFaults:
     """Packs that it does not name and should."""
 
 
-def check_index(backend: Backend, holdings: Holdings) -> IndexFaults:
+def check_index(backend: Backend, packs: CheckedPacks) -> IndexFaults:
     """Compare the index of a store with its packs."""
     bad: dict[str, str] = {}
     named: set[str] = set()
@@ -140,30 +140,30 @@ def check_index(backend: Backend, holdings: Holdings) -> IndexFaults:
             except (CorruptError, BackendError) as error:
                 bad[info.key] = error.reason
                 continue
-            if _is_true(table, holdings):
+            if _is_true(table, packs):
                 named.update(table.packs)
             else:
                 bad[info.key] = "it says other than the packs' own tables"
                 of_bad.update(table.packs)
-    whole = {name for name, pack in holdings.packs.items() if not pack.damage and pack.failure is None}
+    whole = {name for name, pack in packs.packs.items() if not pack.damage and pack.failure is None}
     if backend.is_remote and not bad:
         return IndexFaults(bad={}, missing=frozenset())  # packs are listed there, and need no entry of their own
     return IndexFaults(bad=bad, missing=frozenset(whole - named))
 
 
-def rebuild_index(backend: Backend, holdings: Holdings, faults: IndexFaults) -> None:
+def rebuild_index(backend: Backend, packs: CheckedPacks, faults: IndexFaults) -> None:
     """Put in what an index lacks, and then take out what is wrong."""
-    tables = {name: holdings.packs[name].entries for name in sorted(faults.missing & holdings.packs.keys())}
+    tables = {name: packs.packs[name].entries for name in sorted(faults.missing & packs.packs.keys())}
     if tables:
         backend.put_new(f"index/{uuid.uuid4().hex}.arrow", [segment_bytes(make_table(tables))])
     for key in faults.bad:
         backend.delete(key)
-    p.tidy_index(backend, holdings.packs.keys())
+    p.tidy_index(backend, packs.packs.keys())
 
 
-def _is_true(table: Table, holdings: Holdings) -> bool:
+def _is_true(table: Table, packs: CheckedPacks) -> bool:
     for number, name in enumerate(table.packs):
-        pack = holdings.packs.get(name)
+        pack = packs.packs.get(name)
         if pack is None or pack.damage or pack.failure is not None:
             continue  # it is gone, or will be
         if not np.array_equal(_rows(table.entries[table.pack == number]), _rows(pack.entries)):

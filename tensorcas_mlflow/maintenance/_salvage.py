@@ -13,7 +13,7 @@ from tensorcas_mlflow.digest import unique_rows
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NewerFormatError
 from tensorcas_mlflow.hints import read_hints
 from tensorcas_mlflow.index import MAX_SEGMENT_BYTES, Table, pack_key, read_segment
-from tensorcas_mlflow.maintenance._chunks import NO_ENTRIES
+from tensorcas_mlflow.maintenance._inventory import NO_ENTRIES
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.pack import ENTRY, FOOTER_BYTES, MAGIC, MAX_ENTRIES, TABLE_ENTRY, Entries, is_delta
 

@@ -14,8 +14,8 @@ from tensorcas_mlflow.blob_names import list_blobs
 from tensorcas_mlflow.codecs import load_codecs_to_decode
 from tensorcas_mlflow.digest import Digests
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NotFoundError
-from tensorcas_mlflow.maintenance._chunks import as_keys
 from tensorcas_mlflow.maintenance._copy_chunks import ChunkReader
+from tensorcas_mlflow.maintenance._inventory import as_keys
 from tensorcas_mlflow.maintenance._quarantine import Quarantine
 from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
 from tensorcas_mlflow.pack import Payload, decode_chunk, payload_of

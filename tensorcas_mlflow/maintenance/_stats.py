@@ -8,14 +8,18 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.blob_names import list_blobs
-from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, unique_rows
-from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError
+from tensorcas_mlflow.errors import BackendError, CorruptError, FormatError
 from tensorcas_mlflow.maintenance._census import Census
-from tensorcas_mlflow.maintenance._inventory import Facts
-from tensorcas_mlflow.manifest import Manifest
+from tensorcas_mlflow.maintenance._inventory import (
+    DigestSet,
+    Inventory,
+    list_manifests,
+    manifest_of,
+    map_reads,
+    read_tables,
+)
 from tensorcas_mlflow.pack import Entries
 from tensorcas_mlflow.store import Ref, Store
 from tensorcas_mlflow.store import protocol as p
@@ -131,7 +135,7 @@ def _figures_of(store: Store, refs: Iterable[Ref]) -> dict[str, Any]:
     for ref in refs:
         by_manifest.setdefault(ref.manifest, []).append(ref)
     n_checkpoints = n_files = n_chunks = n_bytes = 0
-    distinct = _Distinct()
+    distinct = DigestSet()
     for holders in by_manifest.values():
         manifest = manifest_of(store, holders)
         if manifest is None:
@@ -141,7 +145,7 @@ def _figures_of(store: Store, refs: Iterable[Ref]) -> dict[str, Any]:
         n_chunks += len(manifest.digests) * len(holders)
         n_bytes += manifest.n_bytes * len(holders)
         distinct.add(manifest.digests)
-    n_unique = distinct.count()
+    n_unique = len(distinct.digests())
     disk = disk_usage(store.backend)
     return {
         "checkpoints": n_checkpoints,
@@ -153,37 +157,6 @@ def _figures_of(store: Store, refs: Iterable[Ref]) -> dict[str, Any]:
         "disk_bytes": disk.total,
         "disk": disk,
     }
-
-
-def manifest_of(store: Store, refs: list[Ref]) -> Manifest | None:
-    """Read the manifest of some refs; None if none of them stands any more."""
-    try:
-        return store.manifest(refs[0])
-    except CorruptError:
-        for ref in refs:
-            now = store.ref(ref.key)
-            if now is not None and now.manifest == ref.manifest:
-                raise
-        return None
-
-
-class _Distinct:
-    """Counts different digests, holding each once and a bounded number of repeated ones."""
-
-    def __init__(self) -> None:
-        self._parts: list[Digests] = [np.empty((0, DIGEST_BYTES), np.uint8)]
-        self._n_new = 0
-
-    def add(self, digests: Digests) -> None:
-        self._parts.append(digests)
-        self._n_new += len(digests)
-        if self._n_new > _FOLD_ROWS:
-            self.count()
-
-    def count(self) -> int:
-        unique, _, _ = unique_rows(np.concatenate(self._parts))
-        self._parts, self._n_new = [unique], 0
-        return len(unique)
 
 
 By = Literal["experiment", "run", "step"]
@@ -279,28 +252,28 @@ def find_shares(store: Store, by: By, *, run_id: str | None = None) -> Shares:
         CorruptError: A ref or manifest cannot be read.
     """
     refs = sorted(store.checkpoints(), key=lambda ref: (ref.created, ref.key))
-    facts = _facts_of(store, refs)
-    refs = [ref for ref in refs if ref.manifest in facts.position]
+    inventory = _inventory_of(store, refs)
+    refs = [ref for ref in refs if ref.manifest in inventory.position]
     owners = owners_of(refs, by, store_uri=store.uri)
     number = {owner: at for at, owner in enumerate(dict.fromkeys(owners))}
     owner_of_ref = np.array([number[owner] for owner in owners], dtype=np.int64)
-    rank = np.full(len(facts.manifests), len(refs), dtype=np.int64)
-    at_manifest = np.array([facts.position[ref.manifest] for ref in refs], dtype=np.int64)
+    rank = np.full(len(inventory.manifests), len(refs), dtype=np.int64)
+    at_manifest = np.array([inventory.position[ref.manifest] for ref in refs], dtype=np.int64)
     np.minimum.at(rank, at_manifest, np.arange(len(refs)))
     pairs = np.unique(at_manifest << 32 | owner_of_ref)
-    holding = _Holding(manifest=pairs >> 32, owner=pairs & 0xFFFFFFFF, n_manifests=len(facts.manifests))
+    ownership = _Ownership(manifest=pairs >> 32, owner=pairs & 0xFFFFFFFF, n_manifests=len(inventory.manifests))
 
-    chunk_bytes = _stored_bytes(facts)
+    chunk_bytes = _stored_bytes(inventory)
     sums = _Sums(len(number))
-    for chunk, owner in holding.pairs(facts):
+    for chunk, owner in ownership.pairs(inventory):
         sums.add(chunk, owner, chunk_bytes)
-    sums.add(holding.manifest, holding.owner, facts.manifest_bytes.astype(np.int64))
+    sums.add(ownership.manifest, ownership.owner, inventory.manifest_bytes.astype(np.int64))
     first = np.append(owner_of_ref, 0)
-    chunk, earliest = _earliest(facts, rank)
+    chunk, earliest = _earliest(inventory, rank)
     is_needed = earliest < len(refs)
     added = _sums_by(first[earliest[is_needed]], chunk_bytes[chunk[is_needed]], len(number))
     has_ref = rank < len(refs)
-    added += _sums_by(first[rank[has_ref]], facts.manifest_bytes[has_ref], len(number))
+    added += _sums_by(first[rank[has_ref]], inventory.manifest_bytes[has_ref], len(number))
 
     wanted = {o for ref, o in zip(refs, owners, strict=True) if run_id in (None, ref.run_id, o.run_id)}
     n_refs = np.bincount(owner_of_ref, minlength=len(number))
@@ -325,14 +298,14 @@ def find_shares(store: Store, by: By, *, run_id: str | None = None) -> Shares:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Holding:
+class _Ownership:
     """Which owners have a ref of which manifest; sorted by manifest, then by owner."""
 
     manifest: Any
     owner: Any
     n_manifests: int
 
-    def pairs(self, facts: Facts) -> Any:
+    def pairs(self, inventory: Inventory) -> Any:
         """Yield each chunk with each of its owners once, sorted by chunk; a chunk's all together."""
         # Neighbours with the same single owner are one block; any other manifest is a block of its own.
         n_owners = np.bincount(self.manifest, minlength=self.n_manifests)
@@ -345,16 +318,16 @@ class _Holding:
         opens = np.flatnonzero(is_new)
         of_block, from_ = n_owners[opens], begin[:-1][opens]
         upto = np.concatenate([[0], np.cumsum(of_block)])
-        first, last = block[facts.span_start], block[facts.span_stop - 1]
+        first, last = block[inventory.span_start], block[inventory.span_stop - 1]
         weight = np.cumsum(upto[last + 1] - upto[first])
-        starts = np.concatenate([[0], np.flatnonzero(np.diff(facts.span_chunk)) + 1, [len(weight)]])
+        starts = np.concatenate([[0], np.flatnonzero(np.diff(inventory.span_chunk)) + 1, [len(weight)]])
         at = 0
         while at < len(weight):
             enough = np.searchsorted(weight, (weight[at - 1] if at else 0) + _MAX_PAIRS)
             to = int(starts[max(np.searchsorted(starts, enough, side="right") - 1, np.searchsorted(starts, at) + 1)])
             rows, blocks = _counted_up(first[at:to], last[at:to] - first[at:to] + 1)
             again, owners = _counted_up(from_[blocks], of_block[blocks])
-            pairs = facts.span_chunk[at:to][rows[again]].astype(np.int64) << 32 | self.owner[owners]
+            pairs = inventory.span_chunk[at:to][rows[again]].astype(np.int64) << 32 | self.owner[owners]
             pairs.sort(kind="stable")  # which is fast where most of it is in order
             pairs = pairs[np.append(True, pairs[1:] != pairs[:-1])] if len(pairs) else pairs
             yield pairs >> 32, pairs & 0xFFFFFFFF
@@ -391,55 +364,46 @@ def _sums_by(owner: Any, n_bytes: Any, n_owners: int) -> Any:
     return np.bincount(owner, weights=n_bytes, minlength=n_owners).astype(np.int64)
 
 
-def _earliest(facts: Facts, rank: Any) -> tuple[Any, Any]:
+def _earliest(inventory: Inventory, rank: Any) -> tuple[Any, Any]:
     """For each chunk that a manifest names the least rank of one that does."""
-    if len(facts.span_chunk) == 0:
+    if len(inventory.span_chunk) == 0:
         return np.empty(0, np.int64), np.empty(0, np.int64)
-    least = np.full(len(facts.digests), np.iinfo(np.int64).max)
-    borders = np.stack([facts.span_start, facts.span_stop], axis=1).ravel()
+    least = np.full(len(inventory.digests), np.iinfo(np.int64).max)
+    borders = np.stack([inventory.span_start, inventory.span_stop], axis=1).ravel()
     of_span = np.minimum.reduceat(np.append(rank, np.iinfo(np.int64).max), borders.astype(np.int64))[::2]
-    np.minimum.at(least, facts.span_chunk, of_span)
-    chunk = np.unique(facts.span_chunk)
+    np.minimum.at(least, inventory.span_chunk, of_span)
+    chunk = np.unique(inventory.span_chunk)
     return chunk, least[chunk]
 
 
-def _stored_bytes(facts: Facts) -> Any:
+def _stored_bytes(inventory: Inventory) -> Any:
     """For each chunk the bytes of its smallest copy; 0 where there is none."""
-    least = np.full(len(facts.digests), np.iinfo(np.int64).max)
-    np.minimum.at(least, facts.entry_chunk, facts.entry_bytes.astype(np.int64))
+    least = np.full(len(inventory.digests), np.iinfo(np.int64).max)
+    np.minimum.at(least, inventory.entry_chunk, inventory.entry_bytes.astype(np.int64))
     return np.where(least == np.iinfo(np.int64).max, 0, least)
 
 
-def _facts_of(store: Store, refs: Sequence[Ref]) -> Facts:
-    """What the manifests of refs name, and what is in packs: from a census, and read where none tells it."""
+def _inventory_of(store: Store, refs: Sequence[Ref]) -> Inventory:
+    """Take the inventory of the manifests of some refs and of all packs: from a census, and reading what it lacks."""
     backend = store.backend
     census = Census(backend)
     census.load()
     by_manifest: dict[str, list[Ref]] = {}
     for ref in sorted(refs, key=lambda ref: (ref.run_id or "", ref.name or "", ref.step or 0)):
         by_manifest.setdefault(ref.manifest, []).append(ref)
-    manifests = {info.key.removeprefix("manifests/"): info.size for info in list_blobs(backend, "manifests")}
+    manifests = list_manifests(backend)
     unknown = [held for name, held in by_manifest.items() if census.manifests.get(name) != manifests.get(name)]
-    for held, manifest in zip(unknown, _map_reads(store, lambda held: manifest_of(store, held), unknown), strict=True):
+    found = map_reads(backend, lambda held: manifest_of(store, held), unknown)
+    for held, manifest in zip(unknown, found, strict=True):
         if manifest is not None:
             name = held[0].manifest
             census.learn_manifest(name, manifest.digests, n_bytes=manifests.get(name, 0))
     sizes = dict(p.list_packs(backend))
-    new = [(name, size) for name, size in sizes.items() if census.packs.get(name) != size]
     tables: dict[str, Entries] = {}
-    for (name, _), table in zip(new, _map_reads(store, lambda pack: _table_of(store, *pack), new), strict=True):
-        if table is not None:
+    for name, table in read_tables(backend, {n: size for n, size in sizes.items() if census.packs.get(n) != size}):
+        if isinstance(table, FormatError | BackendError) and not isinstance(table, CorruptError):
+            raise table
+        if isinstance(table, np.ndarray):
             tables[name] = table
     census.learn_packs(tables, sizes)
-    return census.facts.only(manifests=by_manifest, packs=sizes)
-
-
-def _table_of(store: Store, name: str, size: int) -> Entries | None:
-    try:
-        return p.read_pack_table(store.backend, name, size=size)
-    except (BlobNotFoundError, CorruptError):
-        return None
-
-
-def _map_reads(store: Store, function: Any, items: Sequence[Any]) -> Any:
-    return threads.ordered_map(function, items, waits=True) if store.backend.is_remote else map(function, items)
+    return census.inventory.only(manifests=by_manifest, packs=sizes)

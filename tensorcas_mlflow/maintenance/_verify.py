@@ -1,18 +1,22 @@
-"""From every ref to its manifest to its chunks."""
+"""Verification of a store: check every ref, its manifest, and every chunk that it names. Changes nothing."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow._progress import Watcher, ignore
+from tensorcas_mlflow import threads
+from tensorcas_mlflow._progress import Progress, Watcher, ignore
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.blob_names import find_strangers, list_blobs
-from tensorcas_mlflow.digest import DIGEST_BYTES, hex_of, unique_rows
+from tensorcas_mlflow.blob_names import find_strangers, list_blobs, strangers_text
+from tensorcas_mlflow.chunking import MAX_CHUNK_BYTES
+from tensorcas_mlflow.codecs import CODECS, MOST_OVERHEAD_BYTES, RAW
+from tensorcas_mlflow.digest import hex_of, unique_rows
 from tensorcas_mlflow.errors import (
     BackendError,
     BlobNotFoundError,
@@ -20,22 +24,496 @@ from tensorcas_mlflow.errors import (
     FormatError,
     NewerFormatError,
     NotFoundError,
+    StarvedError,
+    in_words,
 )
 from tensorcas_mlflow.hints import read_hints
-from tensorcas_mlflow.index import MAX_SEGMENT_BYTES, Table, pack_key, read_segment
-from tensorcas_mlflow.maintenance._verify_chunks import NO_DAMAGE, Choice, Damage, read_chunks
-from tensorcas_mlflow.maintenance._verify_packs import Packs
-from tensorcas_mlflow.maintenance._verify_report import Problem, VerifyReport, reason_of
+from tensorcas_mlflow.index import MAX_SEGMENT_BYTES, Mask, Table, make_table, pack_key, read_segment, with_bases
+from tensorcas_mlflow.maintenance._chunks import Checked, Fault, Verdict, check, merge, part_of, shard_of, shards
+from tensorcas_mlflow.maintenance._inventory import PackTables, as_keys, links_of, read_holders, stands
 from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
-from tensorcas_mlflow.pack import Entries
+from tensorcas_mlflow.pack import MAGIC, Entries
 from tensorcas_mlflow.store import Ref, Store
 from tensorcas_mlflow.store import protocol as p
 
-_SAID = ("digest", "stored_digest", "offset", "stored_bytes", "raw_bytes", "codec", "typesize")
+_N_NAMES = 3
+_COMPARED = ("digest", "stored_digest", "offset", "stored_bytes", "raw_bytes", "codec", "typesize")
+"""Fields of an entry that a segment of the index repeats."""
 
 
-def small_blob_problems(backend: Backend, packs: Packs) -> Iterator[Problem]:
-    """Give the intents, condemned lists and segments that cannot be read, and the segments that are wrong."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """A blob or chunk of a store that is not as it should be, and what it breaks. Printing it says so in words."""
+
+    key: str | None
+    """The blob at fault, ``packs/….pack`` for a chunk; None for a chunk that no pack is known to have held."""
+    reason: str
+    checkpoint: str | None = None
+    """The checkpoint or file that suffers, in words; None where none does."""
+    tensors: tuple[str, ...] = ()
+    """Tensors of it that suffer."""
+
+    def __str__(self) -> str:
+        where = [in_words(self.checkpoint, self.tensors), self.key or ""]
+        return f"{', '.join(filter(None, where))}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyReport:
+    """Report of a verification. Printing it says so in words."""
+
+    n_refs: int
+    """Checkpoints and files that were checked."""
+    n_packs: int
+    n_chunks: int
+    """Chunks in the packs, needed or not."""
+    n_read: int = 0
+    """Chunks that were read; a chunk that lies in several packs counts each time."""
+    full: bool
+    """Whether chunks were decoded and compared with their digests, and not only their stored bytes."""
+    seed: int | None = None
+    """Seed that draws the same sample again; None where none was drawn."""
+    problems: tuple[Problem, ...]
+    """Empty for a sound store."""
+    strangers: tuple[str, ...] = ()
+    """Foreign files between the blobs. Nothing reads or deletes them."""
+
+    def __str__(self) -> str:
+        how_many = {0: "none of them", self.n_chunks: "every one"}.get(self.n_read, f"{self.n_read} of them")
+        if self.n_chunks == 0:
+            how_many = "every one" if self.full else "none of them"
+        how = " as it is stored" if self.n_read and not self.full else ""
+        chunks = f"{self.n_chunks} chunks, {how_many} read{how}"
+        found = {0: "no problem found", 1: "1 problem"}.get(len(self.problems), f"{len(self.problems)} problems")
+        summary = f"{self.n_refs} checkpoints and files, {self.n_packs} packs, {chunks}: {found}"
+        notes = [f"note: {strangers_text(self.strangers)} ignored"] if self.strangers else []
+        return "\n".join([*map(str, self.problems), *notes, summary])
+
+
+def verify(
+    store: Store,
+    *,
+    full: bool = False,
+    sample: float | None = None,
+    part: tuple[int, int] | None = None,
+    seed: int | None = None,
+    watch: Watcher = ignore,
+) -> VerifyReport:
+    """Check every ref, its manifest, and every chunk that it names.
+
+    Without any of ``full``, ``sample`` and ``part`` no chunk is read: each is looked up in the packs' tables. A read
+    covers all chunks in packs, also those that nothing needs, because the next save may rely on them.
+
+    Others may write, read and collect meanwhile. What is committed later is not checked.
+
+    Args:
+        store: Store to check.
+        full: Whether to decode each chunk and compare it with its digest. Else its stored bytes are compared with the
+            digest that the pack's table has of them, which is faster and finds all that has changed since it was
+            written.
+        sample: Read only a share of the chunks, from 0 to 1, drawn at random.
+        part: Read only the k-th of n parts of the chunks: ``(k, n)``. A chunk is always in the same part, so n calls
+            read all.
+        seed: Draws the same sample again.
+        watch: Told the bytes that have been read.
+
+    Raises:
+        BackendError: The storage failed to list its blobs.
+        ValueError: There is no such share or part.
+    """
+    seed = secrets.randbits(32) if seed is None else seed
+    k, n = part or (1, 1)
+    share = 1.0 if sample is None else sample
+    if not 0 <= share <= 1 or not 1 <= k <= n:
+        raise ValueError(f"a sample is from 0 to 1, and a part the k-th of n: {sample}, {part}")
+    holders, faults = read_holders(store)
+    unreadable = [
+        Problem(key=key, reason=reason_of(error), checkpoint=p.label_of(key)) for key, error in faults.items()
+    ]
+    packs = _Packs(store.backend)
+    damage = _Damage(lost={}, copies={})
+    if full or sample is not None or part is not None:
+        # All copies of a chunk are chosen or none.
+        chosen = part_of(packs.table.prefix, k, n)
+        if share < 1.0:
+            chosen &= _scatter(packs.table.prefix, seed) < share
+        damage = _read_chunks(store.backend, packs, chosen, decode=full, watch=watch)
+    if full or not store.backend.is_remote:
+        packs.check_heads()
+    needed: set[bytes] = set()
+    found = [problem for refs in holders.values() for problem in _check(store, packs, refs, damage.lost, needed)]
+    found += [*_unneeded(damage, needed), *_format_problems(store), *_small_blob_problems(store.backend, packs)]
+    return VerifyReport(
+        n_refs=sum(map(len, holders.values())),
+        n_packs=len(packs.table.packs),
+        n_chunks=len(packs.table),
+        n_read=damage.n_read,
+        full=full,
+        seed=None if sample is None else seed,
+        problems=(*unreadable, *packs.problems, *found),
+        strangers=find_strangers(store.backend),
+    )
+
+
+def reason_of(error: Exception) -> str:
+    """Return the reason of an error, without the name of the blob.
+
+    Raises:
+        StarvedError: The error is one, which says nothing of any blob.
+    """
+    if isinstance(error, StarvedError):
+        raise error
+    return str(getattr(error, "reason", error))
+
+
+# --- packs and their tables
+
+
+class _Packs:
+    """Packs of a store, and the problems of their tables."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.problems: list[Problem] = []
+        self.table: Table = make_table({})
+        """All chunks that can be read; a delta only with its bases."""
+        self._backend = backend
+        self._tables = PackTables(backend)
+        self._lost: list[str] | None = None
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read the tables of new packs, and forget packs that are gone."""
+        for name in self._tables.refresh():
+            key, fault = pack_key(name), self._tables.faults.get(name)
+            if fault is not None:
+                self.problems.append(Problem(key=key, reason=reason_of(fault)))
+            elif name in self._tables.entries:
+                faults = _faults_of(self._tables.entries[name])
+                self.problems += [Problem(key=key, reason=reason) for reason in faults]
+        self.table = with_bases(self._tables.table())
+
+    def check_heads(self) -> None:
+        """Check that packs begin with the magic bytes, which nobody needs to read them."""
+        names = list(self._tables.entries)
+        for found in threads.ordered_map(self._head_problem, names, waits=self._backend.is_remote):
+            if found is not None:
+                self.problems.append(found)
+
+    def _head_problem(self, name: str) -> Problem | None:
+        key, head = pack_key(name), bytearray(len(MAGIC))
+        try:
+            self._backend.read_into(key, 0, memoryview(head))
+        except BlobNotFoundError:
+            return None
+        except (FormatError, BackendError) as error:
+            return Problem(key=key, reason=reason_of(error))
+        return None if head == MAGIC else Problem(key=key, reason="it does not begin as a pack (nothing is lost)")
+
+    def entries_of(self, name: str) -> Entries | None:
+        """Return the table of a pack; None if it is gone or cannot be read."""
+        return self._tables.entries.get(name)
+
+    def lost(self) -> list[str]:
+        """Return the keys of packs that cannot be read, and of packs that the index names and that do not exist."""
+        if self._lost is None:
+            self._lost = self._find_lost()
+        return self._lost
+
+    def _find_lost(self) -> list[str]:
+        named: set[str] = set()
+        for info in list_blobs(self._backend, "index"):
+            name, _, ending = info.key.removeprefix("index/").partition(".")
+            if ending == "loose":
+                named.add(name)
+            elif ending == "arrow":
+                try:
+                    named.update(read_segment(info.key, self._backend.get(info.key, max_bytes=MAX_SEGMENT_BYTES)).packs)
+                except (BlobNotFoundError, FormatError):
+                    continue
+        there = {name for name, _ in p.list_packs(self._backend)}
+        return sorted(pack_key(name) for name in (named - there) | self._tables.faults.keys())
+
+
+def is_possible(entries: Any) -> Mask:
+    """Return for each entry whether such a chunk can exist, so that a table that lies costs no memory."""
+    raw, stored = entries["raw_bytes"].astype(np.int64), entries["stored_bytes"].astype(np.int64)
+    possible: Mask = (raw <= MAX_CHUNK_BYTES) & (stored <= 2 * raw + MOST_OVERHEAD_BYTES)
+    return possible
+
+
+def _faults_of(entries: Entries) -> Iterator[str]:
+    """Find what is wrong with a table that hashes to its digest, and that no writer has written."""
+
+    def first(wrong: Any) -> str:
+        more = f" and {int(wrong.sum()) - 1} more" if wrong.sum() > 1 else ""
+        return f"chunk {hex_of(entries['digest'][int(np.flatnonzero(wrong)[0])])}{more}"
+
+    is_raw = entries["codec"] == RAW.number
+    impossible = ~is_possible(entries) | (is_raw & (entries["raw_bytes"] != entries["stored_bytes"]))
+    if impossible.any():
+        yield f"its table gives impossible sizes of {first(impossible)}"
+    unknown = ~np.isin(entries["codec"], list(CODECS))
+    if unknown.any():
+        yield f"its table gives a codec that this release does not know for {first(unknown)}"
+    order = np.argsort(entries["offset"], kind="stable")
+    starts = entries["offset"][order].astype(np.int64)
+    stops = starts + entries["stored_bytes"][order]
+    overlaps = np.zeros(len(order), dtype=bool)
+    overlaps[order[1:]] = starts[1:] < stops[:-1]
+    if overlaps.any():
+        yield f"its table lets {first(overlaps)} overlap with another chunk"
+    _, at, _ = unique_rows(np.ascontiguousarray(entries["digest"]))
+    again = np.ones(len(entries), dtype=bool)
+    again[at] = False
+    if again.any():
+        yield f"its table names {first(again)} twice"
+
+
+# --- chunks that are read
+
+
+_Lost = Mapping[bytes, tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Damage:
+    """Chunks that were found damaged."""
+
+    lost: _Lost
+    """Chunks without a sound copy, by their digests: the pack of one copy, and the reason."""
+    copies: Mapping[str, list[str]]
+    """Damaged copies of other chunks, by pack: the reasons."""
+    n_read: int = 0
+    """Chunks that were read, copies counted."""
+
+
+def _read_chunks(backend: Backend, packs: _Packs, chosen: Mask, *, decode: bool, watch: Watcher) -> _Damage:
+    """Check the chunks of some rows of the packs' tables, shard by shard.
+
+    Args:
+        backend: Backend of the store.
+        packs: Packs of the store.
+        chosen: For each row whether to read it.
+        decode: See `check`.
+        watch: Told the bytes that have been read.
+    """
+    table = packs.table
+    fits = is_possible(table.entries)
+    shard = shard_of(table, chosen & fits)
+    n_bytes, read_bytes = shard.stored_bytes, 0
+
+    def on_read(n_read: int) -> None:
+        nonlocal read_bytes
+        read_bytes += n_read
+        watch(Progress(done_bytes=min(read_bytes, n_bytes), n_bytes=n_bytes))
+
+    parts = (check(backend, each, decode=decode, on_read=on_read) for each in shards(shard))
+    checked = reduce(merge, parts, Checked())
+    said = table.entries[["raw_bytes", "stored_bytes"]]
+    impossible = {
+        row: Fault(verdict=Verdict.BAD, reason=f"its entry says {said[row][0]} bytes in {said[row][1]}")
+        for row in np.flatnonzero(chosen & ~fits).tolist()
+    }
+    if checked.gone:
+        packs.refresh()
+    bad = {row: fault.reason for row, fault in {**impossible, **checked.faults}.items() if not fault.gone}
+    return _sort_out(table, bad, checked.gone, n_read=len(checked.row))
+
+
+def _sort_out(table: Table, bad: Mapping[int, str], gone: Set[str], *, n_read: int) -> _Damage:
+    """Separate chunks without a sound copy from chunks that have another."""
+    if not bad:
+        return _Damage(lost={}, copies={}, n_read=n_read)
+    is_sound = np.ones(len(table), dtype=bool)
+    is_sound[list(bad)] = False
+    is_sound &= np.array([name not in gone for name in table.packs], dtype=bool)[table.pack]
+    links = links_of(table)
+    is_sound_alone, is_sound = is_sound, links.decodable(is_sound)
+    bad = {**bad, **dict(_dependents(table, links.base, bad, is_sound_alone, is_sound))}
+    keys = as_keys(table.entries["digest"])
+    has_other = dict(zip(bad, np.isin(keys[list(bad)], keys[is_sound]).tolist(), strict=True))
+    lost: dict[bytes, tuple[str, str]] = {}
+    copies: dict[str, list[str]] = {}
+    for row, reason in bad.items():
+        said = f"chunk {hex_of(table.entries['digest'][row])} is damaged: {reason}"
+        if has_other[row]:
+            copies.setdefault(table.key_of(row), []).append(said)
+        else:
+            lost.setdefault(table.entries["digest"][row].tobytes(), (table.key_of(row), said))
+    return _Damage(lost=lost, copies=copies, n_read=n_read)
+
+
+def _dependents(
+    table: Table, base: Any, bad: Mapping[int, str], is_sound_alone: Mask, is_sound: Mask
+) -> Iterator[tuple[int, str]]:
+    """Yield the deltas that take a damaged chunk to decode, and why.
+
+    Args:
+        table: Table of all packs.
+        base: For each row the row of its base; see `BaseLinks.base`.
+        bad: Reasons of damaged chunks, by row.
+        is_sound_alone: For each row whether it is sound, whatever its bases are.
+        is_sound: For each row whether it and its bases are sound.
+    """
+    for row in np.flatnonzero(is_sound_alone & ~is_sound).tolist():
+        at = int(base[row])
+        while is_sound_alone[at] and base[at] >= 0:
+            at = int(base[at])
+        # A base whose pack is gone is no damage: the chunk was moved, or is missed later.
+        if at in bad:
+            said = f"its base, chunk {hex_of(table.entries['digest'][at])} in {table.key_of(at)}, is damaged"
+            yield row, f"{said}: {bad[at]}"
+
+
+def _scatter(numbers: Any, seed: int) -> Any:
+    """Map numbers to pseudo-random ones from 0 to 1, the same for one seed (splitmix64)."""
+    with np.errstate(over="ignore"):
+        mixed = numbers + np.uint64(seed % (1 << 64)) * np.uint64(0x9E3779B97F4A7C15)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+        mixed = mixed ^ (mixed >> np.uint64(31))
+    return mixed.astype(np.float64) / float(1 << 64)
+
+
+# --- manifests and the chunks they name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Broken:
+    """Chunks of a manifest that have one fault."""
+
+    key: str | None
+    reason: str
+    chunks: Any
+    """Their numbers in the manifest, ascending."""
+
+
+def _check(store: Store, packs: _Packs, refs: list[Ref], damage: _Lost, needed: set[bytes]) -> list[Problem]:
+    """Check the manifest that some refs name, and that its chunks exist and are sound.
+
+    Args:
+        store: Store of the refs.
+        packs: Packs in which its chunks are looked up.
+        refs: All refs of one manifest.
+        damage: Chunks of which no copy is sound.
+        needed: Set of those that refs need; this call adds to it.
+    """
+    key = f"manifests/{refs[0].manifest}"
+    try:
+        manifest = store.manifest(refs[0])
+        manifest.check_names()
+    except (FormatError, BackendError) as error:
+        # What was dropped meanwhile may be collected already.
+        still = [ref for ref in refs if stands(store, ref)]
+        return [Problem(key=key, reason=reason_of(error), checkpoint=ref.label) for ref in still]
+    if manifest.store_id != store.id:
+        reason = f"it is of store {manifest.store_id}, and this is {store.id}"
+        return [Problem(key=key, reason=reason, checkpoint=ref.label) for ref in refs]
+    unhinted = []
+    if manifest.hints and read_hints(manifest.hints, unique_rows(manifest.digests)[0]) is None:
+        unhinted.append(
+            Problem(key=key, reason="its hints are damaged (nothing is lost, and the index is asked instead)")
+        )
+    faults = [*_misplaced(packs, manifest), *_undecodable(manifest, damage, needed)]
+    if not faults:
+        return unhinted
+    return unhinted + [
+        Problem(
+            key=fault.key, reason=fault.reason, checkpoint=ref.label, tensors=p.names_of(manifest.rows, fault.chunks)
+        )
+        for ref in refs
+        if stands(store, ref)
+        for fault in faults
+    ]
+
+
+def _misplaced(packs: _Packs, manifest: Manifest) -> Iterator[_Broken]:
+    """Find the chunks of a manifest that no pack holds, or that have another size there."""
+    digests = manifest.digests
+    at = packs.table.find(digests)
+    if (at < 0).any():
+        # Perhaps a collector has moved them since the packs were listed.
+        packs.refresh()
+        at = packs.table.find(digests)
+    missing = np.flatnonzero(at < 0)
+    if len(missing):
+        lost = packs.lost()
+        hint = f"; lost or unreadable are {', '.join(lost[:_N_NAMES])}" if len(lost) > 1 else ""
+        if not lost and (once := _saved_in(manifest, missing)):
+            hint = f"; when it was saved it was to be found in {', '.join(once[:_N_NAMES])}"
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        reason = f"no pack that can be read holds chunk {hex_of(digests[missing[0]])}{more}{hint}"
+        yield _Broken(key=lost[0] if len(lost) == 1 else None, reason=reason, chunks=missing)
+    there = np.flatnonzero(at >= 0)
+    said = packs.table.entries["raw_bytes"][at[there]]
+    wrong = there[said != manifest.chunk_sizes[there]]
+    if len(wrong):
+        first = int(at[wrong[0]])
+        n_bytes = int(packs.table.entries["raw_bytes"][first])
+        reason = (
+            f"its table says chunk {hex_of(digests[wrong[0]])} has {n_bytes} bytes, and the manifest another number"
+        )
+        yield _Broken(key=packs.table.key_of(first), reason=reason, chunks=wrong)
+
+
+def _undecodable(manifest: Manifest, damage: _Lost, needed: set[bytes]) -> Iterator[_Broken]:
+    """Find the chunks of a manifest that cannot be decoded, those of one pack together."""
+    if not damage:
+        return
+    keys = as_keys(manifest.digests)
+    bad = np.frombuffer(b"".join(damage), dtype=keys.dtype)
+    by_pack: dict[str, list[int]] = {}
+    for number in np.flatnonzero(np.isin(keys, bad)).tolist():
+        wanted = manifest.digests[number].tobytes()
+        needed.add(wanted)
+        by_pack.setdefault(damage[wanted][0], []).append(number)
+    for key, numbers in by_pack.items():
+        yield _Broken(
+            key=key,
+            reason=_and_more(damage[manifest.digests[numbers[0]].tobytes()][1], len(numbers)),
+            chunks=np.array(numbers),
+        )
+
+
+def _unneeded(damage: _Damage, needed: Set[bytes]) -> Iterator[Problem]:
+    """Report the damaged chunks that no checkpoint suffers from, those of one pack together."""
+    by_pack: dict[str, list[str]] = {}
+    for found, (key, reason) in damage.lost.items():
+        if found not in needed:
+            by_pack.setdefault(key, []).append(reason)
+    for key, reasons in by_pack.items():
+        yield Problem(key=key, reason=f"{_and_more(reasons[0], len(reasons))}; nothing needs it yet")
+    for key, reasons in damage.copies.items():
+        yield Problem(key=key, reason=f"{_and_more(reasons[0], len(reasons))}; another pack has a whole copy")
+
+
+def _and_more(reason: str, n_chunks: int) -> str:
+    return reason if n_chunks == 1 else f"{reason}, and {n_chunks - 1} more chunks are damaged"
+
+
+def _saved_in(manifest: Manifest, chunks: Any) -> list[str]:
+    """Return the packs in which some chunks, by their numbers, lay when the manifest was written, if it says so."""
+    different, _, which = unique_rows(manifest.digests)
+    hints = read_hints(manifest.hints, different)
+    if hints is None:
+        return []
+    return [pack_key(hints.packs[at]) for at in np.unique(hints.pack[which[chunks]]).tolist()]
+
+
+# --- the other blobs
+
+
+def _format_problems(store: Store) -> Iterator[Problem]:
+    """Check the blob that says which store this is. It may have changed since the store was opened."""
+    try:
+        if Store.open_backend(store.backend).id != store.id:
+            yield Problem(key="format", reason=f"it is another store's, and this was {store.id}")
+    except (FormatError, NotFoundError, BackendError) as error:
+        yield Problem(key="format", reason=reason_of(error))
+
+
+def _small_blob_problems(backend: Backend, packs: _Packs) -> Iterator[Problem]:
+    """Find the intents, condemned lists and segments that cannot be read, and the segments that are wrong."""
     for info in list(list_blobs(backend, "intents")):
         try:
             p.parse_intent(info, backend.get(info.key, max_bytes=MAX_BYTES))
@@ -64,7 +542,7 @@ def small_blob_problems(backend: Backend, packs: Packs) -> Iterator[Problem]:
 
 
 def _reason_and(error: Exception, outcome: str) -> str:
-    """Say what is wrong with a blob and what comes of it: what a later release wrote, gc does not touch."""
+    """Return the reason of an error and its outcome. What a later release wrote, gc does not touch."""
     return reason_of(error) if isinstance(error, NewerFormatError) else f"{reason_of(error)} ({outcome})"
 
 
@@ -72,233 +550,16 @@ def _is_listed(backend: Backend, key: str) -> bool:
     return any(info.key == key for info in list_blobs(backend, "intents"))
 
 
-def _belied(table: Table, packs: Packs) -> Iterator[str]:
-    """Name packs of which a segment does not say what their own tables say."""
+def _belied(table: Table, packs: _Packs) -> Iterator[str]:
+    """Find packs of which a segment says other than their own tables."""
     for number, name in enumerate(table.packs):
         entries = packs.entries_of(name)
-        if entries is not None and _as_said(table.entries[table.pack == number]) != _as_said(entries):
+        if entries is not None and _comparable(table.entries[table.pack == number]) != _comparable(entries):
             yield name
 
 
-def _as_said(entries: Entries) -> bytes:
+def _comparable(entries: Entries) -> bytes:
     """Write entries so that equal ones are equal bytes, in whatever order they stand."""
-    columns = [np.ascontiguousarray(entries[name]).view(np.uint8).reshape(len(entries), -1) for name in _SAID]
+    columns = [np.ascontiguousarray(entries[name]).view(np.uint8).reshape(len(entries), -1) for name in _COMPARED]
     rows = np.concatenate(columns, axis=1) if len(entries) else np.empty((0, 1), np.uint8)
     return b"".join(sorted(row.tobytes() for row in rows))
-
-
-_N_NAMES = 3
-
-Lost = Mapping[bytes, tuple[str, str]]
-
-
-def verify(
-    store: Store,
-    *,
-    full: bool = False,
-    sample: float | None = None,
-    part: tuple[int, int] | None = None,
-    seed: int | None = None,
-    watch: Watcher = ignore,
-) -> VerifyReport:
-    """Look at every ref, its manifest, and every chunk that it names.
-
-    Without any of ``full``, ``sample`` and ``part`` no chunk is read: each is looked for in the packs' tables. What is
-    read are chunks in packs, also those that nothing needs, because the next save may rely on them.
-
-    A store may be written, read and collected meanwhile; what is committed later is not looked at.
-
-    Args:
-        store: Which.
-        full: Whether to decode what is read and compare it with its digest. Else stored bytes are compared with the
-            digests that the packs' tables have of them, which is faster and finds all that has changed since it was
-            written.
-        sample: Read only a share of the chunks, from 0 to 1, drawn at random.
-        part: Read only the k-th of n parts of the chunks: ``(k, n)``. A chunk is always in the same part, so n calls
-            read all.
-        seed: Draws the same sample again.
-        watch: Told how far the reading has come.
-
-    Raises:
-        BackendError: The storage failed to list what it holds.
-        ValueError: There is no such share or part.
-    """
-    seed = secrets.randbits(32) if seed is None else seed
-    choice = Choice(part=part or (1, 1), share=1.0 if sample is None else sample, seed=seed)
-    if not 0 <= choice.share <= 1 or not 1 <= choice.part[0] <= choice.part[1]:
-        raise ValueError(f"a sample is from 0 to 1, and a part the k-th of n: {sample}, {part}")
-    refs, unreadable = _read_refs(store)
-    packs = Packs(store.backend)
-    damage = NO_DAMAGE
-    if full or sample is not None or part is not None:
-        damage = read_chunks(store.backend, packs, choice, decode=full, watch=watch)
-    if full or not store.backend.is_remote:
-        packs.check_heads()
-    needed: set[bytes] = set()
-    found = [problem for holders in refs for problem in _check(store, packs, holders, damage.lost, needed)]
-    found += [*_unneeded(damage, needed), *_format_problems(store), *small_blob_problems(store.backend, packs)]
-    return VerifyReport(
-        n_refs=sum(map(len, refs)),
-        n_packs=len(packs.table.packs),
-        n_chunks=len(packs.table),
-        n_read=damage.n_read,
-        full=full,
-        seed=None if sample is None else seed,
-        problems=(*unreadable, *packs.problems, *found),
-        strangers=find_strangers(store.backend),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Fault:
-    """What is wrong with some chunks of a manifest."""
-
-    key: str | None
-    reason: str
-    chunks: Any
-    """Their numbers in the manifest, ascending."""
-
-
-def _read_refs(store: Store) -> tuple[list[list[Ref]], list[Problem]]:
-    """Read the refs of a store, those of one manifest together."""
-    by_manifest: dict[str, list[Ref]] = {}
-    problems: list[Problem] = []
-    for info in list_blobs(store.backend, "refs"):
-        try:
-            ref = store.ref(info.key)
-        except (FormatError, BackendError) as error:
-            problems.append(Problem(key=info.key, reason=reason_of(error), checkpoint=p.label_of(info.key)))
-            continue
-        if ref is not None:
-            by_manifest.setdefault(ref.manifest, []).append(ref)
-    return list(by_manifest.values()), problems
-
-
-def _check(store: Store, packs: Packs, refs: list[Ref], damage: Lost, needed: set[bytes]) -> list[Problem]:
-    """Check the manifest that some refs name, and that its chunks are there and sound.
-
-    Args:
-        store: Whose.
-        packs: Where its chunks are looked for.
-        refs: All refs of one manifest.
-        damage: Chunks of which no copy is sound.
-        needed: Those of them that are needed are put in here.
-    """
-    key = f"manifests/{refs[0].manifest}"
-    try:
-        manifest = store.manifest(refs[0])
-        manifest.check_names()
-    except (FormatError, BackendError) as error:
-        # What was dropped meanwhile may be collected already.
-        still = [ref for ref in refs if _stands(store, ref)]
-        return [Problem(key=key, reason=reason_of(error), checkpoint=ref.label) for ref in still]
-    if manifest.store_id != store.id:
-        reason = f"it is of store {manifest.store_id}, and this is {store.id}"
-        return [Problem(key=key, reason=reason, checkpoint=ref.label) for ref in refs]
-    unhinted = []
-    if manifest.hints and read_hints(manifest.hints, unique_rows(manifest.digests)[0]) is None:
-        unhinted.append(
-            Problem(key=key, reason="its hints are damaged (nothing is lost, and the index is asked instead)")
-        )
-    faults = [*_misplaced(packs, manifest), *_undecodable(manifest, damage, needed)]
-    if not faults:
-        return unhinted
-    return unhinted + [
-        Problem(
-            key=fault.key, reason=fault.reason, checkpoint=ref.label, tensors=p.names_of(manifest.rows, fault.chunks)
-        )
-        for ref in refs
-        if _stands(store, ref)
-        for fault in faults
-    ]
-
-
-def _stands(store: Store, ref: Ref) -> bool:
-    """Tell whether a ref is still there and says the same: what was dropped meanwhile may be collected."""
-    try:
-        now = store.ref(ref.key)
-    except (FormatError, BackendError):
-        return True
-    return now is not None and now.manifest == ref.manifest
-
-
-def _misplaced(packs: Packs, manifest: Manifest) -> Iterator[_Fault]:
-    """Give the chunks of a manifest that are nowhere, or are there in another size."""
-    digests = manifest.digests
-    at = packs.table.find(digests)
-    if (at < 0).any():
-        # Perhaps a collector has moved them since the packs were listed.
-        packs.refresh()
-        at = packs.table.find(digests)
-    missing = np.flatnonzero(at < 0)
-    if len(missing):
-        lost = packs.lost()
-        hint = f"; lost or unreadable are {', '.join(lost[:_N_NAMES])}" if len(lost) > 1 else ""
-        if not lost and (once := _saved_in(manifest, missing)):
-            hint = f"; when it was saved it was to be found in {', '.join(once[:_N_NAMES])}"
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        reason = f"no pack that can be read holds chunk {hex_of(digests[missing[0]])}{more}{hint}"
-        yield _Fault(key=lost[0] if len(lost) == 1 else None, reason=reason, chunks=missing)
-    there = np.flatnonzero(at >= 0)
-    said = packs.table.entries["raw_bytes"][at[there]]
-    wrong = there[said != manifest.chunk_sizes[there]]
-    if len(wrong):
-        first = int(at[wrong[0]])
-        n_bytes = int(packs.table.entries["raw_bytes"][first])
-        reason = (
-            f"its table says chunk {hex_of(digests[wrong[0]])} has {n_bytes} bytes, and the manifest another number"
-        )
-        yield _Fault(key=packs.table.key_of(first), reason=reason, chunks=wrong)
-
-
-def _undecodable(manifest: Manifest, damage: Lost, needed: set[bytes]) -> Iterator[_Fault]:
-    """Give the chunks of a manifest that cannot be decoded, those of one pack together."""
-    if not damage:
-        return
-    keys = manifest.digests.view(f"V{DIGEST_BYTES}").ravel()
-    bad = np.frombuffer(b"".join(damage), dtype=f"V{DIGEST_BYTES}")
-    by_pack: dict[str, list[int]] = {}
-    for number in np.flatnonzero(np.isin(keys, bad)).tolist():
-        wanted = manifest.digests[number].tobytes()
-        needed.add(wanted)
-        by_pack.setdefault(damage[wanted][0], []).append(number)
-    for key, numbers in by_pack.items():
-        yield _Fault(
-            key=key,
-            reason=_and_more(damage[manifest.digests[numbers[0]].tobytes()][1], len(numbers)),
-            chunks=np.array(numbers),
-        )
-
-
-def _unneeded(damage: Damage, needed: Set[bytes]) -> Iterator[Problem]:
-    """Give the damaged chunks that no checkpoint suffers from, those of one pack together."""
-    by_pack: dict[str, list[str]] = {}
-    for found, (key, reason) in damage.lost.items():
-        if found not in needed:
-            by_pack.setdefault(key, []).append(reason)
-    for key, reasons in by_pack.items():
-        yield Problem(key=key, reason=f"{_and_more(reasons[0], len(reasons))}; nothing needs it yet")
-    for key, reasons in damage.copies.items():
-        yield Problem(key=key, reason=f"{_and_more(reasons[0], len(reasons))}; another pack has a whole copy")
-
-
-def _format_problems(store: Store) -> Iterator[Problem]:
-    """Look at the blob that says which store this is, which may have changed since the store was opened."""
-    try:
-        if Store.open_backend(store.backend).id != store.id:
-            yield Problem(key="format", reason=f"it is another store's, and this was {store.id}")
-    except (FormatError, NotFoundError, BackendError) as error:
-        yield Problem(key="format", reason=reason_of(error))
-
-
-def _and_more(reason: str, n_chunks: int) -> str:
-    return reason if n_chunks == 1 else f"{reason}, and {n_chunks - 1} more chunks are damaged"
-
-
-def _saved_in(manifest: Manifest, chunks: Any) -> list[str]:
-    """Name the packs in which some chunks, by their numbers in a manifest, lay when it was written, if it says so."""
-    different, _, which = unique_rows(manifest.digests)
-    hints = read_hints(manifest.hints, different)
-    if hints is None:
-        return []
-    return [pack_key(hints.packs[at]) for at in np.unique(hints.pack[which[chunks]]).tolist()]

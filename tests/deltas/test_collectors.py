@@ -175,10 +175,11 @@ def test_a_pack_with_bases_that_cannot_be_read_stops_a_collection(store: Store) 
 
 def rows_of(state: Any) -> set[tuple[str, bytes, str, bytes]]:
     """For each row its pack and digest, and those of its base."""
-    digests, packs = state.facts.digests, state.packs
+    digests, rows = state.inventory.digests, state.rows
+    packs, bases = rows.packs, rows.links.base
     said = set()
-    for pack, chunk, base in zip(state.pack.tolist(), state.chunk.tolist(), state.base.tolist(), strict=True):
-        of_base = (packs[state.pack[base]], digests[state.chunk[base]].tobytes()) if base >= 0 else (str(base), b"")
+    for pack, chunk, base in zip(rows.pack.tolist(), rows.chunk.tolist(), bases.tolist(), strict=True):
+        of_base = (packs[rows.pack[base]], digests[rows.chunk[base]].tobytes()) if base >= 0 else (str(base), b"")
         said.add((packs[pack], digests[chunk].tobytes(), *of_base))
     return said
 
@@ -225,6 +226,6 @@ def test_a_census_tells_of_bases_in_packs_that_went(store: Store, monkeypatch: p
     census = Census(store.backend)
     census.load()
 
-    assert bases in census.facts.base_packs
+    assert bases in census.inventory.base_packs
     collect(store)
     assert is_right(store, ref, B, C)

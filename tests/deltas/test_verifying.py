@@ -153,13 +153,13 @@ def test_what_a_collector_moves_while_it_is_verified_is_no_problem(
     begin_to_move(moving, reader)
     assert isinstance(moving.backend, Moves)
     at, moving.backend.at = moving.backend.at, None
-    read = verify.__globals__["read_chunks"]
+    read = verify.__globals__["_read_chunks"]
 
     def later(*args: Any, **more: Any) -> Any:
         moving.backend.at = at  # type: ignore[attr-defined]
         return read(*args, **more)
 
-    monkeypatch.setitem(verify.__globals__, "read_chunks", later)
+    monkeypatch.setitem(verify.__globals__, "_read_chunks", later)
 
     assert verify(reader, full=True).problems == ()
 

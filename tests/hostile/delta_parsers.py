@@ -13,7 +13,7 @@ from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import BlobNotFoundError
 from tensorcas_mlflow.index import base_rows, make_table, pack_key, read_segment, segment_bytes, with_bases
 from tensorcas_mlflow.maintenance._census import census_bytes, read_census
-from tensorcas_mlflow.maintenance._inventory import facts_of_manifests, facts_of_packs, merge_facts
+from tensorcas_mlflow.maintenance._inventory import inventory_of_manifests, inventory_of_packs, merge_inventories
 from tensorcas_mlflow.pack import Base, PackWriter, Payload, bases_of, is_delta, read_table
 from tensorcas_mlflow.store._lookup import find_places
 from tensorcas_mlflow.store._records import intent_bytes, parse_intent
@@ -104,7 +104,7 @@ def read_pack(blob: bytes) -> None:
     rows = base_rows(table)
     assert (rows[~is_delta(table.entries)] == -1).all()
     with_bases(table)
-    facts_of_packs({NAME: entries}, {NAME: len(blob)})
+    inventory_of_packs({NAME: entries}, {NAME: len(blob)})
     for base in bases_of(entries[is_delta(entries)]):
         assert len(base.pack) == 32
     backend = MemoryBackend()
@@ -132,9 +132,9 @@ def read_a_segment(data: bytes) -> None:
 
 def census() -> bytes:
     tables = {NAME: table_of(pack()), OTHER: table_of(pack())[:2]}
-    manifests = facts_of_manifests([("0" * 64, 100, np.ascontiguousarray(tables[NAME]["digest"]))])
-    packs = facts_of_packs(tables, dict.fromkeys(tables, len(pack())))
-    return b"".join(census_bytes(merge_facts([manifests, packs])))
+    manifests = inventory_of_manifests([("0" * 64, 100, np.ascontiguousarray(tables[NAME]["digest"]))])
+    packs = inventory_of_packs(tables, dict.fromkeys(tables, len(pack())))
+    return b"".join(census_bytes(merge_inventories([manifests, packs])))
 
 
 def with_census_digest(blob: bytes) -> bytes:
@@ -142,9 +142,9 @@ def with_census_digest(blob: bytes) -> bytes:
 
 
 def read_a_census(data: bytes) -> None:
-    facts = read_census("census/x", data)
-    half = facts.only(manifests=facts.manifests[:1], packs=dict(list(facts.sizes.items())[:1]))
-    merged = merge_facts([half, facts])
+    inventory = read_census("census/x", data)
+    half = inventory.only(manifests=inventory.manifests[:1], packs=dict(list(inventory.sizes.items())[:1]))
+    merged = merge_inventories([half, inventory])
     assert len(merged.entry_base) == len(merged.entry_chunk)
     read_census("census/y", b"".join(census_bytes(merged)))
 

@@ -176,24 +176,24 @@ def test_a_run_is_of_the_experiment_that_any_of_its_refs_shows(store: Store) -> 
 
 @pytest.mark.long
 def test_thousands_of_steps_are_counted_with_bounded_memory() -> None:
-    from tensorcas_mlflow.maintenance import facts_of_manifests, merge_facts
-    from tensorcas_mlflow.maintenance._stats import _Holding, _Sums
+    from tensorcas_mlflow.maintenance import inventory_of_manifests, merge_inventories
+    from tensorcas_mlflow.maintenance._stats import _Ownership, _Sums
 
     universe = np.random.default_rng(0).integers(0, 256, (40_000, 32), dtype=np.uint8)
     names = [f"{n:064x}.00000000" for n in range(3_000)]
     parts = [
-        facts_of_manifests([(names[n], 1, universe[n : n + 2600]) for n in range(at, at + 100)])
+        inventory_of_manifests([(names[n], 1, universe[n : n + 2600]) for n in range(at, at + 100)])
         for at in range(0, 3_000, 100)
     ]
-    facts = merge_facts(parts)
+    inventory = merge_inventories(parts)
     every = np.arange(3_000)
     begin = time.perf_counter()
     sums = _Sums(3_000)
     n_pairs = 0
-    for chunk, owner in _Holding(manifest=every, owner=every, n_manifests=3_000).pairs(facts):
+    for chunk, owner in _Ownership(manifest=every, owner=every, n_manifests=3_000).pairs(inventory):
         n_pairs += len(chunk)
         assert len(chunk) < 3 << 20
-        sums.add(chunk, owner, np.ones(len(facts.digests), np.int64))
+        sums.add(chunk, owner, np.ones(len(inventory.digests), np.int64))
     print(f"{n_pairs} pairs in {time.perf_counter() - begin:.1f} s")
 
     assert n_pairs == 7_800_000

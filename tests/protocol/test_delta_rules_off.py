@@ -43,7 +43,7 @@ def rely_on_deltas_without_their_bases(patch: pytest.MonkeyPatch) -> None:
 
 
 def spare_no_bases(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Survey, "bases_of", lambda self, rows: np.zeros(len(self.base), dtype=bool))
+    patch.setattr(Survey, "bases_of", lambda self, rows: np.zeros(len(self.rows.links.base), dtype=bool))
 
 
 def spare_no_bases_of_what_is_pinned(patch: pytest.MonkeyPatch) -> None:

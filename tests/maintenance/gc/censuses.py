@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tensorcas_mlflow.digest import digest
-from tensorcas_mlflow.maintenance import Facts, census_bytes, read_census
+from tensorcas_mlflow.maintenance import Inventory, census_bytes, read_census
 from tensorcas_mlflow.store import Store
 from tests.maintenance.gc.collecting import keys
 
@@ -22,15 +22,15 @@ def census_of(store: Store) -> str:
     return key
 
 
-def facts_in(store: Store) -> Facts:
+def inventory_in(store: Store) -> Inventory:
     return read_census(census_of(store), store.backend.get(census_of(store)))
 
 
-def put_census(store: Store, facts: Facts) -> str:
+def put_census(store: Store, inventory: Inventory) -> str:
     """Put one in the place of those there are."""
     for key in keys(store, "census"):
         store.backend.delete(key)
-    store.backend.put_new("census/" + "7" * 32, census_bytes(facts))
+    store.backend.put_new("census/" + "7" * 32, census_bytes(inventory))
     return "census/" + "7" * 32
 
 

@@ -12,12 +12,12 @@ import pytest
 
 from tensorcas_mlflow.backends import Backend, MemoryBackend
 from tensorcas_mlflow.errors import BackendError
-from tensorcas_mlflow.maintenance import Census, census_bytes, facts_of_manifests, merge_facts
+from tensorcas_mlflow.maintenance import Census, census_bytes, inventory_of_manifests, merge_inventories
 from tensorcas_mlflow.maintenance._gc_survey import Survey, survey
 from tensorcas_mlflow.pack import ENTRY
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.testing import FaultyBackend
-from tests.maintenance.gc.censuses import always_worth_it, census_of, facts_in
+from tests.maintenance.gc.censuses import always_worth_it, census_of, inventory_in
 from tests.maintenance.gc.collecting import CHUNK_BYTES, keys, loads, plan_now, save, tensors
 
 __all__ = ["always_worth_it"]
@@ -39,13 +39,13 @@ class CountingBackend(MemoryBackend):
 
 def seen_by(state: Survey) -> dict[str, Any]:
     """What a survey says, whatever its chunks are numbered."""
-    digests = state.facts.digests
+    digests = state.inventory.digests
     live = {digests[chunk].tobytes() for chunk in np.flatnonzero(state.live)}
-    rows = zip(state.pack.tolist(), state.chunk.tolist(), state.stored_bytes.tolist(), strict=True)
+    rows = zip(state.rows.pack.tolist(), state.rows.chunk.tolist(), state.rows.stored_bytes.tolist(), strict=True)
     return {
         "live": live,
         "n_live": state.n_live,
-        "rows": sorted((state.packs[pack], digests[chunk].tobytes(), size) for pack, chunk, size in rows),
+        "rows": sorted((state.rows.packs[pack], digests[chunk].tobytes(), size) for pack, chunk, size in rows),
         "manifests": (state.manifests, state.live_manifests),
         "sizes": dict(state.sizes),
         "n_refs": state.n_refs,
@@ -132,7 +132,7 @@ def test_the_censuses_of_two_collectors_become_one(store: Store) -> None:
     plan_now(store).execute()
 
     assert len(keys(store, "census")) == 1
-    assert len(facts_in(store).manifests) == len(facts_in(store).packs) == 2
+    assert len(inventory_in(store).manifests) == len(inventory_in(store).packs) == 2
 
 
 def test_a_disk_that_takes_no_census_does_not_fail_the_collection(store: Store) -> None:
@@ -182,12 +182,12 @@ def test_spans_say_what_the_manifests_said() -> None:
     draw = np.random.default_rng(0)
     universe = draw.integers(0, 256, (50, 32), dtype=np.uint8)
     named = [(f"{n:064x}.00000000", n, universe[draw.integers(0, 50, draw.integers(0, 40))]) for n in range(60)]
-    facts = merge_facts(
-        [facts_of_manifests(named[:20]), facts_of_manifests(named[10:45]), facts_of_manifests(named[45:])]
+    inventory = merge_inventories(
+        [inventory_of_manifests(named[:20]), inventory_of_manifests(named[10:45]), inventory_of_manifests(named[45:])]
     )
     kept = {name for name, n_bytes, _ in named if n_bytes % 3}
 
-    for some in (facts, facts.only(manifests=kept, packs={})):
+    for some in (inventory, inventory.only(manifests=kept, packs={})):
         assert some.is_consistent
         for name, _, digests in named:
             found = {row.tobytes() for row in some.digests[some.chunks_of([name])]}
@@ -196,18 +196,18 @@ def test_spans_say_what_the_manifests_said() -> None:
 
 def test_a_history_of_steps_that_differ_little_has_few_spans() -> None:
     universe = np.random.default_rng(0).integers(0, 256, (300, 32), dtype=np.uint8)
-    facts = facts_of_manifests([(f"{n:064x}.00000000", 1, universe[n : n + 200]) for n in range(100)])
+    inventory = inventory_of_manifests([(f"{n:064x}.00000000", 1, universe[n : n + 200]) for n in range(100)])
 
-    assert len(facts.span_chunk) == 299
+    assert len(inventory.span_chunk) == 299
 
 
 def test_digests_that_begin_alike_are_told_apart() -> None:
     alike = np.zeros((4, 32), np.uint8)
     alike[:, 31] = [3, 1, 2, 1]
-    facts = facts_of_manifests([("0" * 64 + ".00000000", 1, alike)])
+    inventory = inventory_of_manifests([("0" * 64 + ".00000000", 1, alike)])
 
-    assert facts.digests[:, 31].tolist() == [1, 2, 3]
-    assert facts.find(np.concatenate([alike, alike + np.uint8(1)])).tolist() == [2, 0, 1, 0, -1, -1, -1, -1]
+    assert inventory.digests[:, 31].tolist() == [1, 2, 3]
+    assert inventory.find(np.concatenate([alike, alike + np.uint8(1)])).tolist() == [2, 0, 1, 0, -1, -1, -1, -1]
 
 
 def test_what_is_known_takes_little_more_memory_than_the_census() -> None:
@@ -219,10 +219,10 @@ def test_what_is_known_takes_little_more_memory_than_the_census() -> None:
     tracemalloc.start()
     for n in range(60):
         census.learn_manifest(f"{n:064x}.00000000", universe[n : n + 20_000].copy(), n_bytes=640_000)
-    facts = census.facts
+    inventory = census.inventory
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
     # Of 38 MB of manifests no more are held than fit a bounded buffer.
-    assert sum(map(len, census_bytes(facts))) < 2_000_000
+    assert sum(map(len, census_bytes(inventory))) < 2_000_000
     assert most < 70_000_000

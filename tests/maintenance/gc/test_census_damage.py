@@ -11,10 +11,10 @@ import pytest
 
 from tensorcas_mlflow.backends import LocalBackend
 from tensorcas_mlflow.errors import CorruptError, NewerFormatError
-from tensorcas_mlflow.maintenance import merge_facts, read_census
+from tensorcas_mlflow.maintenance import merge_inventories, read_census
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store._json import record_bytes
-from tests.maintenance.gc.censuses import always_worth_it, census_of, facts_in, put_census, sealed
+from tests.maintenance.gc.censuses import always_worth_it, census_of, inventory_in, put_census, sealed
 from tests.maintenance.gc.collecting import keys, loads, overwrite, plan_now, save, target, tensors
 
 __all__ = ["always_worth_it"]
@@ -27,13 +27,13 @@ def test_a_census_with_a_flipped_bit_is_not_believed(store: Store) -> None:
     kept, dropped = save(store, "ab", 0), save(store, "cd", 1)
     plan_now(store).execute()
     key = census_of(store)
-    facts = facts_in(store)
+    inventory = inventory_in(store)
     # The first entry of the kept pack is turned into one of the pack that is about to go: all of it that was needed
     # is then told to be elsewhere or nowhere.
     data = bytearray(store.backend.get(key))
-    at = len(data) - 4 * 4 * len(facts.entry_chunk)  # the last four columns have four bytes for each entry
-    wrong = facts.find(store.manifest(dropped).digests[:1])[0]
-    of_kept = np.flatnonzero(np.isin(facts.entry_chunk, facts.find(store.manifest(kept).digests)))
+    at = len(data) - 4 * 4 * len(inventory.entry_chunk)  # the last four columns have four bytes for each entry
+    wrong = inventory.find(store.manifest(dropped).digests[:1])[0]
+    of_kept = np.flatnonzero(np.isin(inventory.entry_chunk, inventory.find(store.manifest(kept).digests)))
     for row in of_kept.tolist():
         data[at + 4 * row] = wrong
     overwrite(store.backend, key, bytes(data))
@@ -61,9 +61,9 @@ def test_a_census_whose_spans_are_not_what_the_manifests_said_is_refused(store: 
     save(store, "ab", 0)
     save(store, "abc", 1)
     plan_now(store).execute()
-    facts = facts_in(store)
+    inventory = inventory_in(store)
     data = bytearray(store.backend.get(census_of(store)))
-    at = len(data) - 17 * len(facts.entry_chunk) - 4 * len(facts.span_chunk)
+    at = len(data) - 17 * len(inventory.entry_chunk) - 4 * len(inventory.span_chunk)
     stops = data[at : at + 4]
     assert stops == b"\x02\0\0\0"
     data[at] = 1
@@ -86,11 +86,11 @@ def test_no_census_however_made_ends_in_anything_but_our_errors(store: Store) ->
         if draw.random() < 0.2:
             del data[draw.randrange(64, len(data)) :]
         try:
-            facts = read_census("census/x", sealed(bytes(data)))
+            inventory = read_census("census/x", sealed(bytes(data)))
         except (CorruptError, NewerFormatError):
             n_refused += 1
         else:
-            merge_facts([facts, facts]).only(manifests=facts.manifests, packs=facts.sizes)
+            merge_inventories([inventory, inventory]).only(manifests=inventory.manifests, packs=inventory.sizes)
 
     assert n_refused > 2000
 
@@ -192,10 +192,10 @@ def test_a_ref_in_a_file_is_read_though_its_file_looks_as_it_did(local_store: St
 def test_what_a_census_says_of_packs_that_are_gone_means_nothing(store: Store) -> None:
     save(store, "ab", 0)
     plan_now(store).execute()
-    facts = facts_in(store)
+    inventory = inventory_in(store)
     store.drop(store.checkpoints()[0])
     plan_now(store).execute()
-    put_census(store, facts)
+    put_census(store, inventory)
     save(store, "ab", 1)
 
     assert plan_now(store).is_empty
@@ -208,8 +208,8 @@ def test_a_pack_that_is_rewritten_is_read_itself(store: Store) -> None:
         ref = pending.commit(target(1))
     save(store, "bc", 2)
     plan_now(store).execute()
-    facts = facts_in(store)
-    put_census(store, facts)
+    inventory = inventory_in(store)
+    put_census(store, inventory)
     store.drop(ref)
     plan_now(store, max_waste=0).execute()
 
