@@ -13,14 +13,14 @@ from tensorcas_mlflow.cli._select import full_run_id, is_json, of_run, store_at
 from tensorcas_mlflow.cli._teller import Teller
 from tensorcas_mlflow.maintenance import (
     Copied,
+    CopyEnd,
     CopyPlan,
     Failure,
-    Place,
     PlainReport,
     Progress,
     copy_all,
+    end_of,
     open_destination,
-    place_of,
     read_source,
 )
 from tensorcas_mlflow.store import Ref, Store
@@ -35,7 +35,7 @@ def copy(options: Namespace) -> int:
     """Copy what a store keeps to another one."""
     if hasattr(options, "root"):
         options.parser.error("say both places: copy SRC DST, without --root")
-    source = place_of(store_at(options.source))
+    source = end_of(store_at(options.source))
     refs, unreadable = read_source(source.store)
     runs = [full_run_id(refs, each) for each in options.run]
     chosen = _chosen(refs, runs, options.path)
@@ -69,10 +69,10 @@ def copy(options: Namespace) -> int:
     return FAILED if failed else KEPT if kept else 0
 
 
-def _destination(options: Namespace, source: Store) -> Place:
+def _destination(options: Namespace, source: Store) -> CopyEnd:
     if options.destination.startswith("mlflow-artifacts:"):
         # Whoever logs to an experiment makes the store that is carried there, with the id that they all agree on.
-        return place_of(store_at(options.destination))
+        return end_of(store_at(options.destination))
     return open_destination(options.destination, source, new_id=options.new_id, dry_run=options.dry_run)
 
 
@@ -89,7 +89,7 @@ def _chosen(refs: Sequence[Ref], runs: Sequence[str], paths: Sequence[str]) -> l
     return [ref for ref in refs if ref.key in keys or below(ref.path or ref.copy_path or "")]
 
 
-def _check_paths(source: Place, refs: Sequence[Ref], paths: Sequence[str]) -> None:
+def _check_paths(source: CopyEnd, refs: Sequence[Ref], paths: Sequence[str]) -> None:
     """Refuse a path at which there is nothing.
 
     Raises:
@@ -150,7 +150,9 @@ def _say(copied: Copied, failed: Sequence[Failure], kept: Sequence[str], *, is_d
         say(str(plain).replace("copied", "to copy:", 1) if is_dry else str(plain))
 
 
-def _json(source: Place, destination: Place, copied: Copied, failed: Sequence[Failure], kept: Sequence[str]) -> Json:
+def _json(
+    source: CopyEnd, destination: CopyEnd, copied: Copied, failed: Sequence[Failure], kept: Sequence[str]
+) -> Json:
     refs = copied.refs
     plan: Json | None = None
     report: Json | None = None

@@ -1,4 +1,7 @@
-"""The census of one store: what is known of its manifests and packs, and how more comes to be known."""
+"""Census of a store: the inventory that one collection leaves to the next (``docs/format.md``, Census).
+
+Manifests and packs never change, and their names are never used again. So a collection reads only what has come since.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ from tensorcas_mlflow.pack import ENTRY, Entries
 VERSION = 3
 MAGIC = b"\x89TCCN\r\n\x01"
 MAX_BYTES = 2 << 30
-"""No larger census is written or read."""
+"""Largest census that is written or read."""
 MAX_HEAD_BYTES = 64 << 20
 _HEADER = struct.Struct("<8sQ16s32s")
 _COLUMNS = (
@@ -47,15 +50,15 @@ _COLUMNS = (
     ("entry_base_pack", "<u4", "n_entries"),
     ("entry_effort", "u1", "n_entries"),
 )
-"""What follows the digests: name, type, and what there is one of it for."""
+"""Columns after the digests: name, type, and the count that gives their length."""
 _N_COLUMNS = {1: 9, 2: 11}
-"""How many of them earlier versions had."""
+"""Number of columns in earlier versions."""
 _MANIFEST_NAME = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{8})?")
 _PACK_NAME = re.compile(r"[0-9a-f]{32}")
 
 
 def census_bytes(inventory: Inventory) -> list[bytes]:
-    """Write a census, in pieces."""
+    """Encode a census, in pieces."""
     head = json.dumps(
         {
             "format": VERSION,
@@ -81,7 +84,7 @@ def read_census(key: str, blob: bytes) -> Inventory:
     """Read a census.
 
     Raises:
-        CorruptError: It is none, or is damaged, or says what cannot be.
+        CorruptError: It is no census, or damaged, or contradicts itself.
         NewerFormatError: A later release wrote it.
     """
     if len(blob) < _HEADER.size or not blob.startswith(MAGIC):
@@ -111,7 +114,7 @@ def read_census(key: str, blob: bytes) -> Inventory:
     counts |= {"manifests": len(manifests), "packs": len(packs)}
     n_bytes = counts["n_digests"] * DIGEST_BYTES
     n_bytes += sum(np.dtype(dtype).itemsize * counts[of] for _, dtype, of in fields)
-    # What is there is what is said to be there, so nothing below takes more memory than the blob does.
+    # The sizes agree with the blob, so nothing below takes more memory than the blob does.
     if head_bytes + n_bytes != len(body):
         raise CorruptError(key, "it has another size than it says")
     at = int(head_bytes) + counts["n_digests"] * DIGEST_BYTES
@@ -121,7 +124,7 @@ def read_census(key: str, blob: bytes) -> Inventory:
         columns[name] = np.frombuffer(body, dtype, counts[of], at)
         at += columns[name].nbytes
     if version == 1:
-        # It is from before there were deltas.
+        # Version 1 has no deltas.
         columns |= dict.fromkeys(("entry_base", "entry_base_pack"), np.full(counts["n_entries"], NO_BASE))
     columns.setdefault("entry_effort", np.zeros(counts["n_entries"], np.uint8))
     pack_entries = columns.pop("pack_entries")
@@ -139,13 +142,13 @@ def read_census(key: str, blob: bytes) -> Inventory:
     if not _is_possible(inventory) or not inventory.is_consistent:
         raise CorruptError(key, "it contradicts itself")
     if version < VERSION:
-        # What was spent on the chunks of packs stands in their tables alone.
+        # Earlier versions lack the efforts, so the packs' tables are read again.
         return replace(inventory.only(manifests=inventory.manifests, packs={}), refs=refs)
     return inventory
 
 
 def _is_possible(inventory: Inventory) -> bool:
-    """Tell whether every number points to something and everything stands in its order."""
+    """Tell whether every number is in range and every column in order."""
     n_chunks = len(inventory.digests)
     chunk, start, stop = inventory.span_chunk, inventory.span_start, inventory.span_stop
     if any(len(chunks) and int(chunks.max()) >= n_chunks for chunks in (chunk, inventory.entry_chunk)):
@@ -161,7 +164,7 @@ def _is_possible(inventory: Inventory) -> bool:
 
 
 def _is_ascending(digests: Digests) -> bool:
-    """Tell whether digests are in their order and all different."""
+    """Tell whether digests ascend and are distinct."""
     words = digests.view(">u8") if len(digests) else np.empty((0, 4), np.uint64)
     undecided = np.arange(1, len(words))
     for column in range(4):
@@ -190,14 +193,14 @@ def _seen(key: object, token: object, size: object, modified_s: object) -> RefSe
 _log = logging.getLogger(__name__)
 
 PREFIX = "census"
-"""The key prefix of a store's censuses."""
+"""Key prefix of the censuses of a store."""
 
 LEAST_NEW = 64
-"""Blobs to be spared from which on a census is worth being written."""
+"""Number of new blobs from which a census is worth writing."""
 _NEW_PART = 4
-"""It is, if what they hold is at least so great a part of the census that tells of them."""
+"""Inverse share of the census that new blobs must make up for it to be worth writing."""
 _STALE_BYTES = 1 << 20
-"""One that tells more of blobs that are gone than of others is written anew, unless it is smaller than this."""
+"""Size from which a census that mostly tells of deleted blobs is rewritten."""
 _MOST_BLOBS = 4
 _MOST_PARTS = 8
 _FOLD_ROWS = 1 << 18
@@ -205,10 +208,9 @@ _NAME_BYTES = 80
 
 
 class Census:
-    """What is known of one store, in one collection. Used by one thread.
+    """Knowledge of one store, in one collection. Used by one thread.
 
-    Everything in it is true whatever happens in the store meanwhile. It says nothing of what is there: whoever asks
-    lists that first.
+    It stays true whatever happens in the store. It does not say which blobs exist: list them first.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -217,24 +219,24 @@ class Census:
         self._pending: dict[str, tuple[int, Digests]] = {}
         self._n_pending = 0
         self.manifests: dict[str, int] = {}
-        """Manifests of which it is known what they name: names and sizes."""
+        """Known manifests: names and sizes."""
         self.packs: dict[str, int] = {}
-        """Packs whose tables are known: names and sizes."""
+        """Packs with known tables: names and sizes."""
         self._refs: dict[RefSeen, str] = {}
         self._n_new = self._new_bytes = 0
-        """Blobs that had to be read because no census told of them, and their bytes."""
+        """Blobs that no census told of, and their bytes."""
         self._loaded: dict[str, int] = {}
-        """Censuses that were read, or cannot be read: keys and sizes."""
+        """Censuses that were loaded, or cannot be read: keys and sizes."""
 
     @property
     def inventory(self) -> Inventory:
-        """All that is known by now; the refs apart."""
+        """Everything known by now, without the refs."""
         self._fold()
         self._parts = [merge_inventories(self._parts)]
         return self._parts[0]
 
     def load(self) -> None:
-        """Read the censuses that earlier collections have left. What cannot be read is done without."""
+        """Load the censuses that earlier collections left. One that cannot be read is ignored."""
         for info in list(list_blobs(self._backend, PREFIX)):
             try:
                 part = read_census(info.key, self._backend.get(info.key, max_bytes=MAX_BYTES))
@@ -252,12 +254,12 @@ class Census:
             self._take(part)
 
     def learn_manifest(self, name: str, digests: Digests, *, n_bytes: int) -> None:
-        """Take up what a manifest names, whose stream was found to hash to what its name says.
+        """Add a manifest whose stream hashes to its name.
 
         Args:
-            name: Which. Manifests that are alike are best taken up one after the other.
-            digests: Those it names.
-            n_bytes: The size of its blob.
+            name: Name of the manifest. Add similar manifests one after the other.
+            digests: Digests it names.
+            n_bytes: Size of its blob.
         """
         self.manifests[name] = n_bytes
         self._pending[name] = n_bytes, digests
@@ -267,7 +269,7 @@ class Census:
             self._fold()
 
     def learn_packs(self, tables: Mapping[str, Entries], sizes: Mapping[str, int]) -> None:
-        """Take up the tables of packs that are not known, or with another size, and the packs' sizes."""
+        """Add the tables and sizes of packs that are unknown, or known with another size."""
         if not self.packs.keys().isdisjoint(tables):
             self.packs = {name: size for name, size in self.packs.items() if name not in tables}
             self._parts = [self.inventory.only(manifests=self.manifests, packs=self.packs)]
@@ -277,23 +279,23 @@ class Census:
             self._note(len(table) * ENTRY.itemsize)
 
     def ref(self, seen: RefSeen) -> str | None:
-        """Give the manifest of a ref as a remote store lists it; None if that is not known."""
+        """Return the manifest of a ref as a remote store lists it; None if it is unknown."""
         return self._refs.get(seen)
 
     def learn_ref(self, seen: RefSeen, manifest: str) -> None:
-        """Take up which manifest such a ref names. If it has been replaced since it was listed, nobody asks again."""
+        """Add the manifest that such a ref names. A ref that was replaced since is never asked for again."""
         self._refs[seen] = manifest
         self._note(seen.size)
 
     def save(self, *, manifests: Collection[str], packs: Mapping[str, int], refs: Collection[RefSeen]) -> None:
-        """Write what is known as one census in the place of those that were read, if that is worth it.
+        """Replace the loaded censuses by one that holds everything known, if that is worth it.
 
-        Of a store without manifests and packs there is nothing to tell, and none is left.
+        A store without manifests and packs gets none.
 
         Args:
-            manifests: Those there are.
-            packs: Those there are, and their sizes.
-            refs: Those there are, as they were listed.
+            manifests: Manifests that exist.
+            packs: Packs that exist, and their sizes.
+            refs: Refs that exist, as they were listed.
         """
         kept = self.inventory.only(manifests=manifests, packs=packs)
         inventory = replace(kept, refs={seen: name for seen, name in self._refs.items() if seen in refs})
@@ -335,7 +337,7 @@ class Census:
 
 
 def _about_bytes(inventory: Inventory) -> tuple[int, int]:
-    """How many bytes the head of a census takes, and the rest, or some more."""
+    """Estimate from above the bytes of the head of a census, and of the rest."""
     n_names = len(inventory.manifests) + len(inventory.packs) + len(inventory.base_packs)
     refs = sum(len(seen.key) + len(seen.token) + 4 * _NAME_BYTES for seen in inventory.refs)
     columns = 12 * len(inventory.span_chunk) + 17 * len(inventory.entry_chunk) + 16 * n_names

@@ -12,7 +12,7 @@ from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
 from tensorcas_mlflow.index import Table, make_table, pack_key, with_bases
-from tensorcas_mlflow.maintenance._chunks import Shard, Verdict, check
+from tensorcas_mlflow.maintenance._chunks import Shard, Verdict, check_chunks
 from tensorcas_mlflow.maintenance._inventory import NO_ENTRIES, PackTables, as_keys, links_of
 from tensorcas_mlflow.maintenance._quarantine import Piece, stretches
 from tensorcas_mlflow.maintenance._salvage import Clues
@@ -140,7 +140,7 @@ class CheckedPacks:
         entries: Entries = np.concatenate([NO_ENTRIES, *tables.values()])
         pack = np.repeat(np.arange(len(names)), [len(table) for table in tables.values()])
         shard = Shard(packs=names, pack=pack, entries=entries, row=np.arange(len(entries)))
-        checked = check(self._backend, shard, decode=True)
+        checked = check_chunks(self._backend, shard, decode=True)
         good = np.ones(len(entries), dtype=bool)
         damage: dict[str, list[Piece]] = {name: [] for name in names}
         failures: dict[str, str] = {}

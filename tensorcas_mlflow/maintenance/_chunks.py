@@ -1,8 +1,8 @@
 """Checks of chunks as they lie in packs. The only evidence is the hash.
 
-`check` is a function of a shard: some rows of the tables of packs, as a picklable value. Its result is one too, and
-`merge` joins results. Any division of a store into shards, checked in any processes and merged in any order, gives the
-same result. `read` is the loop below it, for callers that also want the bytes.
+A shard is some rows of the tables of packs. `check_chunks` maps a shard to a result, and `merge_checks` joins results.
+Shards and results are picklable values. Any division of a store into shards, checked in any processes and merged in any
+order, gives the same result. `read_chunks` is the loop below, for callers that also want the bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tensorcas_mlflow.store import protocol as p
 MAX_STORED_BYTES = 2 * MAX_CHUNK_BYTES
 """No codec makes more of a chunk. A longer entry is not read, so a table that lies costs no memory."""
 SHARD_BYTES = 4 << 30
-"""Stored bytes of one shard; see `shards`."""
+"""Stored bytes of one shard; see `divide`."""
 _WINDOW = 8
 """Reads under way at once, of some 8 MiB each."""
 
@@ -130,7 +130,7 @@ def shard_of(table: Table, rows: Any = slice(None)) -> Shard:
     return Shard(packs=table.packs, pack=table.pack, entries=table.entries, row=np.arange(len(table))).take(rows)
 
 
-def shards(shard: Shard, n_bytes: int = SHARD_BYTES) -> Iterator[Shard]:
+def divide(shard: Shard, n_bytes: int = SHARD_BYTES) -> Iterator[Shard]:
     """Divide a shard by packs into shards of about some bytes; one pack is never divided."""
     stored = np.bincount(shard.pack, weights=shard.entries["stored_bytes"], minlength=len(shard.packs))
     number = (np.cumsum(stored) - stored).astype(np.int64) // max(1, n_bytes)
@@ -144,7 +144,9 @@ def part_of(prefix: Any, k: int, n: int) -> Mask:
     return chosen
 
 
-def check(backend: Backend, shard: Shard, *, decode: bool, on_read: Callable[[int], None] | None = None) -> Checked:
+def check_chunks(
+    backend: Backend, shard: Shard, *, decode: bool, on_read: Callable[[int], None] | None = None
+) -> Checked:
     """Read the chunks of a shard and compare each with its digest.
 
     Args:
@@ -159,7 +161,7 @@ def check(backend: Backend, shard: Shard, *, decode: bool, on_read: Callable[[in
     """
     rows: list[int] = []
     faults: dict[int, Fault] = {}
-    for n_read, looks in read(backend, shard, decode=decode):
+    for n_read, looks in read_chunks(backend, shard, decode=decode):
         for look in looks:
             rows.append(look.row)
             if look.fault is not None:
@@ -169,7 +171,7 @@ def check(backend: Backend, shard: Shard, *, decode: bool, on_read: Callable[[in
     return Checked(row=np.sort(np.array(rows, dtype=np.int64)), faults=dict(sorted(faults.items())))
 
 
-def merge(a: Checked, b: Checked) -> Checked:
+def merge_checks(a: Checked, b: Checked) -> Checked:
     """Join the results of two checks. Associative and commutative; of two faults of one row the larger one stays."""
     faults = {**a.faults, **b.faults}
     for row in a.faults.keys() & b.faults.keys():
@@ -181,7 +183,7 @@ Give = Callable[[int, Any, memoryview], Payload]
 """Function that makes a payload of the number, the entry and the bytes of a good chunk, in the reading thread."""
 
 
-def read(
+def read_chunks(
     backend: Backend,
     shard: Shard,
     *,
@@ -197,7 +199,7 @@ def read(
     Args:
         backend: Backend of the store.
         shard: Chunks to read.
-        decode: See `check`.
+        decode: See `check_chunks`.
         window: Reads under way at once.
         bases: Bases that were read before.
         give: Makes a payload of each good chunk.

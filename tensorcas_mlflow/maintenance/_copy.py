@@ -1,4 +1,4 @@
-"""A store and the plain files beside it, in the order in which a copy may break off."""
+"""Copies of a store and of the plain files beside it, in an order that may be broken off."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from tensorcas_mlflow._progress import Watcher
 from tensorcas_mlflow.backends import STORE_FOLDER, LocalBackend, MemoryBackend, ObjectBackend, Root, open_bucket
 from tensorcas_mlflow.errors import ConflictError, StoreNotFoundError
-from tensorcas_mlflow.maintenance._copy_refs import copy_refs, plan_copy
-from tensorcas_mlflow.maintenance._copy_report import CopyPlan, CopyReport
+from tensorcas_mlflow.maintenance._copy_refs import CopyPlan, CopyReport, copy_refs, plan_copy
 from tensorcas_mlflow.maintenance._plain_files import (
     LocalPlainFiles,
     ObjectPlainFiles,
@@ -25,56 +24,56 @@ from tensorcas_mlflow.store.protocol import read_condemned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class CopyEnd:
     """One end of a copy."""
 
     store: Store
     plain: PlainFiles | None
-    """What lies beside it; None where nobody can tell."""
+    """Plain files beside it; None if they cannot be listed."""
     uri: str
     is_new: bool = False
-    """Whether the store was made for the copy, or, where nothing is written, would be."""
+    """Whether the copy made the store, or a dry run would make it."""
 
 
-def place_of(store: Store) -> Place:
-    """Give the place of a store that is there."""
-    return Place(store=store, plain=_plain_files_of(store), uri=store.uri)
+def end_of(store: Store) -> CopyEnd:
+    """Return a store and its plain files as one end of a copy."""
+    return CopyEnd(store=store, plain=_plain_files_of(store), uri=store.uri)
 
 
 def open_destination(
     root: str | os.PathLike[str], source: Store, *, new_id: bool = False, dry_run: bool = False
-) -> Place:
+) -> CopyEnd:
     """Open the store at exactly this root, or make one with the source's chunk size.
 
     Args:
-        root: Where.
-        source: The store that is to be copied.
-        new_id: Whether one that is made gets an id of its own. With the source's id, which it gets otherwise, every
-            manifest stays byte for byte what it is, and so the copies of manifests that MLflow keeps belong to both.
-        dry_run: Whether to make none: an empty one in memory stands for it.
+        root: Root of the store.
+        source: Store that is copied.
+        new_id: Whether a new store gets an id of its own. Otherwise it gets the source's id: then every manifest stays
+            the same bytes, and the copies of manifests that MLflow keeps belong to both stores.
+        dry_run: Whether to make no store, and return an empty one in memory.
 
     Raises:
-        ConflictError: None can be made because there is one above or below.
-        ValueError: The root is of a kind no store can be kept at.
+        ConflictError: There is a store above or below this root.
+        ValueError: No store can be kept at such a root.
     """
     try:
-        return place_of(Store.open(root))
+        return end_of(Store.open(root))
     except StoreNotFoundError:
         pass
     store_id = None if new_id else source.id
     if dry_run:
         stand_in = Store.init_backend(MemoryBackend(), chunk_bytes=source.chunk_bytes, store_id=store_id)
         place = Root.parse(root)
-        return Place(store=stand_in, plain=_plain_files_at(place), uri=place.uri, is_new=True)
+        return CopyEnd(store=stand_in, plain=_plain_files_at(place), uri=place.uri, is_new=True)
     try:
         made = Store.init(root, chunk_bytes=source.chunk_bytes, store_id=store_id)
     except ConflictError:
         try:
-            return place_of(Store.open(root))  # somebody has made it just now
+            return end_of(Store.open(root))  # somebody made it just now
         except StoreNotFoundError:
             pass
         raise
-    return Place(store=made, plain=_plain_files_of(made), uri=made.uri, is_new=True)
+    return CopyEnd(store=made, plain=_plain_files_of(made), uri=made.uri, is_new=True)
 
 
 def _plain_files_of(store: Store) -> PlainFiles | None:
@@ -95,16 +94,16 @@ def _plain_files_at(root: Root) -> PlainFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copied:
-    """What a copy has done, or what it would do."""
+    """Result of a copy, or of its dry run."""
 
     refs: CopyReport | CopyPlan
     plain: PlainReport | None
-    """None where one of the places shows no plain files."""
+    """None if one of the ends shows no plain files."""
 
 
 def copy_all(
-    source: Place,
-    destination: Place,
+    source: CopyEnd,
+    destination: CopyEnd,
     refs: Sequence[Ref],
     *,
     wanted_plain: Callable[[str], bool] = lambda path: True,
@@ -114,27 +113,27 @@ def copy_all(
 ) -> Copied:
     """Copy refs with all they need, and the plain files beside them.
 
-    Plain files go first: where MLflow keeps a manifest's copy beside the store, `tensorcas gc --orphans` takes a ref
-    whose copy is not there for one of a deleted model. So what was complete when the refs were read is complete at the
-    destination when its ref is there.
+    Plain files go first. Where MLflow keeps a copy of a manifest beside the store, `tensorcas gc --orphans` takes a ref
+    without that copy for one of a deleted model. So a model that was complete when the refs were read is complete at
+    the destination when its ref is there.
 
     Args:
         source: It is only read.
         destination: See `copy_refs` for a store of another id.
-        refs: Of the source.
-        wanted_plain: Tells by its path whether a plain file is to be copied.
-        replace: Whether what the destination has otherwise is replaced, and not kept.
-        dry_run: Whether only to say what would be done.
-        watch: Told of progress with the refs.
+        refs: Refs of the source.
+        wanted_plain: Tells by its path whether to copy a plain file.
+        replace: Whether to replace refs and files that differ at the destination. They are kept otherwise.
+        dry_run: Whether to plan only.
+        watch: Told the progress with the refs.
 
     Raises:
-        ConflictError: Both are one store.
-        NewerFormatError: A later release has written into one of them what a copy must know; nothing is copied.
-        BackendError: A storage failed; what was copied until then is there, and the next copy goes on.
+        ConflictError: Source and destination are one store.
+        NewerFormatError: A later release wrote a blob that a copy has to understand; nothing is copied.
+        BackendError: A storage failed; what was copied stays, and the next copy goes on from there.
     """
     if source.uri == destination.uri:
         raise ConflictError(f"{source.uri!r} cannot be copied to itself")
-    # What a later release has written is refused before anything is copied.
+    # Refuse what a later release wrote before anything is copied.
     source.store.catalog.refresh()
     destination.store.catalog.refresh()
     read_condemned(destination.store.backend)
@@ -146,8 +145,8 @@ def copy_all(
 
 
 def _copy_plain(
-    source: Place,
-    destination: Place,
+    source: CopyEnd,
+    destination: CopyEnd,
     refs: Sequence[Ref],
     *,
     wanted: Callable[[str], bool],
@@ -163,7 +162,7 @@ def _copy_plain(
             manifests.setdefault(path, set()).add(digest)
     if not dry_run:
         for folder in {posixpath.dirname(path) for path, _ in shown} - {""}:
-            # A run's folder says that the run is there, though the copy of a manifest in it may be missing.
+            # A run's folder says that the run exists, though the copy of a manifest in it may be missing.
             with contextlib.suppress(ConflictError, ValueError):
                 destination.plain.make_folder(folder)
     return copy_plain(

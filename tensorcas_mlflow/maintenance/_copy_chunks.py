@@ -1,4 +1,4 @@
-"""Chunks on their way out of a store: read in long reads, decoded to check them, and handed on as they are stored."""
+"""Chunks that a copy moves: read in long reads, checked, and handed on as they are stored."""
 
 from __future__ import annotations
 
@@ -14,44 +14,45 @@ import numpy as np
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, unique_rows
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, FormatError, NotFoundError
 from tensorcas_mlflow.index import pack_key, pack_name
-from tensorcas_mlflow.maintenance._chunks import Fault, Shard, Verdict, read
+from tensorcas_mlflow.maintenance._chunks import Fault, Shard, Verdict, read_chunks
 from tensorcas_mlflow.maintenance._inventory import is_among
 from tensorcas_mlflow.pack import Base, Payload, is_delta, payload_of
 from tensorcas_mlflow.store import PendingBatch, Store
 from tensorcas_mlflow.store.protocol import Bases
 
 _USUAL_DEPTH = 3
-"""A copy makes no delta deeper than this, or than it was in the source: each base takes time to decode."""
+"""Depth of a delta that a copy does not exceed, unless the delta was deeper in the source: each base takes time to
+decode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaPlan:
-    """What is stored as a delta in the source, and may be in the destination."""
+    """Deltas of the source that may stay deltas at the destination."""
 
     bases: frozenset[bytes]
-    """Chunks that may be bases: the destination holds them, or is brought them."""
+    """Chunks that may be bases: the destination holds them, or the copy brings them."""
     there: Digests
-    """Those of them that the destination holds, as far as its index is known."""
+    """Bases that the destination holds, as far as its index is known."""
     extra: Digests
-    """Those of them that no manifest of the batch needs, and that have to be brought all the same."""
+    """Bases that no manifest of the batch needs, and that the copy brings all the same."""
     n_bytes: int
-    """Most that new packs may take."""
+    """Bytes that new packs take at most."""
 
 
 def plan_deltas(source: Store, destination: Store, wanted: Digests, needed: Callable[[], Digests]) -> DeltaPlan | None:
-    """Find out what the deltas of a batch need.
+    """Plan the bases that the deltas of a batch need.
 
-    A base that nothing else needs goes along if several deltas take it. For a single one it would take as much room as
-    the chunk does in full.
+    A base that nothing else needs goes along if several deltas take it. For a single delta it would take as much room
+    as the chunk does in full.
 
     Args:
-        source: Whose chunks are copied.
-        destination: Where to.
-        wanted: Different chunks, which the batch needs.
-        needed: Gives the chunks that this whole copy needs; asked only if a base is not among those above.
+        source: Store to read.
+        destination: Store to write.
+        wanted: Distinct chunks that the batch needs.
+        needed: Returns the chunks that the whole copy needs; called only if a base is not among ``wanted``.
 
     Returns:
-        None where nothing is stored as a delta.
+        None if nothing is stored as a delta.
     """
     missing = wanted[~destination.catalog.find_sound(wanted, ()).found]
     entries = _entries_of(source, missing)
@@ -82,7 +83,7 @@ def plan_deltas(source: Store, destination: Store, wanted: Digests, needed: Call
 
 
 class Rebaser:
-    """Finds for a delta of the source the base that it has in the destination."""
+    """Finder of the base that a delta of the source gets at the destination."""
 
     def __init__(self, pending: PendingBatch, destination: Store) -> None:
         self._pending = pending
@@ -91,7 +92,7 @@ class Rebaser:
         self._sound: dict[Base, bool] = {}
 
     def base_of(self, delta: Payload) -> Base | None:
-        """Name the base, or return None if the chunk is to be stored in full."""
+        """Return the base; None to store the chunk in full."""
         assert delta.base is not None
         base = self._pending.base_of(delta.base.digest)
         if base is None or base.depth > max(delta.base.depth, _USUAL_DEPTH - 1):
@@ -99,9 +100,9 @@ class Rebaser:
         return base if self._is_sound(base, delta.raw_bytes) else None
 
     def _is_sound(self, base: Base, n_bytes: int) -> bool:
-        """Tell whether the copy that a delta would name can be read, and is what it says it is.
+        """Tell whether the copy that a delta would name can be read and hashes to its digest.
 
-        A store far away checks what it keeps, and to fetch each base would take as long as to send the chunk.
+        A remote storage checks what it keeps, and fetching each base would take as long as sending the chunk.
         """
         if self._is_remote or self._pending.has_written(base):
             return True
@@ -120,7 +121,7 @@ def _entries_of(store: Store, digests: Digests) -> Any:
 
 
 def _bases_of(entries: Any, dependents: Counter[bytes]) -> Digests:
-    """Give the different bases of those entries that are deltas, and count for how many each is one."""
+    """Return the distinct bases of the deltas among some entries, and count the deltas of each."""
     deltas = np.ascontiguousarray(entries["base_digest"][is_delta(entries)])
     unique, _, number = unique_rows(deltas)
     for base, n in zip(unique, np.bincount(number, minlength=len(unique)).tolist(), strict=True):
@@ -133,14 +134,14 @@ def _joined(parts: list[Digests]) -> Digests:
 
 
 _WINDOW, _REMOTE_WINDOW = 4, 8
-"""Reads under way at once. One is some 8 MiB, so with what is being written about 48 MiB are held, or 80."""
+"""Reads under way at once. A read is some 8 MiB, so a copy holds about 48 MiB with what it writes, or 80."""
 _MAX_MOVES = 100
-"""How often a chunk may be moved away by collectors before it is read."""
+"""Times that collectors may move a chunk before it is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Search:
-    """Chunks to look for, and packs in which they have been found damaged."""
+    """Chunks to look for, and packs that hold a damaged copy of them."""
 
     digests: Digests
     without: frozenset[str] = frozenset()
@@ -170,17 +171,17 @@ class _Missed:
 
 
 class ChunkReader:
-    """Reads the chunks of one store for another."""
+    """Reader of the chunks of one store for another."""
 
     def __init__(self, store: Store, *, on_read: Callable[[int], None] | None = None) -> None:
-        """Say what to read.
+        """Read nothing yet; see `payloads`.
 
         Args:
             store: It is not changed.
             on_read: Told the size of every read, in the caller's thread.
         """
         self.faults: dict[bytes, str] = {}
-        """Chunks of which no sound copy was found, by their digests, and why."""
+        """Reasons why no sound copy of a chunk was found, by its digest."""
         self._store = store
         self._on_read = on_read or (lambda n_bytes: None)
         self._bases = Bases(store.backend)
@@ -198,14 +199,14 @@ class ChunkReader:
         """Yield chunks as they are stored, each decoded and checked against its digest before.
 
         Args:
-            digests: Different ones.
-            bases: What deltas may be added to where they go. A delta of something else is encoded in full.
-            base_of: Gives the base that a delta has there; None if it has none after all. Asked when all payloads
-                before have been taken.
+            digests: Distinct digests.
+            bases: Chunks that may be bases at the destination. A delta against another chunk is encoded in full.
+            base_of: Returns the base that a delta gets there; None if it has none after all. Called when the caller has
+                taken all payloads before.
 
         Yields:
-            Payloads in the order in which they lie in the source, deltas behind all that they may be added to. What
-            cannot be had is left out, and is in `faults`.
+            Payloads in the order in which they lie in the source, deltas after all possible bases. A chunk without a
+            sound copy is left out, and is in `faults`.
 
         Raises:
             BackendError: The storage does not answer.
@@ -230,7 +231,9 @@ class ChunkReader:
             begins = np.ones(len(entries), dtype=bool)
             begins[rows] = _begins_row(packs[rows], entries[rows])
             give = partial(self._payload, begins)
-            reads = read(backend, shard.take(rows), window=window, bases=self._bases, give=give, probe=backend.stat)
+            reads = read_chunks(
+                backend, shard.take(rows), window=window, bases=self._bases, give=give, probe=backend.stat
+            )
             for n_bytes, looks in reads:
                 self._on_read(n_bytes)
                 for look in looks:
@@ -251,13 +254,13 @@ class ChunkReader:
         waiting.extend(self._elsewhere(search, missed, there, names))
 
     def _levels(self, entries: Any) -> list[Any]:
-        """Part chunks, if some may stay deltas, by depth: so all bases come before what is added to them."""
+        """Divide chunks by depth, if some may stay deltas: so all bases come before their deltas."""
         if not self._wanted_bases:
             return [np.arange(len(entries))]
         return [np.flatnonzero(entries["depth"] == depth) for depth in np.unique(entries["depth"])]
 
     def _as_given(self, payload: Payload, entry: Any, number: int, missed: _Missed) -> Payload | None:
-        """Give a payload as it goes into the destination; None if it has to be looked for again."""
+        """Return a payload as the destination takes it; None if it has to be looked for again."""
         if payload.base is None:
             return payload
         base = self._base_of(payload)
@@ -275,7 +278,7 @@ class ChunkReader:
     def _locate(self, search: _Search) -> Any:
         catalog = self._store.catalog
         places = catalog.find(search.digests, search.without)
-        # Packs twice, as for any reader: what is moved while they are listed may be in one that is not listed yet.
+        # Packs twice, as for any reader: a chunk that moves meanwhile may be in a pack that is not listed yet.
         looks = (catalog.refresh, catalog.refresh_from_packs, catalog.refresh_from_packs)
         for refresh in () if search.without else looks:
             if places.found.all():
@@ -290,14 +293,14 @@ class ChunkReader:
         return _Search(digests=digests, without=search.without, n_moves=search.n_moves + 1)
 
     def _elsewhere(self, search: _Search, missed: _Missed, there: Any, packs: list[str]) -> Iterator[_Search]:
-        """Say where to look for other copies of damaged chunks; the reason of the first is the one to tell."""
+        """Yield searches for other copies of damaged chunks, and note the first reason."""
         by_pack: dict[str, list[int]] = {}
         for number, reason in missed.damaged:
             by_pack.setdefault(packs[number], []).append(int(there[number]))
             wanted = search.digests[there[number]].tobytes()
             self.faults.setdefault(wanted, f"damaged in {pack_key(packs[number])!r}: {reason}")
         if missed.is_index_suspect and self._trusts_index:
-            # Perhaps it is the index that is damaged: it carries no digest, a pack's table does.
+            # Perhaps the index is damaged: it carries no digest, a pack's table does.
             self._trusts_index = False
             self._store.catalog.refresh_from_packs()
             yield _Search(digests=search.digests[[number for numbers in by_pack.values() for number in numbers]])
@@ -313,7 +316,7 @@ class ChunkReader:
 
 
 def _begins_row(packs: Any, entries: Any) -> Any:
-    """For each chunk whether it does not follow another one without a gap: what did goes on doing so.
+    """Return for each chunk whether there is a gap before it. Chunks without a gap stay together.
 
     The chunks of one raw tensor can then still be mapped as one.
     """

@@ -1,4 +1,4 @@
-"""From one store to another: only what is missing there."""
+"""Copies of refs from one store to another, with the chunks that are missing there."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from tensorcas_mlflow import threads
 from tensorcas_mlflow._progress import Progress, Watcher, ignore
+from tensorcas_mlflow._texts import size_text
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.blob_names import list_blobs
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, hex_of, unique_rows
@@ -23,32 +24,102 @@ from tensorcas_mlflow.errors import (
     FormatError,
 )
 from tensorcas_mlflow.maintenance._copy_chunks import ChunkReader, Rebaser, plan_deltas
-from tensorcas_mlflow.maintenance._copy_report import CopyPlan, CopyReport, Failure
 from tensorcas_mlflow.maintenance._inventory import is_among
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.pack import TARGET_BYTES
 from tensorcas_mlflow.store import PendingBatch, Ref, Store
 from tensorcas_mlflow.store.protocol import STAND_INS
 
+MAX_BATCH_BYTES = 4 * TARGET_BYTES
+"""New bytes after which a batch is committed: a few packs, and only the last of them is not full."""
+_MAX_BATCH_REFS = 256
+_MAX_BATCH_ROWS = 1 << 17
+"""Rows of manifests that a batch holds; a row takes about 1.4 KB."""
+_MAX_ATTEMPTS = 4
 _N_TOGETHER = 64
+_N_NAMES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """A ref that is to be copied."""
+class Failure:
+    """Ref or file that could not be copied. Printing it says so in words."""
+
+    what: str
+    """The ref in words, or the key or path that cannot be read."""
+    reason: str
+    tensors: tuple[str, ...] = ()
+    """Names of damaged tensors."""
+
+    def __str__(self) -> str:
+        names = ", ".join(map(repr, self.tensors[:_N_NAMES]))
+        more = f" and {len(self.tensors) - _N_NAMES} more" if len(self.tensors) > _N_NAMES else ""
+        return f"{self.what}: {self.reason}" + (f" (tensor {names}{more})" if names else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyPlan:
+    """Plan of a copy, as things stand. Printing it says so in words."""
+
+    n_new: int
+    """Checkpoints and files that the destination lacks, or that replace others there."""
+    n_there: int
+    """Checkpoints and files that it has already."""
+    kept: tuple[str, ...]
+    """Checkpoints and files that differ there, and stay."""
+    failed: tuple[Failure, ...]
+    n_chunks: int
+    """Chunks that it lacks."""
+    chunk_bytes: int
+    """Their bytes as they are stored."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.n_new} checkpoints and files to copy, {self.n_there} are there already; "
+            f"{self.n_chunks} chunks to move ({size_text(self.chunk_bytes)})"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyReport:
+    """Report of a copy. Printing it says so in words."""
+
+    n_copied: int
+    n_there: int
+    """Checkpoints and files that the destination had already."""
+    kept: tuple[str, ...]
+    """Checkpoints and files that differed there, and stayed."""
+    dropped: tuple[str, ...]
+    """Checkpoints and files that the source dropped or replaced meanwhile; they are left out."""
+    failed: tuple[Failure, ...]
+    read_bytes: int
+    written_bytes: int
+
+    def __str__(self) -> str:
+        dropped = f", {len(self.dropped)} were dropped or saved anew meanwhile" if self.dropped else ""
+        failed = f", {len(self.failed)} failed" if self.failed else ""
+        kept = f", {len(self.kept)} are others there and were kept" if self.kept else ""
+        return (
+            f"copied {self.n_copied} checkpoints and files, {self.n_there} were there already{kept}{dropped}{failed}; "
+            f"read {size_text(self.read_bytes)}, wrote {size_text(self.written_bytes)}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefToCopy:
+    """Ref to copy."""
 
     ref: Ref
-    """The source's, changed to what the destination is to say."""
+    """The ref as the destination is to have it."""
     manifest: Manifest
-    """The destination's."""
+    """The manifest as the destination is to have it."""
     replaces: bool
-    """Whether it may take the place of another one."""
+    """Whether it may replace another ref."""
     source: Ref
-    """The source's, as it was read."""
+    """The ref as the source has it."""
 
 
 State = Literal["there", "kept", "dropped"]
-"""What became of a ref that is not to be copied: see `CopyReport`."""
+"""State of a ref that needs no copy; see `CopyReport`."""
 
 
 def read_source(store: Store) -> tuple[list[Ref], list[Failure]]:
@@ -80,11 +151,10 @@ def read_source(store: Store) -> tuple[list[Ref], list[Failure]]:
 
 def compare(
     source: Store, destination: Store, refs: Sequence[Ref], *, replace: bool
-) -> Iterator[tuple[Ref, Wanted | State | Failure]]:
-    """Say of each ref what is to become of it.
+) -> Iterator[tuple[Ref, RefToCopy | State | Failure]]:
+    """Decide for each ref whether to copy it.
 
-    A ref that comes of the same commit is there already, without a look at anything else, and so is one of an equal
-    manifest. Any other at its key is another one.
+    The destination has a ref already if the ref at its key is of the same commit, or names an equal manifest.
 
     Raises:
         BackendError: One of the storages does not answer.
@@ -92,7 +162,7 @@ def compare(
     keys = {info.key for info in list_blobs(destination.backend, "refs")}
     is_remote = source.backend.is_remote or destination.backend.is_remote
 
-    def look(ref: Ref) -> Wanted | State | Failure:
+    def look(ref: Ref) -> RefToCopy | State | Failure:
         there: Ref | None = None
         is_taken = ref.key in keys
         if is_taken:
@@ -117,7 +187,7 @@ def compare(
         if is_taken and not replace:
             return "kept"
         target = ref if source.id == destination.id else _for_another(ref)
-        return Wanted(ref=target, manifest=manifest, replaces=is_taken, source=ref)
+        return RefToCopy(ref=target, manifest=manifest, replaces=is_taken, source=ref)
 
     for begin in range(0, len(refs), _N_TOGETHER):
         some = refs[begin : begin + _N_TOGETHER]
@@ -125,12 +195,12 @@ def compare(
 
 
 def of_store(manifest: Manifest, store_id: str) -> Manifest:
-    """Give a manifest as a store of some id has it: byte for byte the same if it is of that id."""
+    """Return a manifest as a store of some id has it: the same bytes if it is of that id."""
     return manifest if manifest.store_id == store_id else dataclasses.replace(manifest, store_id=store_id)
 
 
 def stands(store: Store, ref: Ref) -> bool:
-    """Tell whether a ref is still there and says the same."""
+    """Tell whether a ref still stands, unchanged."""
     try:
         now = store.ref(ref.key)
     except FormatError:
@@ -139,32 +209,24 @@ def stands(store: Store, ref: Ref) -> bool:
 
 
 def _for_another(ref: Ref) -> Ref:
-    """Say of a ref what holds in a store of another id.
+    """Return a ref as a store of another id has it.
 
-    Where only a URI says where MLflow keeps a copy of the manifest, that copy goes on belonging to the source, and what
-    becomes of it must not decide about this ref.
+    Where only a URI says where MLflow keeps a copy of the manifest, that copy still belongs to the source. Its fate
+    must not decide about this ref.
     """
     is_elsewhere = ref.path is None and ref.copy_path is None
     return dataclasses.replace(ref, uri=None) if is_elsewhere else ref
 
 
 def _failure(backend: Backend, what: str, key: str, error: FormatError | BackendError) -> Failure:
-    """Describe what cannot be read, if the storage answers at all; else it is not this blob's fault, and raises."""
+    """Describe a blob that cannot be read; raise if the storage does not answer at all."""
     if isinstance(error, BackendError):
         backend.stat(key)
     return Failure(what=what, reason=error.reason if isinstance(error, CorruptError) else str(error))
 
 
-MAX_BATCH_BYTES = 4 * TARGET_BYTES
-"""New bytes after which a batch is committed: a few packs, of which only the last is not full."""
-_MAX_BATCH_REFS = 256
-_MAX_BATCH_ROWS = 1 << 17
-"""Rows of manifests that are held at once; one takes about 1.4 KB."""
-_MAX_ATTEMPTS = 4
-
-
 def plan_copy(source: Store, destination: Store, refs: Sequence[Ref], *, replace: bool = False) -> CopyPlan:
-    """Find out what a copy would move; nothing is written, and no chunk is read. See `copy_refs`."""
+    """Plan a copy; see `copy_refs`. Writes nothing and reads no chunk."""
     n_new = n_there = 0
     kept: list[str] = []
     failed: list[Failure] = []
@@ -172,7 +234,7 @@ def plan_copy(source: Store, destination: Store, refs: Sequence[Ref], *, replace
     for ref, found in compare(source, destination, refs, replace=replace):
         if isinstance(found, Failure):
             failed.append(found)
-        elif isinstance(found, Wanted):
+        elif isinstance(found, RefToCopy):
             n_new += 1
             moving.add(found.manifest.digests)
         elif found == "kept":
@@ -192,25 +254,25 @@ def plan_copy(source: Store, destination: Store, refs: Sequence[Ref], *, replace
 def copy_refs(
     source: Store, destination: Store, refs: Sequence[Ref], *, replace: bool = False, watch: Watcher | None = None
 ) -> CopyReport:
-    """Copy checkpoints and files, moving only chunks that the destination does not hold.
+    """Copy checkpoints and files, moving only chunks that the destination lacks.
 
-    Any number of processes may save into both stores, and collect in them, meanwhile. What is copied is there whole or
-    not at all; called again after any end, this goes on where it was. A ref keeps its key, its commit's time and id,
-    and all it says; only in a store of another id a ref that nothing but a URI says the place of loses that.
+    Any number of processes may save into both stores, and collect in them, meanwhile. A ref is copied whole or not at
+    all. Called again after any end, the copy goes on where it was. A ref keeps its key, the time and id of its commit,
+    and all it says. In a store of another id it loses its URI, if only that says its place.
 
     Args:
         source: It is only read.
         destination: Manifests of another store id are rewritten to its id.
-        refs: Of the source, in the order in which they are to be copied.
-        replace: Whether refs take the place of other ones that the destination has at their keys.
-        watch: Told of progress.
+        refs: Refs of the source, in the order in which to copy them.
+        replace: Whether to replace other refs that the destination has at their keys.
+        watch: Told the progress.
 
     Raises:
-        BackendError: One of the storages failed; what was committed until then is there.
+        BackendError: One of the storages failed; what was committed stays.
     """
     copier = _Copier(source, destination, refs, watch=watch)
     for ref, found in compare(source, destination, refs, replace=replace):
-        if isinstance(found, Wanted):
+        if isinstance(found, RefToCopy):
             copier.add(found)
         elif isinstance(found, Failure):
             copier.fail(found)
@@ -221,7 +283,7 @@ def copy_refs(
 
 
 class _Moving:
-    """Adds up the chunks that some manifests need and a store does not hold, as far as indexes tell."""
+    """Count of the chunks that some manifests need and a store lacks, as far as indexes tell."""
 
     def __init__(self, source: Store, destination: Store) -> None:
         self.n_chunks = 0
@@ -233,7 +295,7 @@ class _Moving:
         destination.catalog.refresh()
 
     def add(self, digests: Digests) -> None:
-        """Count what is new of a manifest."""
+        """Count the new chunks of a manifest."""
         unique, _, _ = unique_rows(digests)
         new = unique[~self._destination.catalog.find(unique).found]
         keys = new.view(f"V{DIGEST_BYTES}").ravel()
@@ -260,17 +322,17 @@ class _Copier:
         self._kept: list[str] = []
         self._dropped: list[str] = []
         self._failed: list[Failure] = []
-        self._batch: list[Wanted] = []
+        self._batch: list[RefToCopy] = []
         self._n_rows = 0
         self._moving: _Moving | None = None
 
-    def add(self, wanted: Wanted) -> None:
-        """Copy a ref, soon: several are stored together, so that small ones share packs."""
+    def add(self, ref_to_copy: RefToCopy) -> None:
+        """Add a ref to the batch: small refs share packs."""
         if self._moving is None:
             self._moving = _Moving(self._source, self._destination)
-        self._batch.append(wanted)
-        self._n_rows += len(wanted.manifest.rows)
-        self._moving.add(wanted.manifest.digests)
+        self._batch.append(ref_to_copy)
+        self._n_rows += len(ref_to_copy.manifest.rows)
+        self._moving.add(ref_to_copy.manifest.digests)
         is_full = len(self._batch) >= _MAX_BATCH_REFS or self._n_rows >= _MAX_BATCH_ROWS
         if is_full or self._moving.n_bytes >= MAX_BATCH_BYTES:
             self.flush()
@@ -291,18 +353,18 @@ class _Copier:
         self._note_done()
 
     def flush(self) -> None:
-        """Store and commit what has been added so far."""
+        """Store and commit the batch."""
         batch, self._batch = self._batch, []
         self._n_rows, self._moving = 0, None
         for _ in range(_MAX_ATTEMPTS):
             if not batch:
                 return
             batch = self._store(batch)
-        for wanted in batch:
-            self.fail(Failure(what=wanted.ref.label, reason=str(FencedError(_MAX_ATTEMPTS))))
+        for ref_to_copy in batch:
+            self.fail(Failure(what=ref_to_copy.ref.label, reason=str(FencedError(_MAX_ATTEMPTS))))
 
     def report(self) -> CopyReport:
-        """Say what has been done."""
+        """Return the report."""
         return CopyReport(
             n_copied=self._n_copied,
             n_there=self._n_there,
@@ -313,10 +375,10 @@ class _Copier:
             written_bytes=self._written_bytes,
         )
 
-    def _store(self, batch: Sequence[Wanted]) -> list[Wanted]:
-        """Store a batch; returns those that a collector has given up."""
-        manifests = [wanted.manifest for wanted in batch]
-        fenced: list[Wanted] = []
+    def _store(self, batch: Sequence[RefToCopy]) -> list[RefToCopy]:
+        """Store a batch; return the refs whose intents a collector withdrew."""
+        manifests = [ref_to_copy.manifest for ref_to_copy in batch]
+        fenced: list[RefToCopy] = []
         backend, catalog = self._destination.backend, self._destination.catalog
         deltas = plan_deltas(self._source, self._destination, _union(manifests), self._needed)
         options: dict[str, Any] = {} if deltas is None else {"bases": deltas.there, "n_bytes": deltas.n_bytes}
@@ -331,30 +393,30 @@ class _Copier:
                     pending.write(self._reader.payloads(chunks, bases=deltas.bases, base_of=base_of))
 
                 def commit(number: int) -> bool | CheckpointExistsError | ChunkNotFoundError:
-                    wanted = batch[number]
+                    ref_to_copy = batch[number]
                     try:
-                        return pending.commit(number, wanted.ref, replace=wanted.replaces)
+                        return pending.commit(number, ref_to_copy.ref, replace=ref_to_copy.replaces)
                     except (CheckpointExistsError, ChunkNotFoundError) as error:
                         return error
 
                 waits = self._destination.backend.is_remote
                 outcomes = threads.ordered_map(commit, range(len(batch)), waits=waits)
-                for wanted, outcome in zip(batch, outcomes, strict=True):
+                for ref_to_copy, outcome in zip(batch, outcomes, strict=True):
                     if isinstance(outcome, CheckpointExistsError):
-                        self.pass_by(wanted.ref, "kept")
+                        self.pass_by(ref_to_copy.ref, "kept")
                     elif isinstance(outcome, ChunkNotFoundError):
-                        self._explain(wanted)
+                        self._explain(ref_to_copy)
                     elif outcome:
                         self._n_copied += 1
                         self._note_done()
                     else:
-                        fenced.append(wanted)
+                        fenced.append(ref_to_copy)
             finally:
                 self._written_bytes += pending.n_stored_bytes
         return fenced
 
     def _needed(self) -> Digests:
-        """Give the chunks that all refs need which are to be copied, as far as they can be read."""
+        """Return the chunks that all refs of this copy need, as far as these can be read."""
         if self._all_needed is None:
             needed = _union([])
             for begin in range(0, len(self._refs), _MAX_BATCH_REFS):
@@ -363,19 +425,19 @@ class _Copier:
             self._all_needed = needed
         return self._all_needed
 
-    def _explain(self, wanted: Wanted) -> None:
-        """Note why the chunks of a ref could not be had."""
-        if not stands(self._source, wanted.source):
-            self.pass_by(wanted.ref, "dropped")
+    def _explain(self, ref_to_copy: RefToCopy) -> None:
+        """Note why the chunks of a ref could not be read."""
+        if not stands(self._source, ref_to_copy.source):
+            self.pass_by(ref_to_copy.ref, "dropped")
             return
         faults: dict[str, str] = {}
-        columns = wanted.manifest.columns
+        columns = ref_to_copy.manifest.columns
         for chunk, each in enumerate(columns.digests):
             if each.tobytes() in self._reader.faults:
                 fault = f"chunk {hex_of(each)}: {self._reader.faults[each.tobytes()]}"
                 faults.setdefault(columns.name(int(columns.rows_of(chunk))), fault)
         reason = next(iter(faults.values()), "one of its chunks could not be read")
-        self.fail(Failure(what=wanted.ref.label, reason=reason, tensors=tuple(filter(None, faults))))
+        self.fail(Failure(what=ref_to_copy.ref.label, reason=reason, tensors=tuple(filter(None, faults))))
 
     def _note_read(self, n_bytes: int) -> None:
         self._read_bytes += n_bytes
@@ -390,7 +452,7 @@ class _Copier:
 
 
 def _union(manifests: Sequence[Manifest]) -> Digests:
-    """Give the different chunks of some manifests."""
+    """Return the distinct chunks of some manifests."""
     return unique_rows(np.concatenate([np.empty((0, DIGEST_BYTES), np.uint8), *(each.digests for each in manifests)]))[
         0
     ]
@@ -400,4 +462,4 @@ def _manifest(store: Store, ref: Ref) -> Manifest | None:
     try:
         return store.manifest(ref)
     except (FormatError, BackendError):
-        return None  # which the copy of that ref tells of
+        return None  # the copy of that ref reports it

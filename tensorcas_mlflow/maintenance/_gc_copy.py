@@ -19,7 +19,7 @@ from tensorcas_mlflow.errors import (
     NotFoundError,
 )
 from tensorcas_mlflow.index import Mask, Table, make_table, pack_key
-from tensorcas_mlflow.maintenance._chunks import Verdict, read, shard_of
+from tensorcas_mlflow.maintenance._chunks import Verdict, read_chunks, shard_of
 from tensorcas_mlflow.maintenance._gc_survey import Survey
 from tensorcas_mlflow.maintenance._inventory import read_tables
 from tensorcas_mlflow.pack import TARGET_BYTES, Entries, PackWriter, Payload, is_delta, payload_of
@@ -131,7 +131,7 @@ def _payloads(store: Store, table: Table, rows: Any, *, going: frozenset[str]) -
     """
     bases = p.Bases(store.backend)
     end = (-1, -1)
-    reads = read(store.backend, shard_of(table, rows), decode=False, is_strict=True)
+    reads = read_chunks(store.backend, shard_of(table, rows), decode=False, is_strict=True)
     for look in (look for _, looks in reads for look in looks):
         entry, number = table.entries[look.row], int(table.pack[look.row])
         name = table.packs[number]

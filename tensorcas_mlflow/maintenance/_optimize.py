@@ -1,4 +1,12 @@
-"""Plan, then execute."""
+"""Optimization: encode a store again in less room, by a plan and its execution.
+
+With all checkpoints at hand, one in the middle of a training can be the base of those before and after it; a save
+knows only earlier ones. Any number of writers, readers and collectors may be at work meanwhile.
+
+Only a collection deletes anything here, and it counts copies in the new packs first. So a failure before it costs work
+and nothing else. A delta in a new pack is against a chunk of the same pack, and the two come and go together; or
+against one of an earlier pack, which an intent names, as a save's does (``docs/design/protocol.md``, Deltas).
+"""
 
 from __future__ import annotations
 
@@ -25,7 +33,7 @@ from tensorcas_mlflow.maintenance._optimize_encode import (
     blocks_of_group,
     blocks_of_plain,
     payloads_of,
-    read_chunks,
+    read_by_digest,
     units_of,
     work_of,
 )
@@ -39,10 +47,10 @@ from tensorcas_mlflow.store import protocol as p
 _log = logging.getLogger(__name__)
 
 _NEVER = "0" * 64
-"""The digest of no manifest: what is declared is never committed."""
+"""Digest of no manifest: the intent is never committed."""
 MID_WASTE = 0.5
-"""On the way, a pack is rewritten only if no more of it is needed than is not: so no more is copied than is freed, and
-what waits to be freed is never more than what is needed."""
+"""Waste from which a collection on the way rewrites a pack: so it copies no more than it frees, and the waste never
+exceeds what is needed."""
 
 
 def write_unit(
@@ -51,17 +59,17 @@ def write_unit(
     """Encode some blocks into new packs, which are durable and in the index when this returns.
 
     Args:
-        store: Which.
-        done_chunks: What is done; comes to know what is written.
-        blocks: What to encode.
-        spent: On each chunk.
-        on_done: Told the bytes of chunks that have been seen to.
+        store: Store to optimize.
+        done_chunks: Chunks that are done; it learns what is written.
+        blocks: Blocks to encode.
+        spent: Effort for each chunk.
+        on_done: Told the bytes of chunks as they are done.
 
     Returns:
         Bytes of the new packs.
 
     Raises:
-        BackendError: The storage failed; what was written is found by the next run.
+        BackendError: The storage failed; the next run finds what was written.
     """
     digests = unique_rows(np.concatenate([block.flat for block in blocks]))[0]
     is_done = done_chunks.are_done(digests)
@@ -89,7 +97,7 @@ def write_unit(
         try:
             store.backend.withdraw(*intent)
         except BackendError as error:
-            # All is written, or something else is told already. A collection removes it when this process is gone.
+            # All is written, or another error is on its way. A collection removes the intent when this process is gone.
             _log.warning("an intent stays: %s", error)
 
 
@@ -102,7 +110,7 @@ def _until_full(
     spent: Spent,
     on_done: Callable[[int], None],
 ) -> Iterator[Payload]:
-    """Give what goes into one pack: whole blocks, so that no delta has its base in the next one."""
+    """Yield the payloads of one pack: whole blocks, so that no delta has its base in the next pack."""
     n_bytes = 0
     taken: set[bytes] = set()
     for block in blocks:
@@ -126,28 +134,28 @@ def collect(store: Store, done_chunks: DoneChunks, *, max_waste: float = DEFAULT
 
 
 WINDOW = 32
-"""Checkpoints whose tensors are looked at together; fewer where chunks are so long that they would not fit memory."""
+"""Checkpoints whose tensors are compared at once; fewer where chunks are so long that they would not fit memory."""
 _N_BEFORE = 8
-"""Checkpoints before a window whose tensors may be bases as they are stored."""
+"""Checkpoints before a window whose stored tensors may be bases."""
 UNIT_BYTES = 1 << 30
 """Bytes of chunks that are encoded under one intent."""
 _MOST_ROUNDS = 4
-"""Mostly there is one, sometimes two."""
+"""Most rounds of a run; one usually suffices, sometimes two."""
 COLLECT_BYTES = 2 << 30
-"""After so many bytes of new packs the old ones are collected, so that the disk need not hold both stores."""
+"""Bytes of new packs after which old packs are collected, so that the disk need not hold both stores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizeReport:
-    """What was done. Printing it says so in words."""
+    """Report of an optimization. Printing it says so in words."""
 
     n_bytes_before: int
-    """Of all packs."""
+    """Bytes of all packs."""
     n_bytes_after: int
     written_bytes: int
-    """Of new packs, those that have gone again included."""
+    """Bytes of new packs, including packs that are gone again."""
     n_left: int
-    """Chunks of the plan that are as they were, since they cannot be read or somebody else is about to move them."""
+    """Chunks of the plan that stayed as they were: they cannot be read, or a collector is about to move them."""
 
     def __str__(self) -> str:
         before, after = size_text(self.n_bytes_before), size_text(self.n_bytes_after)
@@ -158,23 +166,23 @@ class OptimizeReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizePlan:
-    """What there is to do, as things stand. Printing it says so in words."""
+    """Plan of an optimization, as things stand. Printing it says so in words."""
 
     store: Store = field(repr=False)
     done_chunks: DoneChunks = field(repr=False, compare=False)
     gc: GcPlan
-    """What can be collected before anything is encoded: also what an earlier run did not live to remove."""
+    """Garbage that can be collected first, including what an interrupted run left."""
     spent: Spent
     n_refs: int
-    """Checkpoints and files."""
+    """Checkpoints and files of the store."""
     labels: Sequence[str]
-    """Those of them of which something is not optimized yet, in words."""
+    """Checkpoints and files with a chunk that is not optimized yet, in words."""
     n_chunks: int
     """Chunks that are not optimized yet."""
     n_bytes: int
-    """Their size."""
+    """Their decoded bytes."""
     n_stored_bytes: int
-    """What they take now."""
+    """Their stored bytes."""
 
     @property
     def is_empty(self) -> bool:
@@ -188,31 +196,31 @@ class OptimizePlan:
         return f"{len(self.labels)} of {self.n_refs} checkpoints and files have {what} that are not optimized yet"
 
     def execute(self, *, watch: Watcher = ignore) -> OptimizeReport:
-        """Carry the plan out, and then collect what it has made unneeded.
+        """Execute the plan, then collect the copies that it replaced.
 
-        Others may save, load, drop and collect meanwhile. What is committed meanwhile is for the next run.
+        Others may save, load, drop and collect meanwhile. The next run optimizes what they commit.
 
         Args:
-            watch: Told how far it has come.
+            watch: Told the bytes of chunks that are done.
 
         Raises:
             BackendError: The storage failed; nothing is lost, and the next run goes on from there.
-            FormatError: As a collection; see `plan_gc`.
+            FormatError: The collection refuses to work; see `plan_gc`.
         """
         return _execute(self, watch)
 
 
 def plan_optimize(store: Store, *, spent: Spent = Spent.SMALL) -> OptimizePlan:
-    """Find out what of a store could be stored in less room.
+    """Plan an optimization. Changes nothing.
 
     Args:
-        store: Which.
-        spent: What to spend on each chunk. What has been optimized with no less is done.
+        store: Store to optimize.
+        spent: Effort for each chunk. A chunk that was optimized with no less is done.
 
     Raises:
         DirectAccessError: The store is reached through an MLflow server itself.
         PendingSavesError: Saves through an MLflow server are under way.
-        FormatError: As a collection; see `plan_gc`.
+        FormatError: The collection refuses to work; see `plan_gc`.
     """
     if store.backend.is_carrier:
         raise DirectAccessError("optimizing", store.uri)
@@ -239,7 +247,7 @@ def plan_optimize(store: Store, *, spent: Spent = Spent.SMALL) -> OptimizePlan:
 
 
 def _manifests_with(inventory: Inventory, chunks: Mask) -> frozenset[str]:
-    """Name the manifests that need one of some chunks."""
+    """Return the manifests that need one of some chunks."""
     spans = chunks[inventory.span_chunk]
     n = len(inventory.manifests) + 1
     begins, ends = (
@@ -250,9 +258,9 @@ def _manifests_with(inventory: Inventory, chunks: Mask) -> frozenset[str]:
 
 
 def in_order(refs: Sequence[Ref]) -> list[Ref]:
-    """Put refs in an order in which those follow each other that are likely to be alike.
+    """Sort refs so that similar ones follow each other.
 
-    Runs go in the order in which they began, as a fine-tune follows its parent; in each its refs by their time.
+    Runs stand in the order in which they began, as a fine-tune follows its parent; the refs of a run by their time.
     """
     began: dict[str | None, str] = {}
     for ref in refs:
@@ -267,7 +275,7 @@ def _execute(plan: OptimizePlan, watch: Watcher) -> OptimizeReport:
 
     def note(n_bytes: int) -> None:
         nonlocal done_bytes
-        # What is to be done may have changed since the plan was made.
+        # The work may have changed since the plan was made.
         done_bytes = min(done_bytes + n_bytes, plan.n_bytes)
         watch(Progress(done_bytes=done_bytes, n_bytes=plan.n_bytes))
 
@@ -283,8 +291,8 @@ def _execute(plan: OptimizePlan, watch: Watcher) -> OptimizeReport:
                     waiting_bytes = 0
         if written_bytes > written_before or (turn == 0 and not plan.gc.is_empty):
             collect(store, done_chunks)
-        # What was written may be stored against the little that is needed of some pack, which then can neither go nor
-        # be rewritten, and is to be optimized itself.
+        # New deltas may have bases in a pack of which little else is needed. A collection can then neither delete nor
+        # rewrite it, so the next round optimizes those bases too.
         if written_bytes == written_before or not done_chunks.wasteful or not done_chunks.n_left:
             break
     return OptimizeReport(
@@ -296,7 +304,7 @@ def _execute(plan: OptimizePlan, watch: Watcher) -> OptimizeReport:
 
 
 def _windows(store: Store, refs: Sequence[Ref]) -> Iterator[tuple[list[Manifest], list[Manifest]]]:
-    """Give the manifests of some refs at a time, and some of those before them; each content once."""
+    """Yield the manifests of some refs at a time, and some manifests before them; each content once."""
     different = {ref.manifest.partition(".")[0]: ref for ref in reversed(in_order(refs))}
     chosen = list(reversed(different.values()))
     before: list[Manifest] = []
@@ -312,20 +320,20 @@ def _windows(store: Store, refs: Sequence[Ref]) -> Iterator[tuple[list[Manifest]
 def _blocks(
     store: Store, done_chunks: DoneChunks, manifests: Sequence[Manifest], before: Sequence[Manifest], spent: Spent
 ) -> Iterator[Block]:
-    """Part what is not done of some checkpoints into blocks, as they are drawn."""
+    """Divide the chunks of some checkpoints that are not done into blocks, lazily."""
     groups, plain = tracks_of(manifests, before, done_chunks)
     blocks = chain.from_iterable(_blocks_of(store, group) for group in groups)
     return (block for block in chain(blocks, blocks_of_plain(plain)) if not done_chunks.are_done(block.flat).all())
 
 
 def _blocks_of(store: Store, group: Group) -> Iterator[Block]:
-    """Plant the tree of a group when the first of its blocks is asked for."""
+    """Divide a group into blocks; its tree is planted when the first one is taken."""
     tree = plant(_samples(store, group), group.itemsize, is_float=group.is_float, fixed_depth=group.fixed_depth)
     yield from blocks_of_group(group, tree)
 
 
 def _samples(store: Store, group: Group) -> list[list[memoryview | None]]:
-    """Read what stands in the middle of a tensor or two, in each version."""
+    """Read samples from the middle of a tensor or two, in each version."""
     n_tensors, _, n_chunks, _ = group.digests.shape
     chunk = (n_chunks - 1) // 2
     tensors = sorted({n_tensors // 2, n_tensors // 4})
@@ -336,8 +344,8 @@ def _samples(store: Store, group: Group) -> list[list[memoryview | None]]:
     cut: dict[bytes, memoryview] = {}
     for at in range(0, len(wanted), n_at_once):
         some = wanted[at : at + n_at_once]
-        found = read_chunks(store, some, np.full(len(some), n_bytes))
-        # Copies, so that what is read is not kept for the sake of some of it.
+        found = read_by_digest(store, some, np.full(len(some), n_bytes))
+        # Copies, so that the whole chunks are freed.
         cut |= {digest: memoryview(bytes(raw[begin : begin + SAMPLE_BYTES])) for digest, raw in found.items()}
     versions = range(group.digests.shape[1])
     return [[cut.get(group.digests[at, version, chunk].tobytes()) for at in tensors] for version in versions]

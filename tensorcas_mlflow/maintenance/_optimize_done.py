@@ -34,7 +34,7 @@ class DoneChunks:
         self._tables = PackTables(backend)
         self._needed: Digests | None = None
         self.wasteful: frozenset[str] = frozenset()
-        """Packs that waste much, and that no collection can rewrite: nothing is to need them any more."""
+        """Packs that waste much and that no collection can rewrite: nothing should need them any more."""
         self.refresh()
 
     def refresh(self) -> None:
@@ -42,7 +42,7 @@ class DoneChunks:
         condemned = p.read_condemned(self._backend).packs
         self._tables.refresh(again=True)
         for fault in self._tables.faults.values():
-            if not isinstance(fault, CorruptError):  # a collection finds out if a chunk in a damaged pack is needed
+            if not isinstance(fault, CorruptError):  # a collection reports a damaged pack if it is needed
                 raise fault
         self._base_packs = {name: _base_packs(entries) for name, entries in self._tables.entries.items()}
         names = sorted(self._tables.entries.keys() - condemned)
@@ -51,7 +51,7 @@ class DoneChunks:
         is_optimized = (table.entries["effort"] >= self._effort) & (links.base != NOWHERE)
         self.wasteful = self._find_wasteful(table, links, is_optimized)
         in_wasteful = np.array([name in self.wasteful for name in table.packs], dtype=bool)
-        # Else the pack would stay for the sake of deltas against what lies in it.
+        # Else such a pack would stay for deltas against its chunks.
         needs_wasteful = links.with_dependents(in_wasteful[table.pack] if len(table) else np.zeros(0, dtype=bool))
         self._done = [_rows_of(table, is_optimized & ~needs_wasteful)]
         self.n_bytes = sum(self._tables.sizes.values())
@@ -92,7 +92,7 @@ class DoneChunks:
             self._done = [merge_tables(self._done)]
 
     def optimized_packs(self) -> frozenset[str]:
-        """Name the packs that hold nothing that is not done: copies in these are the ones to keep."""
+        """Return the packs in which every chunk is done: their copies are the ones to keep."""
         return frozenset(
             name
             for name, rows in self._tables.entries.items()
@@ -101,24 +101,24 @@ class DoneChunks:
 
     @property
     def n_left(self) -> int:
-        """How many chunks are not done that refs needed when `need` was called, and that some pack holds."""
+        """Number of chunks that refs need (see `need`), that some pack holds, and that are not done."""
         if self._needed is None:
             return 0
         left = self._needed[~self.are_done(self._needed)]
         return int((make_table(self._tables.entries).find(left) >= 0).sum()) if len(left) else 0
 
     def are_done(self, digests: Digests) -> Mask:
-        """For each chunk whether it is done."""
+        """Return for each chunk whether it is done."""
         is_done = np.zeros(len(digests), dtype=bool)
         for table in self._done:
             is_done |= table.find(digests) >= 0
         return is_done
 
     def find(self, digests: Digests) -> tuple[list[str | None], Any]:
-        """Say where chunks lie that are done.
+        """Find the packs of chunks that are done.
 
         Returns:
-            For each the name of its pack, None for one that is not done; and for each its depth, 0 for those.
+            For each chunk its pack, None if it is not done; and for each its depth, 0 if it is not done.
         """
         packs: list[str | None] = [None] * len(digests)
         depth = np.zeros(len(digests), dtype=np.int64)
@@ -130,7 +130,7 @@ class DoneChunks:
         return packs, depth
 
     def with_bases(self, packs: Iterable[str]) -> set[str]:
-        """Add to packs those in which the bases of their deltas lie, and of those."""
+        """Add to some packs the packs of their bases, and of the bases of those."""
         found: set[str] = set()
         waiting = list(packs)
         while waiting:
@@ -141,15 +141,15 @@ class DoneChunks:
         return found
 
     def sizes_of(self, digests: Digests) -> tuple[int, int]:
-        """Count bytes: of some different chunks, and of what they are stored in; those that no pack has left out."""
+        """Return the decoded and the stored bytes of distinct chunks, without chunks that no pack holds."""
         table = make_table(self._tables.entries)
         entries = table.entries[(rows := table.find(digests))[rows >= 0]]
         return int(entries["raw_bytes"].astype(np.int64).sum()), int(entries["stored_bytes"].astype(np.int64).sum())
 
     def there(self, packs: set[str]) -> set[str]:
-        """Those of some packs that may be relied on: they are there, and their bases, and nobody has condemned any.
+        """Return the packs to rely on: they exist with the packs of their bases, and none is condemned.
 
-        Asked when an intent names them.
+        Call it when an intent names them.
         """
         condemned = p.read_condemned(self._backend).packs
         gone = self._backend.missing(map(pack_key, packs - condemned))

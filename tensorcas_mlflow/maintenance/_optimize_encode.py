@@ -1,4 +1,4 @@
-"""From the chunks of a block to what a pack takes."""
+"""Blocks of chunks that are read, encoded and written together."""
 
 from __future__ import annotations
 
@@ -36,36 +36,36 @@ from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
 
 BLOCK_BYTES = 48 << 20
-"""Bytes of the chunks of a block, decoded: so many are held at once, and what they become besides."""
+"""Decoded bytes of a block. So many are held at once, besides their encoded bytes."""
 
 _ALONE = Tree(stored=(Stored(IN_FULL),), transforms=(), depths=(0,), shares=(1.0,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Some chunks of one place in each of some versions, and how these are stored."""
+    """Chunks at the same places in several versions, and the storage of these versions."""
 
     digests: Any
     """Shape ``(n_versions, n_places, 32)``."""
     sizes: Any
-    """Of the chunks at each place."""
+    """Size of the chunks at each place."""
     itemsizes: Any
     is_text: Any
     tree: Tree
 
     @property
     def n_bytes(self) -> int:
-        """Of all its chunks, equal ones counted each time."""
+        """Bytes of all its chunks; equal ones count each time."""
         return int(self.sizes.sum()) * len(self.digests)
 
     @property
     def flat(self) -> Any:
-        """The digests of all chunks, one after the other."""
+        """Digests of all chunks, one after the other."""
         return np.ascontiguousarray(self.digests).reshape(-1, DIGEST_BYTES)
 
 
 def blocks_of_group(group: Group, tree: Tree) -> Iterator[Block]:
-    """Part a group into blocks, each with all versions of some chunks."""
+    """Divide a group into blocks, each with all versions of some chunks."""
     n_tensors, n_versions, n_chunks, _ = group.digests.shape
     digests = group.digests.transpose(1, 0, 2, 3).reshape(n_versions, n_tensors * n_chunks, DIGEST_BYTES)
     sizes = np.tile(group.sizes, n_tensors)
@@ -81,7 +81,7 @@ def blocks_of_group(group: Group, tree: Tree) -> Iterator[Block]:
 
 
 def blocks_of_plain(plain: Plain) -> Iterator[Block]:
-    """Part chunks that have no versions into blocks."""
+    """Divide chunks without versions into blocks."""
     for part in _slices(plain.sizes, BLOCK_BYTES):
         yield Block(
             digests=plain.digests[None, part],
@@ -93,7 +93,7 @@ def blocks_of_plain(plain: Plain) -> Iterator[Block]:
 
 
 def units_of(blocks: Iterator[Block], n_bytes: int) -> Iterator[Sequence[Block]]:
-    """Gather blocks until they have so many bytes."""
+    """Yield sequences of blocks of about some bytes."""
     unit: list[Block] = []
     unit_bytes = 0
     for block in blocks:
@@ -119,17 +119,17 @@ def _slices(sizes: Any, most_bytes: int) -> Iterator[slice]:
 _log = logging.getLogger(__name__)
 
 
-def read_chunks(store: Store, digests: Digests, sizes: Any) -> dict[bytes, memoryview]:
+def read_by_digest(store: Store, digests: Digests, sizes: Any) -> dict[bytes, memoryview]:
     """Read chunks, each checked against its digest.
 
     Args:
-        store: Which.
-        digests: Different ones.
-        sizes: Theirs.
+        store: Store to read.
+        digests: Distinct digests.
+        sizes: Sizes of the chunks.
 
     Returns:
-        Chunks by digest. What was dropped and collected meanwhile is missing, and so is what is damaged: its packs
-        stay, and `verify` tells of it.
+        Chunks by digest, without those that were collected meanwhile, and without damaged ones: their packs stay, and
+        `verify` reports them.
 
     Raises:
         BackendError: The storage failed.
@@ -143,7 +143,7 @@ def read_chunks(store: Store, digests: Digests, sizes: Any) -> dict[bytes, memor
 
 
 def _read(store: Store, digests: Digests, outs: list[memoryview]) -> Iterator[tuple[bytes, memoryview]]:
-    """Read chunks, and where some cannot be had, those before and behind them: by halves, as few cannot."""
+    """Read chunks; if one cannot be read, read each half, as few cannot."""
     try:
         store.chunks.read(digests, outs, verify=True)
     except (ChunkNotFoundError, CorruptChunkError) as error:
@@ -158,14 +158,14 @@ def _read(store: Store, digests: Digests, outs: list[memoryview]) -> Iterator[tu
 
 
 def read_bases(backend: Backend, bases: Iterable[tuple[Base, int]]) -> dict[bytes, Buffer]:
-    """Read what deltas are to be added to, each from the very pack that the delta will name, and check it.
+    """Read the bases of deltas, each from the very pack that the delta will name, and check them.
 
     Args:
-        backend: Where the packs are.
-        bases: Different ones, and their sizes.
+        backend: Backend of the store.
+        bases: Distinct bases, and their sizes.
 
     Returns:
-        Chunks by digest. What is gone or damaged there is missing.
+        Chunks by digest, without those that are gone or damaged there.
 
     Raises:
         BackendError: The storage failed.
@@ -183,37 +183,37 @@ def read_bases(backend: Backend, bases: Iterable[tuple[Base, int]]) -> dict[byte
 
 
 _CLEARLY_SMALLER = 0.97
-"""A delta is stored only if it takes less than this share of what the chunk takes in full."""
+"""Share of its size in full below which a chunk is stored as a delta."""
 _LEAST_GAIN = 0.97
-"""What does not shrink to less than this share is stored raw, and can then be mapped."""
+"""Share of its size below which a chunk is stored encoded. A raw chunk can be memory-mapped."""
 _LEAST_SHUFFLED_BYTES = 512
 _TEXT_LEVEL = 19
 
 
 class Spent(IntEnum):
-    """What is spent on a chunk; numbers on disk, in the order of what is better. Saves write 0."""
+    """Effort spent on a chunk. Numbers on disk; the larger is the better one. Saves write 0."""
 
     BALANCED = 1
-    """What saves do, with bases chosen among all checkpoints."""
+    """The codecs of saves, with bases chosen among all checkpoints."""
     SMALL = 2
-    """Several ways are tried for each chunk, and slow ones too."""
+    """The smallest of several codecs for each chunk, including slow ones."""
 
     @property
     def effort(self) -> Effort:
-        """What codecs are told."""
+        """Effort for codecs."""
         return Effort.SMALL if self is Spent.SMALL else Effort.BALANCED
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A chunk to encode."""
+    """Chunk to encode."""
 
     digest: bytes
     n_bytes: int
     itemsize: int
     is_text: bool
     share: float
-    """What share of its size it is likely to take."""
+    """Share of its size that it is likely to take."""
     base: bytes | None
     transform: Transform
     begins_run: bool
@@ -221,16 +221,16 @@ class _Job:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What there is to do in a block."""
+    """Chunks of a block to encode."""
 
     jobs: Sequence[_Job]
-    """Bases before what is to be added to them."""
+    """Bases come before their deltas."""
     outside: Mapping[bytes, Base]
-    """By its digest, what is done and may be a base."""
+    """Chunks that are done and may be bases, by digest."""
 
     @property
     def n_bytes(self) -> int:
-        """Of the chunks to encode."""
+        """Bytes of the chunks to encode."""
         return sum(job.n_bytes for job in self.jobs)
 
 
@@ -238,17 +238,17 @@ def payloads_of(store: Store, work: Work, pack: str, spent: Spent) -> Iterator[P
     """Read, check and encode chunks.
 
     Args:
-        store: Which.
-        work: What to do.
+        store: Store to optimize.
+        work: Chunks to encode.
         pack: Name of the pack that the payloads go into.
-        spent: On each.
+        spent: Effort for each chunk.
 
     Yields:
-        Payloads, those of a version next to each other and behind all of their bases. What cannot be read is left out.
+        Payloads, those of a version together and after all their bases, without chunks that cannot be read.
     """
     jobs, outside = work.jobs, work.outside
     digests = np.frombuffer(b"".join(job.digest for job in jobs), np.uint8).reshape(-1, DIGEST_BYTES)
-    raws: dict[bytes, Buffer] = {**read_chunks(store, digests, [job.n_bytes for job in jobs])}
+    raws: dict[bytes, Buffer] = {**read_by_digest(store, digests, [job.n_bytes for job in jobs])}
     named = {job.base: job.n_bytes for job in jobs if job.base is not None and job.base in outside}
     raws |= read_bases(store.backend, [(outside[base], n_bytes) for base, n_bytes in named.items()])
     load_codecs_to_encode(np.array([job.itemsize for job in jobs], dtype=np.int64))
@@ -276,13 +276,13 @@ def payloads_of(store: Store, work: Work, pack: str, spent: Spent) -> Iterator[P
 
 
 def work_of(block: Block, done_chunks: DoneChunks, relied: Set[str], taken: set[bytes]) -> Work:
-    """Find out what of a block is not done, and how it is to be encoded.
+    """Find the chunks of a block that are not done, and their bases.
 
     Args:
-        block: Which.
-        done_chunks: Says which of its chunks are done, and where.
+        block: Block to encode.
+        done_chunks: Chunks that are done.
         relied: Packs in which chunks that are done may be bases.
-        taken: Digests of what the pack is given that the block goes into; those of this block are put in.
+        taken: Digests of the chunks in the pack of this block; this call adds those of the block.
     """
     n_versions, n_places, _ = block.digests.shape
     packs, depth = done_chunks.find(block.flat)
@@ -307,7 +307,7 @@ def work_of(block: Block, done_chunks: DoneChunks, relied: Set[str], taken: set[
             base = None
             if stored.base != IN_FULL and sizes[place] >= LEAST_DELTA_BYTES:
                 base = texts[stored.base][place]
-                # What another tensor has made deep, or nobody has, is no base; nor is the chunk itself.
+                # A chunk that another tensor made deep, or that nobody holds, is no base; nor is the chunk itself.
                 if base == digest or depth_of.get(base, MAX_DEPTH) >= depths[version]:
                     base = None
             taken.add(digest)
@@ -341,7 +341,7 @@ def _encode(raw: Buffer, base: Buffer | None, job: _Job, spent: Spent) -> tuple[
 
 
 def _encode_plain(raw: Buffer, job: _Job, spent: Spent) -> tuple[Codec, int, Buffer]:
-    """Try the codecs that may fit, and take what is smallest; raw where that gains little."""
+    """Try the codecs that may fit, and return the smallest result; raw if that gains little."""
     made: list[tuple[Codec, int, Buffer]] = []
     if job.is_text:
         made.append((ZSTD, 1, ZSTD.encode_at(raw, _TEXT_LEVEL) if spent is Spent.SMALL else ZSTD.encode(raw, 1)))

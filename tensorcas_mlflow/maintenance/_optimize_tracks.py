@@ -1,4 +1,4 @@
-"""The same tensors in several checkpoints: what is optimized together."""
+"""Versions of tensors in several checkpoints, which are optimized together."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tensorcas_mlflow.maintenance._optimize_done import DoneChunks
 from tensorcas_mlflow.manifest import Columns, Manifest
 
 LEAST_DELTA_BYTES = 4096
-"""A tensor of fewer bytes has no deltas: to read a base takes longer than what is spared is worth."""
+"""Least bytes of a tensor that is stored as deltas: below, reading a base costs more than it saves."""
 _NUMBERS = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Tensors of one role, dtype and shape that have their versions in the same checkpoints: one tree serves all."""
+    """Tensors of one role, dtype and shape whose versions are in the same checkpoints: one tree serves all."""
 
     itemsize: int
     is_float: bool
     sizes: Any
-    """Of the chunks of one tensor."""
+    """Sizes of the chunks of one tensor."""
     digests: Any
     """Shape ``(n_tensors, n_versions, n_chunks, 32)``; versions in the order of the checkpoints."""
     fixed_depth: Any
@@ -36,27 +36,27 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plain:
-    """Different chunks that are encoded each by itself, in the order of checkpoints and tensors."""
+    """Distinct chunks without versions, in the order of checkpoints and tensors."""
 
     digests: Digests
     sizes: Any
     itemsizes: Any
     is_text: Any
-    """For each whether it is text, or bytes that are no tensor."""
+    """For each chunk whether it is text, or bytes that are no tensor."""
 
 
 def tracks_of(
     manifests: Sequence[Manifest], before: Sequence[Manifest], done_chunks: DoneChunks
 ) -> tuple[list[Group], Plain]:
-    """Sort the chunks of some checkpoints that are not done.
+    """Sort the chunks of some checkpoints that are not done into groups.
 
     Args:
-        manifests: Of the checkpoints, in their order.
-        before: Those of earlier ones, which are not looked at but for what their tensors may be bases for.
-        done_chunks: Says what is done.
+        manifests: Manifests of the checkpoints, in their order.
+        before: Manifests of earlier checkpoints, whose tensors may be bases.
+        done_chunks: Chunks that are done.
 
     Returns:
-        What may have bases; and the rest.
+        Groups of chunks that may have bases; and the other chunks.
     """
     tracks: dict[tuple[Any, ...], _Track] = {}
     plain: list[_Part] = []
@@ -87,16 +87,16 @@ def tracks_of(
 
 
 class _Track:
-    """One tensor, by name, dtype and shape, in several checkpoints."""
+    """Tensor of one name, dtype and shape in several checkpoints."""
 
     def __init__(self, sizes: Any, itemsize: int) -> None:
         self.sizes = sizes
-        """Of its chunks."""
+        """Sizes of its chunks."""
         self.itemsize = itemsize
         self.versions: dict[bytes, int] = {}
-        """The digests of each, and which it is."""
+        """Number of each version, by its digests."""
         self.first: list[int] = []
-        """The checkpoint in which each is first met."""
+        """For each version the checkpoint in which it first occurs."""
         self.is_done: list[bool] = []
 
     def add(self, checkpoint: int, digests: Digests, *, is_done: bool) -> None:
@@ -121,7 +121,7 @@ class _Track:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Chunks, as in `Plain`, of which some may be there twice."""
+    """Chunks, as in `Plain`, which may repeat."""
 
     digests: Digests
     sizes: Any
@@ -130,7 +130,10 @@ class _Part:
 
 
 def _rows_with_versions(columns: Columns) -> list[int]:
-    """Rows of numbers that may have bases: those with cuts of their own grow, and are not met again in their places."""
+    """Return the rows that may have bases.
+
+    Rows with cuts of their own grow, so their chunks do not keep their places.
+    """
     rows: list[int] = np.flatnonzero(_may_have_bases(columns)).tolist()
     return rows
 
@@ -147,7 +150,7 @@ def _is_text(columns: Columns) -> Any:
 
 
 def _plain_part(manifest: Manifest, done: Any) -> _Part:
-    """What of a checkpoint has no versions and is not done."""
+    """Return the chunks of a checkpoint that have no versions and are not done."""
     columns = manifest.columns
     rows = columns.rows_of(np.arange(len(columns.digests)))
     chosen = ~_may_have_bases(columns)[rows] & ~done

@@ -1,4 +1,8 @@
-"""How much room versions take in full and against each other, found by encoding samples of them."""
+"""Choice of which versions of a tensor are stored in full, and which as deltas against which.
+
+Samples of the versions are encoded in full and against each other. A search then weighs sizes against the costs of
+decoding.
+"""
 
 from __future__ import annotations
 
@@ -23,22 +27,22 @@ _ROUNDS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hop:
-    """One way to make deltas."""
+    """Way to make deltas."""
 
     sizes: Sizes
     """Shape ``(n, n)``: the size of each version (column) as a delta against each other one (row); may be infinite."""
     cost: float
-    """What it takes to decode such a delta, beside what its base takes."""
+    """Cost of decoding such a delta, without its base."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """How one version is stored."""
+    """Storage of one version."""
 
     base: int
-    """The version that it is a delta against, or `IN_FULL`."""
+    """Version that is its base, or `IN_FULL`."""
     hop: int = 0
-    """For a delta the way it is made: a position among the hops."""
+    """Position of a delta's hop."""
 
 
 def choose_tree(
@@ -50,24 +54,24 @@ def choose_tree(
     price: float = 0.0,
     fixed: Sizes | None = None,
 ) -> list[Stored]:
-    """Choose how versions are stored, so that all of them together take little, and none takes long to decode.
+    """Choose a base for each version, so that all of them take little room and none takes long to decode.
 
-    A base may be older or newer. To find the best trees of bounded depth is hard, so this is a local search from some
-    starts: as long as it makes the sum smaller, one version is given another base, or one is stored in full and becomes
-    the base of all that are better off with it (a move of Kuehn and Hamburger, "A heuristic program for locating
-    warehouses", 1963). What comes out is never worse than to store all in full.
+    A base may be older or newer. Finding the best trees of bounded depth is hard, so this is a local search from some
+    starts. As long as the sum gets smaller, it gives one version another base, or stores one in full and makes it the
+    base of all versions that gain by it (a move of Kuehn and Hamburger, "A heuristic program for locating warehouses",
+    1963). The result is never worse than storing all in full.
 
     Args:
         full: For each of n versions its size in full.
-        hops: The ways to make deltas.
-        full_cost: What it takes to decode a version that is stored in full.
-        most_cost: The most that decoding one version may take, its bases included.
-        price: How much larger a version may be that takes one less to decode.
-        fixed: What decoding takes of versions that are stored already and stay as they are, which costs nothing; NaN
-            for the others. Unless given, all are to be stored.
+        hops: Ways to make deltas.
+        full_cost: Cost of decoding a version that is stored in full.
+        most_cost: Largest cost of decoding one version, with its bases.
+        price: Bytes that one unit of decoding cost is worth.
+        fixed: Cost of decoding each version that is stored already and stays; NaN for the others. Without it, all
+            versions are to be stored.
 
     Returns:
-        For each version how it is stored; `IN_FULL` for fixed ones, which says nothing about them.
+        Storage of each version; `IN_FULL` for fixed ones, whatever theirs is.
     """
     if not hops:
         return [Stored(IN_FULL) for _ in full]
@@ -89,7 +93,7 @@ _State = Any
 
 
 class _Forest:
-    """What the search knows of sizes and costs."""
+    """Sizes and costs that the search weighs."""
 
     def __init__(
         self, full: Sizes, hops: Sequence[Hop], full_cost: float, most_cost: float, price: float, fixed: Sizes
@@ -109,16 +113,16 @@ class _Forest:
         return np.stack([np.full(self._n, IN_FULL), np.zeros(self._n, dtype=np.int64)], axis=1)
 
     def stars(self) -> list[_State]:
-        """Forests in which one version is the base of all that gain by it, the best ones first."""
+        """Return forests in which one version is the base of all that gain by it, the best ones first."""
         made = [self.opened(self.all_in_full(), version) for version in range(self._n)]
         return sorted(made, key=self.total)[:_N_STARS]
 
     def total(self, state: _State) -> float:
-        """What is to be made small: the sizes, and the price of decoding."""
+        """Return the sum to minimize: the sizes, and the price of decoding."""
         return float(self._sizes_of(state).sum() + self._price * self._shape(state)[0].sum())
 
     def descend(self, state: _State) -> _State:
-        """Make the move that gains most, as long as there is one."""
+        """Make the move that gains most until none gains."""
         total = self.total(state)
         while True:
             after = min(self._moves(state), key=self.total)
@@ -136,7 +140,7 @@ class _Forest:
         return state
 
     def _moves(self, state: _State) -> Iterator[_State]:
-        """Give the state itself, and of each kind of move the one that seems to gain most."""
+        """Yield the state itself, and of each kind of move the one that seems to gain most."""
         yield state
         gains = self._gains(state)
         hop, base, version = np.unravel_index(int(gains.argmax()), gains.shape)
@@ -149,9 +153,9 @@ class _Forest:
         yield self.opened(state, int(np.where(state[:, 0] != IN_FULL, gathered, -np.inf).argmax()))
 
     def _gains(self, state: _State) -> Sizes:
-        """For each hop, base and version what it gains to store it so; negative infinity where that may not be.
+        """Return for each hop, base and version the gain; negative infinity where it is not allowed.
 
-        There must be no ring, and nothing that is behind the version may take too long.
+        No ring is allowed, and no dependent of the version may take too long to decode.
         """
         cost, height, below = self._shape(state)
         after = cost[None, :, None] + self._costs[:, None, None]
@@ -172,11 +176,11 @@ class _Forest:
         return sizes
 
     def _shape(self, state: _State) -> tuple[Sizes, Sizes, Any]:
-        """Say what decoding each version takes, what it takes more to decode those behind it, and which those are."""
+        """Return the cost of decoding each version, the extra cost of its deepest dependent, and its dependents."""
         base, hop = state[:, 0], state[:, 1]
         cost, height = self._root_cost.copy(), np.zeros(self._n)
         below = np.eye(self._n, dtype=bool)
-        """For each version (column) whether a row's is behind it."""
+        """For each version (column) whether that of the row depends on it."""
         path = np.zeros(self._n)
         at, left = base.copy(), np.flatnonzero(base != IN_FULL)
         step = np.arange(self._n)
@@ -195,43 +199,42 @@ class _Forest:
 
 
 PLAIN_COST = 0.35
-"""Nanoseconds a byte of one thread, on a busy machine, to decode `planes`; see ``docs/design/codecs.md``."""
+"""Nanoseconds a byte to decode `planes`, in one thread of a busy machine; see ``docs/design/codecs.md``."""
 _COSTS = {Transform.PLAIN: 0.8, Transform.GROUPED: 1.6, Transform.DECAYED: 0.85}
-"""The same for a delta, besides what its base takes."""
+"""The same for a delta, without its base."""
 MOST_COST = 2.8
-"""What decoding may take. It leaves room for a delta in groups against one without, or for three without."""
+"""Largest cost of decoding. It leaves room for a grouped delta against a plain one, or for three plain ones."""
 PRICE = 0.008
-"""How much of its size a version may take more for each nanosecond a byte that it is decoded faster."""
+"""Share of its size that a version may grow for each nanosecond a byte saved in decoding."""
 SAMPLE_BYTES = 64 << 10
 _LEAST_GROUPED_BYTES = 32 << 10
-"""Groups have headers and codes of their own, for which fewer bytes do not pay."""
+"""Least bytes that pay for the headers and codes of groups."""
 _CLEARLY_SMALLER = 0.97
 _MOST_TRIED = 6
-"""So many bases are tried for each version: those that look best by the entropies of what differs."""
+"""Bases tried for each version: those that look best by the entropy of the differences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """How the versions of a group are stored."""
+    """Storage of the versions of a group."""
 
     stored: Sequence[Stored]
     transforms: Sequence[Transform]
-    """What `Stored.hop` counts in."""
+    """Transform of each hop; see `Stored.hop`."""
     depths: Sequence[int]
-    """For each version how many others it takes to decode it."""
+    """For each version the number of its bases."""
     shares: Sequence[float]
-    """For each version what share of its size it is likely to take."""
+    """For each version the share of its size that it is likely to take."""
 
 
 def plant(samples: Sequence[Sequence[Buffer | None]], itemsize: int, *, is_float: bool, fixed_depth: Any) -> Tree:
-    """Choose how versions are stored.
+    """Choose the storage of the versions of a group.
 
     Args:
-        samples: For each version some stretches, the same ones of each, up to `SAMPLE_BYTES` long; None for what could
-            not be read.
+        samples: For each version the same stretches, up to `SAMPLE_BYTES` long; None for one that could not be read.
         itemsize: Size of an element, 1, 2, 4 or 8.
         is_float: Whether the elements are floating point numbers.
-        fixed_depth: For each version its depth if it is stored already and stays so, else -1.
+        fixed_depth: For each version its depth if it is stored already and stays, else -1.
     """
     n = len(samples)
     is_whole = np.array([all(part is not None for part in parts) for parts in samples])
@@ -259,7 +262,7 @@ def plant(samples: Sequence[Sequence[Buffer | None]], itemsize: int, *, is_float
     for (hop, base, version), size in zip(pairs, threads.ordered_map(try_delta, pairs), strict=True):
         if size < _CLEARLY_SMALLER * full[version]:
             sizes[hop, base, version] = size
-    # Nobody knows how what is stored already was made; it is taken for what takes longest to decode.
+    # The transforms of stored deltas are unknown, so the most expensive one is assumed.
     depth = np.asarray(fixed_depth, dtype=np.float64)
     costs = [_COSTS[transform] for transform in transforms]
     fixed = np.where(depth < 0, np.nan, PLAIN_COST + depth * max(costs))
@@ -287,7 +290,7 @@ def _depths(stored: Sequence[Stored], fixed_depth: Any) -> list[int]:
 def _transforms(sample_bytes: int, itemsize: int, *, is_float: bool) -> list[Transform]:
     if not is_float or sample_bytes < _LEAST_GROUPED_BYTES:
         return [Transform.PLAIN]
-    # For what has not decayed, `DECAYED` would be tried as `PLAIN` once more.
+    # For elements of other sizes `DECAYED` is the same as `PLAIN`.
     decays = [Transform.DECAYED] if itemsize == DECAYED_BYTES else []
     return [Transform.PLAIN, Transform.GROUPED, *decays]
 
@@ -300,7 +303,7 @@ def _promising(
     free: Sequence[int],
     full: Any,
 ) -> Iterator[tuple[int, int, int]]:
-    """Give the hops, bases and versions that are worth trying."""
+    """Yield the hops, bases and versions that are worth trying."""
     plain = sum(memoryview(raw).nbytes for raw in _known_parts(samples[known[0]]))
     for version in free:
         estimates = {

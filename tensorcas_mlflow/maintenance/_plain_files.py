@@ -1,4 +1,4 @@
-"""Plain files in an object store, each an object."""
+"""Plain files beside a store, without which a model has no MLmodel: list, read, write and copy them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from tensorcas_mlflow._texts import size_text
 from tensorcas_mlflow.backends import STORE_FOLDER, Bucket, artifact_path, is_readable_name, is_void_object, object_path
 from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, ConflictError
-from tensorcas_mlflow.maintenance._copy_refs import of_store
-from tensorcas_mlflow.maintenance._copy_report import Failure
+from tensorcas_mlflow.maintenance._copy_refs import Failure, of_store
 from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
 from tensorcas_mlflow.threads import Lock
 
@@ -30,17 +29,17 @@ _PIECE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainFile:
-    """A plain file below an artifact root."""
+    """Plain file below an artifact root."""
 
     path: str
     """Relative to the root, in normal form, with ``/`` between the parts."""
     size: int
     modified_ns: int | None = None
-    """When it was last written, where that is known."""
+    """Time of its last write, if it is known."""
 
 
 class PlainFiles(ABC):
-    """The plain files below one artifact root: all but those of stores."""
+    """Plain files below one artifact root: all files but those of stores."""
 
     uri: str
     is_remote: bool = False
@@ -52,7 +51,7 @@ class PlainFiles(ABC):
 
     @abstractmethod
     def skipped(self) -> Iterable[str]:
-        """Paths, found by the last `list`, of what was left out: links that lead elsewhere, folders of other stores."""
+        """Return the paths that the last `list` left out: links that lead elsewhere, and folders of other stores."""
 
     @abstractmethod
     def open(self, path: str) -> AbstractContextManager[BinaryIO]:
@@ -68,19 +67,19 @@ class PlainFiles(ABC):
         """Write one whole or not at all.
 
         Args:
-            file: Its path, and when it is to have been written; its size may have changed.
-            pieces: The content.
-            replace: Whether it may take the place of one that is there.
+            file: Path and time of the last write; the size may have changed.
+            pieces: Content of the file.
+            replace: Whether it may replace another file.
 
         Raises:
-            ConflictError: There is one and ``replace`` is False, or its folder cannot be made there.
+            ConflictError: There is another file and ``replace`` is False, or its folder cannot be made.
             BackendError: The storage failed.
-            Exception: Whatever ``pieces`` raises; nothing is written then.
+            Exception: An error of ``pieces``; nothing is written then.
         """
 
     @abstractmethod
     def make_folder(self, path: str) -> None:
-        """Make a folder where the storage knows such a thing and it is missing; raises as `write`."""
+        """Make a folder that is missing, if the storage has folders; raises as `write`."""
 
     @abstractmethod
     def settle(self) -> None:
@@ -89,16 +88,16 @@ class PlainFiles(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainReport:
-    """What has been done about plain files, or what would be."""
+    """Report of a copy of plain files, or of its dry run. Printing it says so in words."""
 
     n_copied: int = 0
     copied_bytes: int = 0
     n_there: int = 0
-    """Those that the destination had already, with the same bytes."""
+    """Files that the destination had already, with the same bytes."""
     kept: tuple[str, ...] = ()
-    """Those of which it had another one, which has stayed."""
+    """Files that differed there, and stayed."""
     skipped: tuple[str, ...] = ()
-    """What was left out: see `PlainFiles.skipped`."""
+    """Paths that were left out; see `PlainFiles.skipped`."""
     failed: tuple[Failure, ...] = ()
 
     def __str__(self) -> str:
@@ -128,13 +127,13 @@ def copy_plain(
 
     Args:
         source: It is only read.
-        destination: Where to.
-        wanted: Tells by its path whether a file is to be copied.
-        manifests: Paths of files that may be copies of manifests, and the manifests' digests. Those that are, are
-            written as ``store_id``'s.
-        store_id: Of the destination's store.
-        replace: Whether files take the place of other ones there.
-        dry_run: Whether only to say what would be done.
+        destination: Plain files to write.
+        wanted: Tells by its path whether to copy a file.
+        manifests: Paths of files that may be copies of manifests, and the digests of the manifests. A file that is one
+            is rewritten to ``store_id``.
+        store_id: Id of the store at the destination.
+        replace: Whether to replace other files there.
+        dry_run: Whether to plan only.
 
     Raises:
         BackendError: The destination failed.
@@ -175,7 +174,7 @@ class _PlainCopier:
         self._lock = Lock()
 
     def copy(self, file: PlainFile, size_there: int | None) -> None:
-        """Copy one file, whose size at the destination is given if it is there."""
+        """Copy one file; its size at the destination is None if it is missing there."""
         try:
             if size_there is not None and self._is_equal(file):
                 with self._lock:
@@ -187,12 +186,12 @@ class _PlainCopier:
         except ConflictError as error:
             self._failed.append(Failure(what=file.path, reason=str(error)))
         except _UnreadableError as error:
-            # What is gone by now was deleted meanwhile, and is no failure.
+            # A file that is gone was deleted meanwhile, and is no failure.
             if not isinstance(error.__cause__, BlobNotFoundError):
                 self._failed.append(Failure(what=file.path, reason=str(error.__cause__)))
 
     def report(self, skipped: tuple[str, ...]) -> PlainReport:
-        """Say what has been done."""
+        """Return the report."""
         return PlainReport(
             n_copied=self._n_copied,
             copied_bytes=self._copied_bytes,
@@ -230,7 +229,7 @@ class _PlainCopier:
             return False
 
     def _pieces(self, file: PlainFile) -> Iterator[bytes]:
-        """The bytes that the destination is to have."""
+        """Yield the bytes that the destination is to have."""
         digests = self._manifests.get(file.path)
         try:
             with self._source.open(file.path) as opened:
@@ -248,7 +247,7 @@ class _PlainCopier:
 
 
 def _read_whole(file: BinaryIO, n_bytes: int) -> bytes:
-    """Read so many bytes, or what is left; a remote file may give fewer at a time."""
+    """Read some bytes, or all that are left; one read of a remote file may return fewer."""
     parts: list[bytes] = []
     while n_bytes > 0 and (part := file.read(n_bytes)):
         parts.append(part)
@@ -257,14 +256,14 @@ def _read_whole(file: BinaryIO, n_bytes: int) -> bytes:
 
 
 _UPLOADING = ".artifact.uploading."
-"""How the names of files under way begin, MLflow's as well as ours."""
+"""Prefix of the names of partial files, of MLflow's as well as ours."""
 
 
 class LocalPlainFiles(PlainFiles):
     """Plain files below a folder.
 
-    No folder is entered through a symbolic link, and no folder of a store. A link to a file is read as that file if it
-    lies below the root too; all others are skipped. Nothing is written through a link.
+    A listing enters no folder through a symbolic link, and no folder of a store. A link to a file below the root is
+    read as that file; all other links are skipped. Nothing is written through a link.
     """
 
     def __init__(self, root: Path) -> None:
@@ -273,7 +272,7 @@ class LocalPlainFiles(PlainFiles):
         self._skipped: list[str] = []
         self._settled = Settled()
         self._folders: set[Path] = set()
-        """Folders whose names are to be made durable: also those that were there, as an earlier copy may have died."""
+        """Folders to make durable, including those that existed: an earlier copy may have died."""
 
     def list(self) -> Iterator[PlainFile]:
         self._skipped.clear()
@@ -387,7 +386,7 @@ class LocalPlainFiles(PlainFiles):
         return None
 
     def _real(self, path: str) -> Path | None:
-        """Where a path leads, if that is below the root, in no store, and no folder was entered through a link."""
+        """Return the real path of a file below the root, if no folder on the way is a link or a store."""
         root = Path(os.path.realpath(self._root))
         place = root / path
         if Path(os.path.realpath(place.parent)) != place.parent:
@@ -402,7 +401,7 @@ class LocalPlainFiles(PlainFiles):
 
 
 def _is_store(name: str) -> bool:
-    # Some file systems make no difference between great and small letters.
+    # Some file systems ignore case.
     return name.casefold() == STORE_FOLDER
 
 
@@ -415,7 +414,7 @@ def _is_visible(name: str) -> bool:
 
 
 def _check(path: str) -> None:
-    """Refuse what is no path of a plain file.
+    """Refuse a path that no plain file can have.
 
     Raises:
         ValueError: It leads out of the root or into a store, or is not in normal form.
@@ -437,7 +436,7 @@ _BUFFER_BYTES = 1 << 20
 
 
 class _Pieces(io.RawIOBase):
-    """A file to read from pieces as they come."""
+    """File that reads pieces as they come."""
 
     def __init__(self, pieces: Iterator[Any]) -> None:
         self._pieces = pieces
@@ -502,7 +501,7 @@ class ObjectPlainFiles(PlainFiles):
         self._bucket.write(path, pieces)
 
     def make_folder(self, path: str) -> None:
-        """Nothing is to be done: a folder comes with what lies in it."""
+        """Do nothing: a folder comes with its files."""
 
     def settle(self) -> None:
-        """Nothing is to be done: what has been written is durable."""
+        """Do nothing: every write is durable."""

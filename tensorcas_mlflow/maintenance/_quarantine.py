@@ -1,4 +1,4 @@
-"""Bytes that are damaged, kept for whoever can make something of them (``docs/format.md``, Quarantine)."""
+"""Quarantine: damaged bytes that a repair puts aside (``docs/format.md``, Quarantine)."""
 
 from __future__ import annotations
 
@@ -28,21 +28,22 @@ _PIECE_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A stretch of a blob that is to be kept."""
+    """Stretch of a blob to keep."""
 
     key: str
-    """Of the blob."""
+    """Key of the blob."""
     start: int
     n_bytes: int
     reason: str
     entry: Any = None
-    """What a pack's table says of the chunk that is to be there; None where nothing does."""
+    """Entry of the chunk that should be there; None if nothing says one."""
     content: bytes = b""
-    """The digest of the bytes, where others may come to lie at this key: a pack's name is never used again."""
+    """Digest of the bytes, where other bytes may get this key. The name of a pack is never used again, so a pack
+    needs none."""
 
 
 class Quarantine:
-    """What a store keeps of damaged bytes."""
+    """Damaged bytes that a store keeps."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -52,11 +53,11 @@ class Quarantine:
         """Keep a stretch of a blob, unless it is kept already.
 
         Returns:
-            Whether it was kept by this call.
+            Whether this call kept it.
 
         Raises:
             BlobNotFoundError: The blob is gone.
-            BackendError: It cannot be read, or not be kept.
+            BackendError: It cannot be read, or its copy cannot be written.
         """
         place = (_name_of(piece), piece.start, piece.n_bytes)
         if place in self._kept:
@@ -67,7 +68,7 @@ class Quarantine:
         return True
 
     def chunks(self) -> Iterator[tuple[str, Any, int]]:
-        """Yield what is kept of chunks: the key, what was said of the chunk, and where in the blob it begins."""
+        """Yield the chunks in quarantine: key, entry, and the offset of the bytes in the blob."""
         for info in list(list_blobs(self._backend, PREFIX)):
             try:
                 head = bytearray(min(info.size, MAX_HEAD_BYTES))
@@ -103,14 +104,14 @@ class Quarantine:
 
 
 def keep_blob(quarantine: Quarantine, backend: Backend, key: str, reason: str) -> None:
-    """Keep a whole blob, if it is there."""
+    """Keep a whole blob, if it exists."""
     with contextlib.suppress(BlobNotFoundError):
         data = backend.get(key, max_bytes=MAX_BYTES)
         quarantine.keep(Piece(key=key, start=0, n_bytes=len(data), reason=reason, content=digest(data)))
 
 
 def stretches(size: int, taken: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield start and stop of what some spans leave out of a blob of some size."""
+    """Yield start and stop of the gaps that some spans leave in a blob."""
     at = 0
     for start, stop in sorted(taken):
         if start > at:
@@ -121,7 +122,7 @@ def stretches(size: int, taken: Iterable[tuple[int, int]]) -> Iterator[tuple[int
 
 
 def _name_of(piece: Piece) -> str:
-    """Name a blob in the key of another: any key, in 32 hex digits."""
+    """Hash the key of a blob to 32 hex digits, for the key of its piece."""
     return digest(piece.key.encode() + b"\0" + piece.content).hex()[:32]
 
 
@@ -131,7 +132,7 @@ def _place(key: str) -> tuple[str, int, int] | None:
 
 
 def _entry_in(line: bytes) -> Any:
-    """Read what a header says of a chunk; None where it says nothing of one, or nothing that can be."""
+    """Read the entry in a header; return None if there is none, or if it is impossible."""
     try:
         record = json.loads(line)
         entry = np.zeros((), ENTRY)

@@ -1,4 +1,7 @@
-"""Plan, then execute."""
+"""Repair of a damaged store: a plan of what is damaged and what can be restored, and its execution.
+
+It may run while others save, load and collect; ``docs/design/protocol.md`` says why.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ from tensorcas_mlflow.maintenance._repair_records import (
     write_format,
 )
 from tensorcas_mlflow.maintenance._salvage import Clues
-from tensorcas_mlflow.maintenance._sources import Found, FoundRef, Sources
+from tensorcas_mlflow.maintenance._sources import FoundManifest, FoundRef, Sources
 from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
 from tensorcas_mlflow.store import Ref, Store
 from tensorcas_mlflow.store import protocol as p
@@ -52,16 +55,16 @@ _N_NAMES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """A checkpoint or file that does not load, or not whole. Printing it says so in words."""
+    """Checkpoint or file that does not load, or not whole. Printing it says so in words."""
 
     key: str
-    """Of its ref."""
+    """Key of its ref."""
     checkpoint: str | None
-    """It, in words; None where its ref cannot be read, so that only the key says what it was."""
+    """The checkpoint in words; None if its ref cannot be read, so that only the key tells what it was."""
     tensors: tuple[str, ...]
-    """Those that are lost; empty where its ref or its manifest is, and with it all of them."""
+    """Lost tensors; empty if the ref or the manifest is lost, and all tensors with it."""
     n_bytes: int | None
-    """Size of the lost tensors; None where nothing says it."""
+    """Size of the lost tensors; None if it is unknown."""
     reason: str
 
     def __str__(self) -> str:
@@ -76,28 +79,28 @@ class Loss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A ref or a manifest that cannot be used."""
+    """Reason why a ref or a manifest cannot be used."""
 
     reason: str
     is_failure: bool = False
-    """Whether the storage did not give it, which says nothing of what it is."""
+    """Whether the storage did not give it, so that it may be sound."""
 
 
 class Needs:
-    """The refs of a store and what they need. Manifests are read one at a time, as they may be large."""
+    """Refs of a store and the chunks they need. Manifests are read one at a time, as they may be large."""
 
     def __init__(self, store: Store) -> None:
-        """Read every ref and the manifests they name.
+        """Read every ref and manifest.
 
         Raises:
             NewerFormatError: A later release wrote one of them.
-            BackendError: The storage failed to list what it holds.
+            BackendError: The storage failed to list its blobs.
         """
         self._store = store
         self.bad_refs: dict[str, Fault] = {}
-        """By key."""
+        """Faults of refs, by key."""
         self.bad_manifests: dict[str, Fault] = {}
-        """By name: those that some ref needs and that are damaged or gone."""
+        """Faults of manifests that a ref needs, by name."""
         self.holders, faults = read_holders(store)
         """Refs by the name of their manifest."""
         for key, error in faults.items():
@@ -109,16 +112,16 @@ class Needs:
             elif found is not None:
                 self.bad_manifests[name] = found
         self.digests = digests.digests()
-        """All chunks that are needed, as far as manifests can be read; each once, ascending."""
+        """All chunks that refs need, as far as manifests can be read; each once, ascending."""
 
     def manifests(self) -> Iterator[tuple[str, Manifest]]:
-        """Read the manifests that can be read, by name."""
+        """Yield the manifests that can be read, with their names."""
         for name, found in self._read_all():
             if isinstance(found, Manifest):
                 yield name, found
 
     def losses(self, good: Any) -> list[Loss]:
-        """Say what is lost if only some chunks are there, given by their digests, each as one value."""
+        """Find the losses if only some chunks exist, given by their digests, each as one value."""
         found = [
             Loss(key=key, checkpoint=None, tensors=(), n_bytes=None, reason=f"its ref is damaged: {fault.reason}")
             for key, fault in self.bad_refs.items()
@@ -156,7 +159,7 @@ def fault_in(error: FormatError | BackendError) -> Fault:
 
 
 def _read_manifest(store: Store, name: str, refs: Sequence[Ref]) -> Manifest | Fault | None:
-    """Read a manifest; None if the refs that name it were dropped meanwhile."""
+    """Read a manifest; return None if the refs that name it were dropped meanwhile."""
     try:
         manifest = store.manifest(refs[0])
         manifest.check_names()
@@ -184,16 +187,16 @@ def _loss(ref: Ref, tensors: tuple[str, ...], n_bytes: int | None, reason: str) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A blob that is not as it should be. Printing it says so in words."""
+    """Blob that is not as it should be. Printing it says so in words."""
 
     key: str
     reason: str
     remedy: str
-    """What a repair makes of it, or what else helps."""
+    """What a repair does about it, or what else helps."""
     is_mended: bool = True
-    """Whether a repair does anything about it."""
+    """Whether a repair mends it."""
     is_harmless: bool = False
-    """Whether it goes by itself."""
+    """Whether it goes away without a repair."""
 
     def __str__(self) -> str:
         return f"{self.key}: {self.reason} ({self.remedy})"
@@ -201,28 +204,28 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairReport:
-    """What a repair did. Printing it says so in words."""
+    """Report of a repair. Printing it says so in words."""
 
     restored: tuple[str, ...]
-    """Keys of manifests, refs and of ``format`` that are whole again."""
+    """Keys of manifests, refs and ``format`` that the repair restored."""
     abandoned: tuple[str, ...]
-    """Keys of damaged condemned lists that were taken away."""
+    """Keys of damaged condemned lists that the repair removed."""
     packs_gone: tuple[str, ...]
-    """Keys of damaged packs that were deleted, after what is good of them was copied."""
+    """Keys of damaged packs that the repair deleted, after it copied their good chunks."""
     n_quarantined: int
-    """Stretches of damaged packs that were put aside."""
+    """Stretches of damaged packs that the repair put into quarantine."""
     n_healed: int
-    """Chunks brought from other stores or out of quarantine."""
+    """Chunks that the repair took from other stores or out of quarantine."""
     n_fenced: int
-    """Saves under way that relied on what is lost, and were made to begin again."""
+    """Saves under way that relied on a lost chunk; they begin again."""
     left: Mapping[str, str]
-    """Keys of what was left as it is, and why."""
+    """Keys of damaged blobs that the repair left alone, and why."""
     losses: tuple[Loss, ...]
-    """What does not load, or not whole, after the repair."""
+    """Checkpoints and files that do not load, or not whole, after the repair."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is lost or damaged any more."""
+        """Whether nothing is lost or damaged now."""
         return not self.losses and not self.left
 
     def __str__(self) -> str:
@@ -239,22 +242,22 @@ class RepairReport:
 
 
 def listed(heading: str, losses: Sequence[Loss]) -> list[str]:
-    """Write losses, a line each."""
+    """Describe losses, a line each."""
     return [f"{heading}: {loss}" for loss in losses]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
-    """All that a plan was made from."""
+    """Everything that a plan was made from."""
 
     packs: CheckedPacks
     needs: Needs
     digests: Digests
-    """Chunks that refs need, also by manifests that are restored."""
+    """Chunks that refs need, including those of restored manifests."""
     index: IndexFaults
     lists: Lists
     notes: Mapping[str, str]
-    manifests: Mapping[str, Found]
+    manifests: Mapping[str, FoundManifest]
     refs: Mapping[str, FoundRef]
     format_fix: FormatFix | None
     abandon: frozenset[str]
@@ -264,15 +267,15 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairPlan:
-    """What is damaged in a store, and what a repair would make of it. Printing it says so in words."""
+    """Plan of a repair, as things stand. Printing it says so in words."""
 
     store: Store = field(repr=False)
     findings: tuple[Finding, ...]
     """Blobs that are not as they should be."""
     losses: tuple[Loss, ...]
-    """What does not load as things stand."""
+    """Checkpoints and files that do not load now."""
     remaining: tuple[Loss, ...]
-    """What would not load after the repair, going by what the indexes of other stores say."""
+    """Checkpoints and files that would not load after the repair, going by the indexes of other stores."""
     seen: Any = field(repr=False)
 
     @property
@@ -292,14 +295,14 @@ class RepairPlan:
         return "\n".join(lines or ["nothing is damaged"])
 
     def execute(self) -> RepairReport:
-        """Carry the plan out.
+        """Execute the plan.
 
-        Whatever comes to be while it runs is left alone, and no chunk that can be read is deleted before it was copied.
-        Called again after any end, a new plan goes on where this one was.
+        The repair leaves alone whatever appears while it runs, and deletes no readable chunk before it has copied it.
+        After an interruption, a new plan goes on from there.
 
         Raises:
             BackendError: The storage failed.
-            ConflictError: Somebody has made another store in this place.
+            ConflictError: Another store was made in this place.
             PendingSavesError: Saves through an MLflow server have begun since; nothing was changed.
         """
         return _execute(self)
@@ -312,21 +315,21 @@ def plan_repair(
     abandon: Collection[str] = (),
     format_fix: FormatFix | None = None,
 ) -> RepairPlan:
-    """Read everything, and find out what is damaged and where else it is to be had. Changes nothing.
+    """Read everything, find the damage, and find sources for what is lost. Changes nothing.
 
     Args:
-        store: Which; see `open_damaged`.
-        sources: Other stores to take from what is lost here, asked in this order.
-        abandon: Keys of damaged condemned lists whose collectors are dead, and of packs of which parts cannot be read
-            and are to be given up.
-        format_fix: As `open_damaged` has given it.
+        store: Store to repair; see `open_damaged`.
+        sources: Other stores to take lost blobs from, in the order in which to ask them.
+        abandon: Keys of damaged condemned lists whose collectors are dead, and of packs whose unreadable parts to give
+            up.
+        format_fix: Result of `open_damaged`.
 
     Raises:
         PendingSavesError: Saves through an MLflow server are under way, whose packs may be half written.
         DirectAccessError: The store is reached through an MLflow server itself.
-        NewerFormatError: A later release wrote some of it.
-        ValueError: ``abandon`` names what is no such thing.
-        BackendError: The storage failed to list what it holds.
+        NewerFormatError: A later release wrote a blob.
+        ValueError: ``abandon`` names another kind of blob.
+        BackendError: The storage failed to list its blobs.
     """
     backend = store.backend
     if backend.is_carrier:
@@ -386,7 +389,7 @@ def plan_repair(
 def _execute(plan: RepairPlan) -> RepairReport:
     store, seen = plan.store, plan.seen
     backend = store.backend
-    # Again, now that packs were listed: what is cut may be a pack that a save began to send since the first look.
+    # Again, now that packs were listed: a pack that is cut may be one that a save began to send since the first look.
     may_be_written = bool(_look_at_intents(store)) and is_carried(backend)
     restored: list[str] = []
     left: dict[str, str] = {}
@@ -442,7 +445,7 @@ _ABANDON = (
 
 
 def _findings(store: Store, seen: _Seen) -> list[Finding]:
-    """Say of each blob what is wrong with it, and what is to become of it."""
+    """Describe what is wrong with each blob, and what the repair does about it."""
     found: list[Finding] = []
     if seen.format_fix is not None:
         remedy = f"the store's manifests say it is store {store.id}, of chunks of {store.chunk_bytes} bytes"
@@ -484,7 +487,7 @@ def _findings(store: Store, seen: _Seen) -> list[Finding]:
 
 
 def _look_at_intents(store: Store) -> list[Finding]:
-    """Give the intents that cannot be read.
+    """Find the intents that cannot be read.
 
     Raises:
         PendingSavesError: Saves through an MLflow server are under way.
@@ -509,7 +512,7 @@ def _look_at_intents(store: Store) -> list[Finding]:
 
 
 def _remaining(seen: _Seen, good: Any) -> list[Loss]:
-    """Say what would be lost after the repair."""
+    """Find the losses that would remain after the repair."""
     lost = seen.digests[~np.isin(as_keys(seen.digests), good)]
     if len(lost):
         lost = np.concatenate([lost, bases_wanted(seen.packs, lost)])

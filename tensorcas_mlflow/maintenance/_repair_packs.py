@@ -1,6 +1,6 @@
-"""Damaged packs: what is good of them goes into new packs, the rest into quarantine, and they go as a collector's do.
+"""Repair of damaged packs: good chunks go into new packs, the rest goes into quarantine, and the packs are deleted.
 
-A repair does not ask what is needed, which damage may keep from being known. It deletes a pack only when every chunk
+A repair does not ask what is needed, because damage may hide it. It deletes a pack only when every chunk
 of it that can be read lies, checked, in another pack that nobody has condemned (``docs/design/protocol.md``, A repair).
 """
 
@@ -21,7 +21,7 @@ from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, unique_rows
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NotFoundError
 from tensorcas_mlflow.index import Table, pack_key
 from tensorcas_mlflow.maintenance._checked_packs import CheckedPacks
-from tensorcas_mlflow.maintenance._chunks import Shard, Verdict, check, read, shard_of
+from tensorcas_mlflow.maintenance._chunks import Shard, Verdict, check_chunks, read_chunks, shard_of
 from tensorcas_mlflow.maintenance._inventory import NO_DIGESTS, as_keys
 from tensorcas_mlflow.maintenance._quarantine import Piece, Quarantine
 from tensorcas_mlflow.maintenance._repair_records import Lists, read_lists
@@ -35,9 +35,9 @@ _log = logging.getLogger(__name__)
 
 
 def anchored(backend: Backend, checked: CheckedPacks) -> frozenset[str]:
-    """Name the packs of the bases of deltas that could not be read: those are as they were once they can be read again.
+    """Return the packs of the bases of deltas that could not be read: these deltas may be readable later.
 
-    Where the table of a pack could not be read that may hold deltas, nobody knows which these are: then all are held.
+    If the table of a pack that may hold deltas could not be read, nobody knows their bases: then all packs are held.
     """
     packs = checked.packs.values()
     if any(pack.failure is not None and not pack.unread for pack in packs) and _has_deltas(checked):
@@ -60,7 +60,7 @@ def _has_deltas(checked: CheckedPacks) -> bool:
 
 
 def bases_wanted(checked: CheckedPacks, lost: Digests) -> Digests:
-    """Give the chunks with which lost ones could be decoded that are there as deltas without their bases."""
+    """Return the bases of lost chunks that still exist as deltas, and the bases of those."""
     bases = {piece.entry["digest"].tobytes(): piece.entry["base_digest"] for piece in _baseless(checked)}
     found: list[Any] = []
     waiting = [digest.tobytes() for digest in lost]
@@ -73,7 +73,7 @@ def bases_wanted(checked: CheckedPacks, lost: Digests) -> Digests:
 
 
 def would_be_good(checked: CheckedPacks, good: Any) -> Any:
-    """Add to the digests of good chunks, each as one value, those that could be decoded with them."""
+    """Add to the digests of good chunks, each as one value, those of deltas without bases that they would decode."""
     known = {bytes(key) for key in good.tolist()}
     pieces = _baseless(checked)
     for _ in range(MAX_DEPTH):
@@ -85,18 +85,18 @@ def would_be_good(checked: CheckedPacks, good: Any) -> Any:
 
 
 def revive(store: Store, checked: CheckedPacks, sources: Sources, needed: Digests) -> int:
-    """Write in full what is lost but for a delta, where another copy of its base is there or to be had.
+    """Write chunks in full that only a delta without its base still holds, where another copy of the base exists.
 
-    A base is named by its digest too, so a copy that hashes right is as good as the one that is lost.
+    A base is named by its digest too, so any copy that hashes to it is as good as the lost one.
 
     Args:
-        store: Whose.
-        checked: As they are; looked at again if anything was written.
-        sources: Where bases may be had.
+        store: Store that is repaired.
+        checked: Its packs; new ones are read if this call writes any.
+        sources: Sources of bases.
         needed: Chunks that refs need.
 
     Returns:
-        How many chunks were written.
+        Number of chunks written.
     """
     lost = needed[_lacks(checked, needed)]
     wanted = bases_wanted(checked, lost)
@@ -117,7 +117,7 @@ def _lacks(checked: CheckedPacks, digests: Digests) -> Any:
 
 
 def _write(store: Store, checked: CheckedPacks, payloads: Iterator[Payload]) -> int:
-    """Write chunks, look again if there were any, and return how many."""
+    """Write chunks, read the new packs, and return the number of chunks."""
     n = 0
 
     def counted() -> Iterator[Payload]:
@@ -136,9 +136,9 @@ def _decoded(backend: Backend, checked: CheckedPacks, useful: Set[bytes]) -> Ite
     """Decode deltas without bases, each chunk once, where a good chunk is another copy of the base.
 
     Args:
-        backend: Of the store.
-        checked: Of the store.
-        useful: Digests of the chunks that are wanted.
+        backend: Backend of the store.
+        checked: Packs of the store.
+        useful: Digests of the wanted chunks.
     """
     table = checked.table()
     bases = p.Bases(backend)
@@ -170,19 +170,19 @@ def _baseless(checked: CheckedPacks) -> list[Piece]:
 
 
 _ROUNDS = 4
-"""How often collectors may condemn what was copied, before the packs are left for another repair."""
+"""Times that collectors may condemn the copies, before the repair leaves the packs for another one."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Mended:
-    """What was done about packs."""
+    """Result of the repair of packs."""
 
     n_quarantined: int = 0
-    """Stretches of packs put aside."""
+    """Stretches of packs put into quarantine."""
     n_healed: int = 0
-    """Chunks brought from elsewhere."""
+    """Chunks taken from sources."""
     n_fenced: int = 0
-    """Saves under way that relied on what is lost."""
+    """Saves under way that relied on a lost chunk."""
     gone: set[str] = field(default_factory=set)
     """Keys of damaged packs that were deleted."""
     left: dict[str, str] = field(default_factory=dict)
@@ -198,15 +198,15 @@ def mend_packs(
     *,
     may_be_written: bool,
 ) -> Mended:
-    """Put damaged packs out of use, and bring what is lost from elsewhere.
+    """Replace damaged packs, and take lost chunks from sources.
 
     Args:
-        store: Whose.
-        checked: As it was looked at when the plan was made.
+        store: Store that is repaired.
+        checked: Its packs as the plan found them.
         needed: Chunks that refs need.
-        sources: Where lost ones may be had.
-        quarantine: Where damaged bytes go.
-        may_be_written: Whether a pack without a table may be one that is still being written, and is left alone.
+        sources: Sources of lost chunks.
+        quarantine: Quarantine for damaged bytes.
+        may_be_written: Whether a pack without a table may still be arriving; it is left alone then.
 
     Raises:
         BackendError: The storage failed; another repair goes on from there.
@@ -228,9 +228,9 @@ def mend_packs(
     )
     condemned = f"condemned/{uuid.uuid4().hex}"
     if doomed:
-        # Before anything is copied: a collector that sees the copies sees that the originals are none any more.
+        # Before anything is copied: a collector that sees the copies sees that the originals do not count.
         backend.put_new(condemned, [p.condemned_bytes(doomed, frozenset())])
-        # And deltas against what goes that are committed all the same were written by now, and are copied too.
+        # Deltas against these packs that are committed all the same were written by now, and are copied too.
         done.n_fenced = _fence(backend, lambda intent: intent.bases & doomed)
     safe = _copy(store, checked, doomed, needed, sources, done)
     done.n_healed += revive(store, checked, sources, needed)
@@ -244,8 +244,8 @@ def mend_packs(
             if np.isin(_owed(checked, frozenset({name})) if name in replaced else _kept(checked, name), safe).all()
         }
         p.begin_generation(backend)
-        # The copies that count may be others', who were killed before these were durable. And what is damaged must not
-        # come back in a crash when no list names it any more: a collection may take it for the better copy.
+        # The copies that count may be of writers killed before these were durable. And a damaged pack must not
+        # come back in a crash once no list names it: a collection may take it for the better copy.
         backend.settle("packs")
         for name in sorted(going):
             backend.delete(pack_key(name))
@@ -259,10 +259,10 @@ def mend_packs(
 
 
 def _replace_unread(store: Store, checked: CheckedPacks, sources: Sources, done: Mended) -> frozenset[str]:
-    """Bring the chunks that cannot be read from elsewhere, so that packs may go of which nothing else is missing.
+    """Take the unreadable chunks from sources, so that the packs they lie in may go.
 
     Returns:
-        Names of the packs that may go once each of their chunks, also of those, is safe.
+        Names of the packs that may go once each of their chunks is safe, including those that cannot be read.
     """
     unread = checked.unread()
     if len(unread) == 0:
@@ -276,14 +276,14 @@ def _replace_unread(store: Store, checked: CheckedPacks, sources: Sources, done:
 
 
 def _kept(checked: CheckedPacks, name: str) -> Any:
-    """The good chunks of a pack, and those whose bases lie in it: each digest as one value."""
+    """Return the good chunks of a pack and the chunks whose bases lie in it, each digest as one value."""
     return as_keys(np.concatenate([checked.packs[name].entries["digest"], checked.dependents({name})]))
 
 
 def _put_aside(
     store: Store, checked: CheckedPacks, name: str, quarantine: Quarantine, done: Mended, *, may_be_written: bool
 ) -> bool:
-    """Look at the damage of a pack once more, and keep the bytes; returns whether the pack may go."""
+    """Check the damage of a pack again, and put the bytes into quarantine; return whether the pack may go."""
     pack = checked.packs[name]
     try:
         if not pack.has_table:
@@ -311,7 +311,7 @@ def _put_aside(
     except BlobNotFoundError:
         return False  # a collector has removed it
     except _UnsteadyError:
-        # Not the bytes are to blame, but the way to them.
+        # The bytes are sound, and the way to them is not.
         done.left[pack_key(name)] = "what was damaged can be read now: look after the machine, its memory and its disks"
         return False
     return True
@@ -323,7 +323,7 @@ def _unread(name: str, reason: str) -> str:
 
 
 class _UnsteadyError(Exception):
-    """The second look at a blob has shown something else than the first."""
+    """The second read of a blob differs from the first."""
 
 
 def _has_table(backend: Backend, name: str) -> bool:
@@ -337,7 +337,7 @@ def _has_table(backend: Backend, name: str) -> bool:
 def _is_still_bad(backend: Backend, name: str, piece: Piece) -> bool:
     row = np.zeros(1, np.int64)
     shard = Shard(packs=(name,), pack=row, entries=np.array([piece.entry]), row=row)
-    fault = check(backend, shard, decode=True).faults.get(0)
+    fault = check_chunks(backend, shard, decode=True).faults.get(0)
     if fault is not None and fault.verdict is Verdict.GONE:
         raise BlobNotFoundError(piece.key)
     return fault is not None
@@ -346,7 +346,7 @@ def _is_still_bad(backend: Backend, name: str, piece: Piece) -> bool:
 def _copy(
     store: Store, checked: CheckedPacks, doomed: frozenset[str], needed: Digests, sources: Sources, done: Mended
 ) -> Any:
-    """Copy until every good chunk of the doomed packs lies elsewhere; returns the digests of all that does."""
+    """Copy until every good chunk of the doomed packs lies elsewhere; return the digests of all that do."""
     backend = store.backend
     old: frozenset[str] | None = None
     first: Lists | None = None
@@ -357,7 +357,7 @@ def _copy(
         first, old = first or lists, old if old is not None else frozenset(checked.packs)
         usable = frozenset(checked.packs) - doomed - lists.packs
         if lists.damaged:
-            # Nobody knows what it names. What was written since it was seen cannot be among it.
+            # Nobody knows which packs it names. Packs written since it was seen are not among them.
             usable = usable - old if lists.damaged.keys() == first.damaged.keys() else frozenset()
         safe = checked.good(usable)
         everywhere = checked.table()
@@ -374,7 +374,7 @@ def _copy(
 
 
 def _owed(checked: CheckedPacks, doomed: frozenset[str]) -> Any:
-    """What doomed packs hold or should, and what is a delta against that: each digest as one value."""
+    """Return the chunks that doomed packs hold or should hold, and deltas against them; each digest as one value."""
     parts = [checked.dependents(doomed)]
     for name in doomed & checked.packs.keys():
         pack = checked.packs[name]
@@ -384,7 +384,7 @@ def _owed(checked: CheckedPacks, doomed: frozenset[str]) -> Any:
 
 
 class _Counted:
-    """Payloads that are counted as they are drawn."""
+    """Payloads that are counted as the writer takes them."""
 
     def __init__(self, payloads: Iterator[Payload]) -> None:
         self._payloads = payloads
@@ -407,7 +407,7 @@ def _payloads(backend: Backend, table: Table, wanted: Any) -> Iterator[Payload]:
     rows = rows[unique_rows(np.ascontiguousarray(table.entries["digest"][rows]))[1]]
     end = (-1, -1)
     bases = p.Bases(backend)
-    for look in (look for _, looks in read(backend, shard_of(table, rows)) for look in looks):
+    for look in (look for _, looks in read_chunks(backend, shard_of(table, rows)) for look in looks):
         if look.fault is not None:
             _log.warning("a chunk of %s cannot be copied: %s", table.key_of(look.row), look.fault.reason)
             continue
@@ -423,7 +423,7 @@ def _payloads(backend: Backend, table: Table, wanted: Any) -> Iterator[Payload]:
 
 
 def _fence(backend: Backend, relies_on_it: Callable[[p.Intent], Any]) -> int:
-    """Withdraw the intents of saves that rely on what is lost: they begin again, and write what they hold in memory."""
+    """Withdraw the intents of saves that rely on a lost chunk: they begin again, and write it from memory."""
     n_fenced = 0
     for info in list(list_blobs(backend, "intents")):
         try:
@@ -436,12 +436,12 @@ def _fence(backend: Backend, relies_on_it: Callable[[p.Intent], Any]) -> int:
 
 
 def _needed_by(backend: Backend, intent: p.Intent) -> Digests:
-    """The chunks that a save relies on."""
+    """Return the chunks that a save relies on."""
     return _said_by_manifest(backend, intent.manifest) if intent.digests is None else intent.digests
 
 
 def _said_by_manifest(backend: Backend, name: str) -> Digests:
-    """What a save relies on whose commit has half turned its intent into a ref; nothing if that cannot be read."""
+    """Return the chunks of a half-committed save, by its manifest; nothing if that cannot be read."""
     try:
         return Manifest.from_blob(backend.get(f"manifests/{name}", max_bytes=MAX_BYTES), name).digests
     except (BlobNotFoundError, FormatError):

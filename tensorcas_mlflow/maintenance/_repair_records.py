@@ -1,4 +1,4 @@
-"""Damaged manifests and refs, restored from where others have them."""
+"""Repair of the small blobs of a store: condemned lists, the index, ``format``, manifests and refs."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ from tensorcas_mlflow.store import protocol as p
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lists:
-    """All condemned lists of a store."""
+    """Condemned lists of a store."""
 
     sound: Sequence[p.Condemned]
     damaged: Mapping[str, str]
-    """Keys of those that cannot be read, and why."""
+    """Keys of lists that cannot be read, and why."""
 
     @property
     def packs(self) -> frozenset[str]:
-        """Names of packs on sound lists."""
+        """Packs on sound lists."""
         return frozenset[str]().union(*(each.packs for each in self.sound))
 
 
@@ -81,7 +81,7 @@ def abandon_lists(backend: Backend, keys: Collection[str], quarantine: Quarantin
     """Remove damaged lists whose collectors are dead, and keep their bytes.
 
     Returns:
-        Keys of those that were still there and damaged.
+        Keys of the lists that were still there and damaged.
     """
     gone: list[str] = []
     for key in keys:
@@ -98,11 +98,11 @@ def abandon_lists(backend: Backend, keys: Collection[str], quarantine: Quarantin
 
 
 def finished_lists(backend: Backend, lists: Lists) -> list[str]:
-    """Give the lists of which nothing is left: names are never used again, so they say nothing any more.
+    """Return the lists whose packs and manifests are all gone. Names are never used again, so these lists are void.
 
     Args:
-        backend: Whose.
-        lists: Read before this was called, and so before it is looked what is left.
+        backend: Backend of the store.
+        lists: Lists that were read before this call lists packs.
     """
     if not lists.sound:
         return []
@@ -113,12 +113,12 @@ def finished_lists(backend: Backend, lists: Lists) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexFaults:
-    """What is wrong with an index."""
+    """Faults of an index."""
 
     bad: Mapping[str, str]
-    """Keys of segments that cannot be read or say other than the packs, and why."""
+    """Keys of segments that cannot be read, or that contradict the packs, and why."""
     missing: frozenset[str]
-    """Packs that it does not name and should."""
+    """Packs that it lacks."""
 
 
 def check_index(backend: Backend, packs: CheckedPacks) -> IndexFaults:
@@ -147,12 +147,12 @@ def check_index(backend: Backend, packs: CheckedPacks) -> IndexFaults:
                 of_bad.update(table.packs)
     whole = {name for name, pack in packs.packs.items() if not pack.damage and pack.failure is None}
     if backend.is_remote and not bad:
-        return IndexFaults(bad={}, missing=frozenset())  # packs are listed there, and need no entry of their own
+        return IndexFaults(bad={}, missing=frozenset())  # a remote store lists its packs, and needs no entry for each
     return IndexFaults(bad=bad, missing=frozenset(whole - named))
 
 
 def rebuild_index(backend: Backend, packs: CheckedPacks, faults: IndexFaults) -> None:
-    """Put in what an index lacks, and then take out what is wrong."""
+    """Add the packs that an index lacks, then remove wrong segments."""
     tables = {name: packs.packs[name].entries for name in sorted(faults.missing & packs.packs.keys())}
     if tables:
         backend.put_new(f"index/{uuid.uuid4().hex}.arrow", [segment_bytes(make_table(tables))])
@@ -173,29 +173,29 @@ def _is_true(table: Table, packs: CheckedPacks) -> bool:
 
 def _rows(entries: Entries) -> Any:
     rows = entries.copy()
-    rows["effort"] = 0  # an index does not say it
+    rows["effort"] = 0  # an index lacks this field
     return np.sort(rows.view(f"V{ENTRY.itemsize}").ravel())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatFix:
-    """What the ``format`` blob of a store is to be."""
+    """Correct ``format`` blob of a store."""
 
     blob: bytes
     reason: str
-    """What is wrong with the one that is there."""
+    """What is wrong with the present one."""
 
 
 def open_damaged(root: str | os.PathLike[str], others: Sequence[Store] = ()) -> tuple[Store, FormatFix | None]:
-    """Open the store at a place or the nearest above, also if its ``format`` blob is damaged or gone.
+    """Open the store at a root or the nearest above, also if its ``format`` blob is damaged or gone.
 
     Args:
-        root: The place.
-        others: Other stores; one of the same id says its chunk size too.
+        root: Path or URI.
+        others: Other stores; one of the same id says the chunk size too.
 
     Raises:
         StoreNotFoundError: There is none.
-        CorruptError: There is one without a ``format`` that can be read, and its manifests do not say what it was.
+        CorruptError: Its ``format`` cannot be read, and its manifests do not say what it was.
         NewerFormatError: A later release made it.
     """
     place = Root.parse(root)
@@ -204,7 +204,7 @@ def open_damaged(root: str | os.PathLike[str], others: Sequence[Store] = ()) -> 
             return open_damaged_backend(open_backend(candidate), others)
         except StoreNotFoundError:
             if not candidate.is_local:
-                raise  # above it may be another's
+                raise  # a prefix above may belong to somebody else
     raise StoreNotFoundError(place.uri)
 
 
@@ -229,11 +229,11 @@ def open_damaged_backend(backend: Backend, others: Sequence[Store] = ()) -> tupl
 
 
 def write_format(store: Store, fix: FormatFix, quarantine: Quarantine) -> None:
-    """Put the right ``format`` in the place of the damaged one, in one step.
+    """Replace the damaged ``format`` by the correct one, in one step.
 
     Raises:
-        ConflictError: Somebody has made another store there meanwhile.
-        RefusedError: What stands there is no file.
+        ConflictError: Another store was made there meanwhile.
+        RefusedError: A link or a folder stands there.
     """
     backend = store.backend
     if backend.stat(p.FORMAT) is None:
@@ -241,7 +241,7 @@ def write_format(store: Store, fix: FormatFix, quarantine: Quarantine) -> None:
             backend.put_new(p.FORMAT, [fix.blob])
     elif _id_at(backend) is None:
         keep_blob(quarantine, backend, p.FORMAT, fix.reason)
-        # Replaced and not removed first: where it is not there, a program that makes its store would draw another id.
+        # Replaced, not removed first: while it is missing, a program that makes its store would draw another id.
         source = f"intents/{uuid.uuid4().hex}"
         token = backend.put_new(source, [p.intent_bytes("0" * 64, NO_DIGESTS)])
         backend.promote(source, p.FORMAT, fix.blob, token=token, replace=True)
@@ -252,7 +252,7 @@ def write_format(store: Store, fix: FormatFix, quarantine: Quarantine) -> None:
 
 
 def is_carried(backend: Backend) -> bool:
-    """Tell whether clients of an MLflow server that keeps no store itself write to a store."""
+    """Tell whether clients write to a store through an MLflow server without this package."""
     with suppress(BlobNotFoundError, CorruptError):
         return b'"carried"' in backend.get(p.FORMAT, max_bytes=p.MAX_REF_BYTES)
     return False
@@ -282,7 +282,7 @@ def _said_by_manifests(backend: Backend, others: Sequence[Store], reason: str) -
         raise CorruptError(p.FORMAT, f"{reason}, and there is {what} to tell what it was")
     [store_id] = ids
     said = [other.chunk_bytes for other in others if other.id == store_id]
-    # Manifests that were copied from a store with other chunks have theirs; most are of this one's own.
+    # Manifests that were copied from a store with another chunk size keep that; most are this store's own.
     return store_id, said[0] if said else sizes.most_common(1)[0][0]
 
 
@@ -294,13 +294,13 @@ _NO_BLOB = "a link or a folder stands in its place, which nothing of a store is:
 def restore_manifest(
     store: Store, name: str, manifest: Manifest, refs: Sequence[Ref], quarantine: Quarantine
 ) -> str | None:
-    """Write a manifest again that is damaged or gone, under the name by which refs know it.
+    """Rewrite a manifest that is damaged or gone, under the name that refs know.
 
-    Nobody is about to delete a manifest by which a ref stands (``docs/design/protocol.md``, A repair). The intent and
-    the look at the lists are to make sure that this stays so.
+    No collector is about to delete a manifest that a ref names (``docs/design/protocol.md``, A repair). The intent, and
+    reading the lists, make sure that this stays so.
 
     Returns:
-        None, or why it was left as it is.
+        None, or the reason why it was left alone.
     """
     backend, key = store.backend, f"manifests/{name}"
     intent = p.declare(backend, name, unique_rows(manifest.digests)[0])
@@ -312,7 +312,7 @@ def restore_manifest(
             return "a collector is about to delete it"
         if not any(_names(store, ref, name) for ref in refs):
             return "nothing needs it any more"
-        # Its state first: it is removed only if it is still the one that was read.
+        # Its state first: the repair removes it only if it is still the one that was read.
         info = backend.stat(key)
         if info is not None:
             fault = _fault_of(backend, key, name)
@@ -330,10 +330,10 @@ def restore_manifest(
 
 
 def restore_ref(store: Store, key: str, found: FoundRef, quarantine: Quarantine) -> str | None:
-    """Commit what another store has at the key of a damaged ref.
+    """Replace a damaged ref by the one that another store has at its key.
 
     Returns:
-        None, or why it was left as it is.
+        None, or the reason why it was left alone.
     """
     is_known_by_uri = found.ref.path is None and found.ref.copy_path is None
     ref = found.ref
@@ -346,7 +346,7 @@ def restore_ref(store: Store, key: str, found: FoundRef, quarantine: Quarantine)
             if reader.faults:
                 lacking, reason = next(iter(reader.faults.items()))
                 return f"{found.source.uri} lacks chunk {lacking.hex()}: {reason}"
-            # All is here but the ref, so that between what is removed and what takes its place nothing can be in want.
+            # All but the ref is here, so nothing is missing between the removal and the commit.
             if not _remove(store, key, quarantine):
                 return None
             try:
@@ -355,14 +355,14 @@ def restore_ref(store: Store, key: str, found: FoundRef, quarantine: Quarantine)
             except CheckpointExistsError:
                 if store.backend.stat(key) is None:
                     return _NO_BLOB
-                # Somebody has saved it anew.
+                # Somebody has saved it again.
         store.backend.delete(_note_key(key))
         return None
     return "collectors have given this repair up again and again"
 
 
 def notes(backend: Backend) -> dict[str, str]:
-    """Give the keys of refs that repairs have begun to replace, each with the key of its note."""
+    """Return the keys of refs that repairs have begun to replace, each with the key of its note."""
     found: dict[str, str] = {}
     for info in list(list_blobs(backend, PREFIX)):
         if info.key.startswith(f"{PREFIX}/@"):
@@ -374,7 +374,7 @@ def notes(backend: Backend) -> dict[str, str]:
 
 
 def _remove(store: Store, key: str, quarantine: Quarantine) -> bool:
-    """Remove a damaged ref; returns False if a sound one has taken its place."""
+    """Remove a damaged ref; return False if a sound one has taken its place."""
     backend = store.backend
     info = backend.stat(key)
     if info is None:
@@ -384,7 +384,7 @@ def _remove(store: Store, key: str, quarantine: Quarantine) -> bool:
             return False
     except CorruptError as error:
         keep_blob(quarantine, backend, key, error.reason)
-    # If this ends here, the next repair knows by the note that there was one.
+    # If this process dies here, the note tells the next repair that there was a ref.
     with suppress(BlobExistsError):
         backend.put_new(_note_key(key), [json.dumps({"format": 1, "key": key}).encode()])
     return backend.withdraw(key, info.token) or backend.stat(key) is None

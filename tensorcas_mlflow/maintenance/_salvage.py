@@ -1,4 +1,4 @@
-"""Packs whose table is damaged: what may lie where, from all who might know it. None of it is believed unhashed."""
+"""Guesses of where chunks lie in packs whose table is damaged. A repair hashes each chunk before it believes one."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _BLOCK_ROWS = 4096
 
 
 class Clues:
-    """What index segments and manifests say of where chunks lie."""
+    """Places of chunks, from index segments and from the hints of manifests."""
 
     def __init__(self, backend: Backend, manifests: Iterable[Manifest], *, of: Set[str]) -> None:
-        """Gather what there is.
+        """Read the index and the hints.
 
         Args:
-            backend: Whose index.
-            manifests: Of the store.
-            of: Names of the packs that are asked for.
+            backend: Backend of the store.
+            manifests: Manifests of the store.
+            of: Names of the packs to find.
         """
         self._backend = backend
         self._segments = list(_segments(backend))
@@ -43,7 +43,7 @@ class Clues:
                 self._hints.setdefault(name, []).append(hints.entries[hints.pack == number])
 
     def of(self, name: str, size: int) -> Entries:
-        """Give entries of a pack that may be true: from segments, from hints, from what is left of its own table."""
+        """Return possible entries of a pack: from segments, hints, and the rest of its own table."""
         parts = [NO_ENTRIES]
         for table in self._segments:
             if name in table.packs:
@@ -63,10 +63,10 @@ def _segments(backend: Backend) -> Iterator[Table]:
 
 
 def _rows_of_table(backend: Backend, name: str, size: int) -> Entries:
-    """Read backwards from the end of a pack, as long as there is what looks like rows of a table."""
+    """Read backwards from the end of a pack, as long as the bytes look like rows of a table."""
     stop = min(size, max(size - FOOTER_BYTES, len(MAGIC)))
     block = _read(backend, name, max(len(MAGIC), stop - _BLOCK_ROWS * TABLE_ENTRY.itemsize), size)
-    # Where the end is cut off, or more was put behind it, rows begin elsewhere than the size says.
+    # If the end is cut off, or more bytes follow it, rows begin elsewhere than the size says.
     by_phase = [_possible(_rows(block, phase), size) for phase in range(TABLE_ENTRY.itemsize)]
     phase = max(range(TABLE_ENTRY.itemsize), key=lambda phase: len(by_phase[phase]))
     parts = [by_phase[phase]]
@@ -82,7 +82,7 @@ def _rows_of_table(backend: Backend, name: str, size: int) -> Entries:
 
 
 def _rows(block: bytes, phase: int) -> Entries:
-    """Cut bytes into rows that end so many bytes before the end."""
+    """Cut bytes into rows; ``phase`` bytes follow the last one."""
     n = max(0, len(block) - phase) // TABLE_ENTRY.itemsize
     entries = np.zeros((n, ENTRY.itemsize), np.uint8)
     if n:
@@ -103,7 +103,7 @@ def _read(backend: Backend, name: str, start: int, stop: int) -> bytes:
 
 
 def _possible(entries: Entries, size: int) -> Entries:
-    """Leave out what cannot be true of a pack of some size, and what is said twice."""
+    """Drop entries that are impossible in a pack of some size, and repeated ones."""
     ends = entries["offset"] + entries["stored_bytes"]
     fits = (entries["offset"] >= len(MAGIC)) & (ends <= size) & (ends > entries["offset"]) & (entries["raw_bytes"] > 0)
     known = np.zeros(256, dtype=bool)
@@ -113,11 +113,11 @@ def _possible(entries: Entries, size: int) -> Entries:
             known[number] = True
         except FormatError:
             continue
-    # Nothing tells what a delta is to be added to if its table does not.
+    # Only the table names the base of a delta.
     is_whole = ~is_delta(entries) | entries["base_pack"].any(axis=1)
     entries = entries[fits & known[entries["codec"]] & is_whole]
     bare = entries.copy()
-    bare["stored_digest"] = bare["typesize"] = bare["effort"] = 0  # hints do not say them
+    bare["stored_digest"] = bare["typesize"] = bare["effort"] = 0  # hints lack these fields
     _, first = np.unique(bare.view(f"V{ENTRY.itemsize}"), return_index=True)
     kept: Entries = entries[np.sort(first)]
     return kept

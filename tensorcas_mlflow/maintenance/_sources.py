@@ -1,4 +1,4 @@
-"""Where else what is lost may be found: in other stores, and in what an earlier repair has put aside."""
+"""Sources of lost blobs for a repair: other stores, and the quarantine."""
 
 from __future__ import annotations
 
@@ -23,47 +23,47 @@ from tensorcas_mlflow.store import Ref, Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A manifest that was lost, as somebody else has it."""
+class FoundManifest:
+    """Lost manifest that was found elsewhere."""
 
     manifest: Manifest
     where: str
-    """In words."""
+    """Place where it was found, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundRef:
-    """A ref that was damaged, as another store has it."""
+    """Damaged ref that another store has."""
 
     source: Store
     ref: Ref
     manifest: Manifest
-    """As the store that is repaired is to have it."""
+    """The manifest as the repaired store is to have it."""
 
 
 class Sources:
-    """All that a repair may take from. Nothing is taken that does not hash to what it is to be."""
+    """Places that a repair may take from. It takes nothing that does not hash to its digest."""
 
     def __init__(self, store: Store, others: Sequence[Store], quarantine: Quarantine) -> None:
-        """Say what there is.
+        """Read nothing yet.
 
         Args:
-            store: The one that is repaired: a manifest may lie there under two names.
-            others: In the order in which they are asked. They are only read.
-            quarantine: Of the store.
+            store: Store that is repaired. A manifest may lie there under two names.
+            others: Other stores, in the order in which to ask them. They are only read.
+            quarantine: Quarantine of the store.
         """
         self._store = store
         self._others = others
         self._quarantine = quarantine
         self._manifests: dict[int, dict[str, list[str]]] = {}
-        """Of each store the names of its manifests by their digest."""
+        """For each store the names of its manifests, by their digest."""
 
-    def manifest(self, name: str, refs: Iterable[Ref]) -> Found | None:
+    def manifest(self, name: str, refs: Iterable[Ref]) -> FoundManifest | None:
         """Find a manifest that hashes to its name.
 
         Args:
-            name: Its name in the store.
-            refs: Those that name it: in a store of another id, they lead to one that says the same.
+            name: Name of the manifest in the repaired store.
+            refs: Refs that name it. In a store of another id, refs at their keys lead to an equal manifest.
         """
         for source in (self._store, *self._others):
             for other in self._named(source).get(name[:64], []):
@@ -71,14 +71,16 @@ class Sources:
                     continue
                 try:
                     blob = source.backend.get(f"manifests/{other}", max_bytes=MAX_BYTES)
-                    return Found(manifest=Manifest.from_blob(blob, name), where=f"{source.uri} (manifests/{other})")
+                    return FoundManifest(
+                        manifest=Manifest.from_blob(blob, name), where=f"{source.uri} (manifests/{other})"
+                    )
                 except (NotFoundError, FormatError, BackendError):
                     continue
         for source in self._others:
             for ref in refs:
                 found = self._adapted(source, ref.key)
                 if found is not None and found.manifest.digest == name[:64]:
-                    return Found(manifest=found.manifest, where=f"{source.uri} ({ref.key})")
+                    return FoundManifest(manifest=found.manifest, where=f"{source.uri} ({ref.key})")
         return None
 
     def ref(self, key: str) -> FoundRef | None:
@@ -90,7 +92,7 @@ class Sources:
         return None
 
     def holds(self, digests: Digests) -> Any:
-        """Tell of each chunk whether it seems to be had somewhere, going by indexes."""
+        """Return for each chunk whether a source seems to hold it, going by indexes."""
         kept = [entry["digest"].tobytes() for _, entry, _ in self._quarantine.chunks()] if len(digests) else []
         held = np.isin(as_keys(digests), np.array(kept, dtype="V32"))
         for source in self._others:
@@ -102,7 +104,7 @@ class Sources:
         return held
 
     def payloads(self, digests: Digests) -> Iterator[Payload]:
-        """Yield chunks as they are stored somewhere, each decoded and checked against its digest, none twice."""
+        """Yield chunks as a source stores them, each decoded and checked against its digest, none twice."""
         had: set[bytes] = set()
         wanted = {digest.tobytes() for digest in digests}
         for payload in self._from_quarantine(wanted):
@@ -118,7 +120,7 @@ class Sources:
                     yield payload
 
     def _from_quarantine(self, wanted: set[bytes]) -> Iterator[Payload]:
-        """Look again at what was put aside: it may have been the machine that read it wrongly."""
+        """Check the chunks in quarantine again: the machine may have read them wrongly."""
         given: set[bytes] = set()
         for key, entry, begin in self._quarantine.chunks() if wanted else ():
             name = entry["digest"].tobytes()
@@ -136,7 +138,7 @@ class Sources:
                 yield payload_of(entry, stored, begins_row=True)
 
     def _adapted(self, source: Store, key: str) -> FoundRef | None:
-        """Read the ref at a key of another store, and its manifest as our store is to have it."""
+        """Read the ref at a key of another store, and adapt its manifest to the repaired store."""
         try:
             ref = source.ref(key)
             if ref is None:

@@ -1,4 +1,4 @@
-"""Where the bytes are: what each experiment, run or step needs alone, what it shares, and what it added."""
+"""Figures of a store: chunks and bytes as they were logged, bytes on disk, and their owners."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FOLD_ROWS = 1 << 20
 
 
 class Figures(Mapping[str, Any]):
-    """A record that is also read as a mapping from its fields' names."""
+    """Record that is also a mapping from the names of its fields."""
 
     def _names(self) -> list[str]:
         return [field.name for field in fields(self)]  # type: ignore[arg-type]
@@ -47,7 +47,7 @@ class Figures(Mapping[str, Any]):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DiskUsage(Figures):
-    """Bytes of all blobs of a store, by kind. Temporary files of writers that died are not among them."""
+    """Bytes of all blobs of a store, by kind, without temporary files of writers that died."""
 
     total: int
     packs: int
@@ -63,31 +63,31 @@ class DiskUsage(Figures):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StoreStats(Figures):
-    """What all runs of a store keep. Its fields can also be read as items of a mapping."""
+    """Figures of all runs of a store. Its fields are also items of a mapping."""
 
     runs: int
     checkpoints: int
     """Checkpoints and models."""
     files: int
     total_chunks: int
-    """Chunks of all checkpoints and files, one counted wherever it is needed."""
+    """Chunks of all checkpoints and files; a chunk counts wherever it is needed."""
     unique_chunks: int
-    """Chunks of different bytes."""
+    """Distinct chunks."""
     dedup_ratio: float
-    """Unique by total chunks, to four decimals; 1.0 where there are none."""
+    """Unique divided by total chunks, to four decimals; 1.0 if there are none."""
     total_bytes: int
     """Bytes of all tensors and files as they were logged."""
     disk_bytes: int
     """Bytes of the whole store on disk."""
     disk: DiskUsage
-    """The same by kind."""
+    """Bytes of the whole store on disk, by kind."""
     damaged_refs: tuple[str, ...] = ()
-    """Keys of refs that cannot be read, which nothing here counts."""
+    """Keys of refs that cannot be read. The figures leave them out."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunStats(Figures):
-    """What one run keeps. Its fields can also be read as items of a mapping; see `StoreStats`."""
+    """Figures of one run. Its fields are also items of a mapping; see `StoreStats`."""
 
     run_id: str
     checkpoints: int
@@ -104,7 +104,7 @@ class RunStats(Figures):
 
 
 def run_stats(store: Store, run_id: str) -> RunStats:
-    """Count what a run keeps; a run that keeps nothing has zeros.
+    """Count the chunks and bytes of a run; a run without any has zeros.
 
     Raises:
         CorruptError: A ref or manifest cannot be read.
@@ -115,7 +115,7 @@ def run_stats(store: Store, run_id: str) -> RunStats:
 
 
 def store_stats(store: Store) -> StoreStats:
-    """Count what a store keeps; raises as `run_stats` does."""
+    """Count the chunks and bytes of a store; raises as `run_stats` does."""
     refs, damaged = store.readable_checkpoints()
     runs = {ref.run_id for ref in refs if ref.run_id is not None}
     return StoreStats(runs=len(runs), damaged_refs=tuple(sorted(damaged)), **_figures_of(store, refs))
@@ -163,21 +163,21 @@ By = Literal["experiment", "run", "step"]
 
 
 class Owner(NamedTuple):
-    """Who needs something. What is not known, or not asked for, is None."""
+    """Owner of a ref. A part that is unknown, or not asked for, is None."""
 
     experiment: str | None
-    """The folder above those of runs, models and traces, which MLflow names by the experiment's id."""
+    """Folder above those of runs, models and traces; MLflow names it by the experiment's id."""
     run_id: str | None
     step: int | None
 
 
 def owners_of(refs: Sequence[Ref], by: By, *, store_uri: str) -> list[Owner]:
-    """Tell whose each ref is, as far as refs say it and artifact paths show it.
+    """Find the owner of each ref, as far as refs and artifact paths tell.
 
     Args:
-        refs: All of the store, since one tells of a run what another does not.
-        by: How much of it is to be told apart.
-        store_uri: The store's root, which may be the folder of an experiment.
+        refs: All refs of the store: one may tell of a run what another does not.
+        by: Kind of owner.
+        store_uri: Root of the store, which may be the folder of an experiment.
     """
     placed = [_place(ref, store_uri) for ref in refs]
     runs = [ref.run_id if ref.run_id is not None else run for ref, (_, run) in zip(refs, placed, strict=True)]
@@ -191,7 +191,7 @@ def owners_of(refs: Sequence[Ref], by: By, *, store_uri: str) -> list[Owner]:
 
 
 def _place(ref: Ref, store_uri: str) -> tuple[str | None, str | None]:
-    """Read an artifact path as MLflow lays it: the experiment's folder, and the run's where it is a run's."""
+    """Return the folder of the experiment in an artifact path, and the run if it is a run's."""
     path = ref.path or ref.copy_path or ref.uri or ""
     folders = path.split("/")
     if "artifacts" not in folders[1:]:
@@ -205,12 +205,12 @@ def _place(ref: Ref, store_uri: str) -> tuple[str | None, str | None]:
 
 
 _MAX_PAIRS = 1 << 21
-"""Pairs of a chunk and who needs it that are held at once."""
+"""Pairs of a chunk and an owner that are held at once."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Share(Figures):
-    """What one owner needs of a store, in bytes as they are stored: each chunk and each manifest once."""
+    """Stored bytes that one owner needs: each chunk and each manifest once."""
 
     experiment: str | None
     run_id: str | None
@@ -218,35 +218,35 @@ class Share(Figures):
     refs: int
     """Checkpoints, models and files."""
     exclusive_bytes: int
-    """Of what nobody else needs: what deleting all of it would free, once packs are rewritten."""
+    """Bytes that nobody else needs: dropping this owner's refs frees them, once packs are rewritten."""
     shared_bytes: int
-    """Of what others need too."""
+    """Bytes that others need too."""
     marginal_bytes: int
-    """Of what nobody needed before, in the order in which refs were made that are there now."""
+    """Bytes that nobody needed before, in the order in which the present refs were made."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Shares(Figures):
-    """What all owners need. ``needed_bytes`` is the sum of the next two, and of all marginal bytes."""
+    """Stored bytes that all owners need. ``needed_bytes`` is the sum of the next two, and of all marginal bytes."""
 
     by: By
     needed_bytes: int
-    """Of all that somebody needs."""
+    """Bytes that some owner needs."""
     exclusive_bytes: int
-    """Of what one owner needs, whoever it is."""
+    """Bytes that exactly one owner needs."""
     shared_bytes: int
-    """Of what several need, counted once."""
+    """Bytes that several owners need, counted once."""
     shares: tuple[Share, ...]
     """Most exclusive bytes first."""
 
 
 def find_shares(store: Store, by: By, *, run_id: str | None = None) -> Shares:
-    """Find out whose the bytes are. No tensor is read, and nothing that a census of the store tells.
+    """Find the owners of the bytes of a store. Reads no tensor, and no blob that a census knows.
 
     Args:
-        store: Which.
-        by: What is told apart: experiments, runs, or the steps of each run.
-        run_id: Tell only of what this run owns; what is shared is still counted with all others.
+        store: Store to count.
+        by: Kind of owner: experiments, runs, or the steps of each run.
+        run_id: Return only the shares of this run; shared bytes are still counted with all others.
 
     Raises:
         CorruptError: A ref or manifest cannot be read.
@@ -299,14 +299,14 @@ def find_shares(store: Store, by: By, *, run_id: str | None = None) -> Shares:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ownership:
-    """Which owners have a ref of which manifest; sorted by manifest, then by owner."""
+    """Pairs of a manifest and an owner that has a ref of it; sorted by manifest, then by owner."""
 
     manifest: Any
     owner: Any
     n_manifests: int
 
     def pairs(self, inventory: Inventory) -> Any:
-        """Yield each chunk with each of its owners once, sorted by chunk; a chunk's all together."""
+        """Yield each chunk with each of its owners once, sorted by chunk; all pairs of one chunk together."""
         # Neighbours with the same single owner are one block; any other manifest is a block of its own.
         n_owners = np.bincount(self.manifest, minlength=self.n_manifests)
         begin = np.concatenate([[0], np.cumsum(n_owners)])
@@ -328,20 +328,20 @@ class _Ownership:
             rows, blocks = _counted_up(first[at:to], last[at:to] - first[at:to] + 1)
             again, owners = _counted_up(from_[blocks], of_block[blocks])
             pairs = inventory.span_chunk[at:to][rows[again]].astype(np.int64) << 32 | self.owner[owners]
-            pairs.sort(kind="stable")  # which is fast where most of it is in order
+            pairs.sort(kind="stable")  # fast, as most of it is sorted already
             pairs = pairs[np.append(True, pairs[1:] != pairs[:-1])] if len(pairs) else pairs
             yield pairs >> 32, pairs & 0xFFFFFFFF
             at = to
 
 
 def _counted_up(start: Any, n: Any) -> tuple[Any, Any]:
-    """Write out ranges one after the other: for each number the range it is of, and the number."""
+    """Write out ranges one after the other; return for each number its range, and the number."""
     of = np.repeat(np.arange(len(n)), n)
     return of, np.arange(len(of)) + np.repeat(start - (np.cumsum(n) - n), n)
 
 
 class _Sums:
-    """Adds up bytes by owner."""
+    """Sums of bytes by owner."""
 
     def __init__(self, n_owners: int) -> None:
         self.needed = np.zeros(n_owners, dtype=np.int64)
@@ -349,7 +349,7 @@ class _Sums:
         self.shared_once = 0
 
     def add(self, item: Any, owner: Any, item_bytes: Any) -> None:
-        """Count items of different owners; pairs, none twice, with an item's all together."""
+        """Add pairs of an item and an owner, none twice, all pairs of one item together."""
         if len(item) == 0:
             return
         begins = np.concatenate([[True], item[1:] != item[:-1]])
@@ -365,7 +365,7 @@ def _sums_by(owner: Any, n_bytes: Any, n_owners: int) -> Any:
 
 
 def _earliest(inventory: Inventory, rank: Any) -> tuple[Any, Any]:
-    """For each chunk that a manifest names the least rank of one that does."""
+    """Return the chunks that manifests name, and for each the least rank of a manifest that does."""
     if len(inventory.span_chunk) == 0:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     least = np.full(len(inventory.digests), np.iinfo(np.int64).max)
@@ -377,7 +377,7 @@ def _earliest(inventory: Inventory, rank: Any) -> tuple[Any, Any]:
 
 
 def _stored_bytes(inventory: Inventory) -> Any:
-    """For each chunk the bytes of its smallest copy; 0 where there is none."""
+    """Return for each chunk the bytes of its smallest copy; 0 if there is none."""
     least = np.full(len(inventory.digests), np.iinfo(np.int64).max)
     np.minimum.at(least, inventory.entry_chunk, inventory.entry_bytes.astype(np.int64))
     return np.where(least == np.iinfo(np.int64).max, 0, least)

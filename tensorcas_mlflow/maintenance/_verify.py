@@ -29,7 +29,16 @@ from tensorcas_mlflow.errors import (
 )
 from tensorcas_mlflow.hints import read_hints
 from tensorcas_mlflow.index import MAX_SEGMENT_BYTES, Mask, Table, make_table, pack_key, read_segment, with_bases
-from tensorcas_mlflow.maintenance._chunks import Checked, Fault, Verdict, check, merge, part_of, shard_of, shards
+from tensorcas_mlflow.maintenance._chunks import (
+    Checked,
+    Fault,
+    Verdict,
+    check_chunks,
+    divide,
+    merge_checks,
+    part_of,
+    shard_of,
+)
 from tensorcas_mlflow.maintenance._inventory import PackTables, as_keys, links_of, read_holders, stands
 from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
 from tensorcas_mlflow.pack import MAGIC, Entries
@@ -294,7 +303,7 @@ def _read_chunks(backend: Backend, packs: _Packs, chosen: Mask, *, decode: bool,
         backend: Backend of the store.
         packs: Packs of the store.
         chosen: For each row whether to read it.
-        decode: See `check`.
+        decode: See `check_chunks`.
         watch: Told the bytes that have been read.
     """
     table = packs.table
@@ -307,8 +316,8 @@ def _read_chunks(backend: Backend, packs: _Packs, chosen: Mask, *, decode: bool,
         read_bytes += n_read
         watch(Progress(done_bytes=min(read_bytes, n_bytes), n_bytes=n_bytes))
 
-    parts = (check(backend, each, decode=decode, on_read=on_read) for each in shards(shard))
-    checked = reduce(merge, parts, Checked())
+    parts = (check_chunks(backend, each, decode=decode, on_read=on_read) for each in divide(shard))
+    checked = reduce(merge_checks, parts, Checked())
     said = table.entries[["raw_bytes", "stored_bytes"]]
     impossible = {
         row: Fault(verdict=Verdict.BAD, reason=f"its entry says {said[row][0]} bytes in {said[row][1]}")

@@ -11,7 +11,7 @@ from made import CHUNK_BYTES, base_packs, packs_of, save, weights, write_deltas
 
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.errors import CorruptChunkError
-from tensorcas_mlflow.maintenance import copy_all, place_of, plan_gc, plan_repair, read_source, verify
+from tensorcas_mlflow.maintenance import copy_all, end_of, plan_gc, plan_repair, read_source, verify
 from tensorcas_mlflow.store import Ref, Store
 from tensorcas_mlflow.store.protocol import declare, list_packs
 
@@ -100,7 +100,7 @@ def test_a_copy_of_a_store_depends_on_no_base_of_the_other(store: Store, tmp_pat
     _, second, _, _ = based(store)
     other = Store.init(tmp_path / "other", chunk_bytes=CHUNK_BYTES, store_id=store.id)
     refs, failed = read_source(Store.open_backend(store.backend))
-    copied = copy_all(place_of(store), place_of(other), refs)
+    copied = copy_all(end_of(store), end_of(other), refs)
 
     assert not failed
     assert not copied.refs.failed

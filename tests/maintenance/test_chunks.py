@@ -19,7 +19,7 @@ from tensorcas_mlflow.codecs import DELTA, RAW
 from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import BackendError, StarvedError
 from tensorcas_mlflow.index import Table, pack_key
-from tensorcas_mlflow.maintenance._chunks import Checked, Shard, Verdict, check, merge, shard_of, shards
+from tensorcas_mlflow.maintenance._chunks import Checked, Shard, Verdict, check_chunks, divide, merge_checks, shard_of
 from tensorcas_mlflow.maintenance._inventory import PackTables
 from tensorcas_mlflow.pack import Base, PackWriter, Payload
 from tensorcas_mlflow.store import Store
@@ -115,12 +115,12 @@ def decode(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture(scope="module")
 def whole(store: tuple[BadSectors, Table], decode: bool) -> tuple[list[int], list[object]]:
     backend, table = store
-    return as_value(check(backend, shard_of(table), decode=decode))
+    return as_value(check_chunks(backend, shard_of(table), decode=decode))
 
 
 def test_a_check_gives_each_chunk_its_verdict(store: tuple[BadSectors, Table]) -> None:
     backend, table = store
-    checked = check(backend, shard_of(table), decode=True)
+    checked = check_chunks(backend, shard_of(table), decode=True)
     verdicts = [fault.verdict for fault in checked.faults.values()]
 
     assert checked.row.tolist() == list(range(len(table)))
@@ -143,11 +143,11 @@ def test_any_division_into_shards_merged_in_any_order_gives_the_result_of_one(
     backend, table = store
     one = shard_of(table)
     of = np.array(data.draw(st.lists(st.integers(0, 4), min_size=len(one), max_size=len(one))))
-    parts = [check(backend, one.take(of == number), decode=decode) for number in range(5)]
+    parts = [check_chunks(backend, one.take(of == number), decode=decode) for number in range(5)]
     order = data.draw(st.permutations(parts))
     while len(order) > 1:  # merged as a tree of any form
         at = data.draw(st.integers(0, len(order) - 2))
-        order[at : at + 2] = [merge(order[at], order[at + 1])]
+        order[at : at + 2] = [merge_checks(order[at], order[at + 1])]
 
     assert as_value(order[0]) == whole
 
@@ -156,36 +156,38 @@ def test_shards_of_packs_merge_in_every_order(
     store: tuple[BadSectors, Table], decode: bool, whole: tuple[list[int], list[object]]
 ) -> None:
     backend, table = store
-    parts = [check(backend, shard, decode=decode) for shard in shards(shard_of(table), 1)]
+    parts = [check_chunks(backend, shard, decode=decode) for shard in divide(shard_of(table), 1)]
 
     assert len(parts) == 5
-    assert all(as_value(reduce(merge, order)) == whole for order in permutations(parts))
+    assert all(as_value(reduce(merge_checks, order)) == whole for order in permutations(parts))
 
 
 def test_merge_keeps_the_larger_of_two_faults_of_one_chunk(store: tuple[BadSectors, Table]) -> None:
     backend, table = store
-    before = check(backend, shard_of(table), decode=True)
+    before = check_chunks(backend, shard_of(table), decode=True)
     healed = BadSectors()
     for info in list(backend.list("packs")):
         healed.put_new(info.key, [backend.get(info.key)])
-    after = check(healed, shard_of(table), decode=True)
+    after = check_chunks(healed, shard_of(table), decode=True)
 
     assert len(after.faults) < len(before.faults)
-    assert as_value(merge(before, after)) == as_value(merge(after, before)) == as_value(before)
-    assert as_value(merge(before, Checked())) == as_value(before)
+    assert as_value(merge_checks(before, after)) == as_value(merge_checks(after, before)) == as_value(before)
+    assert as_value(merge_checks(before, Checked())) == as_value(before)
 
 
 def test_shards_and_results_survive_pickling(store: tuple[BadSectors, Table], decode: bool) -> None:
     backend, table = store
     shard = pickle.loads(pickle.dumps(shard_of(table)))
-    checked = check(backend, shard, decode=decode)
+    checked = check_chunks(backend, shard, decode=decode)
 
-    assert as_value(pickle.loads(pickle.dumps(checked))) == as_value(check(backend, shard_of(table), decode=decode))
+    assert as_value(pickle.loads(pickle.dumps(checked))) == as_value(
+        check_chunks(backend, shard_of(table), decode=decode)
+    )
 
 
 def check_in_folder(folder: Path, shard: Shard) -> Checked:
     """Check a shard in a process of its own."""
-    return check(LocalBackend(folder), shard, decode=True)
+    return check_chunks(LocalBackend(folder), shard, decode=True)
 
 
 def test_processes_that_each_check_a_shard_find_what_one_finds(store: tuple[BadSectors, Table], tmp_path: Path) -> None:
@@ -193,11 +195,11 @@ def test_processes_that_each_check_a_shard_find_what_one_finds(store: tuple[BadS
     backend = LocalBackend(tmp_path)
     for info in list(memory.list("packs")):
         backend.put_new(info.key, [memory.get(info.key)])
-    parts = list(shards(shard_of(table), 1))
+    parts = list(divide(shard_of(table), 1))
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
-        checked = reduce(merge, pool.map(check_in_folder, [tmp_path] * len(parts), parts))
+        checked = reduce(merge_checks, pool.map(check_in_folder, [tmp_path] * len(parts), parts))
 
-    assert as_value(checked) == as_value(check(backend, shard_of(table), decode=True))
+    assert as_value(checked) == as_value(check_chunks(backend, shard_of(table), decode=True))
     assert len(checked.faults) > 4
 
 
@@ -209,4 +211,4 @@ def test_a_process_without_memory_says_nothing_of_any_chunk(store: tuple[BadSect
     _, table = store
 
     with pytest.raises(StarvedError):
-        check(Starved(), shard_of(table), decode=True)
+        check_chunks(Starved(), shard_of(table), decode=True)

@@ -19,7 +19,7 @@ from tensorcas_mlflow import __version__
 from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import CorruptError, NewerFormatError
 from tensorcas_mlflow.hints import hint_bytes
-from tensorcas_mlflow.maintenance import copy_all, open_destination, place_of, plan_gc, read_source, verify
+from tensorcas_mlflow.maintenance import copy_all, end_of, open_destination, plan_gc, read_source, verify
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.pack import ENTRY, FOOTER_BYTES
 from tensorcas_mlflow.runs import TensorCasStore
@@ -183,7 +183,7 @@ def copy(source: Store, destination: Path) -> None:
     refs, failed = read_source(source)
     for each in failed:
         raise NewerFormatError(each.what, 9, 1) if "format version 9" in each.reason else AssertionError(each)
-    copied = copy_all(place_of(source), open_destination(destination, source), refs)
+    copied = copy_all(end_of(source), open_destination(destination, source), refs)
     for each in copied.refs.failed:
         assert "format version 9" in each.reason
         if "the manifest" in each.reason:

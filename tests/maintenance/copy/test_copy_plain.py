@@ -17,8 +17,8 @@ from tensorcas_mlflow.maintenance import (
     PlainReport,
     copy_all,
     copy_plain,
+    end_of,
     open_destination,
-    place_of,
     read_source,
 )
 from tensorcas_mlflow.manifest import Manifest
@@ -241,7 +241,7 @@ def stored(source: Path) -> tuple[Store, Ref]:
 def copy_both(source: Path, destination: Path, **options: bool) -> Copied:
     store = Store.open(source)
     there = open_destination(destination, store, new_id=options.pop("new_id", False))
-    return copy_all(place_of(store), there, read_source(store)[0], **options)  # type: ignore[arg-type]
+    return copy_all(end_of(store), there, read_source(store)[0], **options)  # type: ignore[arg-type]
 
 
 def test_a_copy_of_the_same_id_has_the_same_plain_files(source: Path, destination: Path) -> None:
@@ -309,7 +309,7 @@ def test_no_store_is_made_within_or_around_the_source(source: Path, tmp_path: Pa
 
 def test_a_store_in_memory_shows_no_plain_files(source: Path) -> None:
     store, _ = stored(source)
-    there = place_of(new_store(like=store))
+    there = end_of(new_store(like=store))
 
-    assert copy_all(place_of(store), there, read_source(store)[0]).plain is None
+    assert copy_all(end_of(store), there, read_source(store)[0]).plain is None
     assert there.plain is None
