@@ -71,7 +71,7 @@ def test_a_run_needs_alone_what_no_other_does(store: Store) -> None:
     assert found["one"].shared_bytes == found["two"].shared_bytes == KB
 
 
-def test_what_was_there_before_adds_nothing(store: Store) -> None:
+def test_chunks_that_were_there_before_add_no_marginal_bytes(store: Store) -> None:
     one, two = save(store, "abc", "one", 0), save(store, "cd", "two", 0)
     found = {share.run_id: share.marginal_bytes for share in find_shares(store, "run").shares}
 

@@ -39,7 +39,7 @@ def store(tmp_path: Path) -> Store:
     return store
 
 
-def test_the_figures_of_a_run(store: Store) -> None:
+def test_run_stats_count_the_steps_chunks_and_bytes_of_a_run(store: Store) -> None:
     found = run_stats(store, "one")
 
     assert (found.run_id, found.checkpoints, found.files, found.steps) == ("one", 3, 0, (0, 10, 20))
@@ -47,7 +47,7 @@ def test_the_figures_of_a_run(store: Store) -> None:
     assert found.total_bytes == 3 * (1024 + 512) * 8
 
 
-def test_the_figures_of_a_store(store: Store) -> None:
+def test_store_stats_count_the_runs_chunks_and_bytes_of_a_store(store: Store) -> None:
     found = store_stats(store)
 
     assert (found.runs, found.checkpoints, found.files) == (2, 4, 0)
@@ -101,7 +101,7 @@ def test_figures_are_read_as_attributes_or_as_items_and_become_json(store: Store
         found["get"]
 
 
-def test_the_store_of_a_run_gives_both(tmp_path: Path) -> None:
+def test_a_tensor_store_gives_the_figures_of_its_run_and_of_the_store(tmp_path: Path) -> None:
     class Arrays:
         def extract(self, model: dict[str, Any]) -> dict[str, Any]:
             return model

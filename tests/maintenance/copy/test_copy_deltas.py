@@ -110,7 +110,7 @@ def test_a_copy_of_an_optimized_store_takes_the_room_of_its_source(destination_b
     assert_is_optimized(destination)
 
 
-def test_so_does_a_copy_of_a_store_as_it_was_saved(destination_backend: Backend) -> None:
+def test_a_copy_of_a_store_that_was_not_optimized_takes_the_room_of_its_source(destination_backend: Backend) -> None:
     source = train(new_store(), range(8))
     destination = new_store(destination_backend)
     copy(source, destination)
@@ -123,7 +123,7 @@ def test_so_does_a_copy_of_a_store_as_it_was_saved(destination_backend: Backend)
     assert_is_optimized(destination)
 
 
-def test_so_does_a_second_copy_of_later_steps(destination_backend: Backend) -> None:
+def test_a_second_copy_of_later_steps_takes_the_room_of_its_source(destination_backend: Backend) -> None:
     source = train(new_store(), range(4))
     optimize(source)
     destination = new_store(destination_backend, like=source)
@@ -140,7 +140,7 @@ def test_so_does_a_second_copy_of_later_steps(destination_backend: Backend) -> N
     assert_is_optimized(destination)
 
 
-def test_so_does_one_in_small_batches_of_many_packs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_in_small_batches_of_many_packs_takes_the_room_of_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_copy_refs, "MAX_BATCH_BYTES", 60_000)
     for module in (_claim, _batch):
         monkeypatch.setattr(module, "TARGET_BYTES", 30_000)
@@ -181,7 +181,7 @@ def test_a_single_step_is_whole_without_what_it_was_stored_against(step: int) ->
     assert n_bytes(destination) <= 1.05 * n_bytes(alone)
 
 
-def test_what_the_destination_has_from_elsewhere_is_a_base_too() -> None:
+def test_a_chunk_that_the_destination_has_from_elsewhere_is_a_base() -> None:
     source = train(new_store(), range(4))
     destination = train(new_store(), range(1))
     before = n_bytes(destination)

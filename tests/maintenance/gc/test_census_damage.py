@@ -107,7 +107,7 @@ def test_no_census_however_made_ends_in_anything_but_our_errors(store: Store) ->
         b'{"format": 1, "manifests": 7}',
     ],
 )
-def test_a_head_that_is_none_is_refused(head: bytes) -> None:
+def test_a_census_with_an_impossible_head_is_refused(head: bytes) -> None:
     blob = b"\x89TCCN\r\n\x01" + len(head).to_bytes(8, "little") + bytes(16)
 
     with pytest.raises(CorruptError):
@@ -139,7 +139,7 @@ def test_a_needed_manifest_that_is_gone_stops_a_collection_that_knows_what_it_sa
         plan_now(store)
 
 
-def test_a_needed_manifest_that_was_cut_short_does_too(store: Store) -> None:
+def test_a_needed_manifest_that_was_cut_short_stops_a_collection(store: Store) -> None:
     ref = save(store, "ab", 0)
     plan_now(store).execute()
     key = f"manifests/{ref.manifest}"

@@ -93,7 +93,7 @@ def test_a_damaged_manifest_beside_a_damaged_ref_stops_a_collection(store: Store
         plan_now(store)
 
 
-def test_given_up_it_goes_with_what_it_kept(store: Store) -> None:
+def test_an_abandoned_damaged_ref_is_deleted_with_what_it_kept(store: Store) -> None:
     bad = save(store, "ab", 0)
     save(store, "cd", 1)
     overwrite(store.backend, bad.key, b"")

@@ -61,7 +61,7 @@ def test_a_pack_that_cannot_be_read_goes_when_all_that_is_needed_is_elsewhere(st
     assert loads(store, "ab", 0)
 
 
-def test_one_that_cannot_be_read_stays_while_a_save_that_is_under_way_may_have_written_it(store: Store) -> None:
+def test_an_unreadable_pack_stays_while_a_save_under_way_may_have_written_it(store: Store) -> None:
     save(store, "ab", 0)
     before = keys(store, "packs")
     with store.write_checkpoint(tensors("cd")) as pending:
@@ -219,7 +219,7 @@ def test_an_intent_torn_while_a_plan_waits_does_not_stop_its_execution(store: St
     assert loads(store, "cd", 1)
 
 
-def test_beside_a_torn_intent_all_is_listed_loaded_and_saved(store: Store) -> None:
+def test_a_torn_intent_keeps_nobody_from_listing_loading_and_saving(store: Store) -> None:
     save(store, "ab", 0)
     torn(store.backend)
     save(store, "cd", 1)

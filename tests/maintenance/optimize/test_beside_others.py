@@ -104,7 +104,7 @@ ACTS = [save_one, drop_one, collect_all, drop_and_collect, optimize_too]
 
 
 @pytest.mark.parametrize("act", ACTS)
-def test_whatever_others_do_meanwhile_nothing_is_lost(act: Callable[[Store], None]) -> None:
+def test_an_optimization_loses_nothing_whatever_others_do_meanwhile(act: Callable[[Store], None]) -> None:
     made = half_done()
     n = n_calls(made)
     assert n > 60
@@ -115,7 +115,9 @@ def test_whatever_others_do_meanwhile_nothing_is_lost(act: Callable[[Store], Non
 @pytest.mark.long
 @pytest.mark.parametrize("is_remote", [False, True])
 @pytest.mark.parametrize("act", ACTS)
-def test_so_it_is_between_any_two_calls(act: Callable[[Store], None], is_remote: bool) -> None:
+def test_work_of_others_between_any_two_calls_of_an_optimization_loses_nothing(
+    act: Callable[[Store], None], is_remote: bool
+) -> None:
     made = half_done(is_remote=is_remote)
     for nth in range(n_calls(made)):
         act_between(made, nth, act)
@@ -144,7 +146,7 @@ def n_changes(made: Store) -> int:
     return sum(call in CHANGES for call in counting.calls)
 
 
-def test_wherever_it_dies_the_next_run_ends_where_it_would_have() -> None:
+def test_the_run_after_one_that_died_ends_where_that_would_have() -> None:
     made = half_done()
     n = n_changes(made)
     assert n >= 8
@@ -156,14 +158,14 @@ def test_wherever_it_dies_the_next_run_ends_where_it_would_have() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("is_remote", [False, True])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_so_it_is_before_and_after_every_change(when: When, is_remote: bool) -> None:
+def test_the_run_after_a_death_at_any_change_ends_where_that_would_have(when: When, is_remote: bool) -> None:
     made = half_done(is_remote=is_remote)
     for nth in range(n_changes(made)):
         die_and_go_on(made, nth, when)
 
 
 @pytest.mark.long
-def test_a_storage_that_fails_at_any_call_ends_it_and_the_next_run_goes_on() -> None:
+def test_an_optimization_whose_storage_fails_at_any_call_ends_and_the_next_run_goes_on() -> None:
     made = half_done()
     for nth in range(n_calls(made)):
         store = copy_of(made)

@@ -47,9 +47,7 @@ def needed_by(store: Store) -> set[bytes]:
 
 
 @pytest.mark.parametrize("spent", list(Spent))
-def test_a_pack_with_chunks_that_are_optimized_and_others_that_are_not(
-    spent: Spent, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pack_that_is_optimized_in_part_is_optimized_to_an_end(spent: Spent, monkeypatch: pytest.MonkeyPatch) -> None:
     source = train(new_store(), range(8))
     optimize(source, spent)
     store = in_full(source, monkeypatch)
@@ -99,7 +97,7 @@ def test_what_takes_more_room_optimized_is_not_offered_again() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_is_saved_dropped_collected_and_copied_in_between(seed: int) -> None:
+def test_optimizations_end_whatever_is_saved_dropped_collected_and_copied_in_between(seed: int) -> None:
     draw = np.random.default_rng(seed)
     store = new_store()
     kept: set[int] = set()

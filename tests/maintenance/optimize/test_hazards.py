@@ -65,7 +65,7 @@ def test_a_step_that_is_replaced_and_collected_meanwhile_is_no_damage() -> None:
         assert loads(store, 2, seed=9)
 
 
-def test_where_a_base_is_damaged_what_hangs_on_it_stays_and_the_rest_is_optimized(store: Store) -> None:
+def test_deltas_against_a_damaged_base_stay_and_the_rest_is_optimized(store: Store) -> None:
     weights = {step: np.asarray(state(step, n=40_000)["layers.0.weight"]) for step in range(3)}
     for step, array in weights.items():
         with store.write_checkpoint({"w": array, "step": np.full(3_000, step)}) as pending:
@@ -84,7 +84,7 @@ def test_where_a_base_is_damaged_what_hangs_on_it_stays_and_the_rest_is_optimize
     assert plan_optimize(fresh).n_chunks == len(damaged)
 
 
-def test_where_the_disk_is_full_the_store_is_what_it_was() -> None:
+def test_an_optimization_on_a_full_disk_leaves_the_store_as_it_was() -> None:
     made = train(new_store(), range(3))
     for nth in range(2):  # the intent, and a pack
         faulty = FaultyBackend(made.backend)
@@ -125,7 +125,7 @@ def test_a_copy_that_has_rotted_is_no_base_though_another_is_sound(store: Store)
     assert not bases & set(hurt)
 
 
-def test_what_is_told_of_progress_is_what_has_been_encoded(store: Store) -> None:
+def test_progress_counts_the_bytes_that_have_been_encoded(store: Store) -> None:
     optimize(train(store, range(3)))
     train(store, range(3, 5))
     plan = plan_optimize(Store.open_backend(store.backend))

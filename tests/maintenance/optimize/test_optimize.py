@@ -125,7 +125,7 @@ def test_no_chunk_takes_more_than_three_others_to_be_read(store: Store) -> None:
     assert 1 <= depths.max() <= 3
 
 
-def test_what_is_saved_later_is_stored_against_what_is_done_which_stays(store: Store) -> None:
+def test_a_later_step_is_stored_against_optimized_chunks_that_stay(store: Store) -> None:
     optimize(train(store, range(3)))
     before = set(tables(store.backend))
     train(store, range(3, 5))
@@ -151,7 +151,7 @@ def test_a_run_is_stored_against_another_that_began_before(store: Store) -> None
     assert is_delta(rows).sum() >= 2 * 2 * 4  # of two tensors and two of the three versions, nearly all chunks
 
 
-def test_what_runs_began_first_comes_first(store: Store) -> None:
+def test_refs_are_ordered_by_the_beginning_of_their_runs(store: Store) -> None:
     for run_id, step in (("b", 0), ("a", 0), ("b", 1), ("a", 1)):
         save(store, step, run_id=run_id)
 
@@ -308,7 +308,7 @@ def test_progress_ends_where_all_is_done(store: Store) -> None:
     assert seen[-1].done_bytes == seen[-1].n_bytes > 0
 
 
-def test_through_a_server_it_is_refused() -> None:
+def test_an_optimization_through_a_server_is_refused() -> None:
     class Carrier(MemoryBackend):
         is_carrier = True
 

@@ -91,7 +91,7 @@ def deaths(*, is_remote: bool = False) -> Iterator[tuple[int, When]]:
     yield n_changes - 1, "after"
 
 
-def test_wherever_a_repair_dies_the_next_one_ends_where_it_would_have() -> None:
+def test_the_repair_after_one_that_died_ends_where_that_would_have() -> None:
     wreck, backup = wrecked(), healthy()
     for nth, when in list(deaths())[::2]:
         die_and_repair(wreck, backup, nth, when)
@@ -99,7 +99,7 @@ def test_wherever_a_repair_dies_the_next_one_ends_where_it_would_have() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("is_remote", [False, True])
-def test_so_it_is_before_and_after_every_change(is_remote: bool) -> None:
+def test_the_next_repair_ends_the_same_after_a_death_before_or_after_every_change(is_remote: bool) -> None:
     wreck, backup = wrecked(is_remote=is_remote), healthy()
     for nth, when in deaths(is_remote=is_remote):
         die_and_repair(wreck, backup, nth, when)
@@ -129,7 +129,7 @@ def test_what_was_good_loads_after_every_death_before_anything_else_is_done() ->
         assert set(left.read_tensors(left.manifest(ref), ["a"])) == {"a"}
 
 
-def test_one_that_dies_between_a_damaged_ref_and_its_replacement_is_finished() -> None:
+def test_a_repair_that_dies_between_a_damaged_ref_and_its_replacement_is_finished() -> None:
     store, backup = healthy(), healthy()
     overwrite(store.backend, target(2).key, b"{")
     faulty = FaultyBackend(store.backend)
@@ -143,7 +143,7 @@ def test_one_that_dies_between_a_damaged_ref_and_its_replacement_is_finished() -
 
 @pytest.mark.long
 @pytest.mark.parametrize("is_remote", [False, True])
-def test_so_it_is_at_every_call_that_reads_or_fails(is_remote: bool) -> None:
+def test_the_next_repair_ends_the_same_after_a_death_or_failure_at_every_call(is_remote: bool) -> None:
     wreck, backup = wrecked(is_remote=is_remote), healthy()
     counting = FaultyBackend(copy_of(wreck).backend)
     attempt(backup, counting)

@@ -33,7 +33,7 @@ from tests.maintenance.repair.damaging import (
 )
 
 
-def test_of_a_sound_store_nothing_is_changed(store: Store) -> None:
+def test_a_repair_changes_nothing_in_a_sound_store(store: Store) -> None:
     before = {
         key: store.backend.get(key) for prefix in ("packs", "index", "refs") for key in keys(store.backend, prefix)
     }
@@ -215,7 +215,7 @@ def test_damage_that_a_second_look_does_not_see_is_left_alone(store: Store) -> N
     assert keys(store.backend, "quarantine") == []
 
 
-def test_what_was_put_aside_by_mistake_comes_back(store: Store) -> None:
+def test_a_good_chunk_in_quarantine_is_restored(store: Store) -> None:
     report = plan_repair(Store.open_backend(Unsteady(store, n_wrong=2))).execute()
 
     assert (report.n_quarantined, report.n_healed) == (1, 1)
@@ -237,7 +237,7 @@ def test_a_save_under_way_that_relies_on_a_damaged_chunk_begins_again_and_writes
     assert loads(store, "ab", 0)
 
 
-def test_one_that_cannot_write_it_any_more_fails_and_commits_nothing(store: Store) -> None:
+def test_a_save_under_way_that_cannot_write_a_damaged_chunk_again_fails_and_commits_nothing(store: Store) -> None:
     flip_chunk(store.backend, "b")
     with afresh(store).begin_checkpoint(tensors("be")) as pending:
         pending.detach()
@@ -248,7 +248,7 @@ def test_one_that_cannot_write_it_any_more_fails_and_commits_nothing(store: Stor
     assert store.ref(target(3).key) is None
 
 
-def test_one_that_relies_on_a_good_chunk_of_the_same_pack_goes_on(store: Store) -> None:
+def test_a_save_under_way_that_relies_on_a_good_chunk_of_a_damaged_pack_goes_on(store: Store) -> None:
     flip_chunk(store.backend, "b")
     with afresh(store).write_checkpoint(tensors("ae")) as pending:
         assert repair(store).n_fenced == 0

@@ -124,7 +124,7 @@ def test_a_damaged_ref_is_taken_from_another_store_and_the_plan_says_which(store
     assert [store.backend.get(kept).partition(b"\n")[2] for kept in keys(store.backend, "quarantine")] == [b"{"]
 
 
-def test_one_that_only_this_store_had_stays_and_is_told(store: Store, backup: Store) -> None:
+def test_a_damaged_ref_that_no_other_store_has_stays_and_is_reported(store: Store, backup: Store) -> None:
     save(store, "e", 9)
     key = target(9).key
     overwrite(store.backend, key, b"{")

@@ -62,7 +62,7 @@ def test_a_package_that_cannot_be_imported_is_no_damage(
         LOOKS[look](Store.open(root))
 
 
-def test_the_program_says_so_in_a_line(
+def test_the_command_reports_a_missing_package_in_one_line(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def importing(*arguments: Any) -> Any:

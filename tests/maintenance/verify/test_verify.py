@@ -100,7 +100,7 @@ def test_a_report_says_in_words_what_was_looked_at(store: Store) -> None:
     assert str(verify(store)) == "2 checkpoints and files, 2 packs, 5 chunks, none of them read: no problem found"
 
 
-def test_looking_changes_nothing(store: Store) -> None:
+def test_verification_changes_nothing(store: Store) -> None:
     backend = FaultyBackend(store.backend)
     verify(Store.open_backend(backend), full=True)
 

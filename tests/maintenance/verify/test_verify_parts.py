@@ -60,7 +60,7 @@ def test_a_sample_is_drawn_again_by_its_seed(backend: MemoryBackend) -> None:
     assert len(set(others)) > 1
 
 
-def test_nothing_and_all_are_samples_too(backend: MemoryBackend) -> None:
+def test_a_sample_may_be_nothing_or_everything(backend: MemoryBackend) -> None:
     store = Store.open_backend(backend)
 
     assert verify(store, sample=0).n_read == 0
@@ -84,7 +84,7 @@ def test_progress_is_told_up_to_the_last_byte(backend: MemoryBackend) -> None:
     assert seen[-1] == Progress(done_bytes=40 * CHUNK_BYTES, n_bytes=40 * CHUNK_BYTES)
 
 
-def test_what_was_read_is_said_in_words(backend: MemoryBackend) -> None:
+def test_a_report_says_how_many_chunks_were_read(backend: MemoryBackend) -> None:
     store = Store.open_backend(backend)
 
     assert "40 chunks, every one read as it is stored" in str(verify(store, sample=1))
