@@ -8,7 +8,7 @@ import posixpath
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tensorcas_mlflow._progress import Watcher
+from tensorcas_mlflow._progress import Watcher, ignore
 from tensorcas_mlflow.backends import STORE_FOLDER, LocalBackend, MemoryBackend, ObjectBackend, Root, open_bucket
 from tensorcas_mlflow.errors import ConflictError, StoreNotFoundError
 from tensorcas_mlflow.maintenance._copy_refs import CopyPlan, CopyReport, copy_refs, plan_copy
@@ -109,7 +109,7 @@ def copy_all(
     wanted_plain: Callable[[str], bool] = lambda path: True,
     replace: bool = False,
     dry_run: bool = False,
-    watch: Watcher | None = None,
+    watch: Watcher = ignore,
 ) -> Copied:
     """Copy refs with all they need, and the plain files beside them.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -60,6 +60,12 @@ class Failure:
 class CopyPlan:
     """Plan of a copy, as things stand. Printing it says so in words."""
 
+    source: Store = field(repr=False, compare=False)
+    destination: Store = field(repr=False, compare=False)
+    refs: Sequence[Ref] = field(repr=False, compare=False)
+    """Refs of the source to copy."""
+    replace: bool
+    """Whether refs take the place of other ones at the destination."""
     n_new: int
     """Checkpoints and files that the destination lacks, or that replace others there."""
     n_there: int
@@ -77,6 +83,10 @@ class CopyPlan:
             f"{self.n_new} checkpoints and files to copy, {self.n_there} are there already; "
             f"{self.n_chunks} chunks to move ({size_text(self.chunk_bytes)})"
         )
+
+    def execute(self, *, watch: Watcher = ignore) -> CopyReport:
+        """Execute the plan; see `copy_refs`. Refs that changed since are compared anew."""
+        return copy_refs(self.source, self.destination, self.refs, replace=self.replace, watch=watch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,6 +252,10 @@ def plan_copy(source: Store, destination: Store, refs: Sequence[Ref], *, replace
         else:
             n_there += found == "there"
     return CopyPlan(
+        source=source,
+        destination=destination,
+        refs=refs,
+        replace=replace,
         n_new=n_new,
         n_there=n_there,
         kept=tuple(kept),
@@ -252,7 +266,7 @@ def plan_copy(source: Store, destination: Store, refs: Sequence[Ref], *, replace
 
 
 def copy_refs(
-    source: Store, destination: Store, refs: Sequence[Ref], *, replace: bool = False, watch: Watcher | None = None
+    source: Store, destination: Store, refs: Sequence[Ref], *, replace: bool = False, watch: Watcher = ignore
 ) -> CopyReport:
     """Copy checkpoints and files, moving only chunks that the destination lacks.
 
@@ -309,13 +323,13 @@ class _Moving:
 class _Copier:
     """One copy under way."""
 
-    def __init__(self, source: Store, destination: Store, refs: Sequence[Ref], *, watch: Watcher | None) -> None:
+    def __init__(self, source: Store, destination: Store, refs: Sequence[Ref], *, watch: Watcher) -> None:
         self._source = source
         self._destination = destination
         self._n = len(refs)
         self._refs = refs
         self._all_needed: Digests | None = None
-        self._watch = watch or ignore
+        self._watch = watch
         self._reader = ChunkReader(source, on_read=self._note_read)
         self._n_done = self._n_copied = self._n_there = 0
         self._read_bytes = self._written_bytes = 0

@@ -183,7 +183,7 @@ class FormatFix:
 
     blob: bytes
     reason: str
-    """What is wrong with the present one."""
+    """Fault of the present blob."""
 
 
 def open_damaged(root: str | os.PathLike[str], others: Sequence[Store] = ()) -> tuple[Store, FormatFix | None]:

@@ -1,4 +1,4 @@
-"""Whose the bytes of a store are."""
+"""Shares of the bytes of a store, by owner."""
 
 from __future__ import annotations
 

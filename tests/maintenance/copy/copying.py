@@ -1,4 +1,4 @@
-"""What the tests of copying share."""
+"""Stores for the tests of copying, and comparisons of them."""
 
 from __future__ import annotations
 

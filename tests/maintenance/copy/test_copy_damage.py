@@ -1,4 +1,4 @@
-"""What is damaged in the source is told and left out, and the rest is copied."""
+"""Copies of a damaged source: damage is reported and left out, and the rest is copied."""
 
 from __future__ import annotations
 

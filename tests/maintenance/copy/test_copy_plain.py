@@ -1,4 +1,4 @@
-"""The plain files beside a store: which are copied, whole or not at all, and never out of the roots."""
+"""Copies of the plain files beside a store: whole or not at all, and never out of the roots."""
 
 from __future__ import annotations
 

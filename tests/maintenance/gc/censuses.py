@@ -1,4 +1,4 @@
-"""What the tests of censuses share."""
+"""Helpers of the tests of censuses."""
 
 from __future__ import annotations
 

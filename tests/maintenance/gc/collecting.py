@@ -1,4 +1,4 @@
-"""What the tests of collection share."""
+"""A store for the tests of collection, and checks of what is left."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class CountingBackend(MemoryBackend):
 
 
 def seen_by(state: Survey) -> dict[str, Any]:
-    """What a survey says, whatever its chunks are numbered."""
+    """Return the content of a survey, whatever the numbers of its chunks."""
     digests = state.inventory.digests
     live = {digests[chunk].tobytes() for chunk in np.flatnonzero(state.live)}
     rows = zip(state.rows.pack.tolist(), state.rows.chunk.tolist(), state.rows.stored_bytes.tolist(), strict=True)

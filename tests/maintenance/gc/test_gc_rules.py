@@ -1,4 +1,4 @@
-"""What a collection refuses, whom it waits for, why it says something goes, and what is left when it dies."""
+"""Rules of a collection: refusals, waiting for saves, reasons, and deaths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lets the tests of `optimize` import what they share."""
+"""A store for the tests of optimization."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an `optimize` meets that it can do nothing about: the rest is done, and nothing is lost that was not."""
+"""Hazards of an optimization: it does the rest, and loses nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a store is after it was optimized: smaller, and bit for bit what it was."""
+"""Optimized stores: smaller, and bit for bit what they were."""
 
 from __future__ import annotations
 

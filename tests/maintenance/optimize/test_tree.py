@@ -1,4 +1,4 @@
-"""Which versions are stored in full and which against which: bounds that hold whatever the sizes are."""
+"""Choice of bases: bounds that hold whatever the sizes are."""
 
 from __future__ import annotations
 

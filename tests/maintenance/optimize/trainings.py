@@ -23,7 +23,7 @@ def new_store(backend: Backend | None = None) -> Store:
 
 
 def state(step: int, *, seed: int = 0, n: int = 5_000) -> dict[str, Any]:
-    """What a training has at a step: weights that wander, noise that is another each time, and what stays."""
+    """Return the tensors of a training at a step: wandering weights, noise, and constants."""
     rng = np.random.default_rng(seed)
     weights = rng.normal(0, 0.02, n)
     for _ in range(step):
@@ -50,7 +50,7 @@ def train(store: Store, steps: Iterable[int], *, run_id: str = "run", seed: int 
 
 
 def loads(store: Store, step: int, *, run_id: str = "run", seed: int = 0) -> bool:
-    """Whether a step is there, bit for bit, to somebody who opens the store now."""
+    """Tell whether a step loads bit for bit for somebody who opens the store now."""
     fresh = Store.open_backend(store.backend)
     ref = fresh.ref(RefTarget(run_id=run_id, step=step).key)
     assert ref is not None
@@ -93,7 +93,7 @@ def base_packs(backend: Backend) -> dict[str, set[str]]:
 
 
 def is_done(backend: Backend) -> bool:
-    """Whether every copy of every chunk is an optimized one, and the store is sound."""
+    """Tell whether every copy of every chunk is optimized, and the store sound."""
     rows = tables(backend).values()
     found = verify(Store.open_backend(backend), full=True).problems
     return found == () and all((entries["effort"] > 0).all() for entries in rows)

@@ -1,4 +1,4 @@
-"""What the tests of repair share: a store, ways to damage it, and a look at what is left."""
+"""A store for the tests of repair, ways to damage it, and checks of what is left."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def save(store: Store, letters: str, step: int) -> Ref:
 
 
 def afresh(store: Store) -> Store:
-    """The same store, as another process opens it."""
+    """Open the same store as another process does."""
     return Store.open_backend(store.backend)
 
 
 def loads(store: Store, letters: str, step: int, names: str | None = None) -> bool:
-    """Whether a step loads, or some of its tensors, and is what was saved."""
+    """Tell whether a step, or some of its tensors, loads as it was saved."""
     fresh = afresh(store)
     ref = fresh.ref(target(step).key)
     assert ref is not None
@@ -68,7 +68,7 @@ def flip(backend: Backend, key: str, at: int) -> None:
 
 
 def pack_of(backend: Backend, letter: str) -> str:
-    """The name of the pack that holds a chunk."""
+    """Return the pack that holds a chunk."""
     [name] = packs_of(backend, letter)
     return name
 

@@ -1,4 +1,4 @@
-"""What fails on this machine says nothing of a store: it is raised as it is, and nothing is called damaged."""
+"""Failures of this machine: they are raised as they are, and no command calls a store damaged for them."""
 
 from __future__ import annotations
 
