@@ -243,10 +243,10 @@ class Census:
             except BlobNotFoundError:
                 continue
             except NewerFormatError as error:
-                _log.info("%s; it is done without", error)
+                _log.info("%s; it is ignored", error)
                 continue
             except CorruptError as error:
-                _log.warning("%s; it is done without, which costs time but no data", error)
+                _log.warning("%s; it is ignored, which costs time but no data", error)
                 self._loaded[info.key] = info.size
                 continue
             self._loaded[info.key] = info.size

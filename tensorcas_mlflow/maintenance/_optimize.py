@@ -98,7 +98,7 @@ def write_unit(
             store.backend.withdraw(*intent)
         except BackendError as error:
             # All is written, or another error is on its way. A collection removes the intent when this process is gone.
-            _log.warning("an intent stays: %s", error)
+            _log.warning("an intent was not removed: %s", error)
 
 
 def _until_full(
@@ -160,7 +160,7 @@ class OptimizeReport:
     def __str__(self) -> str:
         before, after = size_text(self.n_bytes_before), size_text(self.n_bytes_after)
         done = f"wrote {size_text(self.written_bytes)} of new packs; all packs together took {before} and take {after}"
-        left = f"; {self.n_left} chunks are left as they were: `tensorcas verify --full` tells which are damaged"
+        left = f"; {self.n_left} chunks are left as they were: `tensorcas verify --full` reports damaged ones"
         return done + left if self.n_left else done
 
 

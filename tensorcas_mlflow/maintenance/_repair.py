@@ -230,10 +230,10 @@ class RepairReport:
 
     def __str__(self) -> str:
         lines = [f"restored {key}" for key in self.restored]
-        lines += [f"took away {key}" for key in self.abandoned]
+        lines += [f"removed {key}" for key in self.abandoned]
         lines += [f"left {key}: {reason}" for key, reason in self.left.items()]
         lines += listed("is lost", self.losses)
-        fenced = f", made {self.n_fenced} saves begin again" if self.n_fenced else ""
+        fenced = f", made {self.n_fenced} saves start again" if self.n_fenced else ""
         lines.append(
             f"replaced {len(self.packs_gone)} damaged packs, put {self.n_quarantined} stretches of them into "
             f"quarantine, healed {self.n_healed} chunks{fenced}"
@@ -439,8 +439,8 @@ def _execute(plan: RepairPlan) -> RepairReport:
 
 
 _ABANDON = (
-    "nobody can save or collect until it goes, and its collector may be alive: once no collection runs any more, "
-    "`tensorcas repair --abandon {key}` takes it away"
+    "saves and collections refuse to work until it is gone, and its collector may be alive: once no collection runs, "
+    "`tensorcas repair --abandon {key}` removes it"
 )
 
 
@@ -452,7 +452,7 @@ def _findings(store: Store, seen: _Seen) -> list[Finding]:
         found.append(Finding(key=p.FORMAT, reason=seen.format_fix.reason, remedy=remedy))
     for key, reason in seen.lists.damaged.items():
         is_given_up = key in seen.abandon
-        remedy = "it is taken away" if is_given_up else _ABANDON.format(key=key)
+        remedy = "it is removed" if is_given_up else _ABANDON.format(key=key)
         found.append(Finding(key=key, reason=reason, remedy=remedy, is_mended=is_given_up))
     for each in seen.lists.sound:
         if each.strangers:
@@ -472,17 +472,17 @@ def _findings(store: Store, seen: _Seen) -> list[Finding]:
     for name in sorted(seen.packs.packs):
         pack = seen.packs.packs[name]
         if pack.failure is not None:
-            remedy = f"left alone; --abandon {pack_key(name)} gives up what of it cannot be read"
+            remedy = f"left alone; `--abandon {pack_key(name)}` gives up its unreadable parts"
             found.append(Finding(key=pack_key(name), reason=pack.failure, remedy=remedy, is_mended=False))
         elif pack.damage:
             what = f"{len(pack.damage)} chunks are damaged" if pack.has_table else "its table is damaged"
             remedy = f"its {len(pack.entries)} good chunks go to a new pack, the rest to quarantine"
             found.append(Finding(key=pack_key(name), reason=f"{what}: {pack.damage[0].reason}", remedy=remedy))
     for key, reason in seen.index.bad.items():
-        found.append(Finding(key=key, reason=reason, remedy="made anew from packs; nothing is lost"))
+        found.append(Finding(key=key, reason=reason, remedy="rebuilt from packs; nothing is lost"))
     if seen.index.missing:
         reason = f"it does not name {len(seen.index.missing)} packs"
-        found.append(Finding(key="index", reason=reason, remedy="made anew from packs; nothing is lost"))
+        found.append(Finding(key="index", reason=reason, remedy="rebuilt from packs; nothing is lost"))
     return found
 
 

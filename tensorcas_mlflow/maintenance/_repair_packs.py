@@ -312,13 +312,13 @@ def _put_aside(
         return False  # a collector has removed it
     except _UnsteadyError:
         # The bytes are sound, and the way to them is not.
-        done.left[pack_key(name)] = "what was damaged can be read now: look after the machine, its memory and its disks"
+        done.left[pack_key(name)] = "the damaged bytes can be read now: check the memory and the disks of this machine"
         return False
     return True
 
 
 def _unread(name: str, reason: str) -> str:
-    remedy = f"`tensorcas repair --abandon {pack_key(name)}` gives up what of it cannot be read"
+    remedy = f"`tensorcas repair --abandon {pack_key(name)}` gives up its unreadable parts"
     return f"it cannot be read: {reason}; {remedy}"
 
 

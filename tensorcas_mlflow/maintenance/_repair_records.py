@@ -143,7 +143,7 @@ def check_index(backend: Backend, packs: CheckedPacks) -> IndexFaults:
             if _is_true(table, packs):
                 named.update(table.packs)
             else:
-                bad[info.key] = "it says other than the packs' own tables"
+                bad[info.key] = "it contradicts the packs' own tables"
                 of_bad.update(table.packs)
     whole = {name for name, pack in packs.packs.items() if not pack.damage and pack.failure is None}
     if backend.is_remote and not bad:

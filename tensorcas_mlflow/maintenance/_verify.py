@@ -449,7 +449,7 @@ def _misplaced(packs: _Packs, manifest: Manifest) -> Iterator[_Broken]:
         lost = packs.lost()
         hint = f"; lost or unreadable are {', '.join(lost[:_N_NAMES])}" if len(lost) > 1 else ""
         if not lost and (once := _saved_in(manifest, missing)):
-            hint = f"; when it was saved it was to be found in {', '.join(once[:_N_NAMES])}"
+            hint = f"; when it was saved it lay in {', '.join(once[:_N_NAMES])}"
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         reason = f"no pack that can be read holds chunk {hex_of(digests[missing[0]])}{more}{hint}"
         yield _Broken(key=lost[0] if len(lost) == 1 else None, reason=reason, chunks=missing)
@@ -460,7 +460,7 @@ def _misplaced(packs: _Packs, manifest: Manifest) -> Iterator[_Broken]:
         first = int(at[wrong[0]])
         n_bytes = int(packs.table.entries["raw_bytes"][first])
         reason = (
-            f"its table says chunk {hex_of(digests[wrong[0]])} has {n_bytes} bytes, and the manifest another number"
+            f"its table says chunk {hex_of(digests[wrong[0]])} has {n_bytes} bytes, and the manifest says another size"
         )
         yield _Broken(key=packs.table.key_of(first), reason=reason, chunks=wrong)
 
@@ -547,7 +547,7 @@ def _small_blob_problems(backend: Backend, packs: _Packs) -> Iterator[Problem]:
             yield Problem(key=info.key, reason=_reason_and(error, "nothing is lost, and gc removes it"))
             continue
         for name in _belied(table, packs) if table.is_checked else ():
-            yield Problem(key=info.key, reason=f"it says other things of pack {name} than that itself: remove it")
+            yield Problem(key=info.key, reason=f"it contradicts the table of pack {name}: remove it")
 
 
 def _reason_and(error: Exception, outcome: str) -> str:
@@ -560,7 +560,7 @@ def _is_listed(backend: Backend, key: str) -> bool:
 
 
 def _belied(table: Table, packs: _Packs) -> Iterator[str]:
-    """Find packs of which a segment says other than their own tables."""
+    """Find packs whose own tables contradict a segment."""
     for number, name in enumerate(table.packs):
         entries = packs.entries_of(name)
         if entries is not None and _comparable(table.entries[table.pack == number]) != _comparable(entries):

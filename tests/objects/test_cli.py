@@ -73,7 +73,7 @@ def test_a_lost_pack_is_told_by_the_name_it_had_when_it_was_saved(tensorcas: Ten
     done = tensorcas("verify", "--root", root)
 
     assert done.status == 3
-    assert f"when it was saved it was to be found in {pack.key}" in done.out
+    assert f"when it was saved it lay in {pack.key}" in done.out
 
 
 def test_what_mlflow_has_forgotten_is_dropped_from_a_bucket(

@@ -210,7 +210,7 @@ def test_damage_that_a_second_look_does_not_see_is_left_alone(store: Store) -> N
     report = plan.execute()
 
     assert [finding.key for finding in plan.findings] == [pack_key(pack_of(store.backend, "a"))]
-    assert "look after the machine" in str(report)
+    assert "check the memory and the disks of this machine" in str(report)
     assert keys(store.backend, "packs") == before
     assert keys(store.backend, "quarantine") == []
 
