@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from tensorcas_mlflow.backends import BlobInfo, MemoryBackend, check_key
-from tensorcas_mlflow.codecs import CODECS, RAW, SHUFFLE_ZSTD
+from tensorcas_mlflow.codecs import CODECS, RAW
 from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.dtypes import parse_dtype
 from tensorcas_mlflow.index import make_table, segment_bytes
@@ -124,20 +124,6 @@ def test_the_codecs_are_those_of_the_table() -> None:
     assert {(int(number), name.strip("`")) for number, name, _ in rows("Codecs")} == {
         (codec.number, codec.name) for codec in CODECS.values()
     }
-
-
-def test_a_blosc2_chunk_has_the_header_that_is_printed() -> None:
-    for raw in (
-        np.arange(1_000, dtype="f4").tobytes(),
-        bytes(50_000),
-        np.random.default_rng(0).bytes(9_000),
-        b"x" * 40,
-    ):
-        header = bytes(SHUFFLE_ZSTD.encode(raw, 4))[:32]
-
-        assert header[2] in (0x85, 0x87, 0x95, 0x97, 0x07, 0x17)
-        assert header[16:31] == bytes.fromhex("01 00 00 00 00 00 05 00 00 00 00 00 00 00 00")
-        assert header[31] in (0x00, 0x10, 0x20, 0x30)
 
 
 def test_the_format_that_is_printed_is_read_and_written() -> None:

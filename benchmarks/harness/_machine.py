@@ -18,7 +18,6 @@ PACKAGES = (
     "bintensors",
     "pyarrow",
     "blake3",
-    "blosc2",
     "zstandard",
     "zipnn",
 )

@@ -19,7 +19,7 @@ from benchmarks.harness._series import Series
 MOST_LEFT = 0.02
 """Share of a folder's pages that may be left in the page cache; more is not cold."""
 
-PRELOADED = ("blosc2", "safetensors.torch", "benchmarks.contenders")
+PRELOADED = ("safetensors.torch", "benchmarks.contenders")
 _context = multiprocessing.get_context("forkserver")
 
 

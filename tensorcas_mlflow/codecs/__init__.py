@@ -1,27 +1,44 @@
-"""Codecs: how a chunk's bytes are stored, and back. Their numbers are on disk and never change (``docs/format.md``).
+"""Encoding and decoding of chunks.
 
-A new codec is one `Codec` in `CODECS` and one row in the format page. Identity does not depend on the codec: chunks are
-named by their decoded bytes, so packs may be rewritten with a better one.
+A chunk's bytes and the size of its elements come in; a codec's number and a payload go out, and the other way round.
+This room knows no files, packs or manifests, and imports `tensorcas_mlflow.errors` only. Numbers of codecs are on disk
+and never change (``docs/format.md``). A chunk is named by its decoded bytes, so a pack can be rewritten with a better
+codec.
+
+| module | holds |
+|---|---|
+| `_codec` | the contract `Codec`, and codec 0, `RAW` |
+| `_zstd` | codecs 1 `ZSTD` and 2 `SHUFFLE_ZSTD`, and all use of Zstandard |
+| `_words` | words, byte planes and groups, over the compiled loops of ``_kernels.c`` or numpy |
+| `_planes` | codec 4, `PLANES` |
+| `_delta` | codec 3, `DELTA` |
+| `_choose` | choice of a codec, a coding and a transform |
+| `_table` | `CODECS`, by number |
+
+To add a codec, write a `Codec` with the next free number, list it in `_table`, choose it in `_choose`, and add its row
+and its payload to ``docs/format.md``.
 """
 
-from tensorcas_mlflow.codecs._best import encode_best
-from tensorcas_mlflow.codecs._codec import MOST_OVERHEAD_BYTES, Buffer, Codec
-from tensorcas_mlflow.codecs._decay import DECAYED_BYTES
-from tensorcas_mlflow.codecs._delta import DELTA, Transform
-from tensorcas_mlflow.codecs._elements import MAX_TYPESIZE, guess_itemsize, typesize_of
-from tensorcas_mlflow.codecs._estimate import choose_codings, choose_transform, estimate_share
+from tensorcas_mlflow.codecs._choose import (
+    can_shuffle,
+    choose_codings,
+    choose_transform,
+    encode_best,
+    estimate_share,
+    guess_itemsize,
+    typesize_of,
+)
+from tensorcas_mlflow.codecs._codec import MOST_OVERHEAD_BYTES, RAW, Buffer, Codec
+from tensorcas_mlflow.codecs._delta import DECAYED_BYTES, DELTA, Transform
 from tensorcas_mlflow.codecs._planes import PLANES, Effort, PlaneCoding
-from tensorcas_mlflow.codecs._raw import RAW
-from tensorcas_mlflow.codecs._shuffle import SHUFFLE_ZSTD, load_codecs, load_codecs_to_decode, load_codecs_to_encode
-from tensorcas_mlflow.codecs._sizes import WORD_BYTES
 from tensorcas_mlflow.codecs._table import CODECS, codec_numbered
-from tensorcas_mlflow.codecs._zstd import ZSTD, check_zstd_has_memory
+from tensorcas_mlflow.codecs._words import WORD_BYTES
+from tensorcas_mlflow.codecs._zstd import SHUFFLE_ZSTD, ZSTD, check_zstd_has_memory
 
 __all__ = [
     "CODECS",
     "DECAYED_BYTES",
     "DELTA",
-    "MAX_TYPESIZE",
     "MOST_OVERHEAD_BYTES",
     "PLANES",
     "RAW",
@@ -33,6 +50,7 @@ __all__ = [
     "Effort",
     "PlaneCoding",
     "Transform",
+    "can_shuffle",
     "check_zstd_has_memory",
     "choose_codings",
     "choose_transform",
@@ -40,8 +58,5 @@ __all__ = [
     "encode_best",
     "estimate_share",
     "guess_itemsize",
-    "load_codecs",
-    "load_codecs_to_decode",
-    "load_codecs_to_encode",
     "typesize_of",
 ]

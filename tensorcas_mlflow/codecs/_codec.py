@@ -1,33 +1,35 @@
-"""What every codec is."""
+"""The contract of a codec, and codec 0, which stores a chunk as it is."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
+from tensorcas_mlflow.errors import FormatError
+
 Buffer = Any
 """Anything with contiguous bytes: bytes, memoryview, a 1-d uint8 array."""
 
 MOST_OVERHEAD_BYTES = 4096
-"""No payload is longer than twice its chunk and this; what an entry says beyond it is damage, and costs no memory."""
+"""A payload is at most this much longer than twice its chunk. A reader refuses a longer one and allocates nothing."""
 
 
 class Codec(ABC):
-    """A reversible encoding of chunks. Stateless and safe to call from any thread."""
+    """A reversible encoding of chunks. Stateless; safe to call from any thread."""
 
     number: ClassVar[int]
     name: ClassVar[str]
     takes_base: ClassVar[bool] = False
-    """Whether a chunk is encoded as what differs from a base, another chunk of its size."""
+    """Whether the codec encodes a chunk as its difference from a base, which is another chunk of the same size."""
 
     @abstractmethod
-    def encode(self, raw: Buffer, typesize: int, base: Buffer | None = None) -> Buffer:
+    def encode(self, raw: Buffer, itemsize: int, base: Buffer | None = None) -> Buffer:
         """Encode a chunk.
 
         Args:
             raw: The chunk.
-            typesize: Size of the elements it consists of, 1 to 255; a hint for the encoding, stored beside it.
-            base: For a codec that takes one, the decoded base, as long as the chunk. Others do not look at it.
+            itemsize: Size of its elements in bytes, at least 1. A wrong size costs room and nothing else.
+            base: The decoded base, as long as the chunk. Codecs that take no base ignore it.
         """
 
     @abstractmethod
@@ -35,11 +37,27 @@ class Codec(ABC):
         """Decode a chunk into a buffer of exactly its size.
 
         Args:
-            stored: What `encode` returned, or what damage or an enemy made of it.
-            out: Where the chunk goes; what was in it before is gone whether or not this succeeds.
-            base: As `encode` was given it.
+            stored: A payload. It may be damaged or forged.
+            out: Buffer for the chunk. A failed call may leave any bytes in it.
+            base: As for `encode`.
 
         Raises:
-            FormatError: The bytes are not this codec's, or decode to another size, or the base is missing or of
-                another size.
+            FormatError: The payload is malformed or decodes to another size, or the base is missing or of another
+                size.
         """
+
+
+class _Raw(Codec):
+    number = 0
+    name = "raw"
+
+    def encode(self, raw: Buffer, itemsize: int, base: Buffer | None = None) -> Buffer:
+        return raw
+
+    def decode_into(self, stored: Buffer, out: memoryview, base: Buffer | None = None) -> None:
+        if len(stored) != len(out):
+            raise FormatError(f"a raw chunk of {len(out)} bytes is stored in {len(stored)}")
+        out[:] = stored
+
+
+RAW = _Raw()

@@ -1,18 +1,22 @@
-"""Codec 3: what differs from a base."""
+"""Codec 3: differences from a base, in order, in groups, or after weight decay.
+
+*Weight decay*: AdamW and its like multiply every weight by a number just below 1 at every step, weights without a
+gradient too. In an embedding these are all rows whose tokens did not occur. Each step rounds to whole units in the last
+place, so such a weight loses the same few units again and again, and its mantissa determines how many.
+"""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.codecs._codec import Buffer, Codec
-from tensorcas_mlflow.codecs._decay import DECAYED_BYTES, Decay, fit_decay
-from tensorcas_mlflow.codecs._groups import MOST_CLASSES, UNIT_WORDS, Groups, thresholds_for
+from tensorcas_mlflow.codecs._codec import RAW, Buffer, Codec
 from tensorcas_mlflow.codecs._planes import (
     FEW_WORDS,
     PLANES,
@@ -22,28 +26,130 @@ from tensorcas_mlflow.codecs._planes import (
     codings_for,
     decode_planes,
     encode_planes,
-    stretches_of,
 )
-from tensorcas_mlflow.codecs._raw import RAW
-from tensorcas_mlflow.codecs._scratch import SCRATCH
-from tensorcas_mlflow.codecs._shuffle import SHUFFLE_ZSTD
-from tensorcas_mlflow.codecs._sizes import WORDS
-from tensorcas_mlflow.codecs._words import add, join, split, subtract
+from tensorcas_mlflow.codecs._words import (
+    BLOCK_WORDS,
+    MOST_CLASSES,
+    SCRATCH,
+    UNIT_WORDS,
+    WORDS,
+    Groups,
+    add,
+    join,
+    split,
+    stretches_of,
+    subtract,
+    thresholds_for,
+    words_in,
+)
 from tensorcas_mlflow.codecs._zstd import ZSTD
 from tensorcas_mlflow.errors import FormatError
 
-_INNER = {codec.number: codec for codec in (RAW, ZSTD, SHUFFLE_ZSTD, PLANES)}
+_INNER = {codec.number: codec for codec in (RAW, ZSTD, PLANES)}
+
+DECAYED_BYTES = 4
+"""Word size for which decay can be found: coarser words round the loss away."""
+_DECAY_SAMPLE_WORDS = 4096
+_LEAST_TIMES = 8
+"""A difference that occurs less often in the sample counts as chance."""
+_LEAST_SHARE = 0.15
+"""Least share of the sampled words that must have such frequent differences."""
+_MOST_UNITS = 1 << 20
+_DECAY = struct.Struct("<IH")
 
 
 class Transform(IntEnum):
-    """Of what differences are taken, and in what order they are encoded; numbers on disk."""
+    """Kind and order of the differences; numbers on disk."""
 
     PLAIN = 0
     """In the order of the words."""
     GROUPED = 1
-    """Those of words with bases of like magnitude are encoded together: for floating point numbers."""
+    """Grouped by the magnitude of the base; for floating point numbers."""
     DECAYED = 2
-    """To what weight decay alone makes of the base, in the order of the words: for single precision."""
+    """Differences from the base after weight decay, in the order of the words; for single precision."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decay:
+    """The loss of words by weight decay, as the format page defines it."""
+
+    n_steps: int
+    """Below 2^32."""
+    rate: int
+    """The 2^-32ths of a number that one step takes from it; below 2^16."""
+
+    n_bytes = _DECAY.size
+    """Size of the result of `pack`."""
+
+    def pack(self) -> bytes:
+        """Encode the decay for a payload."""
+        return _DECAY.pack(self.n_steps, self.rate)
+
+    @classmethod
+    def unpack(cls, stored: memoryview) -> Decay:
+        """Decode the decay of a payload; the reverse of `pack`."""
+        n_steps, rate = _DECAY.unpack(stored)
+        return cls(n_steps=n_steps, rate=rate)
+
+    def apply(self, words: Any) -> Any:
+        """Compute the decayed words.
+
+        Args:
+            words: Single precision numbers as unsigned words, 1-d.
+
+        Returns:
+            As many words; scratch memory.
+        """
+        out = SCRATCH.area("decayed", words.nbytes).view(words.dtype)
+        for begin in range(0, len(words), BLOCK_WORDS):
+            w, o = words[begin : begin + BLOCK_WORDS], out[begin : begin + BLOCK_WORDS]
+            _mantissas(w, o)
+            np.multiply(o, self.rate, out=o)
+            np.add(o, 1 << 23, out=o)
+            np.right_shift(o, 24, out=o)
+            np.multiply(o, self.n_steps, out=o)
+            np.subtract(w, o, out=o)
+        return out
+
+
+def fit_decay(words: Any, base: Any) -> Decay | None:
+    """Find the decay that explains many differences of words from their base.
+
+    Args:
+        words: Unsigned words, 1-d; about 4,096 of them are sampled.
+        base: As many of the same type.
+
+    Returns:
+        None if too few differences are frequent, or the words are not of single precision.
+    """
+    if words.itemsize != DECAYED_BYTES:
+        return None
+    sample = stretches_of(base, _DECAY_SAMPLE_WORDS)
+    lost = (sample - stretches_of(words, _DECAY_SAMPLE_WORDS)).view("<i4")
+    values, places, counts = np.unique(lost, return_inverse=True, return_counts=True)
+    counts[(values <= 0) | (values > _MOST_UNITS)] = 0
+    is_common = counts >= max(_LEAST_TIMES, counts.max(initial=0) // 8)
+    if counts[is_common].sum() < max(1, _LEAST_SHARE * len(lost)):
+        return None
+    n_steps = int(np.gcd.reduce(values[is_common]))
+    # A word that loses k units a step tells the rate to half a unit either way; all words together tell it well.
+    explained = is_common[places]
+    mantissas = np.array(sample[explained])
+    _mantissas(mantissas, mantissas)
+    k = lost[explained] / n_steps
+    least, most = np.quantile((k - 0.5) / mantissas, 0.99), np.quantile((k + 0.5) / mantissas, 0.01)
+    rate = (least + most) / 2 * 2**24
+    # The factor is a single precision number too: 1 less a multiple of 2^-24.
+    rounded = round(rate / 256) * 256
+    rate = rounded if least * 2**24 <= rounded <= most * 2**24 else round(rate)
+    return Decay(n_steps=n_steps, rate=rate) if 0 < rate < 1 << 16 else None
+
+
+def _mantissas(words: Any, out: Any) -> None:
+    """Compute the first 16 bits of the mantissas, the implicit bit included."""
+    np.right_shift(words, 8, out=out)
+    np.bitwise_and(out, 0x7FFF, out=out)
+    np.bitwise_or(out, 0x8000, out=out)
 
 
 class _Delta(Codec):
@@ -51,31 +157,31 @@ class _Delta(Codec):
     name = "delta"
     takes_base = True
 
-    def encode(self, raw: Buffer, typesize: int, base: Buffer | None = None) -> Buffer:
-        return self.encode_as(raw, typesize, base, Transform.GROUPED)
+    def encode(self, raw: Buffer, itemsize: int, base: Buffer | None = None) -> Buffer:
+        return self.encode_as(raw, itemsize, base, Transform.GROUPED)
 
     def encode_as(
         self,
         raw: Buffer,
-        typesize: int,
+        itemsize: int,
         base: Buffer | None,
         transform: Transform,
         effort: Effort = Effort.BALANCED,
         codings: Sequence[PlaneCoding] | None = None,
         unit: int | None = None,
     ) -> bytes:
-        """Encode a chunk in a way that was chosen for its tensor.
+        """Encode a chunk with a transform that was chosen for its tensor.
 
         Args:
             raw: The chunk.
-            typesize: Size of the words; for other sizes than 1, 2, 4 and 8 it is taken as 1.
+            itemsize: Size of the words; other sizes than 1, 2, 4 and 8 count as 1.
             base: As long as the chunk.
-            transform: Of what differences are taken, and in what order they are encoded. For what does not look as if
-                it had decayed `Transform.PLAIN` takes the place of `Transform.DECAYED`.
-            effort: What to spend.
-            codings: How to encode the planes of the differences, the least significant bytes first; None to find out,
-                which is done for decayed words in any case.
-            unit: How many words are put in groups together: 1, or what `UNIT_WORDS` says, which is faster and None.
+            transform: Kind and order of the differences. A chunk that shows no decay gets `Transform.PLAIN` in place of
+                `Transform.DECAYED`.
+            effort: Time to spend.
+            codings: Codings of the planes of the differences, the least significant bytes first; None to choose them
+                here. `Transform.DECAYED` always chooses them here.
+            unit: Words per unit of a grouping; None for `UNIT_WORDS`, which is fast, and 1 for the smallest result.
 
         Raises:
             ValueError: The base is missing or of another size.
@@ -83,10 +189,10 @@ class _Delta(Codec):
         data: Any = np.frombuffer(raw, np.uint8)
         if base is None or memoryview(base).nbytes != len(data):
             raise ValueError("a delta is encoded against a base of the chunk's size")
-        width = typesize if typesize in WORDS else 1
+        width = itemsize if itemsize in WORDS else 1
         unit = unit or UNIT_WORDS[width] if transform is Transform.GROUPED else 1
-        words, tail = _words(data, width, unit)
-        base_words, _ = _words(np.frombuffer(base, np.uint8), width, unit)
+        words, tail = words_in(data, width, unit)
+        base_words, _ = words_in(np.frombuffer(base, np.uint8), width, unit)
         decay = fit_decay(words, base_words) if transform is Transform.DECAYED else None
         if transform is Transform.DECAYED and decay is None:
             transform = Transform.PLAIN
@@ -96,7 +202,7 @@ class _Delta(Codec):
             return b"".join([head, *_encode_groups(words, base_words, unit, codings, effort), tail])
         if decay is not None:
             head += decay.pack()
-            base_words, codings = _decayed(base_words, decay), None
+            base_words, codings = decay.apply(base_words), None
         if codings is None and len(words) > FEW_WORDS:
             codings = _codings(words, base_words)
         return b"".join([head, *encode_planes(split(words, base_words), codings, effort), tail])
@@ -111,14 +217,14 @@ class _Delta(Codec):
         if transform is Transform.GROUPED:
             _decode_groups(inner, stored[2:], width, out, base)
             return
-        words, tail = _words(np.frombuffer(out, np.uint8), width)
-        base_words, _ = _words(np.frombuffer(base, np.uint8), width)
+        words, tail = words_in(np.frombuffer(out, np.uint8), width)
+        base_words, _ = words_in(np.frombuffer(base, np.uint8), width)
         begin = 2
         if transform is Transform.DECAYED:
             begin += Decay.n_bytes
             if width != DECAYED_BYTES or len(stored) < begin:
-                raise FormatError("a delta does not say how its words decayed")
-            base_words = _decayed(base_words, Decay.unpack(stored[2:begin]))
+                raise FormatError("a delta does not state how its words decayed")
+            base_words = Decay.unpack(stored[2:begin]).apply(base_words)
         if inner is PLANES and stored[begin : begin + 1] == bytes([width]):
             end = len(stored) - len(tail)
             join(decode_planes([stored[begin:end]], [len(words)], width), words, base_words)
@@ -131,7 +237,7 @@ class _Delta(Codec):
 def _encode_groups(
     words: Any, base: Any, unit: int, codings: Sequence[PlaneCoding], effort: Effort
 ) -> Iterator[Buffer]:
-    """Yield what follows the two bytes at the beginning, but for the tail."""
+    """Yield the parts of a grouped delta between its first two bytes and its tail."""
     thresholds = thresholds_for(base) if len(words) else []
     groups = Groups(base, thresholds, unit)
     planes = split(words, base, groups)
@@ -149,15 +255,15 @@ def _decode_groups(inner: Codec, stored: memoryview, width: int, out: memoryview
     n_groups, unit = (stored[0] & 15, 1 << (stored[0] >> 4)) if len(stored) else (0, 1)
     begin = n_groups + 4 * n_groups
     if n_groups == 0 or len(stored) < begin or unit * width > max(WORDS) or n_groups**unit > MOST_CLASSES:
-        raise FormatError("a delta does not say its groups")
+        raise FormatError("a delta does not state its groups")
     thresholds = stored[1:n_groups].tolist()
     if sorted(set(thresholds)) != thresholds:
         raise FormatError("a delta's groups are not in order")
     lengths = struct.unpack_from(f"<{n_groups}I", stored, n_groups)
-    words, tail = _words(np.frombuffer(out, np.uint8), width, unit)
-    base_words, _ = _words(np.frombuffer(base, np.uint8), width, unit)
+    words, tail = words_in(np.frombuffer(out, np.uint8), width, unit)
+    base_words, _ = words_in(np.frombuffer(base, np.uint8), width, unit)
     if begin + sum(lengths) + len(tail) != len(stored):
-        raise FormatError(f"a delta is not as long as a chunk of {len(out)} bytes says")
+        raise FormatError(f"a delta does not have the size of a chunk of {len(out)} bytes")
     groups = Groups(base_words, thresholds, unit)
     ends = accumulate(lengths, initial=begin)
     parts = [stored[end : end + length] for length, end in zip(lengths, ends, strict=False)]
@@ -174,28 +280,15 @@ def _decode_groups(inner: Codec, stored: memoryview, width: int, out: memoryview
 
 
 def _codings(words: Any, base: Any) -> list[PlaneCoding]:
-    """Choose how to encode the planes of differences, from some of them."""
+    """Choose the codings of the differences' planes from a sample."""
     words, base = (stretches_of(each, SAMPLE_WORDS) for each in (words, base))
     differences = np.empty_like(words)
     subtract(words, base, differences)
     return codings_for(differences)
 
 
-def _decayed(words: Any, decay: Decay) -> Any:
-    """Give what becomes of words; this thread's scratch memory."""
-    out = SCRATCH.area("decayed", words.nbytes).view(words.dtype)
-    decay.apply(words, out)
-    return out
-
-
 def _log2(number: int) -> int:
     return number.bit_length() - 1
-
-
-def _words(data: Any, width: int, unit: int = 1) -> tuple[Any, Any]:
-    """Take bytes as whole units of words, and the bytes behind them."""
-    n_bytes = len(data) // (width * unit) * (width * unit)
-    return data[:n_bytes].view(WORDS[width]), data[n_bytes:]
 
 
 DELTA = _Delta()

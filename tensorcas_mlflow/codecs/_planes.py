@@ -1,8 +1,8 @@
-"""Codec 4: the bytes of equal significance together, each such plane by itself through a Huffman coder, or as it is.
+"""Codec 4: byte planes of words, each Huffman-coded, compressed or kept as it is.
 
-In floating point numbers the low bytes of the mantissa are noise, which nothing makes smaller, and the byte with the
-exponent has few values in no order: a Huffman code is all it takes, and matches are chance. The codings are
-Zstandard's; ``docs/design/codecs.md`` has the measurements.
+The low bytes of a mantissa are noise, which nothing makes smaller. The byte with the exponent has few values in no
+order: a Huffman code is all it takes, and matches in it are chance. Zstandard does the coding. The measurements are in
+``docs/design/codecs.md``.
 """
 
 from __future__ import annotations
@@ -15,100 +15,92 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.codecs._codec import Buffer, Codec
-from tensorcas_mlflow.codecs._sizes import WORDS
-from tensorcas_mlflow.codecs._words import join, planes_in, room_for_planes, split
+from tensorcas_mlflow.codecs._words import WORDS, join, planes_in, room_for_planes, split, stretches_of, words_in
 from tensorcas_mlflow.codecs._zstd import CONTEXTS, frames_into
 from tensorcas_mlflow.errors import FormatError
 
 _LEAST_GAIN = 0.985
-"""A plane that shrinks to more than this share is left as it is: decoding it costs ten copies."""
+"""A plane that shrinks to more than this share is kept as it is: decoding it would take as long as ten copies."""
 _LEVELS = (1, 9)
-"""What is tried besides where more effort is wanted; between these two, and above, there is next to nothing to gain."""
+"""Levels that `Effort.SMALL` tries besides the Huffman coder; other levels gain next to nothing."""
 SAMPLE_WORDS = 4096
 FEW_WORDS = 2 * SAMPLE_WORDS
-"""Of so many there is no sample: both ways are tried on all of them."""
-_N_SAMPLES = 4
+"""For so many words or fewer, both codings are tried on all of them instead of on a sample."""
 
 
 class PlaneCoding(Enum):
-    """How one plane is stored."""
+    """Encoding of one plane."""
 
     KEEP = "keep"
-    """As it is."""
+    """None: the bytes as they are."""
     ENTROPY = "entropy"
-    """By Huffman codes; only long repetitions are looked for."""
+    """Huffman codes, and matches only where they are long."""
     MATCH = "match"
-    """By an ordinary level of Zstandard: for zeros, indices, and whatever else repeats."""
+    """An ordinary level of Zstandard, for zeros, indices and whatever else repeats."""
 
 
 class Effort(Enum):
-    """How long to look for a smaller encoding."""
+    """Time to spend on a smaller encoding."""
 
     BALANCED = "balanced"
     SMALL = "small"
-    """Every way is tried, and slow ones too: for what is encoded once and kept."""
+    """Try every coding, slow ones too; for chunks that are encoded once and kept."""
 
 
 class _Planes(Codec):
     number = 4
     name = "planes"
 
-    def encode(self, raw: Buffer, typesize: int, base: Buffer | None = None) -> Buffer:
-        return self.encode_as(raw, typesize, None)
+    def encode(self, raw: Buffer, itemsize: int, base: Buffer | None = None) -> Buffer:
+        return self.encode_as(raw, itemsize, None)
 
     def encode_as(
-        self, raw: Buffer, typesize: int, codings: Sequence[PlaneCoding] | None, effort: Effort = Effort.BALANCED
+        self, raw: Buffer, itemsize: int, codings: Sequence[PlaneCoding] | None, effort: Effort = Effort.BALANCED
     ) -> bytes:
-        """Encode a chunk whose planes have been looked at.
+        """Encode a chunk with codings that were chosen for its tensor.
 
         Args:
             raw: The chunk.
-            typesize: Size of its elements; for other sizes than 1, 2, 4 and 8 it is taken as 1.
-            codings: Of each plane, the least significant bytes first; None to find out.
-            effort: What to spend.
+            itemsize: Size of its elements; other sizes than 1, 2, 4 and 8 count as 1.
+            codings: Coding of each plane, the least significant bytes first; None to choose them here.
+            effort: Time to spend.
         """
-        return b"".join(self.encode_in_parts(raw, typesize, codings, effort))
+        return b"".join(self.encode_in_parts(raw, itemsize, codings, effort))
 
     @staticmethod
     def encode_in_parts(
-        raw: Buffer, typesize: int, codings: Sequence[PlaneCoding] | None, effort: Effort
+        raw: Buffer, itemsize: int, codings: Sequence[PlaneCoding] | None, effort: Effort
     ) -> list[Buffer]:
-        """Encode a chunk: what `encode_as` returns, in parts, which may be this thread's scratch memory."""
-        width = typesize if typesize in WORDS else 1
-        data: Any = np.frombuffer(raw, np.uint8)
-        n_words = len(data) // width
-        words = data[: n_words * width].view(WORDS[width])
-        if codings is None and n_words > FEW_WORDS:
+        """Encode a chunk as `encode_as` does, but return the parts, some of them in scratch memory."""
+        words, tail = words_in(np.frombuffer(raw, np.uint8), itemsize if itemsize in WORDS else 1)
+        if codings is None and len(words) > FEW_WORDS:
             codings = codings_for(words)
-        return [*encode_planes(split(words), codings, effort), data[n_words * width :]]
+        return [*encode_planes(split(words), codings, effort), tail]
 
     def decode_into(self, stored: Buffer, out: memoryview, base: Buffer | None = None) -> None:
         stored = memoryview(stored)
         width = stored[0] if len(stored) else 0
         if width not in WORDS:
             raise FormatError("a chunk of byte planes does not begin as one")
-        n_words = len(out) // width
-        tail = len(stored) - len(out) % width
-        join(
-            decode_planes([stored[:tail]], [n_words], width),
-            np.frombuffer(out, np.uint8)[: n_words * width].view(WORDS[width]),
-        )
-        out[n_words * width :] = stored[tail:]
+        words, tail = words_in(np.frombuffer(out, np.uint8), width)
+        end = len(stored) - len(tail)
+        join(decode_planes([stored[:end]], [len(words)], width), words)
+        tail[:] = stored[end:]
 
 
 def decode_planes(parts: Sequence[memoryview], lengths: Sequence[int], width: int) -> Any:
     """Decode the planes of several stretches of words, each into its place in the planes of all.
 
     Args:
-        parts: What `encode_planes` returned for each, joined.
-        lengths: How many words each has.
+        parts: For each stretch, the joined result of `encode_planes`.
+        lengths: Words in each stretch.
         width: Size of the words.
 
     Returns:
-        The planes, one behind the other; this thread's scratch memory.
+        The planes, one behind the other; scratch memory.
 
     Raises:
-        FormatError: They are not the planes of so many words of that size.
+        FormatError: The parts are not the planes of so many words of that size.
     """
     room = room_for_planes(sum(lengths), width)
     planes = planes_in(room, width)
@@ -121,7 +113,7 @@ def decode_planes(parts: Sequence[memoryview], lengths: Sequence[int], width: in
             raise FormatError(f"byte planes do not begin as those of words of {width} bytes")
         sizes = struct.unpack_from(f"<{width}I", part, 1)
         if head + sum(sizes) != len(part) or max(sizes) > length:
-            raise FormatError(f"byte planes are not as long as {length} words say")
+            raise FormatError(f"byte planes do not have the sizes of {length} words")
         begin = head
         for plane, size in zip(planes, sizes, strict=True):
             frame, mine = part[begin : begin + size], plane[at : at + length].data
@@ -137,7 +129,7 @@ def decode_planes(parts: Sequence[memoryview], lengths: Sequence[int], width: in
 
 
 def codings_for(words: Any) -> list[PlaneCoding]:
-    """Choose how to encode the planes of words, by trying both ways on some stretches of them.
+    """Choose the codings of words' planes, by trying both on some stretches.
 
     Args:
         words: A 1-d array of unsigned words.
@@ -156,20 +148,11 @@ def codings_for(words: Any) -> list[PlaneCoding]:
     return chosen
 
 
-def stretches_of(words: Any, n_words: int) -> Any:
-    """Take about so many words out of more, in four stretches: of equally long arrays the same places."""
-    if len(words) <= 2 * n_words:
-        return words
-    length = n_words // _N_SAMPLES
-    starts = np.linspace(0, len(words) - length, _N_SAMPLES, dtype=np.int64)
-    return np.concatenate([words[start : start + length] for start in starts.tolist()])
-
-
 def encode_planes(planes: Sequence[Any], codings: Sequence[PlaneCoding] | None, effort: Effort) -> list[Buffer]:
-    """Encode planes, of None by trying all ways on each.
+    """Encode planes; with no codings given, try all on each plane.
 
     Returns:
-        What says their sizes, and then each; some may be the planes themselves.
+        The header with their sizes, and then each plane; some may be the given planes themselves.
     """
     ways: Sequence[PlaneCoding | None] = codings or [None] * len(planes)
     parts = [_encode_plane(plane, coding, effort) for plane, coding in zip(planes, ways, strict=True)]
@@ -178,7 +161,7 @@ def encode_planes(planes: Sequence[Any], codings: Sequence[PlaneCoding] | None, 
 
 
 def _encode_plane(plane: Any, coding: PlaneCoding | None, effort: Effort) -> Buffer:
-    """Encode one plane in the way that was chosen, or, of None, in the better of both."""
+    """Encode one plane in the given coding, or, for None, in the better of both."""
     if coding is PlaneCoding.KEEP:
         return plane
     if effort is Effort.SMALL:

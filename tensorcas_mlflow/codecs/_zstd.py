@@ -1,4 +1,8 @@
-"""Codec 1, and what other codecs need of Zstandard: one context of each kind for each thread."""
+"""Codecs 1 and 2, and the Zstandard contexts that all codecs share.
+
+Codec 1 compresses a chunk as it is. Codec 2 first puts the bytes of equal place in their records together, for records
+and for elements of odd sizes. Every thread has contexts of its own.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +11,25 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import zstandard
 
 from tensorcas_mlflow.codecs._codec import Buffer, Codec
+from tensorcas_mlflow.codecs._words import SCRATCH
 from tensorcas_mlflow.errors import FormatError
 
 SMALL_BYTES = 64 * 1024
-"""Below this a slower, tighter level costs less than the file that holds the result."""
+"""Chunks of at most this size are compressed at a slower, tighter level."""
+MAX_RECORD_BYTES = 0xFFFF
+"""Longest record that codec 2 shuffles."""
 
 HAS_MANY = "multi_decompress_to_buffer" in zstandard.backend_features
-"""Whether several frames can be decompressed by one call: with the binding in C, and not with that of cffi."""
+"""Whether one call can decompress several frames: the binding in C can, the one of cffi cannot."""
 _LEAST_TOGETHER = 8
 
 
 class _Contexts(threading.local):
-    """Contexts of one thread: none may be used by two at once."""
+    """Contexts of one thread. Two threads must not use one context at once."""
 
     def __init__(self) -> None:
         self._compressors: dict[Any, Any] = {}
@@ -34,10 +42,10 @@ class _Contexts(threading.local):
         return made
 
     def entropy(self) -> Any:
-        """A compressor that gives all but its Huffman coder next to nothing to do.
+        """Return a compressor that is little more than a Huffman coder.
 
-        With a table of 64 hashes of 7 bytes it finds repetitions that are long or many, and no others. Those that
-        level 1 finds in the bytes of floating point numbers are chance, and cost more than they spare.
+        Its table of 64 hashes of 7 bytes finds only matches that are long or frequent. The matches that level 1 finds
+        in the bytes of floating point numbers are chance, and cost more room than they save.
         """
         made = self._compressors.get("entropy")
         if made is None:
@@ -58,23 +66,23 @@ CONTEXTS = _Contexts()
 
 
 def check_zstd_has_memory(error: Exception) -> None:
-    """See that an error of Zstandard's is of what it was given.
+    """Check that Zstandard failed because of its input.
 
     Raises:
-        MemoryError: It is of this machine: there is not enough memory.
+        MemoryError: It failed because this machine has too little memory.
     """
     if "not enough memory" in str(error):
         raise MemoryError(f"Zstandard: {error}") from error
 
 
 def frame_into(frame: Buffer, out: memoryview) -> None:
-    """Decompress a Zstandard frame that states its size into a buffer of exactly that, without a second copy.
+    """Decompress a Zstandard frame straight into a buffer of exactly its content size.
 
     Raises:
-        FormatError: It is no such frame.
+        FormatError: The bytes are no such frame, or the frame does not state that size.
     """
     try:
-        # The frame must say its own size, or a small frame could be a bomb. Then no window larger than it is made.
+        # A frame that does not state its size could be a bomb. Zstandard allocates no window beyond the stated size.
         if zstandard.frame_content_size(frame) != len(out):
             raise FormatError(f"a zstd frame does not hold the {len(out)} bytes it should")
         n_bytes = CONTEXTS.decompressor.stream_reader(frame).readinto(out) if len(out) else 0
@@ -86,13 +94,13 @@ def frame_into(frame: Buffer, out: memoryview) -> None:
 
 
 def frames_into(frames: Sequence[Buffer], outs: Sequence[memoryview]) -> None:
-    """Decompress several frames, each into a buffer of exactly its size, none of which is empty.
+    """Decompress several frames, each into a buffer of exactly its content size; no buffer is empty.
 
-    The interpreter's lock is given up once for all of them, where they are many: with two threads, waiting for it took
-    longer than to decompress twenty small frames. Of few, to copy what comes of them takes longer.
+    Many frames are decompressed by one call that releases the interpreter's lock once: with two threads, waiting for
+    the lock took longer than decompressing twenty small frames. For few frames the extra copy takes longer.
 
     Raises:
-        FormatError: One is no such frame, as of `frame_into`.
+        FormatError: As for `frame_into`.
     """
     if len(frames) < _LEAST_TOGETHER or not HAS_MANY:
         for frame, out in zip(frames, outs, strict=True):
@@ -101,11 +109,11 @@ def frames_into(frames: Sequence[Buffer], outs: Sequence[memoryview]) -> None:
     sizes = list(map(len, outs))
     decompressor: Any = CONTEXTS.decompressor
     try:
-        # As in `frame_into`: what is made is never larger than what was asked for.
+        # As in `frame_into`, the call allocates no more than the caller asked for.
         if [zstandard.frame_content_size(frame) for frame in frames] != sizes:
             raise FormatError("a zstd frame does not hold the bytes it should")
-        said = struct.pack(f"={len(sizes)}Q", *sizes)
-        parts = decompressor.multi_decompress_to_buffer(frames, decompressed_sizes=said, threads=1)
+        packed_sizes = struct.pack(f"={len(sizes)}Q", *sizes)
+        parts = decompressor.multi_decompress_to_buffer(frames, decompressed_sizes=packed_sizes, threads=1)
     except zstandard.ZstdError as error:
         check_zstd_has_memory(error)
         raise FormatError(f"not a zstd frame: {error}") from error
@@ -119,8 +127,8 @@ class _Zstd(Codec):
     number = 1
     name = "zstd"
 
-    def encode(self, raw: Buffer, typesize: int, base: Buffer | None = None) -> Buffer:
-        return self.encode_at(raw, 12 if len(raw) <= SMALL_BYTES else 3)
+    def encode(self, raw: Buffer, itemsize: int, base: Buffer | None = None) -> Buffer:
+        return self.encode_at(raw, level_for(len(raw)))
 
     def encode_at(self, raw: Buffer, level: int) -> bytes:
         """Encode a chunk at a level of Zstandard's, 1 to 22."""
@@ -131,4 +139,53 @@ class _Zstd(Codec):
         frame_into(stored, out)
 
 
+class _ShuffleZstd(Codec):
+    number = 2
+    name = "shuffle-zstd"
+
+    def encode(self, raw: Buffer, itemsize: int, base: Buffer | None = None) -> Buffer:
+        return self.encode_at(raw, itemsize, level_for(len(raw)))
+
+    def encode_at(self, raw: Buffer, itemsize: int, level: int) -> bytes:
+        """Encode a chunk at a level of Zstandard's, 1 to 22; a record longer than `MAX_RECORD_BYTES` counts as 1."""
+        width = itemsize if itemsize <= MAX_RECORD_BYTES else 1
+        data: Any = np.frombuffer(raw, np.uint8)
+        shuffled = SCRATCH.area("shuffled", len(data))
+        by_record, by_place = _records(data, width), _places(shuffled, width)
+        np.copyto(by_place, by_record.T)
+        shuffled[by_place.size :] = data[by_place.size :]
+        frame: bytes = CONTEXTS.level(level).compress(shuffled)
+        return width.to_bytes(2, "little") + frame
+
+    def decode_into(self, stored: Buffer, out: memoryview, base: Buffer | None = None) -> None:
+        stored = memoryview(stored)
+        width = int.from_bytes(stored[:2], "little")
+        if len(stored) < 2 or width == 0:
+            raise FormatError("a chunk of shuffled records does not state the size of a record")
+        shuffled = SCRATCH.area("shuffled", len(out))
+        frame_into(stored[2:], shuffled.data)
+        data = np.frombuffer(out, np.uint8)
+        by_record, by_place = _records(data, width), _places(shuffled, width)
+        np.copyto(by_record, by_place.T)
+        data[by_place.size :] = shuffled[by_place.size :]
+
+
+def level_for(n_bytes: int) -> int:
+    """Choose the level of Zstandard's for a chunk."""
+    return 12 if n_bytes <= SMALL_BYTES else 3
+
+
+def _records(data: Any, width: int) -> Any:
+    """View bytes as whole records, a row each."""
+    n_records = len(data) // width
+    return data[: n_records * width].reshape(n_records, width)
+
+
+def _places(data: Any, width: int) -> Any:
+    """View shuffled bytes as a row for each place in a record."""
+    n_records = len(data) // width
+    return data[: n_records * width].reshape(width, n_records)
+
+
 ZSTD = _Zstd()
+SHUFFLE_ZSTD = _ShuffleZstd()

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.blob_names import list_blobs
-from tensorcas_mlflow.codecs import load_codecs_to_decode
 from tensorcas_mlflow.digest import Digests
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NotFoundError
 from tensorcas_mlflow.maintenance._copy_chunks import ChunkReader
@@ -126,7 +125,6 @@ class Sources:
             name = entry["digest"].tobytes()
             if name not in wanted or name in given:
                 continue
-            load_codecs_to_decode(entry["codec"])
             stored = memoryview(bytearray(int(entry["stored_bytes"])))
             try:
                 self._store.backend.read_into(key, begin, stored)

@@ -129,10 +129,10 @@ class Specs:
 
     @Lazy
     def codec_itemsizes(self) -> Offsets:
-        """Size of an element of each row as codecs are told it: 1 for texts too."""
-        is_text = [name is None or name[0] in "SU" for name in self.dtypes]
-        sizes = [1 if name is None else parse_dtype(name).itemsize for name in self.dtypes]
-        return self._of_dtypes(np.where(is_text, 1, sizes))
+        """Size of an element of each row for its codec: 1 for text, and half a complex number."""
+        sizes = [1 if name is None or name[0] in "SU" else parse_dtype(name).itemsize for name in self.dtypes]
+        is_complex = [name is not None and name.lstrip("<>").startswith("complex") for name in self.dtypes]
+        return self._of_dtypes(np.where(is_complex, np.array(sizes) // 2, sizes))
 
     def _of_dtypes(self, numbers: Any) -> Offsets:
         """Give each row the number of its dtype."""

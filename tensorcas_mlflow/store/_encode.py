@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow import config, threads
-from tensorcas_mlflow.codecs import RAW, Buffer, Codec, encode_best, load_codecs_to_encode
+from tensorcas_mlflow.codecs import RAW, Buffer, Codec, encode_best
 from tensorcas_mlflow.digest import Digests, digest
 from tensorcas_mlflow.errors import ConflictError
 from tensorcas_mlflow.pack import ENTRY, RAW_ALIGNMENT, STORED_DIGEST_BYTES, Entries, PayloadGroup, is_delta
@@ -107,7 +107,6 @@ def encode_pieces(
 
     def with_recipes() -> Iterator[tuple[Pieces, list[Recipe | None]]]:
         for group in groups:
-            load_codecs_to_encode(group.itemsizes)
             yield group, recipes.of(group) if recipes else [None] * len(group.data)
 
     for encoded in threads.ordered_map(encode, with_recipes()):

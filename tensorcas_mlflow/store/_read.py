@@ -11,7 +11,6 @@ import numpy as np
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.chunking import Offsets
-from tensorcas_mlflow.codecs import load_codecs_to_decode
 from tensorcas_mlflow.digest import Digests
 from tensorcas_mlflow.errors import BlobNotFoundError, ChunkNotFoundError, CorruptChunkError
 from tensorcas_mlflow.extent_cache import ExtentCache
@@ -296,14 +295,12 @@ class ChunkReader:
         """
         found = check_sizes(places, wanted)
         possible = np.delete(np.arange(len(wanted.target)), [damage.chunk for damage in found])
-        load_codecs_to_decode(places.entries["codec"])
         is_added = is_delta(places.entries[possible])
         deltas = possible[is_added]
         with Load(self._backend, self._cache, self._store_id, way) as load:
             found += load.read(places, wanted, possible[~is_added])
             if len(deltas):
                 links = Links.of(self._catalog, places.some(deltas))
-                load_codecs_to_decode(links.places.entries["codec"])
                 damaged = DeltaReading(load, links, wanted.some(deltas)).run()
                 found += [replace(damage, chunk=int(deltas[damage.chunk])) for damage in damaged]
         return [replace(damage, chunk=int(numbers[damage.chunk])) for damage in found]

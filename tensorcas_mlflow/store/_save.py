@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.codecs import load_codecs_to_encode
 from tensorcas_mlflow.digest import unique_rows
 from tensorcas_mlflow.errors import (
     BackendError,
@@ -205,8 +204,6 @@ class PendingSave:
         if self._plan is not None:
             self._plan.leave_out(self._backend, self._condemned.packs)
         self._missing = probe(self._backend, self._catalog, self._unique, self._condemned)
-        if self._missing.any():
-            load_codecs_to_encode(self._source.itemsizes)
 
     def _write(self, watch: Watch | None = None) -> None:
         """Step 3: after it all that the save relies on is there, and stays as long as the intent does."""

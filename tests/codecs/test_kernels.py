@@ -1,4 +1,4 @@
-"""The compiled loops: what they return is what numpy returns, and no argument makes them touch other memory."""
+"""Tests of the compiled loops: they return what numpy returns, and no argument makes them touch other memory."""
 
 from __future__ import annotations
 
@@ -10,32 +10,30 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.codecs import DELTA, PLANES, Effort, Transform, _native
-from tensorcas_mlflow.codecs._groups import UNIT_WORDS, Groups
-from tensorcas_mlflow.codecs._sizes import WORDS
-from tensorcas_mlflow.codecs._words import join, room_for_planes, split
+from tensorcas_mlflow.codecs import DELTA, PLANES, Effort, Transform, _words
+from tensorcas_mlflow.codecs._words import UNIT_WORDS, WORDS, Groups, join, room_for_planes, split
 
 rng = np.random.default_rng(0)
 N_WORDS = 9_000
-KERNELS: Any = _native.KERNELS
+KERNELS: Any = _words.KERNELS
 
 
 @pytest.fixture(scope="module", autouse=True)
 def loops() -> None:
-    """Once, and not for each kind of loop: these tests compare both."""
+    """Run each test once, and not for each kind of loop: these tests compare both."""
     if KERNELS is None:
         pytest.skip("the package was built without a compiler")
 
 
 def words_of(width: int) -> tuple[Any, Any]:
-    """Words, and a base from which they differ a little."""
+    """Make words, and a base from which they differ a little."""
     base = rng.integers(0, 1 << 8 * width, N_WORDS, dtype=np.uint64, endpoint=False) if width < 8 else None
     base = rng.integers(0, 1 << 63, N_WORDS, dtype=np.uint64) if base is None else base
     base = base.astype(WORDS[width])
     return base + rng.integers(-9, 9, N_WORDS).astype(WORDS[width]), base
 
 
-def test_they_are_built_where_there_is_a_compiler() -> None:
+def test_the_loops_are_built_where_there_is_a_compiler() -> None:
     spec = importlib.util.find_spec("tensorcas_mlflow.codecs._kernels")
 
     assert shutil.which("cc") is None or spec is not None
@@ -44,21 +42,23 @@ def test_they_are_built_where_there_is_a_compiler() -> None:
 @pytest.mark.parametrize("width", WORDS)
 @pytest.mark.parametrize("transform", Transform)
 @pytest.mark.parametrize("effort", Effort)
-def test_a_delta_is_the_same_bytes_with_and_without_them(
+def test_a_delta_has_the_same_bytes_with_compiled_loops_and_with_numpy(
     width: int, transform: Transform, effort: Effort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words, base = (each.tobytes() + b"end" for each in words_of(width))
     compiled = DELTA.encode_as(words, width, base, transform, effort)
-    monkeypatch.setattr(_native, "KERNELS", None)
+    monkeypatch.setattr(_words, "KERNELS", None)
 
     assert DELTA.encode_as(words, width, base, transform, effort) == compiled
 
 
 @pytest.mark.parametrize("width", WORDS)
-def test_planes_are_the_same_bytes_with_and_without_them(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planes_have_the_same_bytes_with_compiled_loops_and_with_numpy(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     raw = words_of(width)[0].tobytes() + b"x"
     compiled = PLANES.encode(raw, width)
-    monkeypatch.setattr(_native, "KERNELS", None)
+    monkeypatch.setattr(_words, "KERNELS", None)
 
     assert PLANES.encode(raw, width) == compiled
 
@@ -72,13 +72,13 @@ GROUPINGS = [
 
 
 @pytest.mark.parametrize(("width", "unit", "thresholds"), GROUPINGS)
-def test_words_are_grouped_and_come_back_alike(
+def test_compiled_loops_and_numpy_group_words_alike_and_restore_them(
     width: int, unit: int, thresholds: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words, base = words_of(width)
     found = []
     for kernels in (KERNELS, None):
-        monkeypatch.setattr(_native, "KERNELS", kernels)
+        monkeypatch.setattr(_words, "KERNELS", kernels)
         groups = Groups(base, thresholds, unit)
         planes = [plane.copy() for plane in split(words, base, groups)]
         room = room_for_planes(N_WORDS, width)
@@ -92,7 +92,7 @@ def test_words_are_grouped_and_come_back_alike(
 
 
 def call(function: str, **changed: Any) -> None:
-    """Call a loop with arguments that fit, but for some."""
+    """Call a loop with arguments that fit, except those given."""
     width, unit = changed.pop("width", 2), changed.pop("unit", 4)
     arguments: dict[str, Any] = {
         "words": np.zeros(64, "u2"),
@@ -131,7 +131,7 @@ WRONG: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("function", ["split", "join"])
 @pytest.mark.parametrize("wrong", WRONG)
-def test_arguments_that_do_not_fit_each_other_are_refused(function: str, wrong: str) -> None:
+def test_a_loop_refuses_arguments_that_do_not_fit_each_other(function: str, wrong: str) -> None:
     call(function)
 
     with pytest.raises(ValueError, match="do not fit each other"):
@@ -154,17 +154,17 @@ def test_arguments_that_do_not_fit_each_other_are_refused(function: str, wrong: 
         (2, b"", 1 << 62, 16),
     ],
 )
-def test_units_that_do_not_fit_their_words_are_refused(
+def test_number_units_refuses_units_that_do_not_fit_their_words(
     width: int, thresholds: bytes, unit: int, n_classes: int
 ) -> None:
     with pytest.raises(ValueError, match="do not fit each other"):
         KERNELS.number_units(np.zeros(64, "u2"), width, thresholds, unit, np.zeros(n_classes, "u1"))
 
 
-def test_what_is_read_only_is_not_written() -> None:
+def test_a_loop_refuses_to_write_to_a_read_only_buffer() -> None:
     with pytest.raises((TypeError, BufferError)):
         KERNELS.join(bytes(128), np.zeros(128, "u1"), 2, None, None, 1, 1)
 
 
-def test_units_as_delta_uses_them_have_few_enough_classes() -> None:
+def test_no_unit_of_a_delta_is_longer_than_eight_bytes() -> None:
     assert all(width * unit <= 8 for width, unit in UNIT_WORDS.items())

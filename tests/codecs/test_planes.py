@@ -24,19 +24,19 @@ def decoded(stored: bytes, n_bytes: int) -> bytes:
     return bytes(out)
 
 
-@pytest.mark.parametrize(("words", "typesize"), [(WEIGHTS, 4), (BFLOATS, 2), (rng.normal(size=20_000), 8)])
-def test_floats_take_less_room_than_shuffled(words: np.ndarray, typesize: int) -> None:
+@pytest.mark.parametrize(("words", "itemsize"), [(WEIGHTS, 4), (BFLOATS, 2), (rng.normal(size=20_000), 8)])
+def test_planes_of_floats_take_less_room_than_shuffled_floats(words: np.ndarray, itemsize: int) -> None:
     raw = words.tobytes()
 
-    stored = PLANES.encode(raw, typesize)
+    stored = PLANES.encode(raw, itemsize)
 
     assert decoded(stored, len(raw)) == raw
-    assert len(stored) < len(SHUFFLE_ZSTD.encode(raw, typesize))
+    assert len(stored) < len(SHUFFLE_ZSTD.encode(raw, itemsize))
 
 
 @pytest.mark.parametrize("coding", PlaneCoding)
 @pytest.mark.parametrize("effort", Effort)
-def test_planes_come_back_however_they_were_encoded(coding: PlaneCoding, effort: Effort) -> None:
+def test_planes_of_every_coding_and_effort_are_decoded(coding: PlaneCoding, effort: Effort) -> None:
     raw = np.arange(40_001, dtype=np.uint16).tobytes()
 
     stored = PLANES.encode_as(raw, 2, [coding, coding], effort)
@@ -50,7 +50,7 @@ def test_more_effort_takes_no_more_room() -> None:
     assert len(PLANES.encode_as(raw, 4, None, Effort.SMALL)) <= len(PLANES.encode_as(raw, 4, None))
 
 
-def test_noise_is_kept_and_costs_a_few_bytes() -> None:
+def test_planes_of_noise_are_kept_and_cost_a_few_bytes() -> None:
     raw = rng.bytes(100_000)
 
     assert len(PLANES.encode(raw, 4)) == len(raw) + 1 + 4 * 4
@@ -60,7 +60,7 @@ def test_a_plane_of_zeros_takes_next_to_no_room() -> None:
     assert len(PLANES.encode(np.arange(256, dtype=np.int64).repeat(400).tobytes(), 8)) < 3_000
 
 
-def test_a_buffer_of_any_kind_and_place_is_encoded_and_filled() -> None:
+def test_planes_take_buffers_of_any_kind_and_alignment() -> None:
     raw = b"x" + WEIGHTS[:1_000].tobytes()
     out = bytearray(len(raw) + 3)
 
@@ -84,7 +84,7 @@ def frame(data: bytes, *, is_sized: bool = True) -> bytes:
     [
         b"",
         b"\x02",
-        payload(3, [4, 4, 4], bytes(12)),  # no words have three bytes
+        payload(3, [4, 4, 4], bytes(12)),  # three bytes are no word
         payload(16, [1] * 16, bytes(16)),
         payload(2, [4, 5], bytes(9)),  # a plane with more bytes than words
         payload(2, [4, 4], bytes(7)),
@@ -92,11 +92,11 @@ def frame(data: bytes, *, is_sized: bool = True) -> bytes:
         payload(2, [0xFFFFFFFF, 4], bytes(8)),
         payload(2, [4, 3], bytes(7)),  # no frame
         payload(2, [4, 0], bytes(4)),
-        payload(1, [len(frame(bytes(7)))], frame(bytes(7))),  # of other sizes than its words
+        payload(1, [len(frame(bytes(7)))], frame(bytes(7))),  # of another size than the words
         payload(1, [len(frame(bytes(9)))], frame(bytes(9))),
     ],
 )
-def test_what_no_planes_are_is_refused(stored: bytes) -> None:
+def test_planes_refuse_a_malformed_payload(stored: bytes) -> None:
     with pytest.raises(FormatError):
         decoded(stored, 8)
 
@@ -116,7 +116,7 @@ def test_a_bomb_in_a_plane_costs_no_memory() -> None:
 
 @settings(max_examples=300)
 @given(st.data())
-def test_damaged_planes_are_a_format_error_or_fill_the_buffer(data: st.DataObject) -> None:
+def test_damaged_planes_raise_a_format_error_or_fill_the_buffer(data: st.DataObject) -> None:
     raw = BFLOATS[:700].tobytes() + b"z"
     stored = bytearray(PLANES.encode(raw, 2))
     for _ in range(data.draw(st.integers(1, 4))):
@@ -148,7 +148,7 @@ def test_planes_are_decompressed_together_or_one_by_one(has_many: bool, monkeypa
 
 
 @pytest.mark.parametrize("has_many", [True, False])
-def test_planes_that_say_another_size_than_their_words_have_are_refused(
+def test_planes_refuse_a_frame_of_another_size_than_their_words(
     has_many: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_zstd, "HAS_MANY", has_many)

@@ -1,5 +1,8 @@
 """Write the golden store of format 1. It was run once; a store that was written is never changed.
 
+Payloads of codec 2 were encoded anew in their places, each in as many bytes as before, when that
+codec changed its meaning.
+
     PYTHONPATH=. python tests/golden/make_v1.py
 
 What it must hold is said in `golden_v1.py`, which the test reads too.

@@ -1,5 +1,8 @@
 """Write golden stores of format 1 with deltas. It was run once; a store that was written is never changed.
 
+Payloads of codec 2 were encoded anew in their places, each in as many bytes as before, when that
+codec changed its meaning.
+
     PYTHONPATH=. python tests/golden/make_v1_deltas.py
 
 Two stores: one of files, of which an optimization has encoded the first steps anew, and the objects of one in a bucket.

@@ -1,5 +1,8 @@
 """Write what the first golden store of format 1 lacks. It was run once; a store that was written is never changed.
 
+Payloads of codec 2 were encoded anew in their places, each in as many bytes as before, when that
+codec changed its meaning.
+
     PYTHONPATH=. python tests/golden/make_v1_more.py
 
 Three stores: one of files, one that clients carried through an MLflow server, and the objects of one in a bucket.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import BlobInfo, MemoryBackend
-from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, SHUFFLE_ZSTD, ZSTD, Codec, Transform
+from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, ZSTD, Codec, Transform
 from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import BlobNotFoundError
 from tensorcas_mlflow.index import base_rows, make_table, pack_key, read_segment, segment_bytes, with_bases
@@ -37,7 +37,7 @@ BASE, CHUNK, NEXT = words(1), words(2), words(3)
 def deltas() -> list[bytes]:
     """Payloads of each transform, and of each inner codec."""
     made = [bytes(DELTA.encode_as(CHUNK, width, BASE, each)) for each in Transform for width in (1, 2, 4, 8)]
-    inner = [bytes([codec.number, 0x20]) + bytes(codec.encode(CHUNK, 4)) for codec in (RAW, ZSTD, SHUFFLE_ZSTD, PLANES)]
+    inner = [bytes([codec.number, 0x20]) + bytes(codec.encode(CHUNK, 4)) for codec in (RAW, ZSTD, PLANES)]
     return made + inner
 
 

@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from tensorcas_mlflow.backends import BlobInfo, MemoryBackend
 from tensorcas_mlflow.backends._objects import _MOVE, _Move
-from tensorcas_mlflow.codecs import PLANES, RAW, SHUFFLE_ZSTD, ZSTD, codec_numbered, load_codecs
+from tensorcas_mlflow.codecs import PLANES, RAW, SHUFFLE_ZSTD, ZSTD, codec_numbered
 from tensorcas_mlflow.digest import digest, unique_rows
 from tensorcas_mlflow.errors import CorruptError, TensorCasError
 from tensorcas_mlflow.extent_cache._file import NAME, PutExtent, open_file, write_file
@@ -374,7 +374,6 @@ def attack(parser: Parser, seeds: range) -> dict[str, Any]:
 
 def main(names: list[str], seeds: range) -> None:
     # What is imported later would count, and the address space that Arrow takes at its first allocation.
-    load_codecs()
     pa.allocate_buffer(64)
 
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -257,12 +257,12 @@ def test_code_that_has_the_name_of_an_installed_module_is_named_in_a_warning(
     plain_experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "blosc2.py").write_text("raise AssertionError\n")
-    info = mlflow.tensorcas.log_model(make_model(), name="model", code_paths=[str(tmp_path / "blosc2.py")])
+    (tmp_path / "zstandard.py").write_text("raise AssertionError\n")
+    info = mlflow.tensorcas.log_model(make_model(), name="model", code_paths=[str(tmp_path / "zstandard.py")])
 
     assert_same(make_model(), mlflow.tensorcas.load_model(info.model_uri))
 
-    assert "which are imported in their place: blosc2." in caplog.text
+    assert "which are imported in their place: zstandard." in caplog.text
 
 
 @pytest.mark.parametrize("key", ["code", "data"])

@@ -1,0 +1,200 @@
+"""Choice of an encoding: by element size alone, or from a sample of the chunk."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tensorcas_mlflow.codecs._codec import RAW, Buffer, Codec
+from tensorcas_mlflow.codecs._delta import DELTA, Transform, fit_decay
+from tensorcas_mlflow.codecs._planes import PLANES, PlaneCoding, codings_for
+from tensorcas_mlflow.codecs._words import UNIT_WORDS, WORDS, stretches_of, subtract, words_in
+from tensorcas_mlflow.codecs._zstd import MAX_RECORD_BYTES, SHUFFLE_ZSTD, SMALL_BYTES, ZSTD
+
+LEAST_GAIN = 0.97
+"""A chunk that does not shrink below this share is stored raw, and can then be memory-mapped."""
+_MAX_TYPESIZE = 255
+_LEAST_SHUFFLED_BYTES = 512
+"""In fewer bytes shuffling gains less than its header takes (``docs/design/decisions.md``)."""
+_MIXED_ITEMSIZE = 8
+"""Elements of this size are often whole numbers or repeat, and plain zstd may be smaller."""
+_RECORDS_TRIED_BYTES = 32 << 10
+_RECORDS_TRIED_LEVEL = 3
+"""Trial of both codecs for records, which takes a tenth to a quarter of the time of encoding."""
+
+SAMPLE_WORDS = 2048
+"""Words in a sample; the entropies of its bytes are right to about 1 %."""
+_TRIED_BYTES = 64 << 10
+_WORTH_SLOWER = 0.99
+"""A transform that decodes more slowly is chosen only below this share of the room."""
+_ENOUGH = 0.96
+"""Where units take less than this share of words in order, single words are not tried: they decode slowest, and where
+order counts, units gain little."""
+
+_GUESSED_BYTES = 16 * 1024
+_LEAST_GUESSED_BYTES = 2048
+_CLEARLY_BITS = 0.2
+
+
+def typesize_of(itemsize: int) -> int:
+    """Return the element size for the byte of a pack's table that holds it."""
+    return min(itemsize, _MAX_TYPESIZE)
+
+
+def can_shuffle(n_bytes: int, itemsize: int) -> bool:
+    """Tell whether shuffling, or taking words apart, can gain room in a chunk."""
+    return 1 < itemsize <= MAX_RECORD_BYTES and n_bytes >= max(_LEAST_SHUFFLED_BYTES, 8 * itemsize)
+
+
+def encode_best(raw: Buffer, itemsize: int) -> tuple[Codec, int, Buffer]:
+    """Encode one chunk with the codec that fits its elements, or leave it raw where that gains less than 3 %.
+
+    Args:
+        raw: The chunk.
+        itemsize: Size of one element; 1 for text and skeletons.
+
+    Returns:
+        The codec, the element size for the pack's table, and the payload.
+    """
+    if len(raw) < 32:
+        return RAW, 1, raw
+    codec = _codec_for(raw, itemsize)
+    stored = codec.encode(raw, itemsize)
+    if codec is PLANES and itemsize >= _MIXED_ITEMSIZE and len(raw) <= SMALL_BYTES:
+        plain = ZSTD.encode(raw, itemsize)
+        if len(plain) < len(stored):
+            codec, stored = ZSTD, plain
+    if len(stored) > LEAST_GAIN * len(raw):
+        return RAW, 1, raw
+    return codec, typesize_of(itemsize), stored
+
+
+def _codec_for(raw: Buffer, itemsize: int) -> Codec:
+    if not can_shuffle(len(raw), itemsize):
+        return ZSTD
+    if itemsize in WORDS:
+        return PLANES
+    # Tree nodes repeat whole and shrink most as they are; records of measurements shrink most when shuffled.
+    sample = memoryview(raw)[:_RECORDS_TRIED_BYTES]
+    plain = ZSTD.encode_at(sample, _RECORDS_TRIED_LEVEL)
+    return ZSTD if len(plain) < len(SHUFFLE_ZSTD.encode_at(sample, itemsize, _RECORDS_TRIED_LEVEL)) else SHUFFLE_ZSTD
+
+
+def guess_itemsize(sample: Buffer) -> int:
+    """Guess the element size of bytes whose dtype is unknown.
+
+    The exponent bytes of floating point numbers are alike from one element to the next. So the guess is the size at
+    which bytes in equal places have the least entropy, if that is clearly less than the entropy of all bytes together.
+
+    Args:
+        sample: The beginning of the bytes; at most the first 16 KiB are used.
+
+    Returns:
+        1, 2, 4 or 8.
+    """
+    data = np.frombuffer(sample, np.uint8)[:_GUESSED_BYTES]
+    data = data[: len(data) - len(data) % 8]
+    if len(data) < _LEAST_GUESSED_BYTES:
+        return 1
+    best, least = 1, _entropy_bits(data) / len(data) - _CLEARLY_BITS
+    for size in (2, 4, 8):
+        entropy = _entropy_bits(data.view(WORDS[size])) / len(data)
+        if entropy < least - _CLEARLY_BITS / 4:
+            best, least = size, entropy
+    return best
+
+
+def estimate_share(raw: Buffer, width: int, *, base: Buffer | None = None) -> float:
+    """Estimate the share of its size that a chunk takes as `planes`, or as a `delta`.
+
+    The estimate is the entropy of each plane's bytes (Shannon) with the correction of Miller and Madow, because few
+    bytes look more alike than they are. It does not see repetitions: a chunk with many takes less.
+
+    Args:
+        raw: The chunk; four stretches of it, 2,048 words together, are sampled.
+        width: Size of its words: 1, 2, 4 or 8.
+        base: As long as the chunk; None for `planes`.
+
+    Returns:
+        0 to 1; 1 for no words at all.
+    """
+    words = _sample(raw, width)
+    if len(words) == 0:
+        return 1.0
+    if base is not None:
+        words = _differences(words, _sample(base, width))
+    return _entropy_bits(words) / (8 * width * len(words))
+
+
+def choose_codings(raw: Buffer, width: int, *, base: Buffer | None = None) -> tuple[PlaneCoding, ...]:
+    """Choose codings for the planes of a chunk, or of its differences from a base; see `estimate_share`."""
+    words = _sample(raw, width)
+    if base is not None:
+        words = _differences(words, _sample(base, width))
+    return tuple(codings_for(words))
+
+
+def choose_transform(
+    raw: Buffer, width: int, base: Buffer, codings: Sequence[PlaneCoding], *, at_any_cost: bool = False
+) -> tuple[Transform, int]:
+    """Choose the transform of a chunk's differences from its base, by trying them on up to 64 KiB.
+
+    Where rows or columns are zero, losing the order of the words may cost more than groups save: only a trial tells.
+
+    Args:
+        raw: The chunk, of floating point numbers.
+        width: Size of its words: 1, 2, 4 or 8.
+        base: As long as the chunk.
+        codings: Codings of the planes of the differences.
+        at_any_cost: Whether to accept slower decoding for any gain.
+
+    Returns:
+        The transform, and the words per unit.
+    """
+    piece = _middle(raw, _TRIED_BYTES), width, _middle(base, _TRIED_BYTES)
+    worth = 1.0 if at_any_cost else _WORTH_SLOWER
+    ways = [(Transform.GROUPED, UNIT_WORDS[width]), (Transform.GROUPED, 1)]
+    if fit_decay(_sample(raw, width), _sample(base, width)) is not None:
+        ways.insert(0, (Transform.DECAYED, 1))
+    chosen, plain = (Transform.PLAIN, 1), len(DELTA.encode_as(*piece, Transform.PLAIN, codings=codings))
+    least = plain
+    for transform, unit in ways:
+        if (transform, unit) == ways[-1] and least < _ENOUGH * plain and not at_any_cost:
+            break
+        size = len(DELTA.encode_as(*piece, transform, codings=codings, unit=unit))
+        if size < worth * least:
+            chosen, least = (transform, unit), size
+    return chosen
+
+
+def _middle(data: Buffer, n_bytes: int) -> Buffer:
+    data = memoryview(data)
+    begin = max(0, data.nbytes - n_bytes) // 16 * 8
+    return data[begin : begin + n_bytes]
+
+
+def _sample(raw: Buffer, width: int) -> Any:
+    words, _ = words_in(np.frombuffer(raw, np.uint8), width)
+    return stretches_of(words, SAMPLE_WORDS)
+
+
+def _differences(words: Any, base: Any) -> Any:
+    out = np.empty_like(words)
+    subtract(words, base, out)
+    return out
+
+
+def _entropy_bits(words: Any) -> float:
+    """Return the bits that words take if each byte has the code of its plane; no plane takes more than its size."""
+    n_words, width = len(words), words.itemsize
+    if n_words == 0:
+        return 0.0
+    numbered = words.view(np.uint8).reshape(n_words, width) + (256 * np.arange(width, dtype=np.uint16))
+    counts = np.bincount(numbered.ravel(), minlength=256 * width).reshape(width, 256)
+    used = np.count_nonzero(counts, axis=1)
+    logs = np.log2(counts, where=counts > 0, out=np.zeros(counts.shape))
+    entropy = math.log2(n_words) - (counts * logs).sum(axis=1) / n_words + (used - 1) / (2 * n_words * math.log(2))
+    return float(np.minimum(entropy, 8).sum() * n_words)
