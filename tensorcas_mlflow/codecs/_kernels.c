@@ -1,11 +1,12 @@
 /* The loops of codecs 3 and 4: words into byte planes and back, differences from a base, groups by its magnitude.
  *
- * What each function does is said in `_words.py`, whose numpy code does the same more slowly: every step of
- * numpy's is a pass over memory, and gives up the interpreter's lock and takes it again, so that threads wait for each
- * other most of the time. Here a chunk is one pass, without the lock.
+ * `_words.py` documents each function, and its numpy code does the same more slowly: every numpy step is a pass over memory
+ * that releases the interpreter's lock and takes it again, so threads mostly wait for each other. Here a chunk is one pass
+ * without the lock.
  *
- * Every argument is checked against the lengths of the buffers: no content of a chunk, and no mistake of a caller, can make
- * these loops touch other memory, as long as no other thread writes to the buffers meanwhile; they are one thread's own.
+ * Every function checks its arguments against the lengths of the buffers first. So neither the content of a chunk nor a
+ * mistake of a caller can make these loops touch other memory, as long as no other thread writes to the buffers meanwhile. The
+ * buffers belong to one thread.
  */
 #define Py_LIMITED_API 0x030B0000 /* 3.11, the first whose stable interface has buffers */
 #define PY_SSIZE_T_CLEAN
@@ -21,12 +22,12 @@
 
 enum { MOST_CLASSES = 256, UNIT_ROOM = 8, BLOCK_WORDS = 4096 };
 
-/* Where the words of a chunk lie in its planes. */
+/* The places of a chunk's words in its planes. */
 typedef struct {
     size_t n_words;
-    size_t unit;             /* words that are moved together */
-    const uint8_t *classes;  /* of each unit; NULL: words lie in their order */
-    uint32_t cursors[MOST_CLASSES * UNIT_ROOM]; /* for each class and place in a unit where its next word lies */
+    size_t unit;             /* words that move together */
+    const uint8_t *classes;  /* of each unit; NULL: words keep their order */
+    uint32_t cursors[MOST_CLASSES * UNIT_ROOM]; /* for each class and place in a unit: the place of its next word */
 } Order;
 
 #define WITH_CONSTANT(UNIT, LOOP, ...)                                                                                 \
@@ -39,11 +40,11 @@ typedef struct {
     else                                                                                                               \
         LOOP(__VA_ARGS__, 8);
 
-/* Four planes and more, read in a hundred places at once, are too much for the nearest cache: their words are joined in order
- * first, which takes half of the time; of two planes it would take twice as long. */
+/* Four planes or more, read in a hundred places at once, overflow the nearest cache. So their words are joined in order first,
+ * which takes half of the time. For two planes it would take twice as long. */
 #define IS_WIDE(BYTES) ((BYTES) >= 4)
 
-/* The loops over words of one size. UNIT is a constant wherever they are called, so that they are unrolled. */
+/* The loops over words of one size. Every call passes a constant UNIT, so that the compiler unrolls them. */
 #define KERNELS(WORD, BYTES)                                                                                           \
     static inline WORD load_##WORD(const uint8_t *from) {                                                              \
         WORD word;                                                                                                     \
@@ -82,7 +83,7 @@ typedef struct {
                 scatter_##WORD(planes, n_words, cursors[place]++, unit[place]);                                        \
         }                                                                                                              \
     }                                                                                                                  \
-    /* From planes, or, where words are wide, from words that were joined already. */                                  \
+    /* Reads planes or, for wide words, words that were joined already. */                                             \
     static inline void join_units_##WORD(Order *order, const uint8_t *restrict from, const uint8_t *restrict base,     \
                                          uint8_t *restrict words, const size_t UNIT) {                                 \
         size_t n_words = order->n_words, n_units = n_words / UNIT;                                                     \
@@ -99,7 +100,7 @@ typedef struct {
             memcpy(words + number * (UNIT * BYTES), unit, UNIT * BYTES);                                               \
         }                                                                                                              \
     }                                                                                                                  \
-    /* Give the eight bits below the top one of each word. */                                                          \
+    /* Writes the eight bits below the top one of each word. */                                                        \
     static void magnitudes_##WORD(const uint8_t *restrict base, size_t n_words, uint8_t *restrict magnitudes) {        \
         for (size_t at = 0; at < n_words; at++)                                                                        \
             magnitudes[at] = (uint8_t)((WORD)(load_##WORD(base + at * BYTES) << 1) >> (8 * BYTES - 8));                \
@@ -150,10 +151,10 @@ KERNELS(uint16_t, 2)
 KERNELS(uint32_t, 4)
 KERNELS(uint64_t, 8)
 
-/* Words are of 1, 2, 4 or 8 bytes, and so are units of words. */
+/* A word has 1, 2, 4 or 8 bytes, and a unit as many words. */
 static int is_power(size_t count) { return count == 1 || count == 2 || count == 4 || count == 8; }
 
-/* How many classes units have: n_groups to the power of unit; 0 if more than there may be. */
+/* Return the number of classes, n_groups to the power of unit; 0 if there are too many. */
 static size_t count_classes(size_t n_groups, size_t unit) {
     size_t n_classes = 1;
     if (n_groups < 1 || n_groups > MOST_CLASSES || !is_power(unit))
@@ -236,7 +237,7 @@ done:
     return lengths;
 }
 
-/* Work out where the words lie; returns 0 if the classes are not those of so many groups. */
+/* Compute the places of the words; return 0 if a class does not belong to so many groups. */
 static int begin_order(Order *order, const uint8_t *classes, size_t n_words, size_t n_groups, size_t unit) {
     size_t of_class[MOST_CLASSES] = {0}, next[MOST_CLASSES] = {0}, n_classes = count_classes(n_groups, unit);
     order->n_words = n_words;
@@ -266,7 +267,7 @@ static int begin_order(Order *order, const uint8_t *classes, size_t n_words, siz
     return 1;
 }
 
-/* Both ways: (words, planes, width, base or None, classes or None, n_groups, unit), the one that is written writable. */
+/* Split or join: (words, planes, width, base or None, classes or None, n_groups, unit). The output buffer is writable. */
 static PyObject *convert(PyObject *args, int splits) {
     Py_buffer words, planes, base = {0}, classes = {0};
     Py_ssize_t width, n_groups, unit;
