@@ -278,15 +278,9 @@ def read(folder: Path) -> None:
             del os.environ["MLFLOW_ALLOW_PICKLE_DESERIALIZATION"]
             watch(case, name, partial(forbidden, case))
         for command in COMMANDS:
-            for form in ("text", "json"):
-                words = [
-                    "--root",
-                    str(case.root),
-                    "--format",
-                    form,
-                    *command.format(run=adapter).split(),
-                ]
-                if form == "json" and words[4] in ("delete", "gc"):
+            for form in ([], ["--json"]):
+                words = ["--root", str(case.root), *form, *command.format(run=adapter).split()]
+                if form and words[3] in ("delete", "gc"):
                     continue
                 watch(case, f"{command} {form}", partial(main, words))
     print(json.dumps(told))

@@ -1,4 +1,22 @@
-"""The command line, ``tensorcas``; ``docs/command-line.md`` is its page."""
+"""The command line, ``tensorcas``; ``docs/command-line.md`` is its page.
+
+Words of a command line come in; text or JSON and an exit status go out. This room calls public functions of the others
+and holds no logic of the store.
+
+| module | holds |
+|---|---|
+| `_look` | ``list``, ``stats``, ``show``, ``diff``, ``explain`` |
+| `_maintenance` | ``init``, ``calibrate``, ``verify``, ``repair``, ``optimize``, ``delete`` |
+| `_gc` | ``gc`` |
+| `_transfer` | ``copy``, ``import``, ``export``, ``convert`` |
+| `_command` | declaration of commands and options, and the values of options |
+| `_select` | the store and the checkpoint that a command means |
+| `_output` | text, JSON, questions and progress |
+| `_main` | the parser, and exit statuses |
+
+To add a command, write a function from parsed options to an exit status, and a `Command` for it in the ``COMMANDS`` of
+its module. A test demands a section in ``docs/command-line.md``.
+"""
 
 from tensorcas_mlflow.cli._main import main
 

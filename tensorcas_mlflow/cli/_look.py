@@ -1,13 +1,16 @@
-"""The commands ``list`` and ``show``, which look and change nothing."""
+"""Commands that look at checkpoints and change nothing: ``list``, ``stats``, ``show``, ``diff``, ``explain``."""
 
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tensorcas_mlflow._texts import count_text, size_text
+from tensorcas_mlflow.cli._command import LAST_STEP, NAME, ONLY_RUN, RUN, Command, count, flag, option, repeated
 from tensorcas_mlflow.cli._output import (
     Json,
+    figure_json,
     printable,
     ref_json,
     say,
@@ -17,15 +20,21 @@ from tensorcas_mlflow.cli._output import (
     steps_text,
     tell_damaged,
 )
-from tensorcas_mlflow.cli._select import Wanted, is_json, of_run, store_of, the_one
+from tensorcas_mlflow.cli._select import Wanted, checkpoint_of, is_json, of_run, store_of, the_one
 from tensorcas_mlflow.digest import unique_rows
 from tensorcas_mlflow.manifest import Row
-from tensorcas_mlflow.reader import Node, Summary, open_ref
-from tensorcas_mlflow.store import Ref
+from tensorcas_mlflow.reader import CheckpointDiff, CheckpointReader, Node, Summary, ValueChange, open_ref
+from tensorcas_mlflow.reader import diff as diff_readers
+from tensorcas_mlflow.readplan import WAYS, PackRead, way_named
+from tensorcas_mlflow.stats import find_shares, run_stats, store_stats
+from tensorcas_mlflow.store import Ref, Store
+
+DIFFERENT = 5
+"""Exit status of ``diff`` if the two checkpoints are not equal."""
 
 
 def list_all(options: Namespace) -> int:
-    """List what a store keeps, a run at a time."""
+    """List the checkpoints, models and files of a store, by run."""
     store = store_of(options)
     refs, damaged = store.readable_checkpoints()
     if options.run is not None:
@@ -84,8 +93,7 @@ def _say_group(group: Json) -> None:
 
 def show(options: Namespace) -> int:
     """Show the tensors of one checkpoint."""
-    store = store_of(options)
-    ref = the_one(store.checkpoints(), Wanted(run_id=options.run, step=options.step, name=options.name))
+    store, ref = checkpoint_of(options)
     if options.tree:
         return _show_tree(open_ref(store, ref).summary(), store.uri, ref, is_in_json=is_json(options))
     manifest = store.manifest(ref)
@@ -190,3 +198,235 @@ def _say_checkpoint(ref: Ref) -> None:
     for what, value in facts.items():
         if value is not None:
             say(printable(f"  {what}: {value}"))
+
+
+def stats(options: Namespace) -> int:
+    """Count what a store or a run keeps, and its bytes on disk."""
+    store = store_of(options)
+    if options.by is not None:
+        return _say_shares(options, store)
+    if options.top is not None:
+        options.parser.error("--top needs --by")
+    if options.run is None:
+        figures: Mapping[str, Any] = store_stats(store)
+    else:
+        options.run = of_run(store.checkpoints(), options.run)[0].run_id
+        figures = run_stats(store, options.run)
+    status = tell_damaged(figures.get("damaged_refs", ()))
+    if is_json(options):
+        say_json({"store": store.uri, **figures})
+        return status
+    whose = [f"run {options.run}"] if options.run is not None else [count_text(figures["runs"], "run")]
+    whose += [count_text(figures["checkpoints"], "checkpoint"), count_text(figures["files"], "file")]
+    if options.run is not None and figures["steps"]:
+        whose.append(f"steps {steps_text(list(figures['steps']))}")
+    disk = figures["disk"]
+    parts = ", ".join(f"{kind} {size_text(n)}" for kind, n in disk.items() if kind != "total" and n)
+    shared = "whole store on disk" if options.run is not None else "on disk"
+    say(printable(f"store {store.uri}"))
+    say(printable(", ".join(whose)))
+    say(f"{figures['total_bytes']:,} bytes as logged ({size_text(figures['total_bytes'])})")
+    say(f"{figures['disk_bytes']:,} bytes {shared} ({size_text(figures['disk_bytes'])}: {parts})")
+    chunks = count_text(figures["total_chunks"], "chunk")
+    say(f"{chunks}, {figures['unique_chunks']} of them different, ratio {figures['dedup_ratio']}")
+    return status
+
+
+def _say_shares(options: Namespace, store: Store) -> int:
+    if options.run is not None:
+        options.run = of_run(store.checkpoints(), options.run)[0].run_id
+    found = find_shares(store, options.by, run_id=options.run)
+    shares = found.shares[: options.top]
+    if is_json(options):
+        say_json({"store": store.uri, **found, "shares": [dict(share) for share in shares]})
+        return 0
+    levels = ("experiment", "run_id", "step")[: 1 + ("experiment", "run", "step").index(options.by)]
+    rows = [[*(level.removesuffix("_id") for level in levels), "kept", "exclusive", "shared", "marginal"]]
+    for share in shares:
+        names = ["-" if share[level] is None else printable(str(share[level])) for level in levels]
+        sizes = [share.exclusive_bytes, share.shared_bytes, share.marginal_bytes]
+        rows.append([*names, str(share.refs), *map(size_text, sizes)])
+    say(printable(f"store {store.uri}"))
+    say_table(rows, right=set(range(len(levels), len(levels) + 4)))
+    if len(shares) < len(found.shares):
+        say(f"and {len(found.shares) - len(shares)} more")
+    say(
+        f"{size_text(found.needed_bytes)} needed by all: {size_text(found.exclusive_bytes)} by one alone, "
+        f"{size_text(found.shared_bytes)} shared"
+    )
+    return 0
+
+
+def diff(options: Namespace) -> int:
+    """Compare two checkpoints; return 0 if they are equal, else `DIFFERENT`."""
+    sides = _sides(options)
+    store = store_of(options)
+    refs = store.checkpoints()
+    before, after = (the_one(refs, wanted) for wanted in sides)
+    old, new = open_ref(store, before), open_ref(store, after)
+    found = diff_readers(old, new, values=options.values)
+    if is_json(options):
+        kinds = ("added", "removed", "changed", "equal")
+        said: Json = {kind: list(getattr(found, kind)) for kind in kinds}
+        said |= {f"{kind}_bytes": getattr(found, f"{kind}_bytes") for kind in kinds}
+        said |= {"other": list(found.other), "is_equal": found.is_equal}
+        if options.values:
+            said["values"] = {name: _values_json(change) for name, change in found.values.items()}
+        say_json({"store": store.uri, "before": ref_json(before), "after": ref_json(after), **said})
+    else:
+        say(printable(f"from {before.label}"))
+        say(printable(f"to   {after.label}"))
+        _say_diff(found, old, new)
+    return 0 if found.is_equal else DIFFERENT
+
+
+def _sides(options: Namespace) -> tuple[Wanted, Wanted]:
+    """Read --run, --step and --name, each given once for both sides or twice."""
+    if options.steps and options.step:
+        options.parser.error("--steps A B is short for --step A --step B: pass only one of the two")
+    runs, steps, names = options.run, options.steps or options.step or [], options.name or [None]
+    if max(len(runs), len(steps), len(names)) != 2 or not steps:
+        options.parser.error("name two checkpoints: pass --steps A B, or --step N with --run or --name twice")
+    first, second = (Wanted(run_id=runs[at], step=steps[at], name=names[at]) for at in (0, -1))
+    return first, second
+
+
+def _say_diff(found: CheckpointDiff, old: CheckpointReader, new: CheckpointReader) -> None:
+    for mark, names, reader in (("-", found.removed, old), ("+", found.added, new)):
+        for name in names:
+            say(printable(f"{mark} {name}  {' '.join(spec_text(reader.spec(name)))}"))
+    for name in found.changed:
+        was, now = " ".join(spec_text(old.spec(name))), " ".join(spec_text(new.spec(name)))
+        say(printable(f"~ {name}  {now if was == now else f'{was} -> {now}'}{_values_text(found.values.get(name))}"))
+    if found.other:
+        say(f"other content differs: {', '.join(found.other)}")
+    say(
+        f"{len(found.added)} added ({size_text(found.added_bytes)}), "
+        f"{len(found.removed)} removed ({size_text(found.removed_bytes)}), "
+        f"{len(found.changed)} changed ({size_text(found.changed_bytes)}), "
+        f"{len(found.equal)} equal ({size_text(found.equal_bytes)})"
+    )
+
+
+def _values_text(change: ValueChange | None) -> str:
+    if change is None:
+        return ""
+    figures = {"max": change.max_absolute, "mean": change.mean_absolute, "norm": change.relative_norm}
+    told = [f"{name} {value:.3g}" for name, value in figures.items() if value is not None]
+    return "  " + " ".join([*told, f"equal {change.share_equal:.1%}"])
+
+
+def _values_json(change: ValueChange) -> Json:
+    return {
+        "max_absolute": figure_json(change.max_absolute),
+        "mean_absolute": figure_json(change.mean_absolute),
+        "relative_norm": figure_json(change.relative_norm),
+        "share_equal": change.share_equal,
+        "n_elements": change.n_elements,
+        "n_not_finite": change.n_not_finite,
+    }
+
+
+def explain(options: Namespace) -> int:
+    """Explain how a read of one checkpoint's tensors would go now."""
+    store, ref = checkpoint_of(options)
+    way = None if options.way is None else way_named(options.way)
+    plan = store.explain(store.manifest(ref), options.tensor or None, copy=False if options.map else None, way=way)
+    if is_json(options):
+        say_json(
+            {
+                "store": store.uri,
+                "checkpoint": ref_json(ref),
+                "n_tensors": plan.n_tensors,
+                "n_bytes": plan.n_bytes,
+                "n_mapped": plan.n_mapped,
+                "n_cached": plan.n_cached,
+                "packs": [_pack_json(pack) for pack in plan.packs],
+                "rule": plan.rule,
+            }
+        )
+        return 0
+    say(printable(ref.label))
+    for line in str(plan).splitlines():
+        say(printable(line))
+    return 0
+
+
+def _pack_json(pack: PackRead) -> Json:
+    return {
+        "key": pack.key,
+        "n_chunks": pack.n_chunks,
+        "n_bytes": pack.n_bytes,
+        "n_reads": pack.n_reads,
+        "read_bytes": pack.read_bytes,
+        "way": pack.choice.way,
+        "reason": pack.choice.reason,
+    }
+
+
+COMMANDS = (
+    Command(
+        name="list",
+        help="list the checkpoints, models and files of a store",
+        examples=["list", "list --run 8f3c21"],
+        options=[ONLY_RUN],
+        run=list_all,
+    ),
+    Command(
+        name="stats",
+        help="count what a store or a run keeps, and its bytes on disk",
+        examples=["stats", "stats --run 8f3c21 --json", "stats --by run --top 10"],
+        options=[
+            ONLY_RUN,
+            option(
+                "--by",
+                choices=["experiment", "run", "step"],
+                help="for each of these, count the bytes that it needs alone, shares, and added when it was logged",
+            ),
+            option("--top", type=count, metavar="N", help="with --by: only the N that need most bytes alone"),
+        ],
+        run=stats,
+    ),
+    Command(
+        name="show",
+        help="show the tensors of a checkpoint without reading them",
+        examples=["show --run 8f3c21", "show --run 8f3c21 --step 20"],
+        options=[RUN, LAST_STEP, NAME, flag("--tree", help="show its structure: blocks, layers, experts")],
+        run=show,
+    ),
+    Command(
+        name="diff",
+        help="compare two checkpoints without reading their tensors",
+        examples=[
+            "diff --run 8f3c21 --steps 10 20",
+            "diff --run 8f3c21 --step 20 --run 90ab7e --step 20",
+            "diff --run 8f3c21 --step 20 --name raw --name ema",
+        ],
+        options=[
+            option("--run", metavar="ID", required=True, action="append", help="run of both; or twice, one for each"),
+            option("--steps", metavar=("A", "B"), type=int, nargs=2, help="the two steps"),
+            option("--step", metavar="N", type=int, action="append", help="step of both; or twice, one for each"),
+            option("--name", action="append", help="name of both, as for show; or twice, one for each"),
+            flag("--values", help="read the tensors that differ, and measure by how much"),
+        ],
+        run=diff,
+    ),
+    Command(
+        name="explain",
+        help="explain how the tensors of a checkpoint would be read now",
+        examples=[
+            "explain --run 8f3c21",
+            "explain --run 8f3c21 --step 20 --tensor encoder.weight",
+            "explain --run 8f3c21 --way direct",
+        ],
+        options=[
+            RUN,
+            LAST_STEP,
+            NAME,
+            repeated("--tensor", metavar="NAME", help="only this tensor (repeatable)"),
+            flag("--map", help="plan a read with copy=False: views of memory-mapped packs"),
+            option("--way", choices=WAYS, help="plan a read that is forced to use this way"),
+        ],
+        run=explain,
+    ),
+)

@@ -1,13 +1,15 @@
-"""Runs one command and turns what happens into an exit status."""
+"""The program: its parser, and the exit status of a command."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Sequence
 
+from tensorcas_mlflow.cli import _gc, _look, _maintenance, _transfer
+from tensorcas_mlflow.cli._command import JSON, ROOT, Command
 from tensorcas_mlflow.cli._output import complain
-from tensorcas_mlflow.cli._parser import parser
 from tensorcas_mlflow.errors import CorruptError, TensorCasError
 
 _OPTIONS = {
@@ -15,21 +17,72 @@ _OPTIONS = {
     "allow_left_out=True": "--skip-unknown",
     "in TENSORCAS_STORE": "by --root or TENSORCAS_STORE",
 }
-"""What messages name for callers in Python, and what it is at the command line."""
+"""Words of messages for callers in Python, and their command-line equivalents."""
 
 DONE, FAILED, INTERRUPTED, UNREAD = 0, 1, 130, 141
-"""Besides these, argparse exits with 2 for a command line it cannot read, and `verify` with 3 for problems."""
+"""Exit statuses. argparse adds 2 for a command line it cannot read, and commands add some of their own."""
+
+COMMANDS: tuple[Command, ...] = (*_look.COMMANDS, *_maintenance.COMMANDS, *_gc.COMMANDS, *_transfer.COMMANDS)
+
+_EXAMPLES = """\
+examples:
+  tensorcas list --root /data/mlflow            list what the store keeps, by run
+  tensorcas stats --root /data/mlflow           count duplicates, and bytes on disk
+  tensorcas show --run 8f3c21 --step 20         show the tensors of one checkpoint
+  tensorcas diff --run 8f3c21 --steps 10 20     compare two checkpoints
+  tensorcas verify --full                       read every chunk and compare it with its digest
+  tensorcas repair --from /backup/mlflow        repair the store from a backup
+  tensorcas delete --run 8f3c21 --step 3        delete one checkpoint
+  tensorcas gc                                  delete what no checkpoint needs
+  tensorcas optimize                            store everything in less room
+  tensorcas copy /data/mlflow /backup/mlflow    back a store up, or update the backup
+  tensorcas import m.safetensors --run 8f3c21 --step 0   make a checkpoint of a file
+  tensorcas export --run 8f3c21 m.safetensors   write the tensors of a checkpoint into a file
+  tensorcas convert m.pt m.safetensors          write the tensors of a file into another format
+
+exit status: 0 done, 1 error, 2 wrong usage, 3 verify found problems or repair left some, 4 copy kept what differs,
+5 diff found a difference, 130 interrupted
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Build the parser of the program; its results have the function of the command as ``act``."""
+    # SUPPRESS keeps an option given before the command from being reset by the default of the one after it.
+    common = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    for shared in (ROOT, JSON):
+        shared.add_to(common)
+    program = argparse.ArgumentParser(
+        prog="tensorcas",
+        description="Work on a store of deduplicated checkpoints.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[common],
+    )
+    commands = program.add_subparsers(required=True, metavar="COMMAND", title="commands")
+    for command in COMMANDS:
+        made = commands.add_parser(
+            command.name,
+            help=command.help,
+            description=f"{command.help[0].upper()}{command.help[1:]}.",
+            epilog="examples:\n" + "".join(f"  tensorcas {line}\n" for line in command.examples),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            parents=[common],
+        )
+        for each in command.options:
+            each.add_to(made)
+        made.set_defaults(parser=made, act=command.run)
+    return program
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        arguments: The words after ``tensorcas``; those of this process if None.
+        arguments: The words after ``tensorcas``; None for those of this process.
 
     Returns:
-        The exit status: 0, or 1 after an error, which is told on standard error in one line; 3 if ``verify`` has found
-        problems or ``repair`` has left some; 130 after an interrupt; 141 if nobody reads the output any more.
+        The exit status: 0; 1 after an error, reported in one line on standard error; 130 after an interrupt; 141 if
+        the reader of the output went away; or one of the command's own.
 
     Raises:
         SystemExit: The words are no command (2), or ask for help (0).
@@ -42,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         complain("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
-        # The interpreter flushes standard output once more when it ends, and would complain of it.
+        # The interpreter flushes standard output once more when it exits, and would report the broken pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNREAD
     except CorruptError as error:
@@ -66,6 +119,6 @@ def _fail(reason: str) -> None:
 
 
 def _is_mlflows(error: Exception) -> bool:
-    """Tell whether an error is MLflow's own; who has not imported MLflow need not do so to know."""
+    """Tell whether an error is MLflow's own, without importing MLflow."""
     exceptions = sys.modules.get("mlflow.exceptions")
     return exceptions is not None and isinstance(error, exceptions.MlflowException)

@@ -1,4 +1,4 @@
-"""What reaches the terminal: text that is safe to show, and JSON."""
+"""Output: text that is safe for a terminal, JSON, questions, and progress."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Json = dict[str, Any]
 
 
 def printable(text: str) -> str:
-    """Write a text in one line that leaves a terminal as it is: names in a store are anybody's.
+    """Escape a text for one line of a terminal: anybody may have chosen the names in a store.
 
-    What does not print (newlines, escape sequences, marks that turn the direction of reading) is written as in a
-    Python text.
+    Characters that do not print (newlines, escape sequences, marks that change the writing direction) are written as in
+    a Python string.
     """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
@@ -31,7 +31,7 @@ def say(text: str = "") -> None:
 
 
 def tell_damaged(keys: Iterable[str]) -> int:
-    """Complain of each damaged ref, by its key, that a command leaves out; returns the exit status: 1 if there are."""
+    """Report each damaged ref that a command leaves out, by its key; return the exit status, 1 if there is one."""
     status = 0
     for key in keys:
         complain(f"{key} cannot be read and is left out: `tensorcas verify` lists all that is damaged")
@@ -40,26 +40,26 @@ def tell_damaged(keys: Iterable[str]) -> int:
 
 
 def complain(text: str) -> None:
-    """Print a line on standard error, after the program's name; the text may hold names from a store."""
+    """Print a line on standard error after the program's name; the text may hold names from a store."""
     _print(f"tensorcas: {printable(without_secrets(text))}", sys.stderr)
 
 
 def say_json(document: Json) -> None:
-    """Print a document."""
+    """Print a JSON document."""
     say(json.dumps(document, indent=2, default=dict))
 
 
 def confirm(question: str, *, yes: bool, as_json: bool) -> bool:
-    """Ask before something is deleted. No answer is no.
+    """Ask for confirmation; no answer is no.
 
     Raises:
-        ValueError: A program is reading the output, and there is nobody to ask.
+        ValueError: The output is JSON, and there is no terminal to ask at.
     """
     if yes:
         return True
     if as_json and not (sys.stdin is not None and sys.stdin.isatty()):
-        raise ValueError("nothing was deleted: with --format json and no terminal to ask at, say --yes")
-    # Standard output is for what the command finds; a program may be reading it.
+        raise ValueError("nothing was deleted: --json without a terminal cannot ask for confirmation; pass --yes")
+    # Standard output is for the result, which a program may be reading.
     print(f"{printable(question)} [y/N] ", end="", file=sys.stderr, flush=True)
     answer = "" if sys.stdin is None else sys.stdin.readline()
     if not answer:
@@ -68,7 +68,7 @@ def confirm(question: str, *, yes: bool, as_json: bool) -> bool:
 
 
 def say_table(rows: Sequence[Sequence[str]], *, right: set[int]) -> None:
-    """Print rows of cells below each other; those of some columns end in line."""
+    """Print rows as a table; the columns ``right`` are aligned to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [
@@ -79,7 +79,7 @@ def say_table(rows: Sequence[Sequence[str]], *, right: set[int]) -> None:
 
 
 def steps_text(steps: list[int]) -> str:
-    """Write steps in one line: each of a few, or the first and the last of more than ten."""
+    """Write steps in one line: all of up to ten, or the first and the last."""
     if len(steps) <= 10:
         return ", ".join(map(str, steps))
     strides = {after - before for before, after in pairwise(steps)}
@@ -89,7 +89,7 @@ def steps_text(steps: list[int]) -> str:
 
 
 def ref_json(ref: Ref) -> Json:
-    """Describe a checkpoint or file."""
+    """Return a checkpoint or file as JSON."""
     return {
         "kind": ref.kind,
         "run_id": ref.run_id,
@@ -108,20 +108,61 @@ def ref_json(ref: Ref) -> Json:
 
 
 def metrics_json(metrics: Mapping[str, float]) -> Json:
-    """Write metrics, those that JSON has no number for as texts."""
+    """Return metrics as JSON; NaN and infinities become strings."""
     return {name: figure_json(value) for name, value in metrics.items()}
 
 
 def figure_json(value: float | None) -> float | str | None:
-    """Write a figure, as a text where JSON has no number for it."""
+    """Return a figure as JSON; NaN and infinities become strings."""
     return value if value is None or math.isfinite(value) else str(value)
 
 
 def spec_text(spec: Spec) -> list[str]:
-    """Write a tensor's dtype and shape."""
+    """Write the dtype and the shape of a tensor."""
     return [printable(spec.dtype or "bytes"), "x".join(map(str, spec.shape)) or "scalar"]
 
 
 def _print(text: str, stream: TextIO | None) -> None:
     encoding = getattr(stream, "encoding", None) or "utf-8"
     print(text.encode(encoding, "backslashreplace").decode(encoding) if stream else text, file=stream)
+
+
+_LINE_BYTES = 256 << 20
+"""Bytes of work per line of progress, where standard error is no terminal."""
+
+
+class ProgressLine:
+    """Progress on standard error: one line that is rewritten at a terminal, else a new line now and then."""
+
+    def __init__(self, *, is_quiet: bool) -> None:
+        self._stream = sys.stderr
+        self._is_quiet = is_quiet
+        self._is_terminal = sys.stderr.isatty()
+        self._width = 0
+        self._shown_bytes = 0
+
+    def __enter__(self) -> ProgressLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._width:
+            self._stream.write("\n")
+            self._stream.flush()
+
+    def show(self, line: str, n_bytes: int, *, is_last: bool = False) -> None:
+        """Show the state of the work.
+
+        Args:
+            line: The state in words.
+            n_bytes: Bytes done so far.
+            is_last: Whether to show the line in any case.
+        """
+        if self._is_quiet or not (self._is_terminal or is_last or n_bytes >= self._shown_bytes + _LINE_BYTES):
+            return
+        self._shown_bytes = n_bytes
+        if self._is_terminal:
+            self._stream.write(f"\r{line.ljust(self._width)}")
+            self._width = len(line)
+        else:
+            self._stream.write(f"{line}\n")
+        self._stream.flush()

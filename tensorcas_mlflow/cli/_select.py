@@ -1,4 +1,4 @@
-"""From the words of a command to a store, and to what is kept in it."""
+"""Selection: the store and the checkpoint that a command means."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from tensorcas_mlflow.store import Ref, Store, stores_below
 
 _N_LISTED = 10
 _MOST_FOLDERS = 20_000
-"""Among so many local folders stores are looked for below a place that has none."""
+"""Most local folders to search for stores below a place that has none."""
 _MOST_STORES = 100
 
 _FULL_ID = re.compile(r"[0-9a-f]{32}")
 _SHORT_ID = re.compile(r"[0-9a-f]{6,31}")
-"""The beginning of a run's id that is long enough to stand for it."""
+"""The beginning of a run's id, long enough to stand for it."""
 
 
 def root_of(options: Namespace) -> str:
-    """Say which place a command is about.
+    """Return the place that a command works on.
 
     Raises:
-        ValueError: The place that was named is the empty text, as a variable of the shell is that is not set.
+        ValueError: ``--root`` is empty, as an unset shell variable is.
     """
     root: str | None = getattr(options, "root", None)
     if root == "":
@@ -38,7 +38,7 @@ def root_of(options: Namespace) -> str:
 
 
 def store_of(options: Namespace) -> Store:
-    """Open the store that a command is about: the one at its place or the nearest above.
+    """Open the store at the place of a command, or the nearest one above.
 
     Raises:
         StoreNotFoundError: There is none.
@@ -47,7 +47,7 @@ def store_of(options: Namespace) -> Store:
 
 
 def store_at(root: str) -> Store:
-    """Open the store at a place or the nearest above; raises as `store_of`."""
+    """Open the store at a place, or the nearest one above; raise as `store_of` does."""
     if root.startswith("mlflow-artifacts:"):
         from tensorcas_mlflow.carrier import find_carrier  # imports MLflow, which takes longer than most commands
 
@@ -60,20 +60,26 @@ def store_at(root: str) -> Store:
         raise StoreNotFoundError(error.uri, tuple(below)) from None
 
 
+def checkpoint_of(options: Namespace) -> tuple[Store, Ref]:
+    """Open the store of a command and find the checkpoint of ``--run``, ``--step`` and ``--name``."""
+    store = store_of(options)
+    return store, the_one(store.checkpoints(), Wanted(run_id=options.run, step=options.step, name=options.name))
+
+
 def is_json(options: Namespace) -> bool:
-    """Tell whether a command is to answer in JSON."""
-    return getattr(options, "format", "text") == "json"
+    """Tell whether a command answers in JSON."""
+    return getattr(options, "json", False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which checkpoint a command means."""
+    """Description of a checkpoint by a command's options."""
 
     run_id: str
     step: int | None
-    """None is the last one."""
+    """None for the last one."""
     name: str | None
-    """None is any; the empty text is one without a name."""
+    """None for any; the empty text for a checkpoint without a name."""
 
     def __str__(self) -> str:
         step = "the last step" if self.step is None else f"step {self.step}"
@@ -81,22 +87,22 @@ class Wanted:
         return f"{step} of run {self.run_id!r}{name}"
 
     def is_named(self, ref: Ref) -> bool:
-        """Tell whether a checkpoint goes by the name: its own, its model's id, its artifact path, or its key."""
+        """Tell whether a checkpoint has the name, as its series, model id, artifact path or key."""
         if self.name == "":
             return ref.name is None and ref.model_id is None
         return self.name is None or self.name in (ref.name, ref.model_id, ref.path, ref.copy_path, ref.key)
 
 
 def is_short_id(run_id: str) -> bool:
-    """Tell whether this may be the beginning of an id that MLflow has made."""
+    """Tell whether a text may be the beginning of an id that MLflow made."""
     return _SHORT_ID.fullmatch(run_id) is not None
 
 
 def full_run_id(refs: Sequence[Ref], run_id: str) -> str:
-    """Complete the beginning of an id that MLflow has made; give any other as it is.
+    """Complete the beginning of an id that MLflow made; return any other id unchanged.
 
     Raises:
-        ValueError: Several runs begin so.
+        ValueError: Several runs begin with it.
     """
     runs = {ref.run_id for ref in refs if ref.run_id is not None}
     if run_id in runs or not is_short_id(run_id):
@@ -110,11 +116,11 @@ def full_run_id(refs: Sequence[Ref], run_id: str) -> str:
 
 
 def of_run(refs: Sequence[Ref], run_id: str) -> list[Ref]:
-    """Give what belongs to a run, of whose id the beginning may be given.
+    """Return what belongs to a run, given its id or the beginning of it.
 
     Raises:
         CheckpointNotFoundError: Nothing does.
-        ValueError: Several runs begin so.
+        ValueError: Several runs begin with it.
     """
     run_id = full_run_id(refs, run_id)
     found = [ref for ref in refs if ref.run_id == run_id]
@@ -127,12 +133,12 @@ def of_run(refs: Sequence[Ref], run_id: str) -> list[Ref]:
 
 
 def _is_default(ref: Ref) -> bool:
-    """Tell whether a checkpoint is of the series that a caller gets who names none."""
+    """Tell whether a checkpoint is of the default series."""
     return ref.model_id is None and _series(ref) in ("", DEFAULT_NAME)
 
 
 def _series(ref: Ref) -> str:
-    """Name what a checkpoint is one of: its model, its series, or, of neither, its place."""
+    """Name the model or series of a checkpoint, or else its place."""
     return next((each for each in (ref.model_id, ref.name, ref.path, ref.copy_path, ref.uri) if each is not None), "")
 
 
@@ -150,8 +156,8 @@ def _listed(names: Sequence[str]) -> str:
 def the_one(refs: Sequence[Ref], wanted: Wanted) -> Ref:
     """Find the checkpoint that a command means.
 
-    Without a step and a name it is the last one of the default series, as in Python. Of a run without that series it
-    is the last one of the only series or model there is.
+    Without a step and a name it is the last one of the default series, as in Python. In a run without that series it is
+    the last one of the only series or model.
 
     Raises:
         CheckpointNotFoundError: There is none.

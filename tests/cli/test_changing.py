@@ -58,7 +58,7 @@ def test_init_without_a_place_makes_a_store_where_one_is_looked_for(
     tensorcas: Tensorcas, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    made = tensorcas("init", "--format", "json").json
+    made = tensorcas("init", "--json").json
 
     assert made == {"store": Store.open(tmp_path).uri, "id": Store.open(tmp_path).id, "chunk_bytes": 262144}
 
@@ -94,7 +94,7 @@ def test_delete_without_a_yes_deletes_nothing(tensorcas: Tensorcas, store: Store
 
 def test_delete_does_not_ask_where_yes_is_said(tensorcas: Tensorcas, store: Store) -> None:
     words = ["delete", "--run", "other", "--step", "1", "--name", "ema", "--yes", "--root", store.uri]
-    done = tensorcas(*words, "--format", "json")
+    done = tensorcas(*words, "--json")
 
     assert (done.status, done.err) == (0, "")
     assert (done.json["deleted"], done.json["checkpoint"]["name"]) == (True, "ema")
@@ -133,7 +133,7 @@ def test_delete_does_not_drop_what_was_saved_while_it_asked(
     done = tensorcas("delete", "--run", "run", "--step", "2", "--root", garbage.uri)
 
     assert done.status == 1
-    assert "saved again meanwhile" in done.err
+    assert "saved again in the meantime" in done.err
     assert steps(garbage) == [2]
 
 
@@ -171,7 +171,7 @@ def test_gc_does_not_ask_where_there_is_nothing_to_delete(tensorcas: Tensorcas, 
 def test_a_dry_run_prints_the_plan_and_stops(tensorcas: Tensorcas, garbage: Store) -> None:
     before = pack_bytes(garbage)
     done = tensorcas("gc", "--dry-run", "--yes", "--root", garbage.uri)
-    found = tensorcas("gc", "--dry-run", "--root", garbage.uri, "--format", "json").json
+    found = tensorcas("gc", "--dry-run", "--root", garbage.uri, "--json").json
 
     assert len(done.out.splitlines()) == 1
     assert (found["plan"]["n_packs"], found["plan"]["n_manifests"], found["report"]) == (1, 1, None)
@@ -179,7 +179,7 @@ def test_a_dry_run_prints_the_plan_and_stops(tensorcas: Tensorcas, garbage: Stor
 
 
 def test_gc_in_json_is_one_document(tensorcas: Tensorcas, garbage: Store) -> None:
-    done = tensorcas("gc", "--yes", "--root", garbage.uri, "--format", "json")
+    done = tensorcas("gc", "--yes", "--root", garbage.uri, "--json")
 
     [why] = done.json["plan"]["why"]
     assert (why["reason"], len(why["packs"]), len(why["manifests"])) == ("dropped", 1, 1)
@@ -192,7 +192,7 @@ def test_gc_keeps_what_a_save_relies_on_that_has_been_silent_for_less_than_the_g
     tensorcas: Tensorcas, garbage: Store
 ) -> None:
     with garbage.write_checkpoint({"w": np.random.default_rng(1).normal(size=1000)}) as pending:
-        kept = tensorcas("gc", "--yes", "--root", garbage.uri, "--format", "json").json
+        kept = tensorcas("gc", "--yes", "--root", garbage.uri, "--json").json
         tensorcas("gc", "--yes", "--grace", "0", "--root", garbage.uri)
         pending.commit(RefTarget(run_id="run", step=3))
 
@@ -210,9 +210,9 @@ def test_gc_rewrites_packs_that_waste_more_than_is_allowed(tensorcas: Tensorcas,
         pending.commit(RefTarget(run_id="run", step=2))
     store.drop(first)
 
-    kept = tensorcas("gc", "--yes", "--root", place, "--format", "json").json["report"]
+    kept = tensorcas("gc", "--yes", "--root", place, "--json").json["report"]
     assert kept["n_packs"] == 0
-    rewritten = tensorcas("gc", "--yes", "--max-waste", "0", "--root", place, "--format", "json").json
+    rewritten = tensorcas("gc", "--yes", "--max-waste", "0", "--root", place, "--json").json
     assert (rewritten["plan"]["n_rewrites"], rewritten["report"]["n_packs"]) == (1, 1)
 
 
@@ -221,7 +221,7 @@ def test_a_program_that_says_no_yes_is_refused_and_not_kept_waiting(
     tensorcas: Tensorcas, garbage: Store, command: list[str]
 ) -> None:
     before = pack_bytes(garbage)
-    done = tensorcas(*command, "--root", garbage.uri, "--format", "json", piped="y\n")
+    done = tensorcas(*command, "--root", garbage.uri, "--json", piped="y\n")
 
     assert (done.status, done.out) == (1, "")
     assert "--yes" in done.err
@@ -229,7 +229,7 @@ def test_a_program_that_says_no_yes_is_refused_and_not_kept_waiting(
 
 
 def test_somebody_at_a_terminal_is_asked_also_where_the_answer_is_json(tensorcas: Tensorcas, garbage: Store) -> None:
-    done = tensorcas("gc", "--root", garbage.uri, "--format", "json", typed="y\n")
+    done = tensorcas("gc", "--root", garbage.uri, "--json", typed="y\n")
 
     assert done.json["report"]["n_packs"] == 1
     assert done.err == "Delete? [y/N] "

@@ -60,7 +60,7 @@ def test_copy_makes_a_backup_and_says_so(tensorcas: Tensorcas, store: Store, bac
 
 def test_a_second_copy_finds_everything_there(tensorcas: Tensorcas, store: Store, backup: Path) -> None:
     tensorcas("copy", store.uri, backup)
-    done = tensorcas("copy", store.uri, backup, "--format", "json")
+    done = tensorcas("copy", store.uri, backup, "--json")
 
     assert done.status == 0
     assert done.json == {
@@ -79,7 +79,7 @@ def test_a_second_copy_finds_everything_there(tensorcas: Tensorcas, store: Store
 def test_a_dry_run_says_what_would_move_and_makes_nothing(tensorcas: Tensorcas, store: Store, backup: Path) -> None:
     write(store, "MLmodel")
     told = tensorcas("copy", store.uri, backup, "--dry-run")
-    found = tensorcas("copy", store.uri, backup, "--dry-run", "--format", "json").json
+    found = tensorcas("copy", store.uri, backup, "--dry-run", "--json").json
 
     assert not backup.exists()
     assert told.out.splitlines()[0].startswith("would make a store of the same id")
@@ -99,12 +99,12 @@ def test_what_the_destination_has_otherwise_is_kept_and_the_exit_status_says_so(
     save(other, 7, run_id="train", step=1)
     (backup / "MLmodel").write_text("another")
     done = tensorcas("copy", store.uri, backup)
-    found = tensorcas("copy", store.uri, backup, "--format", "json")
+    found = tensorcas("copy", store.uri, backup, "--json")
 
     assert (done.status, found.status) == (4, 4)
     assert "kept: run train step 1: the destination has another one" in done.out
     assert found.json["kept"] == ["run train step 1", "MLmodel"]
-    assert tensorcas("copy", store.uri, backup, "--replace").status == 0
+    assert tensorcas("copy", store.uri, backup, "--overwrite").status == 0
     assert (backup / "MLmodel").read_text() == "MLmodel"
 
 
@@ -116,7 +116,7 @@ def test_what_is_damaged_is_told_and_the_exit_status_is_1(tensorcas: Tensorcas, 
         store.backend.put_new(f"manifests/{each.manifest}", [b"damaged"])
     store.backend.put_new("refs/runs/train/@9", [b"damaged"])
     done = tensorcas("copy", store.uri, backup)
-    found = tensorcas("copy", store.uri, backup, "--format", "json")
+    found = tensorcas("copy", store.uri, backup, "--json")
 
     assert (done.status, found.status) == (1, 1)
     assert "failed: run other ema step 1" in done.out

@@ -33,7 +33,7 @@ def test_a_file_is_imported_shown_and_exported_again(
 ) -> None:
     place = ("--root", store.uri)
     taken = tensorcas("import", file, "--run", "new", "--step", "7", "--name", "base", *place)
-    shown = tensorcas("show", "--run", "new", *place, "--format", "json").json
+    shown = tensorcas("show", "--run", "new", *place, "--json").json
     given = tensorcas("export", "--run", "new", "--name", "base", tmp_path / "out.safetensors", *place)
 
     assert (taken.status, given.status) == (0, 0), taken.err + given.err
@@ -63,7 +63,7 @@ def test_tensors_that_cannot_be_stored_are_named_or_told_as_left_out(
     torch.save({"w": torch.ones(2), "s": sparse}, tmp_path / "m.pt")
     words = ("import", tmp_path / "m.pt", "--run", "new", "--step", "1", "--root", store.uri)
     refused = tensorcas(*words)
-    taken = tensorcas(*words, "--skip-unknown", "--format", "json")
+    taken = tensorcas(*words, "--skip-unknown", "--json")
 
     assert refused.status == 1
     assert "--skip-unknown" in refused.err
@@ -80,10 +80,10 @@ def test_a_checkpoint_shows_what_was_left_out_and_is_exported_without_it_only_if
     shown = tensorcas("show", *place)
     words = ("export", tmp_path / "w.safetensors", *place)
     refused = tensorcas(*words)
-    given = tensorcas(*words, "--skip-unknown", "--format", "json")
+    given = tensorcas(*words, "--skip-unknown", "--json")
 
     assert "left out: s: " in shown.out
-    assert list(tensorcas("show", *place, "--format", "json").json["left_out"]) == ["s"]
+    assert list(tensorcas("show", *place, "--json").json["left_out"]) == ["s"]
     assert (refused.status, "--skip-unknown" in refused.err) == (1, True)
     assert (given.json["n_tensors"], list(given.json["left_out"])) == (1, ["s"])
 
@@ -102,9 +102,9 @@ def test_a_file_that_is_not_there_is_told_in_few_words(tensorcas: Tensorcas, tmp
 
 
 def test_export_writes_shards_and_partitions(tensorcas: Tensorcas, store: Store, tmp_path: Path) -> None:
-    words = ("export", "--run", "train", "--step", "1", "--root", store.uri, "--format", "json")
+    words = ("export", "--run", "train", "--step", "1", "--root", store.uri, "--json")
     shards = tensorcas(*words, tmp_path / "shards", "--shard-size", "1KB").json
-    parts = tensorcas(*words, tmp_path / "parts", "--to", "serverlessllm", "--partitions", "2").json
+    parts = tensorcas(*words, tmp_path / "parts", "--file-format", "serverlessllm", "--partitions", "2").json
 
     assert (shards["format"], shards["n_tensors"]) == ("safetensors", 2)
     assert {Path(each["path"]).name for each in shards["files"]} == set(os.listdir(tmp_path / "shards"))
@@ -135,7 +135,7 @@ def test_what_lies_in_the_way_is_told_in_one_line(tensorcas: Tensorcas, store: S
 
 def test_a_file_is_converted_where_there_is_no_store(tensorcas: Tensorcas, tmp_path: Path, file: Path) -> None:
     done = tensorcas("convert", file, tmp_path / "m.pt", "--match", "*.weight")
-    back = tensorcas("convert", tmp_path / "m.pt", tmp_path / "back.safetensors", "--format", "json")
+    back = tensorcas("convert", tmp_path / "m.pt", tmp_path / "back.safetensors", "--json")
 
     assert done.status == 0, done.err
     assert torch.load(tmp_path / "m.pt", weights_only=True)["a.weight"].tolist() == ARRAYS["a.weight"].tolist()
@@ -160,7 +160,7 @@ def test_progress_is_told_at_a_terminal_and_not_with_quiet(
 
 @pytest.mark.parametrize(
     "words",
-    [["--shard-size", "0"], ["--shard-size", "5 apples"], ["--partitions", "0"], ["--to", "tar"]],
+    [["--shard-size", "0"], ["--shard-size", "5 apples"], ["--partitions", "0"], ["--file-format", "tar"]],
 )
 def test_words_that_are_no_sizes_or_formats_are_wrong_usage(
     tensorcas: Tensorcas, tmp_path: Path, file: Path, words: list[str]
@@ -172,7 +172,7 @@ def test_words_that_are_no_sizes_or_formats_are_wrong_usage(
     ("text", "n_bytes"), [("5GB", 5 * 10**9), ("1.5kB", 1500), ("512MiB", 512 << 20), ("2G", 2 * 10**9), ("70", 70)]
 )
 def test_sizes_are_read_as_people_write_them(text: str, n_bytes: int) -> None:
-    from tensorcas_mlflow.cli._options import size
+    from tensorcas_mlflow.cli._command import size
 
     assert size(text) == n_bytes
 

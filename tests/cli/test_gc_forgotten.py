@@ -130,7 +130,7 @@ def test_what_was_written_within_the_grace_is_left_alone(host: Host, gc: Gc) -> 
     kept, gone = host.run(experiment), host.run(experiment)
     host.forget(gone)
 
-    assert gc(grace="1").status == 0
+    assert gc(grace="1h").status == 0
     assert host.kept() == {kept, gone}
 
 
@@ -139,7 +139,7 @@ def test_nothing_is_dropped_by_a_dry_run(host: Host, gc: Gc) -> None:
     ids = host.run(experiment), host.run(experiment), host.model(experiment)
     host.forget(*ids[1:])
 
-    found = gc("--dry-run", "--format", "json").json
+    found = gc("--dry-run", "--json").json
 
     assert sorted((root["kind"], root["id"], root["path"]) for root in found["gone_roots"]) == [
         ("model", ids[2], f"a/models/{ids[2]}/artifacts"),
@@ -160,7 +160,7 @@ def test_a_folder_that_is_shown_to_be_nobodys_is_judged_only_if_it_is_named(host
 
     done = gc()
     assert f"kept: 1 unknown artifact root in theirs: nothing shows that the folder is one of {host.uri}" in done.out
-    assert "say --folder theirs" in done.out
+    assert "pass --folder theirs" in done.out
     assert host.kept() == {mine, theirs}
     assert gc("--folder", "theirs").status == 0
 

@@ -60,7 +60,7 @@ def test_gc_drops_models_that_are_gone_from_a_folder_of_mlflows_own(
     kept = mlflow.tensorcas.log_model(model, name="kept")
     shutil.rmtree(location / "models" / gone.model_id)
 
-    assert main(["gc", "--root", str(location), "--orphans", "--yes", "--grace", "1"]) == 0
+    assert main(["gc", "--root", str(location), "--orphans", "--yes", "--grace", "1h"]) == 0
     assert len(Store.open(location).checkpoints()) == 2
     assert main(["gc", "--root", str(location), "--orphans", "--yes", "--grace", "0"]) == 0
 
@@ -163,7 +163,7 @@ def test_gc_drops_the_checkpoint_of_a_model_that_was_logged_over(tmp_path: Path)
 def test_the_plan_says_what_goes_with_the_orphans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, info, location = log_plainly(tmp_path)
     shutil.rmtree(location / "models" / info.model_id)
-    command = ["gc", "--root", str(location), "--orphans", "--grace", "0", "--format", "json"]
+    command = ["gc", "--root", str(location), "--orphans", "--grace", "0", "--json"]
     capsys.readouterr()
 
     assert main([*command, "--dry-run"]) == 0

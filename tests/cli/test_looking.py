@@ -77,12 +77,12 @@ def test_more_than_ten_steps_are_told_as_a_range(
         save(store, {}, run_id="long", step=step)
 
     assert f"  {said}  test" in tensorcas("list", "--root", tmp_path).out.splitlines()
-    listed = tensorcas("list", "--root", tmp_path, "--format", "json").json
+    listed = tensorcas("list", "--root", tmp_path, "--json").json
     assert [entry["step"] for entry in listed["runs"][0]["checkpoints"]] == list(steps)
 
 
 def test_list_in_json_tells_all_that_is_known(tensorcas: Tensorcas, store: Store) -> None:
-    listed = tensorcas("list", "--root", root(store), "--format", "json").json
+    listed = tensorcas("list", "--root", root(store), "--json").json
     [train, other, none] = listed["runs"]
 
     assert (listed["store"], train["run_id"], none["run_id"]) == (store.uri, "train", None)
@@ -115,7 +115,7 @@ def bytes_at(root: Root) -> int:
 
 def test_stats_count_every_byte_on_disk(tensorcas: Tensorcas, store: Store) -> None:
     on_disk = bytes_at(Root.parse(store.uri))
-    found = tensorcas("stats", "--root", root(store), "--format", "json").json
+    found = tensorcas("stats", "--root", root(store), "--json").json
 
     assert found["disk_bytes"] == found["disk"]["total"] == on_disk
     assert (found["runs"], found["checkpoints"], found["files"]) == (2, 5, 1)
@@ -124,7 +124,7 @@ def test_stats_count_every_byte_on_disk(tensorcas: Tensorcas, store: Store) -> N
 
 
 def test_stats_of_a_run_are_its_own(tensorcas: Tensorcas, store: Store) -> None:
-    found = tensorcas("stats", "--run", "train", "--root", root(store), "--format", "json").json
+    found = tensorcas("stats", "--run", "train", "--root", root(store), "--json").json
 
     assert (found["run_id"], found["checkpoints"], found["steps"]) == ("train", 4, [1, 2, 3])
     assert (found["total_chunks"], found["unique_chunks"], found["dedup_ratio"]) == (7, 5, 0.7143)
@@ -132,7 +132,7 @@ def test_stats_of_a_run_are_its_own(tensorcas: Tensorcas, store: Store) -> None:
 
 
 def test_stats_tell_whose_the_bytes_are(tensorcas: Tensorcas, store: Store) -> None:
-    found = tensorcas("stats", "--by", "run", "--root", root(store), "--format", "json").json
+    found = tensorcas("stats", "--by", "run", "--root", root(store), "--json").json
     shares = {share["run_id"]: share for share in found["shares"]}
     said = tensorcas("stats", "--by", "step", "--root", root(store), "--top", "1").out.splitlines()
 
@@ -146,7 +146,7 @@ def test_stats_tell_whose_the_bytes_are(tensorcas: Tensorcas, store: Store) -> N
 
 
 def test_stats_of_one_run_tell_only_its_own_steps(tensorcas: Tensorcas, store: Store) -> None:
-    found = tensorcas("stats", "--by", "step", "--run", "train", "--root", root(store), "--format", "json").json
+    found = tensorcas("stats", "--by", "step", "--run", "train", "--root", root(store), "--json").json
 
     assert {(share["run_id"], share["step"]) for share in found["shares"]} == {("train", step) for step in (1, 2, 3)}
 
@@ -174,7 +174,7 @@ def test_show_tells_the_tensors_of_a_checkpoint(tensorcas: Tensorcas, store: Sto
 
 
 def test_show_in_json_tells_metrics_and_tensors(tensorcas: Tensorcas, store: Store) -> None:
-    found = tensorcas("show", "--run", "other", "--root", root(store), "--format", "json").json
+    found = tensorcas("show", "--run", "other", "--root", root(store), "--json").json
 
     assert (found["checkpoint"]["step"], found["checkpoint"]["metrics"]) == (1, {"loss": "nan"})
     assert found["tensors"] == [{"name": "w", "dtype": "float64", "shape": [3], "n_bytes": 24, "n_chunks": 1}]
@@ -195,7 +195,7 @@ def test_show_tells_what_a_checkpoint_consists_of(tensorcas: Tensorcas, tmp_path
         "  k          float32 2x3  72 B  in 3",
         "norm         float64 5  40 B",
     ]
-    found = tensorcas(*words, "--format", "json").json
+    found = tensorcas(*words, "--json").json
     assert found["stacks"] == [{"name": "layers", "layers": [0, 1, 2], "bytes": [48, 48, 48], "n_experts": 0}]
     assert [child["name"] for child in found["tree"]["children"]] == ["layers.0..2", "norm"]
 
@@ -226,15 +226,15 @@ def test_without_a_step_and_a_name_every_command_takes_the_last_of_the_default_s
 
     for done in (shown, explained, given):
         assert "run train step 3" in done.out.splitlines()[0], done.err
-    assert tensorcas("show", *place, "--format", "json").json["checkpoint"]["step"] == 3
-    assert tensorcas("show", *place, "--step", "7", "--format", "json").json["checkpoint"]["model_id"] == "m-2"
+    assert tensorcas("show", *place, "--json").json["checkpoint"]["step"] == 3
+    assert tensorcas("show", *place, "--step", "7", "--json").json["checkpoint"]["model_id"] == "m-2"
 
 
 def test_series_and_models_beside_no_default_series_must_be_named(tensorcas: Tensorcas, store: Store) -> None:
     save(store, {"w": np.ones(3)}, run_id="new", step=1, name="ema")
     save(store, {"w": np.ones(3)}, run_id="new", step=2, name="ema")
     place = ("--run", "new", "--root", store.uri)
-    only = tensorcas("show", *place, "--format", "json").json["checkpoint"]
+    only = tensorcas("show", *place, "--json").json["checkpoint"]
     save(store, {"w": np.ones(3)}, run_id="new", step=7, model_id="m-3", copy_path="models/m-3/checkpoint.arrow")
     refused = tensorcas("show", *place)
 
@@ -246,7 +246,7 @@ def test_series_and_models_beside_no_default_series_must_be_named(tensorcas: Ten
 
 
 def test_a_step_that_several_have_must_be_named(tensorcas: Tensorcas, store: Store) -> None:
-    words = ["show", "--run", "train", "--step", "3", "--root", root(store), "--format", "json"]
+    words = ["show", "--run", "train", "--step", "3", "--root", root(store), "--json"]
     done = tensorcas(*words)
 
     assert done.status == 1
@@ -297,7 +297,7 @@ def test_diff_of_values_tells_by_how_much(tensorcas: Tensorcas, tmp_path: Path) 
     words = ["diff", "--run", "r", "--steps", "1", "2", "--values", "--root", root(store)]
 
     assert "~ w  float64 4  max 0.5 mean 0.125 norm 0.1 equal 75.0%" in tensorcas(*words).out.splitlines()
-    assert tensorcas(*words, "--format", "json").json["values"] == {
+    assert tensorcas(*words, "--json").json["values"] == {
         "w": {
             "max_absolute": 0.5,
             "mean_absolute": 0.125,
@@ -311,7 +311,7 @@ def test_diff_of_values_tells_by_how_much(tensorcas: Tensorcas, tmp_path: Path) 
 
 def test_diff_of_two_runs_names_each(tensorcas: Tensorcas, store: Store) -> None:
     words = ["diff", "--run", "train", "--step", "1", "--run", "other", "--root", root(store)]
-    found = tensorcas(*words, "--format", "json").json
+    found = tensorcas(*words, "--json").json
 
     assert (found["before"]["run_id"], found["after"]["run_id"]) == ("train", "other")
     assert (found["added"], found["removed"], found["changed"], found["equal"]) == ([], ["fixed"], ["w"], [])
@@ -320,7 +320,7 @@ def test_diff_of_two_runs_names_each(tensorcas: Tensorcas, store: Store) -> None
 
 def test_diff_of_two_names_of_one_step(tensorcas: Tensorcas, store: Store) -> None:
     words = ["--run", "train", "--step", "3", "--name", "", "--name", "m-1", "--root", root(store)]
-    found = tensorcas("diff", *words, "--format", "json").json
+    found = tensorcas("diff", *words, "--json").json
 
     assert (found["before"]["model_id"], found["after"]["model_id"]) == (None, "m-1")
 
@@ -331,12 +331,12 @@ def test_diff_says_what_python_says_of_content_beside_the_tensors(tensorcas: Ten
             runs.save(SimpleNamespace(coefficients=[scale], table=np.ones((90, 90))), step)
         found = diff(runs.open(0), runs.open(2))
     words = ["diff", "--run", "r", "--root", str(tmp_path)]
-    told, said = tensorcas(*words, "--steps", "0", "2"), tensorcas(*words, "--steps", "0", "2", "--format", "json")
+    told, said = tensorcas(*words, "--steps", "0", "2"), tensorcas(*words, "--steps", "0", "2", "--json")
 
     assert (told.status, said.status, said.json["is_equal"]) == (5, 5, False)
     assert said.json["other"] == list(found.other) == ["skeleton"]
     assert "other content differs: skeleton" in told.out.splitlines()
-    equal = tensorcas(*words, "--steps", "0", "1", "--format", "json")
+    equal = tensorcas(*words, "--steps", "0", "1", "--json")
     assert (equal.status, equal.json["is_equal"], equal.json["other"]) == (0, True, [])
 
 
@@ -380,7 +380,7 @@ def test_verify_ends_with_3_where_it_finds_problems(tensorcas: Tensorcas, store:
 
 def test_verify_in_json_tells_each_problem(tensorcas: Tensorcas, store: Store) -> None:
     damage(store)
-    done = tensorcas("verify", "--root", root(store), "--format", "json")
+    done = tensorcas("verify", "--root", root(store), "--json")
     found = done.json
 
     assert (done.status, found["full"], found["n_refs"]) == (3, False, 6)
@@ -401,10 +401,10 @@ def test_other_commands_point_to_verify_where_something_cannot_be_read(tensorcas
 
 
 def test_verify_reads_a_part_or_a_sample_and_says_so(tensorcas: Tensorcas, store: Store) -> None:
-    parts = [tensorcas("verify", "--part", f"{k}/3", "--root", root(store), "--format", "json").json for k in (1, 2, 3)]
-    sample = tensorcas("verify", "--sample", "50%", "--root", root(store), "--format", "json").json
-    seed = ["--sample", "50", "--seed", str(sample["seed"])]
-    again = tensorcas("verify", "--full", *seed, "--root", root(store), "--format", "json").json
+    parts = [tensorcas("verify", "--part", f"{k}/3", "--root", root(store), "--json").json for k in (1, 2, 3)]
+    sample = tensorcas("verify", "--sample", "50%", "--root", root(store), "--json").json
+    seed = ["--sample", "50%", "--seed", str(sample["seed"])]
+    again = tensorcas("verify", "--full", *seed, "--root", root(store), "--json").json
 
     assert sum(part["n_read"] for part in parts) == parts[0]["n_chunks"] == 6
     assert [part["part"] for part in parts] == ["1/3", "2/3", "3/3"]
@@ -412,7 +412,8 @@ def test_verify_reads_a_part_or_a_sample_and_says_so(tensorcas: Tensorcas, store
 
 
 @pytest.mark.parametrize(
-    "words", [["--part", "0/3"], ["--part", "4/3"], ["--part", "x"], ["--sample", "101%"], ["--seed", "1"]]
+    "words",
+    [["--part", "0/3"], ["--part", "4/3"], ["--part", "x"], ["--sample", "101%"], ["--sample", "50"], ["--seed", "1"]],
 )
 def test_a_part_or_sample_that_there_is_not_is_wrong_usage(
     tensorcas: Tensorcas, store: Store, words: list[str]

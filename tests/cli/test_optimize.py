@@ -46,7 +46,7 @@ def test_without_a_yes_or_with_a_dry_run_nothing_is_changed(tensorcas: Tensorcas
 
 
 def test_json_says_what_was_done(tensorcas: Tensorcas, store: Store) -> None:
-    answered = tensorcas("optimize", "--yes", "--effort", "balanced", "--root", store.uri, "--format", "json").json
+    answered = tensorcas("optimize", "--yes", "--effort", "balanced", "--root", store.uri, "--json").json
 
     assert answered["effort"] == "balanced"
     assert answered["plan"]["n_chunks"] > 0

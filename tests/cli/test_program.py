@@ -59,15 +59,15 @@ def run(*words: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_place_is_said_before_or_after_the_command(tensorcas: Tensorcas, store: Store) -> None:
-    after = tensorcas("list", "--root", store.uri, "--format", "json")
-    before = tensorcas("--format", "json", "--root", store.uri, "list")
+    after = tensorcas("list", "--root", store.uri, "--json")
+    before = tensorcas("--json", "--root", store.uri, "list")
 
     assert before.status == after.status == 0
     assert before.json == after.json
 
 
-def test_what_is_said_after_the_command_counts(tensorcas: Tensorcas, store: Store) -> None:
-    assert tensorcas("--root", "/nowhere", "--format", "json", "list", "--root", store.uri, "--format", "text").out
+def test_an_option_after_the_command_overrides_the_one_before_it(tensorcas: Tensorcas, store: Store) -> None:
+    assert tensorcas("--root", "/nowhere", "--json", "list", "--root", store.uri).json["store"] == store.uri
 
 
 def test_the_place_is_said_by_the_environment_where_no_word_does(
@@ -116,14 +116,18 @@ def test_a_place_of_another_kind_is_an_error(tensorcas: Tensorcas) -> None:
     [
         [],
         ["nothing"],
-        ["list", "--format", "xml"],
+        ["list", "--json", "xml"],
         ["show", "--step", "1"],
         ["show", "--run", "x", "--step", "one"],
         ["delete", "--run", "x"],
         ["gc", "--grace", "-1"],
         ["gc", "--grace", "nan"],
         ["gc", "--grace", "soon"],
-        ["gc", "--max-waste", "1.5"],
+        ["gc", "--grace", "24"],
+        ["gc", "--quarantine", "1h30m"],
+        ["gc", "--max-waste", "0.3"],
+        ["gc", "--max-waste", "150%"],
+        ["gc", "--max-waste", "nan%"],
         ["list", "somewhere"],
     ],
     ids=" ".join,
@@ -217,7 +221,7 @@ def test_verify_shows_names_as_plain_text(tensorcas: Tensorcas, hostile: Store) 
 
 
 def test_json_holds_names_as_they_are_and_is_plain_text_itself(tensorcas: Tensorcas, hostile: Store) -> None:
-    words = ["--root", hostile.uri, "--format", "json"]
+    words = ["--root", hostile.uri, "--json"]
     listed = tensorcas("list", *words)
     shown = tensorcas("show", "--run", HOSTILE, "--step", "1", *words)
 
@@ -243,7 +247,7 @@ def test_a_terminal_that_knows_ascii_only_is_no_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", [[], *([command] for command in COMMANDS)], ids=" ".join)
 def test_help_gives_examples_that_are_commands(tensorcas: Tensorcas, words: list[str]) -> None:
-    from tensorcas_mlflow.cli._parser import parser
+    from tensorcas_mlflow.cli._main import parser
 
     done = tensorcas(*words, "--help")
     examples = re.findall(r"^  tensorcas (.*?)(?:  .*)?$", done.out.partition("examples:")[2], re.MULTILINE)
@@ -282,8 +286,8 @@ def keys_of(value: Any) -> Any:
         ("optimize", ["--yes"]),
         ("copy", ["SRC", "NEW"]),
         ("import", ["FILE", "--run", "new", "--step", "1", "--skip-unknown"]),
-        ("export", ["--run", "train", "--step", "1", "NEW", "--to", "npz"]),
-        ("convert", ["FILE", "NEW", "--to", "torch", "--skip-unknown"]),
+        ("export", ["--run", "train", "--step", "1", "NEW", "--file-format", "npz"]),
+        ("convert", ["FILE", "NEW", "--out-format", "torch", "--skip-unknown"]),
     ],
 )
 def test_the_page_shows_the_keys_that_a_command_answers_with(
@@ -299,7 +303,7 @@ def test_the_page_shows_the_keys_that_a_command_answers_with(
         for ref in store.checkpoints():
             store.drop(ref)
     place = [] if command == "copy" else ["--root", store.uri]
-    answered = tensorcas(*place, "--format", "json", command, *words).json
+    answered = tensorcas(*place, "--json", command, *words).json
 
     shown = json_on_the_page()[command]
     if command == "list":
@@ -311,7 +315,7 @@ def test_the_page_shows_the_keys_that_a_command_answers_with(
 
 
 def test_the_page_names_every_command_and_option() -> None:
-    from tensorcas_mlflow.cli._parser import parser
+    from tensorcas_mlflow.cli._main import parser
 
     page = PAGE.read_text()
     subparsers = parser()._subparsers
@@ -323,4 +327,4 @@ def test_the_page_names_every_command_and_option() -> None:
         assert section, name
         for action in command._actions:
             option = action.option_strings[-1] if action.option_strings else ""
-            assert option in ("", "--help", "--root", "--format") or f"`{option}" in section, (name, option)
+            assert option in ("", "--help", "--root", "--json") or f"`{option}" in section, (name, option)

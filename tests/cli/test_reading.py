@@ -27,7 +27,7 @@ def test_explain_tells_how_a_checkpoint_would_be_read(tensorcas: Tensorcas, stor
 def test_explain_answers_in_json_for_some_tensors_and_a_forced_way(tensorcas: Tensorcas, store: Store) -> None:
     [ref] = [ref for ref in store.checkpoints() if ref.run_id == "other"]
     name = store.manifest(ref).names()[0]
-    words = ("explain", "--run", "other", "--tensor", name, "--way", "map", "--root", store.uri, "--format", "json")
+    words = ("explain", "--run", "other", "--tensor", name, "--way", "map", "--root", store.uri, "--json")
     told = tensorcas(*words).json
 
     assert told["checkpoint"]["key"] == ref.key

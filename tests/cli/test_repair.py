@@ -90,8 +90,8 @@ def test_a_backup_heals_all_of_it(tensorcas: Tensorcas, folder: Path, backup: Pa
 
 
 def test_the_answer_in_json(tensorcas: Tensorcas, folder: Path, backup: Path) -> None:
-    dry = tensorcas("repair", "--root", folder, "--dry-run", "--format", "json")
-    done = tensorcas("repair", "--root", folder, "--from", backup, "--yes", "--format", "json")
+    dry = tensorcas("repair", "--root", folder, "--dry-run", "--json")
+    done = tensorcas("repair", "--root", folder, "--from", backup, "--yes", "--json")
 
     [finding] = dry.json["plan"]["findings"]
     assert finding["is_mended"]
@@ -129,7 +129,7 @@ def test_verify_tells_of_a_damaged_format_and_of_all_else(tensorcas: Tensorcas, 
         (folder / ".tensorcas" / "format").unlink()
     else:
         damage(folder, "format", 0)
-    done = tensorcas("verify", "--root", folder, "--full", "--format", "json")
+    done = tensorcas("verify", "--root", folder, "--full", "--json")
 
     assert done.status == 3
     assert sorted(problem["key"].partition("/")[0] for problem in done.json["problems"]) == ["format", "packs"]
@@ -164,7 +164,7 @@ def test_a_link_in_the_place_of_a_blob_is_not_told_as_restored(
     [path] = [path for path in (backup / ".tensorcas" / kind).rglob("*") if path.is_file()]
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
-    done = tensorcas("repair", "--root", backup, "--from", other, "--yes", "--format", "json")
+    done = tensorcas("repair", "--root", backup, "--from", other, "--yes", "--json")
 
     assert done.status == 3
     assert done.json["report"]["restored"] == []

@@ -83,9 +83,9 @@ COMMANDS = [
     "import good.npz --run a/b --step 1 --name a/b",
     f"export --run {RUN} out.unknown",
     f"export --run {RUN} file/out.npz",
-    f"export --run {RUN} empty --to npz",
+    f"export --run {RUN} empty --file-format npz",
     f"export --run {RUN} out.npz --match nobody",
-    f"export --run {RUN} out --to serverlessllm --partitions 99999 --dry-run",
+    f"export --run {RUN} out --file-format serverlessllm --partitions 99999 --dry-run",
     "repair --dry-run",
     "repair --dry-run --from nowhere",
 ]
@@ -96,7 +96,7 @@ OF_PLACES = [
     "copy PLACE PLACE --dry-run",
     "import PLACE --run r --step 1 --root empty-store",
     "convert PLACE out.npz --dry-run",
-    "convert good.npz PLACE --to npz --dry-run",
+    "convert good.npz PLACE --out-format npz --dry-run",
     "repair --dry-run --root store --from PLACE",
 ]
 ENDS = {0, 1, 2, 3, 4, 5}

@@ -137,7 +137,7 @@ def test_a_name_moves_no_cursor_and_begins_no_line(
 
 @pytest.mark.parametrize("command", ["list", "stats", "verify"])
 def test_names_in_json_are_texts(command: str, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--root", str(root), *command.split(), "--format", "json"]) == 0
+    assert main(["--root", str(root), *command.split(), "--json"]) == 0
     printed = capsys.readouterr().out
 
     assert isinstance(json.loads(printed), dict)

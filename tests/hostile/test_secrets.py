@@ -136,7 +136,7 @@ def test_a_ref_holds_none_and_neither_does_what_shows_it(tmp_path: Path, capsys:
         with store.write_checkpoint({"w": np.arange(9.0)}) as save:
             save.commit(RefTarget(uri=uri, run_id="r", step=number))
     pages = b"".join(render_page(store, ref) for ref in store.checkpoints())
-    for words in (["list"], ["list", "--format", "json"], ["show", "--run", "r", "--step", "1"]):
+    for words in (["list"], ["list", "--json"], ["show", "--run", "r", "--step", "1"]):
         assert main(["--root", str(tmp_path), *words]) == 0
     on_disk = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
 

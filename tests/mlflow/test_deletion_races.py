@@ -51,7 +51,7 @@ root, run_s, tracking_uri = sys.argv[1:]
 print("ready", flush=True)
 sys.stdin.readline()
 until = time.monotonic() + float(run_s)
-words = ["gc", "--root", root, "--yes", "--grace", "0.0003", "--orphans", "--tracking-uri", tracking_uri]
+words = ["gc", "--root", root, "--yes", "--grace", "1s", "--orphans", "--tracking-uri", tracking_uri]
 while time.monotonic() < until:
     assert main(words) == 0
 """

@@ -1,0 +1,134 @@
+"""Declarations: a command, its options, and the values that options take.
+
+One word has one meaning in all commands, so options of several commands are declared here once. A share is a percentage
+with its sign (``30%``), a duration has a unit (``24h``), and zero needs neither. A size has a unit (``5GB``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tensorcas_mlflow._texts import size_in
+
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option or positional argument, as `argparse.ArgumentParser.add_argument` takes it."""
+
+    words: tuple[str, ...]
+    settings: dict[str, Any]
+
+    def add_to(self, parser: ArgumentParser) -> None:
+        """Declare the option to a parser."""
+        parser.add_argument(*self.words, **self.settings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """One command: its words, its help, and its function."""
+
+    name: str
+    help: str
+    """One line in the imperative, without a capital letter and a full stop."""
+    examples: Sequence[str]
+    """Command lines without the program's name."""
+    options: Sequence[Option] = ()
+    run: Callable[[Namespace], int]
+    """Function that takes the parsed options and returns the exit status."""
+
+
+def option(*words: str, **settings: Any) -> Option:
+    """Declare an option, or, for a word without dashes, a positional argument."""
+    return Option(words, settings)
+
+
+def flag(*words: str, help: str) -> Option:
+    """Declare an option without a value."""
+    return option(*words, action="store_true", help=help)
+
+
+def repeated(word: str, **settings: Any) -> Option:
+    """Declare an option that may be given several times."""
+    return option(word, action="append", default=[], **settings)
+
+
+# --- values; like all types of argparse they raise ArgumentTypeError
+
+
+def duration(text: str) -> float:
+    """Read a duration such as ``90s``, ``30m``, ``24h`` or ``30d``, as seconds."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    if found is None and text != "0":
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration, such as 30m, 24h or 30d")
+    return 0.0 if found is None else float(found[1]) * SECONDS[found[2]]
+
+
+def percentage(text: str) -> float:
+    """Read a percentage such as ``30%``, as a number from 0 to 1."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)%", text)
+    share = 0.0 if found is None else float(found[1]) / 100
+    if (found is None and text != "0") or share > 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a percentage, 0% to 100%")
+    return share
+
+
+def part(text: str) -> tuple[int, int]:
+    """Read ``K/N``, the K-th of N parts."""
+    k, _, n = text.partition("/")
+    if not (k.isdecimal() and n.isdecimal() and 1 <= int(k) <= int(n)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of several parts, such as 3/7")
+    return int(k), int(n)
+
+
+def size(text: str) -> int:
+    """Read a number of bytes such as ``5GB`` or ``512MiB``."""
+    n_bytes = size_in(text)
+    if n_bytes < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size, such as 5GB or 512MiB")
+    return n_bytes
+
+
+def count(text: str) -> int:
+    """Read a whole number from 1 on."""
+    if not (text.isdecimal() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)
+
+
+# --- options of several commands
+
+ROOT = option(
+    "--root",
+    metavar="PATH-OR-URI",
+    help="root of the store, or any place below it, as a path or a URI such as tensorcas:///absolute/path (default: "
+    "the environment variable TENSORCAS_STORE, else the working directory)",
+)
+JSON = option("--json", action="store_true", help="answer with one JSON document instead of text")
+ONLY_RUN = option("--run", metavar="ID", help="only what belongs to this run")
+RUN = option("--run", metavar="ID", required=True, help="run of the checkpoint")
+STEP = option("--step", metavar="N", type=int, required=True, help="step of the checkpoint")
+LAST_STEP = option("--step", metavar="N", type=int, help="step of the checkpoint (default: the last one)")
+NAME = option(
+    "--name",
+    help="which of several checkpoints of one step: the name of its series ('' for none), the id of its model, its "
+    "artifact path, or its key in the store",
+)
+NEW_NAME = option("--name", help="name of the series, where a run has several")
+OVERWRITE = flag("--overwrite", help="replace what exists (default: refuse)")
+DRY_RUN = flag("--dry-run", help="print the plan and stop")
+YES = flag("-y", "--yes", help="do not ask for confirmation")
+QUIET = flag("-q", "--quiet", help="print no progress")
+ABANDON = repeated(
+    "--abandon",
+    metavar="KEY",
+    help="give up the blob of this key, which the command named before: a save or a collector that is certainly dead, "
+    "or bytes that nobody can read (repeatable)",
+)
+TRACKING_URI = "--tracking-uri"

@@ -1,0 +1,402 @@
+"""Commands that maintain a whole store: ``init``, ``calibrate``, ``verify``, ``repair``, ``optimize``, ``delete``.
+
+Collection has a module of its own, `_gc`. What deletes or rewrites asks first.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tensorcas_mlflow._texts import size_text
+from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES
+from tensorcas_mlflow.cli._command import (
+    ABANDON,
+    DRY_RUN,
+    NAME,
+    QUIET,
+    RUN,
+    STEP,
+    TRACKING_URI,
+    YES,
+    Command,
+    flag,
+    option,
+    part,
+    percentage,
+    repeated,
+)
+from tensorcas_mlflow.cli._output import Json, ProgressLine, confirm, printable, ref_json, say, say_json
+from tensorcas_mlflow.cli._select import checkpoint_of, is_json, root_of, store_at, store_of
+from tensorcas_mlflow.errors import ConflictError, CorruptError, DirectAccessError, StoreNotFoundError
+from tensorcas_mlflow.optimize import OptimizePlan, OptimizeReport, Spent, plan_optimize
+from tensorcas_mlflow.optimize import Progress as OptimizeProgress
+from tensorcas_mlflow.orphans import find_lost, open_tracker, remove_copy
+from tensorcas_mlflow.repair import FormatFix, Loss, RepairPlan, RepairReport, open_damaged, plan_repair
+from tensorcas_mlflow.store import Ref, Store
+from tensorcas_mlflow.verify import Problem, VerifyReport
+from tensorcas_mlflow.verify import Progress as VerifyProgress
+from tensorcas_mlflow.verify import verify as verify_store
+
+PROBLEMS = 3
+"""Exit status if ``verify`` found problems or ``repair`` left some."""
+EFFORTS = tuple(spent.name.lower() for spent in reversed(Spent))
+
+
+def make(options: Namespace) -> int:
+    """Make a store."""
+    if options.place is not None and hasattr(options, "root"):
+        options.parser.error("name the place once: init ROOT or init --root ROOT")
+    store = Store.init(options.place or root_of(options), chunk_bytes=options.chunk_bytes)
+    if is_json(options):
+        say_json({"store": store.uri, "id": store.id, "chunk_bytes": store.chunk_bytes})
+    else:
+        say(printable(f"made store {store.id} at {store.uri}"))
+    return 0
+
+
+def calibrate(options: Namespace) -> int:
+    """Measure how this machine reads a store fastest, and keep the result as a rule."""
+    store = store_of(options)
+    found = store.calibrate()
+    if is_json(options):
+        measured = [{"what": each.what, "bytes_per_s": each.bytes_per_s} for each in found.measured]
+        say_json({"store": store.uri, "measured": measured, "rule": found.rule.source})
+        return 0
+    for line in str(found).splitlines():
+        say(printable(line))
+    return 0
+
+
+def verify(options: Namespace) -> int:
+    """Check that every chunk the store references exists and is readable."""
+    if options.seed is not None and options.sample is None:
+        options.parser.error("--seed needs --sample, such as --sample 5%")
+    store = _open_for_verify(options)
+    with ProgressLine(is_quiet=options.quiet) as line_of:
+
+        def watch(progress: VerifyProgress) -> None:
+            line = f"{size_text(progress.read_bytes)} of {size_text(progress.n_bytes)} read"
+            line_of.show(line, progress.read_bytes)
+
+        report = verify_store(
+            store, full=options.full, sample=options.sample, part=options.part, seed=options.seed, watch=watch
+        )
+    if options.tracking_uri:
+        lost = find_lost(store, [open_tracker(uri) for uri in options.tracking_uri])
+        missing = (Problem(key=None, reason=each.reason, checkpoint=each.label) for each in lost)
+        report = replace(report, problems=(*report.problems, *missing))
+    if is_json(options):
+        _say_verify_json(store.uri, options, report)
+    else:
+        for line in str(report).split("\n"):
+            say(printable(line))
+        if report.seed is not None:
+            say(f"drawn by --seed {report.seed}")
+    return PROBLEMS if report.problems else 0
+
+
+def _open_for_verify(options: Namespace) -> Store:
+    """Open a store, even one whose `format` is damaged or gone."""
+    try:
+        return store_of(options)
+    except (CorruptError, StoreNotFoundError):
+        if root_of(options).startswith("mlflow-artifacts:"):
+            raise
+    return open_damaged(root_of(options))[0]
+
+
+def _say_verify_json(uri: str, options: Namespace, report: VerifyReport) -> None:
+    say_json(
+        {
+            "store": uri,
+            "full": report.full,
+            "sample": options.sample,
+            "part": None if options.part is None else "{}/{}".format(*options.part),
+            "seed": report.seed,
+            "n_refs": report.n_refs,
+            "n_packs": report.n_packs,
+            "n_chunks": report.n_chunks,
+            "n_read": report.n_read,
+            "strangers": list(report.strangers),
+            "problems": [_problem_json(problem) for problem in report.problems],
+        }
+    )
+
+
+def _problem_json(problem: Problem) -> dict[str, object]:
+    return {
+        "key": problem.key,
+        "reason": problem.reason,
+        "checkpoint": problem.checkpoint,
+        "tensors": list(problem.tensors),
+    }
+
+
+def repair(options: Namespace) -> int:
+    """Repair what is damaged, and name what is lost."""
+    sources = [store_at(place) for place in options.sources]
+    store, format_fix = _open_for_repair(root_of(options), sources)
+    for source in sources:
+        if source.uri == store.uri:
+            raise ConflictError(f"{source.uri!r} is the store to repair: give --from another one")
+    plan = plan_repair(store, sources=sources, abandon=options.abandon, format_fix=format_fix)
+    if not is_json(options):
+        for line in str(plan).split("\n"):
+            say(printable(line))
+    report: RepairReport | None = None
+    if not options.dry_run and (plan.is_empty or confirm("Repair?", yes=options.yes, as_json=is_json(options))):
+        report = plan.execute()
+    if is_json(options):
+        say_json(
+            {
+                "store": store.uri,
+                "plan": _repair_plan_json(plan),
+                "report": None if report is None else _repair_json(report),
+            }
+        )
+    elif report is not None and not plan.is_empty:
+        for line in str(report).split("\n"):
+            say(printable(line))
+    elif report is None and not options.dry_run:
+        say("nothing was changed")
+    if report is None:
+        # A dry run reports what the repair would leave; a refused plan leaves all that it found.
+        return 0 if (plan.is_whole if options.dry_run else not plan.losses and not plan.findings) else PROBLEMS
+    return 0 if report.is_whole else PROBLEMS
+
+
+def _open_for_repair(root: str, sources: Sequence[Store]) -> tuple[Store, FormatFix | None]:
+    if root.startswith("mlflow-artifacts:"):
+        raise DirectAccessError("repair", root)
+    try:
+        return store_at(root), None
+    except (CorruptError, StoreNotFoundError):
+        return open_damaged(root, sources)
+
+
+def _repair_plan_json(plan: RepairPlan) -> Json:
+    return {
+        "findings": [
+            {
+                "key": finding.key,
+                "reason": finding.reason,
+                "remedy": finding.remedy,
+                "is_mended": finding.is_mended,
+                "is_harmless": finding.is_harmless,
+            }
+            for finding in plan.findings
+        ],
+        "losses": [_loss_json(loss) for loss in plan.losses],
+        "remaining": [_loss_json(loss) for loss in plan.remaining],
+    }
+
+
+def _repair_json(report: RepairReport) -> Json:
+    return {
+        "restored": list(report.restored),
+        "abandoned": list(report.abandoned),
+        "packs_gone": list(report.packs_gone),
+        "n_quarantined": report.n_quarantined,
+        "n_healed": report.n_healed,
+        "n_fenced": report.n_fenced,
+        "left": dict(report.left),
+        "losses": [_loss_json(loss) for loss in report.losses],
+    }
+
+
+def _loss_json(loss: Loss) -> Json:
+    return {
+        "key": loss.key,
+        "checkpoint": loss.checkpoint,
+        "tensors": list(loss.tensors),
+        "bytes": loss.n_bytes,
+        "reason": loss.reason,
+    }
+
+
+def optimize(options: Namespace) -> int:
+    """Re-encode what was not optimized yet, and collect what that makes unneeded."""
+    store = store_of(options)
+    plan = plan_optimize(store, spent=Spent[options.effort.upper()])
+    if not is_json(options):
+        say(str(plan))
+        if not plan.gc.is_empty:
+            say(f"to collect at once: {plan.gc}")
+    report: OptimizeReport | None = None
+    question = "Optimize, and delete what that makes unneeded?"
+    if not options.dry_run and (plan.is_empty or confirm(question, yes=options.yes, as_json=is_json(options))):
+        report = _execute(plan, is_quiet=options.quiet)
+    if is_json(options):
+        say_json(
+            {
+                "store": store.uri,
+                "effort": options.effort,
+                "plan": _optimize_plan_json(plan),
+                "report": None if report is None else _optimize_json(report),
+            }
+        )
+    elif report is not None and not plan.is_empty:
+        say(printable(str(report)))
+    elif report is None and not options.dry_run:
+        say("nothing was changed")
+    return 0
+
+
+def _execute(plan: OptimizePlan, *, is_quiet: bool) -> OptimizeReport:
+    with ProgressLine(is_quiet=is_quiet) as line_of:
+
+        def watch(progress: OptimizeProgress) -> None:
+            line = f"{size_text(progress.done_bytes)} of {size_text(progress.n_bytes)} encoded"
+            line_of.show(line, progress.done_bytes, is_last=progress.done_bytes == progress.n_bytes)
+
+        return plan.execute(watch=watch)
+
+
+def _optimize_plan_json(plan: OptimizePlan) -> Json:
+    return {
+        "n_refs": plan.n_refs,
+        "checkpoints": list(plan.labels),
+        "n_chunks": plan.n_chunks,
+        "bytes": plan.n_bytes,
+        "stored_bytes": plan.n_stored_bytes,
+        "collectable_bytes": sum(plan.gc.packs.values()),
+    }
+
+
+def _optimize_json(report: OptimizeReport) -> Json:
+    return {
+        "packs_bytes_before": report.n_bytes_before,
+        "packs_bytes_after": report.n_bytes_after,
+        "written_bytes": report.written_bytes,
+    }
+
+
+def delete(options: Namespace) -> int:
+    """Delete one checkpoint."""
+    store, ref = checkpoint_of(options)
+    question = f"Delete {ref.label}?"
+    if ref.model_id is not None:
+        question = f"{ref.label} is the logged model {ref.model_id}: MLflow will still list it and not load it. Delete?"
+    is_deleted = confirm(question, yes=options.yes, as_json=is_json(options))
+    if is_deleted:
+        _drop(store, ref)
+        remove_copy(store, ref)
+    if is_json(options):
+        say_json({"store": store.uri, "checkpoint": ref_json(ref), "deleted": is_deleted})
+    elif is_deleted:
+        say(printable(f"deleted {ref.label}; `tensorcas gc` removes what only it needed"))
+    else:
+        say("nothing was deleted")
+    return 0
+
+
+def _drop(store: Store, ref: Ref) -> None:
+    """Drop the ref that was shown, and none that has taken its place since."""
+    info, now = store.backend.stat(ref.key), store.ref(ref.key)
+    if info is None or now is None:
+        return
+    if now.write != ref.write or not store.backend.withdraw(ref.key, info.token):
+        raise ConflictError(f"{ref.label} was saved again in the meantime; nothing was deleted")
+
+
+COMMANDS = (
+    Command(
+        name="init",
+        help="make a store",
+        examples=["init /data/mlflow", "init tensorcas:///data/mlflow"],
+        options=[
+            option("place", nargs="?", metavar="ROOT", help="root of the store; the same as --root"),
+            option(
+                "--chunk-bytes",
+                type=int,
+                default=DEFAULT_CHUNK_BYTES,
+                metavar="N",
+                help="chunk size, a power of two, which never changes later (default: %(default)d)",
+            ),
+        ],
+        run=make,
+    ),
+    Command(
+        name="calibrate",
+        help="measure how this machine reads a store fastest, and use that from now on",
+        examples=["calibrate", "calibrate --root /data/mlflow --json"],
+        run=calibrate,
+    ),
+    Command(
+        name="verify",
+        help="check that every chunk the store references exists and is readable",
+        examples=["verify", "verify --full --json", "verify --sample 5%", "verify --full --part 3/7"],
+        options=[
+            flag("--full", help="read every chunk, decode it and compare it with its digest"),
+            option(
+                "--sample",
+                type=percentage,
+                metavar="PERCENT",
+                help="read a random sample of the chunks; without --full, compare stored bytes, which is faster than "
+                "decoding",
+            ),
+            option(
+                "--part",
+                type=part,
+                metavar="K/N",
+                help="read the K-th of N fixed parts of the chunks: N calls read all; otherwise like --sample",
+            ),
+            option("--seed", type=int, metavar="N", help="with --sample: draw the same sample again"),
+            repeated(
+                TRACKING_URI,
+                metavar="URI",
+                help="also report runs and logged models of this MLflow tracking store or server whose tensors no ref "
+                "keeps (repeatable)",
+            ),
+            QUIET,
+        ],
+        run=verify,
+    ),
+    Command(
+        name="repair",
+        help="repair what is damaged, quarantine what cannot be repaired, and name what is lost",
+        examples=[
+            "repair --dry-run",
+            "repair --from /backup/mlflow",
+            "repair --from tensorcas-s3://backup/mlflow --yes",
+        ],
+        options=[
+            repeated(
+                "--from",
+                dest="sources",
+                metavar="STORE",
+                help="another store, such as a backup, that may hold what is lost here (repeatable)",
+            ),
+            ABANDON,
+            flag("--dry-run", help="read everything, print what is damaged, and stop"),
+            YES,
+        ],
+        run=repair,
+    ),
+    Command(
+        name="optimize",
+        help="store everything in less room, and delete what that makes unneeded",
+        examples=["optimize --dry-run", "optimize --yes", "optimize --effort balanced"],
+        options=[
+            option(
+                "--effort",
+                choices=EFFORTS,
+                default=EFFORTS[0],
+                help="small (default): try several encodings of each chunk, slow ones too; balanced: one, as saves do",
+            ),
+            DRY_RUN,
+            QUIET,
+            YES,
+        ],
+        run=optimize,
+    ),
+    Command(
+        name="delete",
+        help="delete one checkpoint; gc then frees what only it needed",
+        examples=["delete --run 8f3c21 --step 3", "delete --run 8f3c21 --step 3 --name ema --yes"],
+        options=[RUN, STEP, NAME, YES],
+        run=delete,
+    ),
+)
