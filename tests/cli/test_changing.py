@@ -54,7 +54,7 @@ def test_init_makes_a_store_once(tensorcas: Tensorcas, place: str, words: list[s
     assert "already a store" in second.err
 
 
-def test_init_without_a_place_makes_a_store_where_one_is_looked_for(
+def test_init_without_a_place_makes_a_store_at_the_default_place(
     tensorcas: Tensorcas, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -63,7 +63,7 @@ def test_init_without_a_place_makes_a_store_where_one_is_looked_for(
     assert made == {"store": Store.open(tmp_path).uri, "id": Store.open(tmp_path).id, "chunk_bytes": 262144}
 
 
-def test_init_wants_one_place(tensorcas: Tensorcas, tmp_path: Path) -> None:
+def test_init_refuses_two_places(tensorcas: Tensorcas, tmp_path: Path) -> None:
     done = tensorcas("init", tmp_path / "a", "--root", tmp_path / "b")
 
     assert done.status == 2
@@ -92,7 +92,7 @@ def test_delete_without_a_yes_deletes_nothing(tensorcas: Tensorcas, store: Store
     assert keys(store) == before
 
 
-def test_delete_does_not_ask_where_yes_is_said(tensorcas: Tensorcas, store: Store) -> None:
+def test_delete_with_yes_does_not_ask(tensorcas: Tensorcas, store: Store) -> None:
     words = ["delete", "--run", "other", "--step", "1", "--name", "ema", "--yes", "--root", store.uri]
     done = tensorcas(*words, "--json")
 
@@ -101,7 +101,7 @@ def test_delete_does_not_ask_where_yes_is_said(tensorcas: Tensorcas, store: Stor
     assert tensorcas(*words).status == 1
 
 
-def test_delete_of_a_step_that_several_have_deletes_none_of_them(tensorcas: Tensorcas, store: Store) -> None:
+def test_delete_refuses_a_step_of_several_checkpoints(tensorcas: Tensorcas, store: Store) -> None:
     before = keys(store)
     done = tensorcas("delete", "--run", "train", "--step", "3", "--yes", "--root", store.uri)
 
@@ -110,14 +110,14 @@ def test_delete_of_a_step_that_several_have_deletes_none_of_them(tensorcas: Tens
     assert keys(store) == before
 
 
-def test_delete_of_a_logged_model_says_what_becomes_of_it(tensorcas: Tensorcas, store: Store) -> None:
+def test_delete_of_a_logged_model_warns_that_mlflow_still_lists_it(tensorcas: Tensorcas, store: Store) -> None:
     words = ["delete", "--run", "train", "--step", "3", "--name", "m-1", "--root", store.uri]
     done = tensorcas(*words, typed="n\n")
 
     assert "the logged model m-1: MLflow will still list it and not load it" in done.err
 
 
-def test_delete_does_not_drop_what_was_saved_while_it_asked(
+def test_delete_keeps_a_checkpoint_saved_while_it_asked(
     tensorcas: Tensorcas, garbage: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Slow:
@@ -161,14 +161,14 @@ def test_gc_without_a_yes_deletes_nothing(tensorcas: Tensorcas, garbage: Store, 
     assert pack_bytes(garbage) == before > 0
 
 
-def test_gc_does_not_ask_where_there_is_nothing_to_delete(tensorcas: Tensorcas, store: Store) -> None:
+def test_gc_with_nothing_to_delete_does_not_ask(tensorcas: Tensorcas, store: Store) -> None:
     done = tensorcas("gc", "--root", store.uri)
 
     assert (done.status, done.err) == (0, "")
     assert done.out.splitlines()[-1].startswith("deleted 0 packs and 0 manifests")
 
 
-def test_a_dry_run_prints_the_plan_and_stops(tensorcas: Tensorcas, garbage: Store) -> None:
+def test_gc_dry_run_prints_the_plan_and_stops(tensorcas: Tensorcas, garbage: Store) -> None:
     before = pack_bytes(garbage)
     done = tensorcas("gc", "--dry-run", "--yes", "--root", garbage.uri)
     found = tensorcas("gc", "--dry-run", "--root", garbage.uri, "--json").json
@@ -178,7 +178,7 @@ def test_a_dry_run_prints_the_plan_and_stops(tensorcas: Tensorcas, garbage: Stor
     assert pack_bytes(garbage) == before
 
 
-def test_gc_in_json_is_one_document(tensorcas: Tensorcas, garbage: Store) -> None:
+def test_gc_in_json_prints_one_document(tensorcas: Tensorcas, garbage: Store) -> None:
     done = tensorcas("gc", "--yes", "--root", garbage.uri, "--json")
 
     [why] = done.json["plan"]["why"]
@@ -188,9 +188,7 @@ def test_gc_in_json_is_one_document(tensorcas: Tensorcas, garbage: Store) -> Non
     assert 0 < done.json["plan"]["packs_bytes"] < done.json["report"]["freed_bytes"]
 
 
-def test_gc_keeps_what_a_save_relies_on_that_has_been_silent_for_less_than_the_grace(
-    tensorcas: Tensorcas, garbage: Store
-) -> None:
+def test_gc_keeps_what_a_save_within_the_grace_relies_on(tensorcas: Tensorcas, garbage: Store) -> None:
     with garbage.write_checkpoint({"w": np.random.default_rng(1).normal(size=1000)}) as pending:
         kept = tensorcas("gc", "--yes", "--root", garbage.uri, "--json").json
         tensorcas("gc", "--yes", "--grace", "0", "--root", garbage.uri)
@@ -200,7 +198,7 @@ def test_gc_keeps_what_a_save_relies_on_that_has_been_silent_for_less_than_the_g
     assert tensorcas("verify", "--full", "--root", garbage.uri).status == 0
 
 
-def test_gc_rewrites_packs_that_waste_more_than_is_allowed(tensorcas: Tensorcas, place: str) -> None:
+def test_gc_rewrites_packs_above_max_waste(tensorcas: Tensorcas, place: str) -> None:
     store = Store.init(place)
     rng = np.random.default_rng(0)
     big, small = rng.normal(size=10_000), rng.normal(size=1_000)
@@ -217,7 +215,7 @@ def test_gc_rewrites_packs_that_waste_more_than_is_allowed(tensorcas: Tensorcas,
 
 
 @pytest.mark.parametrize("command", [["gc"], ["delete", "--run", "run", "--step", "2"]])
-def test_a_program_that_says_no_yes_is_refused_and_not_kept_waiting(
+def test_json_without_a_terminal_and_yes_is_refused_at_once(
     tensorcas: Tensorcas, garbage: Store, command: list[str]
 ) -> None:
     before = pack_bytes(garbage)
@@ -228,7 +226,7 @@ def test_a_program_that_says_no_yes_is_refused_and_not_kept_waiting(
     assert (pack_bytes(garbage), steps(garbage)) == (before, [2])
 
 
-def test_somebody_at_a_terminal_is_asked_also_where_the_answer_is_json(tensorcas: Tensorcas, garbage: Store) -> None:
+def test_json_at_a_terminal_still_asks(tensorcas: Tensorcas, garbage: Store) -> None:
     done = tensorcas("gc", "--root", garbage.uri, "--json", typed="y\n")
 
     assert done.json["report"]["n_packs"] == 1

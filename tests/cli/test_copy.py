@@ -45,7 +45,7 @@ def plain_files(root: Path) -> set[str]:
     return {path for path in found if not path.startswith(".tensorcas/")}
 
 
-def test_copy_makes_a_backup_and_says_so(tensorcas: Tensorcas, store: Store, backup: Path) -> None:
+def test_copy_makes_a_backup_and_reports_it(tensorcas: Tensorcas, store: Store, backup: Path) -> None:
     write(store, "MLmodel")
     done = tensorcas("copy", store.uri, backup)
 
@@ -76,7 +76,9 @@ def test_a_second_copy_finds_everything_there(tensorcas: Tensorcas, store: Store
     }
 
 
-def test_a_dry_run_says_what_would_move_and_makes_nothing(tensorcas: Tensorcas, store: Store, backup: Path) -> None:
+def test_copy_dry_run_prints_what_would_move_and_makes_nothing(
+    tensorcas: Tensorcas, store: Store, backup: Path
+) -> None:
     write(store, "MLmodel")
     told = tensorcas("copy", store.uri, backup, "--dry-run")
     found = tensorcas("copy", store.uri, backup, "--dry-run", "--json").json
@@ -91,7 +93,7 @@ def test_a_dry_run_says_what_would_move_and_makes_nothing(tensorcas: Tensorcas, 
     assert 0 < found["plan"]["bytes"] < held
 
 
-def test_what_the_destination_has_otherwise_is_kept_and_the_exit_status_says_so(
+def test_copy_keeps_what_differs_at_the_destination_and_exits_with_4(
     tensorcas: Tensorcas, store: Store, backup: Path
 ) -> None:
     write(store, "MLmodel")
@@ -108,7 +110,7 @@ def test_what_the_destination_has_otherwise_is_kept_and_the_exit_status_says_so(
     assert (backup / "MLmodel").read_text() == "MLmodel"
 
 
-def test_what_is_damaged_is_told_and_the_exit_status_is_1(tensorcas: Tensorcas, store: Store, backup: Path) -> None:
+def test_copy_reports_damage_and_exits_with_1(tensorcas: Tensorcas, store: Store, backup: Path) -> None:
     [ref] = [ref for ref in store.checkpoints() if ref.name == "ema"]
     shared = [each for each in store.checkpoints() if each.manifest[:64] == ref.manifest[:64]]
     for each in shared:
@@ -145,7 +147,7 @@ def laid(tmp_path: Path) -> Store:
     return store
 
 
-def test_a_run_is_copied_with_its_models_and_their_plain_files(tensorcas: Tensorcas, laid: Store, backup: Path) -> None:
+def test_copy_of_a_run_takes_its_models_and_their_plain_files(tensorcas: Tensorcas, laid: Store, backup: Path) -> None:
     done = tensorcas("copy", laid.uri, backup, "--run", RUN)
 
     assert done.status == 0
@@ -153,21 +155,21 @@ def test_a_run_is_copied_with_its_models_and_their_plain_files(tensorcas: Tensor
     assert plain_files(backup) == {f"1/{RUN}/artifacts/notes.txt", f"1/models/{MODEL}/artifacts/MLmodel"}
 
 
-def test_several_runs_are_copied_together(tensorcas: Tensorcas, laid: Store, backup: Path) -> None:
+def test_copy_takes_several_runs_at_once(tensorcas: Tensorcas, laid: Store, backup: Path) -> None:
     tensorcas("copy", laid.uri, backup, "--run", RUN, "--run", "other")
 
     assert len(Store.open(backup).checkpoints()) == 3
     assert "2/other/artifacts/notes.txt" in plain_files(backup)
 
 
-def test_an_artifact_path_is_copied_with_all_below_it(tensorcas: Tensorcas, laid: Store, backup: Path) -> None:
+def test_copy_of_an_artifact_path_takes_everything_below_it(tensorcas: Tensorcas, laid: Store, backup: Path) -> None:
     tensorcas("copy", laid.uri, backup, "--path", "2/")
 
     assert [ref.run_id for ref in Store.open(backup).checkpoints()] == ["other"]
     assert plain_files(backup) == {"2/other/artifacts/notes.txt"}
 
 
-def test_a_run_that_is_not_there_is_an_error(tensorcas: Tensorcas, laid: Store, backup: Path) -> None:
+def test_copy_of_an_unknown_run_is_an_error(tensorcas: Tensorcas, laid: Store, backup: Path) -> None:
     done = tensorcas("copy", laid.uri, backup, "--run", "nobody")
 
     assert done.status == 1
@@ -178,7 +180,7 @@ def test_a_run_that_is_not_there_is_an_error(tensorcas: Tensorcas, laid: Store, 
 # --- the rest
 
 
-def test_a_store_of_an_id_of_its_own(tensorcas: Tensorcas, store: Store, backup: Path) -> None:
+def test_copy_with_new_id_makes_a_store_with_its_own_id(tensorcas: Tensorcas, store: Store, backup: Path) -> None:
     done = tensorcas("copy", store.uri, backup, "--new-id")
 
     assert done.status == 0
@@ -186,11 +188,11 @@ def test_a_store_of_an_id_of_its_own(tensorcas: Tensorcas, store: Store, backup:
     assert tensorcas("verify", "--full", "--root", backup).status == 0
 
 
-def test_quiet_tells_no_progress(tensorcas: Tensorcas, store: Store, backup: Path) -> None:
+def test_copy_with_quiet_prints_no_progress(tensorcas: Tensorcas, store: Store, backup: Path) -> None:
     assert tensorcas("copy", store.uri, backup, "--quiet").err == ""
 
 
-def test_at_a_terminal_progress_is_one_line(
+def test_copy_shows_progress_in_one_line_at_a_terminal(
     tensorcas: Tensorcas, store: Store, backup: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Terminal(io.StringIO):
@@ -208,7 +210,7 @@ def test_at_a_terminal_progress_is_one_line(
 
 
 @pytest.mark.parametrize("words", [["copy"], ["copy", "a"], ["copy", "a", "b", "--root", "c"]])
-def test_wrong_usage_ends_with_2(tensorcas: Tensorcas, words: list[str]) -> None:
+def test_wrong_usage_of_copy_exits_with_2(tensorcas: Tensorcas, words: list[str]) -> None:
     assert tensorcas(*words).status == 2
 
 

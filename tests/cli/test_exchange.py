@@ -47,7 +47,7 @@ def test_a_file_is_imported_shown_and_exported_again(
     assert (tmp_path / "out.safetensors").read_bytes() == file.read_bytes()
 
 
-def test_import_replaces_nothing_unless_that_is_said(tensorcas: Tensorcas, store: Store, file: Path) -> None:
+def test_import_replaces_a_checkpoint_only_with_overwrite(tensorcas: Tensorcas, store: Store, file: Path) -> None:
     words = ("import", file, "--run", "train", "--step", "1", "--root", store.uri)
     refused = tensorcas(*words)
 
@@ -56,7 +56,7 @@ def test_import_replaces_nothing_unless_that_is_said(tensorcas: Tensorcas, store
     assert tensorcas(*words, "--overwrite").status == 0
 
 
-def test_tensors_that_cannot_be_stored_are_named_or_told_as_left_out(
+def test_import_refuses_tensors_it_cannot_store_or_leaves_them_out_when_asked(
     tensorcas: Tensorcas, store: Store, tmp_path: Path
 ) -> None:
     sparse = torch.ones(3).to_sparse()
@@ -71,7 +71,7 @@ def test_tensors_that_cannot_be_stored_are_named_or_told_as_left_out(
     assert (taken.json["n_tensors"], list(taken.json["left_out"])) == (1, ["s"])
 
 
-def test_a_checkpoint_shows_what_was_left_out_and_is_exported_without_it_only_if_told_to(
+def test_a_checkpoint_with_left_out_tensors_is_exported_only_with_skip_unknown(
     tensorcas: Tensorcas, store: Store, tmp_path: Path
 ) -> None:
     torch.save({"w": torch.ones(2), "s": torch.ones(3).to_sparse()}, tmp_path / "m.pt")
@@ -88,14 +88,14 @@ def test_a_checkpoint_shows_what_was_left_out_and_is_exported_without_it_only_if
     assert (given.json["n_tensors"], list(given.json["left_out"])) == (1, ["s"])
 
 
-def test_what_was_not_asked_for_is_not_left_out(tensorcas: Tensorcas, tmp_path: Path) -> None:
+def test_tensors_outside_the_match_are_not_reported_as_left_out(tensorcas: Tensorcas, tmp_path: Path) -> None:
     torch.save({"w": torch.ones(2), "s": torch.ones(3).to_sparse()}, tmp_path / "m.pt")
     done = tensorcas("convert", tmp_path / "m.pt", tmp_path / "w.npz", "--match", "w")
 
     assert (done.status, "left out" in done.out) == (0, False)
 
 
-def test_a_file_that_is_not_there_is_told_in_few_words(tensorcas: Tensorcas, tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_in_one_line(tensorcas: Tensorcas, tmp_path: Path) -> None:
     done = tensorcas("convert", "absent.pt", tmp_path / "m.npz")
 
     assert done.err == "tensorcas: error: could not open 'absent.pt': No such file or directory\n"
@@ -111,7 +111,9 @@ def test_export_writes_shards_and_partitions(tensorcas: Tensorcas, store: Store,
     assert {Path(each["path"]).name for each in parts["files"]} == set(os.listdir(tmp_path / "parts"))
 
 
-def test_export_of_some_tensors_and_without_writing(tensorcas: Tensorcas, store: Store, tmp_path: Path) -> None:
+def test_export_writes_matching_tensors_and_a_dry_run_writes_none(
+    tensorcas: Tensorcas, store: Store, tmp_path: Path
+) -> None:
     words = ("export", "--run", "train", "--step", "1", tmp_path / "m.npz", "--match", "f*", "--root", store.uri)
     dry = tensorcas(*words, "--dry-run")
 
@@ -122,7 +124,7 @@ def test_export_of_some_tensors_and_without_writing(tensorcas: Tensorcas, store:
         assert loaded.files == ["fixed"]
 
 
-def test_what_lies_in_the_way_is_told_in_one_line(tensorcas: Tensorcas, store: Store, tmp_path: Path) -> None:
+def test_an_existing_output_is_reported_in_one_line(tensorcas: Tensorcas, store: Store, tmp_path: Path) -> None:
     (tmp_path / "m.npz").write_text("mine")
     words = ("export", "--run", "train", "--step", "1", tmp_path / "m.npz", "--root", store.uri)
     refused = tensorcas(*words)
@@ -133,7 +135,7 @@ def test_what_lies_in_the_way_is_told_in_one_line(tensorcas: Tensorcas, store: S
     assert tensorcas(*words, "--overwrite").status == 0
 
 
-def test_a_file_is_converted_where_there_is_no_store(tensorcas: Tensorcas, tmp_path: Path, file: Path) -> None:
+def test_convert_needs_no_store(tensorcas: Tensorcas, tmp_path: Path, file: Path) -> None:
     done = tensorcas("convert", file, tmp_path / "m.pt", "--match", "*.weight")
     back = tensorcas("convert", tmp_path / "m.pt", tmp_path / "back.safetensors", "--json")
 
@@ -143,7 +145,7 @@ def test_a_file_is_converted_where_there_is_no_store(tensorcas: Tensorcas, tmp_p
     assert safetensors.numpy.load_file(tmp_path / "back.safetensors").keys() == {"a.weight", "b.weight"}
 
 
-def test_progress_is_told_at_a_terminal_and_not_with_quiet(
+def test_convert_shows_progress_at_a_terminal_and_none_with_quiet(
     tensorcas: Tensorcas, tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Terminal(io.StringIO):
@@ -162,7 +164,7 @@ def test_progress_is_told_at_a_terminal_and_not_with_quiet(
     "words",
     [["--shard-size", "0"], ["--shard-size", "5 apples"], ["--partitions", "0"], ["--file-format", "tar"]],
 )
-def test_words_that_are_no_sizes_or_formats_are_wrong_usage(
+def test_invalid_sizes_and_formats_are_wrong_usage(
     tensorcas: Tensorcas, tmp_path: Path, file: Path, words: list[str]
 ) -> None:
     assert tensorcas("convert", file, tmp_path / "out", *words).status == 2
@@ -171,13 +173,13 @@ def test_words_that_are_no_sizes_or_formats_are_wrong_usage(
 @pytest.mark.parametrize(
     ("text", "n_bytes"), [("5GB", 5 * 10**9), ("1.5kB", 1500), ("512MiB", 512 << 20), ("2G", 2 * 10**9), ("70", 70)]
 )
-def test_sizes_are_read_as_people_write_them(text: str, n_bytes: int) -> None:
+def test_size_options_take_decimal_and_binary_units(text: str, n_bytes: int) -> None:
     from tensorcas_mlflow.cli._command import size
 
     assert size(text) == n_bytes
 
 
-def test_hostile_names_in_a_file_leave_a_terminal_as_it_is(tensorcas: Tensorcas, store: Store, tmp_path: Path) -> None:
+def test_hostile_names_in_a_file_reach_the_terminal_escaped(tensorcas: Tensorcas, store: Store, tmp_path: Path) -> None:
     header = json.dumps({"red\x1b[31m": {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}}).encode()
     (tmp_path / "m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"x")
     done = tensorcas("import", tmp_path / "m.safetensors", "--run", "r", "--step", "1", "--root", store.uri)

@@ -47,7 +47,7 @@ def plan_of(host: Host) -> OrphanPlan:
     return plan_orphans(store, find_holdings(store), trackers=trackers, registries=registries, grace_s=0)
 
 
-def test_what_the_tracking_store_has_forgotten_is_dropped_with_its_plain_files(host: Host, gc: Gc) -> None:
+def test_gc_drops_what_the_tracking_store_forgot_with_its_plain_files(host: Host, gc: Gc) -> None:
     experiment = host.experiment("a")
     kept_run, kept_model = host.run(experiment), host.model(experiment)
     gone_run, gone_model = host.run(experiment), host.model(experiment)
@@ -63,7 +63,7 @@ def test_what_the_tracking_store_has_forgotten_is_dropped_with_its_plain_files(h
     assert not (host.root / "a/models" / gone_model).exists()
 
 
-def test_what_is_deleted_and_can_be_restored_is_known(host: Host, gc: Gc) -> None:
+def test_gc_keeps_deleted_runs_that_mlflow_can_restore(host: Host, gc: Gc) -> None:
     experiment = host.experiment("a")
     ids = {host.run(experiment), host.model(experiment)}
     for each in ids:
@@ -87,7 +87,7 @@ def test_gc_asks_the_tracking_store_of_the_environment(
     assert host.kept() == {kept}
 
 
-def test_without_a_tracking_store_nothing_is_judged(
+def test_gc_without_a_tracking_store_drops_no_orphans(
     host: Host, tensorcas: Tensorcas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_id = host.run(host.experiment("a"))
@@ -102,9 +102,7 @@ def test_without_a_tracking_store_nothing_is_judged(
     assert host.kept() == {run_id}
 
 
-def test_a_tracking_store_without_anything_in_the_store_is_refused_whatever_is_named(
-    host: Host, gc: Gc, other_uri: str
-) -> None:
+def test_gc_refuses_a_tracking_store_with_nothing_in_the_store(host: Host, gc: Gc, other_uri: str) -> None:
     run_id = host.run(host.experiment("a"))
     MlflowClient(other_uri).create_experiment("elsewhere", "tensorcas:///elsewhere/a")
 
@@ -115,7 +113,7 @@ def test_a_tracking_store_without_anything_in_the_store_is_refused_whatever_is_n
     assert host.kept() == {run_id}
 
 
-def test_a_database_that_is_not_there_is_not_made(host: Host, gc: Gc, tmp_path: Path) -> None:
+def test_gc_does_not_make_a_missing_tracking_database(host: Host, gc: Gc, tmp_path: Path) -> None:
     host.run(host.experiment("a"))
 
     done = gc(uri=f"sqlite:///{tmp_path}/mistyped.db")
@@ -125,7 +123,7 @@ def test_a_database_that_is_not_there_is_not_made(host: Host, gc: Gc, tmp_path: 
     assert not (tmp_path / "mistyped.db").exists()
 
 
-def test_what_was_written_within_the_grace_is_left_alone(host: Host, gc: Gc) -> None:
+def test_gc_keeps_orphans_written_within_the_grace(host: Host, gc: Gc) -> None:
     experiment = host.experiment("a")
     kept, gone = host.run(experiment), host.run(experiment)
     host.forget(gone)
@@ -134,7 +132,7 @@ def test_what_was_written_within_the_grace_is_left_alone(host: Host, gc: Gc) -> 
     assert host.kept() == {kept, gone}
 
 
-def test_nothing_is_dropped_by_a_dry_run(host: Host, gc: Gc) -> None:
+def test_gc_dry_run_drops_no_orphans(host: Host, gc: Gc) -> None:
     experiment = host.experiment("a")
     ids = host.run(experiment), host.run(experiment), host.model(experiment)
     host.forget(*ids[1:])
@@ -153,7 +151,7 @@ def test_nothing_is_dropped_by_a_dry_run(host: Host, gc: Gc) -> None:
     assert host.kept() == set(ids)
 
 
-def test_a_folder_that_is_shown_to_be_nobodys_is_judged_only_if_it_is_named(host: Host, gc: Gc, other_uri: str) -> None:
+def test_gc_drops_a_folder_of_an_unknown_experiment_only_if_named(host: Host, gc: Gc, other_uri: str) -> None:
     mine = host.run(host.experiment("mine"))
     other = Host(other_uri, host.root)
     theirs = other.model(other.experiment("theirs"))
@@ -167,7 +165,7 @@ def test_a_folder_that_is_shown_to_be_nobodys_is_judged_only_if_it_is_named(host
     assert host.kept() == {mine}
 
 
-def test_a_named_folder_with_nothing_of_mlflows_is_an_error(host: Host, gc: Gc) -> None:
+def test_gc_refuses_a_named_folder_without_anything_of_mlflow(host: Host, gc: Gc) -> None:
     run_id = host.run(host.experiment("a"))
 
     done = gc("--folder", "b")
@@ -177,7 +175,7 @@ def test_a_named_folder_with_nothing_of_mlflows_is_an_error(host: Host, gc: Gc) 
     assert host.kept() == {run_id}
 
 
-def test_tracking_stores_that_share_a_folder_are_asked_together(host: Host, gc: Gc, other_uri: str) -> None:
+def test_gc_asks_all_tracking_stores_that_share_a_folder(host: Host, gc: Gc, other_uri: str) -> None:
     other = Host(other_uri, host.root)
     mine, theirs = host.experiment("shared"), other.experiment("shared")
     ids = {host.run(mine), host.model(mine), other.run(theirs), other.model(theirs)}
@@ -188,7 +186,7 @@ def test_tracking_stores_that_share_a_folder_are_asked_together(host: Host, gc: 
     assert host.kept() == ids
 
 
-def test_a_tracking_store_that_knows_few_of_the_runs_is_not_believed(host: Host, gc: Gc) -> None:
+def test_gc_does_not_believe_a_tracking_store_that_knows_few_of_the_runs(host: Host, gc: Gc) -> None:
     experiment = host.experiment("a")
     kept, *gone = (host.run(experiment) for _ in range(3))
     host.forget(*gone)
@@ -201,7 +199,7 @@ def test_a_tracking_store_that_knows_few_of_the_runs_is_not_believed(host: Host,
     assert host.kept() == {kept}
 
 
-def test_a_tracking_store_begun_anew_has_not_forgotten_what_was_there_before(host: Host, gc: Gc) -> None:
+def test_gc_keeps_what_is_older_than_the_tracking_store(host: Host, gc: Gc) -> None:
     experiment = host.experiment("a")
     kept, before = host.run(experiment), host.model(experiment)
     host.forget(before)
@@ -214,7 +212,7 @@ def test_a_tracking_store_begun_anew_has_not_forgotten_what_was_there_before(hos
     assert host.kept() == {kept, before}
 
 
-def test_a_servers_folders_are_known_by_where_a_known_run_lies(host: Host, gc: Gc) -> None:
+def test_gc_recognises_the_folders_of_a_server_by_a_known_run(host: Host, gc: Gc) -> None:
     first = host.experiment("first", location="mlflow-artifacts:/1")
     second = host.experiment("second", location="mlflow-artifacts:/2")
     gone = host.model(second, folder="2")
@@ -231,7 +229,7 @@ def test_a_servers_folders_are_known_by_where_a_known_run_lies(host: Host, gc: G
     assert host.kept() == {kept, unknown}
 
 
-def test_tensors_of_a_model_whose_artifacts_lie_elsewhere_are_orphans_when_it_is_forgotten(host: Host, gc: Gc) -> None:
+def test_gc_drops_tensors_of_a_forgotten_model_with_artifacts_elsewhere(host: Host, gc: Gc) -> None:
     experiment = host.experiment("remote", location="s3://bucket/1")
     store = Store.open(host.root)
     models = [host.client.create_logged_model(experiment) for _ in range(2)]
@@ -244,7 +242,7 @@ def test_tensors_of_a_model_whose_artifacts_lie_elsewhere_are_orphans_when_it_is
     assert [ref.model_id for ref in store.checkpoints()] == [models[1].model_id]
 
 
-def test_folders_that_mlflow_keeps_by_itself_are_left_to_it(host: Host, gc: Gc) -> None:
+def test_gc_leaves_folders_of_mlflows_own_alone(host: Host, gc: Gc) -> None:
     host.run(host.experiment("ours"))
     experiment = host.experiment("own", location=f"file://{host.root}/own")
     with_copy, without = (host.client.create_logged_model(experiment) for _ in range(2))
@@ -262,7 +260,7 @@ def test_folders_that_mlflow_keeps_by_itself_are_left_to_it(host: Host, gc: Gc) 
     assert {path.name for path in (host.root / "own").rglob("*") if path.is_file()} == {"checkpoint.arrow", "note.txt"}
 
 
-def test_what_does_not_lie_as_mlflow_lays_it_is_never_judged(host: Host, gc: Gc) -> None:
+def test_gc_ignores_paths_outside_mlflows_layout(host: Host, gc: Gc) -> None:
     experiment = host.experiment("a")
     kept, gone = host.run(experiment), host.run(experiment)
     host.forget(gone)
@@ -285,7 +283,7 @@ def test_what_does_not_lie_as_mlflow_lays_it_is_never_judged(host: Host, gc: Gc)
     assert (aside / "precious.txt").read_text() == "mine"
 
 
-def test_what_is_written_to_after_the_look_is_spared(host: Host) -> None:
+def test_gc_spares_an_orphan_written_after_the_plan(host: Host) -> None:
     experiment = host.experiment("a")
     ids = [host.run(experiment), *(host.model(experiment) for _ in range(3))]
     host.forget(*ids[1:])
@@ -300,7 +298,7 @@ def test_what_is_written_to_after_the_look_is_spared(host: Host) -> None:
     assert host.kept() == set(ids[:3])
 
 
-def test_what_comes_to_be_known_after_the_look_is_spared(host: Host, tmp_path: Path) -> None:
+def test_gc_spares_an_orphan_that_mlflow_knows_again_after_the_plan(host: Host, tmp_path: Path) -> None:
     experiment = host.experiment("a")
     ids = {host.run(experiment), host.run(experiment)}
     shutil.copy(tmp_path / "mlflow.db", tmp_path / "backup.db")
@@ -315,9 +313,7 @@ def test_what_comes_to_be_known_after_the_look_is_spared(host: Host, tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["plain", "0" * 32, f"m-{'1' * 32}"])
-def test_a_copy_of_a_registered_version_keeps_its_model_whatever_the_name_that_it_was_copied_from(
-    host: Host, gc: Gc, name: str
-) -> None:
+def test_a_copied_registered_version_keeps_its_model_under_any_name(host: Host, gc: Gc, name: str) -> None:
     experiment = host.experiment("a")
     kept_run, registered, gone = host.run(experiment), host.model(experiment), host.model(experiment)
     host.registered(name, registered)
@@ -327,9 +323,7 @@ def test_a_copy_of_a_registered_version_keeps_its_model_whatever_the_name_that_i
     assert host.kept() == {kept_run, registered}
 
 
-def test_what_a_registry_in_another_database_loads_is_kept_if_the_registry_is_named(
-    host: Host, gc: Gc, other_uri: str
-) -> None:
+def test_gc_keeps_what_a_named_registry_in_another_database_loads(host: Host, gc: Gc, other_uri: str) -> None:
     experiment = host.experiment("a")
     kept_run, registered, gone = host.run(experiment), host.model(experiment), host.model(experiment)
     host.registered("used", registered, registry_uri=other_uri)
@@ -344,7 +338,7 @@ def test_what_a_registry_in_another_database_loads_is_kept_if_the_registry_is_na
     assert host.kept() == {kept_run}
 
 
-def test_the_registry_of_the_environment_is_asked_and_so_are_those_of_the_tracking_stores(
+def test_gc_asks_the_registries_of_the_environment_and_of_the_tracking_stores(
     host: Host, gc: Gc, other_uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment = host.experiment("a")
@@ -358,7 +352,7 @@ def test_the_registry_of_the_environment_is_asked_and_so_are_those_of_the_tracki
     assert host.kept() == {kept_run, here, there}
 
 
-def test_a_registry_that_is_not_there_is_an_error_and_is_not_made(host: Host, gc: Gc, tmp_path: Path) -> None:
+def test_gc_refuses_a_missing_registry_and_does_not_make_it(host: Host, gc: Gc, tmp_path: Path) -> None:
     experiment = host.experiment("a")
     run_id, model_id = host.run(experiment), host.model(experiment)
     host.forget(model_id)
@@ -396,7 +390,7 @@ def unhelpful() -> Iterator[str]:
     server.server_close()
 
 
-def test_a_server_that_knows_no_such_path_is_an_error_and_no_answer(host: Host, gc: Gc, unhelpful: str) -> None:
+def test_gc_takes_a_server_without_the_api_as_an_error(host: Host, gc: Gc, unhelpful: str) -> None:
     experiment = host.experiment("a")
     ids = {host.run(experiment), host.model(experiment)}
 
@@ -408,7 +402,7 @@ def test_a_server_that_knows_no_such_path_is_an_error_and_no_answer(host: Host, 
     assert host.kept() == ids
 
 
-def test_a_server_that_cannot_be_reached_is_an_error_without_its_password(
+def test_gc_reports_an_unreachable_server_without_its_password(
     host: Host, gc: Gc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
@@ -422,7 +416,7 @@ def test_a_server_that_cannot_be_reached_is_an_error_without_its_password(
     assert host.kept() == {run_id}
 
 
-def test_a_tracking_store_with_workspaces_is_refused(
+def test_gc_refuses_a_tracking_store_with_workspaces(
     host: Host, gc: Gc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_id = host.run(host.experiment("a"))
@@ -437,7 +431,7 @@ def test_a_tracking_store_with_workspaces_is_refused(
     assert host.kept() == {run_id}
 
 
-def test_a_model_registry_with_workspaces_is_refused(other_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gc_refuses_a_model_registry_with_workspaces(other_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_ENABLE_WORKSPACES", "true")
 
     with pytest.raises(ValueError, match=r"the model registry at .* keeps workspaces"):

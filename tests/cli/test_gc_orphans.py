@@ -70,7 +70,7 @@ def test_gc_drops_models_that_are_gone_from_a_folder_of_mlflows_own(
     assert mlflow.tensorcas.load_model(kept.model_uri).coef_.tobytes() == model.coef_.tobytes()
 
 
-def test_gc_keeps_all_refs_where_the_whole_experiment_folder_is_out_of_sight(tmp_path: Path) -> None:
+def test_gc_keeps_all_refs_of_an_experiment_folder_that_is_not_mounted(tmp_path: Path) -> None:
     store = Store.init(tmp_path / "store")
     with store.write_checkpoint({"w": np.arange(10)}) as pending:
         uri = f"file://{tmp_path}/not-mounted/models/m-{'0' * 32}/artifacts/data/checkpoint.arrow"
@@ -81,7 +81,7 @@ def test_gc_keeps_all_refs_where_the_whole_experiment_folder_is_out_of_sight(tmp
     assert len(store.checkpoints()) == 1
 
 
-def test_gc_drops_no_ref_unless_it_is_told_to(tmp_path: Path) -> None:
+def test_gc_drops_refs_only_with_orphans(tmp_path: Path) -> None:
     _, info, location = log_plainly(tmp_path)
     shutil.rmtree(location / "models" / info.model_id)
 
@@ -90,7 +90,7 @@ def test_gc_drops_no_ref_unless_it_is_told_to(tmp_path: Path) -> None:
     assert len(Store.open(location).checkpoints()) == 1
 
 
-def test_gc_of_a_copied_store_looks_at_the_models_that_were_copied_with_it(tmp_path: Path) -> None:
+def test_gc_of_a_copied_store_judges_the_models_copied_with_it(tmp_path: Path) -> None:
     model, info, location = log_plainly(tmp_path)
     shutil.copytree(location, tmp_path / "backup")
     shutil.copytree(location / ".tensorcas", tmp_path / "store alone" / ".tensorcas")
@@ -160,7 +160,7 @@ def test_gc_drops_the_checkpoint_of_a_model_that_was_logged_over(tmp_path: Path)
     assert mlflow.tensorcas.load_model(first.model_uri).coef_.tobytes() == later.coef_.tobytes()
 
 
-def test_the_plan_says_what_goes_with_the_orphans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_gc_plan_counts_what_the_orphans_free(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, info, location = log_plainly(tmp_path)
     shutil.rmtree(location / "models" / info.model_id)
     command = ["gc", "--root", str(location), "--orphans", "--grace", "0", "--json"]

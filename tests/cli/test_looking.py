@@ -38,7 +38,7 @@ def damage(store: Store) -> None:
 # --- list
 
 
-def test_list_tells_run_by_run_what_is_kept(tensorcas: Tensorcas, store: Store) -> None:
+def test_list_prints_what_each_run_keeps(tensorcas: Tensorcas, store: Store) -> None:
     done = tensorcas("list", "--root", root(store))
 
     assert done.status == 0
@@ -69,7 +69,7 @@ def test_list_of_one_run_leaves_out_the_others(tensorcas: Tensorcas, store: Stor
         ([*range(11), 99], "steps 0..99 (12 checkpoints)"),
     ],
 )
-def test_more_than_ten_steps_are_told_as_a_range(
+def test_list_prints_more_than_ten_steps_as_a_range(
     tensorcas: Tensorcas, tmp_path: Path, steps: list[int], said: str
 ) -> None:
     store = Store.init(tmp_path)
@@ -81,7 +81,7 @@ def test_more_than_ten_steps_are_told_as_a_range(
     assert [entry["step"] for entry in listed["runs"][0]["checkpoints"]] == list(steps)
 
 
-def test_list_in_json_tells_all_that_is_known(tensorcas: Tensorcas, store: Store) -> None:
+def test_list_in_json_prints_every_field(tensorcas: Tensorcas, store: Store) -> None:
     listed = tensorcas("list", "--root", root(store), "--json").json
     [train, other, none] = listed["runs"]
 
@@ -94,7 +94,7 @@ def test_list_in_json_tells_all_that_is_known(tensorcas: Tensorcas, store: Store
     assert store.ref(ema["key"]) is not None
 
 
-def test_a_run_that_is_not_there_is_named_with_those_that_are(tensorcas: Tensorcas, store: Store) -> None:
+def test_an_unknown_run_is_reported_with_the_known_ones(tensorcas: Tensorcas, store: Store) -> None:
     for command in ("list", "stats", "show"):
         done = tensorcas(command, "--run", "nobody", "--root", root(store))
 
@@ -123,7 +123,7 @@ def test_stats_count_every_byte_on_disk(tensorcas: Tensorcas, store: Store) -> N
     assert f"{on_disk:,} bytes on disk" in tensorcas("stats", "--root", root(store)).out
 
 
-def test_stats_of_a_run_are_its_own(tensorcas: Tensorcas, store: Store) -> None:
+def test_stats_of_a_run_count_only_that_run(tensorcas: Tensorcas, store: Store) -> None:
     found = tensorcas("stats", "--run", "train", "--root", root(store), "--json").json
 
     assert (found["run_id"], found["checkpoints"], found["steps"]) == ("train", 4, [1, 2, 3])
@@ -131,7 +131,7 @@ def test_stats_of_a_run_are_its_own(tensorcas: Tensorcas, store: Store) -> None:
     assert "run train, 4 checkpoints" in tensorcas("stats", "--run", "train", "--root", root(store)).out
 
 
-def test_stats_tell_whose_the_bytes_are(tensorcas: Tensorcas, store: Store) -> None:
+def test_stats_by_run_print_exclusive_and_shared_bytes(tensorcas: Tensorcas, store: Store) -> None:
     found = tensorcas("stats", "--by", "run", "--root", root(store), "--json").json
     shares = {share["run_id"]: share for share in found["shares"]}
     said = tensorcas("stats", "--by", "step", "--root", root(store), "--top", "1").out.splitlines()
@@ -145,21 +145,21 @@ def test_stats_tell_whose_the_bytes_are(tensorcas: Tensorcas, store: Store) -> N
     assert " needed by all: " in said[4]
 
 
-def test_stats_of_one_run_tell_only_its_own_steps(tensorcas: Tensorcas, store: Store) -> None:
+def test_stats_by_step_of_one_run_print_only_its_steps(tensorcas: Tensorcas, store: Store) -> None:
     found = tensorcas("stats", "--by", "step", "--run", "train", "--root", root(store), "--json").json
 
     assert {(share["run_id"], share["step"]) for share in found["shares"]} == {("train", step) for step in (1, 2, 3)}
 
 
 @pytest.mark.parametrize("words", [["--top", "3"], ["--by", "run", "--top", "0"], ["--by", "epoch"]])
-def test_stats_want_to_know_by_what_and_how_many(tensorcas: Tensorcas, store: Store, words: list[str]) -> None:
+def test_stats_refuse_top_without_by_and_invalid_values(tensorcas: Tensorcas, store: Store, words: list[str]) -> None:
     assert tensorcas("stats", "--root", root(store), *words).status == 2
 
 
 # --- show
 
 
-def test_show_tells_the_tensors_of_a_checkpoint(tensorcas: Tensorcas, store: Store) -> None:
+def test_show_prints_the_tensors_of_a_checkpoint(tensorcas: Tensorcas, store: Store) -> None:
     done = tensorcas("show", "--run", "train", "--step", "2", "--root", root(store))
     lines = done.out.splitlines()
 
@@ -173,7 +173,7 @@ def test_show_tells_the_tensors_of_a_checkpoint(tensorcas: Tensorcas, store: Sto
     ]
 
 
-def test_show_in_json_tells_metrics_and_tensors(tensorcas: Tensorcas, store: Store) -> None:
+def test_show_in_json_prints_metrics_and_tensors(tensorcas: Tensorcas, store: Store) -> None:
     found = tensorcas("show", "--run", "other", "--root", root(store), "--json").json
 
     assert (found["checkpoint"]["step"], found["checkpoint"]["metrics"]) == (1, {"loss": "nan"})
@@ -181,7 +181,7 @@ def test_show_in_json_tells_metrics_and_tensors(tensorcas: Tensorcas, store: Sto
     assert (found["n_tensors"], found["n_bytes"], found["n_chunks"], found["n_unique_chunks"]) == (1, 24, 1, 1)
 
 
-def test_show_tells_what_a_checkpoint_consists_of(tensorcas: Tensorcas, tmp_path: Path) -> None:
+def test_show_with_tree_prints_the_structure_of_a_checkpoint(tensorcas: Tensorcas, tmp_path: Path) -> None:
     store = Store.init(tmp_path)
     layers = {f"layers.{n}.{name}": np.zeros((2, 3), "f4") for n in range(3) for name in ("q", "k")}
     save(store, {**layers, "norm": np.zeros(5)}, run_id="r", step=1)
@@ -208,7 +208,7 @@ def test_show_and_diff_read_no_data(tensorcas: Tensorcas, store: Store) -> None:
     assert tensorcas("diff", "--run", "train", "--steps", "1", "2", "--root", root(store)).status == 5
 
 
-def test_show_without_a_step_means_the_last_one(tensorcas: Tensorcas, store: Store) -> None:
+def test_show_without_a_step_shows_the_last_one(tensorcas: Tensorcas, store: Store) -> None:
     save(store, {}, run_id="train", step=12)
 
     assert tensorcas("show", "--run", "train", "--root", root(store)).out.startswith("run train step 12\n")
@@ -230,7 +230,7 @@ def test_without_a_step_and_a_name_every_command_takes_the_last_of_the_default_s
     assert tensorcas("show", *place, "--step", "7", "--json").json["checkpoint"]["model_id"] == "m-2"
 
 
-def test_series_and_models_beside_no_default_series_must_be_named(tensorcas: Tensorcas, store: Store) -> None:
+def test_a_command_refuses_to_choose_among_series_and_models(tensorcas: Tensorcas, store: Store) -> None:
     save(store, {"w": np.ones(3)}, run_id="new", step=1, name="ema")
     save(store, {"w": np.ones(3)}, run_id="new", step=2, name="ema")
     place = ("--run", "new", "--root", store.uri)
@@ -245,7 +245,7 @@ def test_series_and_models_beside_no_default_series_must_be_named(tensorcas: Ten
     )
 
 
-def test_a_step_that_several_have_must_be_named(tensorcas: Tensorcas, store: Store) -> None:
+def test_a_command_refuses_to_choose_among_checkpoints_of_one_step(tensorcas: Tensorcas, store: Store) -> None:
     words = ["show", "--run", "train", "--step", "3", "--root", root(store), "--json"]
     done = tensorcas(*words)
 
@@ -258,7 +258,7 @@ def test_a_step_that_several_have_must_be_named(tensorcas: Tensorcas, store: Sto
     assert tensorcas(*words, "--name", "refs/runs/train/@3").json["n_tensors"] == 2
 
 
-def test_checkpoints_that_share_their_name_too_are_told_apart_by_their_keys(tensorcas: Tensorcas, store: Store) -> None:
+def test_checkpoints_of_one_step_and_name_are_listed_by_key(tensorcas: Tensorcas, store: Store) -> None:
     save(store, {}, run_id="train", step=3, model_id="m-1", copy_path="models/m-1/checkpoint.arrow")
     done = tensorcas("show", "--run", "train", "--name", "m-1", "--root", root(store))
     keys = [key for key in done.err.split("'") if key.startswith("refs/copies/")]
@@ -268,7 +268,7 @@ def test_checkpoints_that_share_their_name_too_are_told_apart_by_their_keys(tens
         assert tensorcas("show", "--run", "train", "--name", key, "--root", root(store)).status == 0
 
 
-def test_a_step_or_name_that_is_not_there_is_named_with_the_steps_that_are(tensorcas: Tensorcas, store: Store) -> None:
+def test_an_unknown_step_or_name_is_reported_with_the_known_steps(tensorcas: Tensorcas, store: Store) -> None:
     for words in (["--step", "9"], ["--step", "1", "--name", "ema"]):
         done = tensorcas("show", "--run", "train", *words, "--root", root(store))
 
@@ -279,7 +279,7 @@ def test_a_step_or_name_that_is_not_there_is_named_with_the_steps_that_are(tenso
 # --- diff
 
 
-def test_diff_tells_what_changed_between_two_steps(tensorcas: Tensorcas, store: Store) -> None:
+def test_diff_prints_what_changed_between_two_steps(tensorcas: Tensorcas, store: Store) -> None:
     done = tensorcas("diff", "--run", "train", "--steps", "1", "2", "--root", root(store))
 
     assert done.out.splitlines() == [
@@ -290,7 +290,7 @@ def test_diff_tells_what_changed_between_two_steps(tensorcas: Tensorcas, store: 
     ]
 
 
-def test_diff_of_values_tells_by_how_much(tensorcas: Tensorcas, tmp_path: Path) -> None:
+def test_diff_with_values_measures_the_change(tensorcas: Tensorcas, tmp_path: Path) -> None:
     store = Store.init(tmp_path)
     save(store, {"w": np.array([3.0, 4.0, 0.0, 0.0]), "x": np.ones(3)}, run_id="r", step=1)
     save(store, {"w": np.array([3.0, 4.0, 0.0, 0.5]), "x": np.ones(4)}, run_id="r", step=2)
@@ -325,7 +325,7 @@ def test_diff_of_two_names_of_one_step(tensorcas: Tensorcas, store: Store) -> No
     assert (found["before"]["model_id"], found["after"]["model_id"]) == (None, "m-1")
 
 
-def test_diff_says_what_python_says_of_content_beside_the_tensors(tensorcas: Tensorcas, tmp_path: Path) -> None:
+def test_diff_reports_content_beside_the_tensors_as_python_does(tensorcas: Tensorcas, tmp_path: Path) -> None:
     with TensorCasStore(tmp_path, run_id="r") as runs:
         for step, scale in enumerate((1.0, 1.0, 2.0)):
             runs.save(SimpleNamespace(coefficients=[scale], table=np.ones((90, 90))), step)
@@ -352,7 +352,7 @@ def test_diff_says_what_python_says_of_content_beside_the_tensors(tensorcas: Ten
     ],
     ids=" ".join,
 )
-def test_diff_wants_exactly_two_checkpoints(tensorcas: Tensorcas, store: Store, words: list[str]) -> None:
+def test_diff_refuses_more_or_fewer_than_two_checkpoints(tensorcas: Tensorcas, store: Store, words: list[str]) -> None:
     done = tensorcas("diff", "--run", "train", *words, "--root", root(store))
 
     assert (done.status, done.out) == (2, "")
@@ -361,14 +361,14 @@ def test_diff_wants_exactly_two_checkpoints(tensorcas: Tensorcas, store: Store, 
 # --- verify
 
 
-def test_verify_of_a_sound_store_is_done(tensorcas: Tensorcas, store: Store) -> None:
+def test_verify_of_a_sound_store_exits_with_0(tensorcas: Tensorcas, store: Store) -> None:
     done = tensorcas("verify", "--full", "--root", root(store))
 
     assert (done.status, done.err) == (0, "")
     assert done.out == "6 checkpoints and files, 5 packs, 6 chunks, every one read: no problem found\n"
 
 
-def test_verify_ends_with_3_where_it_finds_problems(tensorcas: Tensorcas, store: Store) -> None:
+def test_verify_exits_with_3_if_it_finds_problems(tensorcas: Tensorcas, store: Store) -> None:
     damage(store)
     done = tensorcas("verify", "--root", root(store))
 
@@ -378,7 +378,7 @@ def test_verify_ends_with_3_where_it_finds_problems(tensorcas: Tensorcas, store:
     assert done.out.splitlines()[-1].endswith("none of them read: 3 problems")
 
 
-def test_verify_in_json_tells_each_problem(tensorcas: Tensorcas, store: Store) -> None:
+def test_verify_in_json_prints_each_problem(tensorcas: Tensorcas, store: Store) -> None:
     damage(store)
     done = tensorcas("verify", "--root", root(store), "--json")
     found = done.json
@@ -389,7 +389,7 @@ def test_verify_in_json_tells_each_problem(tensorcas: Tensorcas, store: Store) -
     assert all("packs/" in f"{problem['key']} {problem['reason']}" for problem in found["problems"])
 
 
-def test_other_commands_point_to_verify_where_something_cannot_be_read(tensorcas: Tensorcas, store: Store) -> None:
+def test_a_command_that_meets_damage_points_to_verify(tensorcas: Tensorcas, store: Store) -> None:
     store.backend.put_new("refs/runs/train/@9", [b"{"])
     done = tensorcas("list", "--root", root(store))
 
@@ -400,7 +400,7 @@ def test_other_commands_point_to_verify_where_something_cannot_be_read(tensorcas
     assert tensorcas("verify", "--root", root(store)).status == 3
 
 
-def test_verify_reads_a_part_or_a_sample_and_says_so(tensorcas: Tensorcas, store: Store) -> None:
+def test_verify_reads_a_part_or_a_sample_and_reports_it(tensorcas: Tensorcas, store: Store) -> None:
     parts = [tensorcas("verify", "--part", f"{k}/3", "--root", root(store), "--json").json for k in (1, 2, 3)]
     sample = tensorcas("verify", "--sample", "50%", "--root", root(store), "--json").json
     seed = ["--sample", "50%", "--seed", str(sample["seed"])]
@@ -415,13 +415,11 @@ def test_verify_reads_a_part_or_a_sample_and_says_so(tensorcas: Tensorcas, store
     "words",
     [["--part", "0/3"], ["--part", "4/3"], ["--part", "x"], ["--sample", "101%"], ["--sample", "50"], ["--seed", "1"]],
 )
-def test_a_part_or_sample_that_there_is_not_is_wrong_usage(
-    tensorcas: Tensorcas, store: Store, words: list[str]
-) -> None:
+def test_verify_refuses_an_invalid_part_or_sample(tensorcas: Tensorcas, store: Store, words: list[str]) -> None:
     assert tensorcas("verify", *words, "--root", root(store)).status == 2
 
 
-def test_scalars_and_empty_tensors_are_shown(tensorcas: Tensorcas, tmp_path: Path) -> None:
+def test_show_prints_scalars_and_empty_tensors(tensorcas: Tensorcas, tmp_path: Path) -> None:
     store = Store.init(tmp_path)
     save(store, {"s": np.float32(1), "e": np.empty((0, 2))}, run_id="run", step=1)
     done = tensorcas("show", "--run", "run", "--root", tmp_path)

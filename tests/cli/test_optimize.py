@@ -21,7 +21,7 @@ def values(store: Store) -> list[Any]:
     return [each for ref in fresh.checkpoints() for each in fresh.read_tensors(fresh.manifest(ref)).values()]
 
 
-def test_it_optimizes_after_a_yes_and_then_finds_nothing(tensorcas: Tensorcas, store: Store) -> None:
+def test_optimize_works_after_a_yes_and_then_finds_nothing(tensorcas: Tensorcas, store: Store) -> None:
     before = packs(store), values(store)
     done = tensorcas("optimize", "--root", store.uri, typed="y\n")
     again = tensorcas("optimize", "--root", store.uri)
@@ -35,7 +35,7 @@ def test_it_optimizes_after_a_yes_and_then_finds_nothing(tensorcas: Tensorcas, s
     assert again.out.startswith("all ")
 
 
-def test_without_a_yes_or_with_a_dry_run_nothing_is_changed(tensorcas: Tensorcas, store: Store) -> None:
+def test_optimize_changes_nothing_without_a_yes_or_in_a_dry_run(tensorcas: Tensorcas, store: Store) -> None:
     before = packs(store)
     refused = tensorcas("optimize", "--root", store.uri, typed="n\n")
     dry = tensorcas("optimize", "--dry-run", "--root", store.uri)
@@ -45,7 +45,7 @@ def test_without_a_yes_or_with_a_dry_run_nothing_is_changed(tensorcas: Tensorcas
     assert packs(store) == before
 
 
-def test_json_says_what_was_done(tensorcas: Tensorcas, store: Store) -> None:
+def test_optimize_in_json_prints_a_report(tensorcas: Tensorcas, store: Store) -> None:
     answered = tensorcas("optimize", "--yes", "--effort", "balanced", "--root", store.uri, "--json").json
 
     assert answered["effort"] == "balanced"
@@ -53,5 +53,5 @@ def test_json_says_what_was_done(tensorcas: Tensorcas, store: Store) -> None:
     assert answered["report"]["packs_bytes_after"] == sum(info.size for info in store.backend.list("packs"))
 
 
-def test_quietly_it_tells_no_progress(tensorcas: Tensorcas, store: Store) -> None:
+def test_optimize_with_quiet_prints_no_progress(tensorcas: Tensorcas, store: Store) -> None:
     assert tensorcas("optimize", "--yes", "--quiet", "--root", store.uri).err == ""

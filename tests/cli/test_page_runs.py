@@ -60,7 +60,7 @@ def run(commands: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if not SYNOPSIS.search(block)])
-def test_the_commands_run(block: str, folder: Path) -> None:
+def test_the_commands_on_documentation_pages_run(block: str, folder: Path) -> None:
     lines = block.splitlines()
     run("\n".join(line for line in lines if "--name" not in line), folder)
     named = [line for line in lines if "--name" in line]
@@ -72,5 +72,5 @@ def test_the_commands_run(block: str, folder: Path) -> None:
         run("\n".join(named), folder)
 
 
-def test_there_are_commands_to_run() -> None:
+def test_documentation_pages_have_commands_to_run() -> None:
     assert sum(not SYNOPSIS.search(block) for block in BLOCKS) == 6

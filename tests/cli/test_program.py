@@ -58,7 +58,7 @@ def run(*words: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
 # --- the place
 
 
-def test_the_place_is_said_before_or_after_the_command(tensorcas: Tensorcas, store: Store) -> None:
+def test_root_and_json_stand_before_or_after_the_command(tensorcas: Tensorcas, store: Store) -> None:
     after = tensorcas("list", "--root", store.uri, "--json")
     before = tensorcas("--json", "--root", store.uri, "list")
 
@@ -70,7 +70,7 @@ def test_an_option_after_the_command_overrides_the_one_before_it(tensorcas: Tens
     assert tensorcas("--root", "/nowhere", "--json", "list", "--root", store.uri).json["store"] == store.uri
 
 
-def test_the_place_is_said_by_the_environment_where_no_word_does(
+def test_the_environment_names_the_store_if_root_does_not(
     tensorcas: Tensorcas, store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -81,7 +81,7 @@ def test_the_place_is_said_by_the_environment_where_no_word_does(
     assert "run train" not in tensorcas("list", "--root", tmp_path / "empty").out
 
 
-def test_the_place_is_the_working_directory_where_nothing_says_it(
+def test_the_working_directory_is_the_default_place(
     tensorcas: Tensorcas, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     store = Store.init(tmp_path / "store")
@@ -92,7 +92,7 @@ def test_the_place_is_the_working_directory_where_nothing_says_it(
     assert tensorcas("list").out.startswith(f"store {store.uri}\n")
 
 
-def test_a_place_without_a_store_is_an_error_that_says_what_to_do(tensorcas: Tensorcas, tmp_path: Path) -> None:
+def test_a_place_without_a_store_is_an_error_with_a_remedy(tensorcas: Tensorcas, tmp_path: Path) -> None:
     for command in (["list"], ["stats"], ["verify"], ["gc"], ["show", "--run", "x"]):
         done = tensorcas(*command, "--root", tmp_path)
 
@@ -101,7 +101,7 @@ def test_a_place_without_a_store_is_an_error_that_says_what_to_do(tensorcas: Ten
         assert "tensorcas init" in done.err
 
 
-def test_a_place_of_another_kind_is_an_error(tensorcas: Tensorcas) -> None:
+def test_a_root_of_an_unknown_scheme_is_an_error(tensorcas: Tensorcas) -> None:
     done = tensorcas("list", "--root", "s3://bucket/x")
 
     assert done.status == 1
@@ -132,14 +132,14 @@ def test_a_place_of_another_kind_is_an_error(tensorcas: Tensorcas) -> None:
     ],
     ids=" ".join,
 )
-def test_wrong_usage_ends_with_2_and_tells_the_usage(tensorcas: Tensorcas, words: list[str]) -> None:
+def test_wrong_usage_exits_with_2_and_prints_the_usage(tensorcas: Tensorcas, words: list[str]) -> None:
     done = tensorcas(*words)
 
     assert (done.status, done.out) == (2, "")
     assert done.err.startswith("usage: tensorcas")
 
 
-def test_an_interrupt_ends_with_130_and_no_traceback(store: Store) -> None:
+def test_an_interrupt_exits_with_130_without_a_traceback(store: Store) -> None:
     # A prompt waits for an answer that does not come.
     words = ["delete", "--run", "train", "--step", "1", "--root", store.uri]
     with subprocess.Popen(
@@ -158,7 +158,7 @@ def test_an_interrupt_ends_with_130_and_no_traceback(store: Store) -> None:
     assert len(store.checkpoints()) == 6
 
 
-def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+def test_a_closed_output_pipe_is_no_error(tmp_path: Path) -> None:
     store = Store.init(tmp_path)
     with store.write_checkpoint({f"layer.{n}.weight": np.float32(n) for n in range(5000)}) as pending:
         pending.commit(RefTarget(run_id="run", step=1))
@@ -174,7 +174,7 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     assert (process.returncode, told) == (141, b"")
 
 
-def test_no_standard_input_is_no_answer(store: Store) -> None:
+def test_missing_standard_input_counts_as_no(store: Store) -> None:
     done = run("delete", "--run", "train", "--step", "1", "--root", store.uri, stdin=subprocess.DEVNULL)
 
     assert (done.returncode, done.stdout) == (0, "nothing was deleted\n")
@@ -201,9 +201,7 @@ def test_no_standard_input_is_no_answer(store: Store) -> None:
     ],
     ids=repr,
 )
-def test_a_name_from_a_store_reaches_the_terminal_as_plain_text(
-    tensorcas: Tensorcas, hostile: Store, words: list[str]
-) -> None:
+def test_names_in_a_store_reach_the_terminal_escaped(tensorcas: Tensorcas, hostile: Store, words: list[str]) -> None:
     done = tensorcas("--root", hostile.uri, *words)
     written = (done.out + done.err).replace("\n", "")
 
@@ -211,7 +209,7 @@ def test_a_name_from_a_store_reaches_the_terminal_as_plain_text(
     assert len(done.err.splitlines()) <= 1
 
 
-def test_verify_shows_names_as_plain_text(tensorcas: Tensorcas, hostile: Store) -> None:
+def test_verify_escapes_names(tensorcas: Tensorcas, hostile: Store) -> None:
     for info in list(hostile.backend.list("packs")):
         hostile.backend.delete(info.key)
     done = tensorcas("verify", "--root", hostile.uri)
@@ -220,7 +218,7 @@ def test_verify_shows_names_as_plain_text(tensorcas: Tensorcas, hostile: Store) 
     assert done.out.replace("\n", "").isprintable()
 
 
-def test_json_holds_names_as_they_are_and_is_plain_text_itself(tensorcas: Tensorcas, hostile: Store) -> None:
+def test_json_holds_exact_names_in_ascii(tensorcas: Tensorcas, hostile: Store) -> None:
     words = ["--root", hostile.uri, "--json"]
     listed = tensorcas("list", *words)
     shown = tensorcas("show", "--run", HOSTILE, "--step", "1", *words)
@@ -232,7 +230,7 @@ def test_json_holds_names_as_they_are_and_is_plain_text_itself(tensorcas: Tensor
     assert shown.json["checkpoint"]["metrics"] == {HOSTILE: 1.0}
 
 
-def test_a_terminal_that_knows_ascii_only_is_no_error(tmp_path: Path) -> None:
+def test_an_ascii_terminal_is_no_error(tmp_path: Path) -> None:
     store = Store.init(tmp_path)
     with store.write_checkpoint({"größe": np.ones(1)}, flavor="ü") as pending:
         pending.commit(RefTarget(run_id="模型", step=1))
@@ -246,7 +244,7 @@ def test_a_terminal_that_knows_ascii_only_is_no_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [[], *([command] for command in COMMANDS)], ids=" ".join)
-def test_help_gives_examples_that_are_commands(tensorcas: Tensorcas, words: list[str]) -> None:
+def test_examples_in_help_texts_are_valid_commands(tensorcas: Tensorcas, words: list[str]) -> None:
     from tensorcas_mlflow.cli._main import parser
 
     done = tensorcas(*words, "--help")
@@ -290,7 +288,7 @@ def keys_of(value: Any) -> Any:
         ("convert", ["FILE", "NEW", "--out-format", "torch", "--skip-unknown"]),
     ],
 )
-def test_the_page_shows_the_keys_that_a_command_answers_with(
+def test_the_documentation_page_shows_the_json_keys_of_each_command(
     tensorcas: Tensorcas, store: Store, tmp_path: Path, command: str, words: list[str]
 ) -> None:
     write(ArrayTensors({"w": np.ones(3)}), tmp_path / "file.npz")
@@ -314,7 +312,7 @@ def test_the_page_shows_the_keys_that_a_command_answers_with(
     assert keys_of(answered) == keys_of(shown)
 
 
-def test_the_page_names_every_command_and_option() -> None:
+def test_the_documentation_page_names_every_command_and_option() -> None:
     from tensorcas_mlflow.cli._main import parser
 
     page = PAGE.read_text()

@@ -15,7 +15,7 @@ from tensorcas_mlflow.store import RefTarget, Store
 Tensorcas = Callable[..., Any]
 
 
-def test_explain_tells_how_a_checkpoint_would_be_read(tensorcas: Tensorcas, store: Store) -> None:
+def test_explain_prints_how_a_checkpoint_would_be_read(tensorcas: Tensorcas, store: Store) -> None:
     done = tensorcas("explain", "--run", "train", "--step", "1", "--root", store.uri)
 
     assert done.status == 0
@@ -38,7 +38,7 @@ def test_explain_answers_in_json_for_some_tensors_and_a_forced_way(tensorcas: Te
     assert {pack["reason"] == "it was asked for" for pack in told["packs"]} == {not is_far}
 
 
-def test_a_store_that_is_too_small_to_measure_with_is_said_to_be(tensorcas: Tensorcas, store: Store) -> None:
+def test_calibrate_reports_a_store_too_small_to_measure(tensorcas: Tensorcas, store: Store) -> None:
     done = tensorcas("calibrate", "--root", store.uri)
 
     assert done.status == 1
@@ -46,7 +46,7 @@ def test_a_store_that_is_too_small_to_measure_with_is_said_to_be(tensorcas: Tens
 
 
 @pytest.mark.long
-def test_calibrate_measures_and_later_plans_follow(
+def test_calibrate_measures_and_later_reads_follow_the_rule(
     tensorcas: Tensorcas, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TENSORCAS_CACHE", str(tmp_path / "cache"))

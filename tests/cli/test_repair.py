@@ -48,13 +48,13 @@ def backup(tmp_path: Path) -> Path:
     return tmp_path / "backup"
 
 
-def test_a_sound_store_needs_no_answer(tensorcas: Tensorcas, backup: Path) -> None:
+def test_repair_of_a_sound_store_does_not_ask(tensorcas: Tensorcas, backup: Path) -> None:
     done = tensorcas("repair", "--root", backup)
 
     assert (done.status, done.out) == (0, "nothing is damaged\n")
 
 
-def test_a_dry_run_tells_what_is_lost_and_changes_nothing(tensorcas: Tensorcas, folder: Path) -> None:
+def test_repair_dry_run_prints_losses_and_changes_nothing(tensorcas: Tensorcas, folder: Path) -> None:
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     done = tensorcas("repair", "--root", folder, "--dry-run")
 
@@ -64,7 +64,7 @@ def test_a_dry_run_tells_what_is_lost_and_changes_nothing(tensorcas: Tensorcas, 
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
-def test_no_is_no(tensorcas: Tensorcas, folder: Path) -> None:
+def test_repair_changes_nothing_after_a_no(tensorcas: Tensorcas, folder: Path) -> None:
     done = tensorcas("repair", "--root", folder, typed="n\n")
 
     assert done.status == 3
@@ -72,7 +72,7 @@ def test_no_is_no(tensorcas: Tensorcas, folder: Path) -> None:
     assert not (folder / ".tensorcas" / "quarantine").exists()
 
 
-def test_what_nobody_has_any_more_is_named_and_the_status_says_so(tensorcas: Tensorcas, folder: Path) -> None:
+def test_repair_names_losses_and_exits_with_3(tensorcas: Tensorcas, folder: Path) -> None:
     done = tensorcas("repair", "--root", folder, typed="yes\n")
 
     assert done.status == 3
@@ -81,7 +81,7 @@ def test_what_nobody_has_any_more_is_named_and_the_status_says_so(tensorcas: Ten
     assert tensorcas("verify", "--root", folder, "--full").status == 3
 
 
-def test_a_backup_heals_all_of_it(tensorcas: Tensorcas, folder: Path, backup: Path) -> None:
+def test_repair_from_a_backup_heals_everything(tensorcas: Tensorcas, folder: Path, backup: Path) -> None:
     done = tensorcas("repair", "--root", folder, "--from", backup, "--yes")
 
     assert done.status == 0
@@ -89,7 +89,7 @@ def test_a_backup_heals_all_of_it(tensorcas: Tensorcas, folder: Path, backup: Pa
     assert tensorcas("verify", "--root", folder, "--full").status == 0
 
 
-def test_the_answer_in_json(tensorcas: Tensorcas, folder: Path, backup: Path) -> None:
+def test_repair_in_json_prints_plan_and_report(tensorcas: Tensorcas, folder: Path, backup: Path) -> None:
     dry = tensorcas("repair", "--root", folder, "--dry-run", "--json")
     done = tensorcas("repair", "--root", folder, "--from", backup, "--yes", "--json")
 
@@ -109,7 +109,7 @@ def test_the_answer_in_json(tensorcas: Tensorcas, folder: Path, backup: Path) ->
     assert done.json["report"]["losses"] == []
 
 
-def test_a_damaged_format_is_mended_where_every_other_command_fails(
+def test_repair_mends_a_damaged_format_on_which_other_commands_fail(
     tensorcas: Tensorcas, folder: Path, backup: Path
 ) -> None:
     damage(folder, "format", 0)
@@ -124,7 +124,7 @@ def test_a_damaged_format_is_mended_where_every_other_command_fails(
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_verify_tells_of_a_damaged_format_and_of_all_else(tensorcas: Tensorcas, folder: Path, is_gone: bool) -> None:
+def test_verify_reports_a_damaged_format_and_everything_else(tensorcas: Tensorcas, folder: Path, is_gone: bool) -> None:
     if is_gone:
         (folder / ".tensorcas" / "format").unlink()
     else:
@@ -135,7 +135,7 @@ def test_verify_tells_of_a_damaged_format_and_of_all_else(tensorcas: Tensorcas, 
     assert sorted(problem["key"].partition("/")[0] for problem in done.json["problems"]) == ["format", "packs"]
 
 
-def test_a_repair_that_finds_no_room_gives_nothing_up(
+def test_repair_on_a_full_disk_gives_nothing_up(
     tensorcas: Tensorcas, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = os.write
@@ -156,7 +156,7 @@ def test_a_repair_that_finds_no_room_gives_nothing_up(
 
 
 @pytest.mark.parametrize("kind", ["refs", "manifests"])
-def test_a_link_in_the_place_of_a_blob_is_not_told_as_restored(
+def test_repair_does_not_report_a_link_in_place_of_a_blob_as_restored(
     tensorcas: Tensorcas, backup: Path, tmp_path: Path, kind: str
 ) -> None:
     other = tmp_path / "other"
@@ -174,7 +174,7 @@ def test_a_link_in_the_place_of_a_blob_is_not_told_as_restored(
     assert tensorcas("verify", "--root", backup).status == (3 if kind == "manifests" else 0)
 
 
-def test_a_link_in_the_place_of_the_format_is_told(tensorcas: Tensorcas, backup: Path, tmp_path: Path) -> None:
+def test_repair_reports_a_link_in_place_of_the_format(tensorcas: Tensorcas, backup: Path, tmp_path: Path) -> None:
     path = backup / ".tensorcas" / "format"
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
@@ -184,14 +184,14 @@ def test_a_link_in_the_place_of_the_format_is_told(tensorcas: Tensorcas, backup:
     assert "remove it, then repair again" in done.err
 
 
-def test_a_store_is_not_repaired_from_itself(tensorcas: Tensorcas, folder: Path) -> None:
+def test_repair_refuses_the_store_itself_as_a_source(tensorcas: Tensorcas, folder: Path) -> None:
     done = tensorcas("repair", "--root", folder, "--from", folder, "--yes")
 
     assert done.status == 1
     assert "give --from another one" in done.err
 
 
-def test_names_in_a_store_do_not_reach_the_terminal_as_they_are(tensorcas: Tensorcas, tmp_path: Path) -> None:
+def test_repair_escapes_names(tensorcas: Tensorcas, tmp_path: Path) -> None:
     store = Store.init(tmp_path / "store", chunk_bytes=CHUNK_BYTES)
     with store.write_checkpoint({"a\x1b[31m": np.arange(100)}) as pending:
         pending.commit(RefTarget(run_id="8f3c\x1b", step=1))
@@ -203,7 +203,7 @@ def test_names_in_a_store_do_not_reach_the_terminal_as_they_are(tensorcas: Tenso
     assert "\x1b" not in done.out
 
 
-def test_behind_a_server_it_says_where_to_repair(tensorcas: Tensorcas) -> None:
+def test_repair_through_a_server_names_the_place_to_run_it(tensorcas: Tensorcas) -> None:
     done = tensorcas("repair", "--root", "mlflow-artifacts://host/1", "--yes")
 
     assert done.status == 1

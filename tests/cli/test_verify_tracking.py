@@ -29,14 +29,16 @@ def root(request: pytest.FixtureRequest, tmp_path: Path, tracking_uri: str) -> P
     return tmp_path / "root"
 
 
-def test_a_store_with_all_its_refs_is_sound(root: Path, tracking_uri: str, tensorcas: Tensorcas) -> None:
+def test_verify_with_tracking_finds_a_store_with_all_refs_sound(
+    root: Path, tracking_uri: str, tensorcas: Tensorcas
+) -> None:
     done = tensorcas("verify", "--root", root, "--tracking-uri", tracking_uri)
 
     assert (done.status, done.err) == (0, "")
     assert "no problem found" in done.out
 
 
-def test_a_model_that_has_lost_its_ref_is_named(root: Path, tracking_uri: str, tensorcas: Tensorcas) -> None:
+def test_verify_with_tracking_names_a_model_without_a_ref(root: Path, tracking_uri: str, tensorcas: Tensorcas) -> None:
     store = Store.open(root)
     lost, kept = (ref for ref in store.checkpoints() if ref.model_id is not None)
     store.drop(lost)
@@ -50,7 +52,9 @@ def test_a_model_that_has_lost_its_ref_is_named(root: Path, tracking_uri: str, t
     assert str(kept.model_id) not in done.out
 
 
-def test_a_step_of_which_mlflow_shows_a_copy_is_named_too(root: Path, tracking_uri: str, tensorcas: Tensorcas) -> None:
+def test_verify_with_tracking_names_a_step_whose_copy_mlflow_lists(
+    root: Path, tracking_uri: str, tensorcas: Tensorcas
+) -> None:
     store = Store.open(root)
     lost = next(ref for ref in store.checkpoints() if ref.step == 1 and ref.model_id is None)
     store.drop(lost)
@@ -62,7 +66,7 @@ def test_a_step_of_which_mlflow_shows_a_copy_is_named_too(root: Path, tracking_u
     assert (f"run {lost.run_id}, checkpoints/checkpoint/step-00000001.arrow: it names" in done.out) == shows_copies
 
 
-def test_another_tracking_store_that_keeps_nothing_here_changes_nothing(
+def test_verify_ignores_a_tracking_store_that_keeps_nothing_here(
     root: Path, empty_database: Path, tensorcas: Tensorcas
 ) -> None:
     store = Store.open(root)

@@ -145,7 +145,7 @@ SOON = ("nothing", "a file", "above stores", "a store", "a damaged store", "plai
 @pytest.mark.parametrize(
     "place", [pytest.param(place, marks=() if place in SOON else pytest.mark.long) for place in PLACES]
 )
-def test_a_wrong_place_is_told_in_a_line_by_every_command(tensorcas: Tensorcas, folder: Path, place: str) -> None:
+def test_every_command_reports_a_wrong_place_in_one_line(tensorcas: Tensorcas, folder: Path, place: str) -> None:
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
     for command in [*COMMANDS, *OF_PLACES]:
         words = [PLACES[place] if word == "PLACE" else word for word in command.split()]
@@ -158,7 +158,7 @@ def test_a_wrong_place_is_told_in_a_line_by_every_command(tensorcas: Tensorcas, 
 
 
 @pytest.mark.parametrize("uri", ["garbage://x", "sqlite:////nonexistent/x/y.db", "http://127.0.0.1:1", "file"])
-def test_a_wrong_tracking_store_is_told_in_a_line(
+def test_a_wrong_tracking_store_is_reported_in_one_line(
     tensorcas: Tensorcas, folder: Path, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
@@ -172,7 +172,7 @@ def test_a_wrong_tracking_store_is_told_in_a_line(
     assert len(store.checkpoints()) == 3
 
 
-def test_a_place_above_stores_names_them(tensorcas: Tensorcas, folder: Path) -> None:
+def test_a_place_above_stores_is_reported_with_their_names(tensorcas: Tensorcas, folder: Path) -> None:
     done = tensorcas("list", "--root", "parent")
 
     assert done.status == 1
@@ -197,7 +197,7 @@ def test_artifacts_of_a_server_need_its_address(tensorcas: Tensorcas, folder: Pa
     assert "name it in MLFLOW_TRACKING_URI" in done.err
 
 
-def test_what_python_calls_an_argument_is_an_option_here(tensorcas: Tensorcas, folder: Path) -> None:
+def test_messages_name_options_instead_of_python_arguments(tensorcas: Tensorcas, folder: Path) -> None:
     taken = tensorcas("import", "good.npz", "--run", RUN, "--step", "1", "--root", "store")
     (folder / "there.npz").write_text("there")
     written = tensorcas("export", "--run", RUN, "there.npz", "--root", "store")
@@ -249,7 +249,7 @@ def test_the_beginning_of_several_ids_is_refused_with_all_of_them(tensorcas: Ten
     assert len(Store.open(runs).checkpoints()) == 10
 
 
-def test_too_little_of_an_id_and_of_a_name_is_no_run(tensorcas: Tensorcas, runs: Path) -> None:
+def test_fewer_than_six_characters_of_an_id_name_no_run(tensorcas: Tensorcas, runs: Path) -> None:
     for short in (RUN[:5], "train", RUN[:9].upper()):
         assert tensorcas("list", "--run", short, "--root", runs).status == 1
     assert f"run {'f' * 8}\n" in tensorcas("list", "--run", "f" * 8, "--root", runs).out
@@ -259,7 +259,7 @@ def test_too_little_of_an_id_and_of_a_name_is_no_run(tensorcas: Tensorcas, runs:
 # --- what is not there
 
 
-def test_a_copy_of_a_path_where_nothing_is_copies_nothing(tensorcas: Tensorcas, folder: Path) -> None:
+def test_copy_of_an_empty_path_copies_nothing(tensorcas: Tensorcas, folder: Path) -> None:
     (folder / "store/notes").mkdir()
     (folder / "store/notes/a.txt").write_text("a")
     done = tensorcas("copy", "store", "copied", "--path", "notes", "--path", "no/such")

@@ -113,7 +113,7 @@ def test_models_that_mlflow_gc_leaves_of_a_deleted_experiment_are_orphans_once_i
     assert holders(root) == {kept, model_id}
     assert orphans(root) == 0
     assert holders(root) == {kept, model_id}
-    assert "say --folder second" in capsys.readouterr().out
+    assert "pass --folder second" in capsys.readouterr().out
     assert orphans(root, "--folder", "second") == 0
     assert holders(root) == {kept}
     assert packs_bytes(root) < 1.1 * N_BYTES
