@@ -278,11 +278,10 @@ def read(folder: Path) -> None:
             del os.environ["MLFLOW_ALLOW_PICKLE_DESERIALIZATION"]
             watch(case, name, partial(forbidden, case))
         for command in COMMANDS:
-            for form in ([], ["--json"]):
-                words = ["--root", str(case.root), *form, *command.format(run=adapter).split()]
-                if form and words[3] in ("delete", "gc"):
-                    continue
-                watch(case, f"{command} {form}", partial(main, words))
+            words = ["--root", str(case.root), *command.format(run=adapter).split()]
+            watch(case, f"{command} text", partial(main, words))
+            if not command.startswith(("delete", "gc")):
+                watch(case, f"{command} json", partial(main, [*words, "--json"]))
     print(json.dumps(told))
 
 

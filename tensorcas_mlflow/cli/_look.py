@@ -312,8 +312,8 @@ def _values_text(change: ValueChange | None) -> str:
     if change is None:
         return ""
     figures = {"max": change.max_absolute, "mean": change.mean_absolute, "norm": change.relative_norm}
-    told = [f"{name} {value:.3g}" for name, value in figures.items() if value is not None]
-    return "  " + " ".join([*told, f"equal {change.share_equal:.1%}"])
+    shown = [f"{name} {value:.3g}" for name, value in figures.items() if value is not None]
+    return "  " + " ".join([*shown, f"equal {change.share_equal:.1%}"])
 
 
 def _values_json(change: ValueChange) -> Json:
