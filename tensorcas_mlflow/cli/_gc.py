@@ -23,7 +23,14 @@ from tensorcas_mlflow.cli._command import (
 from tensorcas_mlflow.cli._output import Json, confirm, printable, ref_json, say, say_json
 from tensorcas_mlflow.cli._select import is_json, store_of
 from tensorcas_mlflow.errors import DirectAccessError
-from tensorcas_mlflow.gc import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE, DEFAULT_QUARANTINE_S, GcPlan, GcReport, plan_gc
+from tensorcas_mlflow.maintenance import (
+    DEFAULT_GRACE_S,
+    DEFAULT_MAX_WASTE,
+    DEFAULT_QUARANTINE_S,
+    GcPlan,
+    GcReport,
+    plan_gc,
+)
 from tensorcas_mlflow.orphans import (
     Holding,
     Kept,

@@ -22,11 +22,11 @@ from tensorcas_mlflow.cli._output import (
 )
 from tensorcas_mlflow.cli._select import Wanted, checkpoint_of, is_json, of_run, store_of, the_one
 from tensorcas_mlflow.digest import unique_rows
+from tensorcas_mlflow.maintenance import find_shares, run_stats, store_stats
 from tensorcas_mlflow.manifest import Row
 from tensorcas_mlflow.reader import CheckpointDiff, CheckpointReader, Node, Summary, ValueChange, open_ref
 from tensorcas_mlflow.reader import diff as diff_readers
 from tensorcas_mlflow.readplan import WAYS, PackRead, way_named
-from tensorcas_mlflow.stats import find_shares, run_stats, store_stats
 from tensorcas_mlflow.store import Ref, Store
 
 DIFFERENT = 5

@@ -30,14 +30,24 @@ from tensorcas_mlflow.cli._command import (
 from tensorcas_mlflow.cli._output import Json, ProgressLine, confirm, printable, ref_json, say, say_json
 from tensorcas_mlflow.cli._select import checkpoint_of, is_json, root_of, store_at, store_of
 from tensorcas_mlflow.errors import ConflictError, CorruptError, DirectAccessError, StoreNotFoundError
-from tensorcas_mlflow.optimize import OptimizePlan, OptimizeReport, Spent, plan_optimize
-from tensorcas_mlflow.optimize import Progress as OptimizeProgress
+from tensorcas_mlflow.maintenance import (
+    FormatFix,
+    Loss,
+    OptimizePlan,
+    OptimizeReport,
+    Problem,
+    Progress,
+    RepairPlan,
+    RepairReport,
+    Spent,
+    VerifyReport,
+    open_damaged,
+    plan_optimize,
+    plan_repair,
+)
+from tensorcas_mlflow.maintenance import verify as verify_store
 from tensorcas_mlflow.orphans import find_lost, open_tracker, remove_copy
-from tensorcas_mlflow.repair import FormatFix, Loss, RepairPlan, RepairReport, open_damaged, plan_repair
 from tensorcas_mlflow.store import Ref, Store
-from tensorcas_mlflow.verify import Problem, VerifyReport
-from tensorcas_mlflow.verify import Progress as VerifyProgress
-from tensorcas_mlflow.verify import verify as verify_store
 
 PROBLEMS = 3
 """Exit status if ``verify`` found problems or ``repair`` left some."""
@@ -76,9 +86,9 @@ def verify(options: Namespace) -> int:
     store = _open_for_verify(options)
     with ProgressLine(is_quiet=options.quiet) as line_of:
 
-        def watch(progress: VerifyProgress) -> None:
-            line = f"{size_text(progress.read_bytes)} of {size_text(progress.n_bytes)} read"
-            line_of.show(line, progress.read_bytes)
+        def watch(progress: Progress) -> None:
+            line = f"{size_text(progress.done_bytes)} of {size_text(progress.n_bytes or 0)} read"
+            line_of.show(line, progress.done_bytes)
 
         report = verify_store(
             store, full=options.full, sample=options.sample, part=options.part, seed=options.seed, watch=watch
@@ -247,8 +257,8 @@ def optimize(options: Namespace) -> int:
 def _execute(plan: OptimizePlan, *, is_quiet: bool) -> OptimizeReport:
     with ProgressLine(is_quiet=is_quiet) as line_of:
 
-        def watch(progress: OptimizeProgress) -> None:
-            line = f"{size_text(progress.done_bytes)} of {size_text(progress.n_bytes)} encoded"
+        def watch(progress: Progress) -> None:
+            line = f"{size_text(progress.done_bytes)} of {size_text(progress.n_bytes or 0)} encoded"
             line_of.show(line, progress.done_bytes, is_last=progress.done_bytes == progress.n_bytes)
 
         return plan.execute(watch=watch)

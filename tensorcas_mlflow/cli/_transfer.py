@@ -28,21 +28,21 @@ from tensorcas_mlflow.cli._command import (
 from tensorcas_mlflow.cli._output import Json, ProgressLine, printable, ref_json, say, say_json
 from tensorcas_mlflow.cli._select import checkpoint_of, full_run_id, is_json, is_short_id, of_run, store_at, store_of
 from tensorcas_mlflow.exchange import import_checkpoint, plan_convert, plan_export
-from tensorcas_mlflow.formats import FORMATS_IN, FORMATS_OUT, WritePlan, open_listing
-from tensorcas_mlflow.reader import open_ref
-from tensorcas_mlflow.store import Ref, RefTarget, Store
-from tensorcas_mlflow.transfer import (
+from tensorcas_mlflow.file_formats import FORMATS_IN, FORMATS_OUT, WritePlan, open_listing
+from tensorcas_mlflow.maintenance import (
     Copied,
+    CopyEnd,
     CopyPlan,
     Failure,
-    Place,
     PlainReport,
     Progress,
     copy_all,
+    end_of,
     open_destination,
-    place_of,
     read_source,
 )
+from tensorcas_mlflow.reader import open_ref
+from tensorcas_mlflow.store import Ref, RefTarget, Store
 
 FAILED, KEPT = 1, 4
 """Exit statuses of ``copy``: something could not be copied; the destination kept something else."""
@@ -54,7 +54,7 @@ def copy(options: Namespace) -> int:
     """Copy what one store keeps to another."""
     if hasattr(options, "root"):
         options.parser.error("name both places: copy SRC DST, without --root")
-    source = place_of(store_at(options.source))
+    source = end_of(store_at(options.source))
     refs, unreadable = read_source(source.store)
     runs = [full_run_id(refs, each) for each in options.run]
     chosen = _chosen(refs, runs, options.path)
@@ -67,8 +67,8 @@ def copy(options: Namespace) -> int:
     with ProgressLine(is_quiet=options.quiet) as line_of:
 
         def watch(progress: Progress) -> None:
-            line = f"{progress.n_done} of {progress.n} checkpoints and files, {size_text(progress.read_bytes)} read"
-            line_of.show(line, progress.read_bytes, is_last=progress.n_done == progress.n)
+            line = f"{progress.n_done} of {progress.n} checkpoints and files, {size_text(progress.done_bytes)} read"
+            line_of.show(line, progress.done_bytes, is_last=progress.n_done == progress.n)
 
         copied = copy_all(
             source,
@@ -88,10 +88,10 @@ def copy(options: Namespace) -> int:
     return FAILED if failed else KEPT if kept else 0
 
 
-def _destination(options: Namespace, source: Store) -> Place:
+def _destination(options: Namespace, source: Store) -> CopyEnd:
     if options.destination.startswith("mlflow-artifacts:"):
         # The first client that logs to an experiment makes its carried store, with the id that all clients agree on.
-        return place_of(store_at(options.destination))
+        return end_of(store_at(options.destination))
     return open_destination(options.destination, source, new_id=options.new_id, dry_run=options.dry_run)
 
 
@@ -108,7 +108,7 @@ def _chosen(refs: Sequence[Ref], runs: Sequence[str], paths: Sequence[str]) -> l
     return [ref for ref in refs if ref.key in keys or below(ref.path or ref.copy_path or "")]
 
 
-def _check_paths(source: Place, refs: Sequence[Ref], paths: Sequence[str]) -> None:
+def _check_paths(source: CopyEnd, refs: Sequence[Ref], paths: Sequence[str]) -> None:
     """Check that there is something at every path.
 
     Raises:
@@ -170,7 +170,7 @@ def _say_copied(copied: Copied, failed: Sequence[Failure], kept: Sequence[str], 
 
 
 def _copy_json(
-    source: Place, destination: Place, copied: Copied, failed: Sequence[Failure], kept: Sequence[str]
+    source: CopyEnd, destination: CopyEnd, copied: Copied, failed: Sequence[Failure], kept: Sequence[str]
 ) -> Json:
     refs = copied.refs
     plan: Json | None = None

@@ -17,7 +17,7 @@ import numpy as np
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.chunking import MAX_CHUNK_BYTES
-from tensorcas_mlflow.codecs import CODECS, load_codecs_to_decode
+from tensorcas_mlflow.codecs import CODECS
 from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import (
     BackendError,
@@ -223,8 +223,6 @@ def read_chunks(
     is_read[np.isin(shard.row, [look.row for look in unread])] = False
     rows = np.flatnonzero(is_read)
     bases = p.Bases(backend) if bases is None else bases
-    if decode:
-        load_codecs_to_decode(entries["codec"][rows])
 
     def look_at(at: int, stored: memoryview, key: str) -> Look:
         row, fault = int(shard.row[at]), _fault_in(entries[at], stored, bases if decode else None)

@@ -23,7 +23,7 @@ from tensorcas_mlflow.codecs import (
     Codec,
     Effort,
     Transform,
-    load_codecs_to_encode,
+    can_shuffle,
     typesize_of,
 )
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests
@@ -186,7 +186,6 @@ _CLEARLY_SMALLER = 0.97
 """Share of its size in full below which a chunk is stored as a delta."""
 _LEAST_GAIN = 0.97
 """Share of its size below which a chunk is stored encoded. A raw chunk can be memory-mapped."""
-_LEAST_SHUFFLED_BYTES = 512
 _TEXT_LEVEL = 19
 
 
@@ -251,7 +250,6 @@ def payloads_of(store: Store, work: Work, pack: str, spent: Spent) -> Iterator[P
     raws: dict[bytes, Buffer] = {**read_by_digest(store, digests, [job.n_bytes for job in jobs])}
     named = {job.base: job.n_bytes for job in jobs if job.base is not None and job.base in outside}
     raws |= read_bases(store.backend, [(outside[base], n_bytes) for base, n_bytes in named.items()])
-    load_codecs_to_encode(np.array([job.itemsize for job in jobs], dtype=np.int64))
 
     def encode(job: _Job) -> tuple[Codec, int, Buffer]:
         return _encode(raws[job.digest], None if job.base is None else raws.get(job.base), job, spent)
@@ -347,10 +345,10 @@ def _encode_plain(raw: Buffer, job: _Job, spent: Spent) -> tuple[Codec, int, Buf
         made.append((ZSTD, 1, ZSTD.encode_at(raw, _TEXT_LEVEL) if spent is Spent.SMALL else ZSTD.encode(raw, 1)))
     elif job.n_bytes >= 32:
         typesize = typesize_of(job.itemsize)
-        if typesize in WORD_BYTES:
-            made.append((PLANES, typesize, PLANES.encode_as(raw, typesize, None, spent.effort)))
-        elif job.n_bytes >= max(_LEAST_SHUFFLED_BYTES, 8 * typesize):
-            made.append((SHUFFLE_ZSTD, typesize, SHUFFLE_ZSTD.encode(raw, typesize)))
+        if job.itemsize in WORD_BYTES:
+            made.append((PLANES, typesize, PLANES.encode_as(raw, job.itemsize, None, spent.effort)))
+        elif can_shuffle(job.n_bytes, job.itemsize):
+            made.append((SHUFFLE_ZSTD, typesize, SHUFFLE_ZSTD.encode(raw, job.itemsize)))
         frame = ZSTD.encode(raw, 1)
         if spent is Spent.SMALL and (not made or len(frame) < len(made[0][2])):
             frame = ZSTD.encode_at(raw, _TEXT_LEVEL)
