@@ -1,16 +1,20 @@
-"""Pickles without their arrays: the skeleton of a Python object, with what is taken out replaced by references.
+"""Pickles without their arrays: the skeleton of a Python object, with references in place of the parts taken out.
 
-The pickle is cloudpickle's (classes of ``__main__`` travel by value, as MLflow's own flavors do it), protocol 5, with
-persistent ids for what the caller takes out. A skeleton starts with `MAGIC`, so one can see without reading a pickle
-that it holds one.
+The pickle is one of cloudpickle (classes of ``__main__`` travel by value, as in MLflow's own flavors), protocol 5, with
+persistent ids for the parts that the caller takes out. A skeleton starts with `MAGIC`, so that a pickle is recognised
+without being read.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
+import pickletools
+import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
+from functools import cache
+from importlib.metadata import packages_distributions, version
 from types import FunctionType
 from typing import Any
 
@@ -21,12 +25,9 @@ from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.errors import AdapterError
 
 MAGIC = b"TCPK1\n"
-
 _NOT_AS_OTHERS = (io.TextIOWrapper, memoryview)
-"""Of these cloudpickle makes something else: the text of an open file, bytes."""
-
+"""Classes that cloudpickle would turn into something else: the text of an open file, bytes."""
 _MAX_COPIED_BYTES = 16 << 20
-
 TakeOut = Callable[[object], object | None]
 TakeBuffer = Callable[[pickle.PickleBuffer], bool]
 
@@ -45,14 +46,14 @@ def dump_skeleton(
         adapter: The adapter's name, for errors.
         obj: What to pickle.
         take_out: Called for every object before it is pickled; returns a small picklable reference to put in its
-            place (tuples of str and int), or None to pickle the object itself. What it claims it must keep alive
-            until this returns: it may be an object that pickling made, whose id the next one would get.
-        take_buffer: Called for every buffer that an object offers out of band, as pickle's protocol 5 has it; returns
-            whether it keeps the buffer. It must keep or copy the bytes, in order. Without it all stay in the pickle.
-        memo: Gets the objects that the pickle remembers, by the numbers that it gives them.
+            place (tuples of str and int), or None to pickle the object itself. It must keep the parts that it claims
+            alive until this returns: pickling may have made one, and the next object would get its id.
+        take_buffer: Called for every buffer that an object offers out of band (pickle protocol 5); returns whether it
+            keeps the buffer. It must keep or copy the bytes, in order. Without it all buffers stay in the pickle.
+        memo: Receives the objects that the pickle remembers, by their numbers there.
 
     Returns:
-        The skeleton, 1-d uint8.
+        The skeleton, a 1-d uint8 array.
 
     Raises:
         AdapterError: Something in the object cannot be pickled.
@@ -72,7 +73,7 @@ def dump_skeleton(
 
 
 def is_pickle(skeleton: Array) -> bool:
-    """Tell whether a skeleton is one of `dump_skeleton`'s, without reading the pickle."""
+    """Tell whether a skeleton starts with a pickle of `dump_skeleton`; the pickle is not read."""
     return skeleton[: len(MAGIC)].tobytes() == MAGIC
 
 
@@ -84,17 +85,17 @@ def load_skeleton(
     buffers: Iterable[Any] = (),
     memo: dict[int, object] | None = None,
 ) -> Any:
-    """Unpickle a skeleton. This runs code that the skeleton names: the one documented door for pickles.
+    """Unpickle a skeleton. This runs code that the skeleton names; it is the only place that reads a pickle.
 
     Args:
         adapter: The adapter's name, for errors.
-        skeleton: What `dump_skeleton` returned.
-        put_back: Called with each reference; returns the part that stood there.
-        buffers: What ``take_buffer`` kept, in the same order. The object may use their memory.
-        memo: Gets the objects that the pickle remembers, by the numbers that it gives them.
+        skeleton: Result of `dump_skeleton`.
+        put_back: Called with each reference; returns its part.
+        buffers: The buffers that ``take_buffer`` kept, in the same order. The object may use their memory.
+        memo: Receives the objects that the pickle remembers, by their numbers there.
 
     Raises:
-        AdapterError: These bytes are not a skeleton with a pickle, or a class it names is not installed here.
+        AdapterError: These bytes are no skeleton with a pickle, or code that it names is not importable here.
     """
     if not is_pickle(skeleton):
         raise AdapterError(adapter, "the skeleton holds no pickle")
@@ -120,16 +121,16 @@ def load_skeleton(
 
 
 def try_back(adapter: str, obj: object, rows: Mapping[str, Array], load: Callable[[dict[str, Array]], object]) -> None:
-    """Load what was just taken apart, to see that it can come back. This runs code that the pickle names.
+    """Load an object that was just taken apart, to see that it can be loaded. This runs code that the pickle names.
 
     Args:
         adapter: The adapter's name, for errors.
-        obj: What was taken apart.
-        rows: Of it. They are copied, but not if they are large: then zeros stand for them, which take no memory.
+        obj: The object.
+        rows: Its rows. Small ones are copied; zeros, which take no memory, stand for large ones.
         load: Loads the object from rows.
 
     Raises:
-        AdapterError: It cannot be loaded.
+        AdapterError: The object cannot be loaded.
     """
     is_small = sum(row.nbytes for row in rows.values()) <= _MAX_COPIED_BYTES
     try:
@@ -140,7 +141,7 @@ def try_back(adapter: str, obj: object, rows: Mapping[str, Array], load: Callabl
             }
         )
     except AdapterError as error:
-        # What zeros do not fit, values may.
+        # Code that fails on zeros may accept the values.
         if is_small or isinstance(error.__cause__, TypeError | AttributeError | ImportError):
             raise AdapterError(
                 adapter,
@@ -150,34 +151,93 @@ def try_back(adapter: str, obj: object, rows: Mapping[str, Array], load: Callabl
 
 
 class _SkeletonPickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Cloudpickle's pickler, with less Python to run for every object: saves of small models are made of that."""
+    """Cloudpickle's pickler with less Python for every object, which dominates saves of small models."""
 
     def __init__(self, file: io.BytesIO, take_out: TakeOut, take_buffer: TakeBuffer | None) -> None:
-        # The pickler looks in here once an object. Cloudpickle's table is a ChainMap, which is Python.
+        # The pickler looks here once per object. Cloudpickle's table is a ChainMap, which is written in Python.
         self.dispatch_table: dict[type, Any] = {}
         for table in reversed(cloudpickle.Pickler.dispatch_table.maps):
             self.dispatch_table.update(table)
         self.dispatch_table[OrderedDict] = _reduce_ordered_dict
         for kind in _NOT_AS_OTHERS:
             self.dispatch_table.pop(kind, None)
-        # pickle takes true for "stays in the pickle".
+        # For pickle, true means that the buffer stays in the pickle.
         leave = None if take_buffer is None else lambda buffer: not take_buffer(buffer)
         super().__init__(file, protocol=5, buffer_callback=leave)
-        # On the instance the pickler calls it itself; a method would be one more call an object.
+        # The pickler calls an attribute of the instance directly; a method would cost one more call per object.
         self.persistent_id = take_out
 
     def reducer_override(self, part: Any) -> Any:
         kind = type(part)
         if kind is not FunctionType and not issubclass(kind, type):
-            return NotImplemented  # as cloudpickle's own says of all but functions and classes
+            return NotImplemented  # as cloudpickle does for all but functions and classes
         reduced = super().reducer_override(part)
         if kind is not FunctionType and isinstance(reduced, tuple) and len(reduced) > 2:
-            # A cache that pickling an instance leaves on its class: with it the second save of an unchanged model
-            # would differ from the first.
+            # Pickling an instance leaves this cache on its class. With it the second save of an unchanged model would
+            # differ from the first.
             reduced[2][0].pop("__slotnames__", None)
         return reduced
 
 
 def _reduce_ordered_dict(part: OrderedDict[Any, Any]) -> tuple[Any, ...]:
-    # What its own method returns, which first looks for the slots of a class that has none. A module has eight of them.
+    # The result of its own method, which first searches a class without slots for slots. A module holds eight of them.
     return OrderedDict, (), vars(part) or None, None, iter(part.items())
+
+
+_MEMOIZING = frozenset(["BINPUT", "LONG_BINPUT", "MEMOIZE"])
+_GETTING = frozenset(["BINGET", "LONG_BINGET"])
+
+
+def named_modules(skeleton: Array) -> set[str]:
+    """List the top-level modules whose classes and functions a skeleton's pickle names. Nothing is unpickled.
+
+    Of a damaged pickle, modules after the damage are missing. A pickle made to mislead may name others.
+    """
+    if not is_pickle(skeleton):
+        return set()
+    modules: set[str] = set()
+    memo: dict[Any, str] = {}
+    pushed = ["", ""]  # the last two texts pushed, which STACK_GLOBAL takes
+    n_memoized = 0
+    last = ""
+    try:
+        for opcode, argument, _ in pickletools.genops(skeleton[len(MAGIC) :].tobytes()):
+            name = opcode.name
+            if name in _MEMOIZING:
+                memo[n_memoized if name == "MEMOIZE" else argument] = last
+                n_memoized += 1
+                continue
+            last = ""
+            if "UNICODE" in name:
+                last = str(argument)
+            elif name in _GETTING:
+                last = memo.get(argument, "")
+            elif name == "STACK_GLOBAL":
+                modules.add(pushed[0].partition(".")[0])
+            elif name == "GLOBAL":
+                modules.add(str(argument).split(" ")[0].partition(".")[0])
+            if last:
+                pushed = [pushed[1], last]
+    except ValueError:
+        pass
+    return {module for module in modules if module.isidentifier()}
+
+
+def pinned_packages(modules: Set[str], *, but: Set[str] = frozenset()) -> list[str]:
+    """Pin the installed distributions of modules as pip requirements; modules without one are left out.
+
+    Args:
+        modules: Top-level names.
+        but: Names to leave out, because other requirements install them.
+    """
+    wanted = modules - but - sys.stdlib_module_names - {"__main__", "tensorcas_mlflow", "tensorcas_flavors"}
+    if not wanted:
+        return []
+    distributions = {name for module in wanted for name in _distributions().get(module, [])}
+    # No index has versions with a local label such as +cpu.
+    return sorted(f"{name}=={version(name).partition('+')[0]}" for name in distributions)
+
+
+@cache
+def _distributions() -> dict[str, list[str]]:
+    return dict(packages_distributions())

@@ -1,0 +1,229 @@
+"""Tree of a pickle, read without importing or calling anything that the pickle names.
+
+`_facts` reads pickles that this process has just made, to describe an object independently of memory addresses. This
+reader is not made for pickles of others.
+
+Numbers, texts, bytes and tuples stand for themselves. All else is a `Node`, a `Named` or a `Reference`.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any, ClassVar, NamedTuple
+
+from tensorcas_flavors._pickling import MAGIC
+from tensorcas_mlflow.adapter import Array
+
+LIST, DICT, SET, FROZENSET, BYTEARRAY, BUFFER = "list", "dict", "set", "frozenset", "bytearray", "buffer"
+"""Kinds of nodes that no call made."""
+CALL = "call"
+
+
+class Named:
+    """Class or function that a pickle names."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        """Module and qualified name, with a colon between."""
+
+
+class Reference:
+    """Persistent id, which stands for a part that the pickle lacks."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class Node:
+    """Container, or result of a call, with its later changes."""
+
+    __slots__ = ("args", "elements", "is_shared", "kind", "number", "pairs", "states")
+
+    def __init__(self, kind: str, args: Any = ()) -> None:
+        self.kind = kind
+        self.args = args
+        """Of a call: the kind of call, the callable, and the arguments."""
+        self.elements: list[Any] = []
+        self.pairs: list[tuple[Any, Any]] = []
+        self.states: list[Any] = []
+        """States given to BUILD, and arguments of calls made for their effect alone."""
+        self.number: int | None = None
+        """Number in the pickle's memo."""
+        self.is_shared = False
+        """Whether the pickle refers to the node more than once."""
+
+
+class PickleTree(NamedTuple):
+    """Tree of one pickle."""
+
+    root: Any
+    code: set[str]
+    """Names of its classes and functions."""
+    shared_tuples: set[int]
+    """Ids of the tuples to which the pickle refers more than once."""
+
+
+def read_pickle_tree(skeleton: Array) -> PickleTree:
+    """Read the tree of a skeleton that this process has made."""
+    reader = _PickleReader(io.BytesIO(skeleton[len(MAGIC) :].tobytes()))
+    return PickleTree(reader.load(), reader.names, reader.shared_tuples)
+
+
+_PYTHONS: Any = vars(pickle)["_Unpickler"]
+"""Unpickler written in Python."""
+
+
+class _PickleReader(_PYTHONS):  # type: ignore[misc]
+    """Python's own unpickler, which makes nodes instead of importing, calling and changing."""
+
+    dispatch: ClassVar[dict[int, Any]] = dict(_PYTHONS.dispatch)
+
+    def load(self) -> Any:
+        self.names: set[str] = set()
+        self.shared_tuples: set[int] = set()
+        # Python's own reads through a layer for frames, which only say how much to read from a file at once.
+        read = self.read = self._file_read
+        self.metastack: list[list[Any]] = []
+        self.stack: list[Any] = []
+        self.append = self.stack.append
+        dispatch = self.dispatch
+        try:
+            while True:
+                dispatch[read(1)[0]](self)
+        except pickle._Stop as stop:  # type: ignore[attr-defined]
+            return stop.value
+
+    def _pass_frame(self) -> None:
+        self.read(8)
+
+    def find_class(self, module: str, name: str) -> Named:
+        self.names.add(f"{module}:{name}")
+        return Named(f"{module}:{name}")
+
+    def get_extension(self, code: int) -> None:
+        self.append(Named(f"copyreg:{code}"))
+
+    def persistent_load(self, value: Any) -> Reference:
+        return Reference(value)
+
+    def _remember(self) -> None:
+        top = self.stack[-1]
+        if type(top) is Node and top.number is None:
+            top.number = len(self.memo)
+        self.memo[len(self.memo)] = top
+
+    def _recall(self, n_bytes: int) -> None:
+        part = self.memo[int.from_bytes(self.read(n_bytes), "little")]
+        if type(part) is Node:
+            part.is_shared = True
+        elif type(part) is tuple:
+            self.shared_tuples.add(id(part))
+        self.append(part)
+
+    def _get_byte(self) -> None:
+        self._recall(1)
+
+    def _get_long(self) -> None:
+        self._recall(4)
+
+    def _begin_list(self) -> None:
+        self.append(Node(LIST))
+
+    def _begin_dict(self) -> None:
+        self.append(Node(DICT))
+
+    def _begin_set(self) -> None:
+        self.append(Node(SET))
+
+    def _make_frozenset(self) -> None:
+        node = Node(FROZENSET)
+        node.elements = self.pop_mark()
+        self.append(node)
+
+    def _make_bytearray(self) -> None:
+        node = Node(BYTEARRAY)
+        node.elements = [self.read(int.from_bytes(self.read(8), "little"))]
+        self.append(node)
+
+    def _next_buffer(self) -> None:
+        self.append(Node(BUFFER))
+
+    def _leave(self) -> None:
+        pass
+
+    def _call(self) -> None:
+        args = self.stack.pop()
+        self.stack[-1] = Node(CALL, ("reduce", self.stack[-1], args))
+
+    def _new(self) -> None:
+        args = self.stack.pop()
+        self.stack[-1] = Node(CALL, ("new", self.stack[-1], args))
+
+    def _new_with_keywords(self) -> None:
+        keywords = self.stack.pop()
+        args = self.stack.pop()
+        self.stack[-1] = Node(CALL, ("new", self.stack[-1], args, keywords))
+
+    def _build(self) -> None:
+        state = self.stack.pop()
+        if type(self.stack[-1]) is Node:
+            self.stack[-1].states.append(state)
+
+    def _pop(self) -> None:
+        if not self.stack:
+            self.pop_mark()
+            return
+        dropped = self.stack.pop()
+        # A call for its effect alone changes its first argument.
+        if type(dropped) is Node and dropped.kind == CALL:
+            _, function, args, *_ = dropped.args
+            if type(args) is tuple and args and type(args[0]) is Node:
+                args[0].states.append((function, args[1:]))
+
+    def _append_one(self) -> None:
+        element = self.stack.pop()
+        self.stack[-1].elements.append(element)
+
+    def _append_all(self) -> None:
+        elements = self.pop_mark()
+        self.stack[-1].elements.extend(elements)
+
+    def _set_one(self) -> None:
+        value = self.stack.pop()
+        key = self.stack.pop()
+        self.stack[-1].pairs.append((key, value))
+
+    def _set_all(self) -> None:
+        flat = self.pop_mark()
+        self.stack[-1].pairs.extend(zip(flat[::2], flat[1::2], strict=True))
+
+    dispatch.update(
+        {
+            pickle.FRAME[0]: _pass_frame,
+            pickle.MEMOIZE[0]: _remember,
+            pickle.BINGET[0]: _get_byte,
+            pickle.LONG_BINGET[0]: _get_long,
+            pickle.EMPTY_LIST[0]: _begin_list,
+            pickle.EMPTY_DICT[0]: _begin_dict,
+            pickle.EMPTY_SET[0]: _begin_set,
+            pickle.FROZENSET[0]: _make_frozenset,
+            pickle.BYTEARRAY8[0]: _make_bytearray,
+            pickle.NEXT_BUFFER[0]: _next_buffer,
+            pickle.READONLY_BUFFER[0]: _leave,
+            pickle.REDUCE[0]: _call,
+            pickle.NEWOBJ[0]: _new,
+            pickle.NEWOBJ_EX[0]: _new_with_keywords,
+            pickle.BUILD[0]: _build,
+            pickle.POP[0]: _pop,
+            pickle.APPEND[0]: _append_one,
+            pickle.APPENDS[0]: _append_all,
+            pickle.ADDITEMS[0]: _append_all,
+            pickle.SETITEM[0]: _set_one,
+            pickle.SETITEMS[0]: _set_all,
+        }
+    )

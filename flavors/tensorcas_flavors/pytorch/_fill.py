@@ -1,0 +1,588 @@
+"""Whether stored values are equal, and whether memory that targets share is given equal ones.
+
+=====
+
+Fills live objects with what was stored: first a plan, which finds what does not fit, then the filling.
+
+All that was stored of a part comes back, or nothing is changed: what only a pickle says must be equal in the live
+object where it cannot be filled, see `tensorcas_flavors._torch_facts`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Mapping, MutableMapping, Set
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tensorcas_flavors._facts import REMEDY, plan_values
+from tensorcas_flavors.pytorch._modules import ROOT, ModuleFilling, copy_into, is_expanded, loses, warn_of_rounding
+from tensorcas_flavors.pytorch._objects import (
+    attributes_of,
+    can_take_state,
+    generator_state,
+    is_live,
+    is_part,
+    is_tensor,
+    set_state,
+    take_apart,
+    unwrap,
+)
+from tensorcas_flavors.pytorch._tensors import Copy, as_array, check_memory, dtype_name, pytorch_error
+from tensorcas_flavors.pytorch._tree import ModuleFacts, NamedItems, Opaque, StoredObject, find_opaque
+from tensorcas_mlflow.adapter import Array
+from tensorcas_mlflow.errors import AdapterError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def is_same(one: Any, other: Any, _met: set[tuple[int, int]] | None = None) -> bool:
+    """Tell whether two nests of plain values, tensors and what was read are equal, types and bits included."""
+    met = set() if _met is None else _met
+    if one is other or (id(one), id(other)) in met:
+        return True
+    if is_tensor(one) and is_tensor(other):
+        return bool(one.dtype == other.dtype) and _has_same_bits(as_array(one.cpu()), as_array(other.cpu()))
+    if type(one) is not type(other):
+        return False
+    met.add((id(one), id(other)))
+    if isinstance(one, np.ndarray | np.generic):
+        return _has_same_bits(np.asarray(one), np.asarray(other))
+    if isinstance(one, Mapping):
+        return len(one) == len(other) and all(
+            is_same(key, other_key, met) and is_same(part, other_part, met)
+            for (key, part), (other_key, other_part) in zip(one.items(), other.items(), strict=True)
+        )
+    if isinstance(one, list | tuple | deque):
+        return len(one) == len(other) and all(is_same(part, again, met) for part, again in zip(one, other, strict=True))
+    if is_dataclass(one):
+        return all(is_same(getattr(one, each.name), getattr(other, each.name), met) for each in fields(one))
+    if isinstance(one, float | complex):
+        return repr(one) == repr(other)
+    state = generator_state(one)
+    return bool(one == other) if state is None else is_same(state, generator_state(other), met)
+
+
+def _has_same_bits(one: Array, other: Array) -> bool:
+    return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
+_KEPT = (list, dict, OrderedDict, defaultdict, Counter, set, deque)
+_ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes))
+_MUTABLE = (Mapping, list, set, deque, bytearray, np.ndarray)
+_DEVICE = re.compile(r"(?:cpu|cuda|mps|xpu|meta)(?::\d+)?")
+_WRAPPING = frozenset(("module", "_orig_mod"))
+_BATCH_NORMS = frozenset(("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"))
+_OF_SCHEDULERS = frozenset(("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"))
+"""What a scheduler adds to the groups of an optimizer."""
+_NOT_THERE = object()
+
+
+def fill(original: Any, stored: Any, *, strict: bool) -> Any:
+    """Fill a live object in place.
+
+    Args:
+        original: A module, another object with ``load_state_dict``, or a nest of mappings and lists of such objects,
+            tensors and plain values.
+        stored: What `read_stored` returned; it is used up.
+        strict: Whether all entries of ``original`` must be there; for a module, as in ``load_state_dict``. Entries of a
+            stored mapping that ``original`` does not name are left out either way.
+
+    Returns:
+        ``original``; if it is a tuple with plain values, a new one.
+
+    Raises:
+        AdapterError: They do not fit. What can be seen beforehand is seen before anything is filled.
+    """
+    if not is_live(unwrap(original)) and not isinstance(original, Mapping | list | tuple) and not is_tensor(original):
+        raise pytorch_error(
+            f"a {type(original).__name__} cannot be filled: give a module, another object with load_state_dict(), "
+            "or a mapping or list of such"
+        )
+    plan = _FillPlan(strict=strict)
+    try:
+        filled = plan.part(original, stored, "")
+    except RecursionError as error:
+        raise pytorch_error("what is to be filled is nested too deep") from error
+    plan.check()
+    plan.execute()
+    return filled
+
+
+@dataclass(slots=True)
+class _Given:
+    target: Any
+    stored: Any
+    result: Any
+    """What stands in the target's place afterwards."""
+
+
+class _FillPlan:
+    """What is to be done to fill one object."""
+
+    def __init__(self, *, strict: bool) -> None:
+        self._strict = strict
+        self._steps: list[Callable[[], object]] = []
+        self._rounded: list[str] = []
+        self._given: dict[int, _Given] = {}
+        """By identity of what can change, what it is given; it is given one thing only."""
+        self._filling: dict[int, _Given] = {}
+        """By identity of what is stored, what was given it first."""
+        self._filled: list[Copy] = []
+        self._alive: dict[int, bool] = {}
+        self._plainness: dict[int, bool] = {}
+
+    def part(self, target: Any, stored: Any, path: str) -> Any:
+        """Plan the filling of one part; return what stands in its place afterwards.
+
+        Of a mapping or list with a tensor or live object in it, the entries are filled that it has; all else becomes
+        what is stored.
+        """
+        is_named = not path or self._holds_life(target)
+        if not is_named or isinstance(stored, Opaque) or not isinstance(target, Mapping | list | tuple):
+            return self._value(target, stored, path)
+        return self._once(target, stored, path, self._mapping if isinstance(target, Mapping) else self._list)
+
+    def check(self) -> None:
+        """See that no memory is given one value and then another."""
+        check_memory(self._filled)
+
+    def execute(self) -> None:
+        """Fill everything."""
+        for step in self._steps:
+            step()
+        warn_of_rounding(self._rounded)
+
+    def _once(self, target: Any, stored: Any, path: str, plan: Callable[[Any, Any, str], Any]) -> Any:
+        """Plan for something that can change, unless it was planned; return what stands in its place afterwards."""
+        given = self._given.get(id(target))
+        if given is None:
+            given = self._given[id(target)] = _Given(target, stored, target)
+            given.result = plan(target, stored, path)
+            self._filling.setdefault(id(stored), given)
+        elif given.stored is not stored and not is_same(given.stored, stored):
+            raise pytorch_error(
+                f"{_where(path)} is one object with another part, and different values are stored for them: {REMEDY}"
+            )
+        return given.result
+
+    def _value(self, target: Any, stored: Any, path: str) -> Any:
+        """Plan that a value becomes what is stored; return what stands in its place afterwards."""
+        if target is _NOT_THERE and id(stored) in self._filling:
+            return self._filling[id(stored)].result
+        live = unwrap(target)
+        if is_live(live):
+            self._once(live, stored, path, self._live)
+            return target
+        if is_tensor(target) and not isinstance(stored, Opaque):
+            return self._once(target, stored, path, self._tensor)
+        if type(stored) in _ATOMS:
+            return stored
+        is_said = isinstance(stored, Opaque) and type(target) not in _ATOMS and target is not _NOT_THERE
+        if is_said or isinstance(target, _MUTABLE) or generator_state(target) is not None:
+            return self._once(target, stored, path, self._content)
+        return self._content(target, stored, path)
+
+    def _content(self, target: Any, stored: Any, path: str) -> Any:
+        if isinstance(stored, Opaque):
+            self._opaque(target, stored, path)
+            return target
+        if isinstance(stored, NamedItems):
+            return self._named_items(target, stored, path)
+        if isinstance(stored, StoredObject):
+            raise self._misfit(path, target, stored)
+        if isinstance(target, np.ndarray) and isinstance(stored, np.ndarray):
+            return self._array(target, stored, path)
+        state = generator_state(stored)
+        if state is not None:
+            if not can_take_state(target, state):
+                return stored
+            self._steps.append(lambda: set_state(target, state))
+            return target
+        if not isinstance(stored, Mapping | list | tuple | set | deque | bytearray):
+            return stored
+        opaque = find_opaque(stored, described_too=True)
+        if not isinstance(target, Mapping | list | tuple | deque) and opaque is not None:
+            raise self._misfit(path, target, opaque)
+        is_filled = isinstance(target, Mapping | list | tuple | deque) and not self._is_plain(stored)
+        new = self._with_parts(target, stored, path) if is_filled else stored
+        if type(target) is type(stored) and type(target) in _KEPT and target is not stored:
+            if isinstance(target, deque) and target.maxlen != stored.maxlen:  # type: ignore[union-attr]
+                return new
+            self._steps.append(lambda: _replace_content(target, new, stored))
+            return target
+        return new
+
+    def _with_parts(self, target: Any, stored: Any, path: str) -> Any:
+        """Return the content of a container, with what the live one has in the places of what can be filled."""
+        start = f"{path}." if path else ""
+        if isinstance(stored, Mapping):
+            own: Any = target if isinstance(target, Mapping) else {}
+            pairs = [
+                (key, self._value(own.get(key, _NOT_THERE), entry, f"{start}{key}")) for key, entry in stored.items()
+            ]
+            new: Any = type(stored)() if not isinstance(stored, defaultdict) else defaultdict(stored.default_factory)
+            new.update(pairs)
+            vars(new).update(vars(stored)) if hasattr(new, "__dict__") else None
+            return new
+        own = list(target) if isinstance(target, list | tuple | deque) else []
+        own += [_NOT_THERE] * (len(stored) - len(own))
+        values = [self._value(own[n], entry, f"{start}{n}") for n, entry in enumerate(stored)]
+        return deque(values, stored.maxlen) if isinstance(stored, deque) else type(stored)(values)
+
+    def _array(self, target: Any, stored: Any, path: str) -> Any:
+        if target.dtype != stored.dtype or target.shape != stored.shape or not target.flags.writeable:
+            return stored
+        self._filled.append(Copy(where=_name(path), target=target, source=stored))
+        self._steps.append(lambda: np.copyto(target, stored))
+        return target
+
+    def _named_items(self, target: Any, stored: NamedItems, path: str) -> Any:
+        kind = type(target)
+        if getattr(kind, "_fields", None) != tuple(stored.fields) or kind.__name__ != _kind(stored):
+            raise self._misfit(path, target, stored)
+        items = [
+            self._value(own, item, f"{_name(path)}.{name}")
+            for name, own, item in zip(stored.fields, target, stored.items, strict=True)
+        ]
+        if all(new is own for new, own in zip(items, target, strict=True)):
+            return target
+        return kind._make(items)
+
+    def _opaque(self, target: Any, stored: Opaque, path: str) -> None:
+        """Plan for what only a pickle says: fill what can be filled, if the rest is equal."""
+        if not self._strict:
+            return
+        facts = stored.facts.entry
+        if facts is None or target is _NOT_THERE or target is None:
+            raise self._misfit(path, target, stored)
+        where = _where(path)
+        try:
+            own, parts = take_apart(target, is_part)
+            change = plan_values("pytorch", own, facts.said)
+        except AdapterError as error:
+            raise pytorch_error(
+                f"{where} is a {_kind(stored)}, which only a pickle says: {error.reason}, or give strict=False to "
+                "leave it as it is"
+            ) from error
+        if len(parts) != len(facts.taken):
+            raise self._misfit(path, target, stored)
+        for n, (part, entry) in enumerate(zip(parts, facts.taken, strict=True)):
+            if not is_live(unwrap(part)) and n in own.fixed:
+                fits = is_same(part, entry)
+            else:
+                fits = self._value(part, entry, f"{_name(path)}.{n}") is part
+            if not fits:
+                raise pytorch_error(f"{where} holds a {type(part).__name__} that cannot be filled in place: {REMEDY}")
+        self._steps.append(change)
+
+    def _misfit(self, path: str, target: Any, stored: Any) -> AdapterError:
+        there = "nothing is" if target is _NOT_THERE else f"a {type(target).__name__} is"
+        return pytorch_error(
+            f"{_where(path)} was stored as a {_kind(stored)}, which only a pickle makes anew, and {there} there: "
+            f"give one to fill, or {REMEDY}"
+        )
+
+    def _is_plain(self, stored: Any) -> bool:
+        """Tell whether a container holds nothing that is filled in place, at any depth."""
+        known = self._plainness.get(id(stored))
+        if known is None:
+            self._plainness[id(stored)] = True
+            parts = stored.values() if isinstance(stored, Mapping) else stored
+            known = self._plainness[id(stored)] = all(
+                self._is_plain(part)
+                if isinstance(part, Mapping | list | tuple | deque)
+                else type(part) in _ATOMS
+                or not (
+                    is_tensor(part)
+                    or isinstance(part, np.ndarray | Opaque | NamedItems | StoredObject)
+                    or generator_state(part) is not None
+                )
+                for part in parts
+            )
+        return known
+
+    def _modules(self, module: torch.nn.Module, stored: list[ModuleFacts], path: str) -> None:
+        """Plan for the attributes of a module and of its submodules."""
+        live = dict(module.named_modules(remove_duplicate=False))
+        bare: dict[str, list[torch.nn.Module]] = {}
+        for name, part in live.items():
+            bare.setdefault(_bare(name), []).append(part)
+        met = set()
+        for facts in stored:
+            candidates = [live.get(facts.path), *bare.get(_bare(facts.path), [])]
+            found = next((part for part in candidates if part is not None and _is_of(part, facts.kind)), None)
+            met.add(_bare(facts.path))
+            if found is not None:
+                self._attributes(found, facts, path)
+            elif self._strict:
+                there = " or ".join(sorted({type(part).__name__ for part in candidates if part is not None}))
+                raise pytorch_error(
+                    f"{_where(_join(path, facts.path))} was stored as a {facts.kind}, and "
+                    f"{f'is a {there}' if there else 'the model to fill has no such part'}: give a model of the same "
+                    f"classes, or strict=False to fill what fits, or {REMEDY}"
+                )
+        more = [name for name in live if _bare(name) not in met]
+        if more and self._strict:
+            raise pytorch_error(
+                f"{_where(path)} has parts that were not stored: {_some(more)}. Give a model without them, or "
+                f"strict=False to fill what fits, or {REMEDY}"
+            )
+
+    def _attributes(self, module: torch.nn.Module, facts: ModuleFacts, path: str) -> None:
+        given = self._given.setdefault(id(vars(module)), _Given(vars(module), facts, None))
+        if given.stored is not facts:
+            if not is_same([given.stored.attributes, given.stored.of_tensors], [facts.attributes, facts.of_tensors]):
+                raise pytorch_error(
+                    f"{_where(_join(path, facts.path))} is one module with another part, and different attributes are "
+                    f"stored for them: {REMEDY}"
+                )
+            return
+        start = _join(path, facts.path)
+        own, _ = attributes_of(module)
+        real = vars(module)
+        for name, entry in facts.attributes.items():
+            old = own.get(name, _NOT_THERE)
+            where = _join(start, name)
+            if old is not _NOT_THERE and old is not real.get(name, _NOT_THERE):
+                # The class has another thing pickled than there is, and makes that anew.
+                if self._strict and not is_same(old, entry):
+                    raise pytorch_error(f"{where!r} differs, and its class pickles it as another thing: {REMEDY}")
+                continue
+            self._attribute(real, name, entry, where)
+        for name, attributes in facts.of_tensors.items():
+            tensor = module._parameters.get(name, module._buffers.get(name))
+            for key, entry in attributes.items() if tensor is not None else ():
+                self._attribute(vars(tensor), key, entry, f"{_join(start, name)}.{key}")
+
+    def _attribute(self, holder: dict[str, Any], name: str, entry: Any, where: str) -> None:
+        old = holder.get(name, _NOT_THERE)
+        if _is_place(old) and _is_place(entry):
+            return  # where its tensors are, and of which dtype, is the live model's own business
+        if is_tensor(old) and is_tensor(entry) and (old.shape != entry.shape or is_expanded(old) or old.is_meta):
+            new: Any = entry.to("cpu" if old.is_meta else old.device)
+        elif is_tensor(old) and not is_tensor(entry) and not isinstance(entry, Opaque):
+            new = entry
+        else:
+            new = self._value(old, entry, where)
+        if new is not old and new is not _NOT_THERE:
+            self._steps.append(lambda: holder.__setitem__(name, new))
+
+    def _live(self, target: Any, stored: Any, path: str) -> None:
+        import torch
+
+        state = stored.state if isinstance(stored, StoredObject) else stored
+        where = _where(path)
+        if isinstance(state, Opaque) or (isinstance(target, torch.nn.Module) and not isinstance(state, Mapping)):
+            raise pytorch_error(f"{where} is a {type(target).__name__}, and a {_kind(stored)} was stored there")
+        if isinstance(target, torch.nn.Module):
+            beside = stored.beside if isinstance(stored, StoredObject) else {}
+            filling = ModuleFilling(target, state, beside, where=where, strict=self._strict)
+            self._rounded += [f"{path}.{text}" if path else text for text in filling.rounded]
+            self._filled += [replace(each, where=_join(path, each.where)) for each in filling.filled()]
+            self._steps.append(filling.execute)
+            if isinstance(stored, StoredObject) and stored.modules.entry is not None:
+                self._modules(target, stored.modules.entry, path)
+            return
+        if isinstance(target, torch.optim.lr_scheduler.LRScheduler) and isinstance(state, dict):
+            # It takes what it is given and keeps the rest.
+            its = target.state_dict()
+            for key, value in state.items():
+                if isinstance(value, Opaque):
+                    self._opaque(its.get(key, _NOT_THERE), value, _join(path, key))
+            state = {key: value for key, value in state.items() if not isinstance(value, Opaque)}
+            self._check_class(target, stored, its.keys(), state.keys(), where)
+        opaque = find_opaque(state)
+        if isinstance(opaque, Opaque | NamedItems):
+            raise pytorch_error(f"the state of {where} holds a {opaque.kind}, which only a pickle says: {REMEDY}")
+        if isinstance(target, torch.optim.Optimizer):
+            self._check_groups(target, state, where)
+            own, keys = (
+                {key for group in groups for key in group if key not in _OF_SCHEDULERS}
+                for groups in (target.param_groups, state["param_groups"])
+            )
+            self._check_class(target, stored, own, keys, where)
+        self._steps.append(lambda: _load_state(target, state, where))
+
+    def _check_class(self, target: Any, stored: Any, own: Set[Any], keys: Set[Any], where: str) -> None:
+        """See that a state was stored of an optimizer or scheduler of the same class, as far as that can be told."""
+        only = [{key for key in some if not str(key).startswith("_")} for some in (own - keys, keys - own)]
+        is_other = all(only) and "verbose" not in only[0] | only[1]
+        kind = type(target)
+        stored_kind = stored.kind if isinstance(stored, StoredObject) else ""
+        if all(name.startswith("torch.optim.") for name in (kind.__module__, stored_kind)):
+            is_other = kind.__name__ != _kind(stored)
+        if is_other and self._strict:
+            raise pytorch_error(
+                f"{where} is a {kind.__name__}, and what was stored is the state of "
+                f"{f'a {_kind(stored)}' if stored_kind else f'one with {_some(sorted(map(str, only[1])))}'}: "
+                f"give one of the same class, or {REMEDY}"
+            )
+
+    def _check_groups(self, optimizer: torch.optim.Optimizer, state: Any, where: str) -> None:
+        try:
+            stored = [len(group["params"]) for group in state["param_groups"]]
+        except (KeyError, TypeError, IndexError) as error:
+            raise pytorch_error(f"{where} is an optimizer, and no state of an optimizer was stored there") from error
+        own = [len(group["params"]) for group in optimizer.param_groups]
+        if len(own) != len(stored):
+            raise pytorch_error(f"{where}: loaded state dict has a different number of parameter groups")
+        if own != stored:
+            raise pytorch_error(
+                f"{where}: loaded state dict contains a parameter group that doesn't match the size of optimizer's "
+                f"group: stored are {stored} parameters, and it has {own}"
+            )
+
+    def _tensor(self, target: torch.Tensor, stored: Any, path: str) -> torch.Tensor:
+        where = _where(path)
+        if not is_tensor(stored):
+            raise pytorch_error(f"{where} is a tensor, and a {_kind(stored)} was stored there")
+        if target.shape != stored.shape:
+            raise pytorch_error(
+                f"{where} was stored as {dtype_name(stored)} {tuple(stored.shape)} and does not fit a tensor of "
+                f"{dtype_name(target)} {tuple(target.shape)}"
+            )
+        if is_expanded(target):
+            raise pytorch_error(f"{where} cannot be filled: it is expanded, and its elements share memory. Clone it")
+        if loses(stored.dtype, target.dtype):
+            self._rounded.append(f"{path} ({dtype_name(stored)} to {dtype_name(target)})")
+        self._filled.append(Copy(where=_name(path), target=target, source=stored))
+        self._steps.append(lambda: copy_into(target, stored, where))
+        for name, entry in vars(stored).items():
+            self._attribute(vars(target), name, entry, f"{_name(path)}.{name}")
+        return target
+
+    def _mapping(self, target: Mapping[Any, Any], stored: Any, path: str) -> Any:
+        where = _where(path)
+        beside: Mapping[Any, Any] = {}
+        if isinstance(stored, StoredObject):
+            beside = stored.beside
+            kind, stored = _kind(stored), stored.state
+            if isinstance(stored, Mapping) and target and not any(key in stored or key in beside for key in target):
+                raise pytorch_error(f"{where} is a mapping, and one {kind} was stored there: give the object itself")
+        if not isinstance(stored, Mapping):
+            raise pytorch_error(f"{where} is a mapping, and a {_kind(stored)} was stored there")
+        if self._strict:
+            missing = [key for key in target if key not in stored and key not in beside]
+            if missing:
+                raise pytorch_error(
+                    f"what was stored does not have all entries of {where}: it lacks {_some(missing)} and has "
+                    f"{_some(list(stored))}. Leave those out, or give strict=False to fill what is on both sides"
+                )
+        for key, value in target.items():
+            entry = stored[key] if key in stored else beside.get(key, _NOT_THERE)
+            if entry is _NOT_THERE:
+                continue
+            new = self.part(value, entry, f"{path}.{key}" if path else str(key))
+            if new is not value:
+                if not isinstance(target, MutableMapping):
+                    raise pytorch_error(f"{where} is a {type(target).__name__}, which takes no new values")
+                self._steps.append(lambda key=key, new=new: target.__setitem__(key, new))  # type: ignore[misc]
+        return target
+
+    def _list(self, target: Any, stored: Any, path: str) -> Any:
+        where = _where(path)
+        if isinstance(stored, NamedItems):
+            return self._named_items(target, stored, path)
+        if not isinstance(stored, list | tuple):
+            raise pytorch_error(f"{where} is a {type(target).__name__}, and a {_kind(stored)} was stored there")
+        if self._strict and len(target) != len(stored):
+            raise pytorch_error(f"{where} has {len(target)} entries, and {len(stored)} were stored")
+        new = [
+            self.part(value, entry, f"{path}.{n}" if path else str(n))
+            for n, (value, entry) in enumerate(zip(target, stored, strict=False))
+        ]
+        changed = [n for n, value in enumerate(new) if value is not target[n]]
+        if isinstance(target, list):
+            self._steps += [lambda n=n: target.__setitem__(n, new[n]) for n in changed]  # type: ignore[misc]
+            return target
+        if not changed:
+            return target
+        make = getattr(type(target), "_make", type(target))  # a named tuple's
+        return make([*new, *target[len(new) :]])
+
+    def _holds_life(self, target: Any) -> bool:
+        """Tell whether a container holds a tensor or an object with a state dict, at any depth."""
+        if not isinstance(target, Mapping | list | tuple):
+            return False
+        known = self._alive.get(id(target))
+        if known is None:
+            self._alive[id(target)] = False
+            parts = target.values() if isinstance(target, Mapping) else target
+            known = any(is_tensor(part) or is_live(unwrap(part)) or self._holds_life(part) for part in parts)
+            self._alive[id(target)] = known
+        return known
+
+
+def _load_state(target: Any, state: Any, where: str) -> None:
+    try:
+        target.load_state_dict(state)
+    except Exception as error:  # load_state_dict() is code of the object's class, which may raise anything
+        raise pytorch_error(f"{where}: {type(error).__name__}: {error}") from error
+
+
+def _replace_content(target: Any, content: Any, stored: Any) -> None:
+    if isinstance(target, list):
+        target[:] = content
+        return
+    content = [*content.items()] if isinstance(content, dict) else [*content]
+    target.clear()
+    if isinstance(target, deque):
+        target.extend(content)
+    elif type(target) is Counter:
+        dict.update(target, content)
+    else:
+        target.update(content)
+    if isinstance(target, defaultdict):
+        target.default_factory = stored.default_factory
+    if hasattr(target, "__dict__"):
+        vars(target).clear()
+        vars(target).update(vars(stored))
+
+
+def _bare(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in _WRAPPING)
+
+
+def _is_of(module: Any, kind: str) -> bool:
+    """Tell whether a module is of a class of some name, or will be when it is filled."""
+    becomes = getattr(module, "cls_to_become", None)
+    names = {type(module).__name__} | ({becomes.__name__} if isinstance(becomes, type) else set())
+    return kind in names or (kind in _BATCH_NORMS and not names.isdisjoint(_BATCH_NORMS))
+
+
+def _is_place(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.dtype | torch.device) or (
+        type(value) is str and _DEVICE.fullmatch(value) is not None
+    )
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path and name else path or name
+
+
+def _name(path: str) -> str:
+    return path or "it"
+
+
+def _where(path: str) -> str:
+    return repr(path) if path else ROOT
+
+
+def _kind(stored: Any) -> str:
+    return (
+        stored.kind.rpartition(".")[2]
+        if isinstance(stored, StoredObject | Opaque | NamedItems)
+        else type(stored).__name__
+    )
+
+
+def _some(keys: list[Any]) -> str:
+    names = ", ".join(repr(key) for key in keys[:10])
+    return f"{names} and {len(keys) - 10} more" if len(keys) > 10 else names

@@ -1,0 +1,289 @@
+"""The rows of one extract: names for tensors and arrays, each the same however often its tensor is met.
+
+=====
+
+The layout: what the rows of a model do not say, as far as JSON can say it.
+
+A skeleton is a layout, or a pickle, then a layout, then the layout's length as 8 bytes, little-endian. Version 2 is an
+object with
+
+* ``layout``: 2;
+* ``storages``: the storages that are not simply the bytes of one row, each a list of ``[row, offset, strides]``;
+* ``kinds``: for rows that are no tensor of the row's own dtype, what they are;
+* ``tree``: what was stored (see `tensorcas_flavors._torch_tree`);
+* ``beyond``: what is said of what only the pickle says, if there is a pickle (see there);
+* ``values``: the numbers of both in the order in which it is read. They come last and by themselves, so that what
+  changes at every step lies behind what does not.
+
+Version 1, of state dicts and modules only, had ``plain``, ``entries``, ``ordered`` and ``metadata`` for the tree.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tensorcas_flavors._pickling import is_pickle
+from tensorcas_flavors.pytorch._tensors import (
+    ROW_DTYPES,
+    Geometry,
+    StorageView,
+    as_array,
+    as_tensor,
+    dtype_name,
+    geometry,
+    memory_refusal,
+    pytorch_error,
+    refusal,
+    share,
+    shared_storages,
+    some,
+    torch_dtype,
+)
+from tensorcas_mlflow.adapter import SKELETON, Array
+
+if TYPE_CHECKING:
+    import torch
+
+ELSEWHERE = "__tensor__/"
+"""Starts the row names of tensors that are in an object graph but in no state dict, and of others with a taken name."""
+ARRAY = "array"
+"""Kind of a row that is a numpy array."""
+NUMBERS = "numbers"
+"""Kind of a row that is a long list of numbers."""
+_MAX_NAME_CHARS = 1000  # 4,000 bytes of UTF-8, and a store takes 4,096
+_NOT_IN_NAMES = re.compile("[\0-\x1f\x7f\ud800-\udfff]")
+
+
+class Rows:
+    """The rows of one extract and the tensors they are of."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, Array] = {}
+        self.kinds: dict[str, str] = {}
+        """What a row is if not a tensor of the row's own dtype: another dtype, `ARRAY` or `NUMBERS`."""
+        self._places: dict[str, Geometry] = {}
+        self._names: dict[Geometry, str] = {}
+        self._tensors: list[torch.Tensor] = []  # keeps their memory, so that no address is met twice
+
+    def find(self, tensor: torch.Tensor) -> str | None:
+        """Return the first name of a tensor with the same elements in the same memory, if it is one that has rows."""
+        return None if refusal(tensor) else self._names.get(geometry(tensor))
+
+    def add(self, path: str, tensor: torch.Tensor) -> str:
+        """Make a row for a tensor, unless it has one of that name, and return its name.
+
+        Raises:
+            AdapterError: The tensor has no exact array.
+        """
+        reason = refusal(tensor)
+        if reason is None:
+            view = geometry(tensor)
+            first = self._names.get(view)
+            if first is None:
+                reason = memory_refusal(tensor, view)
+        if reason is not None:
+            raise pytorch_error(f"tensor {path!r} {reason}")
+        name = path if path.isprintable() and 0 < len(path) <= _MAX_NAME_CHARS else _clean(path)
+        while name in self.arrays or name == SKELETON:
+            if self._places.get(name) == view:
+                return name
+            name = ELSEWHERE + name
+        if first is None:
+            self._names[view] = name
+            self.arrays[name] = as_array(tensor)
+            self._tensors.append(tensor)
+        else:
+            self.arrays[name] = self.arrays[first]
+        self._places[name] = view
+        dtype = dtype_name(tensor)
+        if dtype not in ROW_DTYPES:
+            self.kinds[name] = dtype
+        return name
+
+    def add_array(self, path: str, array: Array, kind: str) -> str:
+        """Make a row of an array and return its name."""
+        name = _clean(path)
+        while name in self.arrays or name == SKELETON:
+            name = ELSEWHERE + name
+        self.arrays[name] = array
+        self.kinds[name] = kind
+        return name
+
+    def storages(self) -> tuple[tuple[StorageView, ...], ...]:
+        """Say which rows share memory, or lie in it in another than row-major order."""
+        return shared_storages(self._places)
+
+
+def _clean(path: str) -> str:
+    """Return the path as a row can be called: printable, neither empty nor long."""
+    name = _NOT_IN_NAMES.sub(lambda match: f"%{ord(match[0]):02X}", path)
+    return name[:_MAX_NAME_CHARS] or "%"
+
+
+_VERSION = 2
+_ENCODE = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
+_KINDS = b',"kinds":'
+_VALUES = b',"values":['
+_CUT_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What the rows of a model do not say, as far as no pickle is needed to say it."""
+
+    storages: tuple[tuple[StorageView, ...], ...] = ()
+    """The storages that are not simply the bytes of one row."""
+    kinds: dict[str, str] = field(default_factory=dict)
+    """What a row is if not a tensor of the row's own dtype."""
+    tree: Any = None
+    """What was stored, as `tensorcas_flavors._torch_tree` writes it; in version 1, the object that stood for it."""
+    values: list[Any] = field(default_factory=list)
+    """The numbers of the tree, then those of what is beyond it."""
+    beyond: list[Any] = field(default_factory=list)
+    """What is said of what only the pickle says."""
+    version: int = _VERSION
+    """Which format the tree is in; 0 if there is no skeleton."""
+
+    def encode(self) -> bytes:
+        """Return the layout as JSON in ASCII."""
+        storages = [[[view.name, view.offset, view.stride] for view in views] for views in self.storages]
+        facts = {"layout": _VERSION, "storages": storages, "kinds": self.kinds, "tree": self.tree}
+        if self.beyond:
+            facts["beyond"] = self.beyond
+        return _ENCODE(facts | {"values": self.values}).encode("ascii")
+
+    @classmethod
+    def decode(cls, text: bytes) -> Layout:
+        """Read what `encode` wrote, or what somebody claims it wrote.
+
+        Raises:
+            AdapterError: The text is not a layout.
+        """
+        try:
+            facts = json.loads(text)
+            version = facts["layout"]
+            if type(version) is not int or version not in (1, 2):
+                raise ValueError(f"its version is {version!r}, and this release reads up to {_VERSION}")
+            storages = tuple(
+                tuple(StorageView(name=name, offset=offset, stride=tuple(stride)) for name, offset, stride in views)
+                for views in facts["storages"]
+            )
+            if version == 1:
+                return cls(storages=storages, tree=_version_1(facts), version=1)
+            kinds, values, beyond = facts["kinds"], facts["values"], facts.get("beyond", [])
+            if not isinstance(values, list) or not isinstance(beyond, list) or not isinstance(kinds, dict):
+                raise ValueError("'values' or 'beyond' is no list, or 'kinds' no mapping")
+            if not all(type(kind) is str for kind in kinds.values()):
+                raise ValueError("a kind of row is no name")
+            return cls(storages=storages, kinds=kinds, tree=facts["tree"], values=values, beyond=beyond)
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise pytorch_error(f"the layout in the skeleton cannot be read: {error!r}") from error
+
+
+def read_layout(rows: Mapping[str, Array]) -> Layout:
+    """Read the layout of a skeleton without its pickle; an empty one of version 0 if there is no skeleton.
+
+    Raises:
+        AdapterError: The skeleton holds no layout.
+    """
+    if SKELETON not in rows:
+        return Layout(version=0)
+    text = rows[SKELETON].tobytes()
+    start, stop = _span(text, is_pickle(rows[SKELETON]))
+    return Layout.decode(text[start:stop])
+
+
+def skeleton_cuts(skeleton: Array) -> list[int]:
+    """Say where chunks of a skeleton should end: what changes at every step is stored again, the rest is not."""
+    text = skeleton.tobytes()
+    start, stop = _span(text, is_pickle(skeleton))
+    # Text in JSON cannot hold these bytes: its quotes are escaped.
+    values = text.rfind(_VALUES, start, stop) + len(_VALUES)
+    if len(text) < _CUT_BYTES or values >= stop - 2:
+        return []
+    return sorted({*range(_CUT_BYTES, start, _CUT_BYTES), start, values, len(text)} - {0})
+
+
+def torch_types(skeleton: Array) -> dict[str, str]:
+    """Return the rows that are tensors of another dtype than the row's own, with that dtype; the tree is not read."""
+    text = skeleton.tobytes()
+    start, stop = _span(text, is_pickle(skeleton))
+    # Only storages come before, and in these no colon follows a text.
+    at = text.find(_KINDS, start, stop)
+    if at < 0 or text.startswith(b"{}", at + len(_KINDS)):
+        return {}
+    kinds, _ = json.JSONDecoder().raw_decode(text[at + len(_KINDS) : stop].decode("ascii"))
+    return {name: kind for name, kind in kinds.items() if kind not in (ARRAY, NUMBERS)}
+
+
+def as_tensors(rows: Mapping[str, Array], layout: Layout) -> dict[str, torch.Tensor]:
+    """Return the rows that are tensors as such, using the rows' memory where the layout allows it.
+
+    Args:
+        rows: Rows of a model by name, or some of them; what is missing is left out of its storage.
+        layout: Where they lie.
+
+    Raises:
+        AdapterError: An array has no tensor type, or the layout does not fit the rows.
+    """
+    dtypes: dict[str, torch.dtype] = {}
+    problems: list[str] = []
+    for name, row in rows.items():
+        kind = layout.kinds.get(name)
+        if name == SKELETON or kind in (ARRAY, NUMBERS):
+            continue
+        try:
+            dtypes[name] = torch_dtype(row.dtype, kind)
+        except ValueError as error:
+            problems.append(f"row {name!r} {error}")
+    if problems:
+        raise pytorch_error("; ".join(some(problems)) + ": leave such rows out, or read them as arrays")
+    shared: dict[str, torch.Tensor] = {}
+    for views in layout.storages:
+        present = [view for view in views if view.name in rows]
+        names = ", ".join(repr(view.name) for view in present)
+        try:
+            if any(view.name not in dtypes for view in present):
+                raise ValueError("one of them is no tensor")
+            shared |= share(rows, present, dtypes)
+        except (ValueError, TypeError, OverflowError, MemoryError, RuntimeError) as error:
+            raise pytorch_error(f"the layout in the skeleton does not fit the rows {names}: {error}") from error
+    return {name: shared[name] if name in shared else as_tensor(rows[name], dtypes[name]) for name in dtypes}
+
+
+def check_row(rows: Mapping[str, Array], name: str, dtype: str, shape: Sequence[int]) -> None:
+    """See that a row is there and is what was stored.
+
+    Args:
+        rows: The rows by name.
+        name: The row's name.
+        dtype: The dtype of the array.
+        shape: Its shape.
+
+    Raises:
+        AdapterError: It is not.
+    """
+    row = rows.get(name)
+    if row is None:
+        raise pytorch_error(f"tensor {name!r} is missing: read all tensors of the checkpoint")
+    if row.dtype.name != dtype or row.shape != tuple(shape):
+        raise pytorch_error(f"tensor {name!r} was stored as {dtype} {tuple(shape)}, not {row.dtype} {row.shape}")
+
+
+def _version_1(facts: dict[str, Any]) -> dict[str, Any]:
+    for key, optional in (("plain", False), ("metadata", True), ("entries", True)):
+        if not isinstance(facts[key], dict) and not (optional and facts[key] is None):
+            raise ValueError(f"{key!r} is no mapping")
+    return {key: facts.get(key) for key in ("plain", "metadata", "entries", "ordered")}
+
+
+def _span(text: bytes, after_pickle: bool) -> tuple[int, int]:
+    """Return where the layout starts and stops in a skeleton."""
+    if not after_pickle:
+        return 0, len(text)
+    stop = len(text) - 8
+    return max(0, stop - int.from_bytes(text[-8:], "little")), max(0, stop)

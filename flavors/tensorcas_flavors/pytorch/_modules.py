@@ -1,0 +1,626 @@
+"""Fills one module, with ``load_state_dict``'s own meaning and error texts.
+
+=====
+
+Fills a module with some tensors of a checkpoint, most of them read straight into the module's own memory.
+
+First a plan, which finds all that does not fit; then the reading.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from tensorcas_flavors.pytorch._layout import ELSEWHERE
+from tensorcas_flavors.pytorch._objects import is_tensor, own_tensors, unwrap
+from tensorcas_flavors.pytorch._tensors import (
+    ROW_DTYPES,
+    Copy,
+    Geometry,
+    as_array,
+    as_tensor,
+    check_device,
+    dtype_name,
+    extent_bytes,
+    filling_refusal,
+    geometry,
+    instead_of,
+    made_like,
+    memory_refusal,
+    overlapping,
+    pytorch_error,
+    refusal,
+    row_dtype,
+    some,
+    torch_dtype,
+)
+from tensorcas_flavors.pytorch._tree import NamedItems, Opaque, StoredObject
+from tensorcas_mlflow.adapter import Array, NotFilled, ReadTensors, StoredTensor
+from tensorcas_mlflow.dtypes import parse_dtype
+
+if TYPE_CHECKING:
+    import torch
+
+_logger = logging.getLogger(__name__)
+EXPANDED = (
+    "is expanded, so that its elements share memory, and the stored ones differ. Clone it there, or load a new model"
+)
+"""What is wrong with a tensor that `without_repeats` is None for."""
+ROOT = "the object to fill"
+"""What errors call what a caller gives to be filled; its parts are called by their path."""
+_PREFIXES = ("module.", "_orig_mod.")
+"""What torch's wrappers put before the names of the module they wrap."""
+
+
+class ModuleFilling:
+    """The checked filling of one module."""
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        stored: Mapping[str, Any],
+        beside: Mapping[str, torch.Tensor],
+        *,
+        where: str,
+        strict: bool,
+    ) -> None:
+        """Check what can be checked without changing the module.
+
+        Args:
+            module: The module, not wrapped.
+            stored: The state dict.
+            beside: Tensors that the stored module had and its state dict left out.
+            where: What to call the module in errors.
+            strict: As ``load_state_dict`` takes it.
+
+        Raises:
+            AdapterError: It does not fit.
+        """
+        _check_is_state_dict(stored, where)
+        self.rounded: list[str] = []
+        """Tensors that lose digits, and how."""
+        self._module = module
+        self._strict = strict
+        self._where = where
+        self._views: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        expected = module.state_dict()
+        own = dict(own_tensors(module))
+        # What only a pickle says is missing, as torch will say.
+        state = {name: value for name, value in stored.items() if not isinstance(value, Opaque | NamedItems)}
+        state, metadata = with_prefix_of(expected, state, getattr(stored, "_metadata", None))
+        self._state: OrderedDict[str, Any] = OrderedDict(state)
+        self._beside: dict[str, torch.Tensor] = {}
+        self._made: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+        nothing = {} if all(name in own for name in beside) else _without_tensors(module)
+        for name, tensor in [*state.items(), *beside.items()]:
+            if name in own and name not in expected and is_tensor(tensor):
+                self._beside[name] = tensor
+                self._state.pop(name, None)
+            elif name in nothing and name not in state:
+                self._made.append((*nothing[name], tensor))
+            elif name not in self._state:
+                self._state[name] = tensor
+        # Without the version numbers, load_state_dict takes the state dict for one of an old torch and overlooks gaps.
+        if metadata is None:
+            metadata = getattr(expected, "_metadata", None) or {}
+        vars(self._state)["_metadata"] = OrderedDict(metadata)
+        self._own = own
+        self._check(expected)
+
+    def execute(self) -> None:
+        """Fill the module.
+
+        Raises:
+            AdapterError: The module's own code refuses after all; the module may be filled in part.
+        """
+        self._load()
+        for name, tensor in self._beside.items():
+            copy_into(self._own[name], tensor, repr(name))
+        for name, (target, source) in self._views.items():
+            copy_into(target, source, repr(name))
+        for buffers, name, tensor in self._made:
+            buffers[name] = tensor
+
+    def filled(self) -> Iterator[Copy]:
+        """Name the memory that is filled, and what is put there, as far as the module's own code does nothing else."""
+        for name, tensor in [*self._state.items(), *self._beside.items()]:
+            own = self._own.get(name)
+            if own is None or not is_tensor(tensor) or own is tensor or filling_refusal(own) is not None:
+                continue
+            if own.shape == tensor.shape and not own.is_meta:
+                yield Copy(where=name, target=own, source=tensor)
+        for name, (target, source) in self._views.items():
+            yield Copy(where=name, target=target, source=source)
+
+    def _check(self, expected: Mapping[str, Any]) -> None:
+        import torch
+
+        doubtful = expected.keys() != self._state.keys()
+        for name, tensor in [*self._state.items(), *self._beside.items()]:
+            target: Any = self._own[name] if name in self._beside else expected.get(name)
+            if not is_tensor(target) or not is_tensor(tensor) or torch.nn.parameter.is_lazy(target):
+                continue
+            if target.shape != tensor.shape:
+                if name in self._beside:
+                    raise pytorch_error(
+                        f"{self._where}: tensor {name!r} was stored as {dtype_name(tensor)} {tuple(tensor.shape)} and "
+                        f"does not fit one of {dtype_name(target)} {tuple(target.shape)}"
+                    )
+                doubtful = True
+                continue
+            if loses(tensor.dtype, target.dtype):
+                self.rounded.append(f"{name} ({dtype_name(tensor)} to {dtype_name(target)})")
+            if is_expanded(target):
+                self._fill_once(name, target, tensor)
+        if doubtful:
+            # Hooks may make such a state dict fit: torch says, and copies nothing when asked.
+            with _copying_nothing():
+                self._load()
+
+    def _fill_once(self, name: str, target: torch.Tensor, tensor: torch.Tensor) -> None:
+        """Fill a tensor whose elements are repeated, if the stored one repeats them too."""
+        pair = without_repeats(self._own[name], tensor) if name in self._own else None
+        if pair is None:
+            raise pytorch_error(f"{self._where}: tensor {name!r} of the model to fill {EXPANDED}")
+        self._views[name] = pair
+        if name in self._beside:
+            del self._beside[name]
+        else:
+            # load_state_dict is given the very tensor, and copies nothing.
+            self._state[name] = self._own[name]
+
+    def _load(self) -> None:
+        try:
+            self._module.load_state_dict(self._state, strict=self._strict)
+        except Exception as error:
+            raise pytorch_error(f"{self._where}: {error}" if self._where != ROOT else str(error)) from error
+
+
+def _without_tensors(module: torch.nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
+    """Return where the non-persistent buffers are that a module has no tensors for yet, by their names."""
+    return {
+        f"{path}.{name}" if path else name: (part._buffers, name)
+        for path, part in module.named_modules(remove_duplicate=False)
+        for name, tensor in part._buffers.items()
+        if tensor is None and name in part._non_persistent_buffers_set
+    }
+
+
+def is_expanded(tensor: torch.Tensor) -> bool:
+    """Tell whether elements of a tensor are repeated, so that torch copies nothing into it."""
+    return any(step == 0 and side > 1 for step, side in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def without_repeats(target: torch.Tensor, source: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return of an expanded tensor, and of what is to be copied into it, each element once; None if that one differs.
+
+    Args:
+        target: An expanded tensor.
+        source: One of the same shape.
+    """
+    once = tuple(slice(0, 1) if step == 0 else slice(None) for step in target.stride())
+    return (target[once], source[once]) if _same_bits(source[once].expand(source.shape), source) else None
+
+
+def warn_of_rounding(rounded: Sequence[str]) -> None:
+    """Say which tensors may have lost digits, if any."""
+    if rounded:
+        _logger.warning(
+            "stored tensors were converted to the dtypes of the model, which may round them: %s", ", ".join(rounded)
+        )
+
+
+def copy_into(target: torch.Tensor, source: torch.Tensor, where: str) -> None:
+    """Copy a tensor's elements into another.
+
+    Raises:
+        AdapterError: Torch cannot.
+    """
+    import torch
+
+    try:
+        with torch.no_grad():
+            target.copy_(source)
+    except RuntimeError as error:
+        raise pytorch_error(f"tensor {where} cannot be filled: {error}") from error
+
+
+def loses(source: torch.dtype, target: torch.dtype) -> bool:
+    """Tell whether values may change when a tensor of one dtype is copied into one of another."""
+    import torch
+
+    if source == target or source == torch.bool:
+        return False
+    is_float, becomes_float = (dtype.is_floating_point or dtype.is_complex for dtype in (source, target))
+    if is_float != becomes_float:
+        return True
+    try:
+        return torch.promote_types(source, target) != target
+    except (RuntimeError, TypeError):
+        return True
+
+
+def _check_is_state_dict(stored: Mapping[Any, Any], where: str) -> None:
+    odd = [name for name in stored if type(name) is not str]
+    parts = [name for name, value in stored.items() if isinstance(value, StoredObject) or _holds_tensors(name, value)]
+    if parts:
+        names = ", ".join(repr(name) for name in stored)
+        raise pytorch_error(
+            f"{where} is a module, and a whole training state was stored, with the entries {names}: give a mapping, "
+            f"such as {{{parts[0]!r}: module}}"
+        )
+    if odd:
+        raise pytorch_error(f"{where} is a module, and what was stored is no state dict: it has the entry {odd[0]!r}")
+
+
+def _holds_tensors(name: Any, value: Any) -> bool:
+    if not isinstance(value, Mapping) or str(name).endswith("_extra_state"):
+        return False
+    return any(map(is_tensor, value.values())) or "param_groups" in value
+
+
+def with_prefix_of(
+    expected: Mapping[str, Any], state: dict[str, Any], metadata: Mapping[str, Any] | None
+) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
+    """Take a wrapper's prefix off all names, or put it before them, where that is what the module expects."""
+    for _ in range(4):  # a module may be wrapped more than once
+        for prefix in _PREFIXES:
+            if _all_start(state, prefix) and not _any_starts(expected, prefix):
+                state = {name.removeprefix(prefix): value for name, value in state.items()}
+                if metadata is not None:
+                    bare = prefix[:-1]
+                    metadata = {
+                        name.removeprefix(prefix) if name != bare else "": value
+                        for name, value in metadata.items()
+                        if name == bare or name.startswith(prefix)
+                    }
+                break
+            if _all_start(expected, prefix) and state and not _any_starts(state, prefix):
+                state = {prefix + name: value for name, value in state.items()}
+                if metadata is not None:
+                    metadata = {(prefix + name).removesuffix("."): value for name, value in metadata.items()}
+                break
+        else:
+            break
+    return state, metadata
+
+
+def _all_start(names: Iterable[str], prefix: str) -> bool:
+    return all([name.startswith(prefix) for name in names] or [False])
+
+
+def _any_starts(names: Iterable[str], prefix: str) -> bool:
+    return any(name.startswith(prefix) for name in names)
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    import torch
+
+    words = [tensor.contiguous().view(torch.uint8) if tensor.ndim else tensor for tensor in (one, other)]
+    return torch.equal(*words)
+
+
+def _copying_nothing() -> Any:
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class CopyingNothing(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.Tensor.copy_:
+                return args[0]
+            return func(*args, **(kwargs or {}))
+
+    return CopyingNothing()
+
+
+BATCH_BYTES = 64 << 20
+"""So much is held besides the module, or one tensor if that is larger."""
+
+
+def fill_weights(
+    model: Any,
+    stored: Mapping[str, StoredTensor],
+    read: ReadTensors,
+    *,
+    wanted: Callable[[str], bool] | None,
+    strict: bool,
+    device: torch.device,
+) -> NotFilled:
+    """Fill a module in place; see `Adapter.fill_weights`.
+
+    What ``load_state_dict`` does besides copying is not done: no hook is run, and extra state stays as it is.
+
+    Args:
+        model: A module, maybe wrapped as `unwrap` knows it; names may have the wrapper's prefix on either side.
+        stored: By the module's names; tensors that `extract` found outside of state dicts are passed over, and
+            named in what is returned. Of tied ones one is enough, and of several the last one in the module's order is
+            taken, which is the one that ``load_state_dict`` leaves there.
+        read: Is given an ``out`` for the tensors that are on the CPU, contiguous and of the stored dtype. The others
+            are read in batches of 64 MiB and converted as ``load_state_dict`` converts them.
+        wanted: As there; it must choose one name at least.
+        strict: As there. Shapes must fit in any case. Non-persistent buffers are filled where they were stored, and
+            never missed.
+        device: Where tensors on the meta device are made, of their own dtype, and put in place when all is read.
+            Those that were tied are tied again; what else held them (an optimizer) holds the old ones.
+
+    Raises:
+        AdapterError: It does not fit, or torch cannot copy what it said it could.
+    """
+    import torch
+
+    module = unwrap(model)
+    if not isinstance(module, torch.nn.Module):
+        raise pytorch_error(
+            f"only a module is filled with parts of a checkpoint, and this is a {type(module).__name__}"
+        )
+    check_device(device)
+    plan = _WeightsPlan(module, stored, wanted)
+    plan.check(strict=strict)
+    warn_of_rounding(plan.rounded)
+    with torch.no_grad():
+        plan.execute(read, device)
+    return plan.not_filled
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class _Target:
+    """One tensor of the module, or several that are the same elements of the same memory."""
+
+    tensor: torch.Tensor
+    """Any of them."""
+    names: list[str] = field(default_factory=list)
+    """In the module's order."""
+    tensors: dict[int, torch.Tensor] = field(default_factory=dict)
+    """The tensor objects by identity."""
+    source: StoredTensor | None = None
+    """What it is filled with."""
+    stored_as: torch.dtype | None = None
+    """The dtype of the source."""
+    made: torch.Tensor | None = None
+    """For one on the meta device, what takes its place."""
+
+    @property
+    def memory(self) -> torch.Tensor:
+        """What is written to, without its history."""
+        return self.tensor.detach() if self.made is None else self.made
+
+
+class _WeightsPlan:
+    """Which tensors of a module are filled with what."""
+
+    def __init__(
+        self, module: torch.nn.Module, stored: Mapping[str, StoredTensor], chosen: Callable[[str], bool] | None
+    ) -> None:
+        wanted = chosen or (lambda name: True)
+        self.rounded: list[str] = []
+        self._module = module
+        self._own = dict(own_tensors(module))
+        try:
+            state = module.state_dict(keep_vars=True)
+        except Exception as error:  # state_dict() runs hooks of the module's class, which may raise anything
+            raise pytorch_error(f"the {type(module).__name__} gives no state_dict(): {error}") from error
+        known = {id(tensor) for tensor in self._own.values()}
+        names = self._own | {name: value for name, value in state.items() if id(value) in known}
+        outside = [name for name in stored if name.startswith(ELSEWHERE)]
+        named = {name: source for name, source in stored.items() if not name.startswith(ELSEWHERE)}
+        stored = with_prefix_of(names, named, None)[0]
+        self._problems: list[str] = []
+        missing: list[str] = []
+        without_memory: list[str] = []
+        self._filled: list[_Target] = []
+        for target in _targets(names):
+            found = {name: stored[name] for name in target.names if name in stored and wanted(name)}
+            if found:
+                self._fill(target, found)
+                continue
+            missing += [name for name in target.names if name in state and wanted(name)]
+            if target.tensor.is_meta:
+                without_memory += filter(wanted, target.names)
+        self.not_filled = NotFilled(
+            missing=tuple(missing),
+            unexpected=tuple(name for name in stored if name not in names and wanted(name)),
+            without_memory=tuple(without_memory),
+            passed_over=tuple(name for name in outside if wanted(name)),
+        )
+        if chosen is not None and not self._filled and self.not_filled == NotFilled() and not self._problems:
+            self._problems.append("no tensor has a name that is asked for")
+
+    def check(self, *, strict: bool) -> None:
+        """Raise AdapterError if something does not fit, with all of it in one message."""
+        problems = list(some(self._problems))
+        if strict:
+            for title, names in (("missing", self.not_filled.missing), ("unexpected", self.not_filled.unexpected)):
+                if names:
+                    problems.append(f"{title}: {', '.join(some([repr(name) for name in names]))}")
+        if problems:
+            raise pytorch_error(f"the {type(self._module).__name__} cannot be filled: {'; '.join(problems)}")
+
+    def execute(self, read: ReadTensors, device: torch.device) -> None:
+        """Read everything, and fill the module."""
+        self._fill_expanded(read)
+        for target in self._filled:
+            if target.tensor.is_meta:
+                target.made = made_like(target.tensor, device)
+        out, converted = self._ways()
+        if out:
+            try:
+                read(list(out), out=out)
+            finally:
+                self._mark_changed()  # a read that fails may have written some
+        for batch in _batches(converted):
+            arrays = read(list(dict.fromkeys(_source(target).name for target in batch)))
+            for target in batch:
+                copy_into(target.memory, _tensor(arrays[_source(target).name], target), repr(target.names[0]))
+            del arrays  # before the next batch is read
+        self._put_in_place()
+
+    def _fill(self, target: _Target, stored: Mapping[str, StoredTensor]) -> None:
+        """Choose what a target is filled with; note what does not fit."""
+        tensor = target.tensor
+        reason = filling_refusal(tensor)
+        if reason is not None:
+            self._problems.append(f"tensor {target.names[0]!r} {reason}")
+            return
+        for name, source in stored.items():
+            try:
+                target.stored_as = _stored_dtype(source, tensor)
+                if source.shape != tensor.shape:
+                    raise ValueError(
+                        f"was stored as {source.dtype} {source.shape} and does not fit one of {dtype_name(tensor)} "
+                        f"{tuple(tensor.shape)}"
+                    )
+            except ValueError as error:
+                self._problems.append(f"tensor {name!r} {error}")
+                continue
+            target.source = source
+        if target.source is not None and target.stored_as is not None:
+            self._filled.append(target)
+            if loses(target.stored_as, tensor.dtype):
+                self.rounded.append(f"{target.names[0]} ({str(target.stored_as)[6:]} to {dtype_name(tensor)})")
+
+    def _fill_expanded(self, read: ReadTensors) -> None:
+        """Fill tensors whose elements are repeated, and first see that the stored ones repeat them."""
+        pairs: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        rest = []
+        for target in self._filled:
+            if target.tensor.is_meta or not is_expanded(target.tensor):
+                rest.append(target)
+                continue
+            name = _source(target).name
+            pair = without_repeats(target.memory, _tensor(read([name])[name], target))
+            if pair is None:
+                self._problems.append(f"tensor {target.names[0]!r} {EXPANDED}")
+            else:
+                pairs[target.names[0]] = (pair[0], pair[1].clone())
+        self.check(strict=False)
+        for first, (once, values) in pairs.items():
+            copy_into(once, values, repr(first))
+        self._filled = rest
+
+    def _ways(self) -> tuple[dict[str, Array], list[_Target]]:
+        """Say which stored tensors are read to where they belong, and which targets are copied into."""
+        alone = _alone(self._filled)
+        out: dict[str, Array] = {}
+        converted = []
+        for target in self._filled:
+            name = _source(target).name
+            if name not in out and target in alone and _is_as_stored(target):
+                out[name] = as_array(target.memory)
+            else:
+                converted.append(target)
+        return out, converted
+
+    def _mark_changed(self) -> None:
+        """Tell autograd, which does not see what numpy writes: a graph that needs the old values must not go on."""
+        import torch
+
+        for target in self._filled:
+            if not target.tensor.is_meta and not target.tensor.is_inference():
+                torch.autograd.graph.increment_version(target.tensor)
+
+    def _put_in_place(self) -> None:
+        new = {
+            identity: instead_of(old, target.made)
+            for target in self._filled
+            if target.made is not None
+            for identity, old in target.tensors.items()
+        }
+        for name, tensor in self._own.items():
+            if id(tensor) in new:
+                path, _, key = name.rpartition(".")
+                # An LSTM, for one, keeps a list of its parameters, and mends it when one is set.
+                setattr(self._module.get_submodule(path), key, new[id(tensor)])
+
+
+def _targets(names: Mapping[str, Any]) -> list[_Target]:
+    """Bring the names of one memory together."""
+    found: dict[Geometry | int, _Target] = {}
+    for name, tensor in names.items():
+        target = found.setdefault(id(tensor) if filling_refusal(tensor) else geometry(tensor), _Target(tensor=tensor))
+        target.names.append(name)
+        target.tensors[id(tensor)] = tensor
+    return list(found.values())
+
+
+def _stored_dtype(source: StoredTensor, target: torch.Tensor) -> torch.dtype:
+    """Find the dtype of a stored tensor.
+
+    Raises:
+        ValueError: It is not one of torch, or torch does not convert it to the target's.
+    """
+    row = parse_dtype(source.dtype or "uint8")
+    own = dtype_name(target)
+    if own not in ROW_DTYPES and row.name == row_dtype(own, target.itemsize):
+        return target.dtype  # arrays do not have it, so it is stored as words
+    dtype = torch_dtype(row)
+    if not _converts(dtype, target.dtype):
+        raise ValueError(f"was stored as {source.dtype}, which torch does not convert to {own}")
+    return dtype
+
+
+@cache
+def _converts(source: torch.dtype, target: torch.dtype) -> bool:
+    import torch
+
+    if source == target:
+        return True
+    try:
+        torch.zeros(1, dtype=target, device="cpu").copy_(torch.zeros(1, dtype=source, device="cpu"))
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
+def _is_as_stored(target: _Target) -> bool:
+    """Tell whether the stored bytes are those of the target's memory."""
+    tensor, source = target.memory, _source(target)
+    return (
+        tensor.is_cpu
+        and tensor.is_contiguous()
+        and (source.dtype or "uint8") == row_dtype(dtype_name(tensor), tensor.itemsize)
+        and refusal(tensor) is None
+        and memory_refusal(tensor, geometry(tensor)) is None
+    )
+
+
+def _alone(targets: list[_Target]) -> set[_Target]:
+    """Return the targets on the CPU that share memory with no other one."""
+    stretches = {}
+    for number, target in enumerate(targets):
+        tensor = target.memory
+        if tensor.is_cpu:
+            start = tensor.data_ptr()
+            stretches[number] = range(start, start + extent_bytes(tensor.shape, tensor.stride(), tensor.itemsize))
+    groups = overlapping(list(stretches), stretches)
+    return {targets[group[0]] for group in groups if len(group) == 1}
+
+
+def _source(target: _Target) -> StoredTensor:
+    assert target.source is not None
+    return target.source
+
+
+def _tensor(array: Array, target: _Target) -> torch.Tensor:
+    assert target.stored_as is not None
+    return as_tensor(array, target.stored_as)
+
+
+def _batches(targets: list[_Target]) -> Iterator[list[_Target]]:
+    batch: list[_Target] = []
+    n_bytes = 0
+    for target in targets:
+        source = _source(target)
+        size = math.prod(source.shape) * parse_dtype(source.dtype or "uint8").itemsize
+        if batch and n_bytes + size > BATCH_BYTES:
+            yield batch
+            batch, n_bytes = [], 0
+        batch.append(target)
+        n_bytes += size
+    if batch:
+        yield batch

@@ -1,0 +1,295 @@
+"""Live objects of a training: which ones have a state dict, the states of generators, and facts of all others.
+
+`take_apart` returns the facts of an object that only a pickle can restore (`tensorcas_flavors._facts`), so that a live
+one is filled without reading the pickle. Tensors, arrays, random generators and objects with a state dict are taken out
+of it as its *parts*: the tree of a model (`_tree`) describes these itself.
+
+Functions and classes that travel by value stay those of the live process. The facts of a class are its name; those of a
+function are its code without line numbers, its defaults, and its closure. Devices and dtypes stay those of the live
+model.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from hashlib import blake2b
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import numpy as np
+
+from tensorcas_flavors._facts import Facts, facts_of, is_taken, take_value
+from tensorcas_flavors.pytorch._tensors import pytorch_error
+from tensorcas_mlflow import dtypes
+
+if TYPE_CHECKING:
+    import torch
+
+_WRAPPERS = {"OptimizedModule": "_orig_mod", "DataParallel": "module", "DistributedDataParallel": "module"}
+
+
+def is_part(value: Any) -> bool:
+    """Tell whether the tree of a model describes a value so that a live one can be filled."""
+    return is_tensor(value) or is_array(value) or is_live(unwrap(value)) or generator_state(value) is not None
+
+
+def is_named_tuple(kind: type) -> bool:
+    """Tell whether `collections.namedtuple` or `typing.NamedTuple` made a class."""
+    return kind.__bases__ == (tuple,) and isinstance(getattr(kind, "_fields", None), tuple)
+
+
+def is_live(value: object) -> bool:
+    """Tell whether an object has ``state_dict`` and ``load_state_dict``."""
+    kind = type(value)
+    return callable(getattr(kind, "state_dict", None)) and callable(getattr(kind, "load_state_dict", None))
+
+
+def is_tensor(value: object) -> bool:
+    """Tell whether a value is a tensor of any kind, without importing torch."""
+    return any(cls.__name__ == "Tensor" and cls.__module__ == "torch" for cls in type(value).__mro__)
+
+
+def unwrap(model: Any) -> Any:
+    """Return the module that ``torch.compile`` or a parallel wrapper wraps, or the object itself."""
+    while type(model).__name__ in _WRAPPERS and type(model).__module__.startswith("torch."):
+        model = getattr(model, _WRAPPERS[type(model).__name__])
+    return model
+
+
+def own_tensors(module: torch.nn.Module, prefix: str = "") -> Iterable[tuple[str, torch.Tensor]]:
+    """Yield the parameters and buffers of a module and its submodules under each of their names."""
+    for name, part in module.named_modules(prefix=prefix, remove_duplicate=False):
+        start = name + "." if name else ""
+        for tensors in (part._parameters, part._buffers):
+            for key, tensor in tensors.items():
+                if tensor is not None:
+                    yield start + key, tensor
+
+
+PYTHON, NUMPY, LEGACY, TORCH = "random", "numpy", "numpy legacy", "torch"
+_BITS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratorState:
+    """State of a random generator."""
+
+    kind: str
+    """Kind of generator: one of the words above."""
+    engine: str | None
+    """Name of the bit generator of numpy, or the device of torch."""
+    state: Any
+    """Plain values and arrays."""
+    seeds: dict[str, Any] | None
+    """Seeds of the bit generator of numpy, from which it spawns others."""
+
+
+def generator_state(generator: Any) -> GeneratorState | None:
+    """Return the state of a generator, None if it is none or one that cannot be made anew from its state."""
+    kind = type(generator)
+    if kind is random.Random:
+        return GeneratorState(kind=PYTHON, engine=None, state=generator.getstate(), seeds=None)
+    if kind is np.random.Generator or kind is np.random.RandomState:
+        bits = generator.bit_generator if kind is np.random.Generator else generator._bit_generator
+        seeds = bits.seed_seq
+        if type(bits) not in _engines().values() or type(seeds) not in (np.random.SeedSequence, type(None)):
+            return None
+        state = bits.state if kind is np.random.Generator else generator.get_state(legacy=False)
+        return GeneratorState(
+            kind=NUMPY if kind is np.random.Generator else LEGACY,
+            engine=type(bits).__name__,
+            state=state,
+            seeds=None if seeds is None else seeds.state,
+        )
+    torch = sys.modules.get("torch")
+    if torch is not None and kind is torch.Generator:
+        return GeneratorState(kind=TORCH, engine=str(generator.device), state=generator.get_state().numpy(), seeds=None)
+    return None
+
+
+def make_generator(state: GeneratorState) -> Any:
+    """Make a generator.
+
+    Raises:
+        ValueError, TypeError, KeyError, RuntimeError: No generator has such a state, or the device is missing here.
+    """
+    if state.kind == PYTHON:
+        generator: Any = random.Random()
+    elif state.kind == TORCH:
+        import torch
+
+        generator = torch.Generator(state.engine)
+    else:
+        bits: Any = _engines()[state.engine]()
+        generator = {NUMPY: np.random.Generator, LEGACY: np.random.RandomState}[state.kind](bits)
+    set_state(generator, state)
+    return generator
+
+
+def can_take_state(generator: Any, state: GeneratorState) -> bool:
+    """Tell whether a live object is a generator that can take a state."""
+    own = generator_state(generator)
+    return own is not None and (own.kind, own.engine) == (state.kind, state.engine)
+
+
+def set_state(generator: Any, state: GeneratorState) -> None:
+    """Give a generator a state."""
+    if state.kind == PYTHON:
+        generator.setstate(state.state)
+    elif state.kind == TORCH:
+        import torch
+
+        generator.set_state(torch.from_numpy(np.array(state.state)))
+    else:
+        bits = generator.bit_generator if state.kind == NUMPY else generator._bit_generator
+        own = state.state if state.kind == NUMPY else {name: state.state[name] for name in ("bit_generator", "state")}
+        bits.__setstate__((own, None if state.seeds is None else np.random.SeedSequence(**state.seeds)))
+        if state.kind == LEGACY:
+            generator.set_state(state.state)
+
+
+def _engines() -> dict[str | None, Any]:
+    return {name: getattr(np.random, name) for name in _BITS}
+
+
+_PLAIN = frozenset((type(None), bool, int, float, str, bytes, tuple, list, dict))
+_PART = "part"
+
+
+def take_apart(value: object, is_part: Callable[[Any], bool]) -> tuple[Facts, list[Any]]:
+    """Return the facts of an object and its parts.
+
+    Args:
+        value: Anything that can be pickled.
+        is_part: Tells of each object in it whether it is a part.
+
+    Returns:
+        The facts, and the parts in the order of their numbers. ``fixed`` has the numbers of parts that cannot be filled
+        in place.
+
+    Raises:
+        AdapterError: The object cannot be pickled.
+    """
+    taker = _Taker(value, is_part)
+    return facts_of("pytorch", value, taker.take_out), taker.parts
+
+
+class _Taker:
+    """Parts that one pickling takes out."""
+
+    def __init__(self, root: object, is_part: Callable[[Any], bool]) -> None:
+        import torch
+
+        self.parts: list[Any] = []
+        self._places = (torch.dtype, torch.device)
+        self._root = root
+        self._is_part = is_part
+        self._numbers: dict[int, int] = {}
+        self._kept: list[object] = []  # alive, so that no later object gets their ids
+
+    def take_out(self, part: Any) -> tuple[Any, ...] | None:
+        """Claim a part; see `dump_skeleton`."""
+        kind = type(part)
+        if kind in _PLAIN:
+            return None
+        if kind in self._places:
+            return kind.__name__, "", 0
+        if kind is FunctionType:
+            return None if _is_importable(part) else self._function(part)
+        if kind is partial:
+            return self._keep("partial", "", [part.func, part.args, part.keywords, dict(vars(part))])
+        if issubclass(kind, type):
+            return None if _is_importable(part) else ("class", part.__qualname__, 0)
+        if part is not self._root and self._is_part(part):
+            number = self._numbers.setdefault(id(part), len(self.parts))
+            if number == len(self.parts):
+                self.parts.append(part)
+            return _PART, number, 0
+        return take_value(part) if is_taken(kind) else None
+
+    def _function(self, function: FunctionType) -> tuple[Any, ...]:
+        name = function.__qualname__
+        if id(function) in self._numbers:
+            return "function", name, 0
+        self._numbers[id(function)] = -1
+        self._kept.append(function)
+        cells = []
+        for cell in function.__closure__ or ():
+            try:
+                cells.append(cell.cell_contents)
+            except ValueError:  # it is empty
+                cells.append(None)
+        held = [function.__defaults__, function.__kwdefaults__, cells, dict(vars(function))]
+        return self._keep("function", name, [_code_digest(function.__code__), *held])
+
+    def _keep(self, word: str, name: str, held: list[Any]) -> tuple[Any, ...]:
+        self._kept.append(held)
+        return word, name, 0, None, None, held
+
+
+def is_array(part: Any) -> bool:
+    """Tell whether a value is a numpy array that can be a row."""
+    if type(part) is not np.ndarray:
+        return False
+    try:
+        dtypes.dtype_name(part.dtype)
+    except ValueError:
+        return False
+    return True
+
+
+def attributes_of(module: torch.nn.Module) -> tuple[dict[str, Any], bool]:
+    """Return a module's own pickled attributes, and whether they are pickled unchanged.
+
+    Hooks and their handles are code, the mode belongs to the caller, and parameters, buffers and submodules are in the
+    state dict.
+    """
+    kind = type(module)
+    own: Any = vars(module)
+    is_itself = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
+    if kind.__getstate__ is not object.__getstate__ and "parametrizations" not in module._modules:
+        try:
+            state = module.__getstate__()  # type: ignore[no-untyped-call]
+        except Exception as error:  # it is code of the module's class, which may raise anything
+            raise pytorch_error(f"a {kind.__name__} cannot be pickled: {error}") from error
+        own = state if type(state) is dict else own
+    kept = {name: value for name, value in own.items() if name not in torch_attributes() and not _is_of_hooks(value)}
+    return kept, is_itself
+
+
+def _is_of_hooks(value: Any) -> bool:
+    from torch.utils.hooks import RemovableHandle
+
+    handles = value if type(value) is list and value else [value]
+    return all(type(handle) is RemovableHandle for handle in handles)
+
+
+@lru_cache(maxsize=1)
+def torch_attributes() -> frozenset[str]:
+    """Return the names of the attributes that every module has."""
+    import torch
+
+    return frozenset(vars(torch.nn.Module())) | {"_compiled_call_impl"}
+
+
+def _is_importable(named: Any) -> bool:
+    return bool(cloudpickle.cloudpickle._should_pickle_by_reference(named))
+
+
+def _code_digest(code: CodeType) -> str:
+    return blake2b(repr(_code_facts(code)).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def _code_facts(constant: Any) -> Any:
+    if isinstance(constant, CodeType):
+        sizes = constant.co_argcount, constant.co_posonlyargcount, constant.co_kwonlyargcount, constant.co_flags
+        names = constant.co_names, constant.co_varnames, constant.co_freevars, constant.co_cellvars
+        return sizes, names, constant.co_code, [_code_facts(each) for each in constant.co_consts]
+    if isinstance(constant, frozenset):
+        return sorted(repr(_code_facts(each)) for each in constant)
+    return [_code_facts(each) for each in constant] if isinstance(constant, tuple) else constant

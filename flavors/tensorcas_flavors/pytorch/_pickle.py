@@ -1,0 +1,249 @@
+"""What of a model only a pickle says: the object without its tensors, for which rows stand.
+
+The pickle is as `tensorcas_flavors._pickling` makes it, but a tensor is a call of `restore`, so that nothing of ours is
+called for the hundreds of small objects a module holds. The names of `restore`, `restore_array`, `restore_generator`,
+`set_attributes`, `bare`, `parametrized`, `optimizer_state` and `the_same` are in pickles: they are never renamed.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import io
+import itertools
+import types
+from collections import OrderedDict
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import numpy as np
+
+from tensorcas_flavors._pickling import MAGIC, load_skeleton
+from tensorcas_flavors.pytorch._layout import ARRAY, ELSEWHERE, Rows, check_row
+from tensorcas_flavors.pytorch._tensors import dtype_name, pytorch_error, row_dtype
+from tensorcas_flavors.pytorch._tree import TreeWriter
+from tensorcas_mlflow import dtypes
+from tensorcas_mlflow.adapter import Array
+from tensorcas_mlflow.errors import AdapterError
+
+if TYPE_CHECKING:
+    import torch
+
+_FORGOTTEN = ("_optimizer_", "_zero_grad_", "_warned_", "_patch_")
+_loading: ContextVar[_PutBack] = ContextVar("_loading")
+
+
+def dump(obj: object, rows: Rows, tree: TreeWriter) -> tuple[bytes, set[type]]:
+    """Pickle an object without its tensors, making rows of those that have none.
+
+    Args:
+        obj: What to pickle.
+        rows: Rows of the object's state dicts.
+        tree: What wrote the object's tree.
+
+    Returns:
+        The pickle, and the classes of what is in it.
+
+    Raises:
+        AdapterError: Something in it cannot be pickled, or a tensor has no exact array.
+    """
+    buffer = io.BytesIO()
+    buffer.write(MAGIC)
+    try:
+        pickler = _Pickler(buffer, rows, tree)
+        pickler.dump(obj)
+    except AdapterError:
+        raise
+    except Exception as error:  # pickling runs code of the model's classes, which may raise anything
+        raise pytorch_error(
+            f"a {type(obj).__name__} cannot be pickled: {error}. Store the state_dict() of what it is about instead"
+        ) from error
+    return buffer.getvalue(), pickler.kinds
+
+
+def load(skeleton: Array, rows: Mapping[str, Array], tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Unpickle an object; this runs code that the skeleton names.
+
+    Raises:
+        AdapterError: The skeleton is damaged, a class it names is not installed here, or rows are missing.
+    """
+    put_back = _PutBack(rows, tensors)
+    token = _loading.set(put_back)
+    try:
+        return load_skeleton("pytorch", skeleton, put_back.numbered)
+    finally:
+        _loading.reset(token)
+
+
+def restore(row: str, dtype: str, shape: tuple[int, ...], requires_grad: bool, is_parameter: bool) -> torch.Tensor:
+    """Return a new tensor over a row of the model that is being loaded."""
+    put_back = _loading.get(None)
+    if put_back is None:
+        raise pytorch_error("this pickle is part of a model: load it with its adapter")
+    return put_back.tensor(row, dtype, shape, requires_grad, is_parameter)
+
+
+def restore_array(row: str, dtype: str, shape: tuple[int, ...], fortran: bool) -> Array:
+    """Return the numpy array that is a row of the model that is being loaded."""
+    put_back = _loading.get(None)
+    if put_back is None:
+        raise pytorch_error("this pickle is part of a model: load it with its adapter")
+    array = put_back.array(row, dtype, shape)
+    return np.asfortranarray(array) if fortran else array
+
+
+def restore_generator(device: str, row: str) -> torch.Generator:
+    """Return a new generator with the state that is a row of the model that is being loaded."""
+    import torch
+
+    put_back = _loading.get(None)
+    if put_back is None:
+        raise pytorch_error("this pickle is part of a model: load it with its adapter")
+    return torch.Generator(device).set_state(torch.from_numpy(np.array(put_back.array(row, "uint8", None))))
+
+
+def set_attributes(part: torch.Tensor, attributes: dict[str, Any]) -> None:
+    """Give a tensor the attributes it had."""
+    vars(part).update(attributes)
+
+
+def bare(kind: type) -> Any:
+    """Return a new object that has no state yet."""
+    return kind.__new__(kind)  # type: ignore[call-overload]
+
+
+def parametrized(module: torch.nn.Module, state: Any) -> None:
+    """Give a module of `torch.nn.utils.parametrize` its state, and then the class that computes its tensors."""
+    from torch.nn.utils import parametrize
+
+    module.__setstate__(state)  # type: ignore[no-untyped-call]
+    parametrize._inject_new_class(module)
+    for name in module.parametrizations:  # type: ignore[union-attr]
+        parametrize._inject_property(module, name)
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer, states: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    """Give an optimizer its state, and then the attributes that its own pickle forgets (those of LBFGS)."""
+    optimizer.__setstate__(states[0])
+    vars(optimizer).update(states[1])
+
+
+def the_same(module: Any) -> Any:
+    """Return the module that a wrapper stood for."""
+    return module
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def __init__(self, file: io.BytesIO, rows: Rows, tree: TreeWriter) -> None:
+        import torch
+
+        # cloudpickle's own is a ChainMap, whose misses cost more than all the rest of a module's pickle.
+        self.dispatch_table = {**copyreg.dispatch_table, **cloudpickle.CloudPickler._dispatch_table}
+        super().__init__(file, protocol=5)
+        self._torch = torch
+        self._tensors = (torch.nn.Parameter, torch.Tensor)
+        self._rows = rows
+        self._tree = tree
+        self.kinds: set[type] = set()
+        self._unnamed = itertools.count()
+
+    def reducer_override(self, part: Any) -> Any:
+        kind = type(part)
+        if kind in self._tensors:
+            return self._tensor(part)
+        if kind is OrderedDict:
+            # What it reduces itself to, without the search for slots that it cannot remember the result of; a module
+            # holds a dozen of them.
+            return OrderedDict, (), vars(part) or None, None, iter(part.items())
+        if kind in self.kinds and id(part) not in self._tree.unwrapped:
+            return NotImplemented
+        if issubclass(kind, type | types.FunctionType):
+            reduced = super().reducer_override(part)
+            if isinstance(part, type) and isinstance(reduced, tuple) and len(reduced) > 2:
+                # A cache that pickling an instance leaves on its class: with it the second save of an unchanged model
+                # would differ from the first.
+                reduced[2][0].pop("__slotnames__", None)
+            return reduced
+        if id(part) in self._tree.unwrapped:
+            return the_same, (self._tree.unwrapped[id(part)],)
+        if id(part) in self._tree.generators:
+            return restore_generator, (str(part.device), self._tree.generators[id(part)])
+        if kind is np.ndarray:
+            return self._array(part)
+        return self._special(part, kind)
+
+    def _special(self, part: Any, kind: type) -> Any:
+        torch = self._torch
+        if isinstance(part, torch.Tensor):
+            return self._tensor(part)
+        if isinstance(part, torch.jit.ScriptModule):
+            raise pytorch_error(f"a {kind.__name__} is TorchScript: store the module that was scripted or traced")
+        if isinstance(part, torch.nn.Module) and torch.nn.utils.parametrize.is_parametrized(part):
+            base: Any = kind.__bases__[0]
+            return bare, (base,), base.__getstate__(part), None, None, parametrized
+        if isinstance(part, torch.optim.Optimizer) and kind.__getstate__ is torch.optim.Optimizer.__getstate__:
+            own = part.__getstate__()
+            rest = {name: value for name, value in vars(part).items() if name not in own}
+            # Hooks are no state, and a scheduler's hold on step() is made anew by the scheduler.
+            rest = {name: value for name, value in rest.items() if name != "step" and not name.startswith(_FORGOTTEN)}
+            if rest:
+                return bare, (kind,), (own, rest), None, None, optimizer_state
+        self.kinds.add(kind)
+        return NotImplemented
+
+    def _array(self, part: Array) -> Any:
+        row = self._tree.arrays.get(id(part))
+        try:
+            dtype = dtypes.dtype_name(part.dtype)
+        except ValueError:
+            return NotImplemented
+        if row is None:
+            row = self._rows.add_array(ELSEWHERE + str(next(self._unnamed)), part, ARRAY)
+        fortran = bool(part.flags.f_contiguous and not part.flags.c_contiguous)
+        return restore_array, (row, dtype, part.shape, fortran)
+
+    def _tensor(self, part: torch.Tensor) -> Any:
+        row = self._rows.find(part)
+        if row is None:
+            row = self._rows.add(ELSEWHERE + str(next(self._unnamed)), part)
+        is_parameter = type(part) is self._torch.nn.Parameter
+        facts = (row, dtype_name(part), tuple(part.shape), part.requires_grad, is_parameter)
+        attributes = vars(part)
+        if not attributes:
+            return restore, facts
+        return restore, facts, dict(attributes), None, None, set_attributes
+
+
+class _PutBack:
+    """Makes the tensors of one load."""
+
+    def __init__(self, rows: Mapping[str, Array], tensors: Mapping[str, torch.Tensor]) -> None:
+        self._rows = rows
+        self._tensors = tensors
+        self._objects: dict[int, torch.Tensor] = {}
+
+    def tensor(
+        self, row: str, dtype: str, shape: tuple[int, ...], requires_grad: bool, is_parameter: bool
+    ) -> torch.Tensor:
+        import torch
+
+        itemsize = getattr(getattr(torch, dtype), "itemsize", 0)
+        check_row(self._rows, row, row_dtype(dtype, itemsize) or dtype, shape)
+        tensor = self._tensors[row].detach()
+        return torch.nn.Parameter(tensor, requires_grad) if is_parameter else tensor.requires_grad_(requires_grad)
+
+    def array(self, row: str, dtype: str, shape: tuple[int, ...] | None) -> Array:
+        array = self._rows.get(row)
+        is_other = array is None or array.dtype != dtypes.parse_dtype(dtype)
+        if array is None or is_other or (shape is not None and array.shape != tuple(shape)):
+            raise pytorch_error(f"array {row!r}, stored as {dtype} {shape}, is missing or another: read all tensors")
+        return array
+
+    def numbered(self, reference: Any) -> torch.Tensor:
+        """Return the tensor of a persistent id, as the first version of the format had them."""
+        row, number, dtype, shape, requires_grad, attributes = reference
+        if number not in self._objects:
+            self._objects[number] = self.tensor(row, dtype, shape, requires_grad, False)
+            vars(self._objects[number]).update(attributes)
+        return self._objects[number]

@@ -1,0 +1,542 @@
+"""Tensors as arrays and back, bit for bit, and which tensors have no exact array.
+
+=====
+
+Tensors that share memory: which of them lie in one storage, and how they are laid there again.
+
+=====
+
+The memory of a module's tensors: which of it can be filled, and what takes the place of tensors that have none.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from tensorcas_flavors._facts import REMEDY
+from tensorcas_mlflow.adapter import Array
+from tensorcas_mlflow.errors import AdapterError
+
+if TYPE_CHECKING:
+    import torch
+
+_EXTENSIONS = frozenset(
+    ["bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"]
+)
+_INTEGERS = frozenset(["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"])
+_NATIVE = _INTEGERS | {"bool", "float16", "float32", "float64", "complex64", "complex128"}
+ROW_DTYPES = _NATIVE | _EXTENSIONS
+"""Dtypes that torch and the arrays of a store share, by their common names."""
+_STEP_COUNT = re.compile(r"(?:^|\.)state\.[^.]+\.step$")
+_WORDS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
+
+
+def pytorch_error(reason: str) -> AdapterError:
+    """Return the error of the pytorch adapter with this reason."""
+    return AdapterError("pytorch", reason)
+
+
+def some(texts: Sequence[str], n_shown: int = 20) -> Sequence[str]:
+    """Shorten a list for an error that names all of it."""
+    return [*texts[:n_shown], f"and {len(texts) - n_shown} more"] if len(texts) > n_shown else texts
+
+
+class Geometry(NamedTuple):
+    """Which elements of which memory a tensor is; equal for two tensors only if they are the same, while they live."""
+
+    storage: int
+    """Identity of the storage."""
+    offset: int
+    """First element, counted in elements."""
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    """Elements from one index to the next, per axis."""
+    dtype: torch.dtype
+
+    @property
+    def start(self) -> int:
+        """Byte of the storage at which the first element starts."""
+        return self.offset * self.dtype.itemsize
+
+    @property
+    def stop(self) -> int:
+        """One past the last byte of the storage that belongs to an element."""
+        return self.start + extent_bytes(self.shape, self.stride, self.dtype.itemsize)
+
+
+def geometry(tensor: torch.Tensor) -> Geometry:
+    """Return where a tensor that is not refused lies."""
+    return Geometry(
+        tensor.untyped_storage()._cdata, int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.dtype
+    )
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """Return a dtype's short name, which torch, numpy and ml_dtypes share."""
+    return _name_of(tensor.dtype)
+
+
+@cache
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype)[6:]
+
+
+def row_dtype(dtype: str, itemsize: int) -> str | None:
+    """Name the dtype of the array that holds such tensors: the same one, or words of the same size, or None."""
+    return dtype if dtype in ROW_DTYPES else _WORDS.get(itemsize)
+
+
+def refusal(tensor: torch.Tensor) -> str | None:
+    """Say why a tensor has no exact array and what to do about it, or None if it has one; its data are not read."""
+    import torch
+
+    if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
+        if torch.nn.parameter.is_lazy(tensor):
+            return "is not initialized yet: run the model on one batch first"
+        kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
+        return f"is a {kind}, which no array holds: make it a plain tensor first (a DTensor with full_tensor())"
+    if tensor.is_nested:
+        return "is a nested tensor: store its unbind() parts, or to_padded_tensor()"
+    if tensor.is_quantized:
+        return f"is quantized ({dtype_name(tensor)}): store dequantize(), or int_repr() and its scales"
+    if tensor.layout is not torch.strided:
+        return f"has the layout {tensor.layout}: make it dense with to_dense()"
+    if tensor.is_meta:
+        return "is on the meta device and has no values: load the weights before storing the model"
+    if torch._is_functional_tensor(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return "belongs to a transformation of torch.func that is under way: store it when that is over"
+    if tensor._is_zerotensor():
+        return "is a ZeroTensor, which has no memory: store torch.zeros_like() of it"
+    if tensor.is_conj() or tensor.is_neg():
+        return "is a lazy conjugate or negative: use resolve_conj() or resolve_neg() first"
+    return None
+
+
+def memory_refusal(tensor: torch.Tensor, place: Geometry) -> str | None:
+    """Say why the memory or the dtype of a tensor that `refusal` lets pass cannot be read, or None if it can."""
+    stop = place.start + tensor.nbytes if tensor.is_contiguous() else place.stop
+    if stop > tensor.untyped_storage().nbytes():
+        return "has no memory behind it (its storage was resized): gather the weights before storing the model"
+    if row_dtype(dtype_name(tensor), tensor.itemsize) is None:
+        return f"has the dtype {dtype_name(tensor)}, which no array holds: convert it, or view it as uint8"
+    return None
+
+
+def as_array(tensor: torch.Tensor) -> Array:
+    """Return a tensor that is not refused as an array of the same values and shape, a view if it is on the CPU.
+
+    Dtypes that arrays do not have come as unsigned integers of the same size, or as ml_dtypes has them.
+    """
+    import torch
+
+    plain = tensor.detach()
+    if not plain.is_cpu:
+        plain = plain.cpu()
+    name = dtype_name(tensor)
+    if name in _NATIVE:
+        return plain.numpy()
+    array = plain.view(getattr(torch, _WORDS[plain.itemsize])).numpy()
+    if name not in _EXTENSIONS:
+        return array
+    import ml_dtypes
+
+    return array.view(getattr(ml_dtypes, name))
+
+
+def as_tensor(row: Array, dtype: torch.dtype) -> torch.Tensor:
+    """Return a row as a tensor of a dtype of the same size, in the row's own memory where `lent` need not copy it."""
+    import torch
+
+    if row.size == 0:
+        return torch.empty(row.shape, dtype=dtype, device="cpu")  # numpy's strides of nothing are not torch's
+    tensor = torch.from_numpy(lent(row))
+    return tensor if tensor.dtype == dtype else tensor.view(dtype)
+
+
+def lent(row: Array) -> Array:
+    """View a row as torch takes arrays over: of a dtype that torch and numpy share, aligned, and called writable.
+
+    It is a copy where the elements are in the other byte order, not aligned, or at strides that torch does not have.
+
+    Args:
+        row: Not empty. If it is read-only, nobody may write to what torch makes of it: writing to a file that is mapped
+            for reading kills the process.
+    """
+    if not row.dtype.isnative:
+        row = row.astype(row.dtype.newbyteorder("="))
+    words = _words_for(row.dtype)
+    if words is not None:
+        row = row.view(words)
+    if row.flags.carray:
+        return row
+    if not row.flags.aligned or any(step < 0 or step % row.itemsize for step in row.strides):
+        return np.array(row, order="C")
+    # Torch has no read-only tensors and warns of every such array once, of a model's as of the user's own.
+    return row if row.flags.writeable else np.asarray(_Writable(row))
+
+
+class _Writable:
+    """A read-only array that numpy is told it may write to."""
+
+    __slots__ = ("__array_interface__", "_row")
+
+    def __init__(self, row: Array) -> None:
+        self._row = row  # keeps the memory
+        self.__array_interface__ = row.__array_interface__
+        self.__array_interface__["data"] = (self.__array_interface__["data"][0], False)
+
+
+@lru_cache(maxsize=128)
+def _words_for(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
+    """Return the unsigned integers that elements of a dtype are seen as where numpy itself has no such dtype."""
+    return None if dtype.name in _NATIVE else np.dtype(_WORDS[dtype.itemsize])
+
+
+@lru_cache(maxsize=128)
+def torch_dtype(row: np.dtype[Any], name: str | None = None) -> torch.dtype:
+    """Find the dtype of a row's tensor.
+
+    Args:
+        row: The dtype of the row, in either byte order.
+        name: The tensor's dtype if it is not the row's.
+
+    Raises:
+        ValueError: There is no such dtype, or it does not fit the row.
+    """
+    import torch
+
+    if row.name not in ROW_DTYPES:
+        raise ValueError(f"has the dtype {row}, which is not one of torch")
+    dtype = getattr(torch, name or row.name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"holds a tensor of dtype {name or row.name!r}, which this torch does not know")
+    if name is not None and row.name != row_dtype(name, dtype.itemsize):
+        raise ValueError(f"has the dtype {row}, and tensors of dtype {name} are not stored so")
+    return dtype
+
+
+def extent_bytes(shape: Sequence[int], stride: Sequence[int], itemsize: int) -> int:
+    """Return how many bytes lie between a strided tensor's first byte and its last."""
+    if 0 in shape:
+        return 0
+    return itemsize * (1 + sum([(n - 1) * step for n, step in zip(shape, stride, strict=True)]))
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides that torch gives a new tensor of this shape."""
+    if len(shape) == 1:
+        return (1,)
+    if len(shape) == 2:
+        return (shape[1] or 1, 1)
+    return tuple(math.prod(max(n, 1) for n in shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def raw_view(row: Array) -> np.dtype[Any]:
+    """Return the dtype under which a row's elements are copied as they are, NaN payloads and all."""
+    return np.dtype((np.void, row.itemsize))
+
+
+def convert(
+    tensors: Mapping[str, torch.Tensor], device: torch.device | None, dtype: torch.dtype | None
+) -> dict[str, torch.Tensor]:
+    """Move tensors and convert floating point and complex ones; tensors that are the same one stay so.
+
+    An optimizer's step counts keep their dtype, as they do in ``Optimizer.load_state_dict``: rounded they would not
+    count.
+
+    Raises:
+        AdapterError: The device is not there, or torch cannot convert a tensor.
+    """
+    done: dict[Geometry, torch.Tensor] = {}
+    converted = {}
+    for name, tensor in tensors.items():
+        numeric = (tensor.is_floating_point() or tensor.is_complex()) and not _STEP_COUNT.search(name)
+        place = geometry(tensor)
+        try:
+            if place not in done:
+                done[place] = tensor.to(device=device, dtype=dtype if numeric else None)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:  # AssertionError: torch without CUDA
+            raise pytorch_error(f"tensor {name!r} cannot be moved or converted: {error}") from error
+        converted[name] = done[place]
+    return converted
+
+
+_Key = TypeVar("_Key", str, int)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageView:
+    """Where one tensor lies in a storage that it shares, or in which it leaves gaps or is out of order."""
+
+    name: str
+    """Name of the tensor's row, which says dtype and shape."""
+    offset: int
+    """Byte at which its first element starts; a multiple of the element size."""
+    stride: tuple[int, ...]
+    """Elements from one index to the next, per axis; 0 repeats."""
+
+    def __post_init__(self) -> None:
+        numbers = (self.offset, *self.stride)
+        if type(self.name) is not str or not all(type(n) is int and 0 <= n < 2**48 for n in numbers):
+            raise ValueError(f"not a view in a storage: {self.name!r}, offset={self.offset}, stride={self.stride}")
+
+
+class Stretch(Protocol):
+    """Some memory."""
+
+    @property
+    def start(self) -> int:
+        """First byte."""
+
+    @property
+    def stop(self) -> int:
+        """One past the last byte."""
+
+
+def shared_storages(views: Mapping[str, Geometry]) -> tuple[tuple[StorageView, ...], ...]:
+    """Group tensors whose memory overlaps; one that overlaps no other and is in row-major order is left out."""
+    in_storage: dict[int, list[str]] = {}
+    for name, view in views.items():
+        in_storage.setdefault(view.storage, []).append(name)
+    groups: list[list[str]] = []
+    for names in in_storage.values():
+        if len(names) == 1:
+            view = views[names[0]]
+            if view.stride != row_major(view.shape):
+                groups.append(names)
+            continue
+        groups += overlapping(names, views)
+    # In the order of the tensors, not of their addresses, so that equal models have equal layouts.
+    number = {name: n for n, name in enumerate(views)} if groups else {}
+    groups = [sorted(group, key=number.__getitem__) for group in groups]
+    return tuple(
+        _in_one_storage(group, views)
+        for group in sorted(groups, key=lambda group: number[group[0]])
+        if len(group) > 1 or views[group[0]].stride != row_major(views[group[0]].shape)
+    )
+
+
+def share(
+    rows: Mapping[str, Array], views: Sequence[StorageView], dtypes: Mapping[str, torch.dtype]
+) -> dict[str, torch.Tensor]:
+    """Lay rows into one storage: the memory of a row that spans all of it, or else new memory.
+
+    Args:
+        rows: The rows by name.
+        views: Where each of them lies.
+        dtypes: The dtypes of their tensors.
+
+    Raises:
+        ValueError: The views do not fit the rows. Also TypeError, OverflowError, MemoryError and RuntimeError, as
+            numpy and torch raise them.
+    """
+    import torch
+
+    n_bytes = 0
+    for view in views:
+        row = rows[view.name]
+        if len(view.stride) != row.ndim or view.offset % row.itemsize:
+            raise ValueError(f"{view.name!r} has shape {row.shape}, offset {view.offset}, strides {view.stride}")
+        if not row.dtype.isnative:
+            raise ValueError(f"{view.name!r} has the dtype {row.dtype}, which no tensor has")
+        n_bytes = max(n_bytes, view.offset + extent_bytes(row.shape, view.stride, row.itemsize))
+    spanning = [p for p in views if rows[p.name].nbytes == n_bytes and _in_order(rows[p.name].shape, p.stride)]
+    whole = rows[spanning[0].name].reshape(-1).view(np.uint8) if spanning else np.zeros(n_bytes, dtype=np.uint8)
+    memory = lent(whole)
+    storage = torch.from_numpy(memory).untyped_storage()
+    tensors = {}
+    for view in views:
+        row = rows[view.name]
+        words = raw_view(row)
+        strides = [step * row.itemsize for step in view.stride]
+        stretch: Array = np.ndarray(row.shape, words, memory, view.offset, strides)  # refuses to leave the memory
+        if not spanning:
+            stretch[...] = row.view(words)
+        empty = torch.empty(0, dtype=dtypes[view.name], device="cpu")
+        tensors[view.name] = empty.set_(storage, view.offset // row.itemsize, row.shape, view.stride)
+    return tensors
+
+
+def overlapping(names: Sequence[_Key], views: Mapping[_Key, Stretch]) -> list[list[_Key]]:
+    """Group what overlaps, each group in the order of where they start; what overlaps nothing is a group of its own."""
+    groups: list[list[_Key]] = []
+    end = -1
+    for start, stop, name in sorted((views[name].start, views[name].stop, name) for name in names):
+        if start >= end:
+            groups.append([])
+        groups[-1].append(name)
+        end = max(end, stop)
+    return groups
+
+
+def _in_one_storage(group: Sequence[str], views: Mapping[str, Geometry]) -> tuple[StorageView, ...]:
+    # Every start is a multiple of its own element size; so is its distance to a multiple of the largest.
+    largest = max(views[name].dtype.itemsize for name in group)
+    first = min(views[name].start for name in group)
+    base = first - first % largest
+    return tuple(
+        StorageView(name=name, offset=views[name].start - base, stride=tuple(views[name].stride)) for name in group
+    )
+
+
+def _in_order(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    return all(n == 1 or step == wanted for n, step, wanted in zip(shape, stride, row_major(shape), strict=True))
+
+
+_ALIGNMENT = 64
+
+
+def filling_refusal(tensor: torch.Tensor) -> str | None:
+    """Say why a tensor of a module cannot be filled, or None if it can."""
+    import torch
+
+    is_plain = type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    if torch.nn.parameter.is_lazy(tensor) or not is_plain:
+        return refusal(tensor)
+    if tensor.is_nested or tensor.is_quantized or tensor.layout is not torch.strided:
+        return "is nested, quantized or sparse, and takes no plain values: load the whole model with into="
+    if not tensor.is_meta and extent_bytes(tensor.shape, tensor.stride(), tensor.itemsize) > (
+        tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.itemsize
+    ):
+        return "has no memory behind it (its storage was resized): gather the weights before filling them"
+    return None
+
+
+def made_like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Allocate a tensor on a device, with the strides of another one if those leave no gaps and repeat nothing."""
+    import torch
+
+    # empty_like() keeps such strides too, but of a meta tensor only after importing some 500 modules of torch.
+    strides, step = tuple(tensor.stride()), 1
+    for stride, side in sorted(zip(strides, tensor.shape, strict=True)):
+        if side != 1 and stride != step:
+            strides = row_major(tensor.shape)
+            break
+        step *= side
+    if device.type != "cpu" or tensor.numel() == 0:
+        return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=device)
+    return torch.from_numpy(_aligned_bytes(tensor.nbytes)).view(tensor.dtype).as_strided(tensor.shape, strides)
+
+
+def _aligned_bytes(n_bytes: int) -> Array:
+    """Allocate bytes where torch would, at a multiple of 64, and as numpy does, which asks for huge pages.
+
+    Torch asks for none: touching its new memory for the first time takes several times as long as filling it.
+    """
+    block = np.empty(n_bytes + _ALIGNMENT, dtype=np.uint8)
+    start = -block.ctypes.data % _ALIGNMENT
+    return block[start : start + n_bytes]
+
+
+def instead_of(old: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the class and with the attributes of another one."""
+    import torch
+
+    if isinstance(old, torch.nn.Parameter):
+        new: torch.Tensor = torch.Tensor._make_subclass(type(old), made, old.requires_grad)
+    else:
+        new = made.detach().as_subclass(type(old)).requires_grad_(old.requires_grad)
+    vars(new).update(vars(old))
+    return new
+
+
+def check_device(device: torch.device) -> None:
+    """See that tensors can be put on a device and keep their values there.
+
+    Raises:
+        AdapterError: They cannot.
+    """
+    import torch
+
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # AssertionError: torch without CUDA
+        raise pytorch_error(f"nothing can be put on the device {str(device)!r}: {error}") from error
+    if device.type == "meta":
+        raise pytorch_error("the meta device holds no values: give another one")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """Memory that is to be copies."""
+
+    where: str
+    """What to call it in errors."""
+    target: Any
+    """A tensor or an array."""
+    source: Any
+    """The like, of the same shape."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Extent:
+    start: int
+    stop: int
+    first: int
+    """Address of the first element."""
+    stride: tuple[int, ...]
+    """Bytes from one index to the next, per axis."""
+
+
+def check_memory(copies: Sequence[Copy]) -> None:
+    """See that no memory is given one value and then another.
+
+    Raises:
+        AdapterError: It is.
+    """
+    by_device: dict[str, dict[int, _Extent]] = {}
+    for n, each in enumerate(copies):
+        extent = _extent_of(each.target)
+        if extent is not None and extent.stop > extent.start:
+            device = "cpu" if isinstance(each.target, np.ndarray) else str(each.target.device)
+            by_device.setdefault(device, {})[n] = extent
+    for extents in by_device.values():
+        for group in overlapping(list(extents), extents):
+            if len(group) > 1:
+                _check_group([copies[n] for n in group], [extents[n] for n in group])
+
+
+def _check_group(group: Sequence[Copy], extents: Sequence[_Extent]) -> None:
+    if len({(_extent_of(each.source), each.source.dtype, each.target.dtype) for each in group} | {*extents}) == 2:
+        return  # one tensor for all
+    base = min(extent.start for extent in extents)
+    memory = np.zeros(max(extent.stop for extent in extents) - base, dtype=np.uint8)
+    words = []
+    for each, extent in zip(group, extents, strict=True):
+        values = _as_copied(each)
+        kind = raw_view(values)
+        view: Array = np.ndarray(values.shape, kind, memory, extent.first - base, extent.stride)
+        words.append((view, np.ascontiguousarray(values).view(kind).reshape(values.shape)))
+        view[...] = words[-1][1]
+    for each, (view, wanted) in zip(group, words, strict=True):
+        if view.tobytes() != wanted.tobytes():
+            others = ", ".join(repr(other.where) for other in group if other is not each)
+            raise pytorch_error(
+                f"{each.where!r} shares memory with {others}, and different values are stored for them: {REMEDY}"
+            )
+
+
+def _as_copied(each: Copy) -> Array:
+    if isinstance(each.target, np.ndarray):
+        return each.source  # type: ignore[no-any-return]
+    return as_array(each.source.detach().to("cpu", each.target.dtype))
+
+
+def _extent_of(target: torch.Tensor | Array) -> _Extent | None:
+    if isinstance(target, np.ndarray):
+        start, stop = np.lib.array_utils.byte_bounds(target)
+        return _Extent(start=start, stop=stop, first=target.ctypes.data, stride=target.strides)
+    try:
+        start = target.data_ptr()
+        stop = start + extent_bytes(target.shape, target.stride(), target.itemsize)
+    except RuntimeError:  # it has no memory
+        return None
+    stride = tuple(step * target.itemsize for step in target.stride())
+    return _Extent(start=start, stop=stop, first=start, stride=stride) if start else None

@@ -1,0 +1,882 @@
+"""What was stored, as JSON: containers and plain values themselves, tensors and arrays by the names of their rows.
+
+A *node* is JSON. Texts, true, false and null stand for themselves, a list for a list, and ``0`` for the next number of
+the list of values, which numbers alone are in: what changes at every step lies by itself. All else is an object:
+
+* ``{"tuple": [node…]}``, ``size`` (of torch), ``set``, ``frozenset``;
+* ``{"dict": [[key, node]…]}``, ``OrderedDict``, ``defaultdict`` (with its ``factory``), ``Counter``; a key is a text,
+  a whole number, true, false or null, or an object as a node is one, with its numbers in place as ``{"value": …}``.
+  ``metadata`` and ``attributes`` are those of an ordered dict, as JSON or as a node;
+* ``{"text": hex}`` for a text with surrogates, ``{"bytes": hex}``, ``bytearray``,
+  ``{"dtype": name}``, ``{"device": name}``;
+* ``{"deque": [node…], "maxlen": number}``, ``{"path": [class, node]}`` of `pathlib`, and ``{"plain": JSON}`` for dates,
+  times and decimals as `_plain_values` writes them;
+* ``{"generator": kind, "engine": name, "state": node, "seeds": node}`` for a random generator, see `_torch_generators`;
+* ``{"tensor": [row, dtype, shape]}``, with ``grad`` if it requires one, ``parameter`` if it is one, ``is`` if it is
+  the very object of that number, and ``attributes``, a node, if it has any;
+* ``{"array": [row, dtype, shape]}``, with ``fortran`` if it lies in columns;
+* ``{"ints": row}`` and ``floats`` for a long list of them, with ``tuple`` if it is one;
+* ``{"ref": number}`` for an object met before; those that can change are numbered from 0 as they are met;
+* ``{"object": class, "state": node}`` for an object with ``state_dict``, and ``beside`` with a module's tensors that
+  its state dict leaves out, and ``beyond`` with a number;
+* ``{"namedtuple": class, "fields": [text…], "items": [node…]}``, which only the pickle can make anew;
+* ``{"opaque": class, "beyond": number}`` for what only the pickle says.
+
+What is *beyond* the tree lies in a list after it, and is read after it, so that tensors have the names that they have
+in the tree. By number it is
+
+* of a module, for it and each of its submodules ``[path, class, [[attribute, node]…], [[tensor, node of its
+  attributes]…]]``;
+* of an opaque value null, or what `_torch_facts` says: ``values``, ``rest`` and ``parts`` as `_generic_facts` has them,
+  and ``taken``, a list of the nodes of what was taken out.
+
+A value is a number of JSON, or a text: ``i`` and hex digits for a whole number of any size, ``f`` and ``c`` and the
+bits of a float or of the two of a complex number, ``s``, a dtype, a colon and the bytes of a numpy scalar.
+
+
+=====
+
+Reads what `tensorcas_flavors._torch_tree` writes, or what somebody claims it wrote; no pickle is read.
+"""
+
+from __future__ import annotations
+
+import math
+import pathlib
+import struct
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+
+from tensorcas_flavors._facts import Encoder, decode, facts_json, is_taken, take_value
+from tensorcas_flavors._pickle_tree import Reference
+from tensorcas_flavors.pytorch._layout import ARRAY, ELSEWHERE, NUMBERS, Layout, Rows, check_row
+from tensorcas_flavors.pytorch._objects import (
+    TORCH,
+    GeneratorState,
+    attributes_of,
+    generator_state,
+    is_live,
+    is_named_tuple,
+    is_part,
+    is_tensor,
+    make_generator,
+    own_tensors,
+    take_apart,
+    torch_attributes,
+    unwrap,
+)
+from tensorcas_flavors.pytorch._tensors import dtype_name, pytorch_error, row_dtype
+from tensorcas_mlflow import dtypes
+from tensorcas_mlflow.adapter import SKELETON, Array
+from tensorcas_mlflow.errors import AdapterError, FormatError
+
+if TYPE_CHECKING:
+    import torch
+
+FACTORIES: dict[str, Any] = {
+    kind.__name__: kind for kind in (list, dict, set, tuple, int, float, bool, str, OrderedDict, Counter)
+}
+"""What a defaultdict may make its entries with to be stored without a pickle."""
+MANY = 32
+"""Lists of so many whole numbers or floats are a row."""
+_ATOMS = frozenset([str, int, bool, type(None)])
+_IN_KEYS = _ATOMS | {float, complex, bytes, tuple, frozenset}
+
+
+class TreeWriter:
+    """Writes one tree, making the rows it needs."""
+
+    def __init__(self, rows: Rows) -> None:
+        import torch
+
+        self.values: list[Any] = []
+        """The numbers of the tree."""
+        self.needs_pickle = False
+        """Whether there is anything in the tree that it does not say itself."""
+        self.unwrapped: dict[int, Any] = {}
+        """By the identity of a wrapper, the module it stands for."""
+        self.arrays: dict[int, str] = {}
+        """By the identity of a numpy array, the row it is."""
+        self.generators: dict[int, str] = {}
+        """By the identity of a generator of torch, the row of its state."""
+        self._later: list[tuple[dict[str, Any], Callable[[], Any]]] = []
+        """Nodes that want a number of what is beyond the tree, and what writes that."""
+        self._rows = rows
+        self._parameter = torch.nn.Parameter
+        self._module = torch.nn.Module
+        self._numbers: dict[int, int] = {}
+        self._kept: list[object] = []  # what is numbered stays alive, so that no identity is met twice
+        self._writers: dict[type, Callable[[Any, str], Any]] = {
+            torch.Tensor: self._tensor,
+            torch.nn.Parameter: self._tensor,
+            str: self._text,
+            bool: _itself,
+            type(None): _itself,
+            int: self._number,
+            float: self._number,
+            complex: self._number,
+            list: self._list,
+            tuple: self._list,
+            torch.Size: self._list,
+            dict: self._mapping,
+            OrderedDict: self._mapping,
+            defaultdict: self._mapping,
+            Counter: self._mapping,
+            set: self._set,
+            frozenset: self._set,
+            bytes: lambda value, path: {"bytes": value.hex()},
+            bytearray: lambda value, path: self._met(value) or {"bytearray": value.hex()},
+            np.ndarray: self._array,
+            deque: self._deque,
+            torch.dtype: lambda value, path: {"dtype": str(value)[6:]},
+            torch.device: lambda value, path: {"device": str(value)},
+        }
+
+    def node(self, value: Any, path: str) -> Any:
+        """Write a value.
+
+        Args:
+            value: Anything.
+            path: Where it is, which names its rows.
+
+        Raises:
+            AdapterError: A tensor in it has no exact array, or a state dict cannot be had.
+        """
+        write = self._writers.get(type(value))
+        return write(value, path) if write is not None else self._other(value, path)
+
+    def beyond(self) -> list[Any]:
+        """Write what is beyond the tree that was written.
+
+        Raises:
+            AdapterError: A tensor there has no exact array.
+        """
+        entries: list[Any] = []
+        while self._later:
+            later, self._later = self._later, []
+            for node, write in later:
+                node["beyond"] = len(entries)
+                entries.append(write())
+        return entries
+
+    def _met(self, value: object) -> Any:
+        """Say which object this is if it was met before, else number it."""
+        number = self._numbers.setdefault(id(value), len(self._kept))
+        if number != len(self._kept):
+            return {"ref": number}
+        self._kept.append(value)
+        return None
+
+    def _tensor(self, tensor: torch.Tensor, path: str) -> Any:
+        found = self._rows.find(tensor) if path.startswith(ELSEWHERE) else None
+        row = found or self._rows.add(path, tensor)
+        node: dict[str, Any] = {"tensor": [row, dtype_name(tensor), tensor.shape]}
+        if tensor.requires_grad:
+            node["grad"] = True
+        if type(tensor) is self._parameter:
+            node["parameter"] = True
+        met = self._met(tensor)
+        if met is not None:
+            node["is"] = met["ref"]
+        elif attributes := vars(tensor):
+            node["attributes"] = self.node(dict(attributes), elsewhere(path))
+        return node
+
+    def _text(self, text: str, path: str) -> Any:
+        return text if text.isascii() or _is_utf8(text) else {"text": text.encode("utf-8", "surrogatepass").hex()}
+
+    def _number(self, number: complex, path: str) -> int:
+        self.values.append(value_of(number))
+        return 0
+
+    def _list(self, values: Any, path: str) -> Any:
+        kind = type(values)
+        met = self._met(values) if kind is list else None
+        if met is not None:
+            return met
+        if len(values) >= MANY and kind in (list, tuple):
+            many = self._many(values, path)
+            if many is not None:
+                return many
+        nodes = [self.node(value, f"{path}.{n}" if path else str(n)) for n, value in enumerate(values)]
+        return nodes if kind is list else {"tuple" if kind is tuple else "size": nodes}
+
+    def _many(self, values: Any, path: str) -> Any:
+        kinds = set(map(type, values))
+        if kinds not in ({int}, {float}):
+            return None
+        tag, dtype = ("ints", np.int64) if kinds == {int} else ("floats", np.float64)
+        try:
+            row = self._rows.add_array(path, np.array(values, dtype=dtype), NUMBERS)
+        except OverflowError:
+            return None
+        return {tag: row} if type(values) is list else {tag: row, "tuple": True}
+
+    def _mapping(self, mapping: dict[Any, Any], path: str) -> Any:
+        kind = type(mapping)
+        node: dict[str, Any] = {kind.__name__: None}
+        if kind is defaultdict:
+            factory = mapping.default_factory  # type: ignore[attr-defined]
+            node["factory"] = None if factory is None else getattr(factory, "__name__", None)
+            if factory is not None and FACTORIES.get(node["factory"]) is not factory:
+                return self._opaque(mapping, path)
+        if not all(type(key) in _ATOMS or _is_key(key) for key in mapping):
+            return self._opaque(mapping, path)
+        met = self._met(mapping)
+        if met is not None:
+            return met
+        prefix = path + "." if path else ""
+        node[kind.__name__] = [[self._key(key), self.node(value, f"{prefix}{key}")] for key, value in mapping.items()]
+        attributes = vars(mapping) if kind is OrderedDict or kind is Counter else None
+        if attributes:
+            metadata = attributes.get("_metadata")
+            if len(attributes) == 1 and type(metadata) is OrderedDict and is_json(dict(metadata)):
+                node["metadata"] = metadata
+            else:
+                node["attributes"] = self.node(dict(attributes), path)
+        return node
+
+    def _key(self, key: Any) -> Any:
+        kind = type(key)
+        if kind is str and not (key.isascii() or _is_utf8(key)):
+            return self._text(key, "")
+        if kind is int and not -(2**63) <= key < 2**63:
+            return {"value": value_of(key)}
+        if kind in _ATOMS:
+            return key
+        if kind is float or kind is complex:
+            return {"value": value_of(key)}
+        if kind is bytes:
+            return {"bytes": key.hex()}
+        # The numbers of a key stay with it: they say what the entry is.
+        return {"tuple" if kind is tuple else "frozenset": [self._inner_key(part) for part in key]}
+
+    def _inner_key(self, key: Any) -> Any:
+        return {"value": value_of(key)} if type(key) in (int, float, complex) else self._key(key)
+
+    def _set(self, values: Any, path: str) -> Any:
+        if not all(map(_is_key, values)):
+            return self._opaque(values, path)
+        met = self._met(values) if type(values) is set else None
+        if met is not None:
+            return met
+        # The order of a set of texts changes from process to process.
+        return {type(values).__name__: sorted(map(self._inner_key, values), key=repr)}
+
+    def _array(self, array: Array, path: str) -> Any:
+        try:
+            dtype = dtypes.dtype_name(array.dtype)
+        except ValueError:
+            return self._opaque(array, path)
+        met = self._met(array)
+        if met is not None:
+            return met
+        row = self.arrays[id(array)] = self._rows.add_array(path, array, ARRAY)
+        node: dict[str, Any] = {"array": [row, dtype, array.shape]}
+        if array.flags.f_contiguous and not array.flags.c_contiguous:
+            node["fortran"] = True
+        return node
+
+    def _other(self, value: Any, path: str) -> Any:
+        if is_tensor(value):
+            self._rows.add(path, value)  # says why not
+        inner = unwrap(value)
+        if inner is not value:
+            self.unwrapped[id(value)] = inner
+            self._kept.append(value)
+            return self.node(inner, path)
+        if is_live(value):
+            return self._met(value) or self._live(value, path)
+        kind = type(value)
+        if is_taken(kind) and not isinstance(value, np.generic):
+            taken = take_value(value)
+            return self._opaque(value, path) if taken is None else {"plain": Encoder().encode(Reference(taken))}
+        if isinstance(value, PurePath) and kind.__module__.partition(".")[0] == "pathlib":
+            return {"path": [kind.__name__, self._text(str(value), path)]}
+        if is_named_tuple(kind) and not getattr(value, "__dict__", None):
+            self.needs_pickle = True
+            items = [self.node(part, f"{path}.{name}") for name, part in zip(kind._fields, value, strict=True)]
+            return {"namedtuple": _qualname(value), "fields": list(kind._fields), "items": items}
+        generator = generator_state(value)
+        if generator is not None:
+            return self._met(value) or self._generator(value, generator, path)
+        if isinstance(value, np.generic) and value.dtype.fields is None:
+            try:
+                text = f"s{dtypes.dtype_name(value.dtype)}:{value.tobytes().hex()}"
+            except ValueError:
+                return self._opaque(value, path)
+            self.values.append(text)
+            return 0
+        return self._opaque(value, path)
+
+    def _live(self, value: Any, path: str) -> Any:
+        self.needs_pickle = True
+        try:
+            state = value.state_dict()
+        except Exception as error:  # state_dict() is code of the object's class, which may raise anything
+            raise pytorch_error(f"the {type(value).__name__} {path!r} gives no state_dict(): {error}") from error
+        node = {"object": _qualname(value), "state": self.node(state, path)}
+        if isinstance(value, self._module):
+            prefix = path + "." if path else ""
+            beside = []
+            for name, part in own_tensors(value):
+                # A state dict holds plain tensors where a module has a subclass, which a pickle would lose.
+                if name not in state or type(part) not in self._writers:
+                    beside.append([name, self.node(part, prefix + name)])
+            if beside:
+                node["beside"] = beside
+            self._later.append((node, lambda: self._modules(value, path)))
+        return node
+
+    def _modules(self, module: torch.nn.Module, path: str) -> list[Any]:
+        """Write what a module and its submodules hold that is in no state dict."""
+        entries = []
+        start = elsewhere(path)
+        for name, part in module.named_modules(remove_duplicate=False):
+            prefix = f"{start}{'.' if path else ''}{name}{'.' if name else ''}"
+            attributes, is_itself = attributes_of(part)
+            written = [
+                [key, self.node(value, prefix + key)]
+                for key, value in attributes.items()
+                if is_itself or type(value) in self._writers
+            ]
+            of_tensors = [
+                [key, self.node(dict(vars(tensor)), prefix + key)]
+                for tensors in (part._parameters, part._buffers)
+                for key, tensor in tensors.items()
+                if tensor is not None and vars(tensor)
+            ]
+            entries.append([name, type(part).__name__, written, of_tensors])
+        return entries
+
+    def _generator(self, value: object, state: GeneratorState, path: str) -> Any:
+        state_node = self.node(state.state, path)
+        if isinstance(state.state, np.ndarray):
+            self.generators[id(value)] = state_node["array"][0]
+        seeds = self.node(state.seeds, f"{path}.seeds")
+        return {"generator": state.kind, "engine": state.engine, "state": state_node, "seeds": seeds}
+
+    def _deque(self, values: deque[Any], path: str) -> Any:
+        met = self._met(values)
+        if met is not None:
+            return met
+        nodes = [self.node(value, f"{path}.{n}" if path else str(n)) for n, value in enumerate(values)]
+        return {"deque": nodes, "maxlen": values.maxlen}
+
+    def _opaque(self, value: object, path: str) -> Any:
+        self.needs_pickle = True
+        met = self._met(value)
+        if met is not None:
+            return met
+        node = {"opaque": _qualname(value), "beyond": None}
+        self._later.append((node, lambda: self._facts(value, path)))
+        return node
+
+    def _facts(self, value: object, path: str) -> Any:
+        try:
+            facts, parts = take_apart(value, is_part)
+        except AdapterError:
+            return None  # it cannot be pickled, as the pickle of the whole will say
+        start = elsewhere(path)
+        taken = [self.node(part, f"{start}.{n}" if path else f"{start}{n}") for n, part in enumerate(parts)]
+        return facts_json(facts) | {"taken": taken}
+
+
+def elsewhere(path: str) -> str:
+    """Return the path of what is in an object, but in no state dict."""
+    return path if path.startswith(ELSEWHERE) else ELSEWHERE + path
+
+
+def value_of(number: complex) -> Any:
+    """Return a number as JSON gives it back, bits and type."""
+    if type(number) is int:
+        return number if -(2**63) <= number < 2**63 else f"i{number:x}"
+    if type(number) is float:
+        return number if math.isfinite(number) else "f" + struct.pack(">d", number).hex()
+    return "c" + struct.pack(">dd", number.real, number.imag).hex()
+
+
+def is_json(value: object) -> bool:
+    """Tell whether JSON gives exactly this value back, types included."""
+    if type(value) is dict:
+        return all(type(key) is str and is_json(part) for key, part in value.items())
+    if type(value) is list:
+        return all(map(is_json, value))
+    return value is None or type(value) in (bool, str) or (type(value) is int and abs(value) < 2**63)
+
+
+def _itself(value: Any, path: str) -> Any:
+    return value
+
+
+def _is_key(value: object) -> bool:
+    kind = type(value)
+    return kind in _IN_KEYS and (kind not in (tuple, frozenset) or all(map(_is_key, value)))  # type: ignore[call-overload]
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _qualname(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredObject:
+    """An object that was stored with its state dict: a module, an optimizer or the like."""
+
+    kind: str
+    """Its class."""
+    state: Any
+    """Its state dict."""
+    beside: dict[str, torch.Tensor] = field(default_factory=dict)
+    """A module's tensors that its state dict leaves out, by their dotted path."""
+    modules: Beyond[list[ModuleFacts]] = field(default_factory=lambda: Beyond(number=None))
+    """What a module and its submodules hold besides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opaque:
+    """A value that only a pickle says."""
+
+    kind: str
+    """Its class."""
+    facts: Beyond[OpaqueFacts] = field(default_factory=lambda: Beyond(number=None))
+    """What is said of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedItems:
+    """A named tuple, which only a pickle makes anew."""
+
+    kind: str
+    """Its class."""
+    fields: list[str]
+    """Names of the items."""
+    items: list[Any]
+    """The items, as a part of a tree is read."""
+
+
+_Entry = TypeVar("_Entry")
+
+
+@dataclass(slots=True, kw_only=True)
+class Beyond(Generic[_Entry]):
+    """What the tree refers to and what is read after it."""
+
+    number: int | None
+    """Its number there; None if a store says nothing of it."""
+    entry: _Entry | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleFacts:
+    """What one module holds that is in no state dict."""
+
+    path: str
+    """Names of the submodules that lead to it."""
+    kind: str
+    """Name of its class."""
+    attributes: dict[str, Any]
+    of_tensors: dict[str, dict[str, Any]]
+    """By the names of its parameters and buffers, their attributes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpaqueFacts:
+    """What is said of a value that only a pickle says."""
+
+    said: dict[str, Any]
+    """As `_generic_facts` has it."""
+    taken: list[Any]
+    """What was taken out of it."""
+
+
+def read_stored(
+    layout: Layout, rows: Mapping[str, Array], tensors: Mapping[str, torch.Tensor], *, skip_missing: bool = False
+) -> Any:
+    """Read what was stored.
+
+    Args:
+        layout: The layout.
+        rows: The rows by name.
+        tensors: Those that are tensors, as such.
+        skip_missing: Leave entries out whose rows are not there.
+
+    Returns:
+        The value, with `StoredObject` for objects and `Opaque` for what only a pickle says; always
+            in new containers.
+
+    Raises:
+        AdapterError: The layout says nonsense, or rows are missing or do not fit.
+    """
+    if layout.version == 2:
+        try:
+            return _TreeReader(layout, rows, tensors, skip_missing).read()
+        except (
+            ValueError,
+            TypeError,
+            KeyError,
+            IndexError,
+            AttributeError,
+            ArithmeticError,
+            MemoryError,
+            RuntimeError,
+            StopIteration,
+            struct.error,
+            FormatError,
+        ) as error:
+            raise pytorch_error(f"the layout in the skeleton says nonsense: {error!r}") from error
+    named = {name: tensor for name, tensor in tensors.items() if not name.startswith(ELSEWHERE)}
+    if layout.version == 0:
+        return named
+    return _read_version_1(layout.tree, rows, tensors, named, skip_missing)
+
+
+def find_opaque(value: Any, *, described_too: bool = False) -> Opaque | NamedItems | StoredObject | None:
+    """Return one part of a stored value that only a pickle says, or None.
+
+    Args:
+        value: What `read_stored` returned.
+        described_too: Whether an object is such a part too; if not, what its state dict holds is.
+    """
+    stack, seen = [value], set()
+    while stack:
+        part = stack.pop()
+        if isinstance(part, Opaque | NamedItems) or (described_too and isinstance(part, StoredObject)):
+            return part
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        if isinstance(part, Mapping):
+            stack += part.values()
+        elif isinstance(part, list | tuple | deque):
+            stack += part
+        elif isinstance(part, StoredObject):
+            stack.append(part.state)
+    return None
+
+
+class _Absent:
+    """Stands for a tensor whose row is not there."""
+
+
+_ABSENT = _Absent()
+
+
+class _TreeReader:
+    def __init__(
+        self, layout: Layout, rows: Mapping[str, Array], tensors: Mapping[str, torch.Tensor], skip_missing: bool
+    ) -> None:
+        import torch
+
+        self._torch = torch
+        self._tree = layout.tree
+        self._beyond = layout.beyond
+        self._wanted: dict[int, Beyond[Any]] = {}
+        self._values = iter(layout.values)
+        self._kinds = layout.kinds
+        self._rows = rows
+        self._tensors = tensors
+        self._skip_missing = skip_missing
+        self._made: list[Any] = []
+        self._readers: dict[str, Callable[[dict[str, Any]], Any]] = {
+            "tuple": lambda node: tuple(self._nodes(node["tuple"])),
+            "size": lambda node: torch.Size(self._nodes(node["size"])),
+            "set": lambda node: self._number({_key(part) for part in _list(node["set"])}),
+            "frozenset": lambda node: frozenset(_key(part) for part in _list(node["frozenset"])),
+            "dict": lambda node: self._mapping(node, "dict", {}),
+            "OrderedDict": lambda node: self._mapping(node, "OrderedDict", OrderedDict()),
+            "Counter": lambda node: self._mapping(node, "Counter", Counter()),
+            "defaultdict": self._defaultdict,
+            "text": lambda node: bytes.fromhex(node["text"]).decode("utf-8", "surrogatepass"),
+            "bytes": lambda node: bytes.fromhex(node["bytes"]),
+            "bytearray": lambda node: self._number(bytearray.fromhex(node["bytearray"])),
+            "dtype": lambda node: _of_kind(getattr(torch, node["dtype"]), torch.dtype),
+            "device": lambda node: torch.device(_of_kind(node["device"], str)),
+            "tensor": self._tensor,
+            "array": self._array,
+            "ints": lambda node: self._many(node, node["ints"], "int64"),
+            "floats": lambda node: self._many(node, node["floats"], "float64"),
+            "ref": lambda node: self._made[_index(node["ref"])],
+            "object": self._object,
+            "opaque": self._opaque,
+            "namedtuple": lambda node: NamedItems(
+                kind=_of_kind(node["namedtuple"], str), fields=_list(node["fields"]), items=self._nodes(node["items"])
+            ),
+            "deque": self._deque,
+            "path": self._path,
+            "plain": lambda node: decode("pytorch", node["plain"]),
+            "generator": self._generator,
+        }
+
+    def read(self) -> Any:
+        """Read the tree."""
+        value = self._node(self._tree)
+        self._read_beyond()
+        if next(self._values, _ABSENT) is not _ABSENT:
+            raise ValueError("there are more numbers than the tree has places for")
+        return value
+
+    def _node(self, node: Any) -> Any:
+        kind = type(node)
+        if kind is dict:
+            return self._readers[next(iter(node))](node)
+        if kind is list:
+            made: list[Any] = self._number([])
+            made.extend(self._nodes(node))
+            return made
+        if kind is int:
+            return _value(next(self._values))
+        if kind is float:
+            raise ValueError("a number stands in the tree")
+        return node
+
+    def _nodes(self, nodes: Any) -> list[Any]:
+        values = [self._node(node) for node in _list(nodes)]
+        if any(value is _ABSENT for value in values):
+            raise ValueError("a tensor that has no name is missing: read all tensors of the checkpoint")
+        return values
+
+    def _number(self, value: Any) -> Any:
+        self._made.append(value)
+        return value
+
+    def _reserve(self) -> int:
+        self._made.append(None)
+        return len(self._made) - 1
+
+    def _mapping(self, node: dict[str, Any], tag: str, made: Any) -> Any:
+        self._number(made)
+        pairs = _list(node[tag])
+        n_absent = 0
+        for key, part in pairs:
+            value = self._node(part)
+            if value is _ABSENT:
+                n_absent += 1
+            else:
+                made[_key(key)] = value
+        if len(made) + n_absent != len(pairs):
+            raise ValueError("a mapping has two entries of one name")
+        if "metadata" in node:
+            vars(made)["_metadata"] = OrderedDict(_of_kind(node["metadata"], dict))
+        elif "attributes" in node:
+            vars(made).update(_of_kind(self._node(node["attributes"]), dict))
+        return made
+
+    def _defaultdict(self, node: dict[str, Any]) -> Any:
+        factory = node["factory"]
+        return self._mapping(node, "defaultdict", defaultdict(None if factory is None else FACTORIES[factory]))
+
+    def _tensor(self, node: dict[str, Any]) -> Any:
+        name, dtype, shape = node["tensor"]
+        place = self._reserve() if "is" not in node else None
+        if self._skip_missing and name not in self._rows:
+            value: Any = _ABSENT
+        elif "is" in node:
+            value = _of_kind(self._made[_index(node["is"])], self._torch.Tensor)
+        else:
+            itemsize = _of_kind(getattr(self._torch, dtype), self._torch.dtype).itemsize
+            check_row(self._rows, name, row_dtype(dtype, itemsize) or dtype, shape)
+            grad = node.get("grad") is True
+            value = self._tensors[name].detach()
+            value = self._torch.nn.Parameter(value, grad) if "parameter" in node else value.requires_grad_(grad)
+        if place is not None:
+            self._made[place] = value
+            if "attributes" in node:
+                attributes = self._node(node["attributes"])
+                if value is not _ABSENT:
+                    vars(value).update(_of_kind(attributes, dict))
+        return value
+
+    def _array(self, node: dict[str, Any]) -> Any:
+        name, dtype, shape = node["array"]
+        if self._skip_missing and name not in self._rows:
+            return self._number(_ABSENT)
+        row = self._row(name, ARRAY)
+        if row.dtype != dtypes.parse_dtype(dtype) or row.shape != tuple(shape):
+            raise ValueError(f"array {name!r} was stored as {dtype} {tuple(shape)}, not {row.dtype} {row.shape}")
+        return self._number(np.asfortranarray(row) if "fortran" in node else row)
+
+    def _many(self, node: dict[str, Any], name: str, dtype: str) -> Any:
+        if self._skip_missing and name not in self._rows:
+            return _ABSENT if "tuple" in node else self._number(_ABSENT)
+        row = self._row(name, NUMBERS)
+        if row.dtype.name != dtype or row.ndim != 1:
+            raise ValueError(f"the numbers {name!r} are {row.dtype} {row.shape}")
+        values = row.tolist()
+        return tuple(values) if "tuple" in node else self._number(values)
+
+    def _row(self, name: str, kind: str) -> Array:
+        if name not in self._rows:
+            raise ValueError(f"array {name!r} is missing: read all tensors of the checkpoint")
+        if self._kinds.get(name) != kind:
+            raise ValueError(f"row {name!r} is not of the kind {kind!r}")
+        return self._rows[name]
+
+    def _object(self, node: dict[str, Any]) -> StoredObject:
+        place = self._reserve()
+        state = self._node(node["state"])
+        beside = {}
+        for name, part in _list(node.get("beside", [])):
+            value = self._node(part)
+            if value is not _ABSENT:
+                beside[_of_kind(name, str)] = _of_kind(value, self._torch.Tensor)
+        modules = self._later(node)
+        made = StoredObject(kind=_of_kind(node["object"], str), state=state, beside=beside, modules=modules)
+        self._made[place] = made
+        return made
+
+    def _opaque(self, node: dict[str, Any]) -> Opaque:
+        made = Opaque(kind=_of_kind(node["opaque"], str), facts=self._later(node))
+        if "beyond" in node:
+            self._number(made)
+        return made
+
+    def _later(self, node: dict[str, Any]) -> Beyond[Any]:
+        later: Beyond[Any] = Beyond(number=node.get("beyond"))
+        if later.number is not None:
+            self._wanted[_index(later.number)] = later
+        return later
+
+    def _read_beyond(self) -> None:
+        for number, entry in enumerate(self._beyond):
+            later = self._wanted[number]
+            if type(entry) is list:
+                later.entry = [self._module(*part) for part in entry]
+            elif entry is not None:
+                taken = [self._node(node) for node in _list(entry["taken"])]
+                said = {name: entry[name] for name in ("values", "rest", "sections")}
+                if not any(part is _ABSENT for part in taken):
+                    later.entry = OpaqueFacts(said=said, taken=taken)
+
+    def _module(self, path: str, kind: str, attributes: Any, of_tensors: Any) -> ModuleFacts:
+        own = {_of_kind(name, str): self._node(node) for name, node in _list(attributes)}
+        own = {name: value for name, value in own.items() if value is not _ABSENT}
+        if not torch_attributes().isdisjoint(own):
+            raise ValueError("a module's own registers are called attributes")
+        of_each = {_of_kind(name, str): _of_kind(self._node(node), dict) for name, node in _list(of_tensors)}
+        return ModuleFacts(path=_of_kind(path, str), kind=_of_kind(kind, str), attributes=own, of_tensors=of_each)
+
+    def _deque(self, node: dict[str, Any]) -> deque[Any]:
+        values: deque[Any] = self._number(deque(maxlen=node["maxlen"]))
+        values.extend(self._nodes(node["deque"]))
+        return values
+
+    def _path(self, node: dict[str, Any]) -> Any:
+        name, text = node["path"]
+        if name not in _PATHS:
+            raise ValueError(f"{name!r} is no class of paths")
+        return getattr(pathlib, name)(_of_kind(self._node(text), str))
+
+    def _generator(self, node: dict[str, Any]) -> Any:
+        place = self._reserve()
+        state, seeds = self._node(node["state"]), self._node(node["seeds"])
+        if state is _ABSENT:
+            return _ABSENT
+        engine = node["engine"]
+        facts = GeneratorState(kind=_of_kind(node["generator"], str), engine=engine, state=state, seeds=seeds)
+        try:
+            self._made[place] = make_generator(facts)
+        except RuntimeError:
+            if facts.kind != TORCH:
+                raise
+            self._made[place] = Opaque(kind=f"torch.Generator of the device {engine!r}, which is not here,")
+        return self._made[place]
+
+
+_PATHS = frozenset(("PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath"))
+
+
+def _read_version_1(
+    facts: dict[str, Any],
+    rows: Mapping[str, Array],
+    tensors: Mapping[str, torch.Tensor],
+    named: dict[str, torch.Tensor],
+    skip_missing: bool,
+) -> Any:
+    entries, plain, metadata = facts["entries"], facts["plain"], facts["metadata"]
+    state: dict[str, Any]
+    if entries is None:
+        state = OrderedDict(plain | named)
+    else:
+        state = OrderedDict() if facts["ordered"] is True else {}
+        for name, entry in entries.items():
+            if entry is None and name in plain:
+                state[name] = plain[name]
+            elif isinstance(entry, list) and len(entry) == 2 and isinstance(entry[1], list) and name != SKELETON:
+                if not (skip_missing and name not in rows):
+                    check_row(rows, name, *entry)
+                    state[name] = tensors[name]
+            else:
+                raise pytorch_error(f"the skeleton does not say what entry {name!r} is")
+    if type(state) is OrderedDict and metadata is not None:
+        vars(state)["_metadata"] = OrderedDict(metadata)
+    return state if entries is not None else StoredObject(kind="torch.nn.Module", state=state)
+
+
+def _key(key: Any) -> Any:
+    if type(key) is not dict:
+        if type(key) not in (str, int, bool, type(None)):
+            raise ValueError(f"not a key: {key!r}")
+        return key
+    tag = next(iter(key))
+    part = key[tag]
+    if tag == "value":
+        return _value(part)
+    if tag == "bytes":
+        return bytes.fromhex(part)
+    if tag == "text":
+        return bytes.fromhex(part).decode("utf-8", "surrogatepass")
+    if tag in ("tuple", "frozenset"):
+        keys = [_key(inner) for inner in _list(part)]
+        return tuple(keys) if tag == "tuple" else frozenset(keys)
+    raise ValueError(f"not a key: {tag!r}")
+
+
+def _value(value: Any) -> Any:
+    if type(value) is int or type(value) is float:
+        return value
+    text = _of_kind(value, str)
+    kind, rest = text[:1], text[1:]
+    if kind == "i":
+        return int(rest, 16)
+    if kind == "f":
+        return struct.unpack(">d", bytes.fromhex(rest))[0]
+    if kind == "c":
+        return complex(*struct.unpack(">dd", bytes.fromhex(rest)))
+    if kind != "s":
+        raise ValueError(f"not a number: {text[:40]!r}")
+    name, _, data = rest.rpartition(":")
+    dtype = dtypes.parse_dtype(name)
+    bits = bytes.fromhex(data)
+    if dtype.itemsize != len(bits):
+        raise ValueError(f"not a number of the dtype {name}")
+    return np.frombuffer(bits, dtype=dtype)[0]
+
+
+def _list(value: Any) -> list[Any]:
+    return _of_kind(value, list)  # type: ignore[no-any-return]
+
+
+def _index(value: Any) -> int:
+    index = _of_kind(value, int)
+    if index < 0:
+        raise ValueError(f"not the number of an object: {index}")
+    return index  # type: ignore[no-any-return]
+
+
+def _of_kind(value: Any, kind: Any) -> Any:
+    if not isinstance(value, kind):
+        raise ValueError(f"{str(value)[:40]!r} is no {kind.__name__}")
+    return value
