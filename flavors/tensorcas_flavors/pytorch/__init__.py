@@ -1,7 +1,8 @@
-"""PyTorch: modules, state dicts and whole training states as rows, one per tensor, each readable by its dotted name.
+"""Adapter for PyTorch: modules, state dicts and whole training states, with one row per tensor under its dotted name.
 
-The skeleton is a layout (see `tensorcas_flavors._torch_layout`), which is JSON; if there are live objects, their pickle
-without tensors comes before it.
+In: a module, another object with a state dict, or a nest of such. Out: rows, and a skeleton with a layout (`_layout`),
+which is JSON. If there are live objects, their pickle without tensors (`_pickle`) comes before the layout. Filling a
+live object (`_fill`) reads the layout alone.
 """
 
 from __future__ import annotations
@@ -45,31 +46,32 @@ _LIVE = {
 _ATOMS = frozenset([str, int, float, bytes, bool, type(None)])
 _MAX_CONTAINERS = 100_000
 _COME_BACK: set[type] = set()
-"""Classes of live objects that were seen to come back from their pickle in this process: others are tried."""
+"""Classes that came back from a pickle in this process; a save of an object with others loads it once."""
 
 
 class PyTorchAdapter(Adapter):
-    """Stores modules, optimizers, state dicts, and nests of them such as a whole training state.
+    """Adapter for modules, optimizers, state dicts, and nests of them such as a whole training state.
 
     * A nest of ``dict``, ``OrderedDict``, ``defaultdict``, ``list``, ``deque``, ``tuple`` and ``set`` of tensors, numpy
-      arrays, random generators, dates, paths, plain values and state dicts comes back the same and needs no pickle.
-      What holds live objects (a module, an optimizer, …) is pickled without its tensors as one, so that an optimizer
-      steps the module it stepped before; beside it lies each object's state dict, so that live objects can be filled
-      without reading the pickle.
-    * A module comes back as pickle would bring it back, with tied weights tied, views viewing and strides as they
-      were. Tensors of one storage that do not overlap get storages of their own. Gradients and autograd graphs are no
-      part of a model and are not stored. Tensors come back on the CPU.
-    * ``torch.compile``'d, ``DataParallel`` and ``DistributedDataParallel`` models are stored as the module they wrap,
+      arrays, random generators, dates, paths, plain values and state dicts comes back the same and needs no pickle. A
+      nest with live objects (a module, an optimizer, …) is pickled as one, without its tensors, so that an optimizer
+      still steps the module that it stepped. Each object's state dict is stored beside the pickle, so that live
+      objects can be filled without reading the pickle.
+    * A module comes back as from a pickle: with tied weights, with views of the same memory and with its strides.
+      Tensors of one storage that do not overlap get storages of their own. Gradients and autograd graphs are not
+      stored. Tensors come back on the CPU.
+    * Models of ``torch.compile``, ``DataParallel`` and ``DistributedDataParallel`` are stored as the wrapped module,
       which predicts the same; ``original`` may be wrapped again.
 
     Options:
-        strict: With ``original`` only; True by default. In a module as in ``load_state_dict``, and its submodules must
-            be of the stored classes; all entries of a mapping must be stored, and stored ones that it does not name are
-            left out. With False, what only a pickle says stays as it is in ``original``. Shapes must fit in any case.
-        device: Where the tensors of a new model, or the weights, go.
-        dtype: A floating point or complex dtype or its name: such tensors of a new model, or such weights, are
+        strict: With ``original`` only; True by default. For a module as in ``load_state_dict``, and its submodules must
+            be of the stored classes. All entries of a mapping must be stored; stored entries that it does not name are
+            left out. With False, values that only a pickle can restore stay as they are in ``original``. Shapes must
+            fit in any case.
+        device: Device for the tensors of a new model, or for the weights.
+        dtype: A floating point or complex dtype, or its name. Such tensors of a new model, or such weights, are
             converted to it as by ``Module.to``; an optimizer's step counts are not. ``device`` and ``dtype`` are
-            refused with ``original``, whose tensors keep their own; stored ones are converted, as torch does it.
+            refused with ``original``, whose tensors keep their own; torch converts the stored ones.
     """
 
     name: ClassVar[str] = "pytorch"
@@ -77,7 +79,7 @@ class PyTorchAdapter(Adapter):
 
     @classmethod
     def accepts(cls, model: object) -> bool:
-        """Take modules, optimizers and the like, and dicts, lists and tuples with one or with a tensor at any depth."""
+        """Take modules, optimizers and the like, and nests of dicts, lists and tuples that hold one, or a tensor."""
         if "torch" not in sys.modules:
             return False
         if not issubclass(type(model), Mapping | list | tuple):
@@ -102,13 +104,13 @@ class PyTorchAdapter(Adapter):
 
         Returns:
             The tensors and arrays by their dotted path (``model.0.weight``, ``optimizer.state.0.exp_avg``); those of a
-            module are the tensors of ``state_dict()`` in its order, then other buffers. Then tensors found elsewhere in
-            pickled objects, as `ELSEWHERE` and their path or a number, then the skeleton. Two names for one tensor are
-            two entries with one array.
+            module are the tensors of ``state_dict()`` in its order, then other buffers. Tensors elsewhere in pickled
+            objects follow, under `ELSEWHERE` and their path or a number; then the skeleton. Two names for one tensor
+            are two entries with one array.
 
         Raises:
-            AdapterError: A tensor is of a kind that has no exact array (sparse, quantized, meta, a subclass, …), or
-                something else cannot be pickled; the message names it.
+            AdapterError: A tensor of some kind has no exact array (sparse, quantized, meta, a subclass, …), or another
+                object cannot be pickled; the message names it.
         """
         rows = Rows()
         tree = TreeWriter(rows)
@@ -131,25 +133,25 @@ class PyTorchAdapter(Adapter):
         return arrays
 
     def reconstruct(self, tensors: Mapping[str, Array], original: Any = None, **options: Any) -> Any:
-        """Put a model or training state together again, using the memory of the arrays.
+        """Rebuild a model or training state in the memory of the arrays, or fill a live one.
 
         Args:
-            tensors: What `extract` returned; the skeleton may be missing if ``original`` is given.
-            original: What to fill, or a mapping or list of such at any depth: an object with ``load_state_dict`` is
-                filled by it, whether it was stored live or as a state dict, and a module's non-persistent buffers too;
-                a tensor is copied into; a plain value is replaced by the stored one. So are the attributes of modules,
-                tensors and other objects. What else only a pickle says must be equal. Of a module stay as they are: the
-                mode (``training``), ``requires_grad``, hooks, and attributes that name a device or a dtype; also what
-                an object with ``state_dict`` keeps beside it. Names may have the prefix of ``DataParallel`` or
-                ``torch.compile`` on either side. Where torch converts a dtype, one warning says what may have been
-                rounded. What can be checked is checked before anything is changed; if torch refuses later, a part is
-                filled.
+            tensors: Result of `extract`; the skeleton may be missing if ``original`` is given.
+            original: An object to fill, or a mapping or list of such at any depth. ``load_state_dict`` fills an object
+                that has it, whether it was stored live or as a state dict; a module's non-persistent buffers are
+                filled too. Tensors are copied into. Stored plain values replace plain values and the attributes of
+                modules, tensors and other objects. All else that only a pickle can restore must be equal. A module
+                keeps its mode (``training``), ``requires_grad``, hooks, and attributes that name a device or a dtype;
+                an object with ``state_dict`` keeps everything outside of it. Names may have the prefix of
+                ``DataParallel`` or ``torch.compile`` on either side. One warning names all tensors that a conversion
+                may have rounded. Everything that can be checked is checked before anything changes; if torch refuses
+                later, the object is filled in part.
             options: See the class.
 
         Raises:
-            AdapterError: Names, shapes or classes do not fit, what cannot be filled differs, parts of ``original``
-                share memory and different values are stored for them, the skeleton is damaged or missing, or the code
-                of the model is not importable.
+            AdapterError: Names, shapes or classes do not fit, a part that cannot be filled differs, parts of
+                ``original`` share memory and different values are stored for them, the skeleton is damaged or missing,
+                or the code of the model is not importable.
         """
         chosen = _Options.of(options)
         layout = read_layout(tensors)
@@ -169,21 +171,20 @@ class PyTorchAdapter(Adapter):
         if is_pickle(tensors[SKELETON]):
             return load(tensors[SKELETON], tensors, parts)
         stored = read_stored(layout, tensors, parts)
-        if find_opaque(stored, described_too=True) is not None:
+        if find_opaque(stored, objects_too=True) is not None:
             raise pytorch_error("the skeleton is that of a live object but holds no pickle")
         return stored
 
     def weights(self, tensors: Mapping[str, Array], **options: Any) -> dict[str, Any]:
-        """Return the rows of tensors as such, sharing memory as stored, and numpy arrays; no pickle is read.
+        """Return the rows as tensors that share memory as stored, and as numpy arrays. No pickle is read.
 
-        Besides the names of ``Module.state_dict()`` these are non-persistent buffers and tensors elsewhere: load them
-        with ``strict=False``, or give `reconstruct` the module, which knows what goes where.
+        Beside the names of ``Module.state_dict()`` there are non-persistent buffers and tensors elsewhere: load them
+        with ``strict=False``, or give `reconstruct` the module, which fills all of them.
 
         Args:
-            tensors: What `extract` returned, or some of it; without the skeleton, arrays of any checkpoint. Their
-                memory is used where torch can: not where they are in the other byte order, not aligned, or have
-                negative strides. Of a read-only array comes a tensor that nobody may write to, and torch's warning of
-                it is not shown.
+            tensors: Result of `extract`, or some of it; without the skeleton, arrays of any checkpoint. Tensors use
+                their memory unless they are in the other byte order, not aligned, or have negative strides. Nobody may
+                write to the tensor of a read-only array; torch's warning of that is not shown.
             options: ``device`` and ``dtype``.
 
         Raises:
@@ -211,33 +212,32 @@ class PyTorchAdapter(Adapter):
     ) -> NotFilled:
         """Fill a module, or a part of it; tensors on the meta device are made on ``device``, or else on the CPU.
 
-        How, see `tensorcas_flavors._torch_weights`.
+        See `tensorcas_flavors.pytorch._modules.fill_weights`.
         """
         place = _Options.of({"device": "cpu" if device is None else device}).device
         assert place is not None
         return fill_weights(model, stored, read, wanted=wanted, strict=strict, device=place)
 
     def unpickles(self, tensors: Mapping[str, Array]) -> bool:
-        """True for a module or other live object, false for state dicts and nests of plain values."""
+        """Return True for a module or other live object, False for state dicts and nests of plain values."""
         return SKELETON in tensors and is_pickle(tensors[SKELETON])
 
     def cuts(self, tensors: Mapping[str, Array]) -> dict[str, Sequence[int]]:
-        """Cut a long skeleton where what changes at every step begins."""
+        """Cut a long skeleton before the bytes that change at every step."""
         cuts = skeleton_cuts(tensors[SKELETON]) if SKELETON in tensors else []
         return {SKELETON: cuts} if cuts else {}
 
     def left_out(self, tensors: Mapping[str, Array]) -> Mapping[str, str]:
-        """Name the tensors of dtypes that only torch has: ``complex32``, the short integers, bits."""
+        """Return the tensors of dtypes that only torch has: ``complex32``, the short integers, bits."""
         return torch_types(tensors[SKELETON]) if SKELETON in tensors else {}
 
     def predict(self, model: Any, data: Any, params: Mapping[str, Any] | None = None) -> Any:
-        """Answer as MLflow's own PyTorch flavor does; the model is put into evaluation mode and stays in it.
+        """Predict as MLflow's own PyTorch flavor does; the model is put into evaluation mode and stays in it.
 
         Args:
             model: A module that takes one tensor and returns one.
-            data: A DataFrame, given to the model as float32, or an array, given as it is.
-            params: ``device`` moves the model there first (it stays where it is otherwise); the rest are keyword
-                arguments of the model.
+            data: A DataFrame, which the model gets as float32, or an array, which it gets unchanged.
+            params: ``device`` first moves the model there; the rest are keyword arguments of the model.
 
         Returns:
             A DataFrame with the index of ``data`` for a DataFrame, an array for an array.
@@ -272,14 +272,14 @@ class PyTorchAdapter(Adapter):
         return pd.DataFrame(predicted, index=data.index) if isinstance(data, pd.DataFrame) else predicted
 
     def requirements(self, tensors: Mapping[str, Array]) -> list[str]:
-        """Name torch and cloudpickle, as MLflow does, and the packages with other parts of the model."""
+        """List torch and cloudpickle, as MLflow does, and the packages with other parts of the model."""
         modules = named_modules(tensors[SKELETON]) - {"numpy"}
         return pinned_packages({"torch"}) + pinned_packages({"cloudpickle"} | modules, but={"torch"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Options:
-    """The options of one call, checked."""
+    """Checked options of one call."""
 
     strict: bool | None = None
     device: torch.device | None = None
@@ -304,7 +304,7 @@ class _Options:
         return cls(strict=options.get("strict"), device=device, dtype=dtype)
 
     def apply(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Move and convert tensors; those that are the same stay the same."""
+        """Move and convert tensors; names of one tensor stay names of one."""
         return tensors if self.device is None and self.dtype is None else convert(tensors, self.device, self.dtype)
 
 

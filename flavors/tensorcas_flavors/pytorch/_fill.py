@@ -1,11 +1,7 @@
-"""Whether stored values are equal, and whether memory that targets share is given equal ones.
+"""Filling of live objects: first a plan, which finds everything that does not fit, then the filling.
 
-=====
-
-Fills live objects with what was stored: first a plan, which finds what does not fit, then the filling.
-
-All that was stored of a part comes back, or nothing is changed: what only a pickle says must be equal in the live
-object where it cannot be filled, see `tensorcas_flavors._torch_facts`.
+All stored parts come back, or nothing changes. A part that only a pickle can restore, and that cannot be filled, must
+be equal in the live object (see `take_apart`).
 """
 
 from __future__ import annotations
@@ -41,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def is_same(one: Any, other: Any, _met: set[tuple[int, int]] | None = None) -> bool:
-    """Tell whether two nests of plain values, tensors and what was read are equal, types and bits included."""
+    """Tell whether two live or stored nests of values and tensors are equal, types and bits included."""
     met = set() if _met is None else _met
     if one is other or (id(one), id(other)) in met:
         return True
@@ -78,7 +74,7 @@ _DEVICE = re.compile(r"(?:cpu|cuda|mps|xpu|meta)(?::\d+)?")
 _WRAPPING = frozenset(("module", "_orig_mod"))
 _BATCH_NORMS = frozenset(("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"))
 _OF_SCHEDULERS = frozenset(("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"))
-"""What a scheduler adds to the groups of an optimizer."""
+"""Keys that a scheduler adds to the groups of an optimizer."""
 _NOT_THERE = object()
 
 
@@ -88,15 +84,15 @@ def fill(original: Any, stored: Any, *, strict: bool) -> Any:
     Args:
         original: A module, another object with ``load_state_dict``, or a nest of mappings and lists of such objects,
             tensors and plain values.
-        stored: What `read_stored` returned; it is used up.
-        strict: Whether all entries of ``original`` must be there; for a module, as in ``load_state_dict``. Entries of a
-            stored mapping that ``original`` does not name are left out either way.
+        stored: Result of `read_stored`; this function takes it over.
+        strict: Whether all entries of ``original`` must be stored; for a module, as in ``load_state_dict``. Stored
+            entries of a mapping that ``original`` does not name are left out in any case.
 
     Returns:
-        ``original``; if it is a tuple with plain values, a new one.
+        ``original``, or a new tuple if it is a tuple with plain values.
 
     Raises:
-        AdapterError: They do not fit. What can be seen beforehand is seen before anything is filled.
+        AdapterError: They do not fit. Everything that can be checked is checked before anything is filled.
     """
     if not is_live(unwrap(original)) and not isinstance(original, Mapping | list | tuple) and not is_tensor(original):
         raise pytorch_error(
@@ -115,32 +111,34 @@ def fill(original: Any, stored: Any, *, strict: bool) -> Any:
 
 @dataclass(slots=True)
 class _Given:
+    """A live part and the stored value that it gets."""
+
     target: Any
     stored: Any
     result: Any
-    """What stands in the target's place afterwards."""
+    """The value in the target's place afterwards."""
 
 
 class _FillPlan:
-    """What is to be done to fill one object."""
+    """Plan for filling one object."""
 
     def __init__(self, *, strict: bool) -> None:
         self._strict = strict
         self._steps: list[Callable[[], object]] = []
         self._rounded: list[str] = []
         self._given: dict[int, _Given] = {}
-        """By identity of what can change, what it is given; it is given one thing only."""
+        """Stored value of each mutable part, by identity; a part gets one value only."""
         self._filling: dict[int, _Given] = {}
-        """By identity of what is stored, what was given it first."""
+        """First part that gets a stored value, by identity of the value."""
         self._filled: list[Copy] = []
         self._alive: dict[int, bool] = {}
         self._plainness: dict[int, bool] = {}
 
     def part(self, target: Any, stored: Any, path: str) -> Any:
-        """Plan the filling of one part; return what stands in its place afterwards.
+        """Plan the filling of one part; return the value in its place afterwards.
 
-        Of a mapping or list with a tensor or live object in it, the entries are filled that it has; all else becomes
-        what is stored.
+        A mapping or list with a tensor or live object in it keeps its entries, which are filled; any other value
+        becomes the stored one.
         """
         is_named = not path or self._holds_life(target)
         if not is_named or isinstance(stored, Opaque) or not isinstance(target, Mapping | list | tuple):
@@ -148,17 +146,17 @@ class _FillPlan:
         return self._once(target, stored, path, self._mapping if isinstance(target, Mapping) else self._list)
 
     def check(self) -> None:
-        """See that no memory is given one value and then another."""
+        """Check that no memory gets two different values."""
         check_memory(self._filled)
 
     def execute(self) -> None:
-        """Fill everything."""
+        """Fill all parts."""
         for step in self._steps:
             step()
         warn_of_rounding(self._rounded)
 
     def _once(self, target: Any, stored: Any, path: str, plan: Callable[[Any, Any, str], Any]) -> Any:
-        """Plan for something that can change, unless it was planned; return what stands in its place afterwards."""
+        """Plan for a mutable part, unless that is done; return the value in its place afterwards."""
         given = self._given.get(id(target))
         if given is None:
             given = self._given[id(target)] = _Given(target, stored, target)
@@ -166,12 +164,12 @@ class _FillPlan:
             self._filling.setdefault(id(stored), given)
         elif given.stored is not stored and not is_same(given.stored, stored):
             raise pytorch_error(
-                f"{_where(path)} is one object with another part, and different values are stored for them: {REMEDY}"
+                f"{_where(path)} is the same object as another part, and different values are stored for them: {REMEDY}"
             )
         return given.result
 
     def _value(self, target: Any, stored: Any, path: str) -> Any:
-        """Plan that a value becomes what is stored; return what stands in its place afterwards."""
+        """Plan that a value becomes the stored one; return the value in its place afterwards."""
         if target is _NOT_THERE and id(stored) in self._filling:
             return self._filling[id(stored)].result
         live = unwrap(target)
@@ -182,8 +180,8 @@ class _FillPlan:
             return self._once(target, stored, path, self._tensor)
         if type(stored) in _ATOMS:
             return stored
-        is_said = isinstance(stored, Opaque) and type(target) not in _ATOMS and target is not _NOT_THERE
-        if is_said or isinstance(target, _MUTABLE) or generator_state(target) is not None:
+        has_facts = isinstance(stored, Opaque) and type(target) not in _ATOMS and target is not _NOT_THERE
+        if has_facts or isinstance(target, _MUTABLE) or generator_state(target) is not None:
             return self._once(target, stored, path, self._content)
         return self._content(target, stored, path)
 
@@ -205,7 +203,7 @@ class _FillPlan:
             return target
         if not isinstance(stored, Mapping | list | tuple | set | deque | bytearray):
             return stored
-        opaque = find_opaque(stored, described_too=True)
+        opaque = find_opaque(stored, objects_too=True)
         if not isinstance(target, Mapping | list | tuple | deque) and opaque is not None:
             raise self._misfit(path, target, opaque)
         is_filled = isinstance(target, Mapping | list | tuple | deque) and not self._is_plain(stored)
@@ -218,7 +216,7 @@ class _FillPlan:
         return new
 
     def _with_parts(self, target: Any, stored: Any, path: str) -> Any:
-        """Return the content of a container, with what the live one has in the places of what can be filled."""
+        """Return the stored content of a container, with live parts in place of those that can be filled."""
         start = f"{path}." if path else ""
         if isinstance(stored, Mapping):
             own: Any = target if isinstance(target, Mapping) else {}
@@ -254,7 +252,7 @@ class _FillPlan:
         return kind._make(items)
 
     def _opaque(self, target: Any, stored: Opaque, path: str) -> None:
-        """Plan for what only a pickle says: fill what can be filled, if the rest is equal."""
+        """Plan for a value that only a pickle can restore: fill its parts and plain values, if the rest is equal."""
         if not self._strict:
             return
         facts = stored.facts.entry
@@ -263,11 +261,11 @@ class _FillPlan:
         where = _where(path)
         try:
             own, parts = take_apart(target, is_part)
-            change = plan_values("pytorch", own, facts.said)
+            change = plan_values("pytorch", own, facts.facts)
         except AdapterError as error:
             raise pytorch_error(
-                f"{where} is a {_kind(stored)}, which only a pickle says: {error.reason}, or give strict=False to "
-                "leave it as it is"
+                f"{where} is a {_kind(stored)}, which only a pickle can restore: {error.reason}, or give strict=False "
+                "to leave it as it is"
             ) from error
         if len(parts) != len(facts.taken):
             raise self._misfit(path, target, stored)
@@ -283,12 +281,12 @@ class _FillPlan:
     def _misfit(self, path: str, target: Any, stored: Any) -> AdapterError:
         there = "nothing is" if target is _NOT_THERE else f"a {type(target).__name__} is"
         return pytorch_error(
-            f"{_where(path)} was stored as a {_kind(stored)}, which only a pickle makes anew, and {there} there: "
+            f"{_where(path)} was stored as a {_kind(stored)}, which only a pickle can restore, and {there} there: "
             f"give one to fill, or {REMEDY}"
         )
 
     def _is_plain(self, stored: Any) -> bool:
-        """Tell whether a container holds nothing that is filled in place, at any depth."""
+        """Tell whether a container holds no part that is filled in place, at any depth."""
         known = self._plainness.get(id(stored))
         if known is None:
             self._plainness[id(stored)] = True
@@ -307,7 +305,7 @@ class _FillPlan:
         return known
 
     def _modules(self, module: torch.nn.Module, stored: list[ModuleFacts], path: str) -> None:
-        """Plan for the attributes of a module and of its submodules."""
+        """Plan for the attributes of a module and its submodules."""
         live = dict(module.named_modules(remove_duplicate=False))
         bare: dict[str, list[torch.nn.Module]] = {}
         for name, part in live.items():
@@ -338,8 +336,8 @@ class _FillPlan:
         if given.stored is not facts:
             if not is_same([given.stored.attributes, given.stored.of_tensors], [facts.attributes, facts.of_tensors]):
                 raise pytorch_error(
-                    f"{_where(_join(path, facts.path))} is one module with another part, and different attributes are "
-                    f"stored for them: {REMEDY}"
+                    f"{_where(_join(path, facts.path))} is the same module as another part, and different attributes "
+                    f"are stored for them: {REMEDY}"
                 )
             return
         start = _join(path, facts.path)
@@ -349,9 +347,11 @@ class _FillPlan:
             old = own.get(name, _NOT_THERE)
             where = _join(start, name)
             if old is not _NOT_THERE and old is not real.get(name, _NOT_THERE):
-                # The class has another thing pickled than there is, and makes that anew.
+                # The class pickles something else in place of this attribute, and restores it by itself.
                 if self._strict and not is_same(old, entry):
-                    raise pytorch_error(f"{where!r} differs, and its class pickles it as another thing: {REMEDY}")
+                    raise pytorch_error(
+                        f"{where!r} differs, and its class pickles something else in its place: {REMEDY}"
+                    )
                 continue
             self._attribute(real, name, entry, where)
         for name, attributes in facts.of_tensors.items():
@@ -362,7 +362,7 @@ class _FillPlan:
     def _attribute(self, holder: dict[str, Any], name: str, entry: Any, where: str) -> None:
         old = holder.get(name, _NOT_THERE)
         if _is_place(old) and _is_place(entry):
-            return  # where its tensors are, and of which dtype, is the live model's own business
+            return  # the live model keeps its own device and dtype
         if is_tensor(old) and is_tensor(entry) and (old.shape != entry.shape or is_expanded(old) or old.is_meta):
             new: Any = entry.to("cpu" if old.is_meta else old.device)
         elif is_tensor(old) and not is_tensor(entry) and not isinstance(entry, Opaque):
@@ -389,7 +389,7 @@ class _FillPlan:
                 self._modules(target, stored.modules.entry, path)
             return
         if isinstance(target, torch.optim.lr_scheduler.LRScheduler) and isinstance(state, dict):
-            # It takes what it is given and keeps the rest.
+            # Its load_state_dict() updates the given attributes and keeps the rest.
             its = target.state_dict()
             for key, value in state.items():
                 if isinstance(value, Opaque):
@@ -398,7 +398,9 @@ class _FillPlan:
             self._check_class(target, stored, its.keys(), state.keys(), where)
         opaque = find_opaque(state)
         if isinstance(opaque, Opaque | NamedItems):
-            raise pytorch_error(f"the state of {where} holds a {opaque.kind}, which only a pickle says: {REMEDY}")
+            raise pytorch_error(
+                f"the state of {where} holds a {opaque.kind}, which only a pickle can restore: {REMEDY}"
+            )
         if isinstance(target, torch.optim.Optimizer):
             self._check_groups(target, state, where)
             own, keys = (
@@ -409,7 +411,7 @@ class _FillPlan:
         self._steps.append(lambda: _load_state(target, state, where))
 
     def _check_class(self, target: Any, stored: Any, own: Set[Any], keys: Set[Any], where: str) -> None:
-        """See that a state was stored of an optimizer or scheduler of the same class, as far as that can be told."""
+        """Check that the state is one of an optimizer or scheduler of the same class, as far as the state tells."""
         only = [{key for key in some if not str(key).startswith("_")} for some in (own - keys, keys - own)]
         is_other = all(only) and "verbose" not in only[0] | only[1]
         kind = type(target)
@@ -549,7 +551,7 @@ def _bare(name: str) -> str:
 
 
 def _is_of(module: Any, kind: str) -> bool:
-    """Tell whether a module is of a class of some name, or will be when it is filled."""
+    """Tell whether a module has a class of some name, or gets it when it is filled."""
     becomes = getattr(module, "cls_to_become", None)
     names = {type(module).__name__} | ({becomes.__name__} if isinstance(becomes, type) else set())
     return kind in names or (kind in _BATCH_NORMS and not names.isdisjoint(_BATCH_NORMS))

@@ -1,21 +1,17 @@
-"""The rows of one extract: names for tensors and arrays, each the same however often its tensor is met.
-
-=====
-
-The layout: what the rows of a model do not say, as far as JSON can say it.
+"""Rows of a model, and the layout: everything about a model that its rows lack and JSON can express.
 
 A skeleton is a layout, or a pickle, then a layout, then the layout's length as 8 bytes, little-endian. Version 2 is an
 object with
 
 * ``layout``: 2;
 * ``storages``: the storages that are not simply the bytes of one row, each a list of ``[row, offset, strides]``;
-* ``kinds``: for rows that are no tensor of the row's own dtype, what they are;
-* ``tree``: what was stored (see `tensorcas_flavors._torch_tree`);
-* ``beyond``: what is said of what only the pickle says, if there is a pickle (see there);
-* ``values``: the numbers of both in the order in which it is read. They come last and by themselves, so that what
-  changes at every step lies behind what does not.
+* ``kinds``: the kind of each row that is no tensor of the row's own dtype;
+* ``tree``: the stored value (see `_tree`);
+* ``beyond``: facts of the parts that only the pickle can restore, if there is a pickle (see there);
+* ``values``: the numbers of both in reading order. They come last, so that the bytes that change at every step lie
+  behind those that do not.
 
-Version 1, of state dicts and modules only, had ``plain``, ``entries``, ``ordered`` and ``metadata`` for the tree.
+Version 1, for state dicts and modules alone, had ``plain``, ``entries``, ``ordered`` and ``metadata`` for the tree.
 """
 
 from __future__ import annotations
@@ -49,7 +45,7 @@ if TYPE_CHECKING:
     import torch
 
 ELSEWHERE = "__tensor__/"
-"""Starts the row names of tensors that are in an object graph but in no state dict, and of others with a taken name."""
+"""Prefix of the row names of tensors in no state dict, and of tensors whose name is taken."""
 ARRAY = "array"
 """Kind of a row that is a numpy array."""
 NUMBERS = "numbers"
@@ -59,22 +55,22 @@ _NOT_IN_NAMES = re.compile("[\0-\x1f\x7f\ud800-\udfff]")
 
 
 class Rows:
-    """The rows of one extract and the tensors they are of."""
+    """Rows of one extraction, with their tensors. One tensor has one set of names, however often it is met."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, Array] = {}
         self.kinds: dict[str, str] = {}
-        """What a row is if not a tensor of the row's own dtype: another dtype, `ARRAY` or `NUMBERS`."""
+        """Kind of each row that is no tensor of the row's own dtype: another dtype, `ARRAY` or `NUMBERS`."""
         self._places: dict[str, Geometry] = {}
         self._names: dict[Geometry, str] = {}
-        self._tensors: list[torch.Tensor] = []  # keeps their memory, so that no address is met twice
+        self._tensors: list[torch.Tensor] = []  # alive, so that no later tensor gets their memory
 
     def find(self, tensor: torch.Tensor) -> str | None:
-        """Return the first name of a tensor with the same elements in the same memory, if it is one that has rows."""
+        """Return the first name of a tensor with the same elements in the same memory; None if it has no row."""
         return None if refusal(tensor) else self._names.get(geometry(tensor))
 
     def add(self, path: str, tensor: torch.Tensor) -> str:
-        """Make a row for a tensor, unless it has one of that name, and return its name.
+        """Make a row for a tensor, unless it has one of that name, and return the row's name.
 
         Raises:
             AdapterError: The tensor has no exact array.
@@ -105,7 +101,7 @@ class Rows:
         return name
 
     def add_array(self, path: str, array: Array, kind: str) -> str:
-        """Make a row of an array and return its name."""
+        """Make a row for an array and return the row's name."""
         name = _clean(path)
         while name in self.arrays or name == SKELETON:
             name = ELSEWHERE + name
@@ -114,12 +110,12 @@ class Rows:
         return name
 
     def storages(self) -> tuple[tuple[StorageView, ...], ...]:
-        """Say which rows share memory, or lie in it in another than row-major order."""
+        """Return the storages of rows that share memory, or are not in row-major order."""
         return shared_storages(self._places)
 
 
 def _clean(path: str) -> str:
-    """Return the path as a row can be called: printable, neither empty nor long."""
+    """Return a name for a row: printable, neither empty nor too long."""
     name = _NOT_IN_NAMES.sub(lambda match: f"%{ord(match[0]):02X}", path)
     return name[:_MAX_NAME_CHARS] or "%"
 
@@ -133,20 +129,20 @@ _CUT_BYTES = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What the rows of a model do not say, as far as no pickle is needed to say it."""
+    """Everything about a model that its rows lack and that needs no pickle."""
 
     storages: tuple[tuple[StorageView, ...], ...] = ()
     """The storages that are not simply the bytes of one row."""
     kinds: dict[str, str] = field(default_factory=dict)
-    """What a row is if not a tensor of the row's own dtype."""
+    """Kind of each row that is no tensor of the row's own dtype."""
     tree: Any = None
-    """What was stored, as `tensorcas_flavors._torch_tree` writes it; in version 1, the object that stood for it."""
+    """The stored value, as `_tree` writes it; in version 1, the object in its place."""
     values: list[Any] = field(default_factory=list)
-    """The numbers of the tree, then those of what is beyond it."""
+    """The numbers of the tree, then those of ``beyond``."""
     beyond: list[Any] = field(default_factory=list)
-    """What is said of what only the pickle says."""
+    """Facts of the parts that only the pickle can restore."""
     version: int = _VERSION
-    """Which format the tree is in; 0 if there is no skeleton."""
+    """Version of the tree; 0 if there is no skeleton."""
 
     def encode(self) -> bytes:
         """Return the layout as JSON in ASCII."""
@@ -158,7 +154,7 @@ class Layout:
 
     @classmethod
     def decode(cls, text: bytes) -> Layout:
-        """Read what `encode` wrote, or what somebody claims it wrote.
+        """Read a layout. The text is not trusted.
 
         Raises:
             AdapterError: The text is not a layout.
@@ -167,7 +163,7 @@ class Layout:
             facts = json.loads(text)
             version = facts["layout"]
             if type(version) is not int or version not in (1, 2):
-                raise ValueError(f"its version is {version!r}, and this release reads up to {_VERSION}")
+                raise ValueError(f"its version is {version!r}, and this release reads versions up to {_VERSION}")
             storages = tuple(
                 tuple(StorageView(name=name, offset=offset, stride=tuple(stride)) for name, offset, stride in views)
                 for views in facts["storages"]
@@ -198,10 +194,10 @@ def read_layout(rows: Mapping[str, Array]) -> Layout:
 
 
 def skeleton_cuts(skeleton: Array) -> list[int]:
-    """Say where chunks of a skeleton should end: what changes at every step is stored again, the rest is not."""
+    """Return ends for chunks of a skeleton, so that bytes that change at every step share no chunk with others."""
     text = skeleton.tobytes()
     start, stop = _span(text, is_pickle(skeleton))
-    # Text in JSON cannot hold these bytes: its quotes are escaped.
+    # JSON escapes the quotes of texts, so no text holds these bytes.
     values = text.rfind(_VALUES, start, stop) + len(_VALUES)
     if len(text) < _CUT_BYTES or values >= stop - 2:
         return []
@@ -209,10 +205,10 @@ def skeleton_cuts(skeleton: Array) -> list[int]:
 
 
 def torch_types(skeleton: Array) -> dict[str, str]:
-    """Return the rows that are tensors of another dtype than the row's own, with that dtype; the tree is not read."""
+    """Return the rows that are tensors of another dtype than the row's own, with that dtype. No tree is read."""
     text = skeleton.tobytes()
     start, stop = _span(text, is_pickle(skeleton))
-    # Only storages come before, and in these no colon follows a text.
+    # Only storages come before, where no colon follows a text.
     at = text.find(_KINDS, start, stop)
     if at < 0 or text.startswith(b"{}", at + len(_KINDS)):
         return {}
@@ -221,11 +217,11 @@ def torch_types(skeleton: Array) -> dict[str, str]:
 
 
 def as_tensors(rows: Mapping[str, Array], layout: Layout) -> dict[str, torch.Tensor]:
-    """Return the rows that are tensors as such, using the rows' memory where the layout allows it.
+    """Return the rows that are tensors, in the rows' memory where the layout allows it.
 
     Args:
-        rows: Rows of a model by name, or some of them; what is missing is left out of its storage.
-        layout: Where they lie.
+        rows: Rows of a model by name, or some of them; storages leave out missing ones.
+        layout: The layout of the model.
 
     Raises:
         AdapterError: An array has no tensor type, or the layout does not fit the rows.
@@ -256,7 +252,7 @@ def as_tensors(rows: Mapping[str, Array], layout: Layout) -> dict[str, torch.Ten
 
 
 def check_row(rows: Mapping[str, Array], name: str, dtype: str, shape: Sequence[int]) -> None:
-    """See that a row is there and is what was stored.
+    """Check that a row exists and has the stored dtype and shape.
 
     Args:
         rows: The rows by name.
@@ -265,7 +261,7 @@ def check_row(rows: Mapping[str, Array], name: str, dtype: str, shape: Sequence[
         shape: Its shape.
 
     Raises:
-        AdapterError: It is not.
+        AdapterError: The row is missing or another.
     """
     row = rows.get(name)
     if row is None:
@@ -282,7 +278,7 @@ def _version_1(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _span(text: bytes, after_pickle: bool) -> tuple[int, int]:
-    """Return where the layout starts and stops in a skeleton."""
+    """Return start and stop of the layout in a skeleton."""
     if not after_pickle:
         return 0, len(text)
     stop = len(text) - 8

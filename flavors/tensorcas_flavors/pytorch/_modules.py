@@ -1,10 +1,7 @@
-"""Fills one module, with ``load_state_dict``'s own meaning and error texts.
+"""Filling of one module, with a whole state dict or with some tensors of a checkpoint.
 
-=====
-
-Fills a module with some tensors of a checkpoint, most of them read straight into the module's own memory.
-
-First a plan, which finds all that does not fit; then the reading.
+`ModuleFilling` gives a state dict to ``load_state_dict``, and keeps its meaning and error texts. `fill_weights` reads
+most tensors straight into the module's own memory, after a plan has found everything that does not fit.
 """
 
 from __future__ import annotations
@@ -51,15 +48,15 @@ _logger = logging.getLogger(__name__)
 EXPANDED = (
     "is expanded, so that its elements share memory, and the stored ones differ. Clone it there, or load a new model"
 )
-"""What is wrong with a tensor that `without_repeats` is None for."""
+"""Fault of a tensor for which `without_repeats` returns None."""
 ROOT = "the object to fill"
-"""What errors call what a caller gives to be filled; its parts are called by their path."""
+"""Name of the object that a caller gives, for errors; its parts are named by their path."""
 _PREFIXES = ("module.", "_orig_mod.")
-"""What torch's wrappers put before the names of the module they wrap."""
+"""Prefixes of torch's wrappers before the names of the wrapped module."""
 
 
 class ModuleFilling:
-    """The checked filling of one module."""
+    """Checked filling of one module from a state dict."""
 
     def __init__(
         self,
@@ -70,28 +67,28 @@ class ModuleFilling:
         where: str,
         strict: bool,
     ) -> None:
-        """Check what can be checked without changing the module.
+        """Check whether the state dict fits. The module does not change.
 
         Args:
-            module: The module, not wrapped.
+            module: The module, without wrappers.
             stored: The state dict.
-            beside: Tensors that the stored module had and its state dict left out.
-            where: What to call the module in errors.
-            strict: As ``load_state_dict`` takes it.
+            beside: Tensors of the stored module that its state dict left out.
+            where: Name of the module in errors.
+            strict: As in ``load_state_dict``.
 
         Raises:
-            AdapterError: It does not fit.
+            AdapterError: The state dict does not fit.
         """
         _check_is_state_dict(stored, where)
         self.rounded: list[str] = []
-        """Tensors that lose digits, and how."""
+        """Tensors that may lose digits, with both dtypes."""
         self._module = module
         self._strict = strict
         self._where = where
         self._views: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         expected = module.state_dict()
         own = dict(own_tensors(module))
-        # What only a pickle says is missing, as torch will say.
+        # Values that only a pickle can restore are left out, and torch reports them as missing.
         state = {name: value for name, value in stored.items() if not isinstance(value, Opaque | NamedItems)}
         state, metadata = with_prefix_of(expected, state, getattr(stored, "_metadata", None))
         self._state: OrderedDict[str, Any] = OrderedDict(state)
@@ -106,7 +103,7 @@ class ModuleFilling:
                 self._made.append((*nothing[name], tensor))
             elif name not in self._state:
                 self._state[name] = tensor
-        # Without the version numbers, load_state_dict takes the state dict for one of an old torch and overlooks gaps.
+        # Without version numbers, load_state_dict assumes a state dict of an old torch and ignores gaps.
         if metadata is None:
             metadata = getattr(expected, "_metadata", None) or {}
         vars(self._state)["_metadata"] = OrderedDict(metadata)
@@ -117,7 +114,7 @@ class ModuleFilling:
         """Fill the module.
 
         Raises:
-            AdapterError: The module's own code refuses after all; the module may be filled in part.
+            AdapterError: The module's own code refuses; the module may be filled in part.
         """
         self._load()
         for name, tensor in self._beside.items():
@@ -128,7 +125,7 @@ class ModuleFilling:
             buffers[name] = tensor
 
     def filled(self) -> Iterator[Copy]:
-        """Name the memory that is filled, and what is put there, as far as the module's own code does nothing else."""
+        """Yield the copies into the module's memory, as far as the module's own code makes no others."""
         for name, tensor in [*self._state.items(), *self._beside.items()]:
             own = self._own.get(name)
             if own is None or not is_tensor(tensor) or own is tensor or filling_refusal(own) is not None:
@@ -159,12 +156,12 @@ class ModuleFilling:
             if is_expanded(target):
                 self._fill_once(name, target, tensor)
         if doubtful:
-            # Hooks may make such a state dict fit: torch says, and copies nothing when asked.
+            # Hooks may make such a state dict fit, so torch decides, in a mode that copies nothing.
             with _copying_nothing():
                 self._load()
 
     def _fill_once(self, name: str, target: torch.Tensor, tensor: torch.Tensor) -> None:
-        """Fill a tensor whose elements are repeated, if the stored one repeats them too."""
+        """Plan for a tensor with repeated elements, if the stored one repeats them too."""
         pair = without_repeats(self._own[name], tensor) if name in self._own else None
         if pair is None:
             raise pytorch_error(f"{self._where}: tensor {name!r} of the model to fill {EXPANDED}")
@@ -172,7 +169,7 @@ class ModuleFilling:
         if name in self._beside:
             del self._beside[name]
         else:
-            # load_state_dict is given the very tensor, and copies nothing.
+            # load_state_dict gets the very tensor, and copies nothing.
             self._state[name] = self._own[name]
 
     def _load(self) -> None:
@@ -183,7 +180,7 @@ class ModuleFilling:
 
 
 def _without_tensors(module: torch.nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
-    """Return where the non-persistent buffers are that a module has no tensors for yet, by their names."""
+    """Return the registers and keys of non-persistent buffers that have no tensor yet, by name."""
     return {
         f"{path}.{name}" if path else name: (part._buffers, name)
         for path, part in module.named_modules(remove_duplicate=False)
@@ -193,23 +190,23 @@ def _without_tensors(module: torch.nn.Module) -> dict[str, tuple[dict[str, Any],
 
 
 def is_expanded(tensor: torch.Tensor) -> bool:
-    """Tell whether elements of a tensor are repeated, so that torch copies nothing into it."""
+    """Tell whether a tensor repeats elements; torch refuses to copy into such a tensor."""
     return any(step == 0 and side > 1 for step, side in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def without_repeats(target: torch.Tensor, source: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return of an expanded tensor, and of what is to be copied into it, each element once; None if that one differs.
+    """Return views of an expanded tensor and its source with each element once; None if the source repeats otherwise.
 
     Args:
         target: An expanded tensor.
-        source: One of the same shape.
+        source: A tensor of the same shape.
     """
     once = tuple(slice(0, 1) if step == 0 else slice(None) for step in target.stride())
     return (target[once], source[once]) if _same_bits(source[once].expand(source.shape), source) else None
 
 
 def warn_of_rounding(rounded: Sequence[str]) -> None:
-    """Say which tensors may have lost digits, if any."""
+    """Warn of tensors that may have lost digits, if there are any."""
     if rounded:
         _logger.warning(
             "stored tensors were converted to the dtypes of the model, which may round them: %s", ", ".join(rounded)
@@ -220,7 +217,7 @@ def copy_into(target: torch.Tensor, source: torch.Tensor, where: str) -> None:
     """Copy a tensor's elements into another.
 
     Raises:
-        AdapterError: Torch cannot.
+        AdapterError: Torch cannot copy it.
     """
     import torch
 
@@ -256,7 +253,9 @@ def _check_is_state_dict(stored: Mapping[Any, Any], where: str) -> None:
             f"such as {{{parts[0]!r}: module}}"
         )
     if odd:
-        raise pytorch_error(f"{where} is a module, and what was stored is no state dict: it has the entry {odd[0]!r}")
+        raise pytorch_error(
+            f"{where} is a module, and no state dict was stored: the stored one has the entry {odd[0]!r}"
+        )
 
 
 def _holds_tensors(name: Any, value: Any) -> bool:
@@ -268,7 +267,7 @@ def _holds_tensors(name: Any, value: Any) -> bool:
 def with_prefix_of(
     expected: Mapping[str, Any], state: dict[str, Any], metadata: Mapping[str, Any] | None
 ) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
-    """Take a wrapper's prefix off all names, or put it before them, where that is what the module expects."""
+    """Remove a wrapper's prefix from all names, or add it, if the module expects that."""
     for _ in range(4):  # a module may be wrapped more than once
         for prefix in _PREFIXES:
             if _all_start(state, prefix) and not _any_starts(expected, prefix):
@@ -320,7 +319,7 @@ def _copying_nothing() -> Any:
 
 
 BATCH_BYTES = 64 << 20
-"""So much is held besides the module, or one tensor if that is larger."""
+"""Bytes of a batch held besides the module; a larger tensor is a batch alone."""
 
 
 def fill_weights(
@@ -334,23 +333,23 @@ def fill_weights(
 ) -> NotFilled:
     """Fill a module in place; see `Adapter.fill_weights`.
 
-    What ``load_state_dict`` does besides copying is not done: no hook is run, and extra state stays as it is.
+    This only copies: unlike ``load_state_dict`` it runs no hook, and extra state stays as it is.
 
     Args:
-        model: A module, maybe wrapped as `unwrap` knows it; names may have the wrapper's prefix on either side.
-        stored: By the module's names; tensors that `extract` found outside of state dicts are passed over, and
-            named in what is returned. Of tied ones one is enough, and of several the last one in the module's order is
-            taken, which is the one that ``load_state_dict`` leaves there.
-        read: Is given an ``out`` for the tensors that are on the CPU, contiguous and of the stored dtype. The others
-            are read in batches of 64 MiB and converted as ``load_state_dict`` converts them.
+        model: A module; it may have a wrapper that `unwrap` knows, and names may have its prefix on either side.
+        stored: By the module's names. Tensors that `extract` found outside of state dicts are passed over, and named
+            in the result. One of several tied tensors is enough; of several stored ones the last in the module's order
+            is taken, as ``load_state_dict`` does.
+        read: Gets an ``out`` for tensors that are on the CPU, contiguous and of the stored dtype. The others are read
+            in batches of 64 MiB and converted as by ``load_state_dict``.
         wanted: As there; it must choose one name at least.
-        strict: As there. Shapes must fit in any case. Non-persistent buffers are filled where they were stored, and
-            never missed.
-        device: Where tensors on the meta device are made, of their own dtype, and put in place when all is read.
-            Those that were tied are tied again; what else held them (an optimizer) holds the old ones.
+        strict: As there. Shapes must fit in any case. Non-persistent buffers are filled if they were stored, and never
+            count as missing.
+        device: Device for tensors of the meta device. They are made with their own dtype, and put in place when all
+            are read. Tied ones are tied again; other holders (an optimizer) keep the old ones.
 
     Raises:
-        AdapterError: It does not fit, or torch cannot copy what it said it could.
+        AdapterError: The tensors do not fit, or torch fails to copy one.
     """
     import torch
 
@@ -370,29 +369,29 @@ def fill_weights(
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class _Target:
-    """One tensor of the module, or several that are the same elements of the same memory."""
+    """One tensor of the module, or several with the same elements in the same memory."""
 
     tensor: torch.Tensor
-    """Any of them."""
+    """One of the tensors."""
     names: list[str] = field(default_factory=list)
     """In the module's order."""
     tensors: dict[int, torch.Tensor] = field(default_factory=dict)
-    """The tensor objects by identity."""
+    """Tensor objects by identity."""
     source: StoredTensor | None = None
-    """What it is filled with."""
+    """The stored tensor."""
     stored_as: torch.dtype | None = None
-    """The dtype of the source."""
+    """Dtype of the source."""
     made: torch.Tensor | None = None
-    """For one on the meta device, what takes its place."""
+    """Replacement of a tensor on the meta device."""
 
     @property
     def memory(self) -> torch.Tensor:
-        """What is written to, without its history."""
+        """Memory to write to, without its autograd history."""
         return self.tensor.detach() if self.made is None else self.made
 
 
 class _WeightsPlan:
-    """Which tensors of a module are filled with what."""
+    """Plan for filling tensors of a module from stored ones."""
 
     def __init__(
         self, module: torch.nn.Module, stored: Mapping[str, StoredTensor], chosen: Callable[[str], bool] | None
@@ -432,7 +431,7 @@ class _WeightsPlan:
             self._problems.append("no tensor has a name that is asked for")
 
     def check(self, *, strict: bool) -> None:
-        """Raise AdapterError if something does not fit, with all of it in one message."""
+        """Raise one AdapterError that names everything that does not fit."""
         problems = list(some(self._problems))
         if strict:
             for title, names in (("missing", self.not_filled.missing), ("unexpected", self.not_filled.unexpected)):
@@ -442,7 +441,7 @@ class _WeightsPlan:
             raise pytorch_error(f"the {type(self._module).__name__} cannot be filled: {'; '.join(problems)}")
 
     def execute(self, read: ReadTensors, device: torch.device) -> None:
-        """Read everything, and fill the module."""
+        """Read the tensors and fill the module."""
         self._fill_expanded(read)
         for target in self._filled:
             if target.tensor.is_meta:
@@ -461,7 +460,7 @@ class _WeightsPlan:
         self._put_in_place()
 
     def _fill(self, target: _Target, stored: Mapping[str, StoredTensor]) -> None:
-        """Choose what a target is filled with; note what does not fit."""
+        """Choose a stored tensor for a target; note a misfit."""
         tensor = target.tensor
         reason = filling_refusal(tensor)
         if reason is not None:
@@ -485,7 +484,7 @@ class _WeightsPlan:
                 self.rounded.append(f"{target.names[0]} ({str(target.stored_as)[6:]} to {dtype_name(tensor)})")
 
     def _fill_expanded(self, read: ReadTensors) -> None:
-        """Fill tensors whose elements are repeated, and first see that the stored ones repeat them."""
+        """Fill tensors with repeated elements, after a check that the stored ones repeat them too."""
         pairs: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         rest = []
         for target in self._filled:
@@ -504,7 +503,7 @@ class _WeightsPlan:
         self._filled = rest
 
     def _ways(self) -> tuple[dict[str, Array], list[_Target]]:
-        """Say which stored tensors are read to where they belong, and which targets are copied into."""
+        """Return the stored tensors to read straight into their targets, and the targets to copy into."""
         alone = _alone(self._filled)
         out: dict[str, Array] = {}
         converted = []
@@ -517,7 +516,7 @@ class _WeightsPlan:
         return out, converted
 
     def _mark_changed(self) -> None:
-        """Tell autograd, which does not see what numpy writes: a graph that needs the old values must not go on."""
+        """Tell autograd of writes by numpy, which it does not see: a graph that needs the old values must fail."""
         import torch
 
         for target in self._filled:
@@ -534,12 +533,12 @@ class _WeightsPlan:
         for name, tensor in self._own.items():
             if id(tensor) in new:
                 path, _, key = name.rpartition(".")
-                # An LSTM, for one, keeps a list of its parameters, and mends it when one is set.
+                # An LSTM, for example, keeps a list of its parameters, and updates it when one is set.
                 setattr(self._module.get_submodule(path), key, new[id(tensor)])
 
 
 def _targets(names: Mapping[str, Any]) -> list[_Target]:
-    """Bring the names of one memory together."""
+    """Group names by memory."""
     found: dict[Geometry | int, _Target] = {}
     for name, tensor in names.items():
         target = found.setdefault(id(tensor) if filling_refusal(tensor) else geometry(tensor), _Target(tensor=tensor))
@@ -549,15 +548,15 @@ def _targets(names: Mapping[str, Any]) -> list[_Target]:
 
 
 def _stored_dtype(source: StoredTensor, target: torch.Tensor) -> torch.dtype:
-    """Find the dtype of a stored tensor.
+    """Return the torch dtype of a stored tensor.
 
     Raises:
-        ValueError: It is not one of torch, or torch does not convert it to the target's.
+        ValueError: Torch has no such dtype, or does not convert it to the target's.
     """
     row = parse_dtype(source.dtype or "uint8")
     own = dtype_name(target)
     if own not in ROW_DTYPES and row.name == row_dtype(own, target.itemsize):
-        return target.dtype  # arrays do not have it, so it is stored as words
+        return target.dtype  # arrays lack it, so it is stored as words
     dtype = torch_dtype(row)
     if not _converts(dtype, target.dtype):
         raise ValueError(f"was stored as {source.dtype}, which torch does not convert to {own}")
@@ -578,7 +577,7 @@ def _converts(source: torch.dtype, target: torch.dtype) -> bool:
 
 
 def _is_as_stored(target: _Target) -> bool:
-    """Tell whether the stored bytes are those of the target's memory."""
+    """Tell whether a target's memory takes the stored bytes unchanged."""
     tensor, source = target.memory, _source(target)
     return (
         tensor.is_cpu
@@ -590,7 +589,7 @@ def _is_as_stored(target: _Target) -> bool:
 
 
 def _alone(targets: list[_Target]) -> set[_Target]:
-    """Return the targets on the CPU that share memory with no other one."""
+    """Return the targets on the CPU that share memory with no other target."""
     stretches = {}
     for number, target in enumerate(targets):
         tensor = target.memory

@@ -1,8 +1,8 @@
-"""What of a model only a pickle says: the object without its tensors, for which rows stand.
+"""Pickle of a model without its tensors, which are rows.
 
-The pickle is as `tensorcas_flavors._pickling` makes it, but a tensor is a call of `restore`, so that nothing of ours is
-called for the hundreds of small objects a module holds. The names of `restore`, `restore_array`, `restore_generator`,
-`set_attributes`, `bare`, `parametrized`, `optimizer_state` and `the_same` are in pickles: they are never renamed.
+The pickle is as in `tensorcas_flavors._pickling`, but a tensor is a call of `restore`, so that no Python of ours runs
+for the hundreds of small objects in a module. Pickles name `restore`, `restore_array`, `restore_generator`,
+`set_attributes`, `bare`, `parametrized`, `optimizer_state` and `the_same`: these are never renamed.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     import torch
 
 _FORGOTTEN = ("_optimizer_", "_zero_grad_", "_warned_", "_patch_")
-_loading: ContextVar[_PutBack] = ContextVar("_loading")
+_loading: ContextVar[_StoredParts] = ContextVar("_loading")
 
 
 def dump(obj: object, rows: Rows, tree: TreeWriter) -> tuple[bytes, set[type]]:
-    """Pickle an object without its tensors, making rows of those that have none.
+    """Pickle an object without its tensors, and make rows for tensors that have none.
 
     Args:
         obj: What to pickle.
         rows: Rows of the object's state dicts.
-        tree: What wrote the object's tree.
+        tree: Writer of the object's tree.
 
     Returns:
-        The pickle, and the classes of what is in it.
+        The pickle, and the classes of the objects in it.
 
     Raises:
         AdapterError: Something in it cannot be pickled, or a tensor has no exact array.
@@ -57,39 +57,40 @@ def dump(obj: object, rows: Rows, tree: TreeWriter) -> tuple[bytes, set[type]]:
         raise
     except Exception as error:  # pickling runs code of the model's classes, which may raise anything
         raise pytorch_error(
-            f"a {type(obj).__name__} cannot be pickled: {error}. Store the state_dict() of what it is about instead"
+            f"a {type(obj).__name__} cannot be pickled: {error}. Store its state_dict() instead"
         ) from error
     return buffer.getvalue(), pickler.kinds
 
 
 def load(skeleton: Array, rows: Mapping[str, Array], tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Unpickle an object; this runs code that the skeleton names.
+    """Unpickle an object. This runs code that the skeleton names.
 
     Raises:
         AdapterError: The skeleton is damaged, a class it names is not installed here, or rows are missing.
     """
-    put_back = _PutBack(rows, tensors)
-    token = _loading.set(put_back)
+    stored_parts = _StoredParts(rows, tensors)
+    token = _loading.set(stored_parts)
     try:
-        return load_skeleton("pytorch", skeleton, put_back.numbered)
+        return load_skeleton("pytorch", skeleton, stored_parts.numbered)
     finally:
         _loading.reset(token)
 
 
+def _current() -> _StoredParts:
+    parts = _loading.get(None)
+    if parts is None:
+        raise pytorch_error("this pickle is part of a model: load it with its adapter")
+    return parts
+
+
 def restore(row: str, dtype: str, shape: tuple[int, ...], requires_grad: bool, is_parameter: bool) -> torch.Tensor:
     """Return a new tensor over a row of the model that is being loaded."""
-    put_back = _loading.get(None)
-    if put_back is None:
-        raise pytorch_error("this pickle is part of a model: load it with its adapter")
-    return put_back.tensor(row, dtype, shape, requires_grad, is_parameter)
+    return _current().tensor(row, dtype, shape, requires_grad, is_parameter)
 
 
 def restore_array(row: str, dtype: str, shape: tuple[int, ...], fortran: bool) -> Array:
     """Return the numpy array that is a row of the model that is being loaded."""
-    put_back = _loading.get(None)
-    if put_back is None:
-        raise pytorch_error("this pickle is part of a model: load it with its adapter")
-    array = put_back.array(row, dtype, shape)
+    array = _current().array(row, dtype, shape)
     return np.asfortranarray(array) if fortran else array
 
 
@@ -97,10 +98,7 @@ def restore_generator(device: str, row: str) -> torch.Generator:
     """Return a new generator with the state that is a row of the model that is being loaded."""
     import torch
 
-    put_back = _loading.get(None)
-    if put_back is None:
-        raise pytorch_error("this pickle is part of a model: load it with its adapter")
-    return torch.Generator(device).set_state(torch.from_numpy(np.array(put_back.array(row, "uint8", None))))
+    return torch.Generator(device).set_state(torch.from_numpy(np.array(_current().array(row, "uint8", None))))
 
 
 def set_attributes(part: torch.Tensor, attributes: dict[str, Any]) -> None:
@@ -109,12 +107,12 @@ def set_attributes(part: torch.Tensor, attributes: dict[str, Any]) -> None:
 
 
 def bare(kind: type) -> Any:
-    """Return a new object that has no state yet."""
+    """Return a new object without state."""
     return kind.__new__(kind)  # type: ignore[call-overload]
 
 
 def parametrized(module: torch.nn.Module, state: Any) -> None:
-    """Give a module of `torch.nn.utils.parametrize` its state, and then the class that computes its tensors."""
+    """Give a module of `torch.nn.utils.parametrize` its state, then the class that computes its tensors."""
     from torch.nn.utils import parametrize
 
     module.__setstate__(state)  # type: ignore[no-untyped-call]
@@ -124,13 +122,13 @@ def parametrized(module: torch.nn.Module, state: Any) -> None:
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, states: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    """Give an optimizer its state, and then the attributes that its own pickle forgets (those of LBFGS)."""
+    """Give an optimizer its state, then the attributes that its own pickle omits (those of LBFGS)."""
     optimizer.__setstate__(states[0])
     vars(optimizer).update(states[1])
 
 
 def the_same(module: Any) -> Any:
-    """Return the module that a wrapper stood for."""
+    """Return the module that a wrapper wrapped."""
     return module
 
 
@@ -138,7 +136,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: io.BytesIO, rows: Rows, tree: TreeWriter) -> None:
         import torch
 
-        # cloudpickle's own is a ChainMap, whose misses cost more than all the rest of a module's pickle.
+        # cloudpickle's own table is a ChainMap, whose misses cost more than the rest of a module's pickle.
         self.dispatch_table = {**copyreg.dispatch_table, **cloudpickle.CloudPickler._dispatch_table}
         super().__init__(file, protocol=5)
         self._torch = torch
@@ -153,15 +151,15 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if kind in self._tensors:
             return self._tensor(part)
         if kind is OrderedDict:
-            # What it reduces itself to, without the search for slots that it cannot remember the result of; a module
-            # holds a dozen of them.
+            # The result of its own method, without a search for slots that it repeats each time; a module holds a
+            # dozen of them.
             return OrderedDict, (), vars(part) or None, None, iter(part.items())
         if kind in self.kinds and id(part) not in self._tree.unwrapped:
             return NotImplemented
         if issubclass(kind, type | types.FunctionType):
             reduced = super().reducer_override(part)
             if isinstance(part, type) and isinstance(reduced, tuple) and len(reduced) > 2:
-                # A cache that pickling an instance leaves on its class: with it the second save of an unchanged model
+                # Pickling an instance leaves this cache on its class. With it the second save of an unchanged model
                 # would differ from the first.
                 reduced[2][0].pop("__slotnames__", None)
             return reduced
@@ -185,7 +183,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(part, torch.optim.Optimizer) and kind.__getstate__ is torch.optim.Optimizer.__getstate__:
             own = part.__getstate__()
             rest = {name: value for name, value in vars(part).items() if name not in own}
-            # Hooks are no state, and a scheduler's hold on step() is made anew by the scheduler.
+            # Hooks are no state, and a scheduler wraps step() anew by itself.
             rest = {name: value for name, value in rest.items() if name != "step" and not name.startswith(_FORGOTTEN)}
             if rest:
                 return bare, (kind,), (own, rest), None, None, optimizer_state
@@ -215,8 +213,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return restore, facts, dict(attributes), None, None, set_attributes
 
 
-class _PutBack:
-    """Makes the tensors of one load."""
+class _StoredParts:
+    """Maker of the tensors of one load."""
 
     def __init__(self, rows: Mapping[str, Array], tensors: Mapping[str, torch.Tensor]) -> None:
         self._rows = rows
@@ -241,7 +239,7 @@ class _PutBack:
         return array
 
     def numbered(self, reference: Any) -> torch.Tensor:
-        """Return the tensor of a persistent id, as the first version of the format had them."""
+        """Return the tensor of a persistent id, which version 1 of the layout used."""
         row, number, dtype, shape, requires_grad, attributes = reference
         if number not in self._objects:
             self._objects[number] = self.tensor(row, dtype, shape, requires_grad, False)

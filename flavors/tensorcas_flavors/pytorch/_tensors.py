@@ -1,12 +1,7 @@
-"""Tensors as arrays and back, bit for bit, and which tensors have no exact array.
+"""Tensors and their memory: exact arrays and back, shared storages, memory that can be filled.
 
-=====
-
-Tensors that share memory: which of them lie in one storage, and how they are laid there again.
-
-=====
-
-The memory of a module's tensors: which of it can be filled, and what takes the place of tensors that have none.
+`as_array` and `as_tensor` convert bit for bit; `refusal` says which tensors have no exact array. `shared_storages`
+finds the tensors that share memory, and `share` lays them into one storage again.
 """
 
 from __future__ import annotations
@@ -39,17 +34,17 @@ _WORDS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 
 
 def pytorch_error(reason: str) -> AdapterError:
-    """Return the error of the pytorch adapter with this reason."""
+    """Return an error of the pytorch adapter."""
     return AdapterError("pytorch", reason)
 
 
 def some(texts: Sequence[str], n_shown: int = 20) -> Sequence[str]:
-    """Shorten a list for an error that names all of it."""
+    """Shorten a list for an error message."""
     return [*texts[:n_shown], f"and {len(texts) - n_shown} more"] if len(texts) > n_shown else texts
 
 
 class Geometry(NamedTuple):
-    """Which elements of which memory a tensor is; equal for two tensors only if they are the same, while they live."""
+    """Memory of a tensor's elements. While two tensors live, theirs are equal only if the elements are the same."""
 
     storage: int
     """Identity of the storage."""
@@ -72,7 +67,7 @@ class Geometry(NamedTuple):
 
 
 def geometry(tensor: torch.Tensor) -> Geometry:
-    """Return where a tensor that is not refused lies."""
+    """Return the geometry of a tensor that `refusal` accepts."""
     return Geometry(
         tensor.untyped_storage()._cdata, int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.dtype
     )
@@ -89,12 +84,12 @@ def _name_of(dtype: torch.dtype) -> str:
 
 
 def row_dtype(dtype: str, itemsize: int) -> str | None:
-    """Name the dtype of the array that holds such tensors: the same one, or words of the same size, or None."""
+    """Return the dtype of the array that holds such tensors: the same one, words of the same size, or None."""
     return dtype if dtype in ROW_DTYPES else _WORDS.get(itemsize)
 
 
 def refusal(tensor: torch.Tensor) -> str | None:
-    """Say why a tensor has no exact array and what to do about it, or None if it has one; its data are not read."""
+    """Return why a tensor has no exact array and what to do about it, None if it has one. No data is read."""
     import torch
 
     if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
@@ -120,7 +115,7 @@ def refusal(tensor: torch.Tensor) -> str | None:
 
 
 def memory_refusal(tensor: torch.Tensor, place: Geometry) -> str | None:
-    """Say why the memory or the dtype of a tensor that `refusal` lets pass cannot be read, or None if it can."""
+    """Return why the memory or dtype of a tensor that `refusal` accepts cannot be read, None if it can."""
     stop = place.start + tensor.nbytes if tensor.is_contiguous() else place.stop
     if stop > tensor.untyped_storage().nbytes():
         return "has no memory behind it (its storage was resized): gather the weights before storing the model"
@@ -130,9 +125,9 @@ def memory_refusal(tensor: torch.Tensor, place: Geometry) -> str | None:
 
 
 def as_array(tensor: torch.Tensor) -> Array:
-    """Return a tensor that is not refused as an array of the same values and shape, a view if it is on the CPU.
+    """Return an accepted tensor as an array of the same values and shape; a view if the tensor is on the CPU.
 
-    Dtypes that arrays do not have come as unsigned integers of the same size, or as ml_dtypes has them.
+    Dtypes that numpy lacks become those of ml_dtypes, or unsigned integers of the same size.
     """
     import torch
 
@@ -151,22 +146,22 @@ def as_array(tensor: torch.Tensor) -> Array:
 
 
 def as_tensor(row: Array, dtype: torch.dtype) -> torch.Tensor:
-    """Return a row as a tensor of a dtype of the same size, in the row's own memory where `lent` need not copy it."""
+    """Return a row as a tensor of a dtype of the same size, in the row's own memory unless `lent` must copy it."""
     import torch
 
     if row.size == 0:
-        return torch.empty(row.shape, dtype=dtype, device="cpu")  # numpy's strides of nothing are not torch's
+        return torch.empty(row.shape, dtype=dtype, device="cpu")  # numpy and torch give empty arrays different strides
     tensor = torch.from_numpy(lent(row))
     return tensor if tensor.dtype == dtype else tensor.view(dtype)
 
 
 def lent(row: Array) -> Array:
-    """View a row as torch takes arrays over: of a dtype that torch and numpy share, aligned, and called writable.
+    """View a row as torch accepts arrays: in a dtype that torch and numpy share, aligned, and marked writable.
 
-    It is a copy where the elements are in the other byte order, not aligned, or at strides that torch does not have.
+    The result is a copy if the elements are in the other byte order, not aligned, or at strides that torch lacks.
 
     Args:
-        row: Not empty. If it is read-only, nobody may write to what torch makes of it: writing to a file that is mapped
+        row: Not empty. If it is read-only, nobody may write to a tensor made of it: a write to a file that is mapped
             for reading kills the process.
     """
     if not row.dtype.isnative:
@@ -178,12 +173,12 @@ def lent(row: Array) -> Array:
         return row
     if not row.flags.aligned or any(step < 0 or step % row.itemsize for step in row.strides):
         return np.array(row, order="C")
-    # Torch has no read-only tensors and warns of every such array once, of a model's as of the user's own.
+    # Torch has no read-only tensors, and warns once of any read-only array, the user's own included.
     return row if row.flags.writeable else np.asarray(_Writable(row))
 
 
 class _Writable:
-    """A read-only array that numpy is told it may write to."""
+    """Read-only array that is presented to numpy as writable."""
 
     __slots__ = ("__array_interface__", "_row")
 
@@ -195,20 +190,20 @@ class _Writable:
 
 @lru_cache(maxsize=128)
 def _words_for(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
-    """Return the unsigned integers that elements of a dtype are seen as where numpy itself has no such dtype."""
+    """Return the unsigned integers for elements of a dtype that numpy itself lacks; None for others."""
     return None if dtype.name in _NATIVE else np.dtype(_WORDS[dtype.itemsize])
 
 
 @lru_cache(maxsize=128)
 def torch_dtype(row: np.dtype[Any], name: str | None = None) -> torch.dtype:
-    """Find the dtype of a row's tensor.
+    """Return the dtype of a row's tensor.
 
     Args:
         row: The dtype of the row, in either byte order.
         name: The tensor's dtype if it is not the row's.
 
     Raises:
-        ValueError: There is no such dtype, or it does not fit the row.
+        ValueError: This torch has no such dtype, or it does not fit the row.
     """
     import torch
 
@@ -223,7 +218,7 @@ def torch_dtype(row: np.dtype[Any], name: str | None = None) -> torch.dtype:
 
 
 def extent_bytes(shape: Sequence[int], stride: Sequence[int], itemsize: int) -> int:
-    """Return how many bytes lie between a strided tensor's first byte and its last."""
+    """Return the number of bytes from a strided tensor's first byte to its last."""
     if 0 in shape:
         return 0
     return itemsize * (1 + sum([(n - 1) * step for n, step in zip(shape, stride, strict=True)]))
@@ -239,20 +234,19 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def raw_view(row: Array) -> np.dtype[Any]:
-    """Return the dtype under which a row's elements are copied as they are, NaN payloads and all."""
+    """Return a dtype under which elements are copied bit for bit, NaN payloads included."""
     return np.dtype((np.void, row.itemsize))
 
 
 def convert(
     tensors: Mapping[str, torch.Tensor], device: torch.device | None, dtype: torch.dtype | None
 ) -> dict[str, torch.Tensor]:
-    """Move tensors and convert floating point and complex ones; tensors that are the same one stay so.
+    """Move tensors and convert floating point and complex ones; names of one tensor stay names of one.
 
-    An optimizer's step counts keep their dtype, as they do in ``Optimizer.load_state_dict``: rounded they would not
-    count.
+    An optimizer's step counts keep their dtype, as in ``Optimizer.load_state_dict``: rounded ones would not count.
 
     Raises:
-        AdapterError: The device is not there, or torch cannot convert a tensor.
+        AdapterError: The device is missing, or torch cannot convert a tensor.
     """
     done: dict[Geometry, torch.Tensor] = {}
     converted = {}
@@ -273,10 +267,10 @@ _Key = TypeVar("_Key", str, int)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageView:
-    """Where one tensor lies in a storage that it shares, or in which it leaves gaps or is out of order."""
+    """Position of one tensor in a storage that it shares, or in which it has gaps or another order."""
 
     name: str
-    """Name of the tensor's row, which says dtype and shape."""
+    """Name of the tensor's row, which has the dtype and shape."""
     offset: int
     """Byte at which its first element starts; a multiple of the element size."""
     stride: tuple[int, ...]
@@ -289,7 +283,7 @@ class StorageView:
 
 
 class Stretch(Protocol):
-    """Some memory."""
+    """Stretch of memory."""
 
     @property
     def start(self) -> int:
@@ -300,26 +294,26 @@ class Stretch(Protocol):
         """One past the last byte."""
 
 
-def shared_storages(views: Mapping[str, Geometry]) -> tuple[tuple[StorageView, ...], ...]:
-    """Group tensors whose memory overlaps; one that overlaps no other and is in row-major order is left out."""
+def shared_storages(tensors: Mapping[str, Geometry]) -> tuple[tuple[StorageView, ...], ...]:
+    """Group tensors whose memory overlaps; leave out tensors in row-major order that overlap no other."""
     in_storage: dict[int, list[str]] = {}
-    for name, view in views.items():
-        in_storage.setdefault(view.storage, []).append(name)
+    for name, tensor in tensors.items():
+        in_storage.setdefault(tensor.storage, []).append(name)
     groups: list[list[str]] = []
     for names in in_storage.values():
         if len(names) == 1:
-            view = views[names[0]]
-            if view.stride != row_major(view.shape):
+            tensor = tensors[names[0]]
+            if tensor.stride != row_major(tensor.shape):
                 groups.append(names)
             continue
-        groups += overlapping(names, views)
-    # In the order of the tensors, not of their addresses, so that equal models have equal layouts.
-    number = {name: n for n, name in enumerate(views)} if groups else {}
+        groups += overlapping(names, tensors)
+    # The order is that of the tensors, not of their addresses, so that equal models have equal layouts.
+    number = {name: n for n, name in enumerate(tensors)} if groups else {}
     groups = [sorted(group, key=number.__getitem__) for group in groups]
     return tuple(
-        _in_one_storage(group, views)
+        _in_one_storage(group, tensors)
         for group in sorted(groups, key=lambda group: number[group[0]])
-        if len(group) > 1 or views[group[0]].stride != row_major(views[group[0]].shape)
+        if len(group) > 1 or tensors[group[0]].stride != row_major(tensors[group[0]].shape)
     )
 
 
@@ -330,7 +324,7 @@ def share(
 
     Args:
         rows: The rows by name.
-        views: Where each of them lies.
+        views: The position of each.
         dtypes: The dtypes of their tensors.
 
     Raises:
@@ -364,11 +358,11 @@ def share(
     return tensors
 
 
-def overlapping(names: Sequence[_Key], views: Mapping[_Key, Stretch]) -> list[list[_Key]]:
-    """Group what overlaps, each group in the order of where they start; what overlaps nothing is a group of its own."""
+def overlapping(names: Sequence[_Key], stretches: Mapping[_Key, Stretch]) -> list[list[_Key]]:
+    """Group stretches of memory that overlap; each group is in order of start, and a lone stretch is a group."""
     groups: list[list[_Key]] = []
     end = -1
-    for start, stop, name in sorted((views[name].start, views[name].stop, name) for name in names):
+    for start, stop, name in sorted((stretches[name].start, stretches[name].stop, name) for name in names):
         if start >= end:
             groups.append([])
         groups[-1].append(name)
@@ -376,13 +370,13 @@ def overlapping(names: Sequence[_Key], views: Mapping[_Key, Stretch]) -> list[li
     return groups
 
 
-def _in_one_storage(group: Sequence[str], views: Mapping[str, Geometry]) -> tuple[StorageView, ...]:
+def _in_one_storage(group: Sequence[str], tensors: Mapping[str, Geometry]) -> tuple[StorageView, ...]:
     # Every start is a multiple of its own element size; so is its distance to a multiple of the largest.
-    largest = max(views[name].dtype.itemsize for name in group)
-    first = min(views[name].start for name in group)
+    largest = max(tensors[name].dtype.itemsize for name in group)
+    first = min(tensors[name].start for name in group)
     base = first - first % largest
     return tuple(
-        StorageView(name=name, offset=views[name].start - base, stride=tuple(views[name].stride)) for name in group
+        StorageView(name=name, offset=tensors[name].start - base, stride=tuple(tensors[name].stride)) for name in group
     )
 
 
@@ -394,7 +388,7 @@ _ALIGNMENT = 64
 
 
 def filling_refusal(tensor: torch.Tensor) -> str | None:
-    """Say why a tensor of a module cannot be filled, or None if it can."""
+    """Return why a tensor of a module cannot be filled, None if it can."""
     import torch
 
     is_plain = type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
@@ -410,10 +404,10 @@ def filling_refusal(tensor: torch.Tensor) -> str | None:
 
 
 def made_like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Allocate a tensor on a device, with the strides of another one if those leave no gaps and repeat nothing."""
+    """Allocate a tensor on a device like another one, with its strides unless they leave gaps or repeat elements."""
     import torch
 
-    # empty_like() keeps such strides too, but of a meta tensor only after importing some 500 modules of torch.
+    # empty_like() keeps such strides too, but for a meta tensor it first imports some 500 modules of torch.
     strides, step = tuple(tensor.stride()), 1
     for stride, side in sorted(zip(strides, tensor.shape, strict=True)):
         if side != 1 and stride != step:
@@ -426,9 +420,9 @@ def made_like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def _aligned_bytes(n_bytes: int) -> Array:
-    """Allocate bytes where torch would, at a multiple of 64, and as numpy does, which asks for huge pages.
+    """Allocate bytes at a multiple of 64, as torch does, and with huge pages, as numpy does.
 
-    Torch asks for none: touching its new memory for the first time takes several times as long as filling it.
+    Torch asks for no huge pages, so the first touch of its new memory takes several times as long as filling it.
     """
     block = np.empty(n_bytes + _ALIGNMENT, dtype=np.uint8)
     start = -block.ctypes.data % _ALIGNMENT
@@ -448,10 +442,10 @@ def instead_of(old: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
 
 
 def check_device(device: torch.device) -> None:
-    """See that tensors can be put on a device and keep their values there.
+    """Check that tensors can be put on a device and keep their values there.
 
     Raises:
-        AdapterError: They cannot.
+        AdapterError: The device is missing, or is the meta device.
     """
     import torch
 
@@ -465,18 +459,20 @@ def check_device(device: torch.device) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """Memory that is to be copies."""
+    """Copy of elements into live memory."""
 
     where: str
-    """What to call it in errors."""
+    """Name of the target, for errors."""
     target: Any
     """A tensor or an array."""
     source: Any
-    """The like, of the same shape."""
+    """A tensor or array of the same shape."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Extent:
+    """Memory of the elements of a target."""
+
     start: int
     stop: int
     first: int
@@ -486,10 +482,10 @@ class _Extent:
 
 
 def check_memory(copies: Sequence[Copy]) -> None:
-    """See that no memory is given one value and then another.
+    """Check that no two copies give different values to the same memory.
 
     Raises:
-        AdapterError: It is.
+        AdapterError: Two copies do.
     """
     by_device: dict[str, dict[int, _Extent]] = {}
     for n, each in enumerate(copies):
@@ -505,7 +501,7 @@ def check_memory(copies: Sequence[Copy]) -> None:
 
 def _check_group(group: Sequence[Copy], extents: Sequence[_Extent]) -> None:
     if len({(_extent_of(each.source), each.source.dtype, each.target.dtype) for each in group} | {*extents}) == 2:
-        return  # one tensor for all
+        return  # all copies are of one tensor
     base = min(extent.start for extent in extents)
     memory = np.zeros(max(extent.stop for extent in extents) - base, dtype=np.uint8)
     words = []
@@ -536,7 +532,7 @@ def _extent_of(target: torch.Tensor | Array) -> _Extent | None:
     try:
         start = target.data_ptr()
         stop = start + extent_bytes(target.shape, target.stride(), target.itemsize)
-    except RuntimeError:  # it has no memory
+    except RuntimeError:  # the tensor has no memory
         return None
     stride = tuple(step * target.itemsize for step in target.stride())
     return _Extent(start=start, stop=stop, first=start, stride=stride) if start else None

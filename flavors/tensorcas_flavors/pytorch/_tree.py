@@ -1,42 +1,38 @@
-"""What was stored, as JSON: containers and plain values themselves, tensors and arrays by the names of their rows.
+"""Tree of a stored value, as JSON: containers and plain values themselves, tensors and arrays by their row names.
 
 A *node* is JSON. Texts, true, false and null stand for themselves, a list for a list, and ``0`` for the next number of
-the list of values, which numbers alone are in: what changes at every step lies by itself. All else is an object:
+the list of values, which alone holds numbers: the bytes that change at every step lie by themselves. All else is an
+object:
 
 * ``{"tuple": [node…]}``, ``size`` (of torch), ``set``, ``frozenset``;
-* ``{"dict": [[key, node]…]}``, ``OrderedDict``, ``defaultdict`` (with its ``factory``), ``Counter``; a key is a text,
-  a whole number, true, false or null, or an object as a node is one, with its numbers in place as ``{"value": …}``.
+* ``{"dict": [[key, node]…]}``, ``OrderedDict``, ``defaultdict`` (with its ``factory``), ``Counter``; a key is a text, a
+  whole number, true, false or null, or an object like a node, with its numbers in place as ``{"value": …}``.
   ``metadata`` and ``attributes`` are those of an ordered dict, as JSON or as a node;
-* ``{"text": hex}`` for a text with surrogates, ``{"bytes": hex}``, ``bytearray``,
-  ``{"dtype": name}``, ``{"device": name}``;
+* ``{"text": hex}`` for a text with surrogates, ``{"bytes": hex}``, ``bytearray``, ``{"dtype": name}``,
+  ``{"device": name}``;
 * ``{"deque": [node…], "maxlen": number}``, ``{"path": [class, node]}`` of `pathlib`, and ``{"plain": JSON}`` for dates,
-  times and decimals as `_plain_values` writes them;
-* ``{"generator": kind, "engine": name, "state": node, "seeds": node}`` for a random generator, see `_torch_generators`;
-* ``{"tensor": [row, dtype, shape]}``, with ``grad`` if it requires one, ``parameter`` if it is one, ``is`` if it is
-  the very object of that number, and ``attributes``, a node, if it has any;
-* ``{"array": [row, dtype, shape]}``, with ``fortran`` if it lies in columns;
-* ``{"ints": row}`` and ``floats`` for a long list of them, with ``tuple`` if it is one;
-* ``{"ref": number}`` for an object met before; those that can change are numbered from 0 as they are met;
-* ``{"object": class, "state": node}`` for an object with ``state_dict``, and ``beside`` with a module's tensors that
+  times and decimals as `tensorcas_flavors._facts` writes them;
+* ``{"generator": kind, "engine": name, "state": node, "seeds": node}`` for a random generator (`GeneratorState`);
+* ``{"tensor": [row, dtype, shape]}``, with ``grad`` if it requires one, ``parameter`` if it is one, ``is`` if it is the
+  very object of that number, and ``attributes``, a node, if it has any;
+* ``{"array": [row, dtype, shape]}``, with ``fortran`` for Fortran order;
+* ``{"ints": row}`` and ``floats`` for a long list of numbers, with ``tuple`` if it is one;
+* ``{"ref": number}`` for an object met before; mutable objects are numbered from 0 as they are met;
+* ``{"object": class, "state": node}`` for an object with ``state_dict``, with ``beside`` for a module's tensors that
   its state dict leaves out, and ``beyond`` with a number;
-* ``{"namedtuple": class, "fields": [text…], "items": [node…]}``, which only the pickle can make anew;
-* ``{"opaque": class, "beyond": number}`` for what only the pickle says.
+* ``{"namedtuple": class, "fields": [text…], "items": [node…]}``, which only the pickle can restore;
+* ``{"opaque": class, "beyond": number}`` for all else that only the pickle can restore.
 
-What is *beyond* the tree lies in a list after it, and is read after it, so that tensors have the names that they have
-in the tree. By number it is
+The list ``beyond`` follows the tree and is read after it, so that tensors get their names from the tree. By number it
+has
 
 * of a module, for it and each of its submodules ``[path, class, [[attribute, node]…], [[tensor, node of its
   attributes]…]]``;
-* of an opaque value null, or what `_torch_facts` says: ``values``, ``rest`` and ``parts`` as `_generic_facts` has them,
-  and ``taken``, a list of the nodes of what was taken out.
+* of an opaque value null, or its facts: ``values``, ``rest`` and ``sections`` of `tensorcas_flavors._facts`, and
+  ``taken``, a list of the nodes of its parts.
 
 A value is a number of JSON, or a text: ``i`` and hex digits for a whole number of any size, ``f`` and ``c`` and the
 bits of a float or of the two of a complex number, ``s``, a dtype, a colon and the bytes of a numpy scalar.
-
-
-=====
-
-Reads what `tensorcas_flavors._torch_tree` writes, or what somebody claims it wrote; no pickle is read.
 """
 
 from __future__ import annotations
@@ -52,8 +48,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from tensorcas_flavors._facts import Encoder, decode, facts_json, is_taken, take_value
-from tensorcas_flavors._pickle_tree import Reference
+from tensorcas_flavors._facts import Encoder, NotPlainError, decode, facts_json, is_taken
 from tensorcas_flavors.pytorch._layout import ARRAY, ELSEWHERE, NUMBERS, Layout, Rows, check_row
 from tensorcas_flavors.pytorch._objects import (
     TORCH,
@@ -81,15 +76,15 @@ if TYPE_CHECKING:
 FACTORIES: dict[str, Any] = {
     kind.__name__: kind for kind in (list, dict, set, tuple, int, float, bool, str, OrderedDict, Counter)
 }
-"""What a defaultdict may make its entries with to be stored without a pickle."""
+"""Factories of a defaultdict that needs no pickle."""
 MANY = 32
-"""Lists of so many whole numbers or floats are a row."""
+"""Lists of at least so many whole numbers or floats are a row."""
 _ATOMS = frozenset([str, int, bool, type(None)])
 _IN_KEYS = _ATOMS | {float, complex, bytes, tuple, frozenset}
 
 
 class TreeWriter:
-    """Writes one tree, making the rows it needs."""
+    """Writer of one tree, which makes the rows that the tree needs."""
 
     def __init__(self, rows: Rows) -> None:
         import torch
@@ -97,20 +92,20 @@ class TreeWriter:
         self.values: list[Any] = []
         """The numbers of the tree."""
         self.needs_pickle = False
-        """Whether there is anything in the tree that it does not say itself."""
+        """Whether only a pickle can restore some part of the tree."""
         self.unwrapped: dict[int, Any] = {}
-        """By the identity of a wrapper, the module it stands for."""
+        """Wrapped module, by identity of the wrapper."""
         self.arrays: dict[int, str] = {}
-        """By the identity of a numpy array, the row it is."""
+        """Row of each numpy array, by identity."""
         self.generators: dict[int, str] = {}
-        """By the identity of a generator of torch, the row of its state."""
+        """Row of the state of each torch generator, by identity."""
         self._later: list[tuple[dict[str, Any], Callable[[], Any]]] = []
-        """Nodes that want a number of what is beyond the tree, and what writes that."""
+        """Nodes that refer to ``beyond``, and writers of their entries there."""
         self._rows = rows
         self._parameter = torch.nn.Parameter
         self._module = torch.nn.Module
         self._numbers: dict[int, int] = {}
-        self._kept: list[object] = []  # what is numbered stays alive, so that no identity is met twice
+        self._kept: list[object] = []  # numbered objects stay alive, so that no later object gets their ids
         self._writers: dict[type, Callable[[Any, str], Any]] = {
             torch.Tensor: self._tensor,
             torch.nn.Parameter: self._tensor,
@@ -142,16 +137,16 @@ class TreeWriter:
 
         Args:
             value: Anything.
-            path: Where it is, which names its rows.
+            path: Its path, which names its rows.
 
         Raises:
-            AdapterError: A tensor in it has no exact array, or a state dict cannot be had.
+            AdapterError: A tensor in the value has no exact array, or ``state_dict()`` fails.
         """
         write = self._writers.get(type(value))
         return write(value, path) if write is not None else self._other(value, path)
 
     def beyond(self) -> list[Any]:
-        """Write what is beyond the tree that was written.
+        """Write the entries beyond the tree that was written.
 
         Raises:
             AdapterError: A tensor there has no exact array.
@@ -165,7 +160,7 @@ class TreeWriter:
         return entries
 
     def _met(self, value: object) -> Any:
-        """Say which object this is if it was met before, else number it."""
+        """Return a reference to an object that was met before; number any other and return None."""
         number = self._numbers.setdefault(id(value), len(self._kept))
         if number != len(self._kept):
             return {"ref": number}
@@ -253,7 +248,7 @@ class TreeWriter:
             return {"value": value_of(key)}
         if kind is bytes:
             return {"bytes": key.hex()}
-        # The numbers of a key stay with it: they say what the entry is.
+        # The numbers of a key stay with it, because they name the entry.
         return {"tuple" if kind is tuple else "frozenset": [self._inner_key(part) for part in key]}
 
     def _inner_key(self, key: Any) -> Any:
@@ -265,7 +260,7 @@ class TreeWriter:
         met = self._met(values) if type(values) is set else None
         if met is not None:
             return met
-        # The order of a set of texts changes from process to process.
+        # The order of a set of texts differs from process to process.
         return {type(values).__name__: sorted(map(self._inner_key, values), key=repr)}
 
     def _array(self, array: Array, path: str) -> Any:
@@ -284,7 +279,7 @@ class TreeWriter:
 
     def _other(self, value: Any, path: str) -> Any:
         if is_tensor(value):
-            self._rows.add(path, value)  # says why not
+            self._rows.add(path, value)  # raises the reason
         inner = unwrap(value)
         if inner is not value:
             self.unwrapped[id(value)] = inner
@@ -294,8 +289,10 @@ class TreeWriter:
             return self._met(value) or self._live(value, path)
         kind = type(value)
         if is_taken(kind) and not isinstance(value, np.generic):
-            taken = take_value(value)
-            return self._opaque(value, path) if taken is None else {"plain": Encoder().encode(Reference(taken))}
+            try:
+                return {"plain": Encoder().encode(value)}
+            except NotPlainError:
+                return self._opaque(value, path)
         if isinstance(value, PurePath) and kind.__module__.partition(".")[0] == "pathlib":
             return {"path": [kind.__name__, self._text(str(value), path)]}
         if is_named_tuple(kind) and not getattr(value, "__dict__", None):
@@ -325,7 +322,7 @@ class TreeWriter:
             prefix = path + "." if path else ""
             beside = []
             for name, part in own_tensors(value):
-                # A state dict holds plain tensors where a module has a subclass, which a pickle would lose.
+                # A state dict has plain tensors in place of subclasses, which a pickle would lose.
                 if name not in state or type(part) not in self._writers:
                     beside.append([name, self.node(part, prefix + name)])
             if beside:
@@ -334,7 +331,7 @@ class TreeWriter:
         return node
 
     def _modules(self, module: torch.nn.Module, path: str) -> list[Any]:
-        """Write what a module and its submodules hold that is in no state dict."""
+        """Write the attributes of a module and its submodules that are in no state dict."""
         entries = []
         start = elsewhere(path)
         for name, part in module.named_modules(remove_duplicate=False):
@@ -381,19 +378,19 @@ class TreeWriter:
         try:
             facts, parts = take_apart(value, is_part)
         except AdapterError:
-            return None  # it cannot be pickled, as the pickle of the whole will say
+            return None  # it cannot be pickled, and the pickle of the whole will raise that
         start = elsewhere(path)
         taken = [self.node(part, f"{start}.{n}" if path else f"{start}{n}") for n, part in enumerate(parts)]
         return facts_json(facts) | {"taken": taken}
 
 
 def elsewhere(path: str) -> str:
-    """Return the path of what is in an object, but in no state dict."""
+    """Return the path of a tensor in an object but in no state dict."""
     return path if path.startswith(ELSEWHERE) else ELSEWHERE + path
 
 
 def value_of(number: complex) -> Any:
-    """Return a number as JSON gives it back, bits and type."""
+    """Return a number in a form whose bits and type JSON keeps."""
     if type(number) is int:
         return number if -(2**63) <= number < 2**63 else f"i{number:x}"
     if type(number) is float:
@@ -402,7 +399,7 @@ def value_of(number: complex) -> Any:
 
 
 def is_json(value: object) -> bool:
-    """Tell whether JSON gives exactly this value back, types included."""
+    """Tell whether JSON keeps a value exactly, types included."""
     if type(value) is dict:
         return all(type(key) is str and is_json(part) for key, part in value.items())
     if type(value) is list:
@@ -433,38 +430,38 @@ def _qualname(value: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredObject:
-    """An object that was stored with its state dict: a module, an optimizer or the like."""
+    """Object that was stored with its state dict: a module, an optimizer or the like."""
 
     kind: str
     """Its class."""
     state: Any
     """Its state dict."""
     beside: dict[str, torch.Tensor] = field(default_factory=dict)
-    """A module's tensors that its state dict leaves out, by their dotted path."""
+    """A module's tensors that its state dict leaves out, by dotted path."""
     modules: Beyond[list[ModuleFacts]] = field(default_factory=lambda: Beyond(number=None))
-    """What a module and its submodules hold besides."""
+    """Attributes of a module and its submodules."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opaque:
-    """A value that only a pickle says."""
+    """Value that only a pickle can restore."""
 
     kind: str
     """Its class."""
     facts: Beyond[OpaqueFacts] = field(default_factory=lambda: Beyond(number=None))
-    """What is said of it."""
+    """Its facts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedItems:
-    """A named tuple, which only a pickle makes anew."""
+    """Named tuple, which only a pickle can restore."""
 
     kind: str
     """Its class."""
     fields: list[str]
     """Names of the items."""
     items: list[Any]
-    """The items, as a part of a tree is read."""
+    """The items, as the tree has them."""
 
 
 _Entry = TypeVar("_Entry")
@@ -472,16 +469,16 @@ _Entry = TypeVar("_Entry")
 
 @dataclass(slots=True, kw_only=True)
 class Beyond(Generic[_Entry]):
-    """What the tree refers to and what is read after it."""
+    """Reference from the tree to an entry that is read after it."""
 
     number: int | None
-    """Its number there; None if a store says nothing of it."""
+    """Number of the entry; None if the store has none."""
     entry: _Entry | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleFacts:
-    """What one module holds that is in no state dict."""
+    """Attributes of one module that are in no state dict."""
 
     path: str
     """Names of the submodules that lead to it."""
@@ -489,36 +486,36 @@ class ModuleFacts:
     """Name of its class."""
     attributes: dict[str, Any]
     of_tensors: dict[str, dict[str, Any]]
-    """By the names of its parameters and buffers, their attributes."""
+    """Attributes of its parameters and buffers, by their names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpaqueFacts:
-    """What is said of a value that only a pickle says."""
+    """Facts of a value that only a pickle can restore."""
 
-    said: dict[str, Any]
-    """As `_generic_facts` has it."""
+    facts: dict[str, Any]
+    """Result of `facts_json`."""
     taken: list[Any]
-    """What was taken out of it."""
+    """The parts that were taken out of it."""
 
 
 def read_stored(
     layout: Layout, rows: Mapping[str, Array], tensors: Mapping[str, torch.Tensor], *, skip_missing: bool = False
 ) -> Any:
-    """Read what was stored.
+    """Read a stored value.
 
     Args:
         layout: The layout.
         rows: The rows by name.
-        tensors: Those that are tensors, as such.
-        skip_missing: Leave entries out whose rows are not there.
+        tensors: The rows that are tensors, as tensors.
+        skip_missing: Leave out entries whose rows are missing.
 
     Returns:
-        The value, with `StoredObject` for objects and `Opaque` for what only a pickle says; always
-            in new containers.
+        The value in new containers, with `StoredObject` for objects, and `Opaque` and `NamedItems` for values that only
+        a pickle can restore.
 
     Raises:
-        AdapterError: The layout says nonsense, or rows are missing or do not fit.
+        AdapterError: The layout is damaged, or rows are missing or do not fit.
     """
     if layout.version == 2:
         try:
@@ -536,24 +533,24 @@ def read_stored(
             struct.error,
             FormatError,
         ) as error:
-            raise pytorch_error(f"the layout in the skeleton says nonsense: {error!r}") from error
+            raise pytorch_error(f"the layout in the skeleton is damaged: {error!r}") from error
     named = {name: tensor for name, tensor in tensors.items() if not name.startswith(ELSEWHERE)}
     if layout.version == 0:
         return named
     return _read_version_1(layout.tree, rows, tensors, named, skip_missing)
 
 
-def find_opaque(value: Any, *, described_too: bool = False) -> Opaque | NamedItems | StoredObject | None:
-    """Return one part of a stored value that only a pickle says, or None.
+def find_opaque(value: Any, *, objects_too: bool = False) -> Opaque | NamedItems | StoredObject | None:
+    """Return one part of a stored value that only a pickle can restore, or None.
 
     Args:
-        value: What `read_stored` returned.
-        described_too: Whether an object is such a part too; if not, what its state dict holds is.
+        value: Result of `read_stored`.
+        objects_too: Whether an object counts itself; if not, the values of its state dict count.
     """
     stack, seen = [value], set()
     while stack:
         part = stack.pop()
-        if isinstance(part, Opaque | NamedItems) or (described_too and isinstance(part, StoredObject)):
+        if isinstance(part, Opaque | NamedItems) or (objects_too and isinstance(part, StoredObject)):
             return part
         if id(part) in seen:
             continue
@@ -568,13 +565,15 @@ def find_opaque(value: Any, *, described_too: bool = False) -> Opaque | NamedIte
 
 
 class _Absent:
-    """Stands for a tensor whose row is not there."""
+    """Placeholder for a tensor whose row is missing."""
 
 
 _ABSENT = _Absent()
 
 
 class _TreeReader:
+    """Reader of one tree; nothing in it is trusted."""
+
     def __init__(
         self, layout: Layout, rows: Mapping[str, Array], tensors: Mapping[str, torch.Tensor], skip_missing: bool
     ) -> None:
@@ -625,7 +624,7 @@ class _TreeReader:
         value = self._node(self._tree)
         self._read_beyond()
         if next(self._values, _ABSENT) is not _ABSENT:
-            raise ValueError("there are more numbers than the tree has places for")
+            raise ValueError("there are more numbers than the tree uses")
         return value
 
     def _node(self, node: Any) -> Any:
@@ -756,15 +755,15 @@ class _TreeReader:
                 later.entry = [self._module(*part) for part in entry]
             elif entry is not None:
                 taken = [self._node(node) for node in _list(entry["taken"])]
-                said = {name: entry[name] for name in ("values", "rest", "sections")}
+                facts = {name: entry[name] for name in ("values", "rest", "sections")}
                 if not any(part is _ABSENT for part in taken):
-                    later.entry = OpaqueFacts(said=said, taken=taken)
+                    later.entry = OpaqueFacts(facts=facts, taken=taken)
 
     def _module(self, path: str, kind: str, attributes: Any, of_tensors: Any) -> ModuleFacts:
         own = {_of_kind(name, str): self._node(node) for name, node in _list(attributes)}
         own = {name: value for name, value in own.items() if value is not _ABSENT}
         if not torch_attributes().isdisjoint(own):
-            raise ValueError("a module's own registers are called attributes")
+            raise ValueError("a module's own registers are among its attributes")
         of_each = {_of_kind(name, str): _of_kind(self._node(node), dict) for name, node in _list(of_tensors)}
         return ModuleFacts(path=_of_kind(path, str), kind=_of_kind(kind, str), attributes=own, of_tensors=of_each)
 

@@ -1,9 +1,9 @@
-"""What XGBoost follows in a model without checking it: links between nodes, indices, and sizes.
+"""Checks of the parts of a model that XGBoost follows unchecked: links between nodes, indices, and sizes.
 
-XGBoost's reader checks that a document has the right members and that most arrays are as long as they should be. It
-does not check where children, features, categories and outputs point to, and reads or writes there; nor that trees are
-trees, and walks them for ever. What comes from a store is checked here before XGBoost sees it. The same checks run when
-a model is saved, so that what is refused is refused while the model is still there.
+XGBoost's reader checks that a document has the right members and that most arrays have the right length. It does not
+check the targets of children, features, categories and outputs, and reads or writes there. Nor does it check that trees
+are trees: it walks a circle for ever. These checks run on everything from a store before XGBoost sees it. They also run
+at a save, so that a model is refused while it still exists.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from tensorcas_flavors.xgboost._ubjson import Value
 from tensorcas_mlflow.adapter import Array
 
 _NO_PARENT = 2**31 - 1
-"""What XGBoost writes as the parent of a root; in a tree with vector leaves it is -1."""
+"""Parent of a root as XGBoost writes it; in a tree with vector leaves it is -1."""
 _MAX_DEPTH = 10_000
 
 
-# XGBoost recurses into a tree, on the stacks of its threads.
+# XGBoost recurses into a tree on the stacks of its threads.
 
 _MAX_CATEGORY = 2**24
 
 
-# XGBoost's own bound while training. A node's categories are a bit set as long as the largest of them.
+# XGBoost's own bound in training. A node's categories are a bit set as long as the largest of them.
 
 _MAX_BIT_SET_BYTES = 2**30
 _MAX_UNTOLD_OUTPUTS = 2**16
@@ -54,20 +54,20 @@ _CATEGORIES = ("categories_nodes", "categories_segments", "categories_sizes", "c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeArrays:
-    """The arrays of some trees, each joined over the trees."""
+    """Arrays of some trees, each joined over the trees."""
 
     n_nodes: Array
     """Number of nodes of each tree, int64, none below 1."""
     arrays: Mapping[str, tuple[Array, Array]]
-    """By XGBoost's name: the items of all trees, and how many each tree has, int64. Arrays that are empty are left out
-    if they are so in all trees."""
+    """By XGBoost's name: the items of all trees, and their number in each tree, int64. An array that is empty in all
+    trees is left out."""
     leaf_sizes: Array
-    """How many outputs a leaf of each tree has, int64; XGBoost takes 0 for 1."""
+    """Number of outputs of a leaf in each tree, int64; XGBoost takes 0 for 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """What a document says of all its trees."""
+    """Sizes that a document states for all its trees."""
 
     n_features: int
     n_outputs: int
@@ -108,10 +108,10 @@ def check_frame(document: Value, n_trees: int) -> Frame:
 
     Args:
         document: With trees or without.
-        n_trees: How many there are.
+        n_trees: Number of trees.
 
     Raises:
-        ValueError: XGBoost must not be given this document.
+        ValueError: XGBoost must not read this document.
     """
     learner = member(document, "learner", dict)
     parameters = member(learner, "learner_model_param", dict)
@@ -146,7 +146,7 @@ def check_trees(trees: TreeArrays, frame: Frame) -> None:
     """Check the insides of trees.
 
     Raises:
-        ValueError: XGBoost must not be given such trees.
+        ValueError: XGBoost must not read such trees.
     """
     for name in _PER_NODE:
         if name in trees.arrays and not np.array_equal(trees.arrays[name][1], trees.n_nodes):
@@ -182,7 +182,7 @@ def _check_parents(parents: Array, sizes: Array, roots: Array) -> None:
 
 
 def _check_depth(roots: Array, inner: Array, children: Array, n_nodes: int) -> None:
-    """Refuse trees that are too deep. Every node has one parent, so the walk meets none twice, and ends."""
+    """Refuse trees that are too deep. Every node has one parent, so the walk meets no node twice, and ends."""
     left = np.zeros(n_nodes, dtype=np.int64)
     left[inner] = children
     level = roots
@@ -218,14 +218,14 @@ def _check_vector_leaves(trees: TreeArrays) -> None:
 
 
 def _leaves_have_weights_of_their_own() -> bool:
-    """Tell whether the XGBoost that is here reads, unasked, what it writes of vector leaves since 3.2."""
+    """Tell whether the installed XGBoost reads, unchecked, the weights of vector leaves that it writes since 3.2."""
     import xgboost
 
     return tuple(int(part) for part in xgboost.__version__.split(".")[:2]) >= (3, 2)
 
 
 def _check_categories(trees: TreeArrays) -> None:
-    """Check that the nodes that split by category are those that have some, and which."""
+    """Check that exactly the nodes that split by category have categories, and that these are in range."""
     if "split_type" not in trees.arrays:
         return
     kinds = trees.arrays["split_type"][0]
@@ -256,7 +256,7 @@ def _check_categories(trees: TreeArrays) -> None:
 
 
 def _check_category_names(cats: Value, n_features: int) -> None:
-    """Check the names of categories, as XGBoost keeps them since 3.1."""
+    """Check the names of categories, which XGBoost stores since 3.1."""
     columns = member(cats, "enc", list)
     sizes = [_n_categories(column) for column in columns]
     if len(columns) not in (0, n_features):
@@ -275,7 +275,7 @@ def _check_category_names(cats: Value, n_features: int) -> None:
 
 
 def _n_categories(column: Value) -> int:
-    """Return how many categories a feature has, or raise ValueError if their names overlap."""
+    """Return the number of categories of a feature, or raise ValueError if their names overlap."""
     if not isinstance(column, dict):
         raise ValueError("there is no object for the categories of a feature")
     values = _whole(column, "values")
@@ -288,7 +288,7 @@ def _n_categories(column: Value) -> int:
 
 
 def _whole(owner: Value, key: str) -> Array:
-    """Return a member that holds whole numbers, or raise ValueError."""
+    """Return a member with whole numbers, or raise ValueError."""
     value: Array | list[Value] = member(owner, key, np.ndarray | list)
     if isinstance(value, list):
         if not all(type(item) is int or isinstance(item, np.integer) for item in value):

@@ -1,22 +1,22 @@
-"""The trees of an XGBoost document as columns: one record per node, and what cannot be derived per tree.
+"""Trees of an XGBoost document as columns: one record per node, and one row per tree.
 
 An XGBoost model (https://xgboost.readthedocs.io/en/stable/tutorials/saving_model.html, with a JSON schema) is a list of
 trees, each an object of some sixteen short arrays, of which eleven have an item per node. A hundred trees are a
-thousand arrays of which a step of boosting adds some at the end. Here they are
+thousand arrays, and a step of boosting adds some at the end. The columns are
 
 * ``trees``: a 1-d structured array, packed, with a record per node of all trees. Its fields are the arrays that have
-  the same number of items per node in every tree, named as XGBoost names them;
-* ``trees/<name>``: what is left of the arrays and not empty everywhere (``categories``, ``leaf_weights``), joined;
+  the same number of items per node in every tree, named as in XGBoost;
+* ``trees/<name>``: each other array that is not empty everywhere (``categories``, ``leaf_weights``), joined;
 * ``tree_table``: int32, a row per tree: number of nodes, then the length of each of the joined arrays, then those of
   its ``tree_param`` that differ between trees;
 * ``tree_info`` and ``iteration_indptr``, unless every round of boosting added the same sequence of trees;
 * ``weight_drop`` (dart) and ``weights`` (gblinear).
 
-The rest stays in the document, and the **layout** says how to put the columns back: the first tree with its arrays
-emptied and its numbers blanked (``tree``), the fields and how many items each has per node (``fields``), the joined
+The rest stays in the document, and the **layout** tells how to put the columns back: the first tree with its arrays
+emptied and its numbers blanked (``tree``), the fields and their number of items per node (``fields``), the joined
 arrays (``ragged``), the differing parameters (``params``), and the ``tree_info`` of one round (``round``). Neither the
-document nor the layout changes when trees are added. Numbers that are derived (``id``, ``num_nodes``, ``num_trees``)
-are assumed to be regular: whoever takes trees out compares what comes back.
+document nor the layout changes when trees are added. Derived numbers (``id``, ``num_nodes``, ``num_trees``) are assumed
+to be regular: the caller compares the rebuilt document.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ GROUP_BYTES = 4096
 _MAX_TREE_BYTES = 4096
 
 
-# A tree without its arrays takes 700 bytes. The bound keeps a forged layout from being multiplied by a million trees.
+# A tree without its arrays takes 700 bytes. The bound limits a forged layout, which a million trees multiply.
 
 
 def take_trees(document: Value) -> tuple[dict[str, Array], dict[str, Value]]:
-    """Take the trees, or the weights of a linear model, out of a document, which is changed.
+    """Take the trees, or the weights of a linear model, out of a document, which this changes.
 
     Args:
-        document: What `_ubjson.parse` makes of a model.
+        document: Result of `_ubjson.parse`.
 
     Returns:
         The columns by name, and the layout.
@@ -83,7 +83,7 @@ def take_trees(document: Value) -> tuple[dict[str, Array], dict[str, Value]]:
 
 
 def put_trees(document: Value, layout: Value, columns: Mapping[str, Array]) -> None:
-    """Put back what `take_trees` took out; the document is changed.
+    """Put columns back into a document, which this changes; the inverse of `take_trees`.
 
     Raises:
         ValueError: The parts do not fit together.
@@ -103,7 +103,7 @@ def put_trees(document: Value, layout: Value, columns: Mapping[str, Array]) -> N
 
 
 def tree_cuts(layout: Value, columns: Mapping[str, Array]) -> dict[str, list[int]]:
-    """Say where chunks of the columns should end: at ends of trees, the same ones whatever trees follow.
+    """Return ends for chunks of the columns: ends of trees, which do not depend on the trees that follow.
 
     Raises:
         ValueError: The parts do not fit together.
@@ -123,8 +123,8 @@ def _group_ends(tree_ends: list[int], record_bytes: int) -> list[int]:
     group_ends: list[int] = []
     start = 0
     for end in tree_ends:
-        # Every step writes the last, unfinished group again, and names all finished groups in its manifest, in some 32
-        # bytes each. The sum is least when groups grow with the root of what lies before them.
+        # Every step rewrites the last, unfinished group, and names each finished group in its manifest with some 32
+        # bytes. The sum is least if groups grow with the root of the bytes before them.
         if (end - start) * record_bytes >= max(GROUP_BYTES, isqrt(160 * start * record_bytes)):
             group_ends.append(end)
             start = end
@@ -134,7 +134,7 @@ def _group_ends(tree_ends: list[int], record_bytes: int) -> list[int]:
 
 
 def _weights(document: Value) -> Iterator[tuple[dict[str, Value], str]]:
-    """Yield the objects that hold weights outside of trees, and under which name."""
+    """Yield the objects that hold weights outside of trees, with the name of the member."""
     booster, model = booster_of(document), model_of(document)
     for owner, name in ((booster, "weight_drop"), (model, "weight_drop"), (model, "weights")):
         if isinstance(owner.get(name), list | np.ndarray):
@@ -143,7 +143,7 @@ def _weights(document: Value) -> Iterator[tuple[dict[str, Value], str]]:
 
 def _int32(values: list[Any]) -> Array:
     if not all(type(value) is int and -(2**31) <= value < 2**31 for value in values):
-        raise ValueError("what should be a number per tree is none, or does not fit 32 bits")
+        raise ValueError("a value of a tree is no whole number, or does not fit 32 bits")
     return np.array(values, dtype="<i4")
 
 
@@ -214,7 +214,7 @@ def _column(columns: Mapping[str, Array], name: str, dtype: np.dtype[Any]) -> Ar
 
 
 def _checked_table(layout: Value, columns: Mapping[str, Array]) -> Array:
-    """Return the table of the trees, as int64, after seeing that the layout and all columns fit it."""
+    """Return the table of the trees, as int64, after a check of the layout and all columns."""
     tree = member(layout, "tree", dict)
     member(tree, "tree_param", dict)
     fields = member(layout, "fields", dict)
@@ -243,14 +243,14 @@ def _checked_table(layout: Value, columns: Mapping[str, Array]) -> Array:
     for position, (name, dtype) in enumerate(joined):
         lengths = wide[:, position]
         if lengths.min() < 0 or lengths.sum() != len(_column(columns, name, dtype)):
-            raise ValueError(f"column {name!r} has another length than the table says")
+            raise ValueError(f"column {name!r} has another length than in the table")
     if wide[:, 0].min() < 1:
         raise ValueError("a tree has no nodes")
     return wide
 
 
 def _families(layout: Value, table: Array, columns: Mapping[str, Array]) -> dict[str, tuple[Array, Array]]:
-    """Return the items of each array of the trees, and how many each tree has."""
+    """Return the items of each array of the trees, and their number in each tree."""
     n_nodes, records = table[:, 0], columns[TREES]
     families = {name: (records[name].reshape(-1), n_nodes * width) for name, width in layout["fields"].items()}
     for position, name in enumerate(layout["ragged"], start=1):
@@ -259,7 +259,7 @@ def _families(layout: Value, table: Array, columns: Mapping[str, Array]) -> dict
 
 
 def _check(layout: Value, table: Array, columns: Mapping[str, Array], frame: Frame) -> None:
-    """Refuse trees that XGBoost must not be given; see `check_trees`."""
+    """Refuse trees that XGBoost must not read; see `check_trees`."""
     n_nodes = table[:, 0]
     params = layout["params"]
     constant = {key: number(text) for key, text in layout["tree"]["tree_param"].items() if text != ""}
@@ -273,7 +273,7 @@ def _check(layout: Value, table: Array, columns: Mapping[str, Array], frame: Fra
 
 
 def check_whole(raw: bytes) -> None:
-    """Refuse a document that was stored whole if XGBoost must not be given it.
+    """Refuse a whole document that XGBoost must not read.
 
     Raises:
         ValueError: It is neither UBJSON nor JSON, or has other trees than are known, or trees that point anywhere.
@@ -289,7 +289,7 @@ def check_whole(raw: bytes) -> None:
 
 
 def _json(raw: bytes) -> Value:
-    """Read a document in JSON, as XGBoost wrote it before there was UBJSON, or raise ValueError."""
+    """Read a document in JSON, which XGBoost wrote before UBJSON, or raise ValueError."""
 
     def once(members: list[tuple[str, Value]]) -> dict[str, Value]:
         if len(dict(members)) < len(members):
@@ -303,7 +303,7 @@ def _json(raw: bytes) -> Value:
 
 
 def _lists(tree: dict[str, Value]) -> Iterator[tuple[str, Array]]:
-    """Yield the arrays of a tree that are lists, as they are in JSON."""
+    """Yield the arrays of a tree that are lists, as in JSON."""
     for name, value in tree.items():
         if isinstance(value, list):
             if not all(type(item) in (int, float, bool) or isinstance(item, np.number) for item in value):
@@ -312,12 +312,12 @@ def _lists(tree: dict[str, Value]) -> Iterator[tuple[str, Array]]:
 
 
 def _encoded_trees(layout: Value, table: Array, columns: Mapping[str, Array]) -> Encoded:
-    """Cut the columns into trees, and encode them as the list that `write` would make of them."""
+    """Cut the columns into trees, and encode them as `write` would encode the list of trees."""
     template = layout["tree"]
     families = _families(layout, table, columns)
     numbers = dict(zip(layout["params"], table.T[table.shape[1] - len(layout["params"]) :], strict=True))
     numbers["num_nodes"] = table[:, 0]
-    # One entry for each piece that every tree has, with the bytes of it in tree after tree.
+    # One entry for each piece that every tree has: its bytes in tree after tree.
     pieces: list[Iterable[bytes]] = [repeat(b"{")]
     for name, value in template.items():
         pieces.append(repeat(encoded_key(name)))
@@ -344,13 +344,13 @@ def _encoded_trees(layout: Value, table: Array, columns: Mapping[str, Array]) ->
 
 
 def _texts(numbers: Array) -> list[bytes]:
-    """Encode numbers as text; most of them are the same few."""
+    """Encode numbers as text; most of them are equal."""
     encoded = {number: write(str(number)) for number in np.unique(numbers).tolist()}
     return [encoded[number] for number in numbers.tolist()]
 
 
 def _take_rounds(model: dict[str, Value], columns: dict[str, Array], layout: dict[str, Value]) -> None:
-    """Take out which tree belongs to which round and output, as the pattern of one round if all are alike."""
+    """Take out the round and output of each tree, as the pattern of one round if all rounds are alike."""
     info = member(model, "tree_info", list)
     ends = member(model, "iteration_indptr", list)
     columns["tree_info"], columns["iteration_indptr"] = _int32(info), _int32(ends)

@@ -9,14 +9,14 @@ The format is Universal Binary JSON, draft 12 (https://ubjson.org), in the diale
   neither has an end marker;
 * an integer takes the first of the types ``i``, ``I``, ``l``, ``L`` whose range holds it *strictly* (127 is an ``I``).
 
-`parse` takes this dialect and nothing else, so `write` gives back exactly the bytes that `parse` took:
+`parse` accepts this dialect alone, so `write` returns exactly the bytes that `parse` read:
 
 ========================  ============================================================================================
 UBJSON                    Python
 ========================  ============================================================================================
 ``Z``, ``T``, ``F``       None, True, False
 ``S``                     str; bytes that are not UTF-8 become surrogates (``surrogateescape``)
-``i I l L``               int; a numpy integer of that width if XGBoost would have chosen another
+``i I l L``               int; a numpy integer of that width if XGBoost would choose another
 ``U``                     numpy.uint8
 ``d``, ``D``              numpy.float32, numpy.float64
 typed array               1-d ndarray, read-only, big-endian, a view of the bytes
@@ -56,11 +56,11 @@ _MARKED_LENGTH = struct.Struct(">cq")
 
 
 class Encoded(bytes):
-    """Bytes of a value, which `write` takes as they are."""
+    """Encoded value, which `write` copies."""
 
 
 def array_head(dtype: np.dtype[Any]) -> bytes:
-    """Return what stands before the length and the packed numbers of a typed array.
+    """Return the bytes before the length and the packed numbers of a typed array.
 
     Raises:
         ValueError: UBJSON has no such type.
@@ -69,19 +69,19 @@ def array_head(dtype: np.dtype[Any]) -> bytes:
 
 
 def encoded_key(key: str) -> bytes:
-    """Return what stands before the value of a member of an object."""
+    """Return the bytes before the value of a member of an object."""
     return _text(key)
 
 
 def encoded_list_head(count: int) -> bytes:
-    """Return what stands before the values of an untyped array."""
+    """Return the bytes before the values of an untyped array."""
     return b"[#" + _length(count)
 
 
 def parse(data: bytes) -> Value:
     """Read one document.
 
-    Memory stays within a small multiple of ``len(data)``, whatever the bytes claim.
+    Memory stays within a small multiple of ``len(data)``, whatever lengths the bytes claim.
 
     Args:
         data: The whole document. Arrays of the result are views of it.
@@ -100,10 +100,10 @@ def write(value: Value) -> bytes:
     """Encode one document as XGBoost would.
 
     Args:
-        value: What `parse` returns; arrays may have any byte order, and any part may be `Encoded`.
+        value: Result of `parse`; arrays may have any byte order, and any part may be `Encoded`.
 
     Raises:
-        ValueError: Some part has no place in the format, or nests deeper than `MAX_DEPTH`.
+        ValueError: The format cannot express some part, or it nests deeper than `MAX_DEPTH`.
     """
     pieces: list[bytes] = []
     _write(value, pieces, 0)
@@ -111,7 +111,7 @@ def write(value: Value) -> bytes:
 
 
 def narrowest(value: int) -> str:
-    """Tell the marker of the type in which XGBoost writes an integer.
+    """Return the marker of the type in which XGBoost writes an integer.
 
     Raises:
         ValueError: It does not fit 64 bits.
@@ -126,7 +126,7 @@ def narrowest(value: int) -> str:
 
 
 class _Reader:
-    """A cursor over bytes that never looks past their end."""
+    """Cursor over bytes that never reads past their end."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -135,15 +135,15 @@ class _Reader:
     def marker(self) -> str:
         marker = self.data[self.position : self.position + 1]
         if not marker:
-            raise ValueError(f"the document ends at {self.position}, too early")
+            raise ValueError(f"the document ends too early, at {self.position}")
         self.position += 1
         return marker.decode("latin-1")
 
     def length(self) -> int:
-        """Return a length or count that the rest of the bytes can hold: nothing counted takes less than a byte."""
+        """Return a length or count that the remaining bytes can hold, at a byte per item or more."""
         end = self.position + _MARKED_LENGTH.size
         if end > len(self.data):
-            raise ValueError(f"the document ends at {len(self.data)}, too early")
+            raise ValueError(f"the document ends too early, at {len(self.data)}")
         marker, length = _MARKED_LENGTH.unpack_from(self.data, self.position)
         if marker != b"L":
             raise ValueError(f"a length is missing at {self.position}")
@@ -177,7 +177,7 @@ class _Reader:
     def number(self, marker: str) -> Value:
         dtype = _DTYPES[marker]
         if dtype.itemsize > len(self.data) - self.position:
-            raise ValueError(f"the document ends at {len(self.data)}, too early")
+            raise ValueError(f"the document ends too early, at {len(self.data)}")
         number = np.frombuffer(self.data, dtype, 1, self.position)[0]
         self.position += dtype.itemsize
         if dtype.kind == "i" and narrowest(int(number)) == marker:
@@ -265,9 +265,9 @@ def _write(value: Value, pieces: list[bytes], depth: int) -> None:
 
 
 def encode_value(value: Any, depth: int = 10) -> Value:
-    """Turn a plain Python value into one that UBJSON has; `decode_value` turns it back exactly.
+    """Return a plain Python value in the types of UBJSON; `decode_value` inverts it exactly.
 
-    Text, whole numbers, booleans, None and lists stand for themselves and a float is a float64. All else is an object
+    Text, whole numbers, booleans, None and lists stand for themselves, and a float is a float64. All else is an object
     with one or two members, the first of which names the type.
 
     Raises:
@@ -295,16 +295,16 @@ def encode_value(value: Any, depth: int = 10) -> Value:
 
 
 def decode_value(value: Value) -> Any:
-    """Turn what `encode_value` returned into the value it was given.
+    """Return the value that `encode_value` encoded.
 
     Raises:
-        ValueError: `encode_value` returns no such thing.
+        ValueError: `encode_value` returns no such value.
     """
     match value:
         case np.float64():
             return float(value)
         case np.generic():
-            raise ValueError(f"a {type(value).__name__} stands for nothing")
+            raise ValueError(f"a {type(value).__name__} stands for no value")
         case list():
             return [decode_value(item) for item in value]
         case {"tuple": list(items)}:
@@ -318,6 +318,6 @@ def decode_value(value: Value) -> Any:
         case {"array": np.ndarray() as items, "shape": [*shape]} if all(type(n) is int for n in shape):
             return items.astype(items.dtype.newbyteorder("=")).reshape(shape)
         case dict() | np.ndarray():
-            raise ValueError("an object stands for nothing")
+            raise ValueError("an object stands for no value")
         case _:
             return value

@@ -282,7 +282,7 @@ class TestMisfits:
         optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))])
         optimizer.param_groups[0]["note"] = Bomb(Path())
 
-        with pytest.raises(AdapterError, match=r"'o' holds a .*Bomb, which only a pickle says"):
+        with pytest.raises(AdapterError, match=r"'o' holds a .*Bomb, which only a pickle can restore"):
             ADAPTER.reconstruct(stored({"o": optimizer}), {"o": optimizer})
 
 
