@@ -1,4 +1,4 @@
-"""Skeletons: what is taken out is referred to, everything else is the pickle that cloudpickle would write."""
+"""Skeletons: references replace the parts that are taken out, and the rest is the pickle of cloudpickle."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_everything_is_offered_before_it_is_pickled_and_put_back_by_its_referenc
     assert (again.a, again.b) == (("ref", 7), [("ref", 7), 5])
 
 
-def test_buffers_that_are_taken_come_back_in_order_and_the_others_stay() -> None:
+def test_taken_buffers_come_back_in_order_and_others_stay_in_the_pickle() -> None:
     taken: list[bytes] = []
 
     def take_buffer(buffer: pickle.PickleBuffer) -> bool:
@@ -98,7 +98,7 @@ def test_the_second_skeleton_of_an_unchanged_object_is_the_first() -> None:
     assert np.array_equal(dump_skeleton("test", model, take_nothing), first)
 
 
-def test_a_reducer_registered_later_with_copyreg_is_honoured() -> None:
+def test_a_reducer_registered_later_with_copyreg_is_used() -> None:
     import copyreg
 
     class Odd:
@@ -126,7 +126,7 @@ sys.stdout.buffer.write(dump_skeleton("test", [mine, lambda: mine.n], lambda par
     assert (mine.double(), function()) == (42, 21)
 
 
-def test_what_cannot_be_pickled_is_named() -> None:
+def test_an_object_that_cannot_be_pickled_is_named() -> None:
     with pytest.raises(AdapterError, match="test: a Holder cannot be pickled"):
         dump_skeleton("test", Holder(generator=(i for i in range(3))), take_nothing)
 

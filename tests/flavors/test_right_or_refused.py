@@ -1,4 +1,4 @@
-"""What was saved comes back into a live object that was trained otherwise, all of it, or the object stays as it was."""
+"""Everything saved comes back into a live object that was trained otherwise, or the object is unchanged."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ class Net(torch.nn.Module):
 
 
 class Loop:
-    """What a user keeps a training in, without a state dict."""
+    """Object of a user that holds a training, without a state dict."""
 
     def __init__(self, n: int) -> None:
         self.net = module(n)
@@ -508,7 +508,7 @@ def described(part: Any, met: dict[int, tuple[int, Any]] | None = None) -> Any:
 
 
 @pytest.mark.parametrize("kind", [*FILLED, *(f"torch: {name}" for name in TORCH_FILLED)])
-def test_all_that_was_saved_comes_back_into_an_object_that_was_trained_otherwise(kind: str) -> None:
+def test_everything_saved_comes_back_into_an_object_trained_otherwise(kind: str) -> None:
     make = ALL[kind]
     model, live = make(1), make(2)
     adapter = adapter_for(model)
@@ -521,7 +521,7 @@ def test_all_that_was_saved_comes_back_into_an_object_that_was_trained_otherwise
 
 
 @pytest.mark.parametrize("kind", [*REFUSED, *(f"torch: {name}" for name in TORCH_REFUSED)])
-def test_what_cannot_come_back_is_refused_and_the_object_stays_as_it_was(kind: str) -> None:
+def test_a_fill_that_cannot_restore_everything_is_refused_and_changes_nothing(kind: str) -> None:
     make = ALL[kind]
     model, live = make(1), make(2)
     adapter = adapter_for(model)
@@ -534,7 +534,7 @@ def test_what_cannot_come_back_is_refused_and_the_object_stays_as_it_was(kind: s
 
 # Two equal models of these two pickle differently: addresses and times are in it.
 @pytest.mark.parametrize("kind", sorted(ALL.keys() - {"tensor", "catboost"}))
-def test_an_equal_object_is_filled_whatever_it_holds(kind: str) -> None:
+def test_an_equal_object_is_filled_whatever_its_content(kind: str) -> None:
     make = ALL[kind]
     model, live = make(1), make(1)
     adapter = adapter_for(model)
@@ -599,7 +599,7 @@ def other_leaves(part: Any, draw: Callable[[Any], Any], made: dict[int, Any]) ->
 
 @settings(deadline=None, max_examples=300)
 @given(st.data())
-def test_nests_of_arrays_and_values_come_back_or_stay_as_they_were(data: st.DataObject) -> None:
+def test_nests_of_arrays_and_values_come_back_or_are_unchanged(data: st.DataObject) -> None:
     model = data.draw(nested(VALUES | ARRAYS).filter(GenericAdapter.accepts))
     is_alike = data.draw(st.booleans())
     live = (

@@ -1,4 +1,4 @@
-"""What could not be loaded again is refused when it is saved, with an error of ours."""
+"""Objects that could not be loaded again are refused at the save, with an error of ours."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_cannot_come_back_is_refused_when_it_is_saved(kind: str, tmp_path: Path) -> None:
+def test_an_object_that_cannot_be_loaded_is_refused_at_the_save(kind: str, tmp_path: Path) -> None:
     store = TensorCasStore(tmp_path, "run")
     made = REFUSED[kind]()
 
@@ -128,7 +128,7 @@ def test_what_cannot_come_back_is_refused_when_it_is_saved(kind: str, tmp_path: 
     assert store.list_checkpoints() == []
 
 
-def test_the_refusal_says_what_and_why_and_the_way_out() -> None:
+def test_a_refused_save_names_the_object_the_reason_and_a_remedy() -> None:
     with pytest.raises(AdapterError) as refused:
         GenericAdapter().extract({"a": NeedsMore(3)})
 
@@ -138,7 +138,7 @@ def test_the_refusal_says_what_and_why_and_the_way_out() -> None:
     assert "store what it is made from" in message
 
 
-def test_a_class_that_came_back_is_not_tried_again() -> None:
+def test_a_class_that_came_back_once_is_not_loaded_again() -> None:
     model = Counted()
 
     GenericAdapter().extract(model)
@@ -158,7 +158,7 @@ class Counted:
         return {"n": 1}
 
 
-def test_what_says_to_be_of_another_class_is_stored_as_what_it_is() -> None:
+def test_an_object_with_a_forged_class_is_stored_as_its_real_class() -> None:
     model = {"config": Proxy(), "w": np.ones(3)}
 
     adapter = adapter_for(model)
@@ -169,7 +169,7 @@ def test_what_says_to_be_of_another_class_is_stored_as_what_it_is() -> None:
     assert type(adapter.reconstruct({name: np.array(row) for name, row in rows.items()})["config"]) is Proxy
 
 
-def test_whatever_an_adapter_raises_for_a_model_comes_as_an_error_of_ours() -> None:
+def test_any_exception_of_an_adapter_becomes_an_adapter_error() -> None:
     class Broken(GenericAdapter):
         def extract(self, model: Any) -> Any:
             raise TypeError("descriptor 'items' for 'dict' objects doesn't apply")

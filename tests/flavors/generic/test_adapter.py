@@ -1,4 +1,4 @@
-"""Any picklable object comes back as pickle would bring it back, and its arrays, texts and buffers are rows."""
+"""Any picklable object comes back as from a pickle, and its arrays, texts and buffers are rows."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Slotted:
 
 
 def read_back(tensors: Mapping[str, Array]) -> dict[str, Array]:
-    """What a store gives back: C-contiguous, writable and owned. It takes no other rows than these specs allow."""
+    """Return the rows as a store returns them: C-contiguous, writable and owned; refuse rows without a spec."""
     specs = {name: Spec.of(name, array) for name, array in tensors.items()}
     rows = {name: np.empty(array.shape, dtype=specs[name].numpy_dtype) for name, array in tensors.items()}
     for name, array in tensors.items():
@@ -76,7 +76,7 @@ def round_trip(model: Any) -> Any:
 @pytest.mark.parametrize(
     "model", [Net(), {}, {"w": np.zeros(3)}, [1], np.zeros(3), Slotted(), math.sqrt, lambda x: x, object(), (1,)]
 )
-def test_every_kind_of_object_is_taken(model: object) -> None:
+def test_generic_adapter_accepts_every_kind_of_object(model: object) -> None:
     assert ADAPTER.accepts(model)
     assert adapter_for(model).name == "generic"
 
@@ -99,7 +99,7 @@ def test_every_kind_of_object_is_taken(model: object) -> None:
         sys,
     ],
 )
-def test_what_is_a_mistake_is_not_taken(model: object) -> None:
+def test_likely_mistakes_are_not_accepted(model: object) -> None:
     assert not ADAPTER.accepts(model)
     with pytest.raises(AdapterError, match="no adapter takes"):
         adapter_for(model)
@@ -145,7 +145,7 @@ def test_names_hold_nothing_a_manifest_refuses() -> None:
     assert again["__buffer__/0"].sum() == 99
 
 
-def test_two_keys_of_one_name_are_two_rows() -> None:
+def test_two_keys_with_one_text_are_two_rows() -> None:
     model = {"1": np.zeros(99), 1: np.ones(99), "a": {"b": np.zeros(99)}, "a.b": np.ones(99)}
 
     again = round_trip(model)
@@ -176,7 +176,7 @@ def test_short_texts_stay_in_the_skeleton() -> None:
     assert round_trip(model) == model
 
 
-def test_many_small_arrays_that_are_alike_are_one_row() -> None:
+def test_many_similar_small_arrays_are_one_row() -> None:
     model = {
         "bias": {f"b{i}": np.full(4, i, dtype="f4") for i in range(300)},
         "uneven": [np.arange(i % 5) for i in range(300)],
@@ -206,7 +206,7 @@ def test_many_small_arrays_that_are_alike_are_one_row() -> None:
     assert again["bias"]["b1"][0] == 1
 
 
-def test_small_arrays_that_pickling_makes_are_one_row_of_each_dtype() -> None:
+def test_small_arrays_made_by_pickling_are_one_row_per_dtype() -> None:
     class Lazy:
         def __init__(self, n: int) -> None:
             self.n = n
@@ -234,7 +234,7 @@ def test_long_texts_and_bytes_are_rows_of_bytes() -> None:
     assert type(round_trip(model)["array"]) is bytearray
 
 
-def test_rows_are_named_alike_from_step_to_step() -> None:
+def test_rows_keep_their_names_from_step_to_step() -> None:
     net = Net()
     before = ADAPTER.extract(net)
     net.n_steps += 1
@@ -261,7 +261,7 @@ def test_an_unchanged_model_gives_the_same_rows() -> None:
     assert all(np.array_equal(first[name], second[name]) for name in first)
 
 
-def test_code_of_the_models_is_not_run_to_find_names() -> None:
+def test_naming_rows_runs_no_code_of_the_model() -> None:
     class Touchy:
         def __init__(self) -> None:
             self.w = np.ones(99)
@@ -278,7 +278,7 @@ def test_code_of_the_models_is_not_run_to_find_names() -> None:
     assert list(ADAPTER.extract(Touchy())) == ["w", SKELETON]
 
 
-def test_objects_that_hold_each_other_are_walked_once() -> None:
+def test_objects_in_a_cycle_are_walked_once() -> None:
     net = Net()
     net.myself = [net, deque([net])]  # type: ignore[attr-defined]
 
@@ -291,7 +291,7 @@ def test_objects_that_hold_each_other_are_walked_once() -> None:
 # --- what comes back
 
 
-def test_one_array_met_twice_is_one_array_again() -> None:
+def test_an_array_held_twice_comes_back_as_one_array() -> None:
     weights = np.ones(99)
     text, raw = TEXT[:], bytearray(9999)
 
@@ -312,7 +312,7 @@ def test_views_of_one_array_come_back_as_arrays_of_their_own() -> None:
     assert not any(np.shares_memory(again["base"], again[key]) for key in ("same", "half", "odd"))
 
 
-def test_equal_texts_that_pickling_makes_do_not_stand_for_each_other() -> None:
+def test_equal_texts_made_by_pickling_stay_apart() -> None:
     class Lazy:
         def __init__(self, word: str) -> None:
             self.word = word
@@ -326,7 +326,7 @@ def test_equal_texts_that_pickling_makes_do_not_stand_for_each_other() -> None:
     assert [int(lazy.array[0]) for lazy in again] == [len(lazy.word) // 2000 for lazy in again]
 
 
-def test_a_net_comes_back_whole() -> None:
+def test_a_network_of_objects_comes_back_whole() -> None:
     net = Net()
 
     again = round_trip(net)
@@ -364,12 +364,12 @@ def test_a_missing_row_is_named() -> None:
         ADAPTER.reconstruct({})
 
 
-def test_what_cannot_be_pickled_is_refused() -> None:
+def test_an_object_that_cannot_be_pickled_is_refused() -> None:
     with pytest.raises(AdapterError, match="cannot be pickled"):
         ADAPTER.extract({"generator": (i for i in range(3))})
 
 
-def test_weights_are_the_arrays_by_name() -> None:
+def test_generic_weights_are_the_arrays_by_name() -> None:
     table = np.asfortranarray(np.arange(200.0).reshape(10, 20))
 
     weights = ADAPTER.weights(read_back(ADAPTER.extract(OrderedDict(net=Net(), f=table))))
@@ -379,7 +379,7 @@ def test_weights_are_the_arrays_by_name() -> None:
     assert np.array_equal(weights["f"], table)
 
 
-def test_every_model_needs_its_pickle() -> None:
+def test_every_generic_model_needs_its_pickle() -> None:
     assert ADAPTER.unpickles(ADAPTER.extract({"w": np.zeros(99)}))
     assert not ADAPTER.unpickles({"w": np.zeros(99)})
 
@@ -404,12 +404,12 @@ def test_a_model_that_is_a_function_is_called() -> None:
     assert ADAPTER.predict(lambda data, **rest: (data, rest), 3, {"a": 1}) == (3, {"a": 1})
 
 
-def test_a_model_that_can_neither_predict_nor_be_called_says_so() -> None:
+def test_predicting_with_a_model_that_cannot_be_called_is_refused() -> None:
     with pytest.raises(AdapterError, match="a dict has no predict and cannot be called"):
         ADAPTER.predict({"w": 1}, 3)
 
 
-def test_a_part_of_an_object_cannot_be_filled() -> None:
+def test_filling_parts_of_a_generic_object_is_refused() -> None:
     def read(names: Sequence[str], *, out: Mapping[str, Array] | None = None) -> Mapping[str, Array]:
         raise AssertionError(names)
 
@@ -418,7 +418,7 @@ def test_a_part_of_an_object_cannot_be_filled() -> None:
 
 
 @pytest.mark.parametrize("kind", ["tree", "forest", "neighbours", "dtype", "longlong"])
-def test_an_equal_dtype_of_another_class_is_no_reason_to_refuse(kind: str) -> None:
+def test_an_equal_dtype_of_another_class_is_accepted(kind: str) -> None:
     X, y = np.random.default_rng(0).random((40, 3)), np.arange(40) % 2
     made: dict[str, Any] = {
         "tree": lambda: DecisionTreeClassifier(max_depth=2).fit(X, y),

@@ -1,4 +1,4 @@
-"""Arrays of every kind come back to the bit, with their memory order and flags."""
+"""Arrays of every kind come back bit for bit, with their memory order and flags."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ ARRAYS: dict[str, Array] = {
 
 
 @pytest.mark.parametrize("name", ARRAYS)
-def test_an_array_comes_back_to_the_bit_and_as_pickle_lays_it_out(name: str) -> None:
+def test_an_array_comes_back_bit_for_bit_in_the_memory_order_of_pickle(name: str) -> None:
     array = ARRAYS[name]
 
     again = round_trip({"w": array})["w"]

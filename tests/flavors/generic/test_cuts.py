@@ -1,4 +1,4 @@
-"""Bytes are cut by content: what two versions have in common gives the same chunks, wherever it lies in them."""
+"""Bytes are cut by content: equal stretches of two versions give equal chunks, wherever they lie."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def slow_cuts(data: bytes, gear: list[int]) -> list[int]:
     return cuts if last == len(data) else [*cuts, len(data)]
 
 
-def test_cuts_are_those_of_the_definition() -> None:
+def test_content_cuts_follow_their_definition() -> None:
     data = random_bytes(3 * _BLOCK_BYTES + 5)
 
     assert content_cuts(data) == slow_cuts(data.tobytes(), _GEAR.tolist())
@@ -109,7 +109,7 @@ def test_pieces_are_whole_and_within_their_limits(n_bytes: int, seed: int, mask:
     mask=st.sampled_from([0, 1, 255]),
     sizes=st.lists(st.one_of(st.integers(0, 50), st.integers(0, 2000), st.integers(0, 100_000)), max_size=60),
 )
-def test_how_bytes_are_parted_into_calls_changes_nothing(seed: int, mask: int, sizes: list[int]) -> None:
+def test_cuts_do_not_depend_on_how_bytes_are_fed(seed: int, mask: int, sizes: list[int]) -> None:
     data = random_bytes(sum(sizes), seed) & np.uint8(mask)
     at_once, in_parts = ContentCutter(), ContentCutter()
 
@@ -119,7 +119,7 @@ def test_how_bytes_are_parted_into_calls_changes_nothing(seed: int, mask: int, s
     assert cuts == at_once.feed(data)
 
 
-def test_memory_does_not_grow_with_the_bytes() -> None:
+def test_memory_of_the_content_cutter_is_bounded() -> None:
     data = np.zeros(16 << 20, dtype=np.uint8)
 
     tracemalloc.start()
@@ -132,7 +132,7 @@ def test_memory_does_not_grow_with_the_bytes() -> None:
     assert peak < 2 << 20
 
 
-def test_the_adapter_cuts_rows_of_bytes_and_the_skeleton_and_no_others() -> None:
+def test_only_rows_of_bytes_and_the_skeleton_are_cut_by_content() -> None:
     row = random_bytes(50_000)
     rows = {
         "text": row,

@@ -1,4 +1,4 @@
-"""A live object is filled in place without its pickle, or left as it was."""
+"""A live object is filled in place without its pickle, or is unchanged."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def arrays(model: dict[str, Any]) -> list[bytes]:
     return [part.tobytes() for part in parts] + [bytes(model["backing"])]
 
 
-def test_arrays_are_filled_in_place_and_nothing_is_unpickled() -> None:
+def test_arrays_are_filled_in_place_without_unpickling() -> None:
     live = make(0)
     weights = live["layers"][0]["W"]
 
@@ -57,7 +57,7 @@ def test_arrays_are_filled_in_place_and_nothing_is_unpickled() -> None:
     assert arrays(live) == arrays(make(1))
 
 
-def test_plain_values_are_filled_too() -> None:
+def test_plain_values_are_filled_in_place() -> None:
     live = make(0)
     ADAPTER.reconstruct(stored(make(1)), live)
 
@@ -85,7 +85,7 @@ def scatter(model: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("change", [drop_a_layer, widen, narrow, freeze, scatter])
-def test_another_structure_is_refused_and_left_as_it_was(change: Callable[[dict[str, Any]], None]) -> None:
+def test_an_object_of_another_structure_is_refused_and_unchanged(change: Callable[[dict[str, Any]], None]) -> None:
     live = make(0)
     change(live)
     before = {name: row.tobytes() for name, row in ADAPTER.extract(live).items()}
@@ -105,7 +105,7 @@ def test_a_text_that_differs_is_refused_because_it_cannot_be_filled() -> None:
     assert arrays(live) == arrays(make(0))
 
 
-def test_an_array_that_pickling_makes_is_refused_if_it_differs() -> None:
+def test_a_different_array_made_by_pickling_is_refused() -> None:
     class Copying:
         def __init__(self, value: float) -> None:
             self.w = np.full(99, value)
@@ -131,7 +131,7 @@ def test_views_of_one_array_are_filled_if_the_stored_ones_agree() -> None:
 
 
 @pytest.mark.parametrize("half", [np.ones(100), np.zeros(100)])
-def test_views_of_one_array_are_left_as_they_were_if_the_stored_ones_disagree(half: Array) -> None:
+def test_views_of_one_array_are_unchanged_if_the_stored_ones_disagree(half: Array) -> None:
     base = np.zeros(200)
     live = {"base": base, "half": base[:100]}
 
@@ -160,7 +160,7 @@ def test_views_of_one_array_are_left_as_they_were_if_the_stored_ones_disagree(ha
         {"rest": 7},
     ],
 )
-def test_facts_that_nobody_wrote_are_refused_and_nothing_is_changed(facts: Any) -> None:
+def test_forged_facts_are_refused_and_the_object_is_unchanged(facts: Any) -> None:
     rows = ADAPTER.extract({"w": np.ones(3), "n": 1})
     sound = read_tail("test", rows[SKELETON])
     hostile = {**sound, **facts} if facts and isinstance(facts, dict) else facts
@@ -171,7 +171,7 @@ def test_facts_that_nobody_wrote_are_refused_and_nothing_is_changed(facts: Any) 
     assert (live["w"].tolist(), live["n"]) == ([0, 0, 0], 0)  # type: ignore[attr-defined]
 
 
-def test_a_tail_that_is_cut_or_nested_without_end_is_refused() -> None:
+def test_a_truncated_or_endlessly_nested_tail_is_refused() -> None:
     rows = ADAPTER.extract({"n": 1})
     for tail in (b"", END, b"\xff" * 8 + END, b"[" * 100_000 + (100_000).to_bytes(8, "little") + END):
         skeleton = np.frombuffer(HOSTILE.tobytes() + tail, dtype=np.uint8)
@@ -180,7 +180,7 @@ def test_a_tail_that_is_cut_or_nested_without_end_is_refused() -> None:
             ADAPTER.reconstruct(rows | {SKELETON: skeleton}, {"n": 0})
 
 
-def test_a_refusal_names_what_differs_and_the_way_out() -> None:
+def test_a_refusal_names_the_difference_and_the_remedy() -> None:
     live = {"w": np.zeros(3), "net": {"layers": [np.zeros(2), (np.zeros(2), Path("a"))]}}
     other = {"w": np.zeros(3), "net": {"layers": [np.zeros(2), (np.zeros(2), Path("b"))]}}
 
@@ -188,7 +188,7 @@ def test_a_refusal_names_what_differs_and_the_way_out() -> None:
         ADAPTER.reconstruct(stored(other), live)
 
 
-def test_containers_keep_who_they_are() -> None:
+def test_filled_containers_keep_their_identity() -> None:
     inner: list[Any] = [1, {"a": 2}]
     live = {"inner": inner, "losses": (losses := [0.5])}
 
@@ -199,7 +199,7 @@ def test_containers_keep_who_they_are() -> None:
     assert live == {"inner": [3, {"a": 4}], "losses": [0.5, 0.25]}
 
 
-def test_a_set_of_texts_is_the_same_in_every_process() -> None:
+def test_facts_of_a_set_are_equal_in_every_process() -> None:
     program = (
         "import sys, numpy as np; from tensorcas_flavors.generic import GenericAdapter;"
         "rows = GenericAdapter().extract({'w': np.ones(3), 'k': ({'a', 'b', 'c', 'd'}, np.ones(2))});"
@@ -215,7 +215,7 @@ def test_a_set_of_texts_is_the_same_in_every_process() -> None:
     assert len(tails) == 1
 
 
-def test_a_class_of_a_script_is_the_same_in_every_process(tmp_path: Path) -> None:
+def test_facts_of_a_class_of_main_are_equal_in_every_process(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import sys, numpy as np\n"

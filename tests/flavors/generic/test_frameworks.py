@@ -78,7 +78,7 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_is_taken_and_predicts_the_same_when_it_is_back(name: str, tmp_path: Path) -> None:
+def test_a_model_of_another_framework_predicts_the_same_after_loading(name: str, tmp_path: Path) -> None:
     make, adapter = MODELS[name]
     model = make()
     store = TensorCasStore(tmp_path, "run")
@@ -105,7 +105,7 @@ def test_parts_of_other_libraries_come_back_whole() -> None:
     assert len(rows[SKELETON]) < 10_000
 
 
-def test_a_growing_booster_costs_what_it_grows_by(tmp_path: Path) -> None:
+def test_a_step_of_a_growing_booster_stores_only_its_growth(tmp_path: Path) -> None:
     store = TensorCasStore(tmp_path, "run")
     texts = []
     for step, booster in enumerate(boosters(20)):
@@ -116,7 +116,7 @@ def test_a_growing_booster_costs_what_it_grows_by(tmp_path: Path) -> None:
     assert [store.load(step).model_to_string() for step in range(20)] == texts
 
 
-def test_a_growing_catboost_model_costs_much_less_than_its_pickles(tmp_path: Path) -> None:
+def test_steps_of_a_catboost_model_take_far_less_room_than_its_pickles(tmp_path: Path) -> None:
     store = TensorCasStore(tmp_path, "run")
     model = None
     n_bytes = 0
@@ -156,7 +156,7 @@ print(type(model).__name__)
 """
 
 
-def test_a_class_of_a_script_comes_back_in_a_process_that_lacks_it(tmp_path: Path) -> None:
+def test_a_class_of_main_comes_back_in_a_process_without_it(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", WRITE, tmp_path], check=True)
     done = subprocess.run([sys.executable, "-c", READ, tmp_path], check=True, capture_output=True, text=True)
 

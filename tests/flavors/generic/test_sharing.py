@@ -1,4 +1,4 @@
-"""Whatever shares what with what inside an object, it comes back as pickle alone would bring it back."""
+"""Parts that an object shares are shared after a load, as with a pickle alone."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def drawn(part: Any, met: dict[int, int]) -> Any:
 
 @settings(deadline=None)
 @given(objects())
-def test_objects_come_back_with_what_they_share(model: Any) -> None:
+def test_shared_parts_of_an_object_are_shared_after_loading(model: Any) -> None:
     rows = {name: np.array(row, order="C") for name, row in ADAPTER.extract(model).items()}
 
     again = ADAPTER.reconstruct(rows)

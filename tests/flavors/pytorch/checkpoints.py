@@ -1,4 +1,4 @@
-"""Arrays and checkpoints that the tests of reading parts share."""
+"""Arrays and checkpoints for the tests of filling parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models and comparisons that the tests of the PyTorch adapter share."""
+"""Models and comparisons for the tests of the PyTorch adapter."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Noted(nn.Linear):
 
 
 def stored(model: Any) -> dict[str, Array]:
-    """What a store hands back: owned, writable arrays in C order."""
+    """Return the rows as a store returns them: owned, writable arrays in C order."""
     return {name: np.array(array, order="C", copy=True) for name, array in ADAPTER.extract(model).items()}
 
 

@@ -1,4 +1,4 @@
-"""Training states that the tests of the PyTorch adapter share."""
+"""Training states for the tests of the PyTorch adapter."""
 
 from __future__ import annotations
 

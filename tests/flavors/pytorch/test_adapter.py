@@ -1,4 +1,4 @@
-"""Modules come back as they were with no template, and predict the same."""
+"""Modules come back without a template, and predict the same."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class TestModules:
         assert same(back.config["a"][0]["b"][0], deep)
         assert back.config["a"][0]["b"][0] is back.config["a"][0]["b"][1]
 
-    def test_buffers_stay_what_they_are(self) -> None:
+    def test_buffers_stay_persistent_or_not(self) -> None:
         model = Holder(b=nn.Buffer(torch.ones(2), persistent=False)).with_buffer(
             "hidden", torch.ones(3), persistent=False
         )
@@ -125,7 +125,7 @@ class TestModules:
 
         assert (back.weight.tag, back.table.tag) == ("decay", "fixed")
 
-    def test_gradients_are_not_stored(self) -> None:
+    def test_gradients_of_a_module_are_not_stored(self) -> None:
         model = nn.Linear(3, 2)
         before = stored(model)
         model(torch.ones(1, 3)).sum().backward()
@@ -163,7 +163,7 @@ class TestModules:
         assert before["0.weight"].tobytes() != after["0.weight"].tobytes()
         assert after["1.num_batches_tracked"] == 1
 
-    def test_a_restored_model_can_be_trained(self) -> None:
+    def test_a_loaded_module_can_be_trained(self) -> None:
         model = round_trip(Tied())
         before = model.encode.weight.detach().clone()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -172,7 +172,7 @@ class TestModules:
 
         assert not torch.equal(model.decode.weight, before)
 
-    def test_a_tensor_that_a_hook_renames_does_not_replace_another(self) -> None:
+    def test_a_tensor_renamed_by_a_hook_replaces_no_other(self) -> None:
         model = nn.Linear(2, 2)
 
         def swap(module: nn.Module, state: dict[str, Any], *rest: object) -> None:
@@ -282,7 +282,7 @@ class TestPredictions:
 
         assert answer.tolist() == [[0.0, 0.0]]
 
-    def test_dropout_is_off(self) -> None:
+    def test_predicting_switches_dropout_off(self) -> None:
         batch = np.ones((1, 1000), dtype=np.float32)
 
         assert ADAPTER.predict(nn.Dropout(0.5), batch).tolist() == batch.tolist()
@@ -292,7 +292,7 @@ class TestPredictions:
             ADAPTER.predict(nn.Linear(2, 2).state_dict(), np.ones((1, 2)))
 
     @pytest.mark.parametrize("data", [[1.0], {"a": 1.0}, "text"])
-    def test_other_data_are_refused(self, data: object) -> None:
+    def test_predicting_on_other_data_types_is_refused(self, data: object) -> None:
         with pytest.raises(TypeError, match="a DataFrame or an array"):
             ADAPTER.predict(nn.Linear(2, 2), data)
 

@@ -1,4 +1,4 @@
-"""Arrays of any checkpoint become tensors, in their own memory."""
+"""Arrays of any checkpoint become tensors in their own memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TestTensors:
         assert raw(tensor) == array.tobytes()
         assert not array.size or tensor.data_ptr() == array.ctypes.data
 
-    def test_nobody_is_warned_of_read_only_arrays(self) -> None:
+    def test_a_read_only_array_causes_no_warning(self) -> None:
         always = torch.is_warn_always_enabled()
         torch.set_warn_always(True)
         try:
@@ -48,7 +48,7 @@ class TestTensors:
 
         assert found["w"].tolist() == found["b"].tolist() == [1, 1, 1]
 
-    def test_a_mapped_file_stays_mapped_as_long_as_its_tensors(self, tmp_path: Path) -> None:
+    def test_a_file_stays_mapped_as_long_as_its_tensors_live(self, tmp_path: Path) -> None:
         (tmp_path / "pack").write_bytes(np.arange(1000, dtype=np.float32).tobytes())
         with (tmp_path / "pack").open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -76,7 +76,7 @@ class TestTensors:
         for name, expected in {"t": array.T, "step": array[::2, 1::2], "back": array[::-1]}.items():
             assert np.array_equal(found[name].numpy(), expected)
 
-    def test_what_is_not_aligned_is_copied(self) -> None:
+    def test_an_unaligned_array_is_copied(self) -> None:
         data = np.frombuffer(b"x" + np.arange(4, dtype=np.float32).tobytes(), dtype=np.uint8)
 
         tensor = ADAPTER.weights({"w": np.frombuffer(data[1:].data, np.float32)})["w"]
@@ -84,7 +84,7 @@ class TestTensors:
         assert tensor.data_ptr() % 4 == 0
         assert tensor.tolist() == [0, 1, 2, 3]
 
-    def test_all_that_torch_has_no_type_for_is_named(self) -> None:
+    def test_all_arrays_without_a_tensor_type_are_named(self) -> None:
         arrays = {
             "text": np.array(["a"]),
             "record": np.zeros(2, "i1,f4"),

@@ -1,4 +1,4 @@
-"""What modules, tensors and states hold besides tensors and plain values, and what a live model keeps of its own."""
+"""Attributes of modules, tensors and states come back, and a live model keeps some of its own."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class TestStatesWithoutAPickle:
             lambda: torch.Generator().manual_seed(3),
         ],
     )
-    def test_random_generators_go_on_as_before(self, make: Callable[[], Any]) -> None:
+    def test_random_generators_continue_their_sequences(self, make: Callable[[], Any]) -> None:
         def draw(generator: Any) -> Any:
             if isinstance(generator, torch.Generator):
                 return torch.randn(3, generator=generator).tolist()
@@ -84,7 +84,7 @@ class TestStatesWithoutAPickle:
 
 
 class TestWhatALiveModelKeeps:
-    def test_mode_and_need_of_gradients_stay(self) -> None:
+    def test_filling_keeps_training_mode_and_requires_grad(self) -> None:
         model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.2)).train()
         live = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.7)).eval().requires_grad_(False)
 
@@ -94,7 +94,7 @@ class TestWhatALiveModelKeeps:
         assert not any(part.requires_grad for part in live.parameters())
         assert live[1].p == 0.2
 
-    def test_attributes_that_name_a_device_or_dtype_stay(self) -> None:
+    def test_filling_keeps_attributes_that_name_a_device_or_dtype(self) -> None:
         model = Holder(device=torch.device("cuda:1"), place="cuda", dtype=torch.float16, text="a")
         live = Holder(device=torch.device("cpu"), place="cpu", dtype=torch.float32, text="b")
 
@@ -102,7 +102,7 @@ class TestWhatALiveModelKeeps:
 
         assert (live.device, live.place, live.dtype, live.text) == (torch.device("cpu"), "cpu", torch.float32, "a")
 
-    def test_hooks_and_their_handles_stay(self) -> None:
+    def test_filling_keeps_hooks_and_their_handles(self) -> None:
         model, live = nn.Linear(2, 2), nn.Linear(2, 2)
         model.handles = [model.register_forward_hook(lambda *_: None)]
         live.register_forward_pre_hook(lambda *_: None)
@@ -112,14 +112,14 @@ class TestWhatALiveModelKeeps:
         assert (len(live._forward_hooks), len(live._forward_pre_hooks)) == (0, 1)
         assert raw(live.weight) == raw(model.weight)
 
-    def test_attributes_that_the_stored_model_had_not_stay(self) -> None:
+    def test_filling_keeps_attributes_that_the_stored_model_lacks(self) -> None:
         live = Holder(new=3, known=1)
 
         ADAPTER.reconstruct(stored(Holder(known=2)), live)
 
         assert (live.new, live.known) == (3, 2)
 
-    def test_lines_may_be_added_above_a_function(self) -> None:
+    def test_a_function_is_equal_after_lines_are_added_above_it(self) -> None:
         codes = ["lambda x: [y + 1 for y in x]", "\n\n(lambda x: [y + 1 for y in x])"]
         model, live = (Holder(f=eval(code)) for code in codes)
 
@@ -136,7 +136,7 @@ class TestModules:
 
         assert live.inner.cos.tolist() == [1, 1]
 
-    def test_batch_norms_may_be_synchronized(self) -> None:
+    def test_a_synchronized_batch_norm_is_filled_from_a_plain_one(self) -> None:
         model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, eps=0.1))
         live = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
 
@@ -144,7 +144,7 @@ class TestModules:
 
         assert live[1].eps == 0.1
 
-    def test_other_classes_are_filled_if_not_strict(self) -> None:
+    def test_modules_of_other_classes_are_filled_without_strict(self) -> None:
         model, live = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.Sequential(nn.Linear(2, 2), nn.Tanh())
         rows = stored(model)
         before = raw(live[0].weight)
@@ -169,7 +169,7 @@ class TestModules:
         assert live["net"] is net is live["owner"].net
         assert net.weight.unique().tolist() == [1]
 
-    def test_a_tensor_in_an_attribute_stays_where_it_is(self) -> None:
+    def test_filling_keeps_the_memory_of_a_tensor_in_an_attribute(self) -> None:
         live = Holder(table=torch.zeros(3))
         table = live.table
 
@@ -203,7 +203,7 @@ class TestModules:
             lambda beyond: beyond[1].update(taken=["a"]),
         ],
     )
-    def test_what_makes_no_sense_is_refused(self, change: Callable[[Any], Any]) -> None:
+    def test_a_damaged_entry_beyond_the_tree_is_refused(self, change: Callable[[Any], Any]) -> None:
         def make(n: int) -> Any:
             return {"net": Holder(net=nn.Linear(2, 2)), "owner": Owner(torch.full((2,), n), n)}
 

@@ -1,4 +1,4 @@
-"""Whatever stands in a damaged or forged checkpoint, the answer is one clear error."""
+"""A damaged or forged checkpoint gives one clear error."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TestDamage:
                 ADAPTER.reconstruct(stored(model) | {"4.bias": bad})
 
     @pytest.mark.parametrize("bad", [np.array(["a"]), np.array([None]), np.ones(1, "i1,f4"), np.ones(2, "m8[s]")])
-    def test_an_array_that_is_no_tensor_is_refused(self, bad: Array) -> None:
+    def test_an_array_without_a_tensor_type_is_refused(self, bad: Array) -> None:
         with pytest.raises(AdapterError, match="'w' has the dtype"):
             ADAPTER.weights({"w": bad})
 
@@ -53,11 +53,11 @@ class TestDamage:
     @pytest.mark.parametrize(
         "text", [b"", b"TCPK1\n", b"\x80\x05.", b"{}", b"[]", b"null", b'{"layout":1}', b"[" * 10**5]
     )
-    def test_garbage_for_a_skeleton_is_refused(self, text: bytes) -> None:
+    def test_a_skeleton_of_garbage_is_refused(self, text: bytes) -> None:
         with pytest.raises(AdapterError):
             ADAPTER.reconstruct({SKELETON: np.frombuffer(text, dtype=np.uint8)})
 
-    def test_a_spoiled_pickle_is_refused(self) -> None:
+    def test_a_damaged_pickle_is_refused(self) -> None:
         skeleton = stored(nn.Linear(2, 2))[SKELETON]
         for at in range(6, 200, 7):
             rows = stored(nn.Linear(2, 2)) | {SKELETON: skeleton.copy()}
@@ -66,7 +66,7 @@ class TestDamage:
             with pytest.raises(AdapterError):
                 ADAPTER.reconstruct(rows)
 
-    def test_every_truncation_is_refused(self) -> None:
+    def test_every_truncated_skeleton_is_refused(self) -> None:
         for model in (nn.Linear(2, 2), nn.Linear(2, 2).state_dict()):
             rows = stored(model)
             for n_bytes in range(rows[SKELETON].size):
@@ -93,7 +93,7 @@ class TestDamage:
         ],
         ids=str,
     )
-    def test_places_outside_all_reason_are_refused(self, place: object) -> None:
+    def test_impossible_positions_in_a_storage_are_refused(self, place: object) -> None:
         rows = forge(stored({"w": torch.ones(4)}), lambda layout: layout.update(storages=[[place]]))
 
         with pytest.raises(AdapterError):
@@ -118,7 +118,7 @@ class TestDamage:
         ],
         ids=str,
     )
-    def test_a_layout_that_says_nonsense_is_refused(self, change: dict[str, Any]) -> None:
+    def test_a_damaged_layout_is_refused(self, change: dict[str, Any]) -> None:
         rows = forge(stored({"w": torch.ones(4)}), lambda layout: layout.update(change))
 
         with pytest.raises(AdapterError):
@@ -186,7 +186,7 @@ class TestDamage:
         ],
         ids=str,
     )
-    def test_a_tree_that_says_nonsense_is_refused(self, tree: object) -> None:
+    def test_a_damaged_tree_is_refused(self, tree: object) -> None:
         rows = forge(stored({"w": torch.ones(4)}), lambda layout: layout.update(tree=tree))
 
         with pytest.raises(AdapterError):
@@ -218,7 +218,7 @@ class TestDamage:
             with pytest.raises(AdapterError):
                 ADAPTER.reconstruct({SKELETON: np.frombuffer(text, dtype=np.uint8)}, original)
 
-    def test_aliases_of_aliases_cost_no_more_than_they_say(self) -> None:
+    def test_aliases_of_aliases_are_read_in_linear_time(self) -> None:
         # Each list holds the one before twice: as a tree it would have 2 ** 200 leaves.
         tree: list[Any] = [[]]
         for n in range(1, 200):
@@ -232,7 +232,7 @@ class TestDamage:
         with pytest.raises(AdapterError):
             ADAPTER.reconstruct(rows, [torch.ones(1)])
 
-    def test_a_tree_that_holds_itself_fills_what_does_not(self) -> None:
+    def test_a_tree_that_holds_itself_fills_its_other_entries(self) -> None:
         rows = forge(stored({"w": torch.ones(4)}), lambda layout: layout["tree"]["dict"].append(["me", {"ref": 0}]))
         target: dict[str, Any] = {"w": torch.zeros(4), "me": {"w": torch.zeros(4), "me": None}}
 
@@ -240,7 +240,7 @@ class TestDamage:
 
         assert target["w"].sum() == target["me"]["w"].sum() == 4
 
-    def test_a_state_dict_of_an_optimizer_that_says_nonsense_is_refused(self) -> None:
+    def test_a_damaged_state_dict_of_an_optimizer_is_refused(self) -> None:
         model = nn.Linear(2, 2)
         optimizer = torch.optim.Adam(model.parameters())
         for bad in (

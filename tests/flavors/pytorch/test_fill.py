@@ -52,7 +52,7 @@ def store_as(request: pytest.FixtureRequest) -> Callable[[dict[str, Any]], dict[
 
 class TestStates:
     @pytest.mark.parametrize("name", OPTIMIZERS)
-    def test_a_filled_optimizer_goes_on_bit_for_bit(
+    def test_a_filled_optimizer_continues_bit_for_bit(
         self, name: str, store_as: Callable[[dict[str, Any]], dict[str, Any]]
     ) -> None:
         state = trained(name)
@@ -69,7 +69,7 @@ class TestStates:
         assert exactly(target["optimizer"].state_dict(), state["optimizer"].state_dict())
 
     @pytest.mark.parametrize("name", SCHEDULERS)
-    def test_a_filled_scheduler_goes_on_as_before(
+    def test_a_filled_scheduler_continues_its_schedule(
         self, name: str, store_as: Callable[[dict[str, Any]], dict[str, Any]]
     ) -> None:
         state = trained("momentum", name)
@@ -84,7 +84,7 @@ class TestStates:
 
         assert exactly(as_plain(target), as_plain(state))
 
-    def test_random_states_are_given_back(self) -> None:
+    def test_random_states_come_back_into_live_generators(self) -> None:
         state = {"w": torch.ones(1), "python": random.getstate(), "torch": torch.get_rng_state(), "numpy": None}
         state["numpy"] = np.random.default_rng(1).bit_generator.state
         rows = stored(state)
@@ -145,7 +145,7 @@ class TestStates:
         assert raw(target["model"].state_dict()["_orig_mod.0.weight"]) == raw(model[0].weight)
         assert raw(target["other"].state_dict()["module.0.weight"]) == raw(model[0].weight)
 
-    def test_what_only_a_pickle_says_is_filled_or_refused(self) -> None:
+    def test_a_value_that_only_a_pickle_restores_is_filled_or_refused(self) -> None:
         rows = stored(trained() | live_values() | {"config": {"a": 1, "kind": nn.Linear}})
         others = {"settings": Settings(width=9), "arguments": argparse.Namespace(lr=9), "kind": nn.Linear}
         target = trained("adam", seed=1) | others | {"config": {"a": 0, "kind": nn.Linear}}
@@ -159,14 +159,14 @@ class TestStates:
             with pytest.raises(AdapterError, match=f"'{name}' .*load a new one, without into="):
                 ADAPTER.reconstruct(rows, target | {name: value})
 
-    def test_what_only_a_pickle_says_is_left_alone_if_not_strict(self) -> None:
+    def test_a_value_that_only_a_pickle_restores_is_unchanged_without_strict(self) -> None:
         target = trained("adam", seed=1) | dict.fromkeys(live_values(), "mine")
 
         ADAPTER.reconstruct(stored(trained() | live_values()), target, strict=False)
 
         assert [target[name] for name in live_values()] == ["mine"] * 3
 
-    def test_nothing_is_unpickled(self, tmp_path: Path) -> None:
+    def test_filling_a_training_state_unpickles_nothing(self, tmp_path: Path) -> None:
         rows = stored(trained() | {"bomb": Bomb(tmp_path / "gone off")})
         (tmp_path / "gone off").unlink()  # a class is tried once, at its first save
 
@@ -185,11 +185,11 @@ class TestMisfits:
     @pytest.mark.parametrize(
         "bad", [42, "text", None.__class__, np.ones(3), {1, 2}, object()], ids=lambda bad: type(bad).__name__
     )
-    def test_what_cannot_be_filled_is_named(self, bad: object) -> None:
+    def test_an_object_that_cannot_be_filled_is_named(self, bad: object) -> None:
         with pytest.raises(AdapterError, match="cannot be filled: give a module"):
             ADAPTER.reconstruct(stored(perceptron()), bad)
 
-    def test_a_state_is_not_loaded_into_a_bare_module(self, store_as: Callable[[Any], Any]) -> None:
+    def test_a_training_state_does_not_fill_a_bare_module(self, store_as: Callable[[Any], Any]) -> None:
         model = network(1)
         before = raw(model[0].weight)
 
@@ -199,7 +199,7 @@ class TestMisfits:
             ADAPTER.reconstruct(stored(store_as(trained())), model)
         assert raw(model[0].weight) == before
 
-    def test_one_object_is_not_loaded_into_a_mapping_of_objects(self) -> None:
+    def test_one_object_does_not_fill_a_mapping_of_objects(self) -> None:
         with pytest.raises(AdapterError, match="one Sequential was stored there: give the object itself"):
             ADAPTER.reconstruct(stored(network()), {"model": network()})
 
@@ -229,7 +229,7 @@ class TestMisfits:
             ("epoch", nn.Linear(1, 1), "is a Linear, and a int was stored"),
         ],
     )
-    def test_what_does_not_fit_is_found_before_anything_is_filled(self, name: str, value: Any, reason: str) -> None:
+    def test_a_misfit_is_found_before_anything_is_filled(self, name: str, value: Any, reason: str) -> None:
         state = trained() | {"second": nn.Linear(5, 8), "w": torch.ones(2)}
         target = trained(seed=1) | {"second": nn.Linear(5, 8), "w": torch.zeros(2)} | {name: value}
         before = raw(target["model"][0].weight)
@@ -238,7 +238,7 @@ class TestMisfits:
             ADAPTER.reconstruct(stored(state), target)
         assert raw(target["model"][0].weight) == before
 
-    def test_what_is_stored_and_not_named_is_left_out(self) -> None:
+    def test_stored_entries_that_are_not_named_are_left_out(self) -> None:
         state = trained()
         target = {"epoch": None, "model": network(1)}
 
@@ -247,14 +247,14 @@ class TestMisfits:
         assert target["epoch"] == 3
         assert raw(target["model"][0].weight) == raw(state["model"][0].weight)
 
-    def test_entries_that_are_not_stored_are_left_alone_if_not_strict(self) -> None:
+    def test_entries_that_were_not_stored_are_unchanged_without_strict(self) -> None:
         target = {"epoch": None, "more": 5}
 
         ADAPTER.reconstruct(stored(trained()), target, strict=False)
 
         assert target == {"epoch": 3, "more": 5}
 
-    def test_strict_false_has_torchs_meaning(self) -> None:
+    def test_strict_false_means_the_same_as_in_torch(self) -> None:
         model = nn.Linear(3, 2)
         other = nn.Linear(3, 2, bias=False)
         rows = stored(model)
@@ -265,7 +265,7 @@ class TestMisfits:
         with pytest.raises(AdapterError, match="size mismatch"):
             ADAPTER.reconstruct(rows, nn.Linear(4, 2), strict=False)
 
-    def test_a_state_dict_that_a_hook_makes_fit_is_taken(self) -> None:
+    def test_a_state_dict_that_a_hook_makes_fit_is_accepted(self) -> None:
         class Renamed(nn.Linear):
             def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
                 state[prefix + "weight"] = state.pop(prefix + "old")
@@ -278,7 +278,7 @@ class TestMisfits:
 
         assert raw(target.weight) == raw(model.weight)
 
-    def test_the_state_of_an_object_that_only_a_pickle_says_is_refused(self) -> None:
+    def test_a_state_dict_with_a_value_that_only_a_pickle_restores_is_refused(self) -> None:
         optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))])
         optimizer.param_groups[0]["note"] = Bomb(Path())
 
@@ -298,7 +298,7 @@ class TestPrefixes:
         assert exactly(dict(target.state_dict()), dict(model.state_dict()))
 
     @pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel])
-    def test_state_dicts_go_from_wrapped_to_bare_and_back(self, wrap: Any) -> None:
+    def test_state_dicts_fill_wrapped_and_bare_modules_alike(self, wrap: Any) -> None:
         model = perceptron()
         rows = stored(wrap(model).state_dict())
         bare, wrapped = perceptron(), wrap(perceptron())
@@ -309,7 +309,7 @@ class TestPrefixes:
         assert exactly(dict(bare.state_dict()), dict(model.state_dict()))
         assert [*map(raw, wrapped.parameters())] == [*map(raw, model.parameters())]
 
-    def test_a_module_that_is_called_module_keeps_its_name(self) -> None:
+    def test_a_submodule_named_module_keeps_its_name(self) -> None:
         model, target = Holder(module=nn.Linear(2, 2)), Holder(module=nn.Linear(2, 2))
 
         ADAPTER.reconstruct(stored(model), target)
@@ -332,7 +332,7 @@ class TestOptions:
         assert model[1].num_batches_tracked.dtype == torch.int64
         assert exactly(dict(model.state_dict()), dict(perceptron().bfloat16().state_dict()))
 
-    def test_ties_survive_a_conversion(self) -> None:
+    def test_tied_weights_stay_tied_after_a_conversion(self) -> None:
         model = ADAPTER.reconstruct(stored(Tied()), dtype="float64")
         weights = ADAPTER.weights(stored(Tied()), dtype="torch.float64")
 
@@ -347,7 +347,7 @@ class TestOptions:
 
             assert (moments["step"].dtype, moments["exp_avg"].dtype) == (torch.float32, torch.float16)
 
-    def test_tensors_go_to_the_device_asked_for(self) -> None:
+    def test_tensors_go_to_the_requested_device(self) -> None:
         rows = stored(trained() | {"n": torch.arange(2)})
 
         weights = ADAPTER.weights(rows, device="meta", dtype=torch.float16)
@@ -372,12 +372,12 @@ class TestOptions:
         ],
         ids=str,
     )
-    def test_options_that_make_no_sense_are_refused(self, options: dict[str, Any], reason: str) -> None:
+    def test_invalid_options_are_refused(self, options: dict[str, Any], reason: str) -> None:
         with pytest.raises(AdapterError, match=reason):
             ADAPTER.reconstruct(stored(perceptron()), **options)
 
     @pytest.mark.parametrize("options", [{"device": "cpu"}, {"dtype": torch.float64}], ids=str)
-    def test_a_model_to_fill_decides_where_it_is(self, options: dict[str, Any]) -> None:
+    def test_a_filled_model_keeps_its_device_and_dtype(self, options: dict[str, Any]) -> None:
         with pytest.raises(AdapterError, match="keeps its own"):
             ADAPTER.reconstruct(stored(perceptron()), perceptron(), **options)
 
@@ -394,7 +394,7 @@ class TestOptions:
         assert weights["array"].tolist() == [0, 1, 2]
         assert same(weights["w"], torch.ones(1).bfloat16())
 
-    def test_a_reference_outside_of_a_load_is_explained(self) -> None:
+    def test_unpickling_a_skeleton_by_hand_names_the_adapter(self) -> None:
         skeleton = stored(nn.Linear(1, 1))[SKELETON].tobytes()
 
         with pytest.raises(AdapterError, match="load it with its adapter"):

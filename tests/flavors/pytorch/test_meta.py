@@ -1,4 +1,4 @@
-"""Modules on the meta device, which have no memory, get it as they are filled."""
+"""Modules on the meta device get memory when they are filled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.flavors.pytorch.models import Holder, Tied, perceptron, same, shares_
 
 
 class TestMeta:
-    def test_a_module_without_memory_gets_it(self) -> None:
+    def test_a_module_on_the_meta_device_gets_memory(self) -> None:
         source = perceptron()
         with torch.device("meta"):
             target = perceptron()
@@ -35,7 +35,7 @@ class TestMeta:
             assert same(target.state_dict(keep_vars=True)[name], tensor)
         assert torch.equal(source.eval()(torch.ones(2, 3)), target.eval()(torch.ones(2, 3)))
 
-    def test_it_is_filled_inside_of_the_meta_device_too(self) -> None:
+    def test_a_module_is_filled_inside_of_a_meta_device_context(self) -> None:
         checkpoint = Checkpoint.of(perceptron())
         with torch.device("meta"):
             target = perceptron().double()
@@ -43,7 +43,7 @@ class TestMeta:
 
         assert torch.equal(target[0].weight, perceptron()[0].weight.double())
 
-    def test_parameters_alone_may_be_without_memory(self) -> None:
+    def test_a_module_with_only_parameters_on_the_meta_device_is_filled(self) -> None:
         source, target = perceptron(), perceptron()
         for module in target.modules():
             for name, parameter in module._parameters.items():
@@ -56,7 +56,7 @@ class TestMeta:
         assert target[1].running_mean is running
         assert same(target[4].weight, source[4].weight)
 
-    def test_tied_parameters_stay_tied(self) -> None:
+    def test_tied_parameters_on_the_meta_device_stay_tied(self) -> None:
         source = Tied()
         target = Tied().to("meta")
         target.decode.weight = target.encode.weight
@@ -66,7 +66,7 @@ class TestMeta:
         assert target.encode.weight is target.decode.weight
         assert torch.equal(target(torch.arange(3)), source(torch.arange(3)))
 
-    def test_two_parameters_of_one_memory_share_it_again(self) -> None:
+    def test_two_meta_parameters_of_one_memory_share_memory_again(self) -> None:
         with torch.device("meta"):
             first = nn.Linear(2, 2, bias=False)
             target = Holder(one=first, two=nn.Linear(2, 2, bias=False))
@@ -100,7 +100,7 @@ class TestMeta:
         assert torch.equal(target.weight, source.weight)
         assert target.weight.is_contiguous(memory_format=torch.channels_last)
 
-    def test_memory_that_overlaps_itself_is_made_without(self) -> None:
+    def test_an_overlapping_meta_tensor_gets_memory_without_overlap(self) -> None:
         target = Holder().with_buffer("w", torch.empty(9, device="meta").as_strided((3, 3), (2, 2)))
         array = np.arange(9, dtype=np.float32).reshape(3, 3)
 
@@ -125,7 +125,7 @@ class TestMeta:
 
         assert torch.equal(target(torch.ones(1, 3)), source(torch.ones(1, 3)))
 
-    def test_what_no_checkpoint_holds_stays_without_memory_and_is_named(self) -> None:
+    def test_meta_tensors_that_were_not_stored_are_named(self) -> None:
         model = Holder(lin=nn.Linear(2, 2)).with_buffer("table", torch.zeros(3), persistent=False).to("meta")
         checkpoint = Checkpoint.of({"lin.weight": torch.ones(2, 2)})
 
@@ -146,11 +146,11 @@ class TestMeta:
         assert all(parameter.is_meta for parameter in target.parameters())
 
     @pytest.mark.parametrize("device", ["meta", "cuda:77", "nonsense", "cpu:x"])
-    def test_a_device_that_holds_nothing_is_refused(self, device: str) -> None:
+    def test_filling_onto_the_meta_device_is_refused(self, device: str) -> None:
         with pytest.raises(AdapterError, match="device"):
             Checkpoint.of(nn.Linear(2, 2)).fill(nn.Linear(2, 2).to("meta"), device=device)
 
-    def test_what_is_converted_is_read_in_batches(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_tensors_to_convert_are_read_in_batches(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("tensorcas_flavors.pytorch._modules.BATCH_BYTES", 1000)
         source = nn.Sequential(*[nn.Linear(10, 10, bias=False) for _ in range(5)], nn.Linear(10, 40, bias=False))
         checkpoint = Checkpoint.of(source)
@@ -231,7 +231,7 @@ class TestTransformers:
         with torch.no_grad():
             assert torch.equal(source(tokens).logits, target(tokens).logits)
 
-    def test_buffers_that_transformers_files_lack_are_named(self, models: tuple[Any, Any]) -> None:
+    def test_buffers_missing_from_files_of_transformers_are_named(self, models: tuple[Any, Any]) -> None:
         source, config = models
         target = self.build_on_meta(config)
         arrays = {name: tensor.numpy() for name, tensor in source.state_dict().items()}
@@ -242,7 +242,7 @@ class TestTransformers:
         assert left.without_memory
         assert all("rotary_emb" in name for name in left.without_memory)
 
-    def test_one_layer_gets_memory_and_the_others_none(self, models: tuple[Any, Any]) -> None:
+    def test_filling_one_layer_allocates_no_other(self, models: tuple[Any, Any]) -> None:
         source, config = models
         target = self.build_on_meta(config)
         checkpoint = Checkpoint.of(source)

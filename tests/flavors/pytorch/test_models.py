@@ -1,4 +1,4 @@
-"""Modules of every make round-trip, only what changed is new, and what an earlier format wrote is read."""
+"""Modules of many classes round-trip, only changed tensors are new, and version 1 of the layout is read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*(weight_norm|spectral_norm|nes
 
 
 class Config:
-    """What models of other libraries are made from."""
+    """Data for models of other libraries."""
 
     def __init__(self, width: int) -> None:
         self.width = width
@@ -123,7 +123,9 @@ class TestMakes:
         assert exactly(target.state_dict(), model.state_dict())
         assert not shape or raw(target(batch)) == raw(model(batch))
 
-    def test_what_came_back_is_stored_the_same(self, make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+    def test_a_loaded_model_is_stored_as_the_same_rows(
+        self, make: Callable[[], nn.Module], shape: tuple[int, ...]
+    ) -> None:
         first = stored(make())
 
         again = stored(ADAPTER.reconstruct({name: row.copy() for name, row in first.items()}))
@@ -160,7 +162,7 @@ class TestParts:
         assert back.a.other is back.b
         assert back.b.other is back.a
 
-    def test_only_batchnorm_and_the_head_of_a_frozen_model_are_new(self) -> None:
+    def test_a_step_of_a_frozen_model_changes_only_batchnorm_and_head(self) -> None:
         backbone = nn.Sequential(nn.Linear(5, 16), nn.BatchNorm1d(16), nn.Linear(16, 16))
         model = nn.Sequential(backbone.requires_grad_(False), nn.ReLU(), nn.Linear(16, 1))
         optimizer = torch.optim.Adam(model[2].parameters())
@@ -179,7 +181,7 @@ class TestParts:
             *(f"optimizer.state.{n}.{part}" for n in (0, 1) for part in ("step", "exp_avg", "exp_avg_sq")),
         }
 
-    def test_nothing_is_passed_over_because_it_was_seen_before(self) -> None:
+    def test_a_change_without_a_new_version_of_the_tensor_is_stored(self) -> None:
         model = nn.Linear(2, 2)
         before = digests(model)
         with torch.no_grad():
@@ -191,7 +193,7 @@ class TestParts:
 class TestVersion1:
     @pytest.fixture
     def rows(self) -> dict[str, dict[str, Array]]:
-        """What the first version of the format wrote for a module, its state dict with more entries, and a dict."""
+        """Rows of version 1 of the layout: of a module, its state dict with more entries, and a dict."""
         found: dict[str, dict[str, Array]] = {"module": {}, "state": {}, "dict": {}}
         with np.load(Path(__file__).with_name("pytorch_v1.npz")) as file:
             for key in file.files:
@@ -199,7 +201,7 @@ class TestVersion1:
                 found[kind][name] = file[key]
         return found
 
-    def test_a_module_is_read(self, rows: dict[str, dict[str, Array]]) -> None:
+    def test_a_module_of_version_1_is_read(self, rows: dict[str, dict[str, Array]]) -> None:
         model = ADAPTER.reconstruct(copied(rows["module"]))
 
         assert model[3].weight is model[2].weight
@@ -210,7 +212,7 @@ class TestVersion1:
             raw(part) == rows["module"][name].tobytes() for name, part in model.state_dict().items() if name[0] != "0"
         )
 
-    def test_a_module_is_filled(self, rows: dict[str, dict[str, Array]]) -> None:
+    def test_a_module_is_filled_from_version_1(self, rows: dict[str, dict[str, Array]]) -> None:
         model, target = ADAPTER.reconstruct(copied(rows["module"])), ADAPTER.reconstruct(copied(rows["module"]))
         with torch.no_grad():
             for part in [*target.parameters(), target[1].mask]:
@@ -221,7 +223,7 @@ class TestVersion1:
         assert exactly(target.state_dict(), model.state_dict())
         assert target[1].mask.tolist() == [0, 1, 2]
 
-    def test_a_state_dict_is_read(self, rows: dict[str, dict[str, Array]]) -> None:
+    def test_a_state_dict_of_version_1_is_read(self, rows: dict[str, dict[str, Array]]) -> None:
         state = ADAPTER.reconstruct(copied(rows["state"]))
         model = ADAPTER.reconstruct(copied(rows["module"]))
 
@@ -231,7 +233,7 @@ class TestVersion1:
         assert shares_storage(state["low"], state["high"])
         assert same(state["2.weight"], model.state_dict()["2.weight"])
 
-    def test_a_plain_dict_is_read_and_fills(self, rows: dict[str, dict[str, Array]]) -> None:
+    def test_a_plain_dict_of_version_1_is_read_and_fills_another(self, rows: dict[str, dict[str, Array]]) -> None:
         target = {"w": torch.zeros(2)}
 
         ADAPTER.reconstruct(copied(rows["dict"]), target)
@@ -251,7 +253,9 @@ class TestVersion1:
             (b'"metadata":null', b'"metadata":3'),
         ],
     )
-    def test_nonsense_is_refused(self, rows: dict[str, dict[str, Array]], change: tuple[bytes, bytes]) -> None:
+    def test_a_damaged_layout_of_version_1_is_refused(
+        self, rows: dict[str, dict[str, Array]], change: tuple[bytes, bytes]
+    ) -> None:
         text = rows["dict"][SKELETON].tobytes()
         forged = text.replace(*change)
 

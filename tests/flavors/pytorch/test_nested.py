@@ -1,4 +1,4 @@
-"""Whole training states come back exactly: state dicts without a pickle, live objects as they hung together."""
+"""Whole training states come back exactly: state dicts without a pickle, live objects with their references."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class TestAccepts:
     def test_nests_with_a_tensor_or_a_live_object_are_accepted(self, state: object) -> None:
         assert ADAPTER.accepts(state)
 
-    def test_a_nest_that_holds_itself_is_looked_through_once(self) -> None:
+    def test_a_nest_that_holds_itself_is_searched_once(self) -> None:
         nest: list[Any] = [{"a": 1}]
         nest.append(nest)
 
         assert not ADAPTER.accepts(nest)
         assert ADAPTER.accepts([*nest, torch.ones(1)])
 
-    def test_estimators_and_arrays_are_left_to_others(self) -> None:
+    def test_estimators_and_arrays_are_not_accepted(self) -> None:
         from sklearn.linear_model import LinearRegression
 
         assert not ADAPTER.accepts({"model": LinearRegression(), "weights": np.ones(3)})
@@ -138,7 +138,8 @@ class TestPlainStates:
 
     def test_equal_states_have_equal_rows_in_every_process(self) -> None:
         script = (
-            "import hashlib; from tests.flavors.pytorch.states import *; from tests.flavors.pytorch.models import stored\n"
+            "import hashlib; from tests.flavors.pytorch.states import *\n"
+            "from tests.flavors.pytorch.models import stored\n"
             "rows = stored(as_plain(trained('adam')) | {'set': {'a', 'b', 'c', 'd'}})\n"
             "print(hashlib.sha256(b''.join(n.encode() + r.tobytes() for n, r in rows.items())).hexdigest())"
         )
@@ -147,7 +148,7 @@ class TestPlainStates:
 
         assert run(script) == hashlib.sha256(b"".join(n.encode() + r.tobytes() for n, r in rows.items())).hexdigest()
 
-    def test_what_a_step_changes_lies_at_the_end_of_the_skeleton(self) -> None:
+    def test_values_that_change_at_every_step_end_the_skeleton(self) -> None:
         state = {"epoch": 1, "model": nn.Sequential(*[nn.Linear(2, 2) for _ in range(100)]).state_dict(), "loss": 0.5}
         rows = stored(state)
         before = rows[SKELETON].tobytes()
@@ -175,7 +176,7 @@ class TestPlainStates:
 
 class TestLiveStates:
     @pytest.mark.parametrize("name", OPTIMIZERS)
-    def test_an_optimizer_goes_on_bit_for_bit(self, name: str) -> None:
+    def test_an_optimizer_continues_bit_for_bit(self, name: str) -> None:
         state = trained(name)
 
         back = round_trip(state)
@@ -186,7 +187,7 @@ class TestLiveStates:
         assert exactly(back["optimizer"].state_dict(), state["optimizer"].state_dict())
 
     @pytest.mark.parametrize("name", SCHEDULERS)
-    def test_a_scheduler_goes_on_as_before(self, name: str) -> None:
+    def test_a_scheduler_continues_its_schedule(self, name: str) -> None:
         state = trained("momentum", name)
 
         back = round_trip(state)
@@ -268,11 +269,11 @@ class TestLiveStates:
         assert type(back["own"]) is Own
         assert same(back["own"]["w"], torch.ones(2))
 
-    def test_what_cannot_be_pickled_is_refused_with_what_to_do(self) -> None:
+    def test_a_refusal_to_pickle_names_a_remedy(self) -> None:
         with pytest.raises(AdapterError, match=r"cannot be pickled.*state_dict\(\)"):
             ADAPTER.extract({"w": torch.ones(1), "file": sys.stdout})
 
-    def test_arrays_are_rows_wherever_they_are(self) -> None:
+    def test_arrays_are_rows_at_any_depth(self) -> None:
         large, small = np.arange(1000.0).reshape(20, 50), np.arange(3)
         model = nn.Linear(1, 1)
         model.tables = {"large": large, "columns": np.asfortranarray(large), "small": small}
@@ -292,7 +293,7 @@ class TestLiveStates:
         with pytest.raises(AdapterError, match=r"'a.0.b' has the layout"):
             ADAPTER.extract({"a": [{"b": torch.eye(2).to_sparse()}]})
 
-    def test_a_nest_too_deep_is_refused(self) -> None:
+    def test_a_nest_that_is_too_deep_is_refused(self) -> None:
         nest: Any = torch.ones(1)
         for _ in range(5000):
             nest = [nest]

@@ -1,4 +1,4 @@
-"""Parts of a module are filled with tensors of any checkpoint, which are read only then."""
+"""Parts of a module are filled from any checkpoint, which is read only then."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class TestFill:
         assert same(models[1].w, models[0].w)
         assert same(models[2].w, models[0].w)
 
-    def test_rounding_is_told_once(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_rounding_is_warned_of_once(self, caplog: pytest.LogCaptureFixture) -> None:
         Checkpoint.of(perceptron().double()).fill(perceptron())
 
         [record] = caplog.records
@@ -80,7 +80,7 @@ class TestFill:
 
         assert model.weight.tolist() == [[1.5, -2.0]]
 
-    def test_what_is_not_contiguous_is_filled_in_its_own_order(self) -> None:
+    def test_a_tensor_that_is_not_contiguous_keeps_its_order(self) -> None:
         source, target = nn.Conv2d(2, 3, 3), nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)
         stride = target.weight.stride()
 
@@ -109,7 +109,7 @@ class TestFill:
         assert left == NotFilled()
         assert same(target.decode.weight, source.encode.weight)
 
-    def test_of_tied_weights_that_were_stored_apart_the_last_one_wins_as_in_torch(self) -> None:
+    def test_the_last_of_tied_weights_stored_apart_wins_as_in_torch(self) -> None:
         arrays = {"encode.weight": np.zeros((7, 4), np.float32), "decode.weight": np.ones((7, 4), np.float32)}
         target, other = Tied(), Tied()
         Checkpoint(arrays).fill(target)
@@ -127,7 +127,7 @@ class TestFill:
         assert memory.tolist() == [1, 1, 2, 2, 2, 2]
         assert checkpoint.into == []
 
-    def test_memory_that_two_storages_share_is_seen(self) -> None:
+    def test_memory_shared_by_two_storages_is_detected(self) -> None:
         array = np.zeros(6, np.float32)
         model = Holder().with_buffer("a", torch.from_numpy(array)).with_buffer("b", torch.from_numpy(array[:4]))
         checkpoint = Checkpoint({"a": np.full(6, 1, np.float32), "b": np.full(4, 2, np.float32)})
@@ -137,7 +137,7 @@ class TestFill:
         assert array.tolist() == [2, 2, 2, 2, 1, 1]
         assert checkpoint.into == []
 
-    def test_an_expanded_buffer_takes_what_repeats_likewise(self) -> None:
+    def test_an_expanded_buffer_is_filled_with_equally_repeated_values(self) -> None:
         model = Holder(weight=nn.Parameter(torch.zeros(2))).with_buffer("rows", torch.zeros(1, 3).expand(4, 3))
         row = np.arange(3, dtype=np.float32)
 
@@ -146,7 +146,7 @@ class TestFill:
         assert model.rows.stride() == (0, 1)
         assert model.rows.tolist() == [[0, 1, 2]] * 4
 
-    def test_an_expanded_buffer_that_cannot_take_it_is_named_and_nothing_is_changed(self) -> None:
+    def test_a_misfit_of_an_expanded_buffer_is_named_and_nothing_changes(self) -> None:
         model = Holder(weight=nn.Parameter(torch.zeros(2))).with_buffer("rows", torch.zeros(1, 3).expand(4, 3))
         checkpoint = Checkpoint(
             {"rows": np.arange(12, dtype=np.float32).reshape(4, 3), "weight": np.ones(2, np.float32)}
@@ -157,7 +157,7 @@ class TestFill:
 
         assert model.weight.tolist() == [0, 0]
 
-    def test_a_graph_that_needs_the_old_values_does_not_go_on(self) -> None:
+    def test_autograd_refuses_a_graph_that_needs_overwritten_values(self) -> None:
         model = nn.Linear(2, 2)
         loss = (model(torch.ones(1, 2, requires_grad=True)) ** 2).sum()
         Checkpoint.of(nn.Linear(2, 2)).fill(model)
@@ -200,7 +200,7 @@ class TestFill:
 
 
 class TestParts:
-    def test_only_what_is_wanted_is_read_filled_and_missed(self) -> None:
+    def test_only_wanted_tensors_are_read_filled_and_reported_missing(self) -> None:
         source, target = perceptron(), perceptron()
         nn.init.zeros_(target[4].weight)
         nn.init.zeros_(target[0].weight)
@@ -214,7 +214,7 @@ class TestParts:
         assert same(target[4].weight, source[4].weight)
         assert not target[0].weight.any()
 
-    def test_stored_names_may_be_others_than_the_models(self) -> None:
+    def test_tensors_stored_under_other_names_fill_a_model(self) -> None:
         source, target = perceptron(), perceptron()
         nn.init.zeros_(target[4].weight)
         checkpoint = Checkpoint.of({"model": source, "epoch": 3})
@@ -224,7 +224,7 @@ class TestParts:
 
         assert same(target[4].weight, source[4].weight)
 
-    def test_without_strict_is_told_what_was_left(self) -> None:
+    def test_without_strict_the_result_names_unfilled_tensors(self) -> None:
         checkpoint = Checkpoint({"0.weight": np.zeros((4, 3), np.float32), "9.weight": np.zeros(1, np.float32)})
 
         left = checkpoint.fill(perceptron(), strict=False)
@@ -232,7 +232,7 @@ class TestParts:
         assert left.unexpected == ("9.weight",)
         assert left.missing == tuple(name for name in perceptron().state_dict() if name != "0.weight")
 
-    def test_all_that_does_not_fit_is_said_at_once_and_nothing_is_changed(self) -> None:
+    def test_one_error_names_all_misfits_and_nothing_changes(self) -> None:
         target = perceptron()
         before = {name: raw(tensor) for name, tensor in target.state_dict().items()}
         checkpoint = Checkpoint.of(perceptron())
@@ -250,7 +250,7 @@ class TestParts:
         )
         assert {name: raw(tensor) for name, tensor in target.state_dict().items()} == before
 
-    def test_what_a_module_holds_beside_its_names_is_passed_over(self) -> None:
+    def test_tensors_outside_of_state_dicts_are_passed_over(self) -> None:
         source, target = nn.Linear(2, 2), nn.Linear(2, 2)
         source.plain = torch.ones(3)
         checkpoint = Checkpoint.of(source)
@@ -279,14 +279,14 @@ class TestParts:
         ids=["lazy", "sparse", "nested"],
     )
     @pytest.mark.filterwarnings("ignore:.*nested tensors")
-    def test_a_tensor_that_takes_no_values_is_named(self, tensor: torch.Tensor, reason: str) -> None:
+    def test_a_tensor_that_cannot_be_filled_is_named(self, tensor: torch.Tensor, reason: str) -> None:
         model = Holder()
         model.register_buffer("w", tensor) if not isinstance(tensor, nn.Parameter) else setattr(model, "w", tensor)
 
         with pytest.raises(AdapterError, match=f"'w' is .*{reason}"):
             Checkpoint({"w": np.zeros(2, np.float32)}).fill(model)
 
-    def test_memory_that_was_given_back_is_seen(self) -> None:
+    def test_a_tensor_with_freed_memory_is_refused(self) -> None:
         model = nn.Linear(2, 2)
         model.weight.untyped_storage().resize_(0)
 

@@ -1,4 +1,4 @@
-"""State dicts come back as they were, and live models are filled in place without a pickle."""
+"""State dicts come back exactly, and live models are filled in place without a pickle."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def without_its_pickle(skeleton: Array) -> Array:
 
 
 class TestStateDicts:
-    def test_a_state_dict_comes_back_in_order_and_loads_as_before(self) -> None:
+    def test_a_state_dict_comes_back_in_order_and_loads(self) -> None:
         model = perceptron()
         state = round_trip(model.state_dict())
 
@@ -45,7 +45,7 @@ class TestStateDicts:
         assert state._metadata == model.state_dict()._metadata
         assert perceptron().load_state_dict(state).missing_keys == []
 
-    def test_a_plain_dict_stays_one(self) -> None:
+    def test_a_plain_dict_comes_back_as_a_plain_dict(self) -> None:
         state = round_trip(dict(nn.Linear(2, 2).state_dict()))
 
         assert type(state) is dict
@@ -60,7 +60,7 @@ class TestStateDicts:
         assert type(state["_extra_state"]) is type(note)
 
     @pytest.mark.parametrize("note", [(1, 2), {1: 2}, {1, 2}, b"bytes", np.float64(1.0)])
-    def test_extra_state_that_json_does_not_know_needs_no_pickle(self, note: object) -> None:
+    def test_extra_state_beyond_json_types_needs_no_pickle(self, note: object) -> None:
         rows = stored(Noted(note).state_dict())
         back = ADAPTER.reconstruct(rows)["_extra_state"]
 
@@ -126,11 +126,11 @@ class TestFilling:
     def test_extra_state_is_set(self) -> None:
         assert ADAPTER.reconstruct(stored(Noted([1, 2])), Noted()).note == [1, 2]
 
-    def test_extra_state_only_a_pickle_can_say_is_reported_missing(self) -> None:
+    def test_extra_state_that_only_a_pickle_restores_is_reported_missing(self) -> None:
         with pytest.raises(AdapterError, match=r'Missing key\(s\) in state_dict: "_extra_state"'):
             ADAPTER.reconstruct(stored(Noted(object())), Noted())
 
-    def test_a_lazy_module_takes_the_stored_shapes(self) -> None:
+    def test_a_lazy_module_gets_the_stored_shapes(self) -> None:
         rows = stored(nn.Linear(3, 2))
 
         assert raw(ADAPTER.reconstruct(rows, nn.LazyLinear(2)).weight) == rows["weight"].tobytes()
@@ -151,7 +151,7 @@ class TestFilling:
 
         assert all(same(one, two) for one, two in zip(other.parameters(), model.parameters(), strict=True))
 
-    def test_torch_says_what_does_not_fit(self) -> None:
+    def test_a_misfit_is_reported_in_the_words_of_torch(self) -> None:
         rows = stored(nn.Linear(3, 2))
 
         with pytest.raises(AdapterError, match="size mismatch for weight"):
@@ -179,7 +179,7 @@ class TestFilling:
         assert record.getMessage().endswith(": weight (float32 to float16), bias (float32 to float16)")
         assert torch.equal(half.weight, model.weight.half())
 
-    def test_a_wider_dtype_is_no_reason_to_warn(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_wider_dtype_causes_no_warning(self, caplog: pytest.LogCaptureFixture) -> None:
         model = nn.Linear(3, 2)
         double = ADAPTER.reconstruct(stored(model), nn.Linear(3, 2).double())
 
@@ -203,7 +203,7 @@ class TestFilling:
         assert raw(part["0.weight"]) == rows["0.weight"].tobytes()
 
     @pytest.mark.parametrize("bad", [torch.ones(3), torch.ones(2, 1)])
-    def test_a_state_dict_that_does_not_fit_is_left_alone(self, bad: torch.Tensor) -> None:
+    def test_a_live_state_dict_that_does_not_fit_is_unchanged(self, bad: torch.Tensor) -> None:
         state = {"a": torch.zeros(2), "b": bad}
 
         with pytest.raises(AdapterError, match="'b' was stored as"):

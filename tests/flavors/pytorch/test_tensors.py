@@ -1,4 +1,4 @@
-"""Tensors come back bit for bit, sharing memory as before, and what has no exact array is refused by name."""
+"""Tensors come back bit for bit and share memory again; tensors without an exact array are refused by name."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class TestDtypes:
     @pytest.mark.parametrize("shape", [(), (0,), (3, 4)], ids=str)
     @pytest.mark.parametrize("dtype", NOT_IN_ARRAYS, ids=str)
     @pytest.mark.filterwarnings("ignore:.*ComplexHalf.*")
-    def test_dtypes_that_arrays_do_not_have_come_back_too(self, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    def test_dtypes_that_arrays_lack_come_back(self, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
         tensor = random_bits(dtype, shape)
         rows = stored({"w": tensor, "again": tensor.t() if len(shape) == 2 else tensor})
 
@@ -140,7 +140,7 @@ class TestSharing:
         ids=["rows", "tail", "transposed", "columns", "scalar", "expanded", "reinterpreted", "windows", "empty"],
     )
     @pytest.mark.parametrize("keep_base", [True, False], ids=["with base", "alone"])
-    def test_views_view_the_same_memory_again(
+    def test_views_of_one_memory_are_views_of_one_memory_again(
         self, look: Callable[[torch.Tensor], torch.Tensor], keep_base: bool
     ) -> None:
         base = torch.randn(20, 9)
@@ -157,7 +157,7 @@ class TestSharing:
             assert shares_storage(model.view, model.base)
             assert back["view"].data_ptr() - back["base"].data_ptr() == view.data_ptr() - base.data_ptr()
 
-    def test_overlapping_views_share_memory_though_no_tensor_spans_them(self) -> None:
+    def test_overlapping_views_share_memory_without_a_spanning_tensor(self) -> None:
         flat = torch.arange(100.0)
         state = round_trip({"low": flat[3:60], "high": flat[40:97]})
 
@@ -273,13 +273,13 @@ class TestRefusals:
             ADAPTER.extract(Holder(w=Low(torch.ones(2))))
 
     @pytest.mark.filterwarnings("ignore:.*jit.*")
-    def test_torchscript_is_refused_wherever_it_is(self) -> None:
+    def test_torchscript_is_refused_at_any_depth(self) -> None:
         scripted = torch.jit.script(nn.Linear(2, 2))
 
         for model in (scripted, nn.Sequential(scripted), Holder(config=[scripted])):
             with pytest.raises(AdapterError, match="TorchScript"):
                 ADAPTER.extract(model)
 
-    def test_what_cannot_be_pickled_is_refused(self) -> None:
+    def test_an_object_that_cannot_be_pickled_is_refused(self) -> None:
         with pytest.raises(AdapterError, match="cannot be pickled"):
             ADAPTER.extract(Holder(file=sys.stdout))

@@ -1,4 +1,4 @@
-"""Tensors of dtypes that only torch has: arrays of other dtypes hold their bytes, and no reader gives these arrays."""
+"""Tensors of dtypes that only torch has: other arrays hold their bytes, and no reader returns these arrays."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ def store(tmp_path: Path) -> TensorCasStore:
 
 @pytest.mark.parametrize("live", [False, True])
 @pytest.mark.parametrize("framework", ["np", "pt"])
-def test_a_reader_names_tensors_that_only_torch_has_as_left_out(
-    store: TensorCasStore, framework: str, live: bool
-) -> None:
+def test_a_reader_names_tensors_of_torch_dtypes_as_left_out(store: TensorCasStore, framework: str, live: bool) -> None:
     store.save(STATE | ({"model": torch.nn.Linear(1, 1)} if live else {}), step=0)
     reader = store.open(0, framework=framework)
 
@@ -51,7 +49,7 @@ def test_a_reader_names_tensors_that_only_torch_has_as_left_out(
         store.load_tensors(0)
 
 
-def test_a_load_gives_tensors_that_only_torch_has(store: TensorCasStore) -> None:
+def test_a_load_returns_tensors_of_torch_dtypes(store: TensorCasStore) -> None:
     store.save(STATE, step=0)
     loaded = store.load(0)
 
@@ -59,7 +57,7 @@ def test_a_load_gives_tensors_that_only_torch_has(store: TensorCasStore) -> None
     assert torch.equal(loaded["h"].view(torch.uint8), BYTES)
 
 
-def test_an_export_leaves_out_what_only_torch_has_only_if_told_to(store: TensorCasStore, tmp_path: Path) -> None:
+def test_an_export_leaves_out_tensors_of_torch_dtypes_only_on_request(store: TensorCasStore, tmp_path: Path) -> None:
     store.save({"h": STATE["h"], "w": STATE["w"]}, step=0)
     with pytest.raises(ValueError, match=r"1 tensor cannot be taken .*'h' \(complex32\)"):
         store.export_file(tmp_path / "x.pt", 0)
@@ -68,7 +66,7 @@ def test_an_export_leaves_out_what_only_torch_has_only_if_told_to(store: TensorC
     assert list(torch.load(tmp_path / "x.pt")) == ["w"]
 
 
-def test_digests_and_differences_tell_types_and_values_of_what_only_torch_has(store: TensorCasStore) -> None:
+def test_digests_and_differences_tell_apart_tensors_of_torch_dtypes(store: TensorCasStore) -> None:
     other = BYTES.flip(0)
     states: list[dict[str, Any]] = [
         {"w": BYTES},
@@ -88,7 +86,7 @@ def test_digests_and_differences_tell_types_and_values_of_what_only_torch_has(st
     assert "left_out" in diff(store.open(1), store.open(3)).other
 
 
-def test_a_self_contained_file_says_it_too(tmp_path: Path) -> None:
+def test_a_self_contained_file_names_tensors_of_torch_dtypes(tmp_path: Path) -> None:
     adapter = PyTorchAdapter()
     tensors = adapter.extract(STATE)
     write_payload(tmp_path, tensors, flavor=adapter.name, left_out=adapter.left_out(tensors))

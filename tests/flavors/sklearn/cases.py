@@ -1,4 +1,4 @@
-"""Estimators of many kinds, each fitted once, and the way through an adapter and back."""
+"""Estimators of many kinds, each fitted once, and a round trip through the adapter."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def fit(name: str) -> Any:
 
 
 def read_back(tensors: Mapping[str, Array]) -> dict[str, Array]:
-    """What a store gives back: C-contiguous, writable and owned."""
+    """Return the rows as a store returns them: C-contiguous, writable and owned."""
     return {name: np.array(array, order="C", copy=True) for name, array in tensors.items()}
 
 

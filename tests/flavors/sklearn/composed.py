@@ -1,4 +1,4 @@
-"""Models put together from estimators, on data of many kinds, and estimators of a user's own module."""
+"""Composed models on data of many kinds, and estimators of a user's own module."""
 
 from __future__ import annotations
 

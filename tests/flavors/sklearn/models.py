@@ -1,6 +1,6 @@
-"""Every estimator of scikit-learn, fitted, and what one can see of a fitted estimator, as text to compare.
+"""Every estimator of scikit-learn, fitted, and a description of a fitted estimator as text to compare.
 
-`run` is for two processes: ``save`` fits and stores estimators, ``load`` restores them; each writes down what it saw.
+`run` is for two processes: ``save`` fits and stores estimators, ``load`` restores them; each writes a record.
 """
 
 from __future__ import annotations

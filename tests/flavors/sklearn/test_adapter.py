@@ -128,7 +128,7 @@ def test_any_attribute_name_is_safe(name: str) -> None:
     assert differences(model, ADAPTER.reconstruct(read_back(tensors))) == []
 
 
-def test_unpickles_is_told_from_the_skeleton() -> None:
+def test_unpickles_depends_on_the_skeleton_alone() -> None:
     tensors = ADAPTER.extract(fit("ridge"))
 
     assert ADAPTER.unpickles(tensors)
@@ -142,7 +142,7 @@ class Foreign:
         return x
 
 
-def test_estimators_are_accepted_and_xgboosts_and_look_alikes_are_not() -> None:
+def test_only_estimators_that_are_not_of_xgboost_are_accepted() -> None:
     from xgboost import XGBClassifier
 
     class Mine(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -155,13 +155,13 @@ def test_estimators_are_accepted_and_xgboosts_and_look_alikes_are_not() -> None:
     assert not any(ADAPTER.accepts(model) for model in (XGBClassifier(), MyBooster(), Foreign(), 3, Ridge))
 
 
-def test_predict_is_the_models_own() -> None:
+def test_predict_calls_the_estimators_own_method() -> None:
     model = fit("random forest")
 
     assert ADAPTER.predict(model, CANCER[0]).tobytes() == model.predict(CANCER[0]).tobytes()
 
 
-def test_a_model_without_predict_says_so() -> None:
+def test_predicting_with_an_estimator_without_predict_is_refused() -> None:
     with pytest.raises(AdapterError, match="StandardScaler has no predict"):
         ADAPTER.predict(StandardScaler().fit(IRIS[0]), IRIS[0])
 

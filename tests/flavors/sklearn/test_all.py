@@ -1,4 +1,4 @@
-"""Every estimator scikit-learn has goes into a store in one process and comes back in another, bit for bit."""
+"""Every estimator of scikit-learn is stored in one process and comes back in another, bit for bit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> tuple[Seen, Seen]:
     return see("models", tmp_path_factory.mktemp("sklearn"))
 
 
-def test_every_estimator_is_fitted_but_those_that_cannot_be(seen: tuple[Seen, Seen]) -> None:
+def test_every_estimator_that_can_be_fitted_is_fitted(seen: tuple[Seen, Seen]) -> None:
     saved, _ = seen
 
     assert {name: facts["error"] for name, facts in saved.items() if "error" in facts}.keys() == UNFITTABLE.keys()
@@ -66,14 +66,14 @@ def test_a_model_fitted_to_other_data_answers_like_the_stored_one_once_filled(
     assert differing(saved[name]["answers"], loaded[name]["filled"]) == []
 
 
-def test_most_models_fitted_to_other_data_answer_otherwise_before(seen: tuple[Seen, Seen]) -> None:
+def test_most_models_fitted_to_other_data_answer_differently_before_filling(seen: tuple[Seen, Seen]) -> None:
     saved, loaded = seen
 
     assert sum(loaded[name]["other"] != saved[name]["answers"] for name in loaded) > 0.7 * len(loaded)
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - set(UNFITTABLE)))
-def test_saving_leaves_a_model_as_it_was(seen: tuple[Seen, Seen], name: str) -> None:
+def test_saving_does_not_change_a_model(seen: tuple[Seen, Seen], name: str) -> None:
     saved, _ = seen
 
     assert differing(saved[name]["facts"], saved[name]["saved"]) == []

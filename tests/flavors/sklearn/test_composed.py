@@ -1,4 +1,4 @@
-"""Pipelines, searches, ensembles of anything, tables, sparse matrices and users' estimators come back bit for bit."""
+"""Pipelines, searches, ensembles, tables, sparse matrices and users' estimators come back bit for bit."""
 
 from __future__ import annotations
 

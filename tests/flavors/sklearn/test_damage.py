@@ -1,4 +1,4 @@
-"""Bad tensors are refused before compiled code follows them."""
+"""Damaged tensors are refused before compiled code follows them."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_garbage_skeleton_is_refused(n_kept: int) -> None:
         ADAPTER.reconstruct(tensors)
 
 
-def test_what_cannot_be_pickled_is_refused() -> None:
+def test_an_object_that_cannot_be_pickled_is_refused() -> None:
     model = Ridge()
     model.rows_ = (row for row in IRIS[0])
 
@@ -219,7 +219,7 @@ HOSTILE: dict[str, tuple[Callable[[], Any], str, Change]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_an_array_that_would_lead_compiled_code_astray_is_refused(name: str) -> None:
+def test_an_array_that_leads_compiled_code_out_of_bounds_is_refused(name: str) -> None:
     make, tensor, damage = HOSTILE[name]
     tensors = read_back(ADAPTER.extract(make()))
     damage(tensors[tensor])
@@ -229,7 +229,7 @@ def test_an_array_that_would_lead_compiled_code_astray_is_refused(name: str) -> 
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_live_model_refuses_such_an_array_and_stays_as_it_is(name: str) -> None:
+def test_a_fill_with_a_dangerous_array_is_refused_and_changes_nothing(name: str) -> None:
     make, tensor, damage = HOSTILE[name]
     model = make()
     original = copy.deepcopy(model)
@@ -242,7 +242,7 @@ def test_a_live_model_refuses_such_an_array_and_stays_as_it_is(name: str) -> Non
     assert differing(before, describe(original)) == []
 
 
-def test_a_users_attributes_of_the_same_names_are_no_concern() -> None:
+def test_attributes_of_user_classes_with_checked_names_are_not_checked() -> None:
     model = Ridge().fit(*IRIS)
     model._y = np.array([10**9, -1])
     model.classes_ = np.array([0, 1])

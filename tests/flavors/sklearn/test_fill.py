@@ -1,4 +1,4 @@
-"""A live estimator takes the arrays, trees and numbers of a stored one, with no pickle read."""
+"""A live estimator gets the arrays, trees and numbers of a stored one, and no pickle is read."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_trees_of_another_size_replace_the_originals() -> None:
         (DecisionTreeClassifier().fit(*CANCER), DecisionTreeClassifier().fit(CANCER[0][:, :1], CANCER[1])),
     ],
 )
-def test_an_original_that_does_not_fit_is_refused_and_left_alone(stored: Any, original: Any) -> None:
+def test_an_original_that_does_not_fit_is_refused_and_unchanged(stored: Any, original: Any) -> None:
     tensors = read_back(ADAPTER.extract(stored))
     before = copy.deepcopy(original)
 
@@ -77,7 +77,7 @@ def filled(stored: Any, original: Any) -> Any:
         lambda: SVC(gamma=0.5),
     ],
 )
-def test_what_has_another_size_in_each_fit_is_replaced(make: Callable[[], Any]) -> None:
+def test_arrays_whose_size_differs_from_fit_to_fit_are_replaced(make: Callable[[], Any]) -> None:
     x, y = DIABETES[0], DIABETES[1].round(-2)
     stored = make().fit(x, y)
     original = make().fit(x, y[::-1])
@@ -101,7 +101,7 @@ def test_many_fitted_numbers_are_one_tensor() -> None:
     assert ADAPTER.extract(model)["loss_curve_/*"].tolist() == model.loss_curve_
 
 
-def test_fitted_numbers_are_filled_in_as_what_they_were() -> None:
+def test_fitted_numbers_are_filled_in_with_their_types() -> None:
     stored, original = Ridge().fit(*DIABETES), Ridge().fit(DIABETES[0], DIABETES[1] * 3)
     stored.note_, original.note_ = np.float32(0.1), np.float32(7)
     filled(stored, original)
@@ -143,7 +143,7 @@ def test_a_tree_of_weighted_points_weighs_as_the_stored_one() -> None:
     assert filled(stored, original).score_samples(x).tobytes() == stored.score_samples(x).tobytes()
 
 
-def test_an_array_in_two_tuples_is_written_to_where_it_is() -> None:
+def test_an_array_in_two_tuples_is_written_in_place() -> None:
     stored, original = Ridge().fit(*DIABETES), Ridge().fit(*DIABETES)
     for model, value in ((stored, 1.0), (original, 2.0)):
         model.pair_ = (np.full(3, value), np.full(4, value))

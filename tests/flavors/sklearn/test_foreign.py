@@ -1,4 +1,4 @@
-"""Models of other libraries inside scikit-learn's, and what only a pickle says: filled in, or refused, never left."""
+"""Models of other libraries inside of estimators are filled or refused, never left unchanged."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_a_booster_of_xgboost_that_was_not_trained_is_refused_as_xgboost_refuses
         ADAPTER.extract(model)
 
 
-def test_a_damaged_booster_is_refused_and_the_original_left_alone() -> None:
+def test_a_damaged_booster_is_refused_and_the_original_is_unchanged() -> None:
     stored, original = fitted("pipeline", xgb()), fitted("pipeline", xgb(), is_other=True)
     before = answers(original)
     tensors = read_back(ADAPTER.extract(stored))
@@ -164,7 +164,7 @@ def test_a_damaged_booster_is_refused_and_the_original_left_alone() -> None:
 
 @pytest.mark.parametrize("make", [lgbm, cat])
 @pytest.mark.parametrize("name", ["pipeline", "vote", "stack", "several outputs"])
-def test_another_librarys_model_inside_comes_back_and_is_not_left_as_it_was(make: Any, name: str) -> None:
+def test_a_model_of_another_library_inside_is_restored_or_refused(make: Any, name: str) -> None:
     stored, original = fitted(name, make()), fitted(name, make(), is_other=True)
     before = answers(original)
 
@@ -175,21 +175,21 @@ def test_another_librarys_model_inside_comes_back_and_is_not_left_as_it_was(make
 
 
 @pytest.mark.parametrize("train", [train_lgbm, lambda x, y: cat().fit(x, y)])
-def test_a_native_model_in_a_users_estimator_is_not_left_as_it_was(train: Any) -> None:
+def test_a_native_model_in_a_users_estimator_is_restored_or_refused(train: Any) -> None:
     stored, original = (Holder(train).fit(X, y) for y in (Y, Y[::-1]))
 
     with pytest.raises(AdapterError, match=r"'model_.* can only be unpickled"):
         filled(stored, original)
 
 
-def test_another_librarys_model_that_is_the_same_is_no_obstacle() -> None:
+def test_an_equal_model_of_another_library_allows_a_fill() -> None:
     stored, original = fitted("vote", lgbm()), fitted("vote", lgbm())
     original.estimators_[1].coef_[:] = 0
 
     assert answers(filled(stored, original)) == answers(stored)
 
 
-def test_a_model_that_does_not_say_what_an_original_must_be_like_is_refused() -> None:
+def test_a_stored_model_without_facts_fills_nothing() -> None:
     stored = LogisticRegression().fit(*IRIS)
     tensors = read_back(ADAPTER.extract(stored))
     tensors[SKELETON] = tensors[SKELETON][:-15]
@@ -198,7 +198,7 @@ def test_a_model_that_does_not_say_what_an_original_must_be_like_is_refused() ->
         ADAPTER.reconstruct(tensors, copy.deepcopy(stored))
 
 
-def test_an_object_of_another_library_that_the_original_lacks_is_missed() -> None:
+def test_a_missing_object_of_another_library_is_named() -> None:
     stored, original = (LogisticRegression().fit(IRIS[0], y) for y in (IRIS[1], IRIS[1][::-1]))
     stored.note_ = torch.nn.Linear(3, 1)
 
@@ -206,7 +206,7 @@ def test_an_object_of_another_library_that_the_original_lacks_is_missed() -> Non
         filled(stored, original)
 
 
-def test_other_names_of_classes_are_refused() -> None:
+def test_other_class_labels_in_an_array_of_strings_are_refused() -> None:
     names, others = np.array(["a", "b", "c"]), np.array(["x", "y", "z"])
     stored, original = (LogisticRegression().fit(IRIS[0], of[IRIS[1]]) for of in (names, others))
     before = copy.deepcopy(original)
@@ -216,7 +216,7 @@ def test_other_names_of_classes_are_refused() -> None:
     assert differences(before, original) == []
 
 
-def test_other_names_of_classes_come_back_if_they_are_objects() -> None:
+def test_other_class_labels_in_an_array_of_objects_come_back() -> None:
     names = np.array(["a", "b", "c"], dtype=object)
     stored, original = (LogisticRegression().fit(IRIS[0], of[IRIS[1]]) for of in (names, names[::-1]))
     filled(stored, original)
@@ -232,20 +232,20 @@ def test_another_vocabulary_comes_back() -> None:
     assert original.get_feature_names_out().tolist() == ["one", "two"]
 
 
-def test_the_same_vocabulary_found_in_another_order_is_no_obstacle() -> None:
+def test_an_equal_vocabulary_in_another_order_allows_a_fill() -> None:
     stored, original = (CountVectorizer().fit([text]) for text in ("one two", "two one"))
 
     assert filled(stored, original) is original
 
 
-def test_how_far_a_fit_went_is_filled_in() -> None:
+def test_iteration_counts_of_a_fit_are_filled_in() -> None:
     stored, original = (SGDClassifier(tol=tol, random_state=0).fit(*CANCER) for tol in (1e-3, 1e9))
 
     assert stored.n_iter_ != original.n_iter_
     assert filled(stored, original).n_iter_ == stored.n_iter_
 
 
-def test_a_network_of_torch_is_not_left_as_it_was() -> None:
+def test_another_network_of_torch_inside_is_refused() -> None:
     stored, original = (Holder(lambda x, y: torch.nn.Linear(3, 1)).fit(X, Y) for _ in range(2))
 
     with pytest.raises(AdapterError, match=r"'model_.* can only be unpickled"):

@@ -1,4 +1,4 @@
-"""Every estimator of scikit-learn that was fitted with other parameters becomes the stored one, or stays as it was."""
+"""Estimators fitted with other parameters become the stored one, or are unchanged."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def changing_ways() -> dict[str, tuple[Any, Any]]:
 
 
 @pytest.mark.parametrize("name", changing_ways())
-def test_other_parameters_inside_come_back(name: str) -> None:
+def test_parameters_of_nested_estimators_come_back(name: str) -> None:
     stored, original = changing_ways()[name]
     stored.fit(X, CLASSES)
     original.fit(X + 0.1, CLASSES)
@@ -220,7 +220,7 @@ OF_CODE: dict[str, tuple[Any, Any, str]] = {
 
 
 @pytest.mark.parametrize("name", OF_CODE)
-def test_what_only_a_pickle_can_bring_is_refused(name: str) -> None:
+def test_a_difference_that_only_a_pickle_restores_is_refused(name: str) -> None:
     stored, original, path = OF_CODE[name]
     y = CLASSES if name == "loss" else Y
     stored.fit(X, y)
@@ -235,14 +235,14 @@ def test_what_only_a_pickle_can_bring_is_refused(name: str) -> None:
     assert differing(attributes, describe(original)) == []
 
 
-def test_a_report_that_somebody_looked_at_is_the_same() -> None:
+def test_reading_a_report_does_not_change_its_facts() -> None:
     stored, original = (GridSearchCV(Ridge(), {"alpha": [0.1, 100.0]}).fit(X, Y) for _ in range(2))
 
     assert original.cv_results_["param_alpha"].fill_value is not None
     assert fill(ADAPTER.extract(stored), original) is None
 
 
-def test_what_a_search_found_comes_back() -> None:
+def test_results_of_a_search_come_back() -> None:
     stored, original = (GridSearchCV(Ridge(), {"alpha": [0.1, 100.0]}) for _ in range(2))
     stored.fit(X, Y)
     original.fit(X, np.random.default_rng(1).random(60))
@@ -254,7 +254,7 @@ def test_what_a_search_found_comes_back() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, None, np.random.RandomState(3)])
-def test_random_states_go_on_where_the_stored_ones_were(seed: Any) -> None:
+def test_random_states_continue_from_the_stored_state(seed: Any) -> None:
     stored, original, again = (
         GradientBoostingRegressor(n_estimators=3, subsample=0.5, warm_start=True, random_state=seed).fit(X, Y)
         for _ in range(3)
@@ -271,7 +271,7 @@ def test_random_states_go_on_where_the_stored_ones_were(seed: Any) -> None:
     assert np.random.get_state()[1].tobytes() == before  # noqa: NPY002
 
 
-def test_a_generator_goes_on_where_the_stored_one_was() -> None:
+def test_a_generator_continues_from_the_stored_state() -> None:
     stored, original = Ridge().fit(X, Y), Ridge().fit(X, Y)
     for n, model in enumerate((stored, original)):
         model.drawn_ = {"by": np.random.default_rng(n), "one": None}
@@ -281,7 +281,7 @@ def test_a_generator_goes_on_where_the_stored_one_was() -> None:
     assert original.drawn_["by"].spawn(1)[0].random() == stored.drawn_["by"].spawn(1)[0].random()
 
 
-def test_attributes_that_one_of_the_two_lacks_come_back_and_go() -> None:
+def test_missing_attributes_come_back_and_surplus_ones_go() -> None:
     stored, original = Ridge().fit(X, Y), Ridge().fit(X, Y)
     stored.note_, original.other_ = {"a": [1, (2.5, None)]}, 5
 
@@ -301,7 +301,7 @@ class Caching(Ridge):  # type: ignore[misc]
         return {name: value for name, value in vars(self).items() if name not in ("lock_", "cache_")}
 
 
-def test_what_is_not_pickled_goes() -> None:
+def test_attributes_that_are_not_pickled_are_dropped() -> None:
     stored, original = Caching(alpha=2).fit(X, Y), Caching().fit(X, Y * 2)
 
     assert fill(ADAPTER.extract(stored), original) is None
@@ -309,7 +309,7 @@ def test_what_is_not_pickled_goes() -> None:
     assert vars(original).keys() == stored.__getstate__().keys()
 
 
-def test_an_array_of_arrays_gets_them_whole() -> None:
+def test_an_array_of_arrays_gets_whole_arrays() -> None:
     stored, original = Ridge().fit(X, Y), Ridge().fit(X, Y)
     for value, model in ((1.0, stored), (2.0, original)):
         model.parts_ = np.empty(2, dtype=object)
@@ -320,7 +320,7 @@ def test_an_array_of_arrays_gets_them_whole() -> None:
     assert original.parts_[1] == [1.0]
 
 
-def test_a_damaged_array_leaves_parameters_as_they_were() -> None:
+def test_a_damaged_array_leaves_parameters_unchanged() -> None:
     stored, original = (KNeighborsClassifier(n).fit(X, CLASSES) for n in (1, 5))
     rows = without_pickle(ADAPTER.extract(stored))
     rows["_y"][:] = 77

@@ -1,4 +1,4 @@
-"""A live ensemble takes the trees of a stored one that has more of them, or fewer, with no pickle read."""
+"""A live ensemble gets the trees of a stored one with more or fewer of them, and no pickle is read."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_a_warm_started_model_takes_an_early_step_and_grows_again() -> None:
     assert len(model.set_params(n_estimators=20).fit(*DIABETES).estimators_) == 20
 
 
-def test_bagging_divides_by_as_many_members_as_it_has() -> None:
+def test_a_resized_bagging_ensemble_knows_its_number_of_members() -> None:
     stored, original = (BaggingRegressor(n_estimators=n, random_state=0).fit(*DIABETES) for n in (6, 12))
 
     assert filled(stored, original).n_estimators == 6
@@ -191,7 +191,7 @@ def test_a_model_that_grows_writes_no_more_than_the_stored_one() -> None:
     assert names == ADAPTER.extract(stored).keys()
 
 
-def test_an_ensemble_is_as_it_was_if_what_is_stored_does_not_fit() -> None:
+def test_a_resized_ensemble_is_unchanged_if_the_stored_one_does_not_fit() -> None:
     stored = RandomForestClassifier(12, random_state=0).fit(*IRIS)
     original = RandomForestClassifier(6, random_state=0).fit(*CANCER)
     members, before = original.estimators_, copy.deepcopy(original)
@@ -212,7 +212,7 @@ def test_an_ensemble_without_members_cannot_grow() -> None:
 
 
 @pytest.mark.parametrize("size", [-1, 10**9])
-def test_a_size_that_cannot_be_is_refused(size: int) -> None:
+def test_an_impossible_ensemble_size_is_refused(size: int) -> None:
     model = RandomForestClassifier(9, random_state=0).fit(*IRIS)
     tensors = read_back(ADAPTER.extract(model))
     skeleton = tensors[SKELETON].tobytes()
@@ -250,7 +250,7 @@ def test_a_damaged_end_of_a_skeleton_is_refused(text: str) -> None:
         ADAPTER.reconstruct(tensors, model)
 
 
-def test_no_pickle_is_read_to_resize() -> None:
+def test_resizing_an_ensemble_reads_no_pickle() -> None:
     stored, original = (RandomForestClassifier(n, random_state=0).fit(*IRIS) for n in (12, 9))
     tensors = read_back(ADAPTER.extract(stored))
     start = tensors[SKELETON].tobytes().rindex(b'{"=sizes"')

@@ -1,4 +1,4 @@
-"""A growing ensemble costs the trees it grew by."""
+"""A step of a growing ensemble costs its new trees."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_tree_pruned_by_hand_comes_back() -> None:
     assert restored.predict_proba(CANCER[0]).tobytes() == model.predict_proba(CANCER[0]).tobytes()
 
 
-def test_weights_of_samples_come_back() -> None:
+def test_sample_weights_come_back() -> None:
     weight = np.linspace(0.1, 2.3, len(CANCER[1]))
     model = GradientBoostingClassifier(n_estimators=3).fit(*CANCER, sample_weight=weight)
 
@@ -189,7 +189,7 @@ def stored_pieces(tensors: Mapping[str, Array]) -> set[bytes]:
     ],
     ids=lambda value: type(value).__name__ if hasattr(value, "fit") else "",
 )
-def test_a_step_writes_the_trees_it_adds_and_little_else(model: Any, data: tuple[Array, Array]) -> None:
+def test_a_step_writes_little_more_than_its_new_trees(model: Any, data: tuple[Array, Array]) -> None:
     n_stages = "max_iter" if hasattr(model, "max_iter") else "n_estimators"
     before = ADAPTER.extract(model.set_params(**{n_stages: 30}).fit(*data))
     after = ADAPTER.extract(model.set_params(**{n_stages: 35}).fit(*data))
@@ -209,7 +209,7 @@ def test_a_step_writes_the_trees_it_adds_and_little_else(model: Any, data: tuple
         HistGradientBoostingClassifier(warm_start=True, random_state=0, min_samples_leaf=3),
     ],
 )
-def test_a_tree_costs_the_skeleton_a_few_bytes(model: Any) -> None:
+def test_a_new_tree_adds_a_few_bytes_to_the_skeleton(model: Any) -> None:
     n_stages = "max_iter" if hasattr(model, "max_iter") else "n_estimators"
     n_bytes = []
     for n in (20, 60):
@@ -220,7 +220,7 @@ def test_a_tree_costs_the_skeleton_a_few_bytes(model: Any) -> None:
     assert n_bytes[1] - n_bytes[0] < 8 * n_trees
 
 
-def test_trees_that_are_not_alike_come_back() -> None:
+def test_trees_of_different_shapes_come_back() -> None:
     model = RandomForestClassifier(9, random_state=0).fit(*CANCER)
     trees = model.estimators_
     trees[1].max_depth = 7

@@ -1,4 +1,4 @@
-"""Models of XGBoost of every kind, the data they answer about, and all that can be asked of them.
+"""Models of XGBoost of every kind, their data, and all questions that they answer.
 
 A test saves them in one process, and this module, run as a program, restores them in another.
 """

@@ -127,7 +127,7 @@ def test_a_booster_predicts_the_same_bits() -> None:
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_training_goes_on_as_if_it_had_not_stopped(in_place: bool) -> None:
+def test_training_continues_as_if_uninterrupted(in_place: bool) -> None:
     data = DMatrix(X, Y)
     booster = train({"eta": 0.05, "max_depth": 4, "eval_metric": "mae"}, data=data)
     again = restored(booster, train(data=data) if in_place else None)
@@ -139,13 +139,13 @@ def test_training_goes_on_as_if_it_had_not_stopped(in_place: bool) -> None:
     assert again.eval(data) == booster.eval(data)
 
 
-def test_training_goes_on_through_train() -> None:
+def test_training_continues_through_train() -> None:
     booster = train()
 
     assert raw(train(xgb_model=restored(booster))) == raw(train(xgb_model=booster))
 
 
-def test_the_model_is_not_changed() -> None:
+def test_saving_does_not_change_an_xgboost_model() -> None:
     booster = with_attributes()
     before = bytes(booster.__getstate__()["handle"])
     ADAPTER.extract(booster)
@@ -374,7 +374,7 @@ def squared(labels: Array, predictions: Array) -> tuple[Array, Array]:
     return predictions - labels, np.ones_like(labels)
 
 
-def test_a_callable_objective_is_pickled_and_nothing_else() -> None:
+def test_a_callable_objective_is_the_only_pickled_attribute() -> None:
     model = xgboost.XGBRegressor(n_estimators=3, objective=squared).fit(X, Y)
     tensors = ADAPTER.extract(model)
     again = ADAPTER.reconstruct(read_back(tensors))
@@ -416,7 +416,7 @@ def test_a_users_own_wrapper_is_pickled_without_its_booster() -> None:
     assert again.predict(X).tobytes() == model.predict(X).tobytes()
 
 
-def test_a_wrapper_does_not_go_into_another() -> None:
+def test_a_wrapper_does_not_fill_one_of_another_class() -> None:
     tensors = ADAPTER.extract(WRAPPERS["classifier"]())
 
     for unlike in (xgboost.XGBRegressor(), train(), object()):
@@ -424,7 +424,7 @@ def test_a_wrapper_does_not_go_into_another() -> None:
             ADAPTER.reconstruct(tensors, unlike)
 
 
-def test_a_users_own_wrapper_goes_into_one_of_its_class_only() -> None:
+def test_a_users_own_wrapper_fills_only_its_own_class() -> None:
     model = Careful(n_estimators=3).fit(X, Y)
     original = Careful(max_depth=2)
 
@@ -483,7 +483,7 @@ def absolute(labels: Array, predictions: Array) -> tuple[Array, Array]:
         {"random_state": np.random.RandomState(5)},
     ],
 )
-def test_what_of_a_wrapper_can_only_be_unpickled_must_be_equal(change: dict[str, Any]) -> None:
+def test_wrapper_attributes_that_need_a_pickle_must_be_equal(change: dict[str, Any]) -> None:
     parameters = {"objective": squared, "callbacks": [xgboost.callback.EvaluationMonitor()]}
     parameters["random_state"] = np.random.RandomState(0)
     stored = xgboost.XGBRegressor(n_estimators=3, **parameters).fit(X, Y, verbose=False)
@@ -496,7 +496,7 @@ def test_what_of_a_wrapper_can_only_be_unpickled_must_be_equal(change: dict[str,
     assert repr(vars(original)) == attributes
 
 
-def test_what_a_callback_counted_comes_back() -> None:
+def test_counts_of_a_callback_come_back() -> None:
     def stopped(n: int) -> Any:
         callback = xgboost.callback.EarlyStopping(n, metric_name="rmse")
         return xgboost.XGBRegressor(n_estimators=9, callbacks=[callback]).fit(X, Y, eval_set=[(X, Y)], verbose=False)
@@ -523,7 +523,7 @@ def test_the_configuration_is_for_the_version_that_wrote_it(caplog: pytest.LogCa
     assert "saved with xgboost 1.0.0" in caplog.text
 
 
-def test_accepts_models_of_xgboost_and_no_others() -> None:
+def test_only_models_of_xgboost_are_accepted() -> None:
     class Booster:
         pass
 
@@ -533,7 +533,7 @@ def test_accepts_models_of_xgboost_and_no_others() -> None:
     assert not any(ADAPTER.accepts(model) for model in (Booster(), DMatrix(X), None, {}))
 
 
-def test_importing_the_adapter_and_asking_it_does_not_import_xgboost() -> None:
+def test_importing_and_asking_the_adapter_does_not_import_xgboost() -> None:
     code = (
         "import sys; from tensorcas_flavors.xgboost import XGBoostAdapter; XGBoostAdapter.accepts(object());"
         "sys.exit('xgboost' in sys.modules)"
@@ -556,7 +556,7 @@ def test_a_fresh_process_restores_the_same_bytes(tmp_path: Path) -> None:
     assert done.stdout == b"XGBClassifier" + raw(model)
 
 
-def test_predict_answers_as_mlflow_does() -> None:
+def test_predictions_equal_those_of_mlflow() -> None:
     from mlflow.xgboost import _XGBModelWrapper
 
     frame = pd.DataFrame(X, columns=NAMES)
@@ -611,7 +611,7 @@ def damage(tensors: dict[str, Array], name: str, array: Array | None) -> dict[st
         ("tree_table", np.zeros(4, "<f8")),
     ],
 )
-def test_garbage_is_an_adapter_error(name: str, array: Array | None) -> None:
+def test_a_skeleton_of_garbage_is_an_adapter_error(name: str, array: Array | None) -> None:
     tensors = damage(ADAPTER.extract(train()), name, array)
 
     with pytest.raises(AdapterError):

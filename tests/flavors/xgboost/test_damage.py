@@ -1,4 +1,4 @@
-"""What a store may hold instead of a model: it is refused, and never reaches XGBoost's unchecked reads."""
+"""A damaged or forged model is refused, and never reaches the unchecked reads of XGBoost."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ NODES = {
 
 @pytest.mark.parametrize("fault", NODES)
 @pytest.mark.parametrize("stored", ["in columns", "whole"])
-def test_nodes_that_xgboost_would_follow_astray_are_refused(fault: str, stored: str) -> None:
+def test_nodes_that_lead_xgboost_out_of_bounds_are_refused(fault: str, stored: str) -> None:
     tensors = taken("hist")
     NODES[fault](tensors["trees"])
     if stored == "whole":
@@ -138,7 +138,7 @@ def test_a_split_by_category_without_categories_is_refused() -> None:
         ADAPTER.reconstruct(tensors)
 
 
-def test_a_leaf_that_asks_for_weights_of_another_is_refused() -> None:
+def test_a_leaf_that_points_to_weights_of_another_tree_is_refused() -> None:
     tensors = taken("vector leaves")
     tensors["trees"]["right_children"][first_leaf(tensors["trees"])] = 40
 
@@ -147,7 +147,7 @@ def test_a_leaf_that_asks_for_weights_of_another_is_refused() -> None:
 
 
 @pytest.mark.parametrize("missing", ["loss_changes", "sum_hessian", "leaf_weights", "base_weights"])
-def test_vector_leaves_without_what_this_release_reads_unasked_are_refused(missing: str) -> None:
+def test_vector_leaves_that_lack_a_member_are_refused(missing: str) -> None:
     document = parse(bytes(model("vector leaves").save_raw("ubj")))
     for tree in document["learner"]["gradient_booster"]["model"]["trees"]:
         del tree[missing]
@@ -205,7 +205,7 @@ def test_a_tree_as_deep_as_it_has_nodes_is_refused() -> None:
 
 
 @pytest.mark.parametrize("config", ["[" * 100_000, "\udcff", "null", ""])
-def test_a_configuration_that_is_none_is_refused(config: str) -> None:
+def test_a_damaged_configuration_is_refused(config: str) -> None:
     tensors = forged(taken("hist"), lambda skeleton: skeleton.update(config=config))
 
     with pytest.raises(AdapterError):
@@ -233,7 +233,7 @@ def test_a_whole_document_must_be_readable_here() -> None:
             ADAPTER.reconstruct(whole(tensors, raw))
 
 
-def test_a_live_booster_is_untouched_when_what_is_stored_cannot_be_read() -> None:
+def test_an_unreadable_booster_leaves_the_live_one_unchanged() -> None:
     tensors = taken("hist")
     original = model("dart").copy()
     before = bytes(original.save_raw("ubj"))
@@ -305,7 +305,7 @@ def test_damaged_tensors_are_refused_or_make_a_model(kind: str, data: st.DataObj
     assert isinstance(made, Booster | xgboost.XGBModel)
 
 
-def test_sizes_that_are_claimed_take_no_memory() -> None:
+def test_claimed_sizes_reserve_no_memory() -> None:
     tensors = taken("hist")
     tensors["tree_table"][:] = 2**31 - 1
     tracemalloc.start()
@@ -354,7 +354,7 @@ print(json.dumps([n_loaded, n_refused]))
 """
 
 
-def test_what_is_not_refused_does_not_end_the_process() -> None:
+def test_a_model_that_passes_the_checks_does_not_crash_the_process() -> None:
     path = os.pathsep.join(map(str, (ROOT, ROOT / "flavors")))
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", WALK],

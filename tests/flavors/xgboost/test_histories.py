@@ -1,4 +1,4 @@
-"""Models saved while they are trained: what each step adds to a store."""
+"""Models saved while they are trained: the bytes that each step adds to a store."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def chunks(tensors: dict[str, Array]) -> dict[str, list[bytes]]:
 
 
 @pytest.mark.parametrize("kind", HISTORIES)
-def test_a_step_writes_the_trees_it_adds_and_one_unfinished_group(kind: str) -> None:
+def test_a_step_writes_its_new_trees_and_one_unfinished_group(kind: str) -> None:
     known: set[bytes] = set()
     n_nodes = 0
     for step, model in enumerate(HISTORIES[kind]()):
@@ -112,7 +112,7 @@ def test_the_weights_of_a_dart_are_apart_from_its_trees() -> None:
     assert np.array_equal(before["trees"], after["trees"][: len(before["trees"])])
 
 
-def test_a_linear_model_writes_its_weights_and_nothing_else() -> None:
+def test_a_step_of_a_linear_model_writes_only_its_weights() -> None:
     known: set[bytes] = set()
     booster = None
     for step in range(5):

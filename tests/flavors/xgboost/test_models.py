@@ -1,4 +1,4 @@
-"""Every kind of model, saved in a store and restored by another process."""
+"""Models of every kind are stored, and restored by another process."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture(scope="module")
 def restored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
-    """What each model answered after another process had restored it from a store."""
+    """Answers of each model after another process restored it from a store."""
     root = tmp_path_factory.mktemp("store")
     store = Store.open(root, create=True)
     for step, name in enumerate(MODELS):
@@ -82,7 +82,7 @@ def test_no_model_is_stored_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_is_restored_over_another_with_nothing_unpickled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_filled_without_unpickling(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     saved = model(name)
     tensors = {key: np.array(array) for key, array in ADAPTER.extract(saved).items()}
     if isinstance(saved, Booster):
@@ -124,7 +124,7 @@ def test_a_restored_wrapper_can_be_cloned_and_fitted(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BOOSTERS)
-def test_training_goes_on_in_another_process(name: str, restored: dict[str, Any]) -> None:
+def test_training_continues_in_another_process(name: str, restored: dict[str, Any]) -> None:
     copy = BOOSTERS[name][0]()
 
     assert isinstance(copy, Booster)

@@ -42,7 +42,7 @@ def test_a_model_is_written_back_to_the_byte(model: bytes) -> None:
     assert write(parse(model)) == model
 
 
-def test_a_model_reads_as_what_its_json_says(model: bytes) -> None:
+def test_the_ubjson_of_a_model_equals_its_json(model: bytes) -> None:
     import json
 
     import xgboost
@@ -74,7 +74,7 @@ def test_any_document_is_read_back_and_written_to_the_same_bytes(document: Any) 
 
 @given(st.binary(max_size=60) | st.text("{}[$#LliUdDSZTF\0\x01\x02", max_size=60).map(str.encode))
 @settings(max_examples=500, deadline=None)
-def test_any_bytes_are_refused_or_written_back(data: bytes) -> None:
+def test_any_bytes_are_refused_or_round_trip(data: bytes) -> None:
     try:
         document = parse(data)
     except ValueError:
@@ -153,7 +153,7 @@ def test_text_that_is_not_utf8_survives() -> None:
     ],
     ids=["empty", "open", "unknown", "trailing", "end mark", "huge", "short", "long list", "negative", "text", "twice"],
 )
-def test_what_is_not_the_dialect_is_refused(data: bytes) -> None:
+def test_other_dialects_of_ubjson_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse(data)
 
