@@ -406,7 +406,7 @@ class Slot(NamedTuple):
     value: Any
     """The live value; None where nothing can be changed inside it."""
     place: Place | None
-    """Where another value can be put; None if only the value's content can be changed."""
+    """Place for another value; None if only the value's content can be changed."""
 
 
 class Facts(NamedTuple):
@@ -422,7 +422,7 @@ class Facts(NamedTuple):
     code: set[str]
     """Names of the classes and functions that the pickle calls."""
     fixed: set[Any]
-    """Keys of parts that cannot be filled, since their owner decides itself what is pickled of it."""
+    """Keys of parts that cannot be filled, since their owner pickles a state of its own."""
 
 
 def facts_of(adapter: str, obj: object, take_out: TakeOut) -> Facts:
@@ -786,7 +786,7 @@ def _name_of(function: Any) -> str:
 
 @lru_cache(maxsize=4096)
 def _pickles_by_default(kind: Hashable) -> bool:
-    """Tell whether Python alone decides what is pickled of a class's objects."""
+    """Tell whether a class leaves the pickling of its objects to Python."""
     ways = [getattr(kind, name) is getattr(object, name) for name in ("__reduce_ex__", "__reduce__", "__getstate__")]
     return all(ways) and kind not in cloudpickle.Pickler.dispatch_table
 

@@ -103,7 +103,7 @@ def fill(original: Any, stored: Any, *, strict: bool) -> Any:
     try:
         filled = plan.part(original, stored, "")
     except RecursionError as error:
-        raise pytorch_error("what is to be filled is nested too deep") from error
+        raise pytorch_error("the object to fill is nested too deep") from error
     plan.check()
     plan.execute()
     return filled
@@ -420,7 +420,7 @@ class _FillPlan:
             is_other = kind.__name__ != _kind(stored)
         if is_other and self._strict:
             raise pytorch_error(
-                f"{where} is a {kind.__name__}, and what was stored is the state of "
+                f"{where} is a {kind.__name__}, and the stored state is that of "
                 f"{f'a {_kind(stored)}' if stored_kind else f'one with {_some(sorted(map(str, only[1])))}'}: "
                 f"give one of the same class, or {REMEDY}"
             )
@@ -472,8 +472,8 @@ class _FillPlan:
             missing = [key for key in target if key not in stored and key not in beside]
             if missing:
                 raise pytorch_error(
-                    f"what was stored does not have all entries of {where}: it lacks {_some(missing)} and has "
-                    f"{_some(list(stored))}. Leave those out, or give strict=False to fill what is on both sides"
+                    f"the stored mapping does not have all entries of {where}: it lacks {_some(missing)} and has "
+                    f"{_some(list(stored))}. Leave those out, or give strict=False to fill the entries on both sides"
                 )
         for key, value in target.items():
             entry = stored[key] if key in stored else beside.get(key, _NOT_THERE)
