@@ -50,7 +50,7 @@ from tensorcas_flavors._pickle_tree import (
     SET,
     Named,
     Node,
-    Reference,
+    ReferenceNode,
     read_pickle_tree,
 )
 from tensorcas_flavors._pickling import TakeOut, dump_skeleton
@@ -181,7 +181,7 @@ _MAKERS: dict[str, Callable[..., Any]] = {
 
 def is_value(part: Any) -> bool:
     """Tell whether a part of a pickle's tree is a reference of `take_value`."""
-    return type(part) is Reference and type(part.value) is tuple and part.value[0] == VALUE
+    return type(part) is ReferenceNode and type(part.value) is tuple and part.value[0] == VALUE
 
 
 class Encoder:
@@ -300,7 +300,7 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def is_same(one: Any, other: Any) -> bool:
+def is_same_json(one: Any, other: Any) -> bool:
     """Tell whether two pieces of JSON are equal; 1 equals neither True nor 1.0."""
     if one is other:
         return True
@@ -476,7 +476,7 @@ def plan_values(adapter: str, facts: Facts, stored: Any) -> Callable[[], None]:
         raise misfit(adapter, _difference(facts, sections))
     changes: list[Callable[[], None]] = []
     for slot, value in zip(facts.slots, values, strict=True):
-        if is_same(value, slot.fact):
+        if is_same_json(value, slot.fact):
             continue
         new = decode(adapter, value)
         if slot.value is not None and _can_hold(slot.value, new):
@@ -613,12 +613,12 @@ class _Walk:
                 self._add_atom(part)
                 return []
             return self._add_value(visit, self._encode(part))
-        if kind is Reference and is_value(part):
+        if kind is ReferenceNode and is_value(part):
             return self._add_value(visit, self._encode(part))
         if kind is Named:
             self._tokens.append(f"named {part.name}")
             return []
-        if kind is Reference:
+        if kind is ReferenceNode:
             return self._visit_row(visit)
         if (kind is tuple or part.kind in _PLAIN_KINDS) and (value := self._plain(part)) is not None:
             is_held = visit.is_open and kind is Node and part.kind != FROZENSET

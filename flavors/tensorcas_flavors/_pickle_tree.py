@@ -3,7 +3,7 @@
 `_facts` reads pickles that this process has just made, to describe an object independently of memory addresses. This
 reader is not made for pickles of others.
 
-Numbers, texts, bytes and tuples stand for themselves. All else is a `Node`, a `Named` or a `Reference`.
+Numbers, texts, bytes and tuples stand for themselves. All else is a `Node`, a `Named` or a `ReferenceNode`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Named:
         """Module and qualified name, with a colon between."""
 
 
-class Reference:
+class ReferenceNode:
     """Persistent id, which stands for a part that the pickle lacks."""
 
     __slots__ = ("value",)
@@ -108,8 +108,8 @@ class _PickleReader(_PYTHONS):  # type: ignore[misc]
     def get_extension(self, code: int) -> None:
         self.append(Named(f"copyreg:{code}"))
 
-    def persistent_load(self, value: Any) -> Reference:
-        return Reference(value)
+    def persistent_load(self, value: Any) -> ReferenceNode:
+        return ReferenceNode(value)
 
     def _remember(self) -> None:
         top = self.stack[-1]

@@ -44,7 +44,7 @@ from tensorcas_flavors._facts import (
     Slot,
     decode,
     facts_of,
-    is_same,
+    is_same_json,
     is_taken,
     misfit,
     no_facts,
@@ -219,7 +219,7 @@ def plan_changes(
     """New random states, by id of the live ones."""
     again: list[Slot] = []
     for slot, fact in _pairs(adapter, live, facts):
-        if is_same(slot.fact, fact):
+        if is_same_json(slot.fact, fact):
             if type(slot.value) in _RANDOM_KINDS:
                 again.append(slot)
             continue
@@ -319,7 +319,7 @@ def _as_one(facts: list[Any]) -> Any:
     """Return the fact that all of these are, or an object with runs: the length and the fact of each."""
     runs: list[Any] = []
     for fact in facts:
-        if runs and is_same(runs[-1], fact):
+        if runs and is_same_json(runs[-1], fact):
             runs[-2] += 1
         else:
             runs += [1, fact]
