@@ -1,30 +1,106 @@
 """A content-addressed checkpoint store for MLflow: a tensor that was stored before is not stored again.
 
-Models are logged and loaded by ``mlflow.tensorcas``; `TensorCasStore` is the store without MLflow. Importing this
-package imports nothing else: ``import mlflow`` does it for every user of a Python that has it installed.
+```python
+import tensorcas_mlflow as tensorcas
+
+tensorcas.log_checkpoint({"model": model, "optimizer": optimizer}, step=step)
+tensorcas.load_checkpoint(into={"model": model, "optimizer": optimizer})
+```
+
+``docs/api.md`` lists the names and the rules of the API. ``mlflow.tensorcas`` has the same objects. `TensorCasStore` is
+the store without MLflow. Importing this package imports nothing else, since ``import mlflow`` imports it for every user
+of a Python that has it installed; each name imports its module on first use.
 """
 
 # Type checkers know this name. Both `from typing import TYPE_CHECKING` and `from __future__ import annotations` would
 # import a module.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
+    from tensorcas_mlflow import errors
+    from tensorcas_mlflow.callbacks import autolog
+    from tensorcas_mlflow.checkpoints import (
+        CheckpointInfo,
+        CheckpointRecord,
+        Keep,
+        delete_checkpoint,
+        list_checkpoints,
+        load_checkpoint,
+        log_checkpoint,
+        wait,
+    )
+    from tensorcas_mlflow.flavor import export_model, load_model, log_model, save_model
+    from tensorcas_mlflow.parts import diff, export_checkpoint, import_checkpoint, open_checkpoint, safe_open
+    from tensorcas_mlflow.reader import CheckpointReader, Naming
     from tensorcas_mlflow.runs import TensorCasStore
 
-__all__ = ["TensorCasStore", "__version__"]
+    __version__: str
+
+__all__ = [
+    "CheckpointInfo",
+    "CheckpointReader",
+    "CheckpointRecord",
+    "Keep",
+    "Naming",
+    "TensorCasStore",
+    "__version__",
+    "autolog",
+    "delete_checkpoint",
+    "diff",
+    "errors",
+    "export_checkpoint",
+    "export_model",
+    "import_checkpoint",
+    "list_checkpoints",
+    "load_checkpoint",
+    "load_model",
+    "log_checkpoint",
+    "log_model",
+    "open_checkpoint",
+    "safe_open",
+    "save_model",
+    "wait",
+]
 
 
-def __getattr__(name: str) -> "Any":
+def _load(name: str) -> object:
+    """Import the module of a public name and return the object.
+
+    Raises:
+        AttributeError: There is no such name.
+    """
+    module: object
+    if name == "__version__":
+        from tensorcas_mlflow._release import release
+
+        return release()
+    if name == "errors":
+        import tensorcas_mlflow.errors
+
+        return tensorcas_mlflow.errors
     if name == "TensorCasStore":
-        from tensorcas_mlflow.runs import TensorCasStore
-
-        return TensorCasStore
-    if name != "__version__":
+        import tensorcas_mlflow.runs as module
+    elif name == "autolog":
+        import tensorcas_mlflow.callbacks as module
+    elif name in ("CheckpointReader", "Naming"):
+        import tensorcas_mlflow.reader as module
+    elif name in ("diff", "export_checkpoint", "import_checkpoint", "open_checkpoint", "safe_open"):
+        import tensorcas_mlflow.parts as module
+    elif name in ("export_model", "load_model", "log_model", "save_model"):
+        import tensorcas_mlflow.flavor as module
+    elif name in __all__:
+        import tensorcas_mlflow.checkpoints as module
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from tensorcas_mlflow._release import release
+    return getattr(module, name)
 
-    return release()
+
+# A checker that saw this function would take any name for a public one.
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        value = _load(name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

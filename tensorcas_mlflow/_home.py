@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlflow.exceptions import MlflowException
 from mlflow.utils.file_utils import local_file_uri_to_path
 from mlflow.utils.uri import is_local_uri
 
@@ -41,7 +40,7 @@ def home_of(artifact_uri: str, *, create: bool) -> Home:
         create: Whether to make a store if there is none.
 
     Raises:
-        MlflowException: MLflow keeps these artifacts where no store can be.
+        ValueError: MLflow keeps these artifacts where no store can be.
         StoreNotFoundError: There is none and ``create`` is False, or this is a server, which makes none at a client's
             word.
     """
@@ -55,7 +54,7 @@ def home_of(artifact_uri: str, *, create: bool) -> Home:
     elif (lookup := as_lookup(artifact_uri)) is not None:
         store, path = _find_or_make(lookup, create=create)
     else:
-        raise MlflowException.invalid_parameter_value(
+        raise ValueError(
             "tensors cannot be put beside the artifacts of this experiment, at "
             f"{without_secrets(artifact_uri)!r}: name a store in TENSORCAS_STORE (a folder, "
             "or a URI like tensorcas-s3://bucket/path), or use an experiment whose artifact "

@@ -1,19 +1,25 @@
-"""Our errors, told to MLflow: translated once, where MLflow or its user calls us."""
+"""Translation of our errors for MLflow, once, where MLflow or its user calls us.
+
+A translated error is an instance of our class and of `MlflowException`: callers catch either.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import (
     BAD_REQUEST,
+    INTERNAL_ERROR,
     INVALID_PARAMETER_VALUE,
     PERMISSION_DENIED,
     RESOURCE_ALREADY_EXISTS,
     RESOURCE_CONFLICT,
     RESOURCE_DOES_NOT_EXIST,
     TEMPORARILY_UNAVAILABLE,
+    ErrorCode,
 )
 
 from tensorcas_mlflow._texts import without_secrets
@@ -50,7 +56,19 @@ _CODES: tuple[tuple[type[Exception], int], ...] = (
 )
 
 
-class NoSuchFileError(MlflowException, FileNotFoundError):
+class _OfMlflow(MlflowException):
+    """One of our errors that MLflow's callers can catch, too."""
+
+    _ours: TensorCasError | ValueError
+
+    def __str__(self) -> str:
+        return str(self.message)
+
+    def __reduce__(self) -> Any:
+        return to_mlflow, (self._ours, ErrorCode.Value(self.error_code))
+
+
+class NoSuchFileError(MlflowException, NotFoundError, FileNotFoundError):
     """A path of this machine that is not there, for those who catch what MLflow raises and for those who open files."""
 
     def __init__(self, path: str) -> None:
@@ -66,22 +84,40 @@ class NoSuchFileError(MlflowException, FileNotFoundError):
         return type(self), (self.path,)
 
 
-def to_mlflow(error: TensorCasError | ValueError) -> MlflowException:
-    """Make the exception MLflow knows, saying the same sentence; raise it ``from`` the error it stands for."""
-    for kind, code in _CODES:
-        if isinstance(error, kind):
-            return MlflowException(without_secrets(str(error)), error_code=code)
-    return MlflowException(without_secrets(str(error)))
+def to_mlflow(error: TensorCasError | ValueError, code: int | None = None) -> MlflowException:
+    """Make the exception of MLflow that is also the same error of ours; raise it ``from`` the error it stands for.
+
+    Args:
+        error: The error. Its class, its facts and its sentence stay.
+        code: An error code of MLflow; by default that of the error's class.
+    """
+    if code is None:
+        code = next((code for kind, code in _CODES if isinstance(error, kind)), INTERNAL_ERROR)
+    told = MlflowException(without_secrets(str(error)), error_code=code)
+    kind: type[Exception] = type(error) if isinstance(error, TensorCasError) else ValueError
+    both = _with_mlflow(kind)
+    # Not by its constructor: the facts are there, and classes take them in different ways.
+    made = both.__new__(both, *error.args)
+    made.args = error.args if isinstance(error, TensorCasError) else told.args
+    vars(made).update(vars(error), **vars(told), _ours=error)
+    return made
+
+
+def _with_mlflow(kind: type[Exception]) -> type[_OfMlflow]:
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    return type(kind.__name__, (_OfMlflow, kind), names)
 
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Turn our errors into `MlflowException`: around a block, or on a function as ``@translate_errors()``.
+    """Make our errors those of MLflow, too: around a block, or on a function as ``@translate_errors()``.
 
     A `ValueError` is a wrong call and is translated too. All else, MLflow's own exceptions included, passes through.
     A generator function must hold a ``with`` block: the decorator would be over before its first piece is made.
     """
     try:
         yield
+    except MlflowException:  # its own, or one of ours that was translated further in
+        raise
     except (TensorCasError, ValueError) as error:
         raise to_mlflow(error) from error

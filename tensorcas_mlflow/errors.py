@@ -105,8 +105,8 @@ class CheckpointNotFoundError(NotFoundError):
         return f"there is no checkpoint {self.name}{hint}"
 
 
-class TensorNotFoundError(NotFoundError):
-    """A checkpoint holds no tensor of that name."""
+class TensorNotFoundError(NotFoundError, KeyError):
+    """A checkpoint holds no tensor of that name. A `KeyError`, since a reader is a mapping of names to tensors."""
 
     def __init__(self, name: str, type: str | None = None) -> None:
         super().__init__(name, type)

@@ -1,45 +1,22 @@
-"""What MLflow finds by entry point at the end of its own import: the artifact repository, and ``mlflow.tensorcas``.
+"""Entry points of MLflow: the artifact repository, and the module ``mlflow.tensorcas``.
 
-Every user of MLflow pays for this module, and what it lets escape breaks their ``import mlflow``; so it imports next to
-nothing, and raises nothing but `ImportError`.
+MLflow imports this module at the end of its own import, so every user of MLflow pays for it, and an error here breaks
+their ``import mlflow``. It imports next to nothing, and raises nothing but `ImportError`.
 """
 
 from __future__ import annotations
 
-import importlib
 import sys
 import types
 from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
 
+import tensorcas_mlflow
+
 if TYPE_CHECKING:
     from mlflow.store.artifact.artifact_repo import ArtifactRepository
 
 FACADE = "mlflow.tensorcas"
-
-_PUBLIC = {
-    "export_model": "flavor",
-    "load_model": "flavor",
-    "log_model": "flavor",
-    "save_model": "flavor",
-    "CheckpointInfo": "checkpoints",
-    "CheckpointRecord": "checkpoints",
-    "Keep": "checkpoints",
-    "delete_checkpoint": "checkpoints",
-    "list_checkpoints": "checkpoints",
-    "load_checkpoint": "checkpoints",
-    "diff": "parts",
-    "export_checkpoint": "parts",
-    "import_checkpoint": "parts",
-    "log_checkpoint": "checkpoints",
-    "open_checkpoint": "parts",
-    "safe_open": "parts",
-    "wait": "checkpoints",
-    "CheckpointReader": "reader",
-    "Naming": "reader",
-    "autolog": "callbacks",
-}
-"""What users call, and the subpackage it is in."""
 
 _DOC = """Models as deduplicated tensors in a content-addressed store.
 
@@ -49,38 +26,40 @@ _DOC = """Models as deduplicated tensors in a content-addressed store.
     mlflow.tensorcas.log_checkpoint({"model": model, "optimizer": optimizer}, step=step)
     mlflow.tensorcas.load_checkpoint(into={"model": model, "optimizer": optimizer})
 
-A tensor that any earlier step, run or experiment of the same store holds is not stored again.
+A tensor that any earlier step, run or experiment of the same store holds is not stored again. ``docs/api.md`` lists the
+names and the rules; ``import tensorcas_mlflow as tensorcas`` gives the same objects.
 """
 
 
 def _make_facade() -> types.ModuleType:
-    """Make ``mlflow.tensorcas``: public names of this package's parts, each imported when it is first used.
+    """Make ``mlflow.tensorcas``: the public names of this package, each imported on first use.
 
     It is a plain module, which pickles by name, and not a package under a second name, whose submodules would be
     imported twice.
     """
     facade = types.ModuleType(FACADE, _DOC)
 
+    names = sorted(name for name in tensorcas_mlflow.__all__ if not name.startswith("_"))
+
     def look_up(name: str) -> Any:
-        if name not in _PUBLIC:
+        if name not in names:
             raise AttributeError(f"module {FACADE!r} has no attribute {name!r}")
         try:
-            package = importlib.import_module(f"tensorcas_mlflow.{_PUBLIC[name]}")
+            value = getattr(tensorcas_mlflow, name)
         except ImportError:
             raise
         except Exception as error:
             raise ImportError(f"{FACADE} cannot be used: {error}") from error
-        value = getattr(package, name)
         setattr(facade, name, value)
         return value
 
     def list_names() -> list[str]:
-        return sorted({*vars(facade), *_PUBLIC})
+        return sorted({*vars(facade), *names})
 
     vars(facade).update(
         __spec__=ModuleSpec(FACADE, None),
         __package__="mlflow",
-        __all__=sorted(_PUBLIC),
+        __all__=names,
         __getattr__=look_up,
         __dir__=list_names,
     )

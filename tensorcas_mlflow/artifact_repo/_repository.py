@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mlflow.entities.file_info import FileInfo
-from mlflow.exceptions import MlflowException
-from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
 from mlflow.store.artifact.artifact_repo import ArtifactRepository, StreamUploadMixin
 
 from tensorcas_mlflow import config
+from tensorcas_mlflow._mlflow_errors import to_mlflow
 from tensorcas_mlflow._store_root import owner_of, root_of
 from tensorcas_mlflow.artifact_repo._carried import CarriedStores
 from tensorcas_mlflow.artifact_repo._errors import for_mlflow
@@ -33,6 +32,7 @@ from tensorcas_mlflow.errors import (
     ChunkNotFoundError,
     FencedError,
     FormatError,
+    NotFoundError,
     WrongStoreError,
 )
 from tensorcas_mlflow.file_formats import Readable
@@ -241,7 +241,7 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
                         break
                     time.sleep(0.001 * 2 ** (look - _FEWEST_LOOKS))
             reason = "" if followed.refused is None else f" ({followed.refused!r} is a link that {NOT_FOLLOWED})"
-            raise MlflowException(f"No such artifact: {asked!r}{reason}", error_code=RESOURCE_DOES_NOT_EXIST)
+            raise to_mlflow(NotFoundError(f"No such artifact: {asked!r}{reason}"))
 
     def get_local_path(self, artifact_path: str) -> str | None:
         """Give the real path of a plain artifact, or None for what the store keeps and for what is not there.

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import mlflow
 from mlflow.entities import Run, RunInfo
 from mlflow.exceptions import MlflowException
-from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
+from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 from mlflow.tracking import MlflowClient
+
+from tensorcas_mlflow.errors import NotFoundError
 
 _MAX_KNOWN = 1024
 _RUN_URI = re.compile(r"runs:/+(?P<run_id>[^/]+)/?")
@@ -38,13 +40,13 @@ def run_to_read(run_id: str | Run | None) -> RunRoot:
     """Find a run to read from: the one named, else the active one, else the last that was active in this process.
 
     Raises:
-        MlflowException: There is none.
+        NotFoundError: There is none.
     """
     if run_id is not None:
         return _named(run_id)
     run = mlflow.active_run() or mlflow.last_active_run()
     if run is None:
-        raise MlflowException("no run is active: say which one is meant, with run_id=", RESOURCE_DOES_NOT_EXIST)
+        raise NotFoundError("no run is active: name the one that is meant")
     return RunRoot(run_id=run.info.run_id, artifact_uri=run.info.artifact_uri)
 
 
@@ -71,7 +73,12 @@ def _named(run: object) -> RunRoot:
         return RunRoot(run_id=run_id, artifact_uri=active.info.artifact_uri)
     key = (mlflow.get_tracking_uri(), run_id)
     if key not in _known:
-        info = MlflowClient().get_run(run_id).info
+        try:
+            info = MlflowClient().get_run(run_id).info
+        except MlflowException as error:
+            if error.error_code == ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+                raise NotFoundError(error.message) from error
+            raise
         if len(_known) >= _MAX_KNOWN:
             _known.clear()
         _known[key] = RunRoot(run_id=info.run_id, artifact_uri=info.artifact_uri)

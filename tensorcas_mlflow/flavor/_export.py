@@ -10,14 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mlflow import pyfunc
-from mlflow.exceptions import MlflowException
 from mlflow.models import Model
 from mlflow.models.model import MLMODEL_FILE_NAME
 from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS
 
-from tensorcas_mlflow._mlflow_errors import translate_errors
+from tensorcas_mlflow._mlflow_errors import to_mlflow, translate_errors
 from tensorcas_mlflow._texts import check_path
-from tensorcas_mlflow.errors import BackendError
+from tensorcas_mlflow.errors import BackendError, ConflictError
 from tensorcas_mlflow.flavor._fetch import open_folder
 from tensorcas_mlflow.flavor._folder import FLAVOR, STORE_KEY
 from tensorcas_mlflow.flavor._saved import SavedModel, load_mlmodel
@@ -105,7 +104,8 @@ def _appearing_at(out: Path) -> Iterator[Path]:
 
 def _check_free(out: Path) -> None:
     if os.path.lexists(out) and not (out.is_dir() and not out.is_symlink() and not any(out.iterdir())):
-        raise MlflowException(f"Path {os.fspath(out)!r} already exists and is not empty", RESOURCE_ALREADY_EXISTS)
+        there = ConflictError(f"Path {os.fspath(out)!r} already exists and is not empty")
+        raise to_mlflow(there, RESOURCE_ALREADY_EXISTS)
 
 
 @contextmanager

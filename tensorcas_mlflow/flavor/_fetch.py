@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mlflow.exceptions import MlflowException
-from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
 from mlflow.store.artifact.artifact_repo import ArtifactRepository
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
@@ -22,6 +20,7 @@ from mlflow.utils.file_utils import get_local_path_or_none
 
 from tensorcas_mlflow._texts import without_secrets
 from tensorcas_mlflow.backends import is_ours
+from tensorcas_mlflow.errors import NotFoundError
 
 
 class ModelFolder(ABC):
@@ -35,7 +34,7 @@ class ModelFolder(ABC):
         """Give a local copy of a file, or the file itself; it is there as long as the folder is open.
 
         Raises:
-            MlflowException: There is no such file.
+            NotFoundError: There is no such file.
         """
 
     @abstractmethod
@@ -63,9 +62,7 @@ class LocalFolder(ModelFolder):
 
     def file(self, path: str) -> Path:
         if not self.has(path):
-            raise MlflowException(
-                f"there is no {path!r} in {without_secrets(self.uri)!r}: is it a model?", RESOURCE_DOES_NOT_EXIST
-            )
+            raise NotFoundError(f"there is no {path!r} in {without_secrets(self.uri)!r}: is it a model?")
         return self._root / path
 
     def has(self, path: str) -> bool:
@@ -117,13 +114,13 @@ def open_folder(model_uri: str) -> Iterator[ModelFolder]:
     """Find the folder of a model by any URI that MLflow has for one, or by a local path.
 
     Raises:
-        MlflowException: There is none.
+        NotFoundError: There is none.
     """
     local = get_local_path_or_none(model_uri)
     if local is not None:
         if not Path(local).is_dir():
             hint = f"; did you mean 'models:/{model_uri}'?" if model_uri.startswith("m-") else ""
-            raise MlflowException(f"there is no folder {without_secrets(model_uri)!r}{hint}", RESOURCE_DOES_NOT_EXIST)
+            raise NotFoundError(f"there is no folder {without_secrets(model_uri)!r}{hint}")
         yield LocalFolder(Path(local).absolute())
         return
     repository, path = resolve(model_uri)

@@ -13,12 +13,11 @@ from mlflow import pyfunc
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model
 from mlflow.models.model import MLMODEL_FILE_NAME
-from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
 from mlflow.utils.model_utils import _get_overridden_pyfunc_model_config
 
 from tensorcas_mlflow._texts import without_secrets
 from tensorcas_mlflow.blob_names import list_blobs
-from tensorcas_mlflow.errors import CorruptError, FormatError, MalformedFileError, NewerFormatError
+from tensorcas_mlflow.errors import CorruptError, FormatError, MalformedFileError, NewerFormatError, NotFoundError
 from tensorcas_mlflow.flavor._fetch import LocalFolder, ModelFolder
 from tensorcas_mlflow.flavor._folder import FLAVOR, STORE_KEY
 from tensorcas_mlflow.manifest import Manifest
@@ -34,7 +33,7 @@ def load_mlmodel(folder: ModelFolder) -> Model:
     """Read the MLmodel of a folder.
 
     Raises:
-        MlflowException: The folder holds none.
+        NotFoundError: The folder holds none.
         MalformedFileError: It is none.
     """
     file = folder.file(MLMODEL_FILE_NAME)
@@ -61,17 +60,16 @@ class SavedModel:
         """Read the MLmodel.
 
         Raises:
-            MlflowException: The folder holds no model, or one of another flavor.
+            NotFoundError: The folder holds no model, or one of another flavor.
             MalformedFileError: The MLmodel is none, or leads out of the folder.
         """
         self.folder = folder
         model = load_mlmodel(folder)
         flavors: Mapping[str, Any] = model.flavors
         if FLAVOR not in flavors:
-            raise MlflowException(
+            raise NotFoundError(
                 f"the model at {without_secrets(folder.uri)!r} was not saved by mlflow.tensorcas, "
-                f"but by {', '.join(flavors) or 'no flavor'}",
-                RESOURCE_DOES_NOT_EXIST,
+                f"but by {', '.join(flavors) or 'no flavor'}"
             )
         section: Mapping[str, Any] = flavors[FLAVOR]
         texts = ("adapter", "data", "code", "store", "manifest")

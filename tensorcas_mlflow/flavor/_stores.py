@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from mlflow.exceptions import MlflowException
-from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
+from mlflow.protos.databricks_pb2 import ErrorCode
 
 from tensorcas_mlflow import config
 from tensorcas_mlflow._home import find_store, open_root
@@ -14,7 +14,7 @@ from tensorcas_mlflow._mlflow_errors import to_mlflow
 from tensorcas_mlflow._rebuild import Reader
 from tensorcas_mlflow._texts import without_secrets
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.errors import BackendError, StoreNotFoundError, WrongStoreError
+from tensorcas_mlflow.errors import BackendError, NotFoundError, StoreNotFoundError, WrongStoreError
 from tensorcas_mlflow.flavor._saved import SavedModel
 from tensorcas_mlflow.store import PAYLOAD_FILE, Store, read_payload
 
@@ -45,7 +45,7 @@ def store_for(saved: SavedModel, named_store: str | None) -> Store | None:
     Raises:
         WrongStoreError: There is a store, but another one.
         StoreNotFoundError: The place that was named holds no store.
-        MlflowException: No store was named, and none was found, or the server of one cannot be reached.
+        NotFoundError: No store was named, and none was found, or the server of one cannot be reached.
     """
     manifest = saved.manifest
     if manifest.store_id is None:
@@ -70,16 +70,15 @@ def store_for(saved: SavedModel, named_store: str | None) -> Store | None:
         raise failed
     if failed is not None:
         told = to_mlflow(failed) if isinstance(failed, BackendError) else failed
-        raise MlflowException(
+        lost = NotFoundError(
             f"the tensors of this model are in store {manifest.store_id}, and its place {named!r} cannot be "
-            f"looked at: {without_secrets(str(failed))}",
-            ErrorCode.Value(told.error_code),
-        ) from failed
-    raise MlflowException(
+            f"looked at: {without_secrets(str(failed))}"
+        )
+        raise to_mlflow(lost, ErrorCode.Value(told.error_code)) from failed
+    raise NotFoundError(
         f"the tensors of this model are in store {manifest.store_id}, which is not at {named!r} any more: "
         "name its new place in TENSORCAS_STORE, or to mlflow.pyfunc.load_model as model_config={'store': …}; or, where "
-        "the store can be reached, write a folder that needs none with mlflow.tensorcas.export_model",
-        RESOURCE_DOES_NOT_EXIST,
+        "the store can be reached, write a folder that needs none with mlflow.tensorcas.export_model"
     )
 
 

@@ -73,14 +73,14 @@ def diff(before: CheckpointReader, after: CheckpointReader, *, values: bool = Fa
     Raises:
         TensorCasError: What has to be read cannot be.
     """
-    old, new = before.numbers(), after.numbers()
+    old, new = before._row_of(), after._row_of()
     common = [name for name in new if name in old]
     is_equal = _are_equal(before, after, common)
     changed = [name for name, same in zip(common, is_equal, strict=True) if not same]
     equal = [name for name, same in zip(common, is_equal, strict=True) if same]
     added = [name for name in new if name not in old]
     removed = [name for name in old if name not in new]
-    others, its_others = before.other_content(), after.other_content()
+    others, its_others = before._other_content(), after._other_content()
     kinds = {kind for kind in others.keys() | its_others.keys() if others.get(kind) != its_others.get(kind)}
     if common != [name for name in old if name in new]:
         kinds.add("order")
@@ -90,18 +90,18 @@ def diff(before: CheckpointReader, after: CheckpointReader, *, values: bool = Fa
         changed=tuple(changed),
         equal=tuple(equal),
         other=tuple(sorted(kinds)),
-        added_bytes=after.n_bytes_of(added),
-        removed_bytes=before.n_bytes_of(removed),
-        changed_bytes=after.n_bytes_of(changed),
-        equal_bytes=after.n_bytes_of(equal),
+        added_bytes=after._n_bytes_of(added),
+        removed_bytes=before._n_bytes_of(removed),
+        changed_bytes=after._n_bytes_of(changed),
+        equal_bytes=after._n_bytes_of(equal),
         values=_values(before, after, changed) if values else {},
     )
 
 
 def _are_equal(before: CheckpointReader, after: CheckpointReader, names: Sequence[str]) -> list[bool]:
-    old, new = before.numbers(), after.numbers()
+    old, new = before._row_of(), after._row_of()
     was, now = (np.array([numbers[name] for name in names], dtype=np.int64) for numbers in (old, new))
-    one, other = before.contents, after.contents
+    one, other = before._contents, after._contents
     stored, its_stored = _rows_of(one, was), _rows_of(other, now)
     proven = np.zeros(len(names), dtype=bool)
     refuted = np.zeros(len(names), dtype=bool)
@@ -113,7 +113,7 @@ def _are_equal(before: CheckpointReader, after: CheckpointReader, names: Sequenc
             # Of what is cut alike, different chunks are different bytes.
             refuted = ~(proven | _has_cuts(manifest, rows) | _has_cuts(its_manifest, its_rows))
     left = [at for at in np.flatnonzero(~(proven | refuted)).tolist() if _are_alike(one, was[at], other, now[at])]
-    found = zip(before.identity_bytes(was[left]), after.identity_bytes(now[left]), strict=True)
+    found = zip(before._identity_bytes(was[left]), after._identity_bytes(now[left]), strict=True)
     proven[left] = [digests == its_digests for digests, its_digests in found]
     return proven.tolist()
 

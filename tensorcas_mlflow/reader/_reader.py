@@ -1,10 +1,10 @@
-"""Reading any part of a checkpoint: a summary, a tensor, some rows, a layer, an expert."""
+"""Reader for any part of a checkpoint: a summary, a tensor, some rows, a layer, an expert."""
 
 from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
 from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn
@@ -34,29 +34,33 @@ from tensorcas_mlflow.reader._tensor_slice import TensorSlice
 from tensorcas_mlflow.tensor import Spec
 
 
-class CheckpointReader:
-    """One checkpoint, or one file that holds tensors, of which any part can be read alone.
+class CheckpointReader(Mapping[str, Any]):
+    """One open checkpoint, model or file: a mapping of tensor names to arrays that reads each when it is asked for.
 
     ```python
-    with mlflow.tensorcas.open_checkpoint("runs:/8f3c…", step=10, framework="pt") as reader:
+    with tensorcas.open_checkpoint("runs:/8f3c…", step=10, framework="pt") as reader:
         print(reader.summary())
-        expert = reader.expert(layer=3, expert=5)
+        weight = reader["model.embed_tokens.weight"]
         rows = reader.get_slice("model.embed_tokens.weight")[1000:1010]
+        expert = reader.expert(layer=3, expert=5)
     ```
 
-    Nothing is read but what is asked for, no pickle at all, and every chunk is checked. Arrays of what is stored raw,
-    in one piece and on this machine are views of the mapped store: they may be written to, and what is written stays
-    in this process. If something else than this package cuts a pack short, whoever touches such a view is killed
-    (SIGBUS); `tensor` with ``copy=True`` makes an array of one's own.
+    The reader reads only what the caller asks for, checks every chunk against its digest, and unpickles nothing. Names
+    are in the checkpoint's order. `items` and `values` read ahead, some 16 MiB at a time; ``dict(reader)`` reads one
+    tensor after another, and `full` reads all of them at once. A reader compares by identity.
 
-    What a checkpoint has beside its tensors (the skeleton of a model) is no tensor, and is seen by `digest` alone. A
-    reader may be used by many threads.
+    An array that is stored raw and in one piece on this machine is a view of the memory-mapped store. It may be written
+    to; what is written stays in this process. If another program truncates a pack, the system kills the process that
+    touches such a view (SIGBUS); `tensor` with ``copy=True`` returns an array of its own.
+
+    The content beside the tensors (the skeleton of a model) is no tensor; only `digest` covers it. Several threads may
+    use one reader.
     """
 
     def __init__(
         self, contents: Contents, *, framework: str = "np", device: Any = None, naming: Naming | None = None
     ) -> None:
-        """Read from contents; users call `open_checkpoint`, `TensorCasStore.open` or `open_path`."""
+        """Read from contents; users call `open_checkpoint` or `TensorCasStore.open`."""
         self._framework = framework_named(framework, device)
         self._watch = Watch(contents.tally)
         self._naming = naming
@@ -103,7 +107,7 @@ class CheckpointReader:
             TensorNotFoundError: All tensors whose names do are in `left_out`.
         """
         prefix = prefix.removesuffix(".") + "."
-        found = {row: name.removeprefix(prefix) for row, name in enumerate(self.keys()) if name.startswith(prefix)}
+        found = {row: name.removeprefix(prefix) for row, name in enumerate(self) if name.startswith(prefix)}
         if not found:
             self._refuse_left_out(name for name in self._unread if name.startswith(prefix))
             raise PartNotFoundError(f"tensor below {prefix!r}", self._some_names())
@@ -149,6 +153,10 @@ class CheckpointReader:
         """What there are layers of, such as ``model.layers``."""
         return self._outline.stacks
 
+    # A mapping that compared its values would read two checkpoints. `diff` compares digests.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
     def __len__(self) -> int:
         return len(self._specs)
 
@@ -156,12 +164,19 @@ class CheckpointReader:
         return isinstance(name, str) and name in self._numbers.numbers
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.keys())
-
-    def keys(self) -> list[str]:
-        """List the names of the tensors, in the checkpoint's order."""
         names: list[str] = self._specs.names.to_pylist()
-        return names
+        return iter(names)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.tensor(name)
+
+    def items(self) -> ItemsView[str, Any]:
+        """Return names and tensors, in order. Iterating reads the tensors some 16 MiB ahead; raises as `tensor`."""
+        return _Items(self)
+
+    def values(self) -> ValuesView[Any]:
+        """Return the tensors, in order. Iterating reads them some 16 MiB ahead; raises as `tensor`."""
+        return _Values(self)
 
     def spec(self, name: str) -> Spec:
         """Say a tensor's dtype and shape.
@@ -215,7 +230,7 @@ class CheckpointReader:
             with self._watch.running():
                 return self._contents.identities(np.array([self._row(name)]))[0].hex()
         with self._watch.running():
-            others = self.other_content() | {"order": digest("".join(f"{name}\0" for name in self.keys()).encode())}
+            others = self._other_content() | {"order": digest("".join(f"{name}\0" for name in self).encode())}
             kinds = (part for kind, found in sorted(others.items()) for part in (kind.encode(), b"\0", found))
             return digest_of((bytes.fromhex(self.tensors_digest()), *kinds)).hex()
 
@@ -230,7 +245,7 @@ class CheckpointReader:
             found = dict(enumerate(self._contents.known_identities()))
             left = [row for row, known in found.items() if known is None]
             found |= zip(left, self._contents.identities(np.array(left, dtype=np.int64)), strict=True)
-            numbered = sorted((name, row) for row, name in enumerate(self.keys()))
+            numbered = sorted((name, row) for row, name in enumerate(self))
             return digest_of(part for name, row in numbered for part in (name.encode(), b"\0", found[row])).hex()
 
     # --- reading
@@ -260,8 +275,8 @@ class CheckpointReader:
         """Read all tensors, by name; raises as `tensor`."""
         return self._read(np.arange(len(self)))
 
-    def items(self) -> Iterator[tuple[str, Any]]:
-        """Read all tensors one after the other, some 16 MiB ahead: names and tensors, in order. Raises as `tensor`."""
+    def _read_ahead(self) -> Iterator[tuple[str, Any]]:
+        """Read all tensors one after another, some 16 MiB ahead."""
         ends = self._specs.n_bytes.cumsum()
         first = 0
         while first < len(self):
@@ -286,7 +301,7 @@ class CheckpointReader:
         """
         matches = _matcher(pattern)
         self._refuse_left_out(filter(matches, self._unread))
-        rows = np.array([row for row, name in enumerate(self.keys()) if matches(name)], dtype=np.int64)
+        rows = np.array([row for row, name in enumerate(self) if matches(name)], dtype=np.int64)
         if not len(rows):
             raise PartNotFoundError(f"tensor with a name like {pattern!r}", self._some_names())
         return self._read(rows)
@@ -394,28 +409,23 @@ class CheckpointReader:
             model, stored, self._read_into, wanted=wanted, strict=strict, device=device
         )
 
-    # --- for the rest of this package
+    # --- for the other modules of this package
 
-    @property
-    def contents(self) -> Contents:
-        """Where the tensors are read from."""
-        return self._contents
-
-    def numbers(self) -> Mapping[str, int]:
-        """Give the number of each tensor by its name, in order."""
+    def _row_of(self) -> Mapping[str, int]:
+        """Return the row of each tensor by its name, in order."""
         return self._numbers.numbers
 
-    def identity_bytes(self, rows: Offsets) -> list[bytes]:
-        """Give what says of tensors' bytes which they are; see `Contents.identity_bytes`."""
+    def _identity_bytes(self, rows: Offsets) -> list[bytes]:
+        """Return the bytes that identify tensors; see `Contents.identity_bytes`."""
         with self._watch.running():
             return self._contents.identity_bytes(rows)
 
-    def other_content(self) -> dict[str, bytes]:
-        """Say which content there is beside the tensors; see `Contents.other_content`."""
+    def _other_content(self) -> dict[str, bytes]:
+        """Return the content beside the tensors; see `Contents.other_content`."""
         with self._watch.running():
             return self._contents.other_content()
 
-    def n_bytes_of(self, names: Iterable[str]) -> int:
+    def _n_bytes_of(self, names: Iterable[str]) -> int:
         """Add up the sizes of some tensors."""
         rows = np.array([self._row(name) for name in names], dtype=np.int64)
         return int(self._specs.n_bytes[rows].sum())
@@ -453,7 +463,7 @@ class CheckpointReader:
             raise TensorNotFoundError(name, self.left_out[name])
 
     def _some_names(self) -> str:
-        names = self.keys()[:5]
+        names = list(self)[:5]
         more = " …" if len(self) > len(names) else ""
         return f"its tensors are {', '.join(names)}{more}" if names else "it has no tensor that can be read"
 
@@ -485,6 +495,20 @@ class CheckpointReader:
             array = self._contents.select(row, selection)
         name = self._specs.name(row)
         return self._framework({name: array})[name]
+
+
+class _Items(ItemsView[str, Any]):
+    _mapping: CheckpointReader
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return self._mapping._read_ahead()
+
+
+class _Values(ValuesView[Any]):
+    _mapping: CheckpointReader
+
+    def __iter__(self) -> Iterator[Any]:
+        return (tensor for _, tensor in self._mapping._read_ahead())
 
 
 def _matcher(pattern: str) -> Callable[[str], bool]:

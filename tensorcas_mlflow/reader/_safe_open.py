@@ -46,11 +46,11 @@ class SafeOpen:
 
     def keys(self) -> list[str]:
         """List the names of the tensors, sorted."""
-        return sorted(self.reader.keys())
+        return sorted(self.reader)
 
     def offset_keys(self) -> list[str]:
         """List the names of the tensors, in the order in which they lie."""
-        return self.reader.keys()
+        return list(self.reader)
 
     def metadata(self) -> dict[str, str] | None:
         """Give what was saved beside the tensors, as texts; None where there is nothing."""

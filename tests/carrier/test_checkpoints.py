@@ -235,7 +235,7 @@ def test_parts_of_a_step_are_read_through_a_server(carried: Experiment) -> None:
     log(2)
 
     with mlflow.tensorcas.open_checkpoint(mlflow.last_active_run().info.run_id, 2) as reader:
-        for name in reader.keys():  # noqa: SIM118 - it is no mapping
+        for name in reader:
             array = reader.tensor(name)
             assert reader.rows(name, slice(3, 5)).tobytes() == array[3:5].tobytes()
         found = mlflow.tensorcas.diff((mlflow.last_active_run().info.run_id, 1), reader)

@@ -200,7 +200,7 @@ def test_parts_of_a_step_are_read_from_the_file_that_is_fetched(served: Experime
         log(1)
         log(2)
 
-    with mlflow.tensorcas.open_checkpoint(run.info.run_id, 1) as reader:
+    with mlflow.tensorcas.open_checkpoint(run.info.run_id, step=1) as reader:
         assert reader.rows("trained", slice(5, 9)).tobytes() == state_of(1)["trained"][5:9].tobytes()
         found = mlflow.tensorcas.diff(reader, (run.info.run_id, 2))
 

@@ -44,7 +44,7 @@ def test_a_step_of_a_run_is_opened_by_any_name(experiment: str) -> None:
 
     for uri in (run_id, f"runs:/{run_id}", None):
         assert step_of(mlflow.tensorcas.open_checkpoint(uri)) == 10
-        assert step_of(mlflow.tensorcas.open_checkpoint(uri, 2)) == 2
+        assert step_of(mlflow.tensorcas.open_checkpoint(uri, step=2)) == 2
     mlflow.end_run()
     assert step_of(mlflow.tensorcas.open_checkpoint(step=1)) == 1
     reader = mlflow.tensorcas.open_checkpoint(f"runs:/{run_id}/checkpoints/checkpoint/step-00000002.arrow")
@@ -74,7 +74,7 @@ def test_a_save_in_the_background_is_waited_for(experiment: str) -> None:
     with mlflow.start_run() as run:
         mlflow.tensorcas.log_checkpoint(STATE, step=1, blocking=False)
 
-        assert same(mlflow.tensorcas.open_checkpoint(run.info.run_id, 1).full(), STATE)
+        assert same(mlflow.tensorcas.open_checkpoint(run.info.run_id, step=1).full(), STATE)
 
 
 def test_a_logged_model_is_opened(experiment: str) -> None:
@@ -119,7 +119,7 @@ def test_a_file_below_a_location_of_ours_is_opened_by_its_place(cas_experiment: 
     assert uri.startswith("tensorcas:")
     for place in (uri, uri.removeprefix("tensorcas://"), f"runs:/{run.info.run_id}/files"):
         reader = mlflow.tensorcas.open_checkpoint(place)
-        assert reader.keys() == ["w", "tiny"]
+        assert list(reader) == ["w", "tiny"]
         assert reader.tensor("tiny").tolist() == [0, 1]
         assert reader.digest() == mlflow.tensorcas.open_checkpoint(tmp_path / "a.npz").digest()
 
@@ -131,7 +131,7 @@ def test_of_a_folder_with_several_files_of_tensors_one_has_to_be_named(experimen
             mlflow.log_artifact(str(tmp_path / f"{name}.npz"), "files")
         mlflow.log_text("no tensors", "files/notes.txt")
 
-    assert mlflow.tensorcas.open_checkpoint(f"runs:/{run.info.run_id}/files/a.npz").keys() == ["w"]
+    assert list(mlflow.tensorcas.open_checkpoint(f"runs:/{run.info.run_id}/files/a.npz")) == ["w"]
     with pytest.raises(MlflowException, match=r"2 files .*a\.npz"):
         mlflow.tensorcas.open_checkpoint(f"runs:/{run.info.run_id}/files")
     with pytest.raises(MlflowException):
@@ -177,7 +177,7 @@ def test_an_empty_path_is_not_the_working_directory(tmp_path: Path, monkeypatch:
     np.savez(tmp_path / "model.npz", w=np.zeros(3))
     monkeypatch.chdir(tmp_path)
 
-    assert mlflow.tensorcas.open_checkpoint(".").keys() == ["w"]
+    assert list(mlflow.tensorcas.open_checkpoint(".")) == ["w"]
     with pytest.raises(MlflowException, match="empty"):
         mlflow.tensorcas.open_checkpoint("")
 
@@ -191,7 +191,7 @@ def test_a_folder_of_very_many_files_is_not_searched(tmp_path: Path) -> None:
     np.savez(tmp_path / "model.npz", w=np.zeros(3))
     for number in range(999):
         (tmp_path / str(number)).touch()
-    assert mlflow.tensorcas.open_checkpoint(tmp_path).keys() == ["w"]
+    assert list(mlflow.tensorcas.open_checkpoint(tmp_path)) == ["w"]
     (tmp_path / "one more").touch()
 
     with pytest.raises(MlflowException, match="more files than are tried"):
@@ -201,14 +201,14 @@ def test_a_folder_of_very_many_files_is_not_searched(tmp_path: Path) -> None:
 def test_a_path_may_be_of_bytes(tmp_path: Path) -> None:
     np.savez(tmp_path / "model.npz", w=np.zeros(3))
 
-    assert mlflow.tensorcas.open_checkpoint(os.fsencode(tmp_path / "model.npz")).keys() == ["w"]
+    assert list(mlflow.tensorcas.open_checkpoint(os.fsencode(tmp_path / "model.npz"))) == ["w"]
 
 
 def test_a_step_that_is_not_there_is_an_error_that_says_which_are(experiment: str) -> None:
     run_id = log_steps(1, 2)
 
     with pytest.raises(MlflowException, match="steps 1, 2"):
-        mlflow.tensorcas.open_checkpoint(run_id, 3)
+        mlflow.tensorcas.open_checkpoint(run_id, step=3)
 
 
 def test_two_of_anything_are_compared(experiment: str) -> None:
@@ -219,7 +219,7 @@ def test_two_of_anything_are_compared(experiment: str) -> None:
     found = mlflow.tensorcas.diff((run_id, 1), (run_id, 2), values=True)
     assert (found.changed, len(found.equal)) == (("step",), len(STATE))
     assert found.values["step"].max_absolute == 1
-    found = mlflow.tensorcas.diff(other.info.run_id, mlflow.tensorcas.open_checkpoint(run_id, 2))
+    found = mlflow.tensorcas.diff(other.info.run_id, mlflow.tensorcas.open_checkpoint(run_id, step=2))
     assert (found.added, found.changed, len(found.equal)) == (("step",), (), len(STATE))
 
 
@@ -281,5 +281,5 @@ def test_a_tensor_that_only_torch_has_is_named_as_left_out_wherever_it_was_logge
 
     for uri in (checkpoint.uri, model.model_uri, tmp_path / "saved"):
         with mlflow.tensorcas.open_checkpoint(uri) as reader:
-            assert (reader.keys(), dict(reader.left_out)) == (["w"], {"h": "complex32"}), uri
+            assert (list(reader), dict(reader.left_out)) == (["w"], {"h": "complex32"}), uri
     assert mlflow.tensorcas.load_checkpoint(checkpoint.uri, weights_only=True)["h"].dtype == torch.complex32

@@ -39,7 +39,7 @@ def test_what_cannot_be_read_of_a_file_is_told(
 ) -> None:
     reader = place(tmp_path, PACKED)
 
-    assert (reader.keys(), reader.left_out) == (["m.plain"], {"m.four": "F4"})
+    assert (list(reader), reader.left_out) == (["m.plain"], {"m.four": "F4"})
     assert reader.below("m").left_out == {"four": "F4"}
     assert "and 1 tensor of types that cannot be read here (F4)" in str(reader.summary())
     with pytest.raises(TensorNotFoundError, match=r"'m\.four' cannot be read: its type is F4"):

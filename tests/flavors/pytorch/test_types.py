@@ -39,7 +39,7 @@ def test_a_reader_names_tensors_of_torch_dtypes_as_left_out(store: TensorCasStor
     reader = store.open(0, framework=framework)
 
     assert dict(reader.left_out) == TYPES
-    assert set(reader.keys()) & {"h", "i4", "w"} == {"w"}
+    assert set(reader) & {"h", "i4", "w"} == {"w"}
     assert {spec.dtype for spec in reader.specs()} == {"float32", "int64"}
     with pytest.raises(TensorNotFoundError, match="'h' cannot be read: its type is complex32"):
         reader.tensor("h")
@@ -78,7 +78,7 @@ def test_digests_and_differences_tell_apart_tensors_of_torch_dtypes(store: Tenso
     ]
     for step, state in enumerate(states):
         store.save(state, step=step)
-    kinds = [store.open(step).other_content().get("left_out") for step in range(len(states))]
+    kinds = [store.open(step)._other_content().get("left_out") for step in range(len(states))]
 
     assert kinds[0] is None
     assert len(set(kinds)) == len(kinds)
