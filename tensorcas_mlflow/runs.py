@@ -1,4 +1,4 @@
-"""The store of one run: steps in, steps out, without MLflow."""
+"""Checkpoints of one run in a store, without MLflow."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from tensorcas_mlflow.maintenance import (
     store_stats,
 )
 from tensorcas_mlflow.manifest import Manifest
-from tensorcas_mlflow.store import Ref, RefTarget, Store
+from tensorcas_mlflow.store import Policy, Ref, RefTarget, Store
 
 if TYPE_CHECKING:
     from tensorcas_mlflow.file_formats import Written
-    from tensorcas_mlflow.reader import CheckpointReader
+    from tensorcas_mlflow.reader import CheckpointReader, Naming
 
 _STEP = re.compile(r"@(-?[0-9]+)")
 
@@ -44,9 +44,10 @@ class TensorCasStore:
     with TensorCasStore("checkpoints", run_id="run-1") as store:
         store.save(model, step=1, metrics={"loss": 0.3})
         model = store.load(step=1)
+        store.load(step=1, into=model)
     ```
 
-    How many threads work for it is said for the whole process, by the environment variable TENSORCAS_THREADS.
+    The environment variable TENSORCAS_THREADS limits the threads of the whole process.
     """
 
     def __init__(
@@ -55,21 +56,21 @@ class TensorCasStore:
         run_id: str,
         adapter: ModelAdapter | None = None,
         *,
-        chunk_size: int = DEFAULT_CHUNK_BYTES,
+        chunk_bytes: int = DEFAULT_CHUNK_BYTES,
     ) -> None:
         """Open the store at a root, or make one.
 
         Args:
             root: A path or a store URI.
-            run_id: Any text but the empty one; it is never used as a path.
-            adapter: Takes the run's models apart and puts them together. Without one, each model is given to the
-                installed adapter that takes it, and loaded by the one it was saved by.
-            chunk_size: Chunk size in bytes of a store that is made; an existing store keeps its own.
+            run_id: Any text but the empty one; the store never uses it as a path.
+            adapter: Takes the run's models apart and puts them together. By default the installed adapter that takes a
+                model saves it, and the adapter that saved a model loads it.
+            chunk_bytes: Chunk size of a store that this call makes; an existing store keeps its own.
 
         Raises:
             NewerFormatError: A later release made the store.
-            ConflictError: There is none at the root, and none can be made because one lies above or below.
-            ValueError: The run id is empty or cannot be encoded, or the root is of a kind no store can be kept at.
+            ConflictError: There is no store at the root, and one above or below prevents a new one.
+            ValueError: The run id is empty or cannot be encoded, or no store can be kept at such a root.
             TypeError: The run id is no text.
         """
         if not isinstance(run_id, str):
@@ -78,7 +79,7 @@ class TensorCasStore:
             raise ValueError(f"a run id must not be empty, and be Unicode or the name of a file: {run_id!r:.200}")
         self.run_id = run_id
         self.adapter = adapter
-        self.store = Store.open(root, create=True, chunk_bytes=chunk_size)
+        self.store = Store.open(root, create=True, chunk_bytes=chunk_bytes)
 
     def __enter__(self) -> TensorCasStore:
         return self
@@ -86,7 +87,10 @@ class TensorCasStore:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing is left open between calls, so there is nothing to close."""
+        self.close()
+
+    def close(self) -> None:
+        """End the use of the store. Nothing stays open between calls, so this frees nothing and may be repeated."""
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -106,22 +110,30 @@ class TensorCasStore:
         parent_step: int | None = None,
         metrics: Mapping[str, float] | None = None,
         overwrite: bool = False,
+        policy: str | None = None,
     ) -> Ref:
-        """Save a model as a step of this run. When this returns it is on disk.
+        """Save a model as a step of this run. The step is durable when this returns.
 
         Args:
-            model: What the adapter takes.
-            step: Any whole number.
-            parent_step: The step that training went on from; recorded, and nothing depends on it.
-            metrics: Figures to keep with the step; `best` looks for them.
-            overwrite: Whether a step that is saved already is replaced. It is, in one moment: whoever loads it, or
-                dies meanwhile, has the old one or the new one.
+            model: A model that the adapter takes.
+            step: Any whole number of 64 bits.
+            parent_step: The step that training continued from; it is only recorded.
+            metrics: Figures to keep with the step, for `best`.
+            overwrite: Replace a step that is there. The replacement is atomic: a reader has the old or the new one.
+            policy: ``fast`` stores tensors as they are, ``balanced`` compresses at the speed of a disk, ``small``
+                spends more time on fewer bytes. It does not change what is loaded. None takes TENSORCAS_POLICY, by
+                default ``balanced``.
+
+        Returns:
+            The ref of the checkpoint.
 
         Raises:
-            CheckpointExistsError: The step is saved already and ``overwrite`` is False; it is untouched.
+            CheckpointExistsError: The step is there and ``overwrite`` is False; it is untouched.
             AdapterError: The model cannot be taken apart.
             BackendError: The storage failed; no step is lost.
+            ValueError: There is no such policy, or the step or a metric is no number.
         """
+        chosen = Policy.of(policy)
         target = self._target(step, parent_step=parent_step, metrics=metrics)
         if not overwrite and self.store.ref(target.key) is not None:
             raise CheckpointExistsError(f"step {step} of run {self.run_id!r}")
@@ -135,6 +147,7 @@ class TensorCasStore:
             left_out=left_out(tensors) if left_out else None,
             series=target.key.rpartition("/")[0],
             earlier=partial(self._before, step),
+            policy=chosen,
         ) as save:
             return save.commit(target, replace=overwrite)
 
@@ -146,24 +159,30 @@ class TensorCasStore:
         format: str | None = None,
         allow_left_out: bool = False,
         overwrite: bool = False,
+        policy: str | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Ref:
         """Save the tensors of a file of another format, or of a folder of files that belong together, as a step.
 
         Args:
-            path: A file of a format of `formats.FORMATS_IN`; or a folder: shards, a snapshot from Hugging Face, DCP,
+            path: A file such as ``model.safetensors``, or a folder: shards, a Hugging Face snapshot, DCP,
                 ServerlessLLM. It must not change meanwhile. Nothing is unpickled.
-            step: Any whole number.
-            format: Which format it must be in; see `formats.open_listing`.
-            allow_left_out: Whether to import a file of which some tensors cannot be stored, without them.
-            overwrite: Whether a step that is saved already is replaced.
-            progress: See `exchange.import_checkpoint`.
+            step: Any whole number of 64 bits.
+            format: The format of the file, such as ``safetensors`` or ``torch``; by default it is recognised.
+            allow_left_out: Import the file without the tensors that cannot be stored, such as quantized ones.
+            overwrite: Replace a step that is there.
+            policy: As for `save`.
+            progress: Called with the bytes that are done and the bytes that there are to do. A byte counts once for
+                each pass over it.
+
+        Returns:
+            The ref of the checkpoint.
 
         Raises:
-            MalformedFileError: It is not what its format allows.
-            CheckpointExistsError: The step is saved already and ``overwrite`` is False.
-            ValueError: Tensors would be left out, and that was not allowed.
-            BackendError: It cannot be read, or the store not be written.
+            MalformedFileError: The file is not what its format allows.
+            CheckpointExistsError: The step is there and ``overwrite`` is False; it is untouched.
+            ValueError: Tensors would be left out, and that was not allowed, or there is no such policy.
+            BackendError: The file cannot be read, or the store cannot be written.
         """
         from tensorcas_mlflow.exchange import import_checkpoint
         from tensorcas_mlflow.file_formats import open_listing
@@ -174,45 +193,87 @@ class TensorCasStore:
             self._target(step),
             allow_left_out=allow_left_out,
             overwrite=overwrite,
+            policy=Policy.of(policy),
             progress=progress,
         )
 
     # --- steps out
 
-    def export_file(self, out: str | os.PathLike[str], step: int | None = None, **options: Any) -> Written:
-        """Write the tensors of a step into a file or folder of another format, bit for bit, in one pass.
+    def export_file(
+        self,
+        path: str | os.PathLike[str],
+        step: int | None = None,
+        *,
+        format: str | None = None,
+        match: str | None = None,
+        shard_bytes: int | None = None,
+        partitions: int | None = None,
+        allow_left_out: bool = False,
+        overwrite: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Written:
+        """Write the tensors of a step to a file or folder of another format, bit for bit, in one pass.
 
         Args:
-            out: The file, or the folder.
-            step: Of this run; the last one if None.
-            options: ``format``, ``match``, ``shard_bytes``, ``partitions``, ``overwrite`` and ``progress``; see
-                `exchange.export_checkpoint`.
+            path: The file; or the folder, with ``shard_bytes`` and for ``serverlessllm``. It appears complete and
+                durable, or not at all.
+            step: A step of this run; by default the highest.
+            format: ``safetensors``, ``torch``, ``npz``, ``bintensors`` or ``serverlessllm``; by default the ending of
+                ``path`` tells.
+            match: Write only tensors whose names match this pattern.
+            shard_bytes: For ``safetensors``: the most bytes of tensors in one file.
+            partitions: For ``serverlessllm``: the number of files.
+            allow_left_out: Write the file without the tensors that cannot be read, such as quantized ones.
+            overwrite: Replace what such a call wrote there.
+            progress: Called with the bytes that are written and the bytes that there are to write.
+
+        Returns:
+            What was written.
 
         Raises:
             CheckpointNotFoundError: There is no such step.
             ValueError: The format has no such dtype, or an option does not fit; nothing is written.
-            TensorCasError: What is stored is damaged, something is there already, or it cannot be written.
+            ConflictError: Something is there already.
+            TensorCasError: The checkpoint is damaged, or the file cannot be written.
         """
         from tensorcas_mlflow.exchange import export_checkpoint
 
-        return export_checkpoint(self.open(step), out, **options)
+        return export_checkpoint(
+            self.open(step),
+            path,
+            format=format,
+            match=match,
+            shard_bytes=shard_bytes,
+            partitions=partitions,
+            allow_left_out=allow_left_out,
+            overwrite=overwrite,
+            progress=progress,
+        )
 
-    def load(self, step: int | None = None, original: Any = None, **options: Any) -> Any:
-        """Load a step.
+    def load(self, step: int | None = None, original: Any = None, *, into: Any = None, **options: Any) -> Any:
+        """Load a step as a new model, or into a live one.
 
         Args:
-            step: Of this run; the last one if None.
-            original: A live model to fill; see `Adapter.reconstruct`. All tensors are read and checked before it is
-                changed, into new memory of their size; `CheckpointReader.load_into` reads into a module's own memory.
-            options: What the adapter's framework takes besides (``device``, …); see `Adapter.options`.
+            step: A step of this run; by default the highest.
+            original: The same as ``into``.
+            into: A live model to fill in place, without unpickling. All tensors are read into new memory and checked
+                before the model changes; `CheckpointReader.load_into` reads into a module's own memory.
+            options: Options of the adapter's framework, such as ``device``; see `Adapter.options`.
+
+        Returns:
+            The model; ``into``, if it was given.
 
         Raises:
             CheckpointNotFoundError: There is no such step.
-            CorruptChunkError: What is stored is damaged.
-            AdapterError: It does not fit ``original``, was saved by another adapter, needs code that is not here, or a
-                pickle where MLFLOW_ALLOW_PICKLE_DESERIALIZATION forbids it.
-            ValueError: The adapter has no such option.
+            CorruptChunkError: A chunk is damaged.
+            AdapterError: The tensors do not fit the live model, another adapter saved them, code of the model is not
+                here, or the model needs a pickle and MLFLOW_ALLOW_PICKLE_DESERIALIZATION forbids it.
+            ValueError: The adapter has no such option, or ``into`` and ``original`` are two objects.
         """
+        if original is None:
+            original = into
+        elif into is not None and into is not original:
+            raise ValueError("into and original are two names of one argument, and two objects were given: pass one")
         ref = self._ref(step)
         manifest = self.store.manifest(ref)
         adapter = self._adapter_of(ref)
@@ -226,10 +287,10 @@ class TensorCasStore:
         return adapter.reconstruct(read(), original, **wanted)
 
     def load_tensors(self, step: int | None = None) -> dict[str, Array]:
-        """Load a step as arrays by name, the skeleton among them; raises as `load` does. No pickle is read.
+        """Load a step as arrays by name, in order, the skeleton among them; raises as `load`. Nothing is unpickled.
 
         Raises:
-            TensorNotFoundError: Numpy lacks the dtype of a tensor, which `load` gives.
+            TensorNotFoundError: Numpy has no dtype for a tensor; `load` returns it.
         """
         manifest = self.store.manifest(self._ref(step))
         for name, kind in manifest.left_out.items():
@@ -237,21 +298,34 @@ class TensorCasStore:
                 raise TensorNotFoundError(name, kind)
         return self.store.read_tensors(manifest)
 
-    def open(self, step: int | None = None, *, verify: bool = True, **options: Any) -> CheckpointReader:
-        """Open a step, of which any part can be read alone: a tensor, rows of one, a layer, an expert.
+    def open(
+        self,
+        step: int | None = None,
+        *,
+        framework: str = "np",
+        device: Any = None,
+        naming: Naming | None = None,
+        verify: bool = True,
+    ) -> CheckpointReader:
+        """Open a step to read parts of it: a tensor, rows of one, a layer, an expert.
 
         Args:
-            step: Of this run; the last one if None.
-            verify: Whether to check each chunk against its digest.
-            options: ``framework`` (``np`` or ``pt``), ``device`` and ``naming``; see `CheckpointReader`.
+            step: A step of this run; by default the highest.
+            framework: ``np`` for arrays, ``pt`` for PyTorch's tensors.
+            device: For ``pt``, the device of the tensors; by default the CPU.
+            naming: A rule for the names of layers and experts, where the reader does not know them.
+            verify: Check each chunk against its digest.
+
+        Returns:
+            A reader, which is a mapping of names to arrays and a context manager.
 
         Raises:
             CheckpointNotFoundError: There is no such step.
-            CorruptError: Its manifest is damaged.
+            CorruptError: The step's manifest is damaged.
         """
-        from tensorcas_mlflow.reader import open_ref  # who only saves and loads need not wait for it
+        from tensorcas_mlflow.reader import open_ref  # a program that only saves and loads does not pay for it
 
-        return open_ref(self.store, self._ref(step), verify=verify, **options)
+        return open_ref(self.store, self._ref(step), framework=framework, device=device, naming=naming, verify=verify)
 
     def _before(self, step: int) -> Manifest | None:
         before = max((each for each in self.list_checkpoints() if each < step), default=None)
@@ -275,7 +349,7 @@ class TensorCasStore:
         """List the steps of this run, ascending, with their metrics.
 
         Returns:
-            ``{"step": 3, "metrics": {"loss": 0.3}}`` a step; None in place of metrics where none were given.
+            ``{"step": 3, "metrics": {"loss": 0.3}}`` for each step; ``metrics`` is None where none were given.
         """
         refs = (self.store.ref(self._target(step).key) for step in self.list_checkpoints())
         return [
@@ -288,12 +362,14 @@ class TensorCasStore:
         """Find the step with the best value of a metric.
 
         Args:
-            metric: Its name, as `save` was told.
-            mode: Whether the smallest or the largest value is best.
+            metric: A name that `save` was given.
+            mode: Whether the smallest or the largest value is the best.
 
         Returns:
-            The step, the first one of several that are equally good; None if no step has the metric. A value that is
-            no number (NaN) is never the best.
+            The step; the lowest of several with equal values; None if no step has the metric. NaN is never the best.
+
+        Raises:
+            ValueError: There is no such mode.
         """
         if mode not in ("min", "max"):
             raise ValueError(f"mode is 'min' or 'max', not {mode!r}")
@@ -307,42 +383,52 @@ class TensorCasStore:
 
     # --- keeping the store small
 
-    def delete_checkpoint(self, step: int) -> None:
-        """Drop a step; none there is no error. The next `gc` removes what only it needed."""
-        self.store.check_identity()
-        self.store.backend.delete(self._target(step).key)
+    def delete_checkpoint(self, step: int) -> bool:
+        """Delete a step. The next `gc` frees the bytes that only this step needed.
 
-    def gc(
-        self, grace_period_hours: float = DEFAULT_GRACE_S / 3600, *, max_waste: float = DEFAULT_MAX_WASTE
-    ) -> GcReport:
-        """Delete what no checkpoint of any run of the store needs any more.
-
-        Args:
-            grace_period_hours: Take a save that has been silent for so long for dead. What no step needs any more is
-                deleted at once, and never what a save under way relies on.
-            max_waste: Rewrite packs of which more than this part is unneeded.
+        Returns:
+            Whether there was such a step.
 
         Raises:
-            CorruptError: What is needed cannot be known, because something cannot be read; nothing is deleted.
+            StoreNotFoundError: The store is gone.
+            ConflictError: Another store is in its place.
+        """
+        self.store.check_identity()
+        key = self._target(step).key
+        is_there = self.store.backend.stat(key) is not None
+        self.store.backend.delete(key)
+        return is_there
+
+    def gc(self, *, grace_s: float = DEFAULT_GRACE_S, max_waste: float = DEFAULT_MAX_WASTE) -> GcReport:
+        """Delete the chunks that no checkpoint of any run of the store needs.
+
+        A chunk that no step needs is deleted at once, and never one that a save under way relies on.
+
+        Args:
+            grace_s: Treat a save as dead after this many seconds without a heartbeat.
+            max_waste: Rewrite packs of which more than this share is unneeded.
+
+        Raises:
+            CorruptError: A blob that tells what is needed cannot be read; nothing is deleted.
             ValueError: A figure is negative, too large or NaN.
             TypeError: A figure is no number.
         """
-        for name, figure in (("grace_period_hours", grace_period_hours), ("max_waste", max_waste)):
+        for name, figure in (("grace_s", grace_s), ("max_waste", max_waste)):
             if not isinstance(figure, Real) or isinstance(figure, bool):
                 raise TypeError(f"{name} is a number, not {figure!r:.200}")
-        return plan_gc(self.store, grace_s=grace_period_hours * 3600, max_waste=max_waste).execute()
+        return plan_gc(self.store, grace_s=grace_s, max_waste=max_waste).execute()
 
     def stats(self) -> RunStats:
-        """Say what this run keeps, and what the store it shares with others takes on disk."""
+        """Count what this run keeps, and what the store that it shares with others takes on disk."""
         self.store.check_identity()
         return run_stats(self.store, self.run_id)
 
     @classmethod
     def store_stats(cls, root: str | os.PathLike[str]) -> StoreStats:
-        """Say what all runs of the store at a root keep, and what it takes on disk.
+        """Count what all runs of the store at a root keep, and what the store takes on disk.
 
         Raises:
-            StoreNotFoundError: There is none.
+            StoreNotFoundError: There is no store.
         """
         return store_stats(Store.open(root))
 
@@ -389,7 +475,7 @@ def _is_encodable(text: str) -> bool:
 
 
 def _figures(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Take metrics as plain numbers: they may be numpy's, or a framework's own of no dimension."""
+    """Read metrics as plain numbers. They may be scalars of numpy or of a framework."""
     if not isinstance(metrics, Mapping):
         raise TypeError(f"metrics are a mapping of names to numbers, such as {{'loss': 0.3}}, not {metrics!r:.200}")
     figures: dict[str, float] = {}

@@ -11,7 +11,7 @@ from tensorcas_mlflow.errors import CheckpointExistsError
 from tensorcas_mlflow.exchange._spill import arrays_of
 from tensorcas_mlflow.file_formats import Listing, Tensors, left_out_parts
 from tensorcas_mlflow.manifest import Manifest
-from tensorcas_mlflow.store import Ref, RefTarget, Store
+from tensorcas_mlflow.store import Policy, Ref, RefTarget, Store
 
 _FLAVORS = dict.fromkeys(("npz", "npy", "pickle", "skops", "xgboost"), "generic")
 _FLAVOR = "pytorch"
@@ -28,6 +28,7 @@ def import_checkpoint(
     flavor: str | None = None,
     allow_left_out: bool = False,
     overwrite: bool = False,
+    policy: Policy | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Ref:
     """Store the tensors of a file, or of several that belong together, as a checkpoint.
@@ -46,6 +47,7 @@ def import_checkpoint(
             weights only.
         allow_left_out: Whether to import a file of which some tensors cannot be stored, without them.
         overwrite: Whether a checkpoint of that name is replaced.
+        policy: As for `Store.begin_checkpoint`.
         progress: Called with how much is done, and how much there is to do, in bytes of which each counts once for
             each time that it is gone through.
 
@@ -70,6 +72,7 @@ def import_checkpoint(
         left_out=prepared.left_out,
         series=target.key.rpartition("/")[0],
         earlier=lambda: _earlier(store, target),
+        policy=policy,
         watch=prepared.watch,
     ) as save:
         prepared.hashed(save.n_new_bytes)
