@@ -11,6 +11,7 @@ from typing import Any
 
 import mlflow
 import torch
+from mlflow.entities import Run
 
 from tensorcas_mlflow.callbacks._common import Recorder, positive
 from tensorcas_mlflow.checkpoints import Keep, load_checkpoint
@@ -112,24 +113,27 @@ class CheckpointHooks:
                 self.recorder.save(state, trainer.global_step, trainer.callback_metrics)
 
 
-def export_checkpoint(
-    path: str | os.PathLike[str], run_id: str | None = None, *, step: int | None = None, name: str = "checkpoint"
+def write_trainer_checkpoint(
+    source: str | Run | None, path: str | os.PathLike[str], *, step: int | None = None, name: str = "checkpoint"
 ) -> str:
-    """Write a logged checkpoint as the file Lightning would have made.
+    """Write a logged checkpoint as the file that Lightning's Trainer would have written.
 
-    ``trainer.fit(module, ckpt_path=export_checkpoint("last.ckpt", run_id))`` resumes, and
-    ``Module.load_from_checkpoint`` takes it too.
+    ``trainer.fit(module, ckpt_path=write_trainer_checkpoint(run_id, "last.ckpt"))`` resumes, and
+    ``Module.load_from_checkpoint`` takes the file too.
 
     Args:
-        path: File to write; one that is there is replaced.
-        run_id: Run it was logged to; the active one by default.
-        step: Step it was logged at; the latest by default.
-        name: Name it was logged under.
+        source: The ``source`` of `load_checkpoint`.
+        path: The file to write; an existing file is replaced.
+        step: A step of the run; by default the highest.
+        name: The series of checkpoints.
 
     Returns:
         ``path``.
+
+    Raises:
+        TensorCasError: As `load_checkpoint`.
     """
-    torch.save(load_checkpoint(run_id, step=step, name=name), path)
+    torch.save(load_checkpoint(source, step=step, name=name), path)
     return os.fspath(path)
 
 

@@ -2,7 +2,7 @@
 
 trainer = Trainer(model, args, callbacks=[TensorCasCallback(every_n_steps=100)], ...)
 trainer.train()
-trainer.train(resume_from_checkpoint=export_checkpoint("resume", run_id))  # later, in another process
+trainer.train(resume_from_checkpoint=write_trainer_checkpoint(run_id, "resume"))  # later, in another process
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from mlflow.entities import Run
 
 from tensorcas_mlflow.callbacks._common import Recorder, positive
 from tensorcas_mlflow.checkpoints import Keep, load_checkpoint
 
-__all__ = ["TensorCasCallback", "export_checkpoint"]
+__all__ = ["TensorCasCallback", "write_trainer_checkpoint"]
 
 
 class TensorCasCallback(transformers.TrainerCallback):
@@ -142,22 +143,25 @@ class TensorCasCallback(transformers.TrainerCallback):
             self.recorder.save(_training_state(state, parts), state.global_step, _known(state))
 
 
-def export_checkpoint(
-    folder: str | os.PathLike[str], run_id: str | None = None, *, step: int | None = None, name: str = "checkpoint"
+def write_trainer_checkpoint(
+    source: str | Run | None, path: str | os.PathLike[str], *, step: int | None = None, name: str = "checkpoint"
 ) -> str:
     """Write a logged checkpoint as the folder that ``trainer.train(resume_from_checkpoint=…)`` takes.
 
     Args:
-        folder: Folder to make ``checkpoint-<step>`` in; files that are there are replaced.
-        run_id: Run it was logged to; the active one by default.
-        step: Step it was logged at; the latest by default.
-        name: Name it was logged under.
+        source: The ``source`` of `load_checkpoint`.
+        path: The folder to make ``checkpoint-<step>`` in; existing files there are replaced.
+        step: A step of the run; by default the highest.
+        name: The series of checkpoints.
 
     Returns:
         Path of the folder ``checkpoint-<step>``.
+
+    Raises:
+        TensorCasError: As `load_checkpoint`.
     """
-    state = load_checkpoint(run_id, step=step, name=name)
-    target = Path(folder) / f"checkpoint-{json.loads(state['trainer_state'])['global_step']}"
+    state = load_checkpoint(source, step=step, name=name)
+    target = Path(path) / f"checkpoint-{json.loads(state['trainer_state'])['global_step']}"
     target.mkdir(parents=True, exist_ok=True)
     # The Trainer would read a newer format first.
     (target / "model.safetensors").unlink(missing_ok=True)

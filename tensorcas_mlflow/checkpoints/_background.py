@@ -1,4 +1,4 @@
-"""What goes on after `log_checkpoint` has returned: saves, whose errors somebody must see, and reports."""
+"""Work that continues after `log_checkpoint` returns: saves, whose errors a later call raises, and reports."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ reports = Background("tensorcas-report")
 
 @translate_errors()
 def wait() -> None:
-    """Wait until every checkpoint this process has logged is saved and its figures are with MLflow.
+    """Wait until all checkpoints that this process logged are saved and MLflow has their figures.
 
     Raises:
-        mlflow.exceptions.MlflowException: A save in the background failed, and nobody was told yet.
+        TensorCasError: A save in the background failed, and no call has raised its error yet. It is also an
+            `mlflow.exceptions.MlflowException`.
     """
     saves.wait()
     reports.wait()

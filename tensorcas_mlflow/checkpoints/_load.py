@@ -1,4 +1,4 @@
-"""Loading a checkpoint of a run."""
+"""The function that loads a checkpoint of a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tensorcas_mlflow.errors import CorruptError
 
 @translate_errors()
 def load_checkpoint(
-    run_id: str | Run | None = None,
+    source: str | Run | None = None,
     *,
     step: int | None = None,
     name: str = DEFAULT_NAME,
@@ -30,38 +30,44 @@ def load_checkpoint(
     device: Any = None,
     dtype: Any = None,
 ) -> Any:
-    """Load what `log_checkpoint` stored, bit for bit.
+    """Load a checkpoint that `log_checkpoint` stored, bit for bit.
+
+    Errors are also `mlflow.exceptions.MlflowException`.
 
     Args:
-        run_id: The run (its id, ``runs:/<id>`` or a `mlflow.entities.Run`), or the URI of one checkpoint; the active
-            run unless given, or else the last one that was active in this process.
-        step: The latest step unless given.
-        name: Of the series.
-        into: A live state of the same structure to fill in place; nothing is unpickled. In ``{"model": model,
-            "optimizer": optimizer, "epoch": 0}`` the model and the optimizer are filled and the epoch is replaced.
-            All tensors are read and checked before anything is changed, into new memory of their size; to read into a
-            module's own memory, use ``open_checkpoint(…).load_into(module)``.
-        weights_only: Return the tensors by name; nothing is unpickled.
+        source: The run (its id, ``runs:/<id>`` or a `mlflow.entities.Run`), or the URI of one checkpoint. By default
+            the active run, else the last one that was active in this process.
+        step: A step of the run; by default the highest.
+        name: The series of checkpoints.
+        into: A live state of the same structure to fill in place, without unpickling. In ``{"model": model,
+            "optimizer": optimizer, "epoch": 0}`` the call fills the model and the optimizer and replaces the epoch.
+            All tensors are read into new memory and checked before anything changes; to read into a module's own
+            memory, use ``open_checkpoint(…).load_into(module)``.
+        weights_only: Return the tensors by name, without unpickling.
         verify: Check each chunk against its digest.
-        strict: For PyTorch with ``into``, as in ``load_state_dict``; True unless given. False also leaves what only a
-            pickle says as it is in ``into``, where it would be refused.
-        device: For PyTorch, the device of new tensors; the CPU unless given.
-        dtype: For PyTorch, what floating point tensors are converted to.
+        strict: For PyTorch with ``into``, as in ``load_state_dict``; by default True. False also keeps those values of
+            ``into`` that only a pickle could replace; True refuses them.
+        device: For PyTorch, the device of new tensors; by default the CPU.
+        dtype: For PyTorch, the dtype that floating point tensors are converted to.
 
     Returns:
-        The state; ``into``, filled; or the tensors.
+        The state; ``into``, filled; or the tensors by name.
 
     Raises:
-        mlflow.exceptions.MlflowException: There is no such checkpoint, bytes are damaged, ``into`` does not fit, a save
-            in the background has failed, or the state needs pickle where MLFLOW_ALLOW_PICKLE_DESERIALIZATION forbids
+        NotFoundError: There is no such run, checkpoint or store.
+        FormatError: The checkpoint is damaged.
+        AdapterError: ``into`` does not fit, or the state needs a pickle and MLFLOW_ALLOW_PICKLE_DESERIALIZATION forbids
             it.
+        BackendError: The storage failed.
+        ValueError: The call asks for two things at once.
+        TensorCasError: An earlier save in the background failed, and no call has raised its error yet.
     """
     check_call(into=into, weights_only=weights_only)
     saves.wait()
-    one = parse_checkpoint_uri(run_id, step=step, name=name) if isinstance(run_id, str) else None
+    one = parse_checkpoint_uri(source, step=step, name=name) if isinstance(source, str) else None
     if one is not None:
-        run_id, name, step = one
-    checkpoint = series_of(run_to_read(run_id), name).get(step)
+        source, name, step = one
+    checkpoint = series_of(run_to_read(source), name).get(step)
     with checkpoint.opened() as (manifest, read):
         if manifest.flavor is None:
             raise CorruptError(f"step {checkpoint.step} of {name!r}", "it does not say which adapter it is of")

@@ -1,4 +1,4 @@
-"""Logging a checkpoint: take the state apart, store what is new, commit one ref."""
+"""The function that logs a checkpoint: take the state apart, store its new chunks, commit one ref."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import mlflow
+from mlflow.entities import Run
 
 from tensorcas_mlflow import config
 from tensorcas_mlflow._mlflow_errors import translate_errors
@@ -31,7 +32,7 @@ _NO_METRIC = re.compile(r"[^A-Za-z0-9_. -]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointInfo:
-    """What one call of `log_checkpoint` has done."""
+    """The result of `log_checkpoint` or `import_checkpoint`."""
 
     uri: str
     """``runs:/<run>/checkpoints/<name>/step-…``; `load_checkpoint` takes it."""
@@ -39,23 +40,23 @@ class CheckpointInfo:
     name: str
     step: int
     n_tensors: int
-    bytes_total: int
-    """Size of the whole state."""
-    bytes_new: int | None
-    """Size of those chunks of it that the store did not hold. None where it is all sent to a server, which has a store
-    of its own and finds that out."""
-    bytes_stored: int | None
-    """What the store has grown by, encoded, with manifest and ref. None while a save is under way in the background,
+    total_bytes: int
+    """Bytes of the whole state."""
+    new_bytes: int | None
+    """Bytes of the chunks that the store did not hold. None where a server has the store: it gets the whole state, and
+    does not tell."""
+    stored_bytes: int | None
+    """Bytes that the store grew by: encoded chunks, manifest and ref. None until a save in the background is finished,
     and where a server has the store."""
-    seconds: float
-    """How long the call has kept the caller."""
+    blocked_s: float
+    """Seconds that the call blocked its caller."""
     _saved: Future[CheckpointInfo] | None = field(default=None, repr=False, compare=False)
 
     def wait(self) -> CheckpointInfo:
-        """Wait until the checkpoint is saved, and return the finished account of it.
+        """Wait until the checkpoint is saved, and return the final figures.
 
         Raises:
-            mlflow.exceptions.MlflowException: It could not be saved.
+            TensorCasError: It could not be saved. The error is also an `mlflow.exceptions.MlflowException`.
         """
         return self if self._saved is None else saves.result(self._saved)
 
@@ -66,47 +67,55 @@ def log_checkpoint(
     *,
     step: int,
     name: str = DEFAULT_NAME,
-    run_id: str | None = None,
+    run_id: str | Run | None = None,
     blocking: bool = True,
     overwrite: bool = False,
     keep: Keep | None = None,
     log_metrics: bool | None = None,
     policy: str | None = None,
 ) -> CheckpointInfo:
-    """Log a state as a step of a run, storing only what no earlier checkpoint or model of the store holds.
+    """Log a state as a step of a run, and store only the chunks that the store does not hold.
 
-    It is light enough for every step: no environment is looked at, no model is made in MLflow's database.
+    It is light enough for every step: it records no environment, and makes no model in MLflow's database. Errors are
+    also `mlflow.exceptions.MlflowException`.
 
     Args:
         state: A module, an estimator, a booster, a state dict, a training state such as ``{"model": model, "optimizer":
             optimizer, "epoch": 3}``, or any other object that can be pickled, but no lone number or text. It is not
             changed.
-        step: Any whole number.
-        name: What this series of checkpoints is called in the run.
-        run_id: The run; the active one unless given, and if there is none a new one, as with `mlflow.log_metric`.
-        blocking: Whether to return only when the checkpoint is on disk. Otherwise what has changed is copied, and a
-            thread goes on; the next call, `CheckpointInfo.wait`, `wait` and the end of the interpreter wait for it, and
-            the first three raise what went wrong.
-        overwrite: Whether a checkpoint of this step may be replaced, in one step. Otherwise it is refused.
-        keep: A rule for which earlier checkpoints of the series stay. What it drops is deleted by the next collection.
-        log_metrics: Whether to log ``tensorcas/bytes_total``, ``tensorcas/bytes_new`` and ``tensorcas/saved_ratio`` as
-            metrics of the step, in the background; those of a series of another name as ``tensorcas/<name>/…``. None is
-            logged where a server has the store, which does not tell what is new. Unless given, as TENSORCAS_LOG_METRICS
-            says, by default yes.
-        policy: What to spend time on: ``fast`` stores tensors as they are, ``balanced`` compresses what shrinks at the
-            speed of a disk, ``small`` takes longer for fewer bytes. It changes nothing about what is loaded. Unless
-            given, as TENSORCAS_POLICY says, by default ``balanced``.
+        step: Any whole number of 64 bits.
+        name: The series of checkpoints in the run.
+        run_id: The run: its id, ``runs:/<id>`` or a `mlflow.entities.Run`. By default the active run, else a new one,
+            as with `mlflow.log_metric`.
+        blocking: Return only when the checkpoint is durable. With False the call copies the new chunks and a thread
+            saves them. The next call, `CheckpointInfo.wait`, `wait` and the end of the interpreter wait for the thread;
+            the first three raise its error.
+        overwrite: Replace a checkpoint of this step, atomically.
+        keep: A rule for which earlier checkpoints of the series stay; the next collection frees the others' bytes.
+        log_metrics: Whether to log ``tensorcas/total_bytes``, ``tensorcas/new_bytes`` and ``tensorcas/saved_ratio`` as
+            metrics of the step, in the background; for another series as ``tensorcas/<name>/…``. Where a server has the
+            store, none is logged. None takes TENSORCAS_LOG_METRICS, by default True.
+        policy: ``fast`` stores tensors as they are, ``balanced`` compresses at the speed of a disk, ``small`` spends
+            more time on fewer bytes. It does not change what is loaded. None takes TENSORCAS_POLICY, by default
+            ``balanced``.
+
+    Returns:
+        The checkpoint's URI and figures.
 
     Raises:
-        mlflow.exceptions.MlflowException: The step is there already, an earlier save in the background has failed, the
-            state cannot be taken apart exactly, the storage failed, or there is no place for a store.
+        CheckpointExistsError: The step is there and ``overwrite`` is False; it is untouched.
+        AdapterError: The state cannot be taken apart exactly.
+        NotFoundError: There is no such run.
+        BackendError: The storage failed.
+        ValueError: An argument is wrong, or there is no place for a store.
+        TensorCasError: An earlier save in the background failed, and no call has raised its error yet.
     """
     began = time.perf_counter()
     saves.wait()
     step = as_step(step)
     chosen = Policy.of(policy)
     if keep is not None and not isinstance(keep, Keep):
-        raise ValueError(f"keep is a mlflow.tensorcas.Keep, such as Keep(last=3), not {keep!r}")
+        raise ValueError(f"keep is a Keep, such as Keep(last=3), and not {keep!r}")
     series = series_of(run_to_write(run_id), name, create=True)
     # It is looked at again by the commit; here it spares taking apart what is refused.
     if not overwrite and series.has(step):
@@ -136,12 +145,12 @@ def log_checkpoint(
         )
         if blocking:
             info = finish()
-            return dataclasses.replace(info, seconds=time.perf_counter() - began)
+            return dataclasses.replace(info, blocked_s=time.perf_counter() - began)
         saving.detach()
     except BaseException:
         saving.abandon()
         raise
-    finish.info = dataclasses.replace(finish.info, seconds=time.perf_counter() - began)
+    finish.info = dataclasses.replace(finish.info, blocked_s=time.perf_counter() - began)
     return dataclasses.replace(finish.info, _saved=saves.submit(finish))
 
 
@@ -163,7 +172,7 @@ def finish_now(
     finish = _Finish(
         series=series, saving=saving, keep=None, log_metrics=log_metrics, tracking_uri=tracking_uri, info=info
     )
-    return dataclasses.replace(finish(), seconds=time.perf_counter() - began)
+    return dataclasses.replace(finish(), blocked_s=time.perf_counter() - began)
 
 
 def _begun(series: Series, saving: Saving, *, step: int, n_tensors: int) -> CheckpointInfo:
@@ -173,10 +182,10 @@ def _begun(series: Series, saving: Saving, *, step: int, n_tensors: int) -> Chec
         name=series.name,
         step=step,
         n_tensors=n_tensors,
-        bytes_total=saving.manifest.n_bytes,
-        bytes_new=saving.n_new_bytes,
-        bytes_stored=None,
-        seconds=0.0,
+        total_bytes=saving.manifest.n_bytes,
+        new_bytes=saving.n_new_bytes,
+        stored_bytes=None,
+        blocked_s=0.0,
     )
 
 
@@ -198,17 +207,17 @@ class _Finish:
             n_stored_bytes = self.saving.finish()
         finally:
             self.saving.abandon()
-        if self.log_metrics and info.bytes_new is not None:
+        if self.log_metrics and info.new_bytes is not None:
             prefix = "tensorcas" if info.name == DEFAULT_NAME else f"tensorcas/{_NO_METRIC.sub('_', info.name)}"
-            log_figures(info.run_id, info.step, _figures(info.bytes_total, info.bytes_new, prefix), self.tracking_uri)
+            log_figures(info.run_id, info.step, _figures(info.total_bytes, info.new_bytes, prefix), self.tracking_uri)
         if self.keep is not None:
             prune(self.series, self.keep, newest=info.step, tracking_uri=self.tracking_uri)
-        return dataclasses.replace(info, bytes_stored=n_stored_bytes)
+        return dataclasses.replace(info, stored_bytes=n_stored_bytes)
 
 
 def _figures(n_total: int, n_new: int, prefix: str) -> dict[str, float]:
     return {
-        f"{prefix}/bytes_total": float(n_total),
-        f"{prefix}/bytes_new": float(n_new),
+        f"{prefix}/total_bytes": float(n_total),
+        f"{prefix}/new_bytes": float(n_new),
         f"{prefix}/saved_ratio": 1 - n_new / n_total if n_total else 1.0,
     }

@@ -17,7 +17,7 @@ from tensorcas_mlflow.errors import StoreNotFoundError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRecord:
-    """What is known of a checkpoint without reading it."""
+    """An entry of `list_checkpoints`: one checkpoint, without its content."""
 
     run_id: str
     name: str
@@ -27,21 +27,27 @@ class CheckpointRecord:
     created: str | None
     """ISO 8601, UTC. None where a server keeps it as a file."""
     flavor: str | None
-    """The adapter that took it apart. None where a server keeps it as a file."""
+    """The adapter that saved it. None where a server keeps it as a file."""
 
 
 @translate_errors()
-def list_checkpoints(run_id: str | Run | None = None, name: str | None = None) -> list[CheckpointRecord]:
+def list_checkpoints(run_id: str | Run | None = None, *, name: str | None = None) -> list[CheckpointRecord]:
     """List the checkpoints of a run, by name and step. Nothing of them is read.
 
+    Errors are also `mlflow.exceptions.MlflowException`.
+
     Args:
-        run_id: The run (its id, ``runs:/<id>`` or a `mlflow.entities.Run`); the active one unless given, or
-            else the last one that was active in this process.
-        name: Of the series; all unless given.
+        run_id: The run: its id, ``runs:/<id>`` or a `mlflow.entities.Run`. By default the active run, else the last one
+            that was active in this process.
+        name: The series of checkpoints; by default all series.
+
+    Returns:
+        The checkpoints, ascending by name, then by step.
 
     Raises:
-        mlflow.exceptions.MlflowException: There is no such run, TENSORCAS_STORE names a place without a store, or a
-            save in the background has failed.
+        NotFoundError: There is no such run, or TENSORCAS_STORE names a place without a store.
+        BackendError: The storage failed.
+        TensorCasError: An earlier save in the background failed, and no call has raised its error yet.
     """
     saves.wait()
     try:
@@ -80,17 +86,28 @@ def _records(run_id: str | Run | None, name: str | None) -> list[CheckpointRecor
 
 
 @translate_errors()
-def delete_checkpoint(run_id: str | Run | None = None, *, step: int, name: str = DEFAULT_NAME) -> None:
-    """Delete a checkpoint of a run. The bytes that only it needed go with the next collection (``tensorcas gc``).
+def delete_checkpoint(run_id: str | Run | None = None, *, step: int, name: str = DEFAULT_NAME) -> bool:
+    """Delete a checkpoint of a run. The next collection (``tensorcas gc``) frees the bytes that only it needed.
+
+    Errors are also `mlflow.exceptions.MlflowException`.
 
     Args:
-        run_id: The run (its id, ``runs:/<id>`` or a `mlflow.entities.Run`); the active one unless given, or
-            else the last one that was active in this process.
-        step: Which.
-        name: Of the series.
+        run_id: The run: its id, ``runs:/<id>`` or a `mlflow.entities.Run`. By default the active run, else the last one
+            that was active in this process.
+        step: The step of the checkpoint.
+        name: The series of checkpoints.
+
+    Returns:
+        Whether there was such a checkpoint.
 
     Raises:
-        mlflow.exceptions.MlflowException: There is no such checkpoint, or a save in the background has failed.
+        NotFoundError: There is no such run or store.
+        BackendError: The storage failed.
+        TensorCasError: An earlier save in the background failed, and no call has raised its error yet.
     """
     saves.wait()
-    series_of(run_to_read(run_id), name).get(as_step(step)).drop()
+    checkpoint = series_of(run_to_read(run_id), name).find(as_step(step))
+    if checkpoint is None:
+        return False
+    checkpoint.drop()
+    return True

@@ -17,6 +17,7 @@ import numpy as np
 from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.blob_names import list_blobs
+from tensorcas_mlflow.chunking import Offsets
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, prefixes, unique_rows
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, StarvedError
 from tensorcas_mlflow.index import IN_FULL, NOWHERE, Mask, Positions, Table, as_names, base_rows, make_table
@@ -553,24 +554,31 @@ def manifest_of(store: Store, refs: Sequence[Ref]) -> Manifest | None:
 
 
 class DigestSet:
-    """Set of digests that keeps a bounded number of repeated ones."""
+    """Set of digests, with the sizes of their chunks, that keeps a bounded number of repeated ones."""
 
     def __init__(self) -> None:
-        self._parts: list[Digests] = []
+        self._parts: list[Digests] = [NO_DIGESTS]
+        self._sizes: list[Offsets] = [np.empty(0, np.int64)]
         self._n_new = 0
 
-    def add(self, digests: Digests) -> None:
-        """Add digests, which may repeat."""
+    def add(self, digests: Digests, sizes: Offsets | None = None) -> None:
+        """Add digests, which may repeat, and the bytes of each chunk; 0 unless given."""
         self._parts.append(digests)
+        self._sizes.append(np.zeros(len(digests), np.int64) if sizes is None else sizes)
         self._n_new += len(digests)
         if self._n_new > _FOLD_ROWS:
             self.digests()
 
     def digests(self) -> Digests:
         """Return the digests, each once, ascending."""
-        unique = unique_rows(np.concatenate([NO_DIGESTS, *self._parts]))[0]
-        self._parts, self._n_new = [unique], 0
+        unique, first, _ = unique_rows(np.concatenate(self._parts))
+        self._parts, self._sizes, self._n_new = [unique], [np.concatenate(self._sizes)[first]], 0
         return unique
+
+    def n_bytes(self) -> int:
+        """Return the bytes of the chunks, each counted once."""
+        self.digests()
+        return int(self._sizes[0].sum())
 
 
 def as_keys(digests: Digests) -> Any:

@@ -74,7 +74,9 @@ class StoreStats(Figures):
     unique_chunks: int
     """Distinct chunks."""
     dedup_ratio: float
-    """Unique divided by total chunks, to four decimals; 1.0 if there are none."""
+    """Unique divided by total chunks, to four decimals; 1.0 if no chunk repeats, and if there are none."""
+    saved_ratio: float
+    """Share of `total_bytes` in chunks that repeat another one, to four decimals; 0.0 if no chunk repeats."""
     total_bytes: int
     """Bytes of all tensors and files as they were logged."""
     disk_bytes: int
@@ -97,6 +99,7 @@ class RunStats(Figures):
     total_chunks: int
     unique_chunks: int
     dedup_ratio: float
+    saved_ratio: float
     total_bytes: int
     disk_bytes: int
     """Bytes of the whole store on disk: chunks are shared, so no run has a part of its own."""
@@ -144,7 +147,7 @@ def _figures_of(store: Store, refs: Iterable[Ref]) -> dict[str, Any]:
         n_checkpoints += sum(ref.kind == "checkpoint" for ref in holders)
         n_chunks += len(manifest.digests) * len(holders)
         n_bytes += manifest.n_bytes * len(holders)
-        distinct.add(manifest.digests)
+        distinct.add(manifest.digests, manifest.chunk_sizes)
     n_unique = len(distinct.digests())
     disk = disk_usage(store.backend)
     return {
@@ -153,6 +156,7 @@ def _figures_of(store: Store, refs: Iterable[Ref]) -> dict[str, Any]:
         "total_chunks": n_chunks,
         "unique_chunks": n_unique,
         "dedup_ratio": round(n_unique / n_chunks, 4) if n_chunks else 1.0,
+        "saved_ratio": round(1 - distinct.n_bytes() / n_bytes, 4) if n_bytes else 0.0,
         "total_bytes": n_bytes,
         "disk_bytes": disk.total,
         "disk": disk,

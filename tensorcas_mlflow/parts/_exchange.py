@@ -1,4 +1,4 @@
-"""Checkpoints of runs from files of other formats, and back."""
+"""Functions that import files of other formats as checkpoints of runs, and export checkpoints to such files."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 import mlflow
+from mlflow.entities import Run
 
 from tensorcas_mlflow import config, exchange
 from tensorcas_mlflow._mlflow_errors import translate_errors
@@ -17,7 +18,7 @@ from tensorcas_mlflow.checkpoints._log import CheckpointInfo, finish_now
 from tensorcas_mlflow.checkpoints._runs import run_to_write
 from tensorcas_mlflow.errors import CheckpointExistsError
 from tensorcas_mlflow.file_formats import Written, open_listing
-from tensorcas_mlflow.parts._open import What, opened
+from tensorcas_mlflow.parts._open import Source, opened
 from tensorcas_mlflow.store import Policy
 
 Progress = Callable[[int, int], None]
@@ -29,7 +30,7 @@ def import_checkpoint(
     *,
     step: int,
     name: str = DEFAULT_NAME,
-    run_id: str | None = None,
+    run_id: str | Run | None = None,
     format: str | None = None,
     allow_left_out: bool = False,
     overwrite: bool = False,
@@ -38,26 +39,32 @@ def import_checkpoint(
 ) -> CheckpointInfo:
     """Log the tensors of a file of another format, or of a folder of files that belong together, as a step of a run.
 
-    They are read from the mapped file, so memory stays bounded, and nothing is unpickled. What the store holds already,
-    from wherever, is not stored again. The checkpoint has no model's structure: fill a live model with it
-    (`load_checkpoint` with ``into=``, `CheckpointReader.load_into`), or take the weights only.
+    The tensors are read from the memory-mapped file, so memory stays bounded, and nothing is unpickled. Chunks that the
+    store holds are not stored again. The checkpoint has no model's structure: fill a live model with it
+    (`load_checkpoint` with ``into=``, `CheckpointReader.load_into`), or load the weights only. Errors are also
+    `mlflow.exceptions.MlflowException`.
 
     Args:
-        path: A file, or a folder such as a snapshot from Hugging Face; it must not change meanwhile.
-        step: Any whole number.
-        name: What the series of checkpoints is called in the run.
-        run_id: The run; the active one unless given, and if there is none a new one.
-        format: One of `tensorcas_mlflow.file_formats.FORMATS_IN`, such as ``safetensors`` or ``torch``; any unless
-            given.
-        allow_left_out: Whether to import a file of which some tensors cannot be stored (quantized ones), without them.
-        overwrite: Whether a checkpoint of this step may be replaced.
+        path: A file, or a folder such as a Hugging Face snapshot; it must not change meanwhile.
+        step: Any whole number of 64 bits.
+        name: The series of checkpoints in the run.
+        run_id: The run: its id, ``runs:/<id>`` or a `mlflow.entities.Run`. By default the active run, else a new one.
+        format: The format of the file, such as ``safetensors`` or ``torch``; by default it is recognised.
+        allow_left_out: Import the file without the tensors that cannot be stored, such as quantized ones.
+        overwrite: Replace a checkpoint of this step, atomically.
         policy: As for `log_checkpoint`.
-        progress: Called now and then with how much is done, and how much there is to do, in bytes, each of which counts
-            once for each time that it is gone through.
+        progress: Called with the bytes that are done and the bytes that there are to do. A byte counts once for each
+            pass over it.
+
+    Returns:
+        The checkpoint's URI and figures.
 
     Raises:
-        mlflow.exceptions.MlflowException: The file is not what its format allows, some of its tensors cannot be stored,
-            the step is there already, or the storage failed.
+        MalformedFileError: The file is not what its format allows.
+        CheckpointExistsError: The step is there and ``overwrite`` is False; it is untouched.
+        ValueError: Tensors would be left out, and that was not allowed.
+        BackendError: The file cannot be read, or the storage failed.
+        TensorCasError: An earlier save in the background failed, and no call has raised its error yet.
     """
     began = time.perf_counter()
     saves.wait()
@@ -97,9 +104,11 @@ def import_checkpoint(
 
 @translate_errors()
 def export_checkpoint(
-    checkpoint: What,
-    out: str | os.PathLike[str],
+    source: Source,
+    path: str | os.PathLike[str],
     *,
+    step: int | None = None,
+    name: str = DEFAULT_NAME,
     format: str | None = None,
     match: str | None = None,
     shard_bytes: int | None = None,
@@ -108,32 +117,42 @@ def export_checkpoint(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Written:
-    """Write the tensors of a checkpoint, model or file into a file or folder of another format.
+    """Write the tensors of a checkpoint, model or file to a file or folder of another format.
 
-    They are written in one pass with some 16 MiB of memory, bit for bit, and each chunk is checked. ``out`` appears
-    when it is complete and durable, or not at all. What is no tensor is left out; `export_model` takes whole models
-    along.
+    The tensors are written in one pass with some 16 MiB of memory, bit for bit, and each chunk is checked. The skeleton
+    of a model is left out; `export_model` writes whole models. Errors are also `mlflow.exceptions.MlflowException`.
 
     Args:
-        checkpoint: A reader, what `open_checkpoint` takes for its first argument, or that and a step.
-        out: The file; or the folder, with ``shard_bytes`` and for ``serverlessllm``.
-        format: ``safetensors``, ``torch``, ``npz``, ``bintensors`` or ``serverlessllm``; unless given, as ``out`` ends.
+        source: A reader, or the ``source`` of `open_checkpoint`.
+        path: The file; or the folder, with ``shard_bytes`` and for ``serverlessllm``. It appears complete and durable,
+            or not at all.
+        step: A step of the run; by default the highest.
+        name: The series of checkpoints of the run.
+        format: ``safetensors``, ``torch``, ``npz``, ``bintensors`` or ``serverlessllm``; by default the ending of
+            ``path`` tells.
         match: Write only tensors whose names match this pattern.
-        shard_bytes: For ``safetensors``: write files of so many bytes of tensors at most, and the index that
-            `transformers` reads.
-        partitions: For ``serverlessllm``: how many files.
-        allow_left_out: Whether to write a file of which some tensors cannot be read (quantized ones), without them.
-        overwrite: Whether what is there is replaced, if such a call has written it.
-        progress: Called now and then with the bytes that are written, and those there are to write.
+        shard_bytes: For ``safetensors``: the most bytes of tensors in one file. The index that `transformers` reads is
+            written beside the files.
+        partitions: For ``serverlessllm``: the number of files.
+        allow_left_out: Write the file without the tensors that cannot be read, such as quantized ones.
+        overwrite: Replace what such a call wrote there.
+        progress: Called with the bytes that are written and the bytes that there are to write.
+
+    Returns:
+        What was written.
 
     Raises:
-        mlflow.exceptions.MlflowException: There is no such checkpoint, it is damaged, some of its tensors cannot be
-            read, the format has no such dtype, something is there already, or it cannot be written.
+        NotFoundError: There is no such source.
+        FormatError: The checkpoint is damaged.
+        ConflictError: Something is there already.
+        ValueError: The format has no such dtype, an option does not fit, or tensors would be left out, and that was not
+            allowed; nothing is written.
+        BackendError: The storage failed, or the file cannot be written.
     """
-    with opened(checkpoint) as reader:
+    with opened(source, step=step, name=name) as reader:
         return exchange.export_checkpoint(
             reader,
-            out,
+            path,
             format=format,
             match=match,
             shard_bytes=shard_bytes,

@@ -1,4 +1,4 @@
-"""Opening a checkpoint, model or file to read parts of it."""
+"""Functions that open a checkpoint, model or file to read parts of it."""
 
 from __future__ import annotations
 
@@ -26,44 +26,50 @@ _RUN_URI = re.compile(r"(?:runs:/+)?(?P<run_id>[0-9a-f]{32})/?")
 
 @translate_errors()
 def open_checkpoint(
-    uri: str | bytes | os.PathLike[str] | Run | None = None,
-    step: int | None = None,
+    source: str | bytes | os.PathLike[str] | Run | None = None,
     *,
+    step: int | None = None,
     name: str = DEFAULT_NAME,
     framework: str = "np",
     device: Any = None,
     naming: Naming | None = None,
     verify: bool = True,
 ) -> CheckpointReader:
-    """Open a checkpoint, of which any part can be read alone: a tensor, rows of one, a layer, an expert.
+    """Open a checkpoint, model or file to read parts of it: a tensor, rows of one, a layer, an expert.
+
+    Errors are also `mlflow.exceptions.MlflowException`.
 
     Args:
-        uri: A run (its id, ``runs:/<id>`` or a `mlflow.entities.Run`), of whose checkpoints ``step`` says which; the
-            URI of one checkpoint; a model that this flavor has logged (``models:/…``, ``runs:/…``); a file artifact
-            that holds tensors, whoever has logged it (``runs:/<id>/model/data/model.pth``), or a folder with one such
-            file; or a path of this machine: a file of any format that ``tensorcas import`` reads, or a folder of them.
-            The active run unless given, or else the last one that was active in this process.
-        step: Of a run: the latest unless given.
-        name: Of a run: which series of checkpoints. Anything else has no series, and refuses another name.
+        source: A run (its id, ``runs:/<id>`` or a `mlflow.entities.Run`); the URI of one checkpoint; a model that this
+            package logged (``models:/…``, ``runs:/…``); a file artifact that holds tensors, from any program
+            (``runs:/<id>/model/data/model.pth``), or a folder with one such file; or a path of this machine: a file of
+            any format that ``tensorcas import`` reads, or a folder of them. By default the active run, else the last
+            one that was active in this process.
+        step: A step of the run; by default the highest. Other sources have no steps, and refuse one.
+        name: The series of checkpoints of the run. Other sources have no series, and refuse another name.
         framework: ``np`` for arrays, ``pt`` for PyTorch's tensors.
-        device: For ``pt``, where tensors go; the CPU unless given.
-        naming: How layers and experts are named, where that cannot be told; see `Naming`.
-        verify: Whether to check each chunk against its digest.
+        device: For ``pt``, the device of the tensors; by default the CPU.
+        naming: A rule for the names of layers and experts, where the reader does not know them.
+        verify: Check each chunk against its digest.
 
     Returns:
-        A reader, which is a context manager; its methods raise `TensorCasError`.
+        A reader, which is a mapping of names to arrays and a context manager.
 
     Raises:
-        mlflow.exceptions.MlflowException: There is no such thing, its store is gone or another one, it is damaged, or
-            holds no tensors. Of a path of this machine that is not there it is a FileNotFoundError, too.
+        NotFoundError: There is no such source, or its store is gone. For a path of this machine the error is a
+            `FileNotFoundError`, too.
+        FormatError: It is damaged, holds no tensors, or belongs to another store.
+        BackendError: The storage failed.
+        ValueError: Several files of a folder hold tensors, or the source has no such option.
+        TensorCasError: An earlier save in the background failed, and no call has raised its error yet.
     """
     options: dict[str, Any] = {"framework": framework, "device": device, "naming": naming, "verify": verify}
     saves.wait()
-    if isinstance(uri, Run | RunInfo):
-        uri = run_id_of(uri)
-    if not isinstance(uri, str | bytes | os.PathLike | None):
-        raise TypeError(f"a checkpoint is opened by a run's id, a URI or a path, and not by {uri!r:.200}")
-    text = None if uri is None else os.fsdecode(uri)
+    if isinstance(source, Run | RunInfo):
+        source = run_id_of(source)
+    if not isinstance(source, str | bytes | os.PathLike | None):
+        raise TypeError(f"a checkpoint is opened by a run's id, a URI or a path, and not by {source!r:.200}")
+    text = None if source is None else os.fsdecode(source)
     if text == "":
         raise ValueError("an empty text names nothing: leave it out for the active run, or say '.' for this folder")
     one = None if text is None else parse_checkpoint_uri(text, step=step, name=name)
@@ -93,50 +99,70 @@ def safe_open(
     """Open a checkpoint with the methods of `safetensors.safe_open`, for code that was written for that.
 
     Args:
-        filename: What `open_checkpoint` takes for its first argument.
+        filename: The ``source`` of `open_checkpoint`.
         framework: ``pt`` or ``np``.
-        device: For ``pt``, where tensors go.
-        backend: ``mmap`` or ``pread``, which are the same here: what can be mapped is.
-        step: Of a run: the latest unless given.
+        device: For ``pt``, the device of the tensors.
+        backend: ``mmap`` or ``pread``, which do the same: tensors are memory-mapped where that is possible.
+        step: A step of the run; by default the highest.
+
+    Returns:
+        An object with the methods of `safetensors.safe_open`, over a `CheckpointReader`.
 
     Raises:
-        mlflow.exceptions.MlflowException: See `open_checkpoint`.
+        ValueError: There is no such backend.
+        TensorCasError: As `open_checkpoint`.
     """
     if backend not in _BACKENDS:
         raise ValueError(f"there is no backend {backend!r}: it is {' or '.join(map(repr, _BACKENDS))}")
-    return SafeOpen(open_checkpoint(filename, step, framework=framework, device=device))
+    return SafeOpen(open_checkpoint(filename, step=step, framework=framework, device=device))
 
 
-What = str | os.PathLike[str] | CheckpointReader | tuple[str, int]
-"""A reader, what `open_checkpoint` takes for its first argument, or that and a step."""
+Source = str | os.PathLike[str] | Run | CheckpointReader
+"""The ``source`` of `open_checkpoint`, or a reader."""
 
 
 @translate_errors()
-def diff(before: What, after: What, *, values: bool = False) -> CheckpointDiff:
-    """Compare two checkpoints, steps, models or files, of one run or of several, of one store or of several.
+def diff(
+    before: Source | tuple[str | Run, int], after: Source | tuple[str | Run, int], *, values: bool = False
+) -> CheckpointDiff:
+    """Compare two checkpoints, steps, models or files, of any runs and stores.
 
     ```python
-    found = mlflow.tensorcas.diff((run_id, 10), (run_id, 20), values=True)
+    found = tensorcas.diff((run_id, 10), (run_id, 20), values=True)
     found.changed, found.values["lm_head.weight"].relative_norm
     ```
 
-    Tensors are equal if their digests are, which are known without reading them. They are read to tell only where the
-    two are cut into different chunks, or one is a foreign file.
+    Tensors are equal if their digests are equal, which takes no reading. Only tensors that are cut into different
+    chunks, and those of files of other formats, are read and hashed. Errors are also
+    `mlflow.exceptions.MlflowException`.
 
     Args:
-        before: The first.
-        after: The second.
-        values: Whether to read what has changed, and say by how much.
+        before: A reader, the ``source`` of `open_checkpoint`, or a run and a step.
+        after: The same.
+        values: Read the tensors that changed, and tell by how much.
+
+    Returns:
+        Names of tensors by what became of them, in the order of the checkpoints; true if anything differs.
 
     Raises:
-        mlflow.exceptions.MlflowException: One of them is not there or damaged.
+        TensorCasError: As `open_checkpoint`.
     """
     with opened(before) as old, opened(after) as new:
         return diff_readers(old, new, values=values)
 
 
-def opened(what: What) -> AbstractContextManager[CheckpointReader]:
-    """Open something for the time of a block; a reader stays open."""
-    if isinstance(what, CheckpointReader):
-        return nullcontext(what)
-    return open_checkpoint(*what) if isinstance(what, tuple) else open_checkpoint(what)
+def opened(
+    source: Source | tuple[str | Run, int], *, step: int | None = None, name: str = DEFAULT_NAME
+) -> AbstractContextManager[CheckpointReader]:
+    """Open a source for the time of a block; a reader stays open.
+
+    Raises:
+        ValueError: A reader is given, and a step or a series.
+    """
+    if isinstance(source, tuple):
+        source, step = source
+    if not isinstance(source, CheckpointReader):
+        return open_checkpoint(source, step=step, name=name)
+    if step is not None or name != DEFAULT_NAME:
+        raise ValueError("a reader is of one checkpoint: leave step and name out")
+    return nullcontext(source)

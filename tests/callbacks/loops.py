@@ -26,7 +26,7 @@ def data() -> xgboost.DMatrix:
 
 
 def steps_of(run_id: str, name: str = "checkpoint") -> list[int]:
-    return [record.step for record in list_checkpoints(run_id, name)]
+    return [record.step for record in list_checkpoints(run_id, name=name)]
 
 
 def names_of(run_id: str) -> set[str]:

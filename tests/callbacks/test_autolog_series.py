@@ -10,7 +10,7 @@ import pytest
 import xgboost
 
 from tensorcas_mlflow.callbacks import autolog
-from tensorcas_mlflow.callbacks.transformers import export_checkpoint
+from tensorcas_mlflow.callbacks.transformers import write_trainer_checkpoint
 from tensorcas_mlflow.checkpoints import list_checkpoints, load_checkpoint, log_checkpoint
 from tests.callbacks.loops import FEATURES, PARAMETERS, TARGETS, data, make_module, make_trainer
 from tests.callbacks.tokens import make_trainer as make_transformers_trainer
@@ -144,7 +144,7 @@ def test_transformers_trainings_from_scratch_are_not_mixed(tmp_path: Path) -> No
 def test_a_transformers_training_goes_on_under_the_name_of_the_one_it_goes_on_from(tmp_path: Path) -> None:
     with mlflow.start_run() as run:
         make_transformers_trainer(tmp_path, max_steps=2).train()
-        folder = export_checkpoint(tmp_path / "resume", run.info.run_id)
+        folder = write_trainer_checkpoint(run.info.run_id, tmp_path / "resume")
         make_transformers_trainer(tmp_path, max_steps=5).train(resume_from_checkpoint=folder)
 
     assert series_of(run.info.run_id) == {"checkpoint": [2, 5]}

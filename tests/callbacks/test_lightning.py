@@ -12,7 +12,7 @@ import mlflow
 import pytest
 import torch
 
-from tensorcas_mlflow.callbacks.lightning import TensorCasCheckpoint, export_checkpoint
+from tensorcas_mlflow.callbacks.lightning import TensorCasCheckpoint, write_trainer_checkpoint
 from tensorcas_mlflow.checkpoints import Keep, load_checkpoint
 from tests.callbacks.loops import make_module, make_trainer, same, steps_of
 
@@ -56,7 +56,7 @@ def test_a_resumed_training_ends_as_an_uninterrupted_one(
     with mlflow.start_run() as run:
         first = make_trainer(framework, tmp_path, max_epochs=2, callbacks=[ours.TensorCasCheckpoint()])
         first.fit(make_module(framework))
-        file = ours.export_checkpoint(tmp_path / "resume.ckpt", run.info.run_id)
+        file = ours.write_trainer_checkpoint(run.info.run_id, tmp_path / "resume.ckpt")
         second = make_trainer(framework, tmp_path, max_epochs=4, callbacks=[ours.TensorCasCheckpoint()])
         second.fit(make_module(framework), ckpt_path=file)
 
@@ -206,7 +206,7 @@ def test_a_fast_dev_run_logs_nothing(tmp_path: Path) -> None:
 def test_the_exported_file_makes_a_module(tmp_path: Path) -> None:
     with mlflow.start_run() as run:
         trainer = fit(tmp_path, TensorCasCheckpoint(), max_epochs=1)
-    file = export_checkpoint(tmp_path / "last.ckpt", run.info.run_id)
+    file = write_trainer_checkpoint(run.info.run_id, tmp_path / "last.ckpt")
     loaded = type(trainer.lightning_module).load_from_checkpoint(file)
 
     assert same(loaded.state_dict(), trainer.lightning_module.state_dict())

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from tensorcas_mlflow.callbacks.transformers import TensorCasCallback, export_checkpoint
+from tensorcas_mlflow.callbacks.transformers import TensorCasCallback, write_trainer_checkpoint
 from tensorcas_mlflow.checkpoints import Keep, load_checkpoint
 from tests.callbacks.loops import only_run, same, steps_of
 from tests.callbacks.tokens import make_trainer
@@ -35,7 +35,7 @@ def test_a_resumed_training_ends_as_an_uninterrupted_one(tmp_path: Path, step: i
     evaluation = {"eval_strategy": eval_strategy, "eval_steps": 1}
     with mlflow.start_run() as run:
         whole = train(tmp_path, TensorCasCallback(every_n_steps=step), **evaluation)
-        folder = export_checkpoint(tmp_path / "resume", run.info.run_id, step=step)
+        folder = write_trainer_checkpoint(run.info.run_id, tmp_path / "resume", step=step)
     resumed = train(tmp_path, resume=folder, **evaluation)
 
     assert same(dict(resumed.model.state_dict()), dict(whole.model.state_dict()))
@@ -49,7 +49,7 @@ def test_a_resumed_training_ends_as_an_uninterrupted_one(tmp_path: Path, step: i
 def test_what_the_trainer_saves_is_logged(tmp_path: Path) -> None:
     with mlflow.start_run() as run:
         train(tmp_path, TensorCasCallback(), save_strategy="steps", save_steps=3)
-        folder = export_checkpoint(tmp_path / "resume", run.info.run_id, step=6)
+        folder = write_trainer_checkpoint(run.info.run_id, tmp_path / "resume", step=6)
     theirs = tmp_path / "out" / "checkpoint-6"
 
     assert steps_of(run.info.run_id) == [3, 6, 8]

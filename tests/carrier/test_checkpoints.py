@@ -62,8 +62,8 @@ def test_steps_come_back_and_share_what_is_equal(carried: Experiment) -> None:
         for step in range(3):
             assert_is(load(step), step)
         assert_is(load(), 2)
-    assert infos[0].bytes_new > 480_000
-    assert all(info.bytes_new < 250_000 for info in infos[1:])
+    assert infos[0].new_bytes > 480_000
+    assert all(info.new_bytes < 250_000 for info in infos[1:])
     assert [record.step for record in mlflow.tensorcas.list_checkpoints()] == [0, 1, 2]
     assert all(record.created and record.flavor for record in mlflow.tensorcas.list_checkpoints())
 
@@ -121,7 +121,7 @@ def test_a_save_in_the_background_is_saved(carried: Experiment) -> None:
         info = mlflow.tensorcas.log_checkpoint(state, step=1, blocking=False, log_metrics=False)
         state["trained"][:] = 0
 
-        assert info.wait().bytes_stored > 0
+        assert info.wait().stored_bytes > 0
         assert_is(load(1), 1)
 
 
@@ -160,7 +160,7 @@ def test_a_new_process_does_not_fetch_packs_to_know_what_is_in_them(
         )
         info = log(3)
 
-    assert info.bytes_new < 250_000
+    assert info.new_bytes < 250_000
     assert fetched
     assert not [path for path in fetched if "/packs/" in path]
 
@@ -188,7 +188,7 @@ def test_a_collection_by_direct_access_keeps_what_is_needed(carried: Experiment)
         assert report.freed_bytes > 0
         for step in (1, 2):
             assert_is(load(step), step)
-        assert log(4).bytes_new < 250_000
+        assert log(4).new_bytes < 250_000
 
 
 def test_a_run_that_mlflow_has_deleted_gets_its_folder_again_before_the_next_checkpoint(

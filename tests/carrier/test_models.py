@@ -145,7 +145,7 @@ def test_what_was_saved_without_the_server_is_shared_with_what_is_saved_through_
         info = mlflow.tensorcas.log_checkpoint({"v": weights["v"]}, step=1)
 
     assert new_bytes == weights["v"].nbytes
-    assert info.bytes_new < 2_000
+    assert info.new_bytes < 2_000
 
 
 @pytest.mark.long

@@ -78,7 +78,7 @@ def test_each_step_of_a_series_is_a_file(served: Experiment) -> None:
     assert loaded["trained"].tobytes() == state_of(3)["trained"].tobytes()
     assert {f"checkpoints/checkpoint/step-0000000{step}.tensors" for step in range(3)} <= {info.path for info in shown}
     assert pack_bytes(served) - before < 300_000
-    assert (infos[0].bytes_new, infos[0].bytes_stored) == (None, None)
+    assert (infos[0].new_bytes, infos[0].stored_bytes) == (None, None)
     assert infos[0].uri == f"runs:/{run.info.run_id}/checkpoints/checkpoint/step-00000000.tensors"
     names = [(record.name, record.step) for record in mlflow.tensorcas.list_checkpoints(run.info.run_id)]
     assert names == [("checkpoint", 0), ("checkpoint", 1), ("checkpoint", 2), ("ä b", 3)]

@@ -55,7 +55,7 @@ def test_carried_checkpoints_and_models_go_on_where_the_server_gets_a_store(
         note = mlflow.artifacts.load_text(f"runs:/{run.info.run_id}/note.txt")
 
     assert loaded == steps == [1, 2]
-    assert again.bytes_new < 10_000
+    assert again.new_bytes < 10_000
     assert torch.equal(rebuilt.weight, model.weight)
     assert note == "text " * 100
     assert sent.uri.endswith(".tensors")

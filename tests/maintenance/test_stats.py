@@ -45,6 +45,7 @@ def test_run_stats_count_the_steps_chunks_and_bytes_of_a_run(store: Store) -> No
     assert (found.run_id, found.checkpoints, found.files, found.steps) == ("one", 3, 0, (0, 10, 20))
     assert (found.total_chunks, found.unique_chunks, found.dedup_ratio) == (9, 5, 0.5556)
     assert found.total_bytes == 3 * (1024 + 512) * 8
+    assert found.saved_ratio == round(2 * 1024 / (3 * (1024 + 512)), 4)
 
 
 def test_store_stats_count_the_runs_chunks_and_bytes_of_a_store(store: Store) -> None:
@@ -55,10 +56,11 @@ def test_store_stats_count_the_runs_chunks_and_bytes_of_a_store(store: Store) ->
     assert found.total_bytes == (3 * (1024 + 512) + 1024) * 8
 
 
-def test_a_run_that_keeps_nothing_has_a_ratio_of_one(store: Store) -> None:
+def test_a_run_that_keeps_nothing_saves_nothing(store: Store) -> None:
     found = run_stats(store, "three")
 
-    assert (found.checkpoints, found.steps, found.total_chunks, found.dedup_ratio) == (0, (), 0, 1.0)
+    assert (found.checkpoints, found.steps, found.total_chunks) == (0, (), 0)
+    assert (found.dedup_ratio, found.saved_ratio) == (1.0, 0.0)
 
 
 def test_every_byte_of_the_store_is_counted(store: Store, tmp_path: Path) -> None:

@@ -121,11 +121,11 @@ def test_what_has_not_changed_is_not_stored_again(experiment: str) -> None:
         third = log(state, 2)
 
     arrays = state["weights"].nbytes + state["moments"]["m"].nbytes
-    assert arrays < first.bytes_new <= first.bytes_total == second.bytes_total
-    assert second.bytes_new < 1_000
-    assert third.bytes_new == 0
-    assert third.bytes_stored is not None
-    assert third.bytes_stored < 1_000
+    assert arrays < first.new_bytes <= first.total_bytes == second.total_bytes
+    assert second.new_bytes < 1_000
+    assert third.new_bytes == 0
+    assert third.stored_bytes is not None
+    assert third.stored_bytes < 1_000
     assert third.n_tensors == 2
 
 
@@ -136,7 +136,7 @@ def test_an_array_changed_in_place_is_seen(experiment: str) -> None:
         state["weights"][17, 2] = 42.0
         info = log(state, 1)
 
-    assert 0 < info.bytes_new < state["weights"].nbytes
+    assert 0 < info.new_bytes < state["weights"].nbytes
     assert load(step=1)["weights"][17, 2] == 42.0
     assert_same(load(step=0), make_state())
 
@@ -151,8 +151,8 @@ def test_runs_and_logged_models_share_what_they_store(experiment: str) -> None:
     with mlflow.start_run():
         info = mlflow.tensorcas.log_checkpoint(model, step=0)
 
-    assert info.bytes_total > model.coef_.nbytes
-    assert info.bytes_new == 0
+    assert info.total_bytes > model.coef_.nbytes
+    assert info.new_bytes == 0
 
 
 # --- steps that are there already

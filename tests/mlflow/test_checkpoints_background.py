@@ -64,12 +64,12 @@ def test_what_is_changed_after_the_call_is_not_what_was_logged(
     with mlflow.start_run():
         info = log(weights, 0)
         weights += 1
-        assert info.bytes_stored is None
+        assert info.stored_bytes is None
         slow_packs.set()
         finished = info.wait()
 
-    assert finished.bytes_stored is not None
-    assert finished.bytes_stored > expected.nbytes // 2
+    assert finished.stored_bytes is not None
+    assert finished.stored_bytes > expected.nbytes // 2
     assert np.array_equal(weights_of(0), expected)
 
 
@@ -91,7 +91,7 @@ def test_an_unchanged_state_copies_nothing(experiment: str, weights: np.ndarray[
         log(weights, 0).wait()
         info = log(weights, 1)
 
-    assert info.bytes_new == 0
+    assert info.new_bytes == 0
     assert np.array_equal(weights_of(1), weights)
 
 
@@ -223,7 +223,7 @@ def test_a_save_given_up_for_dead_fails_and_loses_nothing(
         finished = info.wait()
 
     # Nothing it relied on was deleted meanwhile, so it could begin again with what it had copied.
-    assert finished.bytes_new > 0
+    assert finished.new_bytes > 0
     assert weights_of(1)[0] == weights[0] - 1
 
 
@@ -282,5 +282,5 @@ def test_metrics_of_many_steps_wait_together_for_a_slow_tracking_store(
 
     assert sum(batches) == 60
     assert len(batches) < 10
-    history = mlflow.MlflowClient().get_metric_history(run.info.run_id, "tensorcas/bytes_new")
+    history = mlflow.MlflowClient().get_metric_history(run.info.run_id, "tensorcas/new_bytes")
     assert [metric.step for metric in history] == list(range(20))

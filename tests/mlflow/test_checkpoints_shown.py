@@ -40,9 +40,9 @@ def test_figures_are_logged_as_metrics_of_the_step(experiment: str) -> None:
     def history(key: str) -> list[tuple[int, float]]:
         return [(m.step, m.value) for m in mlflow.MlflowClient().get_metric_history(run.info.run_id, key)]
 
-    assert history("tensorcas/bytes_total") == [(1, first.bytes_total), (2, second.bytes_total)]
-    assert history("tensorcas/bytes_new") == [(1, first.bytes_new), (2, 0)]
-    assert history("tensorcas/saved_ratio") == [(1, 1 - first.bytes_new / first.bytes_total), (2, 1.0)]
+    assert history("tensorcas/total_bytes") == [(1, first.total_bytes), (2, second.total_bytes)]
+    assert history("tensorcas/new_bytes") == [(1, first.new_bytes), (2, 0)]
+    assert history("tensorcas/saved_ratio") == [(1, 1 - first.new_bytes / first.total_bytes), (2, 1.0)]
 
 
 @pytest.mark.parametrize("by", ["argument", "environment"])
@@ -263,7 +263,7 @@ def test_a_series_of_another_name_has_metrics_of_its_own(experiment: str) -> Non
     assert set(mlflow.MlflowClient().get_run(run.info.run_id).data.metrics) == {
         f"{prefix}/{figure}"
         for prefix in ("tensorcas", "tensorcas/ema __1")
-        for figure in ("bytes_total", "bytes_new", "saved_ratio")
+        for figure in ("total_bytes", "new_bytes", "saved_ratio")
     }
 
 

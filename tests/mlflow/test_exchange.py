@@ -34,7 +34,7 @@ def test_a_file_becomes_a_step_that_is_listed_opened_and_loaded(experiment: str,
     assert reader.metadata == {"format": "pt"}
     weights = mlflow.tensorcas.load_checkpoint(info.uri, weights_only=True)
     assert same({name: weights[name].numpy() for name in STATE}, STATE)
-    assert (info.n_tensors, info.bytes_total) == (len(STATE), sum(array.nbytes for array in STATE.values()))
+    assert (info.n_tensors, info.total_bytes) == (len(STATE), sum(array.nbytes for array in STATE.values()))
 
 
 def test_what_was_imported_fills_a_model(experiment: str, tmp_path: Path) -> None:
@@ -54,9 +54,9 @@ def test_a_file_that_was_imported_before_costs_nothing_again(experiment: str, fi
         again = mlflow.tensorcas.import_checkpoint(file, step=2)
         logged = mlflow.tensorcas.log_checkpoint(STATE, step=3, name="logged")
 
-    assert again.bytes_new == 0
-    assert logged.bytes_new is not None
-    assert logged.bytes_new < 10_000  # the skeleton
+    assert again.new_bytes == 0
+    assert logged.new_bytes is not None
+    assert logged.new_bytes < 10_000  # the skeleton
 
 
 def test_a_step_becomes_a_file_and_back(experiment: str, file: Path, tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_step_becomes_a_file_and_back(experiment: str, file: Path, tmp_path: P
     done: list[tuple[int, int]] = []
 
     written = mlflow.tensorcas.export_checkpoint(
-        (run.info.run_id, 1), tmp_path / "out.safetensors", progress=lambda *at: done.append(at)
+        run.info.run_id, tmp_path / "out.safetensors", step=1, progress=lambda *at: done.append(at)
     )
 
     found = safetensors.numpy.load_file(tmp_path / "out.safetensors")

@@ -109,8 +109,8 @@ def test_steps_are_listed_ascending_and_can_be_deleted(tmp_path: Path) -> None:
         store.save(model(1), step)
     assert store.list_checkpoints() == [-1, 0, 2, 10, 10**12]
 
-    store.delete_checkpoint(2)
-    store.delete_checkpoint(2)
+    assert store.delete_checkpoint(2)
+    assert not store.delete_checkpoint(2)
 
     assert store.list_checkpoints() == [-1, 0, 10, 10**12]
     assert equal(store.load(10), model(1))
@@ -201,9 +201,9 @@ def test_two_store_objects_share_what_they_write(tmp_path: Path) -> None:
 
 
 def test_an_existing_store_keeps_its_chunk_size(tmp_path: Path) -> None:
-    open_store(tmp_path, chunk_size=4096)
+    open_store(tmp_path, chunk_bytes=4096)
 
-    assert open_store(tmp_path, chunk_size=8192).store.chunk_bytes == 4096
+    assert open_store(tmp_path, chunk_bytes=8192).store.chunk_bytes == 4096
 
 
 def test_a_step_is_not_given_to_another_adapter_than_it_was_saved_by(tmp_path: Path) -> None:
@@ -340,10 +340,10 @@ def test_metrics_that_are_no_mapping_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("figure", [math.nan, -1])
 def test_a_grace_that_is_no_time_is_refused(tmp_path: Path, figure: float) -> None:
     with pytest.raises(ValueError, match="grace_s must not be negative"):
-        open_store(tmp_path / "store").gc(figure)
+        open_store(tmp_path / "store").gc(grace_s=figure)
 
 
-@pytest.mark.parametrize("options", [{"grace_period_hours": "24"}, {"max_waste": None}, {"max_waste": True}])
+@pytest.mark.parametrize("options", [{"grace_s": "24"}, {"max_waste": None}, {"max_waste": True}])
 def test_figures_of_a_collection_that_are_no_numbers_are_refused(tmp_path: Path, options: Any) -> None:
     with pytest.raises(TypeError, match=f"{next(iter(options))} is a number, not"):
         open_store(tmp_path / "store").gc(**options)
