@@ -1,4 +1,4 @@
-"""What is released is what was tested: wheel and sdist hold both packages whole and work away from the checkout."""
+"""Tests of the released files: wheel and sdist hold all packages whole and work away from the checkout."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 PACKAGES = {
     "tensorcas_mlflow": CHECKOUT / "tensorcas_mlflow",
     "tensorcas_flavors": CHECKOUT / "flavors/tensorcas_flavors",
+    "mlflow-stubs": CHECKOUT / "mlflow-stubs",
 }
 
 LOG_AND_LOAD = """
@@ -64,7 +65,7 @@ def run_python(*args: str | Path, cwd: Path, path: Path | None = None) -> str:
 
 
 def package_files() -> set[str]:
-    """Every file of both packages that goes into a wheel as it is, as the wheel names them."""
+    """Every file of the packages that goes into a wheel as it is, as the wheel names them."""
     return {
         f"{name}/{file.relative_to(root).as_posix()}"
         for name, root in PACKAGES.items()
@@ -87,7 +88,7 @@ def read_metadata(wheel: Path, name: str) -> bytes:
 def copy_checkout(tree: Path) -> Path:
     """Copy what is built from: setuptools leaves `build/` where it builds, and would pick up an old one."""
     leftovers = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.so")
-    for folder in ("tensorcas_mlflow", "flavors", "tests"):
+    for folder in ("tensorcas_mlflow", "flavors", "mlflow-stubs", "tests"):
         shutil.copytree(CHECKOUT / folder, tree / folder, ignore=leftovers)
     for file in ("pyproject.toml", "setup.cfg", "README.md", "LICENSE"):
         shutil.copy(CHECKOUT / file, tree)
@@ -115,13 +116,15 @@ def sdist(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return sdist
 
 
-def test_the_wheel_holds_both_packages_whole_and_nothing_else(wheel: Path) -> None:
+def test_wheel_holds_the_packages_whole_and_nothing_else(wheel: Path) -> None:
     names = names_in(wheel)
 
     compiled = {name for name in names if name.endswith(".so")}
     assert {name for name in names if ".dist-info/" not in name} - compiled == package_files()
     assert compiled <= {"tensorcas_mlflow/codecs/_kernels.abi3.so"}
     assert {"tensorcas_mlflow/py.typed", "tensorcas_flavors/py.typed"} <= names
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read("mlflow-stubs/py.typed") == b"partial\n"
 
 
 def test_the_wheel_names_its_entry_points_and_ships_the_modules_behind_them(wheel: Path) -> None:

@@ -19,9 +19,8 @@ from tensorcas_mlflow.checkpoints._runs import run_to_write
 from tensorcas_mlflow.errors import CheckpointExistsError
 from tensorcas_mlflow.file_formats import Written, open_listing
 from tensorcas_mlflow.parts._open import Source, opened
+from tensorcas_mlflow.reader import CheckpointReader
 from tensorcas_mlflow.store import Policy
-
-Progress = Callable[[int, int], None]
 
 
 @translate_errors()
@@ -35,7 +34,7 @@ def import_checkpoint(
     allow_left_out: bool = False,
     overwrite: bool = False,
     policy: str | None = None,
-    progress: Progress | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> CheckpointInfo:
     """Log the tensors of a file of another format, or of a folder of files that belong together, as a step of a run.
 
@@ -104,7 +103,7 @@ def import_checkpoint(
 
 @translate_errors()
 def export_checkpoint(
-    source: Source,
+    source: Source | CheckpointReader,
     path: str | os.PathLike[str],
     *,
     step: int | None = None,
@@ -115,7 +114,7 @@ def export_checkpoint(
     partitions: int | None = None,
     allow_left_out: bool = False,
     overwrite: bool = False,
-    progress: Progress | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Written:
     """Write the tensors of a checkpoint, model or file to a file or folder of another format.
 

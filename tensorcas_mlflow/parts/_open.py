@@ -20,13 +20,16 @@ from tensorcas_mlflow.flavor._open import open_artifact
 from tensorcas_mlflow.reader import CheckpointDiff, CheckpointReader, Naming, SafeOpen
 from tensorcas_mlflow.reader import diff as diff_readers
 
+Source = str | bytes | os.PathLike[str] | Run
+"""A thing to read: a run, a URI or a path; see `open_checkpoint`."""
+
 _BACKENDS = ("mmap", "pread")
 _RUN_URI = re.compile(r"(?:runs:/+)?(?P<run_id>[0-9a-f]{32})/?")
 
 
 @translate_errors()
 def open_checkpoint(
-    source: str | bytes | os.PathLike[str] | Run | None = None,
+    source: Source | None = None,
     *,
     step: int | None = None,
     name: str = DEFAULT_NAME,
@@ -89,7 +92,7 @@ def open_checkpoint(
 
 @translate_errors()
 def safe_open(
-    filename: str | bytes | os.PathLike[str],
+    filename: Source,
     framework: str = "np",
     device: Any = "cpu",
     *,
@@ -117,13 +120,12 @@ def safe_open(
     return SafeOpen(open_checkpoint(filename, step=step, framework=framework, device=device))
 
 
-Source = str | os.PathLike[str] | Run | CheckpointReader
-"""The ``source`` of `open_checkpoint`, or a reader."""
-
-
 @translate_errors()
 def diff(
-    before: Source | tuple[str | Run, int], after: Source | tuple[str | Run, int], *, values: bool = False
+    before: Source | CheckpointReader | tuple[str | Run, int],
+    after: Source | CheckpointReader | tuple[str | Run, int],
+    *,
+    values: bool = False,
 ) -> CheckpointDiff:
     """Compare two checkpoints, steps, models or files, of any runs and stores.
 
@@ -152,7 +154,7 @@ def diff(
 
 
 def opened(
-    source: Source | tuple[str | Run, int], *, step: int | None = None, name: str = DEFAULT_NAME
+    source: Source | CheckpointReader | tuple[str | Run, int], *, step: int | None = None, name: str = DEFAULT_NAME
 ) -> AbstractContextManager[CheckpointReader]:
     """Open a source for the time of a block; a reader stays open.
 

@@ -114,15 +114,15 @@ class Naming:
             raise ValueError(f"a pattern of experts has {{layer}} and {{expert}} once, unlike {self.expert!r}")
 
     @property
-    def has_fused(self) -> bool:
+    def _has_fused(self) -> bool:
         """Whether experts are rows."""
         return self.expert is not None and self.expert.endswith("[{expert}]")
 
-    def layer_regex(self) -> re.Pattern[str]:
+    def _layer_regex(self) -> re.Pattern[str]:
         """What names of a layer's tensors match from their beginning."""
         return _regex(self.layer)
 
-    def expert_regex(self) -> re.Pattern[str] | None:
+    def _expert_regex(self) -> re.Pattern[str] | None:
         """What names of experts' tensors match from their beginning; None where nothing is said of experts."""
         return None if self.expert is None else _regex(self.expert.removesuffix("[{expert}]"))
 

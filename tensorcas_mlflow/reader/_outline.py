@@ -244,7 +244,7 @@ def _columns(reading: Reading | None, number_of: Mapping[str, int]) -> tuple[int
 def _by_naming(names: list[str], naming: Naming) -> Assignment:
     layer, expert = np.full(len(names), _NONE), np.full(len(names), _NONE)
     is_fused = np.zeros(len(names), dtype=bool)
-    of_layer, of_expert = naming.layer_regex(), naming.expert_regex()
+    of_layer, of_expert = naming._layer_regex(), naming._expert_regex()
     for row, name in enumerate(names):
         match = of_layer.match(name)
         if match is not None:
@@ -252,7 +252,7 @@ def _by_naming(names: list[str], naming: Naming) -> Assignment:
         match = _match(of_expert, name)
         if match is not None:
             layer[row] = int(match["layer"])
-            if naming.has_fused:
+            if naming._has_fused:
                 is_fused[row] = True
             else:
                 expert[row] = int(match["expert"])

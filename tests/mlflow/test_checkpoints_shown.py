@@ -92,11 +92,13 @@ def test_a_deleted_checkpoint_is_gone_and_the_others_are_not(experiment: str, tm
     assert shown(run.info.run_id) == ["step-00000000.arrow", "step-00000002.arrow"]
 
 
-def test_deleting_what_is_not_there_is_an_error(experiment: str) -> None:
+def test_deletion_tells_whether_there_was_a_checkpoint(experiment: str) -> None:
     with mlflow.start_run():
         log(make_state(), 1)
-        with pytest.raises(MlflowException, match="at step 2"):
-            mlflow.tensorcas.delete_checkpoint(step=2)
+
+        assert not mlflow.tensorcas.delete_checkpoint(step=2)
+        assert mlflow.tensorcas.delete_checkpoint(step=1)
+        assert not mlflow.tensorcas.delete_checkpoint(step=1)
 
 
 def test_a_collection_keeps_every_checkpoint(experiment: str, tmp_path: Path) -> None:

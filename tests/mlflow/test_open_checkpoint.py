@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from pathlib import Path
+from typing import Any
 
 import mlflow
 import numpy as np
@@ -153,15 +154,15 @@ def test_a_file_of_this_machine_is_opened(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("0" * 32,), "not found"),
-        (("models:/m-00000000000000000000000000000000",), "not found"),
-        (("/nowhere/model.safetensors",), "nowhere"),
-        (("models:/m-00000000000000000000000000000000", 3), "a step is one of a run"),
+        ({"source": "0" * 32}, "not found"),
+        ({"source": "models:/m-00000000000000000000000000000000"}, "not found"),
+        ({"source": "/nowhere/model.safetensors"}, "nowhere"),
+        ({"source": "models:/m-00000000000000000000000000000000", "step": 3}, "a step is one of a run"),
     ],
 )
-def test_what_is_not_there_is_an_error(cas_experiment: str, arguments: tuple[object, ...], reason: str) -> None:
+def test_a_source_that_is_not_there_is_an_error(cas_experiment: str, arguments: dict[str, Any], reason: str) -> None:
     with pytest.raises(MlflowException, match=reason):
-        mlflow.tensorcas.open_checkpoint(*arguments)
+        mlflow.tensorcas.open_checkpoint(**arguments)
 
 
 def test_a_path_that_is_not_there_is_an_error_of_mlflow_and_of_files(tmp_path: Path) -> None:
