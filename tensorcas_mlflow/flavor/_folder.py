@@ -27,7 +27,7 @@ from mlflow.utils.environment import (
 from mlflow.utils.model_utils import _validate_and_copy_code_paths, _validate_and_prepare_target_save_path
 from mlflow.utils.yaml_utils import write_yaml
 
-import tensorcas_mlflow
+from tensorcas_mlflow._release import release
 from tensorcas_mlflow._steps import as_step
 from tensorcas_mlflow._texts import without_secrets
 from tensorcas_mlflow.adapter import Adapter, Array
@@ -122,7 +122,7 @@ def write_folder(
         store=without_secrets(stored.store.uri) if stored.store else None,
         store_id=stored.manifest.store_id,
         manifest=stored.manifest.digest,
-        version=tensorcas_mlflow.__version__,
+        version=release(),
     )
     mlflow_model.model_size_bytes = stored.manifest.n_bytes
     mlflow_model.save(os.fspath(folder / MLMODEL_FILE_NAME))
@@ -184,6 +184,6 @@ def _default_requirements(adapter: Adapter, tensors: Mapping[str, Array]) -> tup
 
 
 def _own_requirement() -> str:
-    version = tensorcas_mlflow.__version__
+    version = release()
     # No index has a checkout that was not installed, or a local build.
     return "tensorcas-mlflow" if "+" in version else f"tensorcas-mlflow=={version}"
