@@ -15,6 +15,7 @@ import xgboost
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.neural_network import MLPClassifier
 
+import tensorcas_mlflow
 from tests.callbacks.loops import FEATURES, LABELS, PARAMETERS, data, make_module, steps_of
 from tests.callbacks.tokens import Tokens, make_model
 
@@ -25,7 +26,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "training-loops.md"
 
 def run_section(title: str, **names: Any) -> dict[str, Any]:
     section = re.split(r"^#+ ", PAGE.read_text(encoding="utf-8").split(f"# {title}\n", 1)[1], flags=re.MULTILINE)[0]
-    names["mlflow"] = mlflow
+    names |= {"mlflow": mlflow, "tensorcas": tensorcas_mlflow}
     for block in re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL):
         exec(block, names)
     return names
