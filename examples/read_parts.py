@@ -11,9 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tensorcas_mlflow import TensorCasStore
+import tensorcas_mlflow as tensorcas
 from tensorcas_mlflow.file_formats import ArrayTensors, open_listing, write
-from tensorcas_mlflow.reader import diff
 
 N_LAYERS, N_EXPERTS, WIDTH = 4, 8, 256
 
@@ -38,25 +37,25 @@ def main(folder: Path) -> None:
     tensors["model.layers.2.mlp.experts.5.up_proj.weight"] *= np.float32(1.01)
     write(ArrayTensors(tensors), folder / "trained.safetensors")
 
-    store = TensorCasStore(folder / "store", run_id="moe")
+    store = tensorcas.TensorCasStore(folder / "store", run_id="moe")
     for step, name in enumerate(("model.safetensors", "trained.safetensors")):
         store.import_file(folder / name, step)
 
     with store.open(0) as before, store.open(1) as after:
         print(before.summary())
-        read = before.stats.bytes_read
+        read = before.stats.read_bytes
         expert = before.expert(layer=2, expert=5)
         size = sum(array.nbytes for array in expert.values())
-        took = before.stats.bytes_read + before.stats.mapped_bytes - read
+        took = before.stats.read_bytes + before.stats.mapped_bytes - read
         print(f"one expert: {size:,} bytes, read {took:,} of the {before.summary().n_bytes:,} there are")
 
-        found = diff(before, after, values=True)
+        found = tensorcas.diff(before, after, values=True)
         for name, change in found.values.items():
             print(f"changed: {name}, by {change.relative_norm:.1%} of its norm; {len(found.equal)} others are equal")
 
         written = store.export_file(folder / "shards", step=1, format="safetensors", shard_bytes=16 << 20)
         print(f"exported as {len(written.files)} files, {written.n_bytes:,} bytes")
-        assert open_listing(folder / "shards").locations.keys() == set(after.keys())
+        assert open_listing(folder / "shards").locations.keys() == after.keys()
 
 
 if __name__ == "__main__":

@@ -357,7 +357,7 @@ def test_gc_refuses_where_a_manifest_cannot_be_read_and_the_others_stay_whole(tm
     before = bytes_below(tmp_path)
 
     with pytest.raises(CorruptError, match="run run step 0"):
-        store.gc(0, max_waste=0)
+        store.gc(grace_s=0, max_waste=0)
     assert bytes_below(tmp_path) == before
     assert same_state(store.load(1).state_dict(), models[1].state_dict())
 

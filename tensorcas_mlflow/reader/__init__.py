@@ -1,4 +1,4 @@
-"""Reading any part of any checkpoint, wherever it is and in whatever format."""
+"""Readers for any part of any checkpoint, model or file."""
 
 from tensorcas_mlflow.reader._diff import CheckpointDiff, diff
 from tensorcas_mlflow.reader._naming import Naming

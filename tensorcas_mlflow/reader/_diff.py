@@ -1,4 +1,4 @@
-"""What two checkpoints share and where they differ, wherever they are: tensor by tensor, and number by number."""
+"""Comparison of two checkpoints, tensor by tensor and number by number."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tensorcas_mlflow.reader._value_diff import ValueChange, ValueDifference
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointDiff:
-    """Tensors of two checkpoints by what became of them, in the order the checkpoints list them, and other content.
+    """The result of `diff`: names of tensors by what became of them, in the order of the checkpoints.
 
     It is true if anything differs: ``if diff(before, after): …``.
     """

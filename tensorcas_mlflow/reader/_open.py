@@ -1,4 +1,4 @@
-"""Opening a checkpoint or file of a store, or a file of this machine."""
+"""Functions that open a checkpoint or file of a store, or a file of this machine."""
 
 from __future__ import annotations
 

@@ -90,21 +90,21 @@ class CheckpointReader(Mapping[str, Any]):
         )
 
     def close(self) -> None:
-        """Let go of what was fetched for reading; tensors that were read stay."""
+        """Release the files that the reader holds open; arrays that it returned stay valid. It may be closed twice."""
         self._contents.close()
 
     def below(self, prefix: str) -> CheckpointReader:
-        """Read only the tensors below a prefix, by the rest of their names: ``model`` of a training state.
+        """Return a reader of the tensors below a prefix, under the rest of their names: ``model`` of a training state.
 
         Args:
-            prefix: Whole parts of names, with or without the dot at its end.
+            prefix: Whole parts of names, with or without the dot at the end.
 
         Returns:
-            A reader that shares this one's statistics; closing it closes nothing.
+            A reader that shares the statistics of this one; closing it closes nothing.
 
         Raises:
-            PartNotFoundError: No name begins so.
-            TensorNotFoundError: All tensors whose names do are in `left_out`.
+            PartNotFoundError: No name begins with the prefix.
+            TensorNotFoundError: All tensors below the prefix are in `left_out`.
         """
         prefix = prefix.removesuffix(".") + "."
         found = {row: name.removeprefix(prefix) for row, name in enumerate(self) if name.startswith(prefix)}
@@ -125,7 +125,7 @@ class CheckpointReader(Mapping[str, Any]):
 
     @property
     def label(self) -> str:
-        """Whose tensors these are, in words."""
+        """The source of the tensors, in words."""
         return self._contents.label
 
     @property
@@ -137,20 +137,20 @@ class CheckpointReader(Mapping[str, Any]):
     def left_out(self) -> Mapping[str, str]:
         """Tensors of the checkpoint or file that no array holds, by name, with their type (``Q4_K``, ``complex32``).
 
-        Numpy has no dtype for them. A load gives those that an adapter has stored; an import has left the others out of
-        the checkpoint. They are no tensors of this reader: `keys`, `full` and `items` do not have them.
-        `match`, `layer` and `expert` refuse a part to which one of them belongs.
+        Numpy has no dtype for them. A load returns those that an adapter stored; an import left the others out of the
+        checkpoint. They are no tensors of this reader: `keys`, `items` and `full` skip them, and `match`, `layer` and
+        `expert` refuse a part to which one of them belongs.
         """
         return self._contents.left_out
 
     @property
     def stats(self) -> ReadStats:
-        """What was read so far, from the moment the checkpoint was opened."""
+        """Figures of all reads since the checkpoint was opened."""
         return self._watch.stats()
 
     @property
     def stacks(self) -> tuple[str, ...]:
-        """What there are layers of, such as ``model.layers``."""
+        """The stacks of layers, such as ``model.layers``."""
         return self._outline.stacks
 
     # A mapping that compared its values would read two checkpoints. `diff` compares digests.
@@ -179,42 +179,42 @@ class CheckpointReader(Mapping[str, Any]):
         return _Values(self)
 
     def spec(self, name: str) -> Spec:
-        """Say a tensor's dtype and shape.
+        """Return the name, dtype and shape of one tensor.
 
         Raises:
-            TensorNotFoundError: There is none of that name. So does whatever takes a name.
+            TensorNotFoundError: There is no tensor of that name. All methods that take a name raise it.
         """
         return self._specs.spec(self._row(name))
 
     def specs(self) -> list[Spec]:
-        """Say the dtype and shape of all tensors, in order."""
+        """Return the names, dtypes and shapes of all tensors, in order."""
         return [self._specs.spec(row) for row in range(len(self))]
 
     def layers(self, stack: str | None = None) -> list[int]:
-        """List the layers there are, those of `left_out` among them; see `layer`."""
+        """List the numbers of the layers, ascending, including those of `left_out`; see `layer`."""
         return self._whole_outline.layers(stack)
 
     def experts(self, layer: int, stack: str | None = None) -> list[int]:
-        """List the experts of a layer; see `expert`. Empty for a layer that has none."""
+        """List the numbers of the experts of a layer, ascending; empty where it has none; see `expert`."""
         return self._whole_outline.experts(layer, stack)
 
     def summary(self) -> Summary:
-        """Say what the checkpoint consists of, as a tree; no tensor is read."""
+        """Return the tree of the checkpoint's parts with their sizes, without reading a tensor."""
         return summarize(self.label, self._specs, self._outline, self.left_out)
 
     def table(self) -> pa.Table:
-        """Give the tensors as an Arrow table, a row each: DuckDB, Polars and pandas take it as it is.
+        """Return an Arrow table with a row for each tensor; DuckDB, Polars and pandas read it as it is.
 
         Returns:
-            Columns ``name``, ``dtype``, ``shape``, ``n_bytes``, ``stack``, ``layer``, ``expert`` (these three null for
-            what is of none) and ``digest`` (null where telling it would take reading).
+            Columns ``name``, ``dtype``, ``shape``, ``n_bytes``, ``stack``, ``layer``, ``expert`` (these three null
+            where a tensor has none) and ``digest`` (null where it takes reading the tensor).
         """
         return table_of(self._contents, self._outline)
 
     def digest(self, name: str | None = None) -> str:
         """Return the identity of the whole checkpoint, or of one tensor: 64 hex digits.
 
-        The digest of a checkpoint covers everything that a load gives: the tensors, their order, the skeleton, the
+        The digest of a checkpoint covers everything that a load returns: the tensors, their order, the skeleton, the
         metadata and the adapter; of a file of another format, all other bytes of the file. Equal digests mean equal
         checkpoints. Different digests do not mean different models: two pickles of equal objects may differ. Use
         `tensors_digest` to compare tensors alone, and checkpoints that lie in files of different formats.
@@ -254,25 +254,28 @@ class CheckpointReader(Mapping[str, Any]):
         """Read one tensor.
 
         Args:
-            name: Which.
-            copy: Whether it is to be an array of its own in any case, and no view of the mapped store.
+            name: The name of the tensor.
+            copy: Return an array of its own, never a view of the memory-mapped store.
+
+        Returns:
+            An array, or a tensor of the reader's framework.
 
         Raises:
-            TensorNotFoundError: There is none of that name.
-            CorruptChunkError: It is damaged.
-            ChunkNotFoundError: The store does not hold it any more.
-            BackendError: The storage does not give it.
+            TensorNotFoundError: There is no tensor of that name; a `KeyError`, too.
+            CorruptChunkError: A chunk of the tensor is damaged.
+            ChunkNotFoundError: The store no longer holds a chunk of the tensor.
+            BackendError: The storage failed.
         """
         return self._read(np.array([self._row(name)]), copy=copy)[name]
 
     def tensors(self, names: Iterable[str]) -> dict[str, Any]:
-        """Read some tensors at once, by name, in the order in which they are named; raises as `tensor`."""
+        """Read some tensors at once, by name, in the order of ``names``; raises as `tensor`."""
         if isinstance(names, str):
             raise TypeError(f"names are a list of texts, and {names!r:.200} is one text: pass [name], or use tensor()")
         return self._read(np.array([self._row(name) for name in names], dtype=np.int64))
 
     def full(self) -> dict[str, Any]:
-        """Read all tensors, by name; raises as `tensor`."""
+        """Read all tensors at once, by name, in order; raises as `tensor`."""
         return self._read(np.arange(len(self)))
 
     def _read_ahead(self) -> Iterator[tuple[str, Any]]:
@@ -289,10 +292,10 @@ class CheckpointReader(Mapping[str, Any]):
         """Read the tensors whose names match a pattern.
 
         Args:
-            pattern: As of files, dots being nothing special: ``model.layers.*.self_attn.*``.
+            pattern: A pattern as for files, in which dots are plain characters: ``model.layers.*.self_attn.*``.
 
         Returns:
-            Tensors by name, one at least.
+            Tensors by name, in order; at least one.
 
         Raises:
             PartNotFoundError: No name matches.
@@ -310,17 +313,17 @@ class CheckpointReader(Mapping[str, Any]):
         """Read one layer.
 
         Args:
-            number: As names have it. The blocks of a ResNet are counted from 0 through all its stages.
-            stack: Which kind of layer is meant, where there are several (`stacks`): ``encoder.layers``.
+            number: The number in the names. The blocks of a ResNet count from 0 through all its stages.
+            stack: The stack of the layer, where `stacks` has several: ``encoder.layers``.
 
         Returns:
-            Its tensors by their whole names, in order.
+            The layer's tensors by their whole names, in order.
 
         Raises:
             PartNotFoundError: There is no such layer.
             TensorNotFoundError: One of its tensors is in `left_out`.
-            TypeError: The number is none.
-            ValueError: There are layers of several kinds, and ``stack`` says not which.
+            TypeError: ``number`` is not a number.
+            ValueError: There are several stacks, and ``stack`` names none.
             TensorCasError: See `tensor`.
         """
         rows = self._whole_outline.rows_of_layer(number, stack)
@@ -328,11 +331,11 @@ class CheckpointReader(Mapping[str, Any]):
         return self._read(rows)
 
     def expert(self, layer: int, expert: int, *, stack: str | None = None) -> dict[str, Any]:
-        """Read one expert of a layer; where one tensor holds all experts, its rows of it. Raises as `layer`.
+        """Read one expert of a layer: its tensors, or its rows of a tensor of all experts. Raises as `layer`.
 
         Args:
             layer: See `layer`.
-            expert: Its number.
+            expert: The number of the expert.
             stack: See `layer`.
         """
         outline = self._whole_outline
@@ -346,7 +349,7 @@ class CheckpointReader(Mapping[str, Any]):
         return {name: whole[name] if name in whole else made[name] for name in found}
 
     def rows(self, name: str, rows: slice | int) -> Any:
-        """Read some rows of axis 0 of one tensor: as in numpy, a slice may end behind the last row.
+        """Read some rows of axis 0 of one tensor. As in numpy, a slice may end behind the last row.
 
         Raises:
             IndexError: There is no such row.
@@ -358,12 +361,12 @@ class CheckpointReader(Mapping[str, Any]):
         return self.get_slice(name)[rows]
 
     def get_slice(self, name: str) -> TensorSlice:
-        """Give one tensor to be indexed as numpy does, of which only the chunks that an index touches are read."""
+        """Return a view of one tensor that numpy's indices apply to; an index reads only the chunks that it touches."""
         row = self._row(name)
         return TensorSlice(self._specs.spec(row), partial(self._select, row))
 
     def stream(self, names: Sequence[str]) -> Iterator[tuple[str, memoryview]]:
-        """Read tensors one after the other, in pieces, holding some 16 MiB; see `Tensors`. Raises as `tensor`."""
+        """Read tensors one after another as pieces of bytes, holding some 16 MiB; raises as `tensor`."""
         rows = np.array([self._row(name) for name in names], dtype=np.int64)
         batches = self._contents.batches(rows)
         while True:
@@ -378,28 +381,27 @@ class CheckpointReader(Mapping[str, Any]):
     def load_into(
         self, model: Any, *, match: str | None = None, prefix: str = "", strict: bool = True, device: Any = None
     ) -> NotFilled:
-        """Fill a live model, or a part of it, in place; nothing is unpickled.
+        """Fill a live model, or a part of it, in place, without unpickling.
 
-        Tensors come some at a time, most of them straight into the model's memory. Those of a model that has none yet
-        (PyTorch's meta device) are made as they are filled.
+        The tensors are read some at a time, most of them straight into the model's memory. Tensors without memory
+        (PyTorch's meta device) are allocated as they are filled.
 
         Args:
             model: A PyTorch module.
             match: Fill only tensors whose names in the model match this pattern; see `match`.
-            prefix: What the names of the model's tensors have before them here: ``model`` in a training state that was
+            prefix: The part of the names here before the names of the model: ``model`` in a training state that was
                 saved as ``{"model": module}``.
-            strict: Whether it is an error if a tensor that is to be filled is not stored, or one that is stored is not
-                the model's.
-            device: Where tensors go that have no memory yet; the CPU unless given.
+            strict: Refuse a tensor of the model that is not stored, and a stored tensor that the model lacks.
+            device: The device of tensors that have no memory yet; by default the CPU.
 
         Returns:
-            What was not filled.
+            The names that were not filled.
 
         Raises:
-            AdapterError: What is stored does not fit, or ``match`` matches no name; all that does not fit is said at
-                once, and nothing is changed.
+            AdapterError: The tensors do not fit, or ``match`` matches no name; the message lists all misfits, and
+                nothing is changed.
             PartNotFoundError: No name begins with ``prefix``.
-            TensorCasError: See `tensor`; a part may be filled then.
+            TensorCasError: See `tensor`; the model may be filled in part.
         """
         if prefix:
             return self.below(prefix).load_into(model, match=match, strict=strict, device=device)
@@ -442,12 +444,12 @@ class CheckpointReader(Mapping[str, Any]):
 
     @property
     def _unread(self) -> dict[str, str]:
-        """The tensors of the model itself that cannot be read."""
+        """Tensors of the model itself that cannot be read."""
         return left_out_parts(self.left_out)
 
     @Lazy
     def _whole_outline(self) -> Outline:
-        """The outline of all tensors, those that are left out behind the others."""
+        """Outline of all tensors, with those that are left out at the end."""
         if not self._unread:
             return self._outline
         unread = [Spec(name=name, dtype=None, shape=(0,)) for name in self._unread]

@@ -1,4 +1,4 @@
-"""A checkpoint, read by code that was written for `safetensors.safe_open`."""
+"""A reader with the methods of `safetensors.safe_open`, for code that was written for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tensorcas_mlflow.reader._tensor_slice import TensorSlice
 
 
 class SafeOpen:
-    """What `safetensors.safe_open` is, over any checkpoint: its methods, by the same names.
+    """A reader of any checkpoint with the methods of `safetensors.safe_open`.
 
     Source: https://huggingface.co/docs/safetensors/api/torch (safetensors 0.8). Errors are this package's own, and the
     order of `offset_keys` is that of the checkpoint: a store has no offsets. Once it is closed every method raises
@@ -35,7 +35,7 @@ class SafeOpen:
 
     @property
     def reader(self) -> CheckpointReader:
-        """What reads, and can do more.
+        """The underlying reader, which can do more.
 
         Raises:
             ValueError: It is closed.
@@ -53,7 +53,7 @@ class SafeOpen:
         return list(self.reader)
 
     def metadata(self) -> dict[str, str] | None:
-        """Give what was saved beside the tensors, as texts; None where there is nothing."""
+        """Return the metadata as texts; None where there is none."""
         found = self.reader.metadata
         return {
             str(name): value if isinstance(value, str) else json.dumps(value) for name, value in found.items()
@@ -68,25 +68,25 @@ class SafeOpen:
         return self.reader.full() if names is None else self.reader.tensors(names)
 
     def get_slice(self, name: str) -> SafeSlice:
-        """Give one tensor to be indexed, of which only what an index touches is read."""
+        """Return a view of one tensor; an index reads only the chunks that it touches."""
         return SafeSlice(self.reader.get_slice(name))
 
 
 class SafeSlice:
-    """What `safetensors` gives for a slice of a tensor."""
+    """A tensor with the methods of the slices of `safetensors`."""
 
     def __init__(self, inner: TensorSlice) -> None:
         self._inner = inner
 
     def get_shape(self) -> list[int]:
-        """Give the tensor's shape."""
+        """Return the tensor's shape."""
         return list(self._inner.shape)
 
     def get_dtype(self) -> str:
-        """Give the tensor's dtype, as `safetensors` names it where it has it (``F32``), else as manifests do."""
+        """Return the tensor's dtype, as `safetensors` names it where it has it (``F32``), else as manifests do."""
         dtype = self._inner.dtype or ""
         return SAFETENSORS_DTYPES.get(dtype, dtype)
 
     def __getitem__(self, index: Any) -> Any:
-        """Read what an index chooses; see `TensorSlice`."""
+        """Read the elements of an index; see `TensorSlice`."""
         return self._inner[index]

@@ -1,4 +1,4 @@
-"""What a reader has read so far."""
+"""Figures of what a reader has read."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from tensorcas_mlflow.threads import Lock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadStats:
-    """What was read, counted by the storage as it was read, and not reckoned from what was asked for."""
+    """Figures of all reads of a reader, counted where the storage returned the bytes."""
 
-    bytes_read: int
-    """Bytes that reads have brought: of tensors, and of manifests, the index and headers besides."""
-    requests: int
-    """Reads, listings and looks that the storage was asked for; in a local file, each read of a stretch."""
+    read_bytes: int
+    """Bytes that were read: tensors, manifests, the index and headers."""
+    n_requests: int
+    """Reads, listings and look-ups at the storage; in a local file, each read of a stretch."""
     mapped_bytes: int
-    """Bytes that were mapped and not read: of these the system reads what is touched, which nobody counts."""
-    cache_hits: int
-    """Chunks that came from the chunk cache on local disk and not from the storage."""
-    seconds: float
-    """How long calls have taken that read."""
+    """Bytes that were memory-mapped. The system reads the touched pages of them, which nobody counts."""
+    n_cache_hits: int
+    """Chunks that came from the chunk cache on local disk."""
+    read_s: float
+    """Seconds in which at least one call was reading."""
 
 
 class Watch:
-    """Counts the time that calls take, those that they make among themselves once."""
+    """Clock of the calls that read; nested calls count once."""
 
     def __init__(self, tally: Tally) -> None:
         self._tally = tally
@@ -39,7 +39,7 @@ class Watch:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Count until the block ends; where several threads read at once their time counts once."""
+        """Count the time of a block; threads that read at once count once."""
         with self._lock:
             if self._depth == 0:
                 self._began = time.perf_counter()
@@ -53,12 +53,12 @@ class Watch:
                     self._seconds += time.perf_counter() - self._began
 
     def stats(self) -> ReadStats:
-        """Say what was read so far."""
+        """Return the figures so far."""
         tally = self._tally
         return ReadStats(
-            bytes_read=tally.n_bytes,
-            requests=tally.n_requests,
+            read_bytes=tally.n_bytes,
+            n_requests=tally.n_requests,
             mapped_bytes=tally.n_mapped_bytes,
-            cache_hits=tally.n_cached,
-            seconds=self._seconds,
+            n_cache_hits=tally.n_cached,
+            read_s=self._seconds,
         )

@@ -234,7 +234,7 @@ def test_parts_of_a_step_are_read_through_a_server(carried: Experiment) -> None:
     log(1)
     log(2)
 
-    with mlflow.tensorcas.open_checkpoint(mlflow.last_active_run().info.run_id, 2) as reader:
+    with mlflow.tensorcas.open_checkpoint(mlflow.last_active_run().info.run_id, step=2) as reader:
         for name in reader:
             array = reader.tensor(name)
             assert reader.rows(name, slice(3, 5)).tobytes() == array[3:5].tobytes()

@@ -89,10 +89,10 @@ def test_nothing_is_left_of_an_export_that_meets_damage(store: Store, tmp_path: 
 def test_a_plan_reads_no_tensor(store: Store, tmp_path: Path) -> None:
     ref = saved(store, ARRAYS)
     with open_ref(store, ref) as reader:
-        before = reader.stats.bytes_read
+        before = reader.stats.read_bytes
         plan = plan_export(reader, tmp_path / "m", shard_bytes=100_000)
 
-        assert reader.stats.bytes_read == before
+        assert reader.stats.read_bytes == before
         assert plan.execute() == plan.result
 
 

@@ -89,11 +89,11 @@ def test_what_became_of_tensors_is_told_across_stores_that_cut_otherwise(tmp_pat
 def test_nothing_is_read_to_compare_two_steps(tmp_path: Path) -> None:
     store = Store.init(tmp_path)
     before, after = opened(store, BEFORE, 1), opened(store, AFTER, 2)
-    n_bytes = before.stats.bytes_read + after.stats.bytes_read
+    n_bytes = before.stats.read_bytes + after.stats.read_bytes
 
     diff(before, after)
 
-    assert before.stats.bytes_read + after.stats.bytes_read == n_bytes
+    assert before.stats.read_bytes + after.stats.read_bytes == n_bytes
     assert before.stats.mapped_bytes + after.stats.mapped_bytes == 0
 
 
@@ -127,9 +127,9 @@ def test_time_that_a_comparison_takes_to_read_is_counted(tmp_path: Path) -> None
     before = opened(Store.init(tmp_path / "a"), BEFORE)
     after = opened(Store.init(tmp_path / "b", chunk_bytes=4096), AFTER)
 
-    seconds = after.stats.seconds
+    seconds = after.stats.read_s
 
     diff(before, after)
 
-    assert after.stats.seconds > seconds
-    assert after.stats.bytes_read + after.stats.mapped_bytes > BEFORE["model.embed_tokens.weight"].nbytes
+    assert after.stats.read_s > seconds
+    assert after.stats.read_bytes + after.stats.mapped_bytes > BEFORE["model.embed_tokens.weight"].nbytes

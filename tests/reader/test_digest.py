@@ -240,15 +240,15 @@ def test_a_digest_of_a_stored_file_reads_nothing_that_the_store_has_hashed(tmp_p
     before = reader.stats
     reader.digest()
 
-    assert reader.stats.bytes_read - before.bytes_read < 3000 * 4
+    assert reader.stats.read_bytes - before.read_bytes < 3000 * 4
 
 
 def test_two_steps_of_any_store_are_compared_without_reading_a_tensor(tmp_path: Path) -> None:
     store = Store.init(tmp_path, chunk_bytes=4096)
     one, other = opened(store, moe(0), 1), opened(store, moe(1), 2)
-    n_bytes = one.stats.bytes_read + other.stats.bytes_read
+    n_bytes = one.stats.read_bytes + other.stats.read_bytes
     found = diff(one, other)
 
     assert found.changed == tuple(moe(0))
-    assert one.stats.bytes_read + other.stats.bytes_read == n_bytes
+    assert one.stats.read_bytes + other.stats.read_bytes == n_bytes
     assert one.stats.mapped_bytes + other.stats.mapped_bytes == 0

@@ -93,12 +93,12 @@ def test_what_is_inflated_is_inflated_once(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(contents_module, "BATCH_BYTES", 10_000)
     (tmp_path / "a.npz").write_bytes(FILES["deflated-all.npz"])
     file = open_path(tmp_path / "a.npz")
-    before = file.stats.bytes_read
+    before = file.stats.read_bytes
 
     for _ in file.stream(["x"]):
         pass
 
-    assert file.stats.bytes_read - before < 1.1 * NOISE.nbytes
+    assert file.stats.read_bytes - before < 1.1 * NOISE.nbytes
 
 
 def test_bytes_that_do_not_have_the_checksum_of_their_file_are_never_given_whole(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,30 @@ def test_everything_comes_back(reader: CheckpointReader) -> None:
     assert len(reader) == len(MOE)
     assert "model.embed_tokens.weight" in reader
     assert "model.embed_tokens" not in reader
+
+
+def test_reader_is_a_mapping_of_names_to_arrays(reader: CheckpointReader) -> None:
+    name = "model.embed_tokens.weight"
+
+    assert isinstance(reader, Mapping)
+    assert same({name: reader[name]}, {name: MOE[name]})
+    assert same(dict(reader.items()), MOE)
+    assert same(dict(zip(reader.keys(), reader.values(), strict=True)), MOE)
+    assert reader.get("absent") is None
+    assert len(reader.items()) == len(MOE)
+    with pytest.raises(KeyError, match="the checkpoint has no tensor named 'absent'"):
+        reader["absent"]
+    with pytest.raises(TensorNotFoundError):
+        reader["absent"]
+
+
+def test_readers_compare_by_identity_and_read_nothing_for_it(reader: CheckpointReader, tmp_path: Path) -> None:
+    before = reader.stats
+
+    assert reader == reader
+    assert len({reader, reader}) == 1
+    assert reader != dict.fromkeys(MOE)
+    assert reader.stats.read_bytes == before.read_bytes
 
 
 def test_all_come_one_after_the_other(reader: CheckpointReader, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +284,7 @@ def test_a_digest_reads_nothing_where_the_store_cuts_as_all_do(tmp_path: Path) -
 
     reader.digest()
 
-    assert reader.stats.bytes_read == before.bytes_read
+    assert reader.stats.read_bytes == before.read_bytes
     assert reader.stats.mapped_bytes == before.mapped_bytes == 0
 
 

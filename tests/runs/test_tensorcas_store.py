@@ -118,6 +118,44 @@ def test_steps_are_listed_ascending_and_can_be_deleted(tmp_path: Path) -> None:
         store.load(2)
 
 
+def test_into_and_original_are_one_argument_of_load(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.save(model(1), 1)
+    one, other, both = model(0), model(0), model(0)
+
+    assert store.load(1, into=one) is one
+    assert store.load(1, original=other) is other
+    assert store.load(1, both, into=both) is both
+    assert equal(one, model(1))
+    assert equal(other, model(1))
+    with pytest.raises(ValueError, match="two names of one argument"):
+        store.load(1, one, into=other)
+
+
+def test_policy_of_a_save_chooses_between_speed_and_size(tmp_path: Path) -> None:
+    ramp = {"w": np.arange(100_000)}
+    sizes = {}
+    for policy in ("fast", "balanced"):
+        with open_store(tmp_path / policy) as store:
+            store.save(ramp, 1, policy=policy)
+            assert equal(store.load(1), ramp)
+            sizes[policy] = store.stats().disk.packs
+
+    assert sizes["balanced"] < sizes["fast"] // 2
+    with pytest.raises(ValueError, match="not 'quick'"):
+        open_store(tmp_path / "fast").save(ramp, 2, policy="quick")
+
+
+def test_store_can_be_closed_twice(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.save(model(1), 1)
+
+    store.close()
+    store.close()
+
+    assert open_store(tmp_path).list_checkpoints() == [1]
+
+
 def test_a_deleted_step_can_be_saved_again(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     store.save(model(1), 1)
