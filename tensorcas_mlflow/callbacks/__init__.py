@@ -1,7 +1,7 @@
-"""Checkpoints logged by the training loops of others: `autolog`, and one module a framework with a callback to add.
+"""Checkpoints of the training loops of frameworks: `autolog`, and a module with a callback for each framework.
 
-`lightning`, `pytorch_lightning`, `transformers`, `xgboost` and `sklearn` import the framework they are named after, so
-import the one you use. This package itself imports none.
+`lightning`, `pytorch_lightning`, `transformers`, `xgboost` and `sklearn` import the framework of their name; this
+package itself imports none.
 """
 
 from tensorcas_mlflow.callbacks._autolog import autolog

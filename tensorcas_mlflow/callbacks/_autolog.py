@@ -59,7 +59,7 @@ def autolog(
     exclusive: bool = False,
     silent: bool = False,
 ) -> None:
-    """Log checkpoints of every training from here on, with no other change to the program.
+    """Log checkpoints of every training from now on, without another change to the program.
 
     * ``Trainer.fit`` of ``lightning`` and ``pytorch_lightning``: what ``Trainer.save_checkpoint`` would write, at the
       end of every epoch, and of the training.
@@ -82,15 +82,15 @@ def autolog(
     Args:
         every_n_steps: Log when the number of steps (rounds) is a multiple of this, instead of as above.
         name: Name of the checkpoints.
-        keep: Which steps stay; the others are deleted as training goes on. None keeps all.
-        blocking: True to wait for each checkpoint to be written. Otherwise what changed is copied, and written while
-            training goes on; all is written when the training returns.
+        keep: A rule for which steps stay; the others are deleted as training goes on. None keeps all.
+        blocking: Wait for each checkpoint to be durable. With False new chunks are copied, and written while training
+            goes on; all checkpoints are durable when the training returns.
         log_models: When a training ends well, log the model too, under the name ``model``, for
             ``mlflow.tensorcas.load_model``. For XGBoost's scikit-learn classes that is the fitted estimator, but none
             is logged for a fit within the fit of another estimator (a pipeline, a search, an ensemble) or run by joblib
             (``cross_val_score``). If MLflow's own autologging logs models as well, there are two of them.
         log_metrics: Log storage figures as metrics of the run; None for the default of `log_checkpoint`.
-        policy: What to spend time on, for checkpoints: ``fast``, ``balanced`` or ``small``; None for the default.
+        policy: As for `log_checkpoint`.
         disable: Turn all of this off. A training under way is logged to its end.
         exclusive: Leave a training alone if it is in a run that the program has started itself.
         silent: No warnings and no other messages.

@@ -49,7 +49,7 @@ class Recorder:
         blocking: Whether a save is done when it returns.
         overwrite: Whether a step that was logged before is replaced, instead of refused.
         log_metrics: Whether storage figures are logged; None leaves that to `log_checkpoint`.
-        policy: What to spend time on; None leaves that to `log_checkpoint`.
+        policy: As for `log_checkpoint`.
 
     Raises:
         ValueError: There is no such policy.

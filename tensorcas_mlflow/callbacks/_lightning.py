@@ -34,13 +34,13 @@ class CheckpointHooks:
         save_weights_only: Leave out what only resuming needs.
         name: Name of the checkpoints.
         run_id: Run to log to.
-        keep: Which steps stay; the others are deleted as training goes on. None keeps all. If it goes by a metric, any
+        keep: A rule for which steps stay; the others are deleted as training goes on. If it goes by a metric, any
             that a ``ModelCheckpoint`` could monitor will do; it is logged at the step.
         blocking: False to train on while what changed is written.
         overwrite: Replace a step that was logged before, as when training resumes from an earlier one; otherwise it
             is refused.
         log_metrics: Log storage figures as metrics of the run; None for the default of `log_checkpoint`.
-        policy: What to spend time on: ``fast``, ``balanced`` or ``small``; None for the default of `log_checkpoint`.
+        policy: As for `log_checkpoint`.
 
     Raises:
         ValueError: An interval is less than 1, or there is no such policy.

@@ -67,11 +67,11 @@ def fit_with_checkpoints(
         fit_params: Further arguments of every ``fit`` or ``partial_fit``. Nothing in them is cut into batches.
         name: Name of the checkpoints.
         run_id: Run to log to.
-        keep: Which steps stay; the others are deleted as fitting goes on. None keeps all.
+        keep: A rule for which steps stay; the others are deleted as fitting goes on. None keeps all.
         blocking: False to fit on while what changed is written.
         overwrite: Replace a step that was logged before; otherwise it is refused.
         log_metrics: Log storage figures as metrics of the run; None for the default of `log_checkpoint`.
-        policy: What to spend time on: ``fast``, ``balanced`` or ``small``; None for the default of `log_checkpoint`.
+        policy: As for `log_checkpoint`.
 
     Returns:
         The estimator.

@@ -47,13 +47,13 @@ class TensorCasCallback(transformers.TrainerCallback):
         every_n_steps: Log when ``state.global_step`` is a multiple of this; None to log when the Trainer saves.
         name: Name of the checkpoints.
         run_id: Run to log to.
-        keep: Which steps stay; the others are deleted as training goes on. None keeps all. If it goes by a metric, any
+        keep: A rule for which steps stay; the others are deleted as training goes on. If it goes by a metric, any
             that the Trainer logs will do, such as ``eval_loss``; it is logged at the step.
         blocking: False to train on while what changed is written.
         overwrite: Replace a step that was logged before, as when training resumes from an earlier one; otherwise it
             is refused.
         log_metrics: Log storage figures as metrics of the run; None for the default of `log_checkpoint`.
-        policy: What to spend time on: ``fast``, ``balanced`` or ``small``; None for the default of `log_checkpoint`.
+        policy: As for `log_checkpoint`.
 
     Raises:
         ValueError: An interval is less than 1, or there is no such policy.

@@ -31,13 +31,13 @@ class TensorCasCallback(xgboost.callback.TrainingCallback):
         every_n_rounds: Log when the number of rounds is a multiple of this; None for the end only.
         name: Name of the checkpoints.
         run_id: Run to log to.
-        keep: Which steps stay; the others are deleted as training goes on. None keeps all. If it goes by a metric, give
+        keep: A rule for which steps stay; the others are deleted as training goes on. If it goes by a metric, give
             it as MLflow names evaluations, such as ``validation-rmse``; it is logged at the step.
         blocking: False to train on while what changed is written.
         overwrite: Replace a step that was logged before, as when the same training is run again; otherwise it is
             refused.
         log_metrics: Log storage figures as metrics of the run; None for the default of `log_checkpoint`.
-        policy: What to spend time on: ``fast``, ``balanced`` or ``small``; None for the default of `log_checkpoint`.
+        policy: As for `log_checkpoint`.
 
     Raises:
         ValueError: An interval is less than 1, or there is no such policy.

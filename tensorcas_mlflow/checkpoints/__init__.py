@@ -1,7 +1,7 @@
-"""Checkpoints in a training loop: a run's states by step, light enough to be logged at every one.
+"""Checkpoints of a training loop: states of a run by step, light enough to log at every step.
 
-Users know these functions as ``mlflow.tensorcas.log_checkpoint`` and so on. A checkpoint is no logged model: it has no
-environment, no signature and no row in MLflow's database.
+Users import these functions from ``tensorcas_mlflow``. A checkpoint is no logged model: it has no environment, no
+signature and no row in MLflow's database.
 """
 
 from tensorcas_mlflow.checkpoints._background import wait

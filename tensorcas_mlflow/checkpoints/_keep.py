@@ -19,7 +19,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """A rule for what to keep of a series of checkpoints. The one just logged always stays, and what any part wants.
+    """A rule for which checkpoints of a series stay: those that any field asks for, and the one just logged.
 
     ```python
     Keep(last=3)  # the three highest steps
@@ -27,24 +27,24 @@ class Keep:
     Keep(best="val_loss", mode="min")  # the highest, and the best by a metric logged at the same step
     ```
 
-    Steps are what counts, not the order of logging. Where a training goes on from an earlier step than the highest,
-    delete those above it first, or log under another name.
+    The rule goes by steps, not by the order of logging. Where a training continues from an earlier step than the
+    highest, delete the steps above it first, or log under another name.
     """
 
     last: int | None = None
-    """How many of the highest steps stay."""
+    """The number of highest steps that stay."""
     every: int | None = None
-    """Steps that this number divides stay."""
+    """Steps that are multiples of this number stay."""
     best: str | None = None
-    """Name of a metric of the run; the steps with its best values stay.
+    """The name of a metric of the run; the steps with its best values stay.
 
-    The last value that was logged at a step counts, also if it was logged late. A step without a value is not among the
-    best. While the run has no value of the metric at all, every step stays.
+    The last value that was logged at a step counts, even if it was logged late. A step without a value is not among the
+    best. While the run has no value of the metric, every step stays.
     """
     mode: Literal["min", "max"] = "min"
     """Whether small or large values of the metric are good. NaN never is."""
     n_best: int = 1
-    """Number of the best steps that stay; of equal ones the first."""
+    """The number of best steps that stay; of equal values the lowest steps."""
 
     def __post_init__(self) -> None:
         for name, value in (("last", self.last), ("every", self.every), ("n_best", self.n_best)):
@@ -58,11 +58,11 @@ class Keep:
             raise ValueError("n_best and mode of a keep rule say how to choose by a metric: give its name as best, too")
 
     def choose(self, steps: Collection[int], metric: Mapping[int, float]) -> set[int]:
-        """Say which steps stay.
+        """Return the steps that stay.
 
         Args:
-            steps: Those there are.
-            metric: Value of `best` by step.
+            steps: All steps of the series.
+            metric: Values of the metric `best` by step.
         """
         ordered = sorted(steps)
         kept = set(ordered[-(self.last or 1) :])

@@ -1,4 +1,4 @@
-"""The MLflow flavor: models as deduplicated tensors. Users know it as ``mlflow.tensorcas``.
+"""The MLflow flavor: models as deduplicated tensors. Users import its functions from ``tensorcas_mlflow``.
 
 The name of this package and of `_load_pyfunc` stand in every MLmodel as ``loader_module``: they are never renamed.
 """

@@ -1,4 +1,4 @@
-"""Exporting a model: a folder that needs no store, no server and no database."""
+"""The function that exports a model to a folder that needs no store, no server and no database."""
 
 from __future__ import annotations
 
@@ -32,18 +32,20 @@ _PAGE_FILE = Path(MANIFEST_FILE).with_suffix(".html").name
 def export_model(model_uri: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
     """Write a model to a folder that can be taken anywhere and loaded there, by this flavor and by ``mlflow.pyfunc``.
 
-    It has all files of the model; the tensors of a model of this flavor are in it too, and its MLmodel names no store
-    and no place any more. Tensors are copied some 16 MiB at a time, and each is checked. The folder appears when it is
-    complete, or not at all.
+    The folder has all files of the model. For a model of this flavor it has the tensors, too, and its MLmodel names no
+    store and no place. Tensors are copied some 16 MiB at a time, and each is checked. The folder appears complete or
+    not at all. Errors are also `mlflow.exceptions.MlflowException`.
 
     Args:
-        model_uri: ``models:/…``, ``runs:/…``, an artifact URI or a local path, of a model of any flavor. The store of
-            one of this flavor is found as `load_model` finds it.
+        model_uri: ``models:/…``, ``runs:/…``, an artifact URI or a local path, of a model of any flavor. The store is
+            found as `load_model` finds it.
         path: A folder that does not exist yet, or is empty.
 
     Raises:
-        mlflow.exceptions.MlflowException: There is no such model, its store is gone or another one, bytes are damaged,
-            or the folder holds something.
+        NotFoundError: There is no such model, or its store is gone.
+        FormatError: The model is damaged, or belongs to another store.
+        ConflictError: The folder holds something.
+        BackendError: The storage failed, or the folder cannot be written.
     """
     check_path(os.fspath(path))
     out = Path(path).absolute()

@@ -31,26 +31,31 @@ def load_model(
 ) -> Any:
     """Load a model that `log_model` or `save_model` stored, bit for bit.
 
-    The store is where TENSORCAS_STORE says, else where the model was logged to, else found from the model's folder.
+    TENSORCAS_STORE names the store; by default it is the store that the model was logged to, else the one that the
+    model's folder lies in. Errors are also `mlflow.exceptions.MlflowException`.
 
     Args:
         model_uri: ``models:/…``, ``runs:/…``, an artifact URI or a local path.
-        into: A live model of the same structure, which is filled in place; nothing is unpickled. If it does not fit, it
-            may be left filled in part.
-        weights_only: Return the tensors by name, as PyTorch tensors for a PyTorch model and else as arrays; nothing is
-            unpickled. Those of a module include non-persistent buffers: give them to ``load_state_dict`` with
+        into: A live model of the same structure to fill in place, without unpickling. If it does not fit, it may be
+            filled in part.
+        weights_only: Return the tensors by name, as PyTorch tensors for a PyTorch model and else as arrays, without
+            unpickling. Those of a module include non-persistent buffers: pass them to ``load_state_dict`` with
             ``strict=False``.
         verify: Check each chunk against its digest.
-        strict: For PyTorch with ``into``, as in ``load_state_dict``; True unless given.
-        device: For PyTorch, the device of a new model's tensors; the CPU unless given.
-        dtype: For PyTorch, what floating point tensors of a new model are converted to.
+        strict: For PyTorch with ``into``, as in ``load_state_dict``; by default True.
+        device: For PyTorch, the device of a new model's tensors; by default the CPU.
+        dtype: For PyTorch, the dtype that floating point tensors of a new model are converted to.
 
     Returns:
-        The model; ``into``, filled; or the tensors.
+        The model; ``into``, filled; or the tensors by name.
 
     Raises:
-        mlflow.exceptions.MlflowException: There is no such model, its store is gone or another one, bytes are damaged,
-            ``into`` does not fit, or the model needs pickle where MLFLOW_ALLOW_PICKLE_DESERIALIZATION forbids it.
+        NotFoundError: There is no such model, or its store is gone.
+        FormatError: The model is damaged, or belongs to another store.
+        AdapterError: ``into`` does not fit, or the model needs a pickle and MLFLOW_ALLOW_PICKLE_DESERIALIZATION forbids
+            it.
+        BackendError: The storage failed.
+        ValueError: The call asks for two things at once, or the framework has no such option.
     """
     check_call(into=into, weights_only=weights_only)
     if not isinstance(model_uri, str | os.PathLike):

@@ -1,4 +1,4 @@
-"""Logging a model: its tensors go straight to the store, everything else where MLflow puts artifacts."""
+"""The function that logs a model: tensors go straight to the store, all other files where MLflow puts artifacts."""
 
 from __future__ import annotations
 
@@ -44,34 +44,37 @@ def log_model(
 ) -> ModelInfo:
     """Log a model as deduplicated tensors, to the active run if there is one.
 
-    The store is the one that TENSORCAS_STORE names, else the one that the experiment's artifact location lies in; if
-    there is none yet, it is made there. A server that keeps its artifacts in a store of its own gets the whole model.
+    TENSORCAS_STORE names the store; by default it is the one that the experiment's artifact location lies in, and the
+    call makes it if there is none. A server that keeps its artifacts in a store of its own gets the whole model. Errors
+    are also `mlflow.exceptions.MlflowException`.
 
     Args:
-        model: A model of a framework that has an adapter. It may be trained on once this returns.
-        name: Name of the logged model; MLflow makes one up if there is none.
-        step: Training step the model is logged at.
+        model: A model of a framework that has an adapter. It may change once this returns.
+        name: The name of the logged model; by default MLflow makes one up.
+        step: The training step of the model.
         registered_model_name: Register the model as a new version of this name.
         await_registration_for: Seconds to wait until the version is ready; 0 or None does not wait.
         params: Parameters of the logged model, besides those of the run.
         tags: Tags of the logged model.
-        model_type: What kind of model it is, in words of your own.
+        model_type: The kind of model, in words of your own.
         model_id: Log into this existing logged model instead of a new one.
-        signature: Inferred from ``input_example`` if None; False for none.
-        input_example: An input the model predicts from; it is saved with the model.
+        signature: The signature; None infers it from ``input_example``, False records none.
+        input_example: An input of the model, to save with it.
         pip_requirements: All requirements of the model, or a requirements file. By default the framework and this
-            package, in the versions installed; nothing is inferred.
+            package, in the installed versions; nothing is inferred.
         extra_pip_requirements: Requirements besides the default ones.
         conda_env: A conda environment, or a file with one, instead of requirements.
-        code_paths: Files and folders of code that the model needs; they go along.
-        metadata: Put into MLmodel as it is.
+        code_paths: Files and folders of code to save with the model.
+        metadata: Values for MLmodel, as they are.
 
     Returns:
-        What MLflow says of the model; ``model_uri`` loads it.
+        MLflow's description of the model; ``model_uri`` loads it.
 
     Raises:
-        mlflow.exceptions.MlflowException: No adapter takes the model, MLflow refuses its name, or there is no place
-            for a store.
+        AdapterError: No adapter takes the model, or it cannot be stored exactly.
+        BackendError: The storage failed.
+        ValueError: An argument is wrong, or there is no place for a store.
+        mlflow.exceptions.MlflowException: MLflow refuses the model's name or another argument.
     """
     adapter = adapter_for(model)
     extras = Extras(
@@ -111,7 +114,7 @@ def log_model(
 
 
 class _StoringFlavor:
-    """What `Model.log` takes for a flavor's module; it serves one call.
+    """Stand-in for a flavor's module in one call of `Model.log`.
 
     Only its `save_model` is told where the model is going, so the store is found there.
     """

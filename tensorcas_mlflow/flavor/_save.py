@@ -1,4 +1,4 @@
-"""Saving a model to a folder that needs nothing else."""
+"""The function that saves a model to a folder that needs no store."""
 
 from __future__ import annotations
 
@@ -33,22 +33,27 @@ def save_model(
 ) -> None:
     """Save a model to a self-contained folder, which can be moved and loaded without any store.
 
+    Errors are also `mlflow.exceptions.MlflowException`.
+
     Args:
         model: A model of a framework that has an adapter.
         path: A folder that does not exist yet, or is empty.
-        mlflow_model: The `mlflow.models.Model` this flavor is added to.
-        step: Training step to record with the model.
-        signature: Inferred from ``input_example`` if None; False for none.
-        input_example: An input the model predicts from; it is saved with the model.
+        mlflow_model: The `mlflow.models.Model` to add this flavor to.
+        step: The training step to record with the model.
+        signature: The signature; None infers it from ``input_example``, False records none.
+        input_example: An input of the model, to save with it.
         pip_requirements: All requirements of the model, or a requirements file. By default the framework and this
-            package, in the versions installed; nothing is inferred.
+            package, in the installed versions; nothing is inferred.
         extra_pip_requirements: Requirements besides the default ones.
         conda_env: A conda environment, or a file with one, instead of requirements.
-        code_paths: Files and folders of code that the model needs; they go along.
-        metadata: Put into MLmodel as it is.
+        code_paths: Files and folders of code to save with the model.
+        metadata: Values for MLmodel, as they are.
 
     Raises:
-        mlflow.exceptions.MlflowException: No adapter takes the model, or it cannot be stored exactly.
+        AdapterError: No adapter takes the model, or it cannot be stored exactly.
+        BackendError: The folder cannot be written.
+        ValueError: An argument is wrong.
+        mlflow.exceptions.MlflowException: The folder holds something, or MLflow refuses an argument.
     """
     adapter = adapter_for(model)
     extras = Extras(

@@ -1,7 +1,7 @@
-"""Parts of checkpoints, models and files that MLflow knows, and files of other formats as checkpoints of runs.
+"""Readers for checkpoints, models and files that MLflow knows, and files of other formats as checkpoints of runs.
 
-Users know these functions as ``mlflow.tensorcas.open_checkpoint`` and so on. They are a package of their own so that a
-training loop, which logs checkpoints and reads none, imports nothing of this.
+Users import these functions from ``tensorcas_mlflow``. They are a package of their own, so that a training loop, which
+logs checkpoints and reads none, imports nothing of it.
 """
 
 from tensorcas_mlflow.parts._exchange import export_checkpoint, import_checkpoint

@@ -93,15 +93,15 @@ _ANYTHING = "[^.]*"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Naming:
-    """How a model names its layers and experts, where that is none of the ways that are known.
+    """A rule for how a model names its layers and experts, for names that the reader does not know.
 
     ```python
     Naming(layer="net.stage{layer}.", expert="net.stage{layer}.moe.{expert}.")
     Naming(layer="net.stage{layer}.", expert="net.stage{layer}.moe.w[{expert}]")
     ```
 
-    A pattern is the beginning of a name, up to a dot or its end. ``{layer}`` and ``{expert}`` are numbers, ``*`` is
-    anything without a dot. ``[{expert}]`` at the end says that experts are the rows of what is so named.
+    A pattern matches the beginning of a name, up to a dot or the end. ``{layer}`` and ``{expert}`` match numbers, ``*``
+    matches anything without a dot. With ``[{expert}]`` at the end, experts are the rows of the tensors of that name.
     """
 
     layer: str
