@@ -1,4 +1,4 @@
-"""Which store the artifacts of an MLflow root belong to: found, or made."""
+"""The store that the artifacts of an MLflow root belong to: found, or made."""
 
 from __future__ import annotations
 

@@ -1,14 +1,17 @@
-"""The errors, sorted by what the reader can do about them.
+"""Errors of this package, sorted by what the reader can do about them.
 
-* `BackendError`: the storage did not answer or failed; a retry may help, but not against a `RefusedError`.
-* `NotFoundError`: a name is wrong, or what it named is gone; check the name.
-* `FormatError`: bytes are not what the format says; the store needs a look (``docs/format.md``).
-* `ConflictError`: somebody else was first; decide, then call again.
-* `AdapterError`: a model cannot be taken apart, or not put together from what was stored.
-* `ValueError`: the call is wrong; fix the call.
+* `BackendError`: the storage failed or did not answer; a retry may help, except against a `RefusedError`.
+* `NotFoundError`: a name is wrong, or its object is gone; check the name.
+* `FormatError`: bytes are damaged, or not what their format allows; run ``tensorcas verify``.
+* `ConflictError`: another writer was first, or something is there already; decide, then call again.
+* `AdapterError`: a model cannot be taken apart, or not put together again; read the message.
+* `ValueError`, `TypeError`: the call is wrong; fix the call.
 
-The arguments are the facts, so that a handler can use them and an error survives pickling; ``str`` is the sentence.
-Places among them come without the logins and signatures that their URIs may hold.
+Functions, readers and stores raise the same classes. An error that leaves a function through MLflow is an
+`mlflow.exceptions.MlflowException`, too.
+
+The arguments of an error are its facts, so that a handler can use them and the error survives pickling; ``str`` is the
+sentence. URIs among them come without logins and signatures.
 """
 
 from __future__ import annotations
@@ -21,11 +24,11 @@ _MOST_BELOW = 10
 
 
 class TensorCasError(Exception):
-    """Base of all errors of this package but `ValueError`."""
+    """Base of all errors of this package, except `ValueError` and `TypeError`."""
 
 
 class BackendError(TensorCasError):
-    """The storage under a store failed to do what it was asked."""
+    """The storage under a store failed."""
 
     def __init__(self, action: str, key: str, reason: str) -> None:
         key, reason = without_secrets(key), without_secrets(reason)
@@ -39,19 +42,19 @@ class BackendError(TensorCasError):
 
 
 class RefusedError(BackendError):
-    """The storage under a store does not allow what it was asked; to ask again changes nothing."""
+    """The storage under a store refuses the request; a retry does not help."""
 
 
 class ForbiddenError(RefusedError):
-    """The storage under a store does not allow it to this user."""
+    """The storage under a store denies this user the permission."""
 
 
 class StarvedError(BackendError):
-    """This process may open no more files, or gets no more memory; nothing is known of what it was to read."""
+    """This process may open no more files, or gets no more memory; the data may be sound."""
 
 
 class NotFoundError(TensorCasError):
-    """Something that was asked for by name is not there."""
+    """There is nothing of the given name."""
 
 
 class BlobNotFoundError(NotFoundError):
@@ -74,7 +77,7 @@ class StoreNotFoundError(NotFoundError):
         super().__init__(uri, below)
         self.uri = uri
         self.below = below
-        """Stores that lie below it, where somebody has looked for them."""
+        """Stores below the place, if they were looked for."""
 
     def __str__(self) -> str:
         if self.uri.startswith("mlflow-artifacts:"):
@@ -112,7 +115,7 @@ class TensorNotFoundError(NotFoundError, KeyError):
         super().__init__(name, type)
         self.name = name
         self.type = type
-        """Where a file has such a tensor and it cannot be read, what the file calls its type."""
+        """The tensor's type in the words of its file, if the file has it and it cannot be read."""
 
     def __str__(self) -> str:
         if self.type is not None:
@@ -121,7 +124,7 @@ class TensorNotFoundError(NotFoundError, KeyError):
 
 
 class PartNotFoundError(NotFoundError):
-    """A checkpoint has no such layer or expert, as far as the names of its tensors tell."""
+    """A checkpoint has no such layer, expert, prefix or matching name."""
 
     def __init__(self, what: str, known: str) -> None:
         super().__init__(what, known)
@@ -133,7 +136,7 @@ class PartNotFoundError(NotFoundError):
 
 
 def in_words(checkpoint: str | None, tensors: tuple[str, ...]) -> str:
-    """Say who suffers from damage: a checkpoint or file, and those of its tensors that do; empty if nobody is known."""
+    """Name the checkpoint or file that damage affects, and its tensors; empty if none is known."""
     said = [] if checkpoint is None else [checkpoint]
     if tensors:
         names = ", ".join(repr(name) for name in tensors[:_N_NAMES])
@@ -157,11 +160,11 @@ class ChunkNotFoundError(NotFoundError):
         self.digest = digest
         self.n_missing = n_missing
         self.checkpoint = checkpoint
-        """The checkpoint or file that needs it, in words; None where that is not known."""
+        """The checkpoint or file that needs the chunk, in words; None if it is not known."""
         self.tensors = tensors
-        """Those of its tensors of which chunks are missing, as far as they are known."""
+        """The tensors that lack chunks, as far as they are known."""
         self.suspects = suspects
-        """Keys of packs that may have held it: they are gone, or their tables are damaged."""
+        """Keys of packs that may have held the chunk: they are gone, or their tables are damaged."""
 
     def __str__(self) -> str:
         who = in_words(self.checkpoint, self.tensors)
@@ -192,7 +195,7 @@ class CorruptError(FormatError):
 
 
 class MalformedFileError(FormatError):
-    """A file that was to be read is not what its format's specification allows."""
+    """A file is not what the specification of its format allows."""
 
     def __init__(self, path: str, format: str, reason: str) -> None:
         super().__init__(path, format, reason)
@@ -205,7 +208,7 @@ class MalformedFileError(FormatError):
 
 
 class NoCheckpointError(MalformedFileError):
-    """A folder holds no file that any format of checkpoints begins with."""
+    """A folder holds no checkpoint of a known format."""
 
 
 class CorruptChunkError(FormatError):
@@ -219,9 +222,9 @@ class CorruptChunkError(FormatError):
         self.key = key
         self.reason = reason
         self.checkpoint = checkpoint
-        """The checkpoint or file that needs it, in words; None where that is not known."""
+        """The checkpoint or file that needs the chunk, in words; None if it is not known."""
         self.tensors = tensors
-        """Those of its tensors that are damaged, as far as they are known."""
+        """The damaged tensors, as far as they are known."""
 
     def __str__(self) -> str:
         who = in_words(self.checkpoint, self.tensors)
@@ -249,7 +252,7 @@ class NewerFormatError(FormatError):
 
 
 class WrongStoreError(FormatError):
-    """A checkpoint belongs to another store than the one that was found."""
+    """A checkpoint belongs to another store than the one at its place."""
 
     def __init__(self, wanted: str, found: str, uri: str) -> None:
         uri = without_secrets(uri)
@@ -266,11 +269,11 @@ class WrongStoreError(FormatError):
 
 
 class ConflictError(TensorCasError):
-    """Another writer, or a collector, was first."""
+    """Another writer or a collector was first, or something is there already."""
 
 
 class BlobExistsError(ConflictError):
-    """A blob was to be created and is already there."""
+    """A backend holds a blob at a key that a writer wants to create."""
 
     def __init__(self, key: str) -> None:
         super().__init__(key)
@@ -281,7 +284,7 @@ class BlobExistsError(ConflictError):
 
 
 class CheckpointExistsError(ConflictError):
-    """A step of a run is saved already; the saved one is untouched."""
+    """A step of a run is there already; it is untouched."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -292,7 +295,7 @@ class CheckpointExistsError(ConflictError):
 
 
 class FencedError(ConflictError):
-    """A collector gave a save up for dead, too often in a row."""
+    """A collector treated a save as dead, several times in a row."""
 
     def __init__(self, attempts: int) -> None:
         super().__init__(attempts)
@@ -306,14 +309,14 @@ class FencedError(ConflictError):
 
 
 class PendingSavesError(ConflictError):
-    """Saves through an MLflow server are under way, which a collection cannot fence."""
+    """Saves through an MLflow server are under way, and a collection cannot fence them."""
 
     def __init__(self, uri: str, saves: tuple[tuple[str, str], ...]) -> None:
         uri = without_secrets(uri)
         super().__init__(uri, saves)
         self.uri = uri
         self.saves = saves
-        """Of each its id, and who made it when, in words."""
+        """The id of each save, and its maker and time, in words."""
 
     def __str__(self) -> str:
         listed = "; ".join(f"{name} ({who})" for name, who in self.saves)
@@ -324,7 +327,7 @@ class PendingSavesError(ConflictError):
 
 
 class DirectAccessError(TensorCasError):
-    """Something was asked of a store through an MLflow server that only direct access to its folder can do."""
+    """An action needs direct access to the folder of a store, and the store is behind an MLflow server."""
 
     def __init__(self, action: str, uri: str) -> None:
         uri = without_secrets(uri)
@@ -340,7 +343,7 @@ class DirectAccessError(TensorCasError):
 
 
 class AdapterError(TensorCasError):
-    """A model cannot be taken apart, or not put together from what was stored."""
+    """A model cannot be taken apart, or not put together again."""
 
     def __init__(self, adapter: str, reason: str) -> None:
         super().__init__(adapter, reason)
@@ -352,7 +355,7 @@ class AdapterError(TensorCasError):
 
 
 class PickleForbiddenError(AdapterError):
-    """A model cannot be put together without a pickle, and pickles are forbidden here."""
+    """A model needs a pickle, and pickles are forbidden in this process."""
 
     def __init__(self, adapter: str) -> None:
         super().__init__(adapter, "")

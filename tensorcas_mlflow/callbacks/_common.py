@@ -1,4 +1,4 @@
-"""What all callbacks share: logging the checkpoints of one training after another, under one name."""
+"""Recorder that all callbacks share: it logs the checkpoints of one training after another, under one name."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class Recorder:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Where a callback does anything that may fail because of us: here the error goes on to the training."""
+        """Wrap the work of a callback that may fail because of this package; here its error reaches the training."""
         yield
 
 

@@ -1,4 +1,4 @@
-"""How `autolog` gets a callback into a training, framework by framework.
+"""Functions that put a callback into a training for `autolog`, one for each framework.
 
 A framework is imported by its own training function being called, so nothing here imports one before.
 """

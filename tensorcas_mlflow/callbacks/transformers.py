@@ -174,7 +174,7 @@ def write_trainer_checkpoint(
 
 
 def _known(state: Any) -> dict[str, Any]:
-    """What the Trainer has logged of the step it is at."""
+    """Return the metrics that the Trainer logged at its current step."""
     return {name: value for log in state.log_history if log["step"] == state.global_step for name, value in log.items()}
 
 

@@ -93,7 +93,7 @@ class FileSeries(Series):
         return sorted(found)
 
     def shelf(self) -> Shelf:
-        """Where the files are."""
+        """The shelf that holds the files."""
         return shelf_at(self.run.artifact_uri, f"{FOLDER}/{self.name}")
 
     def file(self, step: int) -> str:

@@ -1,4 +1,4 @@
-"""Which kind of series the checkpoints of a run are."""
+"""Choice of the kind of series: a store, or files on a server."""
 
 from __future__ import annotations
 

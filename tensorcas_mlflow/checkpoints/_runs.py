@@ -1,4 +1,4 @@
-"""Which run is meant, and where its artifacts are."""
+"""Runs by id, URI or object, and their artifact roots."""
 
 from __future__ import annotations
 

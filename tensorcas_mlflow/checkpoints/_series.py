@@ -1,4 +1,4 @@
-"""What a run's checkpoints are, wherever they are kept: one series a name, one checkpoint a step."""
+"""Interface of a run's checkpoints: one series for each name, one checkpoint for each step."""
 
 from __future__ import annotations
 

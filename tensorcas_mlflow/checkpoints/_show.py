@@ -1,4 +1,4 @@
-"""What MLflow shows of a checkpoint: a copy of its manifest among the run's artifacts, and figures as metrics.
+"""Checkpoints in MLflow's UI: a copy of the manifest among the run's artifacts, and figures as metrics.
 
 Where our repository serves the artifacts the ref is what is shown, and there is nothing to copy. A copy keeps nothing
 alive, so losing one loses nothing.

@@ -44,7 +44,7 @@ class StoreSeries(Series):
         return self.home.store
 
     def target(self, step: int) -> RefTarget:
-        """What the ref of a step says, and by that where it stands."""
+        """Return the content of a step's ref, which also gives its key."""
         path = None if self.home.path is None else posixpath.join(self.home.path, self.artifact(step))
         return RefTarget(
             path=path if self.home.is_ours else None,

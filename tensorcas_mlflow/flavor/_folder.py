@@ -50,7 +50,7 @@ _Environment = tuple[dict[str, Any], list[str], list[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """Where the tensors of a folder went."""
+    """The manifest of a model's tensors, and the store that holds them."""
 
     manifest: Manifest
     store: Store | None
@@ -59,7 +59,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extras:
-    """What a user may say of a model besides the model; MLflow's meaning of each."""
+    """Options of a logged model, with MLflow's meanings."""
 
     step: int | None
     signature: ModelSignature | bool | None

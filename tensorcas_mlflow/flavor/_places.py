@@ -1,4 +1,4 @@
-"""Where a model that is logged puts its tensors, and what keeps them alive until MLflow shows it."""
+"""The place of a logged model's tensors, and the ref that keeps them until MLflow shows the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model folder says of its model."""
+"""A saved model, as its folder describes it."""
 
 from __future__ import annotations
 
@@ -91,12 +91,12 @@ class SavedModel:
 
     @property
     def is_local(self) -> bool:
-        """Whether the folder is read in place."""
+        """True if the folder is read in place."""
         return isinstance(self.folder, LocalFolder)
 
     @property
     def places(self) -> Iterator[str]:
-        """Where the folder lies, and where it lay when the model was logged."""
+        """The place of the folder, and its place when the model was logged."""
         yield self.folder.uri
         if self._artifact_path is not None:
             yield self._artifact_path

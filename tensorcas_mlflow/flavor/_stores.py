@@ -1,4 +1,4 @@
-"""Where the tensors of a logged model are read from."""
+"""Readers and stores of the tensors of a logged model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the tensors of a checkpoint are read from."""
+"""Interface to the tensors of a checkpoint, wherever they are stored."""
 
 from __future__ import annotations
 

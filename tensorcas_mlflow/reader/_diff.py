@@ -51,7 +51,7 @@ class CheckpointDiff:
 
     @property
     def is_equal(self) -> bool:
-        """Whether nothing differs: then, and only then, the two checkpoints have one `CheckpointReader.digest`."""
+        """True if nothing differs: then, and only then, the checkpoints have one `CheckpointReader.digest`."""
         return not (self.added or self.removed or self.changed or self.other)
 
     def __bool__(self) -> bool:

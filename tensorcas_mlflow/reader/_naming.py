@@ -1,4 +1,4 @@
-"""How frameworks name the tensors of layers and experts, as patterns of names.
+"""Patterns of the names that frameworks give the tensors of layers and experts.
 
 Sources: the modules of Hugging Face transformers, torchvision and timm as they name their parameters. What follows a
 number in a pattern, `NUMBER` of `_names`, is written ``#`` here.
@@ -34,7 +34,7 @@ _ROUTER = re.compile(r"(?:^|\.)(?:gate|router|wg)(?:\.(?:layer|linear|classifier
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What one pattern says of its tensors."""
+    """The layer, stage and expert that one pattern of names tells."""
 
     stack: str
     """What the layers belong to, such as ``model.layers``; "" for those of a plain `Sequential`."""
@@ -115,15 +115,15 @@ class Naming:
 
     @property
     def _has_fused(self) -> bool:
-        """Whether experts are rows."""
+        """True if experts are rows of a tensor."""
         return self.expert is not None and self.expert.endswith("[{expert}]")
 
     def _layer_regex(self) -> re.Pattern[str]:
-        """What names of a layer's tensors match from their beginning."""
+        """Return the pattern that the names of a layer's tensors begin with."""
         return _regex(self.layer)
 
     def _expert_regex(self) -> re.Pattern[str] | None:
-        """What names of experts' tensors match from their beginning; None where nothing is said of experts."""
+        """Return the pattern that the names of experts' tensors begin with; None if the rule has none."""
         return None if self.expert is None else _regex(self.expert.removesuffix("[{expert}]"))
 
 

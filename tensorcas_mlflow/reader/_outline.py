@@ -1,4 +1,4 @@
-"""Which tensors of a checkpoint are which layer's and which expert's, told from their names."""
+"""Outline of a checkpoint: the tensors of each layer and expert, by their names."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ class Outline:
 
     @Lazy
     def assignment(self) -> Assignment:
-        """What each tensor's name says."""
+        """The layer and expert of each tensor, by its name."""
         if self._naming is not None:
             return _by_naming(self._specs.names.to_pylist(), self._naming)
         return _by_patterns(self.patterns)
 
     @property
     def stacks(self) -> tuple[str, ...]:
-        """What there are layers of: ``model.layers``, or ``encoder.layers`` and ``decoder.layers``."""
+        """The stacks of layers: ``model.layers``, or ``encoder.layers`` and ``decoder.layers``."""
         return self.assignment.stacks
 
     def layers(self, stack: str | None = None) -> list[int]:

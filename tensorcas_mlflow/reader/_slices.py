@@ -1,4 +1,4 @@
-"""Which bytes of an array some elements are: what has to be read for an index as numpy has it."""
+"""Byte ranges of an array that an index of numpy needs."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class Selection:
 
     @property
     def n_read(self) -> int:
-        """How many elements the runs have."""
+        """The number of elements in all runs."""
         return int((self.stops - self.starts).sum())
 
     @property
     def is_one_run(self) -> bool:
-        """Whether what is chosen is all one stretch."""
+        """True if the chosen elements are one stretch."""
         return len(self.starts) == 1 and self.n_read == math.prod(map(len, self.places))
 
 

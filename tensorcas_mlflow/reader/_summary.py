@@ -1,4 +1,4 @@
-"""What a checkpoint consists of, as a tree, told from names, dtypes and shapes alone."""
+"""Summary of a checkpoint as a tree, from names, dtypes and shapes alone."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class StackSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What a checkpoint consists of. As text it is the tree."""
+    """The parts of a checkpoint and their sizes; as text, a tree."""
 
     label: str
     n_tensors: int

@@ -1,4 +1,4 @@
-"""How far the numbers of two versions of a tensor lie apart, found while both stream by."""
+"""Distance between the values of two versions of a tensor, computed while both stream by."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LEAST_SQUARES = 1e-280
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueChange:
-    """What changed between two versions of one tensor.
+    """The change between two versions of one tensor.
 
     Numbers that are infinite or NaN on either side count in ``n_not_finite`` and in no figure but ``n_equal``. A figure
     that is larger than a float64 can say is infinite. All are None where elements are no numbers (texts, times,
