@@ -111,7 +111,7 @@ def export_checkpoint(
     format: str | None = None,
     match: str | None = None,
     shard_bytes: int | None = None,
-    partitions: int | None = None,
+    n_partitions: int | None = None,
     allow_left_out: bool = False,
     overwrite: bool = False,
     progress: Callable[[int, int], None] | None = None,
@@ -132,7 +132,7 @@ def export_checkpoint(
         match: Write only tensors whose names match this pattern.
         shard_bytes: For ``safetensors``: the most bytes of tensors in one file. The index that `transformers` reads is
             written beside the files.
-        partitions: For ``serverlessllm``: the number of files.
+        n_partitions: For ``serverlessllm``: the number of files.
         allow_left_out: Write the file without the tensors that cannot be read, such as quantized ones.
         overwrite: Replace what such a call wrote there.
         progress: Called with the bytes that are written and the bytes that there are to write.
@@ -155,7 +155,7 @@ def export_checkpoint(
             format=format,
             match=match,
             shard_bytes=shard_bytes,
-            partitions=partitions,
+            partitions=n_partitions,
             allow_left_out=allow_left_out,
             overwrite=overwrite,
             progress=progress,
