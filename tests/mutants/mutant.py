@@ -2,29 +2,159 @@
 
 from __future__ import annotations
 
+import ast
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("tensorcas_mlflow", "flavors/tensorcas_flavors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """The package with one rule taken out: the test that injects the fault the rule is for must then fail."""
+    """The package without one rule, and the test that injects the fault which the rule is for.
+
+    No path is written down: a mutant survives a move of its module and of its test, a new layout of the code, and a
+    changed comment.
+    """
 
     fault: str
-    """What the test does to the store, the machine or the process, in a few words; no two mutants have the same."""
+    """The fault that the test injects, in a few words; no two mutants have the same."""
     test: str
-    """The test's node id, from the project's root. It may be a long one."""
-    path: str
-    """The module that is changed, from the project's root."""
-    before: str
-    """What stands there, exactly once."""
-    after: str
-    """What stands there instead."""
+    """The test's name, ``test_…``, ``test_…[parameters]`` or ``TestClass::test_…``. It may be a long test."""
+    definition: str
+    """The function, class or constant to change, such as ``Store.commit``; modules and packages are not named.
 
-    def source(self) -> str:
-        """The changed module."""
-        text = (ROOT / self.path).read_text()
-        assert text.count(self.before) == 1, f"{self.path} has {text.count(self.before)} times: {self.before}"
-        return text.replace(self.before, self.after)
+    Where several modules define that name, exactly one definition holds ``before``.
+    """
+    before: str
+    """An expression or statements. Exactly one place of the definition has the same syntax tree.
+
+    ``...`` stands for any expression; alone in a body, for any statements; alone in a call, for any arguments.
+    """
+    after: str
+    """The expression or statements to put there; nothing deletes the statements."""
+
+    def apply(self) -> tuple[str, str]:
+        """Return the path of the changed module, from the project's root, and its new text."""
+        candidates = _definitions(PACKAGES)[self.definition]
+        places = [(path, place) for path in candidates for place in self._places(path)]
+        if len(places) != 1:
+            where = [f"{path}:{place[0].lineno}" for path, place in places] or "nowhere"
+            raise ValueError(
+                f"{self.definition} is defined in {candidates or 'no module'}; its tree stands {where}: {self.before}"
+            )
+        [(path, place)] = places
+        return path, _replace((ROOT / path).read_text(), place, self.after)
+
+    def node_id(self) -> str:
+        """Return the test's id for pytest."""
+        name, bracket, parameters = self.test.partition("[")
+        paths = _definitions(("tests",))[name.replace("::", ".")]
+        if len(paths) != 1:
+            raise ValueError(f"{name} is defined in {paths or 'no file of tests'}; name exactly one test")
+        return f"{paths[0]}::{name}{bracket}{parameters}"
+
+    def _places(self, path: str) -> list[list[ast.expr] | list[ast.stmt]]:
+        """Find the code to replace: one expression, or statements that follow each other."""
+        tree = ast.parse((ROOT / path).read_text())
+        parts = [part for name, part in _named(tree.body) if name == self.definition]
+        nodes = [node for part in parts for node in _walk(ast.Module([part], []))]
+        expression = _expression(self.before)
+        if expression is not None and _expression(self.after) is not None:
+            return [[node] for node in nodes if isinstance(node, ast.expr) and _is_like(node, expression)]
+        wanted = ast.parse(textwrap.dedent(self.before)).body
+        bodies = [body for node in nodes for _, body in ast.iter_fields(node) if _is_body(body)]
+        runs = [body[at : at + len(wanted)] for body in bodies for at in range(len(body) - len(wanted) + 1)]
+        return [run for run in runs if all(map(_is_like, run, wanted))]
+
+
+@cache
+def _definitions(folders: tuple[str, ...]) -> dict[str, list[str]]:
+    """Find the modules that define each name."""
+    found = defaultdict(list)
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for name in sorted({name for name, _ in _named(ast.parse(path.read_text()).body)}):
+                found[name].append(str(path.relative_to(ROOT)))
+    return found
+
+
+def _named(body: Iterable[ast.stmt], prefix: str = "") -> Iterator[tuple[str, ast.stmt]]:
+    """Yield all functions, classes and constants, with qualified names; a nested function is part of the outer one."""
+    for part in body:
+        match part:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield prefix + name, part
+            case ast.ClassDef(name=name):
+                yield prefix + name, part
+                yield from _named(part.body, f"{prefix}{name}.")
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                yield prefix + name, part
+
+
+def _walk(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield a node and all below it, but nothing inside an f-string: Python 3.11 does not say where that stands."""
+    yield node
+    if not isinstance(node, ast.JoinedStr):
+        for child in ast.iter_child_nodes(node):
+            yield from _walk(child)
+
+
+def _expression(text: str) -> ast.expr | None:
+    if not text:  # () would be a tuple
+        return None
+    try:
+        return ast.parse(f"({text}\n)", mode="eval").body
+    except SyntaxError:
+        return None
+
+
+def _is_body(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], ast.stmt)
+
+
+def _is_ellipsis(node: object) -> bool:
+    match node:
+        case ast.Constant(value=value):
+            return value is ...
+        case ast.Expr(value=value):
+            return _is_ellipsis(value)
+    return False
+
+
+def _is_like(found: object, wanted: object) -> bool:
+    """Compare two parts of syntax trees, of which ``wanted`` may have ellipses."""
+    if isinstance(wanted, list) and isinstance(found, list):
+        if len(wanted) == 1 and _is_ellipsis(wanted[0]):
+            return True
+        return len(found) == len(wanted) and all(map(_is_like, found, wanted))
+    if isinstance(wanted, ast.expr_context):  # a snippet that is assigned to is parsed as one that is read
+        return True
+    if not isinstance(wanted, ast.AST):
+        return type(found) is type(wanted) and found == wanted
+    if isinstance(found, ast.expr) and _is_ellipsis(wanted):
+        return True
+    if isinstance(wanted, ast.Call) and isinstance(found, ast.Call) and wanted.args and _is_ellipsis(wanted.args[0]):
+        return _is_like(found.func, wanted.func)
+    return type(found) is type(wanted) and all(
+        _is_like(getattr(found, field), getattr(wanted, field)) for field in wanted._fields
+    )
+
+
+def _replace(text: str, place: list[ast.expr] | list[ast.stmt], new: str) -> str:
+    """Put other code where some nodes of a module stand, and leave the rest of its text alone."""
+    lines = text.encode().splitlines(keepends=True)  # a column counts bytes
+    first, last = place[0], place[-1]
+    assert last.end_lineno is not None
+    begin = sum(map(len, lines[: first.lineno - 1])) + first.col_offset
+    end = sum(map(len, lines[: last.end_lineno - 1])) + (last.end_col_offset or 0)
+    if isinstance(first, ast.expr):
+        new = f"({new})"
+    else:
+        new = textwrap.indent(textwrap.dedent(new).strip() or "pass", " " * first.col_offset).lstrip()
+    return (text.encode()[:begin] + new.encode() + text.encode()[end:]).decode()

@@ -14,43 +14,53 @@ import sys
 from pathlib import Path
 
 import pytest
-from mutant import ROOT, Mutant
+
+from tests.mutants.mutant import ROOT, Mutant
 
 SUBJECTS = sorted(path.stem for path in Path(__file__).parent.glob("of_*.py"))
-ALL: list[Mutant] = [mutant for subject in SUBJECTS for mutant in importlib.import_module(subject).MUTANTS]
+ALL: list[Mutant] = [mutant for name in SUBJECTS for mutant in importlib.import_module(f"tests.mutants.{name}").MUTANTS]
 
 
-def test_they_differ() -> None:
+def test_no_two_mutants_are_the_same() -> None:
     assert len({mutant.fault for mutant in ALL}) == len(ALL)
-    assert len({(mutant.path, mutant.before, mutant.after) for mutant in ALL}) == len(ALL)
+    assert len({(mutant.test, mutant.definition, mutant.before, mutant.after) for mutant in ALL}) == len(ALL)
 
 
 @pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.fault)
-def test_a_mutant_is_a_program_and_its_test_is_there(mutant: Mutant) -> None:
-    path, _, names = mutant.test.partition("::")
-    *classes, name = names.partition("[")[0].split("::")
-    tree = ast.parse((ROOT / path).read_text())
-    body = tree.body
-    for each in classes:
-        [found] = [node for node in body if isinstance(node, ast.ClassDef) and node.name == each]
-        body = found.body
+def test_mutant_is_another_program_and_its_test_exists(mutant: Mutant) -> None:
+    path, text = mutant.apply()
 
-    assert ast.dump(ast.parse(mutant.source())) != ast.dump(ast.parse((ROOT / mutant.path).read_text()))
-    assert name in {node.name for node in body if isinstance(node, ast.FunctionDef)}
+    assert ast.dump(ast.parse(text)) != ast.dump(ast.parse((ROOT / path).read_text()))
+    assert mutant.node_id()
+
+
+def test_mutant_keeps_the_text_around_the_change() -> None:
+    mutant = Mutant(fault="", test="", definition="Lock.open_all", before="list(cls._all)", after="()")
+    path, text = mutant.apply()
+
+    assert text == (ROOT / path).read_text().replace("list(cls._all)", "(())")
+
+
+def test_mutant_of_unknown_code_names_the_modules_that_were_searched() -> None:
+    mutant = Mutant(fault="", test="", definition="Lock.open_all", before="return 3", after="")
+
+    with pytest.raises(ValueError, match=r"Lock\.open_all is defined in \['tensorcas_mlflow/.*nowhere.*return 3"):
+        mutant.apply()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.fault)
-def test_its_test_sees_it(mutant: Mutant, tmp_path: Path) -> None:
+def test_test_sees_its_mutant(mutant: Mutant, tmp_path: Path) -> None:
     # All of it is a copy, so that processes which tests start run the mutant too.
     tree = tmp_path / "tree"
     skip = shutil.ignore_patterns("__pycache__", ".*", "*.egg-info", "demo")
     shutil.copytree(ROOT, tree, ignore=skip)
-    (tree / mutant.path).write_text(mutant.source())
+    path, text = mutant.apply()
+    (tree / path).write_text(text)
     places = [str(tree), str(tree / "flavors")]
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "", "-n", "0", "-p", "no:cacheprovider", mutant.test]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "", "-n", "0", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        command,
+        [*command, mutant.node_id()],
         cwd=tree,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
         capture_output=True,
