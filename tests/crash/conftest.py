@@ -1,14 +1,10 @@
-"""The way to what the tests beside this file share, and disks that answer at once."""
+"""Disks that answer at once."""
 
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from disk import Disk, Entry, Tree, fates, put_down
-from world import allowed, check, empty
+from tests.crash.disk import Disk, Entry, Tree, fates, put_down
+from tests.crash.world import allowed, check, empty
 
 
 class Cuts:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from disk import Effect, Entry, Mark, Named, Node, Resized, Synced, Wrote
 
 from tensorcas_mlflow.testing import SimulatedCrash
+from tests.crash.disk import Effect, Entry, Mark, Named, Node, Resized, Synced, Wrote
 
 OF_THE_DEAD = 1 << 23
 """A process id that no process has, so that who looks finds the one that was recorded gone."""

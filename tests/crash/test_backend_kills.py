@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from scenarios import source
-from world import CHUNK_BYTES, chunk, long_file
 
 from tensorcas_mlflow.backends import Backend, LocalBackend, MemoryBackend
 from tensorcas_mlflow.errors import BackendError
 from tensorcas_mlflow.maintenance import copy_refs, plan_gc, verify
 from tensorcas_mlflow.store import Ref, RefTarget, Store, _ingest, protocol
 from tensorcas_mlflow.testing import FaultyBackend, SimulatedCrash
+from tests.crash.scenarios import source
+from tests.crash.world import CHUNK_BYTES, chunk, long_file
 
 Holds = dict[str, bytes]
 """What a store holds, by the key of its ref: the letters of a checkpoint's tensors, or a file's bytes."""

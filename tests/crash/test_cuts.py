@@ -7,11 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from cuts import Cuts
-from disk import Disk, Entry, Mark, Named, Plain, put_down
-from recorder import Fault, Recorder
-from scenarios import SCENARIOS, Scenario
-from world import CHUNK_BYTES, World, chunk, empty, long_file
 
 from tensorcas_mlflow.codecs import RAW
 from tensorcas_mlflow.digest import digest
@@ -20,6 +15,11 @@ from tensorcas_mlflow.maintenance import plan_gc, plan_repair
 from tensorcas_mlflow.pack import Payload
 from tensorcas_mlflow.store import RefTarget, Store, protocol
 from tensorcas_mlflow.testing import SimulatedCrash
+from tests.crash.cuts import Cuts
+from tests.crash.disk import Disk, Entry, Mark, Named, Plain, put_down
+from tests.crash.recorder import Fault, Recorder
+from tests.crash.scenarios import SCENARIOS, Scenario
+from tests.crash.world import CHUNK_BYTES, World, chunk, empty, long_file
 
 
 def recorded(scenario: Scenario, top: Path) -> tuple[World, int]:

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 from mlflow.exceptions import MlflowException
-from recorder import LOOKS, WRITES, Fault
-from world import World, allowed, check, chunk, long_file, look
 
 from tensorcas_mlflow.errors import BackendError
 from tensorcas_mlflow.maintenance import verify
 from tensorcas_mlflow.store import RefTarget, Store, _ingest
+from tests.crash.recorder import LOOKS, WRITES, Fault
+from tests.crash.world import World, allowed, check, chunk, long_file, look
 
 CODES = (errno.ENOSPC, errno.EIO, errno.EMFILE, errno.EROFS, errno.EDQUOT, errno.EACCES)
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import mlflow
 import numpy as np
 import pytest
-from disk import Disk, fates, put_down
-from recorder import Recorder
-from world import forget_stores
 
 from tensorcas_mlflow.orphans import drop_orphans, orphaned_refs
 from tensorcas_mlflow.store import Store
+from tests.crash.disk import Disk, fates, put_down
+from tests.crash.recorder import Recorder
+from tests.crash.world import forget_stores
 from tests.tracking import active_experiment, empty_database, no_stray_settings, tracking_uri
 
 __all__ = ["empty_database", "no_stray_settings", "tracking_uri"]

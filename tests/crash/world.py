@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from disk import Entry, Mark
 from mlflow.exceptions import MlflowException
-from recorder import Recorder
 
 from tensorcas_mlflow._durable import Settled
 from tensorcas_mlflow.artifact_repo import TensorCasArtifactRepository, _plain
@@ -24,6 +22,8 @@ from tensorcas_mlflow.maintenance import GcReport, plan_gc, verify
 from tensorcas_mlflow.store import Ref, RefTarget, Store, protocol
 from tensorcas_mlflow.store import _store as opening
 from tensorcas_mlflow.store._find import OpenStores
+from tests.crash.disk import Entry, Mark
+from tests.crash.recorder import Recorder
 
 CHUNK_BYTES = 4096
 

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from made import CHUNK_BYTES, a_chunk, base_packs, flip, lose, packs_of, put_pack, save, save_chunks, weights
 
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest
 from tensorcas_mlflow.store import RefTarget, Store, _recent_chunks
 from tensorcas_mlflow.store._ancestry import Ancestry
 from tensorcas_mlflow.store._recent_chunks import RecentChunks
+from tests.deltas.made import (
+    CHUNK_BYTES,
+    a_chunk,
+    base_packs,
+    flip,
+    lose,
+    packs_of,
+    put_pack,
+    save,
+    save_chunks,
+    weights,
+)
 
 A = [a_chunk(seed) for seed in range(4)]
 """Each is stored against the one before, but for the first."""

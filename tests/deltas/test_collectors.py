@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made import CHUNK_BYTES, BadSectors, a_chunk, base_packs, flip, lose, packs_of, put_pack, save_chunks
 
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.errors import BackendError
@@ -14,6 +13,7 @@ from tensorcas_mlflow.maintenance import Census, GcReport, plan_gc
 from tensorcas_mlflow.maintenance._gc_survey import survey
 from tensorcas_mlflow.store import Ref, Store
 from tensorcas_mlflow.store.protocol import condemned_bytes, declare
+from tests.deltas.made import CHUNK_BYTES, BadSectors, a_chunk, base_packs, flip, lose, packs_of, put_pack, save_chunks
 
 A, B, C, D, E = (a_chunk(seed) for seed in range(5))
 

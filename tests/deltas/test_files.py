@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made import packs_of, save, weights
 
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.digest import digest_all
@@ -23,6 +22,7 @@ from tensorcas_mlflow.store import Ref, RefTarget, Store, _ingest, _parents
 from tensorcas_mlflow.store._bases import RecentManifests
 from tensorcas_mlflow.store.protocol import condemned_bytes, read_pack_table
 from tensorcas_mlflow.tensor import Spec
+from tests.deltas.made import packs_of, save, weights
 from tests.file_formats.samples import pt2_entry, pt2_of, pt2_table
 
 N = 100_000

@@ -6,11 +6,11 @@ from itertools import count
 from typing import Any
 
 import pytest
-from made import CHUNK_BYTES, a_chunk, flip, lose, put_pack, save_chunks
 
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.errors import ChunkNotFoundError, CorruptChunkError
 from tensorcas_mlflow.store import Ref, Store
+from tests.deltas.made import CHUNK_BYTES, a_chunk, flip, lose, put_pack, save_chunks
 
 A, B, C, D, E = (a_chunk(seed) for seed in range(5))
 

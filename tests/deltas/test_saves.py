@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made import base_packs, flip, packs_of, put_pack, save, weights
 
 from tensorcas_mlflow import TensorCasStore
 from tensorcas_mlflow.backends import MemoryBackend
@@ -19,6 +18,7 @@ from tensorcas_mlflow.store import RefTarget, Store, _parents
 from tensorcas_mlflow.store._base_plan import MAX_DEPTH as DEPTH
 from tensorcas_mlflow.store._bases import RecentManifests
 from tensorcas_mlflow.store.protocol import condemned_bytes, read_pack_table
+from tests.deltas.made import base_packs, flip, packs_of, put_pack, save, weights
 
 N = 100_000
 

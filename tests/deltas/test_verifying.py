@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from made import CHUNK_BYTES, BadSectors, a_chunk, flip, lose, packs_of, put_pack, save_chunks
 
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.maintenance import VerifyReport, copy_refs, read_source, verify
 from tensorcas_mlflow.store import Ref, Store, _deltas
 from tensorcas_mlflow.store.protocol import read_pack_table
 from tensorcas_mlflow.testing import FaultyBackend
+from tests.deltas.made import CHUNK_BYTES, BadSectors, a_chunk, flip, lose, packs_of, put_pack, save_chunks
 
 A, B, C, D, E = (a_chunk(seed) for seed in range(5))
 CHAIN = (A, B, C, D)

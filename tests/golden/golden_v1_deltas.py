@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 import ml_dtypes
 import numpy as np
-from golden_v1 import noise
+
+from tests.golden.golden_v1 import noise
 
 
 def sha_of(tensors: Mapping[str, np.ndarray]) -> dict[str, str]:

@@ -1,20 +1,16 @@
 """Write the golden self-contained file of version 1. It was run once; a file that was written is never changed.
 
-    PYTHONPATH=. python tests/golden/make_tensors_v1.py
+    python -m tests.golden.make_tensors_v1
 
 What it must hold is said in `golden_v1.py`, which the test reads too.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from golden_v1 import METADATA, payload_tensors
-
 from tensorcas_mlflow.store import write_payload
+from tests.golden.golden_v1 import METADATA, payload_tensors
 
 HERE = Path(__file__).parent / "tensors_v1"
 

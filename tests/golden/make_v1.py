@@ -3,22 +3,18 @@
 Payloads of codec 2 were encoded anew in their places, each in as many bytes as before, when that
 codec changed its meaning.
 
-    PYTHONPATH=. python tests/golden/make_v1.py
+    python -m tests.golden.make_v1
 
 What it must hold is said in `golden_v1.py`, which the test reads too.
 """
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from golden_v1 import CUTS, FILE, METADATA, payload_tensors, tensors
-
 from tensorcas_mlflow.store import RefTarget, Store, _catalog, write_payload
+from tests.golden.golden_v1 import CUTS, FILE, METADATA, payload_tensors, tensors
 
 HERE = Path(__file__).parent / "v1"
 

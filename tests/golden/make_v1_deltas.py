@@ -3,7 +3,7 @@
 Payloads of codec 2 were encoded anew in their places, each in as many bytes as before, when that
 codec changed its meaning.
 
-    PYTHONPATH=. python tests/golden/make_v1_deltas.py
+    python -m tests.golden.make_v1_deltas
 
 Two stores: one of files, of which an optimization has encoded the first steps anew, and the objects of one in a bucket.
 Packs, index, intent and census are of version 2. ``expected.json`` says what they must hold, by SHA-256 of the bytes
@@ -13,21 +13,18 @@ before they came near a store; what that was is said in `golden_v1_deltas.py`, w
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from unittest import mock
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 import numpy as np
 import obstore
-from bucket import opened
-from golden_v1_deltas import counts, sha_of, tensors
 from obstore.store import MemoryStore
 
 from tensorcas_mlflow.maintenance import _census, plan_gc, plan_optimize
 from tensorcas_mlflow.store import RefTarget, Store, _catalog, _records
+from tests.golden.bucket import opened
+from tests.golden.golden_v1_deltas import counts, sha_of, tensors
 
 HERE = Path(__file__).parent / "v1_deltas"
 CHUNK_BYTES = 32 << 10

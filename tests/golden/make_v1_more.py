@@ -3,7 +3,7 @@
 Payloads of codec 2 were encoded anew in their places, each in as many bytes as before, when that
 codec changed its meaning.
 
-    PYTHONPATH=. python tests/golden/make_v1_more.py
+    python -m tests.golden.make_v1_more
 
 Three stores: one of files, one that clients carried through an MLflow server, and the objects of one in a bucket.
 ``expected.json`` says what they must hold, by SHA-256 of the bytes before they came near a store.
@@ -15,18 +15,13 @@ import contextlib
 import hashlib
 import io
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 import numpy as np
 import obstore
-from bucket import opened
-from golden_v1 import CUTS, METADATA, noise, tensors
 from obstore.store import MemoryStore
 
 from tensorcas_mlflow.backends import ObjectBackend
@@ -36,6 +31,8 @@ from tensorcas_mlflow.store import PendingSave, RefTarget, Store, _catalog, _cla
 from tensorcas_mlflow.store._records import intent_bytes, new_ref, ref_bytes
 from tensorcas_mlflow.store.protocol import condemned_bytes, list_packs
 from tests.file_formats.split_samples import samples
+from tests.golden.bucket import opened
+from tests.golden.golden_v1 import CUTS, METADATA, noise, tensors
 
 HERE = Path(__file__).parent / "v1_more"
 Expected = dict[str, Any]

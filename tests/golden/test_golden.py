@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import shutil
 from pathlib import Path
@@ -15,14 +14,9 @@ from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.store import MANIFEST_FILE, PAYLOAD_FILE, Ref, RefTarget, Store, TensorsFile, read_payload
 from tests.file_formats.parts import take_apart
+from tests.golden import golden_v1
 
 HERE = Path(__file__).parent
-
-spec = importlib.util.spec_from_file_location("golden_v1", HERE / "golden_v1.py")
-assert spec is not None
-assert spec.loader is not None
-golden_v1 = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(golden_v1)
 
 
 @pytest.fixture

@@ -5,11 +5,9 @@ What must come out is said in ``v1_deltas/expected.json``, by hashes that none o
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +22,11 @@ from tensorcas_mlflow.maintenance import Census, plan_gc, plan_optimize, plan_re
 from tensorcas_mlflow.pack import bases_of, is_delta
 from tensorcas_mlflow.store import RefTarget, Store
 from tensorcas_mlflow.store.protocol import list_packs, parse_intent, read_pack_table
+from tests.golden import bucket
+from tests.golden import golden_v1_deltas as golden
 
 HERE = Path(__file__).parent
 EXPECTED = json.loads((HERE / "v1_deltas" / "expected.json").read_text())
-
-
-def load_module(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    sys.modules.setdefault(name, module := importlib.util.module_from_spec(spec))
-    spec.loader.exec_module(module)
-    return module
-
-
-load_module("golden_v1")
-golden, bucket = load_module("golden_v1_deltas"), load_module("bucket")
 
 
 def copied(kind: str, tmp_path: Path) -> Store:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
 import json
 import os
 import shutil
@@ -24,21 +23,10 @@ from tensorcas_mlflow.hints import split_hints
 from tensorcas_mlflow.maintenance import plan_gc, verify
 from tensorcas_mlflow.store import RefTarget, Store
 from tensorcas_mlflow.store.protocol import list_packs, parse_intent, read_condemned, read_pack_table
+from tests.golden import bucket, golden_v1
 
 HERE = Path(__file__).parent
 EXPECTED = json.loads((HERE / "v1_more" / "expected.json").read_text())
-
-
-def load_module(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-golden_v1, bucket = load_module("golden_v1"), load_module("bucket")
 
 
 def sha_of(tensors: Mapping[str, np.ndarray]) -> dict[str, str]:

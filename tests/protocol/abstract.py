@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import chain, combinations, pairwise
 from typing import TypeVar
 
-from abstract_world import (
+from tests.protocol.abstract_world import (
     RAW,
     Actor,
     Collector,

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 import obstore
 import pytest
-from casts import Cast
-from interleave import Actor, Run, View, actors_uuid4
 
 from tensorcas_mlflow.backends import Backend, MemoryBackend
 from tensorcas_mlflow.backends._buckets import Bucket
 from tensorcas_mlflow.backends._objects import ObjectBackend
+from tests.protocol.casts import Cast
+from tests.protocol.interleave import Actor, Run, View, actors_uuid4
 
 T = TypeVar("T")
 Step = Callable[..., Any]

@@ -5,13 +5,12 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from casts import Cast, open_store, save
-from interleave import Run, WatchedBackend
-
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.carrier import CarrierBackend, Entry, Shelf
 from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store._format import FORMAT
+from tests.protocol.casts import Cast, open_store, save
+from tests.protocol.interleave import Run, WatchedBackend
 
 
 class WatchedShelf(Shelf):

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from interleave import Blobs, Program, Run, blobs_of, memory_of
 
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import Backend, MemoryBackend
@@ -21,6 +20,7 @@ from tensorcas_mlflow.store import Ref, RefTarget, Store
 from tensorcas_mlflow.store._format import FORMAT, new_format
 from tensorcas_mlflow.store.protocol import list_packs, read_condemned, read_pack_table, read_refs
 from tensorcas_mlflow.testing import FaultyBackend
+from tests.protocol.interleave import Blobs, Program, Run, blobs_of, memory_of
 
 CHUNK_BYTES = 4096
 RUN_ID = "run"

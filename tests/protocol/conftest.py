@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import uuid
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from interleave import actors_uuid4
+from tests.protocol.interleave import actors_uuid4
 
 
 @pytest.fixture(autouse=True)

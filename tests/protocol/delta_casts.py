@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from casts import CHUNK_BYTES, RUN_ID, STORE_ID, Cast, chunk, key_of, open_store, save, tensors_of
-from interleave import Blobs, blobs_of, memory_of
 
 from tensorcas_mlflow.backends import Backend, MemoryBackend
 from tensorcas_mlflow.codecs import DELTA, RAW
@@ -22,6 +20,8 @@ from tensorcas_mlflow.store._condemned import Condemnation, read_condemned
 from tensorcas_mlflow.store._format import FORMAT, new_format
 from tensorcas_mlflow.store._records import new_ref, ref_bytes
 from tensorcas_mlflow.store.protocol import read_pack_table
+from tests.protocol.casts import CHUNK_BYTES, RUN_ID, STORE_ID, Cast, chunk, key_of, open_store, save, tensors_of
+from tests.protocol.interleave import Blobs, blobs_of, memory_of
 
 _MAX_ATTEMPTS = 4
 _MANIFESTS: dict[str, tuple[Manifest, bytes]] = {}

@@ -6,14 +6,13 @@ import ast
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from buckets import HISTORY, LATE, Loses, delete_again, etag, objects, quietly
-from interleave import Program, Run
-from schedules import Exploration, explore
-
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.backends._objects import ObjectBackend
 from tensorcas_mlflow.backends._voids import is_void, new_void
 from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError
+from tests.protocol.buckets import HISTORY, LATE, Loses, delete_again, etag, objects, quietly
+from tests.protocol.interleave import Program, Run
+from tests.protocol.schedules import Exploration, explore
 
 DEST = "refs/@1"
 OLD = b"the old ref"

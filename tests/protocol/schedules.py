@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from interleave import Actor, Blobs, Decision, Kill, Program, PrunedError, Run, View
+from tests.protocol.interleave import Actor, Blobs, Decision, Kill, Program, PrunedError, Run, View
 
 
 @dataclass(slots=True)

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from casts import CHUNK_BYTES, RUN_ID, STORE_ID, Cast, open_store
-from interleave import blobs_of
 
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import Backend, MemoryBackend
 from tensorcas_mlflow.store import RefTarget, Store
 from tensorcas_mlflow.store._bases import RecentManifests
 from tensorcas_mlflow.store._format import FORMAT, new_format
+from tests.protocol.casts import CHUNK_BYTES, RUN_ID, STORE_ID, Cast, open_store
+from tests.protocol.interleave import blobs_of
 
 
 class EachItsOwn:

@@ -10,8 +10,9 @@ import random
 from collections.abc import Callable
 
 import pytest
-from abstract import Machine
-from abstract_world import Actor, Collector, Deletion, Entry, Ref, Rules, State, World, Writer
+
+from tests.protocol.abstract import Machine
+from tests.protocol.abstract_world import Actor, Collector, Deletion, Entry, Ref, Rules, State, World, Writer
 
 Cast = Callable[[], State]
 

@@ -6,15 +6,15 @@ import re
 from collections.abc import Callable
 
 import pytest
-from carriers import CarrierCast
-from casts import Cast
-from interleave import Run
-from schedules import Exploration, Script, explore
-from test_schedules import MORE_PREEMPTIONS
 
 from tensorcas_mlflow.backends import Token
 from tensorcas_mlflow.carrier import CarrierBackend, _backend
 from tensorcas_mlflow.store import protocol
+from tests.protocol.carriers import CarrierCast
+from tests.protocol.casts import Cast
+from tests.protocol.interleave import Run
+from tests.protocol.schedules import Exploration, Script, explore
+from tests.protocol.test_schedules import MORE_PREEMPTIONS
 
 
 def sharing_save() -> CarrierCast:

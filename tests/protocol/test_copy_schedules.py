@@ -6,15 +6,15 @@ import os
 from collections.abc import Callable
 
 import pytest
-from casts import Cast, load, open_store
-from delta_casts import stored
-from interleave import Run
-from schedules import explore
 
 from tensorcas_mlflow.backends import Backend, MemoryBackend
 from tensorcas_mlflow.maintenance import copy_refs, read_source
 from tensorcas_mlflow.store import PendingBatch
 from tensorcas_mlflow.store._lookup import Places
+from tests.protocol.casts import Cast, load, open_store
+from tests.protocol.delta_casts import stored
+from tests.protocol.interleave import Run
+from tests.protocol.schedules import explore
 
 MORE_PREEMPTIONS = int(os.environ.get("TENSORCAS_PREEMPTIONS", "0"))
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from casts import Cast
-from delta_casts import DeltaSave, delta_writer, stored
-from interleave import Run
-from schedules import explore
 
 from tensorcas_mlflow.maintenance._gc_survey import Survey
 from tensorcas_mlflow.store import _catalog, _lookup
 from tensorcas_mlflow.store._condemned import Condemnation
+from tests.protocol.casts import Cast
+from tests.protocol.delta_casts import DeltaSave, delta_writer, stored
+from tests.protocol.interleave import Run
+from tests.protocol.schedules import explore
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 

@@ -7,10 +7,11 @@ import random
 from collections.abc import Callable
 
 import pytest
-from casts import Cast
-from delta_casts import delta_writer, stored
-from interleave import Run
-from schedules import RandomWalk, explore
+
+from tests.protocol.casts import Cast
+from tests.protocol.delta_casts import delta_writer, stored
+from tests.protocol.interleave import Run
+from tests.protocol.schedules import RandomWalk, explore
 
 MORE_PREEMPTIONS = int(os.environ.get("TENSORCAS_PREEMPTIONS", "0"))
 N_RANDOM = int(os.environ.get("TENSORCAS_SCHEDULES", "240"))

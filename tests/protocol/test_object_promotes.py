@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from buckets import HISTORY, objects, use_memory
-from interleave import Run
-from promotes import DEST, OLD, START, Play, ref_of
-from schedules import Exploration, Script
 
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.errors import BlobNotFoundError
+from tests.protocol.buckets import HISTORY, objects, use_memory
+from tests.protocol.interleave import Run
+from tests.protocol.promotes import DEST, OLD, START, Play, ref_of
+from tests.protocol.schedules import Exploration, Script
 
 BOTH = pytest.mark.parametrize("replace", [True, False], ids=["replacing", "not replacing"])
 ALL = pytest.mark.parametrize("start", list(START))

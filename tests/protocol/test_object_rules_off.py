@@ -6,17 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from buckets import objects, use_memory
-from interleave import Run
-from promotes import DEST, START, Play
-from schedules import explore
-from test_object_schedules import deleted_and_saved_again, save_against_collection
 
 from tensorcas_mlflow.backends import Buffer, Token
 from tensorcas_mlflow.backends._object_info import TakenError
 from tensorcas_mlflow.backends._objects import ObjectBackend, _Move
 from tensorcas_mlflow.backends._voids import _VOID
 from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError
+from tests.protocol.buckets import objects, use_memory
+from tests.protocol.interleave import Run
+from tests.protocol.promotes import DEST, START, Play
+from tests.protocol.schedules import explore
+from tests.protocol.test_object_schedules import deleted_and_saved_again, save_against_collection
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 

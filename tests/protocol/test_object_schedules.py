@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from buckets import ObjectCast, objects, use_memory
-from casts import Cast
-from interleave import Run
-from schedules import Exploration, RandomWalk, Script, explore
-from test_random_schedules import N_PARTS, N_RANDOM, everybody
+
+from tests.protocol.buckets import ObjectCast, objects, use_memory
+from tests.protocol.casts import Cast
+from tests.protocol.interleave import Run
+from tests.protocol.schedules import Exploration, RandomWalk, Script, explore
+from tests.protocol.test_random_schedules import N_PARTS, N_RANDOM, everybody
 
 N_OVER_OBJECTS = N_RANDOM // 4
 N_ON_EVERY_CHANGE = 25

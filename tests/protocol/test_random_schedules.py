@@ -7,12 +7,12 @@ import random
 from functools import cache
 
 import pytest
-from casts import Cast, key_of
-from interleave import Blobs, Run
-from schedules import RandomWalk
 
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import condemned_bytes, list_packs
+from tests.protocol.casts import Cast, key_of
+from tests.protocol.interleave import Blobs, Run
+from tests.protocol.schedules import RandomWalk
 
 N_RANDOM = int(os.environ.get("TENSORCAS_SCHEDULES", "240"))
 """How many; `make stress` asks for more."""

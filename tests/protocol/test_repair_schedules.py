@@ -10,15 +10,15 @@ import os
 from contextlib import suppress
 
 import pytest
-from casts import WITNESS, Cast, chunk, key_of, open_store, save
-from interleave import Blobs, Run, memory_of
-from schedules import Exploration, Script, explore
 
 from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import ChunkNotFoundError, ConflictError, CorruptChunkError
 from tensorcas_mlflow.maintenance import plan_gc, plan_repair
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs, read_pack_table
+from tests.protocol.casts import WITNESS, Cast, chunk, key_of, open_store, save
+from tests.protocol.interleave import Blobs, Run, memory_of
+from tests.protocol.schedules import Exploration, Script, explore
 
 MORE_PREEMPTIONS = int(os.environ.get("TENSORCAS_PREEMPTIONS", "0"))
 BAD = "b"

@@ -14,10 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from casts import Cast
-from interleave import Run, WatchedBackend
-from schedules import Exploration, Script, explore
-from test_schedules import old_pack, save_against_collection, spared_by_another, trained_and_dropped, two_copies
 
 from tensorcas_mlflow.backends import Backend, BlobInfo, Buffer, MemoryBackend, Token
 from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError
@@ -28,6 +24,16 @@ from tensorcas_mlflow.store import _claim, _save, protocol
 from tensorcas_mlflow.store._condemned import Condemnation
 from tensorcas_mlflow.store._records import intent_bytes
 from tensorcas_mlflow.store._save import PendingSave
+from tests.protocol.casts import Cast
+from tests.protocol.interleave import Run, WatchedBackend
+from tests.protocol.schedules import Exploration, Script, explore
+from tests.protocol.test_schedules import (
+    old_pack,
+    save_against_collection,
+    spared_by_another,
+    trained_and_dropped,
+    two_copies,
+)
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 

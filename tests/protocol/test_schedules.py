@@ -6,12 +6,12 @@ import os
 from typing import Any
 
 import pytest
-from casts import Cast, collect, save
-from interleave import Run
-from schedules import Script, explore
 
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs
+from tests.protocol.casts import Cast, collect, save
+from tests.protocol.interleave import Run
+from tests.protocol.schedules import Script, explore
 
 MORE_PREEMPTIONS = int(os.environ.get("TENSORCAS_PREEMPTIONS", "0"))
 """Added to the bounds of all explorations; `make stress` sets it."""

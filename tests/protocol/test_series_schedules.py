@@ -6,14 +6,14 @@ import os
 from collections.abc import Callable
 
 import pytest
-from interleave import memory_of
-from schedules import explore
-from series_casts import EachItsOwn, Series
 
 from tensorcas_mlflow.pack import is_delta
 from tensorcas_mlflow.store import _save
 from tensorcas_mlflow.store._base_plan import BasePlan
 from tensorcas_mlflow.store.protocol import list_packs, read_pack_table
+from tests.protocol.interleave import memory_of
+from tests.protocol.schedules import explore
+from tests.protocol.series_casts import EachItsOwn, Series
 
 MORE_PREEMPTIONS = int(os.environ.get("TENSORCAS_PREEMPTIONS", "0"))
 

@@ -148,12 +148,11 @@ def test_a_full_disk_in_the_middle_of_a_pack_leaves_no_pack(tmp_path: Path, monk
 
 CHILD = """
 import sys
-sys.path[:0] = sys.argv[1:3]
-from test_kill import save
 from tensorcas_mlflow.store import Store
-store = Store.open(sys.argv[3])
+from tests.store.test_kill import save
+store = Store.open(sys.argv[1])
 print("ready", flush=True)
-step = int(sys.argv[4])
+step = int(sys.argv[2])
 while True:
     save(store, step)
     print(step, flush=True)
@@ -168,7 +167,8 @@ def test_kill_9_at_random_moments_loses_nothing_that_was_committed(tmp_path: Pat
     committed: set[int] = set()
     for turn in range(8):
         child = subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(Path(__file__).parent), os.getcwd(), str(tmp_path), str(turn * 1_000)],
+            [sys.executable, "-c", CHILD, str(tmp_path), str(turn * 1_000)],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
             stdout=subprocess.PIPE,
             text=True,
         )
