@@ -362,7 +362,7 @@ def test_gc_refuses_where_a_manifest_cannot_be_read_and_the_others_stay_whole(tm
     assert same_state(store.load(1).state_dict(), models[1].state_dict())
 
 
-def test_a_step_saved_while_gc_is_about_to_delete_what_it_needs_is_whole(tmp_path: Path) -> None:
+def test_step_saved_while_gc_is_about_to_delete_its_chunks_is_whole(tmp_path: Path) -> None:
     model = Net()
     store = TensorCasStore(tmp_path, "run")
     store.save(model, 1)

@@ -79,7 +79,7 @@ def n_bytes_of(folder: Path) -> int:
 # What is found
 
 
-def test_what_was_put_is_read_back(cache: ExtentCache) -> None:
+def test_cache_gives_back_the_bytes_that_were_put(cache: ExtentCache) -> None:
     put(cache, (8, 100_000), (5_000_000, 300_000))
 
     pack = cache.open_pack(STORE, PACK)
@@ -127,7 +127,7 @@ def test_the_columns_of_a_packs_table_can_be_asked_for_as_they_are(cache: Extent
     assert found.held.tolist() == [True, False]
 
 
-def test_packs_and_stores_do_not_share(cache: ExtentCache) -> None:
+def test_cache_keeps_packs_and_stores_apart(cache: ExtentCache) -> None:
     put(cache, (0, 1_000))
 
     assert held(cache.open_pack(STORE, "another"), (0, 1)) == [False]
@@ -238,7 +238,7 @@ def test_a_file_cut_short_anywhere_is_a_miss(cache: ExtentCache, folder: Path) -
         assert not path.exists()
 
 
-def test_bytes_after_the_end_are_damage(cache: ExtentCache, folder: Path) -> None:
+def test_bytes_after_the_end_of_a_cache_file_are_damage(cache: ExtentCache, folder: Path) -> None:
     path = some_file(cache, folder)
     path.write_bytes(path.read_bytes() + b"\0")
 
@@ -267,7 +267,7 @@ def test_a_file_of_another_pack_in_the_place_of_one_is_a_miss(cache: ExtentCache
     assert read(cache.open_pack(STORE, "other"), (0, 10)) == [content(0, 10, "other")]
 
 
-def test_what_turns_out_to_be_wrong_can_be_discarded(cache: ExtentCache) -> None:
+def test_caller_can_discard_wrong_extents(cache: ExtentCache) -> None:
     cache.put(STORE, PACK, [(0, b"came damaged from the storage")])
     [wrong] = cache.open_pack(STORE, PACK).find([0], [4]).reads
     wrong.discard()
@@ -389,7 +389,7 @@ def test_the_log_says_once_that_the_cache_does_less(
     assert [record.message.split(" at ")[0] for record in caplog.records] == ["The chunk cache"]
 
 
-def test_after_a_failure_puts_pause(cache: ExtentCache, folder: Path) -> None:
+def test_cache_pauses_writes_after_a_failure(cache: ExtentCache, folder: Path) -> None:
     folder.write_bytes(b"")
     put(cache, (0, 10))
     folder.unlink()
@@ -460,7 +460,7 @@ def test_the_bound_is_kept_and_what_was_used_last_stays(folder: Path) -> None:
     assert held(cache.open_pack(STORE, PACK), (99 * MIB, 1), (90 * MIB, 1), (0, 1)) == [True, True, False]
 
 
-def test_reading_makes_a_file_young(cache: ExtentCache, folder: Path) -> None:
+def test_reading_makes_a_cache_file_young(cache: ExtentCache, folder: Path) -> None:
     path = some_file(cache, folder)
     os.utime(path, (1_000, 1_000))
     read(cache.open_pack(STORE, PACK), (0, 10))
@@ -488,7 +488,7 @@ def test_a_file_from_the_future_goes_first(folder: Path) -> None:
     assert not path.exists()
 
 
-def test_what_is_larger_than_an_eighth_of_the_bound_is_not_kept(folder: Path) -> None:
+def test_cache_refuses_an_extent_larger_than_an_eighth_of_its_bound(folder: Path) -> None:
     cache = ExtentCache(folder, max_bytes=MIB)
     put(cache, (0, 100 * KIB))
     put(cache, (MIB, 200 * KIB))
@@ -507,7 +507,7 @@ def test_a_file_under_way_while_a_new_tally_is_begun_is_counted(tmp_path: Path) 
     assert room.total() == 200 * KIB
 
 
-def test_where_the_bound_is_small_so_are_the_files(folder: Path) -> None:
+def test_small_bound_makes_small_cache_files(folder: Path) -> None:
     cache = ExtentCache(folder, max_bytes=16 * MIB)
     put(cache, *[(at * MIB, 100 * KIB) for at in range(60)])
 
@@ -524,7 +524,9 @@ def test_a_smaller_bound_holds_from_the_next_put_on(folder: Path) -> None:
     assert n_bytes_of(folder) <= 2 * MIB
 
 
-def test_without_a_bound_a_tenth_of_what_is_free_is_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_takes_a_tenth_of_the_free_space_when_no_bound_is_set(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     usage = namedtuple("usage", "total used free")
     free = [100 * MIB]
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, free[0]))
@@ -580,7 +582,7 @@ def test_large_extents_do_not_wait_for_the_end_of_the_load(cache: ExtentCache) -
         assert held(cache.open_pack(STORE, PACK), (0, 8 * MIB)) == [True]
 
 
-def test_of_a_load_that_fails_what_waits_is_dropped(cache: ExtentCache) -> None:
+def test_failed_load_drops_the_extents_that_wait_in_memory(cache: ExtentCache) -> None:
     def load() -> None:
         with cache.filling(STORE) as filling:
             filling.add(PACK, 0, b"abc")
@@ -592,7 +594,7 @@ def test_of_a_load_that_fails_what_waits_is_dropped(cache: ExtentCache) -> None:
     assert held(cache.open_pack(STORE, PACK), (0, 3)) == [False]
 
 
-def test_what_waits_in_memory_is_bounded(cache: ExtentCache, folder: Path) -> None:
+def test_cache_holds_a_bounded_amount_in_memory_before_writing(cache: ExtentCache, folder: Path) -> None:
     with cache.filling(STORE) as filling:
         for at in range(200):
             filling.add(str(at), 0, bytes(MIB))
@@ -600,7 +602,7 @@ def test_what_waits_in_memory_is_bounded(cache: ExtentCache, folder: Path) -> No
         assert n_bytes_of(folder) > 130 * MIB
 
 
-def test_many_threads_fill_at_once(cache: ExtentCache) -> None:
+def test_many_threads_fill_the_cache_at_once(cache: ExtentCache) -> None:
     with cache.filling(STORE) as filling:
 
         def fill(part: int) -> None:
@@ -664,7 +666,7 @@ def _work(folder: Path, seed: int, failed: multiprocessing.sharedctypes.Synchron
                 failed.value += 1
 
 
-def test_processes_put_read_and_evict_at_once(folder: Path) -> None:
+def test_processes_put_read_and_evict_at_once_without_wrong_bytes(folder: Path) -> None:
     context = multiprocessing.get_context("spawn")
     failed = context.Value("i", 0)
     processes = [context.Process(target=_work, args=(folder, seed, failed)) for seed in range(2)]
@@ -747,7 +749,7 @@ def test_the_cache_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ExtentCache.of_environment() is None
 
 
-def test_by_default_the_cache_is_where_caches_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_lies_in_the_users_cache_folder_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TENSORCAS_CACHE", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     for named, expected in [("/x/y", Path("/x/y/tensorcas")), ("relative", tmp_path / ".cache/tensorcas")]:

@@ -49,7 +49,7 @@ def test_hints_come_back_as_they_were_written(n: int) -> None:
         assert (found.entries[name] == written[name]).all(), name
 
 
-def test_a_manifest_is_the_same_with_and_without_them() -> None:
+def test_manifest_is_the_same_with_and_without_hints() -> None:
     written = entries(7)
     plain = manifest(written["digest"])
     blob = plain.to_blob() + hint_bytes(PACKS, np.zeros(7, int), written)
@@ -103,7 +103,7 @@ def test_hints_that_claim_to_be_long_take_no_memory() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_whatever_stands_there_is_read_or_passed_over(data: bytes) -> None:
+def test_any_bytes_in_place_of_hints_are_read_or_passed_over(data: bytes) -> None:
     digests = entries(3)["digest"]
     for blob in (data, data + MAGIC, data + bytes(20) + MAGIC):
         stream, rest = split_hints(blob)

@@ -314,13 +314,13 @@ ADAPTERS = [pytest.param(name, marks=() if name in ("pytorch", "generic") else p
 
 @pytest.mark.parametrize("name", [*SAFE, *command_names()])
 @pytest.mark.parametrize("adapter", ADAPTERS)
-def test_a_pickle_is_not_read_by(adapter: str, name: str, told: dict[str, Any]) -> None:
+def test_pickle_of_a_model_is_not_read_by(adapter: str, name: str, told: dict[str, Any]) -> None:
     assert told[f"{adapter} {name}"] == {"error": "", "ran": False, "unpickled": []}
 
 
 @pytest.mark.parametrize("name", FORBIDDEN)
 @pytest.mark.parametrize("adapter", MAKERS)
-def test_a_pickle_is_not_read_where_mlflow_forbids_it_by(adapter: str, name: str, told: dict[str, Any]) -> None:
+def test_pickle_that_mlflow_forbids_is_not_read_by(adapter: str, name: str, told: dict[str, Any]) -> None:
     answer = told[f"{adapter} {name} while forbidden"]
 
     assert "MLFLOW_ALLOW_PICKLE_DESERIALIZATION is false" in answer["error"]
@@ -330,7 +330,7 @@ def test_a_pickle_is_not_read_where_mlflow_forbids_it_by(adapter: str, name: str
 
 @pytest.mark.parametrize("name", FORBIDDEN)
 @pytest.mark.parametrize("adapter", MAKERS)
-def test_the_pickle_is_read_by(adapter: str, name: str, told: dict[str, Any]) -> None:
+def test_pickle_of_a_model_is_read_by(adapter: str, name: str, told: dict[str, Any]) -> None:
     assert told[f"{adapter} {name}"]["ran"]
 
 

@@ -176,7 +176,7 @@ def test_the_wheel_has_the_compiled_loops_where_there_is_a_compiler(wheel: Path)
     assert shutil.which("cc") is None or wheel.name.split("-")[2:4] == ["cp311", "abi3"]
 
 
-def test_without_a_compiler_the_package_is_built_without_them(tmp_path: Path) -> None:
+def test_package_without_a_compiler_is_built_without_the_compiled_loops(tmp_path: Path) -> None:
     tree = copy_checkout(tmp_path / "tree")
     env = {**os.environ, "CC": "/nonexistent/cc"}
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", tmp_path, tree]

@@ -21,11 +21,11 @@ def names_in(path: Path) -> set[str]:
     return {node.name for node in nodes if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
 
 
-def test_every_promise_has_a_test() -> None:
+def test_every_promise_of_the_safety_page_names_a_test() -> None:
     assert len(ROWS) > 100
     assert [row for row in ROWS if not SHOWN_BY.search(row.rpartition(" | ")[2])] == []
 
 
 @pytest.mark.parametrize("module", sorted({module for module, _ in TESTS}))
-def test_the_tests_that_show_it_are_there(module: str) -> None:
+def test_every_test_that_the_safety_page_names_exists(module: str) -> None:
     assert {name for at, name in TESTS if at == module} - names_in(ROOT / module) == set()

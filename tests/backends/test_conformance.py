@@ -160,7 +160,7 @@ def local(tmp_path: Path) -> LocalBackend:
     return LocalBackend(tmp_path)
 
 
-def test_a_disk_that_refuses_is_a_backend_error(local: LocalBackend, tmp_path: Path) -> None:
+def test_failure_of_the_disk_is_a_backend_error(local: LocalBackend, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
 
     with pytest.raises(BackendError, match="could not write 'file/below'"):

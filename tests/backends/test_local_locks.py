@@ -77,7 +77,7 @@ def test_a_child_forked_while_a_folder_is_locked_does_not_keep_it_locked(tmp_pat
         assert is_free(tmp_path)
 
 
-def test_a_child_without_hooks_does_not_keep_a_folder_locked_either(
+def test_child_without_fork_hooks_does_not_keep_a_folder_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As where a library forks by itself: nothing of Python's runs in the child.

@@ -27,7 +27,7 @@ def descriptor(tmp_path: Path) -> Iterator[int]:
     os.close(opened)
 
 
-def test_without_the_package_there_is_no_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_ring_exists_without_the_liburing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "liburing", None)
     has_ring.cache_clear()
 
@@ -64,7 +64,7 @@ def test_more_reads_than_the_ring_holds_all_come(descriptor: int) -> None:
 
 
 @needs_ring
-def test_a_read_beyond_the_end_or_of_no_file_brings_none(descriptor: int) -> None:
+def test_ring_returns_none_for_a_read_beyond_the_end_or_of_no_file(descriptor: int) -> None:
     wanted = [("end", descriptor, len(CONTENT) - 10, 11), ("none", 10_000, 0, 5), ("good", descriptor, 0, 5)]
     with contextlib.closing(Ring[str]()) as ring:
         found = dict(ring.read(wanted))

@@ -17,7 +17,7 @@ def test_a_buffer_is_long_enough_and_begins_with_a_page(n_bytes: int) -> None:
     assert buffer.ctypes.data % PAGE_BYTES == 0
 
 
-def test_nobody_has_a_buffer_that_another_has() -> None:
+def test_no_two_callers_share_a_buffer() -> None:
     scratch = Scratch()
     buffers = [scratch.take(n_bytes) for n_bytes in (100, 100, 600_000, 600_000, 600_000, SCRATCH_BYTES, SCRATCH_BYTES)]
     begins = sorted((buffer.ctypes.data, len(buffer)) for buffer in buffers)

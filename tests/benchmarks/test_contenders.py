@@ -84,7 +84,7 @@ class Absent(PickleFile):
         return "it is nowhere"
 
 
-def test_who_cannot_take_part_is_left_out_with_a_note(tmp_path: Path) -> None:
+def test_unavailable_contender_is_left_out_with_a_note(tmp_path: Path) -> None:
     section = Section("", "")
 
     present = chosen([Absent()], all_options(tmp_path), section)
@@ -93,7 +93,7 @@ def test_who_cannot_take_part_is_left_out_with_a_note(tmp_path: Path) -> None:
     assert section.notes == ["left out: absent, it is nowhere"]
 
 
-def test_what_all_are_compared_with_cannot_be_left_out(tmp_path: Path) -> None:
+def test_baseline_of_the_comparison_cannot_be_left_out(tmp_path: Path) -> None:
     names = [one.name for one in chosen(FILES, all_options(tmp_path, "pickle"), Section("", ""))]
 
     assert names == ["safetensors", "pickle 5"]

@@ -75,7 +75,7 @@ def test_warm_rounds_do_not_count() -> None:
     assert (len(calls), len(taken["only"].values)) == (6, 4)
 
 
-def test_after_is_given_what_was_measured() -> None:
+def test_after_hook_gets_the_measured_result() -> None:
     seen: list[object] = []
 
     interleave({"only": Turn(lambda: "answer", after=seen.append)}, 1, n_warm=0)

@@ -100,7 +100,7 @@ def test_a_fit_of_xgboosts_scikit_learn_classes_is_logged() -> None:
     assert model.callbacks is None
 
 
-def test_the_trained_model_is_logged_too() -> None:
+def test_autolog_logs_the_trained_model() -> None:
     autolog()
     booster = xgboost.train(PARAMETERS, data(), 5)
     (model,) = mlflow.search_logged_models(output_format="list")
@@ -110,7 +110,7 @@ def test_the_trained_model_is_logged_too() -> None:
     assert loaded.save_raw() == booster.save_raw()
 
 
-def test_a_trained_lightning_module_is_logged_too(tmp_path: Path) -> None:
+def test_autolog_logs_the_trained_lightning_module(tmp_path: Path) -> None:
     autolog()
     trainer = make_trainer(lightning.pytorch, tmp_path, max_epochs=1, enable_checkpointing=False)
     trainer.fit(make_module(lightning.pytorch))
@@ -145,7 +145,7 @@ def test_exclusive_leaves_the_runs_of_the_program_alone() -> None:
     assert steps_of(run.info.run_id) == []
 
 
-def test_disable_turns_it_off() -> None:
+def test_disable_turns_autolog_off() -> None:
     autolog()
     autolog(disable=True)
     xgboost.train(PARAMETERS, data(), 5)
@@ -153,7 +153,7 @@ def test_disable_turns_it_off() -> None:
     assert mlflow.search_runs(output_format="list") == []
 
 
-def test_a_second_call_changes_the_settings() -> None:
+def test_second_call_of_autolog_changes_the_settings() -> None:
     autolog()
     autolog(every_n_steps=1, keep=Keep(last=2), name="boosters")
     xgboost.train(PARAMETERS, data(), 5)
@@ -198,7 +198,7 @@ def test_a_training_with_a_callback_of_ours_is_left_alone(tmp_path: Path) -> Non
     assert names_of(run.info.run_id) == {"own", "mine"}
 
 
-def test_callbacks_of_the_program_are_called_too() -> None:
+def test_autolog_calls_the_callbacks_of_the_program() -> None:
     seen: list[int] = []
 
     class Counting(xgboost.callback.TrainingCallback):
@@ -239,7 +239,7 @@ def test_a_tracking_server_that_is_gone_is_a_warning(
     assert len(warnings.records) == 1
 
 
-def test_silent_says_nothing(tmp_path: Path, warnings: pytest.LogCaptureFixture) -> None:
+def test_silent_autolog_prints_nothing(tmp_path: Path, warnings: pytest.LogCaptureFixture) -> None:
     break_the_store(tmp_path)
     autolog(silent=True)
     xgboost.train(PARAMETERS, data(), 10)
@@ -275,7 +275,7 @@ def test_an_interrupted_training_ends_its_run_and_keeps_what_was_logged() -> Non
     assert mlflow.active_run() is None
 
 
-def test_a_training_is_the_same_with_it_as_without(tmp_path: Path) -> None:
+def test_autolog_does_not_change_a_training(tmp_path: Path) -> None:
     plain = make_transformers_trainer(tmp_path)
     plain.train()
     autolog(every_n_steps=1)

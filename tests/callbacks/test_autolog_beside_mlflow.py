@@ -55,7 +55,7 @@ def test_a_trained_transformers_model_is_logged_to_the_run_of_mlflows_callback(t
 
 
 @pytest.mark.parametrize("ours_first", [True, False])
-def test_it_works_beside_mlflows_xgboost_autologging(ours_first: bool) -> None:
+def test_autolog_works_beside_mlflows_xgboost_autologging(ours_first: bool) -> None:
     if ours_first:
         autolog()
     with autologging(mlflow.xgboost, log_models=False):
@@ -69,7 +69,7 @@ def test_it_works_beside_mlflows_xgboost_autologging(ours_first: bool) -> None:
     assert all("train-rmse" in run.data.metrics and run.data.params["max_depth"] == "2" for run in runs)
 
 
-def test_it_goes_on_when_mlflows_own_autologging_is_turned_off() -> None:
+def test_autolog_continues_after_mlflows_autologging_is_turned_off() -> None:
     with autologging(mlflow.xgboost):
         autolog(log_models=False)
     xgboost.train(PARAMETERS, data(), 5)
@@ -79,7 +79,7 @@ def test_it_goes_on_when_mlflows_own_autologging_is_turned_off() -> None:
     assert run.data.params == {}
 
 
-def test_it_works_beside_mlflows_lightning_autologging(tmp_path: Path) -> None:
+def test_autolog_works_beside_mlflows_lightning_autologging(tmp_path: Path) -> None:
     with autologging(mlflow.pytorch, log_models=False, checkpoint=False):
         autolog()
         trainer = make_trainer(lightning.pytorch, tmp_path, max_epochs=1, enable_checkpointing=False)
@@ -91,7 +91,7 @@ def test_it_works_beside_mlflows_lightning_autologging(tmp_path: Path) -> None:
     assert run.info.status == "FINISHED"
 
 
-def test_it_works_beside_mlflows_transformers_autologging(tmp_path: Path) -> None:
+def test_autolog_works_beside_mlflows_transformers_autologging(tmp_path: Path) -> None:
     with autologging(mlflow.transformers):
         autolog(every_n_steps=4)
         make_transformers_trainer(tmp_path).train()
@@ -141,9 +141,7 @@ print([record.step for record in list_checkpoints(run.info.run_id)], sorted(run.
     ],
     ids=["ours first", "MLflow first"],
 )
-def test_it_imports_no_framework_and_takes_those_that_are_imported_later(
-    tmp_path: Path, tracking_uri: str, setup: str
-) -> None:
+def test_autolog_imports_no_framework_and_patches_later_imports(tmp_path: Path, tracking_uri: str, setup: str) -> None:
     environment = {"MLFLOW_TRACKING_URI": tracking_uri, "PATH": "", "HOME": str(tmp_path)}
     script = SCRIPT.format(setup=setup)
     done = subprocess.run(

@@ -50,7 +50,7 @@ def test_an_xgboost_training_goes_on_under_the_name_of_the_one_it_goes_on_from()
     assert series_of(run.info.run_id) == {"checkpoint": [9], "checkpoint-2": [10, 12, 20, 21]}
 
 
-def test_a_fit_of_xgboosts_scikit_learn_classes_goes_on_too() -> None:
+def test_continued_fit_of_xgboosts_scikit_learn_classes_keeps_its_series() -> None:
     with mlflow.start_run() as run:
         first = xgboost.XGBRegressor(n_estimators=4, n_jobs=1).fit(FEATURES, TARGETS)
         xgboost.XGBRegressor(n_estimators=3, n_jobs=1).fit(FEATURES, TARGETS, xgb_model=first)
@@ -69,7 +69,7 @@ def test_a_training_that_goes_on_from_another_step_than_the_last_goes_under_anot
     assert series_of(run.info.run_id) == {"checkpoint": [9], "checkpoint-2": [20, 21], "checkpoint-3": [10, 14]}
 
 
-def test_a_training_that_may_go_on_from_either_of_two_goes_under_another_name() -> None:
+def test_training_that_may_continue_two_series_starts_a_new_name() -> None:
     with mlflow.start_run() as run:
         for _ in range(2):
             booster = xgboost.train(PARAMETERS, data(), 5)

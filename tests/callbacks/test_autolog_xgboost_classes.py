@@ -157,7 +157,7 @@ def test_estimators_of_a_cross_validation_are_not_logged() -> None:
 
 
 @pytest.mark.parametrize("ours_first", [True, False])
-def test_it_works_beside_mlflows_xgboost_autologging(ours_first: bool) -> None:
+def test_autolog_of_xgboost_classes_works_beside_mlflows_autologging(ours_first: bool) -> None:
     if ours_first:
         autolog()
     mlflow.xgboost.autolog(silent=True, log_models=False)

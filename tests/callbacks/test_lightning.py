@@ -165,7 +165,7 @@ def test_a_step_that_is_there_already_stops_the_training(tmp_path: Path) -> None
             fit(tmp_path, TensorCasCheckpoint(), max_epochs=1)
 
 
-def test_overwrite_logs_a_step_again(tmp_path: Path) -> None:
+def test_overwrite_lets_lightning_log_a_step_again(tmp_path: Path) -> None:
     with mlflow.start_run() as run:
         fit(tmp_path, TensorCasCheckpoint(), max_epochs=1)
         fit(tmp_path, TensorCasCheckpoint(overwrite=True), max_epochs=1)
@@ -212,7 +212,7 @@ def test_the_exported_file_makes_a_module(tmp_path: Path) -> None:
     assert same(loaded.state_dict(), trainer.lightning_module.state_dict())
 
 
-def test_no_pickle_is_needed_to_load_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lightning_checkpoint_loads_without_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with mlflow.start_run() as run:
         fit(tmp_path, TensorCasCheckpoint(), max_epochs=1)
     monkeypatch.setenv("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")

@@ -82,14 +82,14 @@ def test_with_the_policy_fast_tensors_are_stored_as_they_are(train: Train, tmp_p
 
 
 @pytest.mark.parametrize("train", [*QUICK, *SLOW])
-def test_without_one_what_shrinks_is_compressed(train: Train, tmp_path: Path) -> None:
+def test_callback_without_a_policy_compresses_tensors_that_shrink(train: Train, tmp_path: Path) -> None:
     with mlflow.start_run():
         train()
 
     assert not codecs(tmp_path / "artifacts") <= AS_THEY_ARE_AND_TEXT
 
 
-def test_without_one_the_environment_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_sets_the_policy_of_a_callback_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSORCAS_POLICY", "fast")
     with mlflow.start_run():
         fit()

@@ -76,7 +76,7 @@ def test_tied_weights_are_tied_again(tmp_path: Path) -> None:
     assert state["lm_head.weight"].data_ptr() == state["transformer.wte.weight"].data_ptr()
 
 
-def test_no_pickle_is_needed_to_load_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transformers_checkpoint_loads_without_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with mlflow.start_run() as run:
         train(tmp_path, TensorCasCallback(every_n_steps=8))
     monkeypatch.setenv("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
@@ -84,7 +84,7 @@ def test_no_pickle_is_needed_to_load_it(tmp_path: Path, monkeypatch: pytest.Monk
     assert load_checkpoint(run.info.run_id).keys() == {"model", "optimizer", "scheduler", "rng", "trainer_state"}
 
 
-def test_it_follows_the_run_of_mlflows_own_callback(tmp_path: Path) -> None:
+def test_transformers_callback_follows_the_run_of_mlflows_callback(tmp_path: Path) -> None:
     train(tmp_path, TensorCasCallback(every_n_steps=4), report_to=["mlflow"])
     run = only_run()
 

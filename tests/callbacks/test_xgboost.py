@@ -97,7 +97,7 @@ def test_early_stopping_state_goes_along() -> None:
     assert loaded.attributes() == booster.attributes() != {}
 
 
-def test_what_early_stopping_cuts_off_is_logged_too() -> None:
+def test_rounds_that_early_stopping_cuts_off_are_logged() -> None:
     with mlflow.start_run() as run:
         xgboost.train(
             PARAMETERS,
@@ -112,14 +112,14 @@ def test_what_early_stopping_cuts_off_is_logged_too() -> None:
 
 
 @pytest.mark.parametrize("booster", ["dart", "gblinear"])
-def test_other_boosters_count_rounds_too(booster: str) -> None:
+def test_dart_and_linear_boosters_count_rounds(booster: str) -> None:
     with mlflow.start_run() as run:
         xgboost.train({"booster": booster, "nthread": 1}, data(), 4, callbacks=[TensorCasCallback(every_n_rounds=2)])
 
     assert steps_of(run.info.run_id) == [2, 4]
 
 
-def test_the_scikit_learn_classes_take_it() -> None:
+def test_scikit_learn_classes_take_the_xgboost_callback() -> None:
     model = xgboost.XGBClassifier(n_estimators=6, n_jobs=1, callbacks=[TensorCasCallback(every_n_rounds=3)])
     with mlflow.start_run() as run:
         model.fit(FEATURES, LABELS)
@@ -128,7 +128,7 @@ def test_the_scikit_learn_classes_take_it() -> None:
     assert raw(load_checkpoint(run.info.run_id)) == raw(model.get_booster())
 
 
-def test_an_estimator_that_holds_it_can_be_cloned_and_pickled() -> None:
+def test_estimator_with_the_callback_can_be_cloned_and_pickled() -> None:
     model = xgboost.XGBRegressor(n_estimators=2, n_jobs=1, callbacks=[TensorCasCallback(blocking=False)])
     with mlflow.start_run():
         model.fit(FEATURES, TARGETS)

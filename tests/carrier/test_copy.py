@@ -13,7 +13,7 @@ from tensorcas_mlflow.store import Store
 from tests.carrier.conftest import Experiment
 
 
-def test_a_carried_store_is_backed_up_and_comes_back(carried: Experiment, tmp_path: Path) -> None:
+def test_carried_store_is_backed_up_and_restored(carried: Experiment, tmp_path: Path) -> None:
     states = [{"w": np.random.default_rng(step).normal(size=20_000)} for step in range(3)]
     with mlflow.start_run():
         for step, state in enumerate(states):

@@ -62,7 +62,7 @@ def test_a_booster_comes_back_byte_for_byte(carried: Experiment) -> None:
     assert mlflow.tensorcas.load_model(info.model_uri).save_raw("ubj") == model.save_raw("ubj")
 
 
-def test_a_registered_version_loads(carried: Experiment) -> None:
+def test_carried_registered_version_loads(carried: Experiment) -> None:
     model = network()
     log(model, registered_model_name=f"carried-{carried.id}")
     loaded = mlflow.tensorcas.load_model(f"models:/carried-{carried.id}/1")
@@ -71,7 +71,7 @@ def test_a_registered_version_loads(carried: Experiment) -> None:
 
 
 @pytest.mark.long
-def test_another_process_loads_it(carried: Experiment) -> None:
+def test_carried_model_loads_in_another_process(carried: Experiment) -> None:
     info = log(network(3))
     code = "import sys, mlflow; print(mlflow.tensorcas.load_model(sys.argv[1])[0].weight.detach().sum().item())"
     command = [sys.executable, "-c", code, info.model_uri]

@@ -33,7 +33,7 @@ def test_a_job_may_be_given_while_another_ends() -> None:
     background.wait()
 
 
-def test_each_error_is_raised_once() -> None:
+def test_each_error_of_a_background_job_is_raised_once() -> None:
     background = Background("test")
 
     def fail(text: str) -> None:

@@ -30,7 +30,7 @@ def test_unique_rows_are_ascending_and_point_both_ways() -> None:
     assert sorted(first.tolist()) == [0, 1, 2, 3, 4]
 
 
-def test_no_rows_are_unique_rows() -> None:
+def test_no_rows_have_no_unique_rows() -> None:
     unique, first, which = unique_rows(np.empty((0, 32), np.uint8))
 
     assert len(unique) == len(first) == len(which) == 0

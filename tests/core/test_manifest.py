@@ -251,7 +251,7 @@ def test_a_damaged_manifest_is_a_manifest_or_a_format_error(data: st.DataObject)
 
 
 @given(st.binary(max_size=300))
-def test_junk_is_a_format_error(junk: bytes) -> None:
+def test_junk_in_place_of_a_manifest_is_a_format_error(junk: bytes) -> None:
     with pytest.raises(FormatError):
         Manifest.from_blob(junk)
 

@@ -142,13 +142,13 @@ def test_a_hostile_footer_costs_no_memory(entry_bytes: int, n_entries: int, offs
 
 @settings(max_examples=200)
 @given(st.binary(max_size=200))
-def test_junk_is_corrupt(junk: bytes) -> None:
+def test_junk_in_place_of_a_pack_is_corrupt(junk: bytes) -> None:
     with pytest.raises(CorruptError):
         table_of(junk)
 
 
 @given(st.lists(st.tuples(st.binary(min_size=1, max_size=200), st.booleans(), st.booleans()), max_size=20))
-def test_whatever_is_packed_is_found(chunks: list[tuple[bytes, bool, bool]]) -> None:
+def test_every_packed_chunk_is_found(chunks: list[tuple[bytes, bool, bool]]) -> None:
     blob = write([payload(raw, ZSTD if small else RAW, begins_row=begins) for raw, small, begins in chunks])
 
     entries = table_of(blob)

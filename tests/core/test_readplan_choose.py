@@ -27,14 +27,14 @@ def situation(share: float = 1.0, **options: Any) -> Situation:
     return Situation(**given)
 
 
-def test_what_is_in_memory_is_read_from_there_on_as_many_threads_as_there_are_cores() -> None:
+def test_cached_pages_are_read_on_one_thread_per_core() -> None:
     choice = choose(situation(1.0), Rule())
 
     assert (choice.way, choice.waits, choice.is_alone) == ("pread", False, False)
     assert choice.reason == "100% of it is in memory"
 
 
-def test_what_is_long_and_on_the_disk_is_read_past_the_page_cache() -> None:
+def test_long_read_from_disk_bypasses_the_page_cache() -> None:
     choice = choose(situation(0.1), Rule())
 
     assert (choice.way, choice.waits) == ("direct", True)
@@ -48,13 +48,13 @@ def test_what_is_long_and_on_the_disk_is_read_past_the_page_cache() -> None:
         {"can_direct": lambda: False},
     ],
 )
-def test_what_is_on_the_disk_is_else_read_by_many_threads(options: dict[str, Any]) -> None:
+def test_other_read_from_disk_uses_many_threads(options: dict[str, Any]) -> None:
     choice = choose(situation(0.1, **options), Rule())
 
     assert (choice.way, choice.waits) == ("pread", True)
 
 
-def test_nobody_looks_whether_little_is_in_memory() -> None:
+def test_plan_of_a_small_read_does_not_check_the_page_cache() -> None:
     def refuse() -> float:
         raise AssertionError("it was asked")
 
@@ -77,7 +77,7 @@ def test_a_part_of_a_pack_is_read_with_nothing_read_ahead() -> None:
     assert not choose(situation(0.0), Rule()).is_exact
 
 
-def test_what_is_little_is_not_asked_about_and_read_by_the_caller() -> None:
+def test_small_read_is_done_by_the_calling_thread() -> None:
     def ask() -> float:
         raise AssertionError
 
@@ -91,7 +91,7 @@ def test_many_small_chunks_are_read_by_the_caller() -> None:
     assert choose(situation(n_chunks=MANY // 4096), Rule()).is_alone
 
 
-def test_another_machine_is_asked_for_ranges_whatever_is_forced() -> None:
+def test_remote_store_is_read_by_ranges_whatever_is_forced() -> None:
     remote = situation(pack_bytes=None, is_remote=True)
 
     assert choose(remote, Rule()).reason == "it lies on another machine"
@@ -100,12 +100,12 @@ def test_another_machine_is_asked_for_ranges_whatever_is_forced() -> None:
 
 
 @pytest.mark.parametrize("way", ["pread", "direct", "map", "ranges"])
-def test_a_way_can_be_forced(way: Any) -> None:
+def test_way_of_reading_can_be_forced(way: Any) -> None:
     assert choose(situation(1.0), Rule(), way).way == way
 
 
 @pytest.mark.parametrize("way", ["direct", "uring"])
-def test_a_forced_way_that_cannot_be_had_is_told_and_another_taken(way: Any) -> None:
+def test_unavailable_forced_way_is_reported_and_replaced(way: Any) -> None:
     choice = choose(situation(1.0, can_direct=lambda: False), Rule(), way)
 
     assert choice.way == "pread"
@@ -119,7 +119,7 @@ def test_io_uring_is_taken_where_it_was_measured_best() -> None:
     assert choose(situation(0.0), rule).way == "direct"
 
 
-def test_a_way_that_there_is_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_way_of_reading_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [way_named(way) for way in WAYS] == list(WAYS)
     monkeypatch.setenv("TENSORCAS_READ", "telepathy")
 
@@ -142,7 +142,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     rule_of_machine.cache_clear()
 
 
-def test_a_rule_that_was_kept_is_followed(cache: Path) -> None:
+def test_saved_rule_of_reading_is_followed(cache: Path) -> None:
     assert rule_of_machine() == Rule()
     rule = Rule(warm_read_bytes=512 << 10, source="measured just now")
     keep_rule(rule)
@@ -163,7 +163,7 @@ def test_a_rule_that_was_kept_is_followed(cache: Path) -> None:
         "unknown field",
     ],
 )
-def test_a_kept_rule_that_makes_no_sense_is_passed_over(cache: Path, said: str) -> None:
+def test_nonsensical_saved_rule_is_ignored(cache: Path, said: str) -> None:
     keep_rule(Rule(warm_read_bytes=512 << 10))
     good = (cache / "reading.json").read_text()
     changed = {
@@ -178,6 +178,6 @@ def test_a_kept_rule_that_makes_no_sense_is_passed_over(cache: Path, said: str) 
 
 
 @pytest.mark.parametrize("wrong", [{"warm_read_bytes": 1}, {"cold_read_bytes": 1 << 40}, {"gap_bytes": -1}])
-def test_a_rule_that_would_cost_memory_is_none(wrong: dict[str, int]) -> None:
+def test_rule_that_would_cost_memory_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="rule"):
         Rule(**wrong)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ def plan(places: list[tuple[int, int, int]]):  # type: ignore[no-untyped-def]
     return list(plan_reads(pack, offset.astype("<u8"), size.astype("<u4")))
 
 
-def test_nothing_wanted_is_nothing_read() -> None:
+def test_plan_without_chunks_reads_nothing() -> None:
     empty = np.empty(0, np.int64)
 
     assert list(plan_reads(empty, empty, empty)) == []

@@ -36,7 +36,7 @@ def test_a_name_that_cannot_be_stored_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["a b", "模型", "../../x", "a/b", "%", "x" * MAX_NAME_BYTES])
-def test_any_other_name_is_just_a_name(name: str) -> None:
+def test_tensor_can_have_any_other_name(name: str) -> None:
     assert Spec.of(name, np.zeros(3)).name == name
 
 

@@ -52,13 +52,13 @@ def no_thread_is_free(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     wait(busy)
 
 
-def test_the_caller_does_what_no_thread_has_begun(no_thread_is_free: None) -> None:
+def test_caller_runs_the_items_that_no_thread_has_begun(no_thread_is_free: None) -> None:
     done_in = list(threads.ordered_map(lambda _: threading.current_thread(), range(20)))
 
     assert set(done_in) == {threading.current_thread()}
 
 
-def test_nothing_is_kept_of_what_the_caller_has_done(no_thread_is_free: None) -> None:
+def test_pool_keeps_no_item_that_the_caller_has_run(no_thread_is_free: None) -> None:
     class Item:
         pass
 
@@ -77,7 +77,7 @@ def test_nothing_is_kept_of_what_the_caller_has_done(no_thread_is_free: None) ->
     assert [each() for each in seen] == [None] * 20
 
 
-def test_the_first_error_comes_at_its_place(n_threads: int) -> None:
+def test_error_of_an_item_is_raised_at_its_place(n_threads: int) -> None:
     def fail_at_3(n: int) -> int:
         if n >= 3:
             raise KeyError(n)

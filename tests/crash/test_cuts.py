@@ -157,7 +157,7 @@ def test_a_second_cut_after_a_first_loses_nothing(tmp_path: Path, name: str) -> 
 # --- the disk itself
 
 
-def test_a_disk_forgets_what_was_not_synced(tmp_path: Path) -> None:
+def test_disk_of_the_tests_forgets_unsynced_bytes(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path)
     with recorder.installed():
         (tmp_path / "made").mkdir()
@@ -172,7 +172,7 @@ def test_a_disk_forgets_what_was_not_synced(tmp_path: Path) -> None:
     assert disk.tree(Plain("all", "all"))["made/file"][1] == b"bytes"
 
 
-def test_what_is_recorded_makes_the_folder_that_is_there(tmp_path: Path) -> None:
+def test_replaying_the_record_makes_the_same_folder(tmp_path: Path) -> None:
     world, _ = recorded(SCENARIOS["a text, a file and a text at one path"], tmp_path / "run")
     disk = Disk(folders=world.recorder.folders)
     for entry in world.recorder.log:

@@ -73,7 +73,7 @@ def test_bases_go_with_the_last_delta_that_needs_them(store: Store) -> None:
     assert packs_of(store.backend) == set()
 
 
-def test_a_delta_that_is_copied_stays_one_while_its_base_stays(store: Store) -> None:
+def test_copied_delta_stays_a_delta_while_its_base_stays(store: Store) -> None:
     first, second, _ = two_steps(store)
     save(store, {"w": weights(1), "more": weights(3)}, 3)
     both = write_deltas(store, (weights(4), weights(1)), (weights(5), weights(1)))
@@ -152,7 +152,7 @@ def test_the_last_step_of_a_chain_keeps_all_that_it_takes(store: Store) -> None:
     assert is_whole(store, refs[-1], {"w": weights(4)})
 
 
-def test_a_chain_goes_from_its_end(store: Store) -> None:
+def test_collections_delete_a_chain_from_its_end(store: Store) -> None:
     refs = a_chain(store, 5)
     for ref in refs[2:]:
         store.drop(ref)

@@ -54,7 +54,7 @@ def test_a_pack_that_a_save_may_write_deltas_against_keeps_the_bases_of_its_own_
     assert {first, second} <= packs_of(store.backend)
 
 
-def test_so_it_does_if_the_save_begins_after_the_plan(store: Store) -> None:
+def test_pack_that_a_save_begun_after_the_plan_may_use_keeps_its_bases(store: Store) -> None:
     first = put_pack(store, A)
     second = put_pack(store, (B, A, first))
     ref = save_chunks(store, 1, A, B)
@@ -78,7 +78,7 @@ def test_a_dead_collectors_list_with_bases_on_it_is_finished(store: Store) -> No
     assert is_right(store, ref, B)
 
 
-def test_so_it_is_if_a_chain_goes_through_it(store: Store) -> None:
+def test_dead_collectors_list_with_the_middle_of_a_chain_is_finished(store: Store) -> None:
     packs = [put_pack(store, A)]
     for chunk, base in ((B, A), (C, B), (D, C)):
         packs.append(put_pack(store, (chunk, base, packs[-1])))

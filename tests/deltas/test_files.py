@@ -218,7 +218,7 @@ def test_the_intent_of_a_batch_names_the_packs_of_its_bases(store: Store) -> Non
 
 
 @pytest.mark.usefixtures("small_batches")
-def test_bases_that_others_drop_during_a_stream_stay_for_it(store: Store) -> None:
+def test_stream_keeps_the_bases_that_others_drop_meanwhile(store: Store) -> None:
     commit(store, long_epoch(0), "one")
     dropped = packs_of(store.backend)
 

@@ -57,7 +57,7 @@ def test_a_delta_that_a_collection_has_left_without_its_base_is_no_damage(store:
     assert is_right(store, ref, B, C)
 
 
-def test_a_delta_whose_base_is_lost_stays_until_that_comes_back(store: Store) -> None:
+def test_delta_without_its_base_stays_until_the_base_comes_back(store: Store) -> None:
     bases = put_pack(store, A)
     put_pack(store, (B, A, bases))
     ref = save_chunks(store, 1, B)
@@ -129,7 +129,7 @@ def test_the_base_of_a_delta_that_could_not_be_read_stays(store: Store) -> None:
     assert is_right(store, ref, B)
 
 
-def test_where_a_pack_cannot_be_read_at_all_no_base_goes(store: Store) -> None:
+def test_repair_deletes_no_base_beside_an_unreadable_pack(store: Store) -> None:
     bases = put_pack(store, A, C)
     deltas = put_pack(store, (B, A, bases))
     put_pack(store, (D, A, bases))

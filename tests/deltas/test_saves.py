@@ -198,7 +198,7 @@ def test_tensors_of_another_shape_or_dtype_are_stored_in_full(store: Store) -> N
     assert depths(store) == {0}
 
 
-def test_only_chunks_that_gain_by_it_are_deltas(store: Store) -> None:
+def test_save_stores_a_delta_only_for_chunks_that_shrink(store: Store) -> None:
     save(store, {"w": weights(0, N)}, 0)
     unlike = np.random.default_rng(5).normal(0, 3, N).astype(np.float32)
     save(store, {"w": unlike}, 1)

@@ -126,7 +126,7 @@ def begin_to_move(store: Store, reader: Store) -> None:
     store.backend.at = (min(bases), B)
 
 
-def test_what_a_collector_moves_meanwhile_is_read(moving: Store) -> None:
+def test_reader_finds_deltas_that_a_collector_moves_meanwhile(moving: Store) -> None:
     reader = fresh(moving)
     begin_to_move(moving, reader)
     [ref] = reader.checkpoints()
@@ -134,7 +134,7 @@ def test_what_a_collector_moves_meanwhile_is_read(moving: Store) -> None:
     assert reader.read_tensors(reader.manifest(ref))["0"].tobytes() == B
 
 
-def test_what_a_collector_moves_meanwhile_is_copied(moving: Store) -> None:
+def test_copy_finds_deltas_that_a_collector_moves_meanwhile(moving: Store) -> None:
     reader = fresh(moving)
     begin_to_move(moving, reader)
     other = Store.init_backend(MemoryBackend(), chunk_bytes=CHUNK_BYTES, store_id=moving.id)
@@ -146,7 +146,7 @@ def test_what_a_collector_moves_meanwhile_is_copied(moving: Store) -> None:
     assert other.read_tensors(other.manifest(ref))["0"].tobytes() == B
 
 
-def test_what_a_collector_moves_while_it_is_verified_is_no_problem(
+def test_deltas_that_a_collector_moves_during_verify_are_no_problem(
     moving: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader = fresh(moving)
@@ -175,7 +175,7 @@ def test_a_base_that_many_deltas_share_is_read_once_for_all_of_them(store: Store
     assert counting.calls.count("read_into") < 12
 
 
-def test_what_is_kept_of_bases_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_keeps_a_bounded_amount_of_bases(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_deltas, "_HELD_BYTES", 3 * CHUNK_BYTES)
     base = put_pack(store, *(a_chunk(seed) for seed in range(10)))
     pack = put_pack(store, *((a_chunk(seed + 20), a_chunk(seed), base) for seed in range(10)))

@@ -149,7 +149,7 @@ def get_raw(server: Server, path: str) -> tuple[int, bytes]:
         ".TensorCAS/format",
     ],
 )
-def test_no_spelling_of_a_path_leads_round_the_permission(server: Server, own: str, run: str, path: str) -> None:
+def test_no_spelling_of_a_path_evades_the_permission(server: Server, own: str, run: str, path: str) -> None:
     status, body = get_raw(server, path.format(own=own, run=run))
 
     assert status in (400, 403, 404)

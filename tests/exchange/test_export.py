@@ -50,7 +50,7 @@ def test_a_checkpoint_is_written_with_all_its_tensors(store: Store, tmp_path: Pa
     }
 
 
-def test_of_a_saved_module_the_tensors_are_written_and_torch_loads_them(tmp_path: Path) -> None:
+def test_export_of_a_saved_module_writes_tensors_that_torch_loads(tmp_path: Path) -> None:
     module = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
     with TensorCasStore(tmp_path / "store", "r") as runs:
         runs.save(module, 1)
@@ -138,7 +138,7 @@ def test_a_file_is_converted_without_a_store(tmp_path: Path) -> None:
     assert told[-1][0] == told[-1][1]
 
 
-def test_what_a_conversion_would_leave_out_is_named_unless_that_is_allowed(tmp_path: Path) -> None:
+def test_conversion_names_the_parts_it_would_leave_out_unless_allowed(tmp_path: Path) -> None:
     listing = listing_of(tmp_path / "f", ARRAYS, left_out={"q": "Q4_K"})
     with pytest.raises(ValueError, match=r"'q' \(Q4_K\)"):
         plan_convert(listing, tmp_path / "m.npz")
@@ -147,7 +147,7 @@ def test_what_a_conversion_would_leave_out_is_named_unless_that_is_allowed(tmp_p
     assert plan_convert(listing, tmp_path / "m.npz", match="*w").result.n_tensors == 3
 
 
-def test_what_an_export_of_a_file_would_leave_out_is_named_unless_that_is_allowed(tmp_path: Path) -> None:
+def test_export_names_the_parts_it_would_leave_out_unless_allowed(tmp_path: Path) -> None:
     reader = open_listed(listing_of(tmp_path / "f", ARRAYS, left_out={"q": "Q4_K"}), label="f")
     with pytest.raises(ValueError, match=r"'q' \(Q4_K\)"):
         export_checkpoint(reader, tmp_path / "m.npz")

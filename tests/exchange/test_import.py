@@ -127,7 +127,7 @@ def test_a_later_step_is_stored_as_a_difference_from_the_one_before(store: Store
     assert sizes[1] - sizes[0] < sizes[0] / 5
 
 
-def test_what_would_be_left_out_is_named_unless_that_is_allowed(store: Store, tmp_path: Path) -> None:
+def test_import_names_the_parts_it_would_leave_out_unless_allowed(store: Store, tmp_path: Path) -> None:
     listing = listing_of(tmp_path / "f", some(), left_out={"q.weight": "Q4_K", "q.bias": "quint8"})
     with pytest.raises(ValueError, match=r"2 tensors .* 'q\.weight' \(Q4_K\), 'q\.bias' \(quint8\)"):
         import_checkpoint(store, listing, ONE)
@@ -185,7 +185,7 @@ def test_nothing_is_committed_of_a_file_that_changes_meanwhile(store: Store, tmp
     assert list(store.backend.list("intents")) == []
 
 
-def test_a_file_that_cannot_be_read_is_told(store: Store, tmp_path: Path) -> None:
+def test_import_names_a_file_that_cannot_be_read(store: Store, tmp_path: Path) -> None:
     class Broken(LocalFile):
         def view(self, start: int, n_bytes: int) -> memoryview | None:
             return None

@@ -32,7 +32,7 @@ def door(request: pytest.FixtureRequest) -> Door:
 
 
 @pytest.mark.parametrize("metadata", [None, {"hello": "world"}])
-def test_it_says_and_gives_the_same(door: Door, tmp_path: Path, metadata: dict[str, str] | None) -> None:
+def test_reader_of_ours_agrees_with_bintensors(door: Door, tmp_path: Path, metadata: dict[str, str] | None) -> None:
     path = tmp_path / "model.bt"
     bintensors.torch.save_file(TENSORS, str(path), metadata=metadata)
     with SafeOpen(door(path, framework="pt")) as ours, bintensors.safe_open(str(path), "pt") as theirs:
@@ -46,7 +46,7 @@ def test_it_says_and_gives_the_same(door: Door, tmp_path: Path, metadata: dict[s
             assert torch.equal(ours.get_slice("wte")[index], theirs.get_slice("wte")[index])
 
 
-def test_a_module_is_filled(door: Door, tmp_path: Path) -> None:
+def test_file_of_bintensors_fills_a_module(door: Door, tmp_path: Path) -> None:
     saved, filled = torch.nn.Linear(10, 4), torch.nn.Linear(10, 4)
     bintensors.torch.save_model(saved, str(tmp_path / "model.bt"))
     door(tmp_path / "model.bt").load_into(filled)
@@ -88,7 +88,7 @@ UNSOUND = {
 
 @pytest.mark.parametrize("data", UNSOUND.values(), ids=UNSOUND)
 @pytest.mark.parametrize("door", ["where it lies", "stored as a file"])
-def test_what_it_refuses_is_refused(tmp_path: Path, door: str, data: bytes) -> None:
+def test_files_that_bintensors_refuses_are_refused(tmp_path: Path, door: str, data: bytes) -> None:
     (tmp_path / "sound.bt").write_bytes(SOUND)
     (tmp_path / "unsound.bt").write_bytes(data)
 

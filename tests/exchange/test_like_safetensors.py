@@ -41,7 +41,7 @@ def bits(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size, bytes]:
     return tensor.dtype, tensor.shape, of_torch(tensor).tobytes()
 
 
-def test_it_says_and_gives_the_same(door: Door, path: Path) -> None:
+def test_safe_open_of_ours_agrees_with_safetensors(door: Door, path: Path) -> None:
     with SafeOpen(door(path, framework="pt")) as ours, safetensors.safe_open(path, "pt") as theirs:
         assert ours.keys() == theirs.keys()
         assert ours.offset_keys() == theirs.offset_keys()
@@ -55,7 +55,7 @@ def test_it_says_and_gives_the_same(door: Door, path: Path) -> None:
 
 
 @pytest.mark.parametrize("framework", ["pt", "np"])
-def test_slices_are_the_same(door: Door, tmp_path: Path, framework: str) -> None:
+def test_slices_of_ours_equal_those_of_safetensors(door: Door, tmp_path: Path, framework: str) -> None:
     array = np.arange(50, dtype="f4").reshape(10, 5)
     safetensors.torch.save_file({"a": torch.from_numpy(array), "s": torch.tensor(3.0)}, tmp_path / "m.safetensors")
     wanted: list[Any] = [
@@ -104,7 +104,7 @@ def same(one: torch.nn.Module, other: torch.nn.Module) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["tied", "copied", "apart", "transposed"])
-def test_a_model_that_it_saved_is_filled(door: Door, tmp_path: Path, kind: str) -> None:
+def test_model_saved_by_safetensors_is_filled(door: Door, tmp_path: Path, kind: str) -> None:
     safetensors.torch.save_model(Model(1, kind), str(tmp_path / "m.safetensors"))
     filled = Model(2, kind)
     left = door(tmp_path / "m.safetensors").load_into(filled)
@@ -113,7 +113,7 @@ def test_a_model_that_it_saved_is_filled(door: Door, tmp_path: Path, kind: str) 
     assert left.missing == left.unexpected == ()
 
 
-def test_of_tied_tensors_either_name_is_enough(door: Door, tmp_path: Path) -> None:
+def test_one_name_of_two_tied_tensors_is_enough(door: Door, tmp_path: Path) -> None:
     state = {name: tensor for name, tensor in Model(1, "tied").state_dict().items() if name.startswith("b.")}
     safetensors.torch.save_file(state, tmp_path / "m.safetensors")
     filled = Model(2, "tied")
@@ -169,7 +169,7 @@ def test_transformers_loads_a_model_through_it(door: Door, tmp_path: Path, monke
 # --- threads and processes
 
 
-def test_threads_share_one(door: Door, path: Path) -> None:
+def test_threads_share_one_open_checkpoint(door: Door, path: Path) -> None:
     expected = {name: bits(tensor) for name, tensor in TENSORS.items()}
     wrong: list[str] = []
     with SafeOpen(door(path, framework="pt")) as ours:

@@ -87,7 +87,7 @@ CASES = [
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is told by Linux only")
 @pytest.mark.parametrize(("door", "kind"), CASES)
-def test_a_member_larger_than_memory_passes(door: str, kind: str, tmp_path: Path) -> None:
+def test_member_larger_than_memory_is_converted(door: str, kind: str, tmp_path: Path) -> None:
     suffix = ".pt" if "torch" in kind else ".npz"
     small, large = tmp_path / f"small{suffix}", tmp_path / f"large{suffix}"
     WRITERS[kind](1 << 20, small)

@@ -70,7 +70,7 @@ def tables(store: Store) -> dict[str, Any]:
     return {name: read_pack_table(store.backend, name) for name, _ in list_packs(store.backend)}
 
 
-def test_every_step_is_read_bit_for_bit(store: Store, kind: str) -> None:
+def test_every_golden_step_with_deltas_is_read_bit_for_bit(store: Store, kind: str) -> None:
     assert {key for key in EXPECTED[kind] if key.startswith("refs/")} == {ref.key for ref in store.checkpoints()}
     assert_holds(store, kind)
 
@@ -123,7 +123,7 @@ def test_an_optimization_goes_on_from_where_the_earlier_one_ended(store: Store, 
     assert_holds(store, kind)
 
 
-def test_a_repair_finds_nothing_to_do(store: Store) -> None:
+def test_repair_of_the_golden_store_of_deltas_finds_nothing_to_do(store: Store) -> None:
     assert plan_repair(store).is_empty
 
 
@@ -136,7 +136,7 @@ def test_a_delta_of_which_the_base_is_lost_is_told_apart_from_what_is_whole(root
     assert {problem.checkpoint for problem in problems} == {f"run run step {step}" for step in range(4)}
 
 
-def test_it_holds_every_codec_and_chains_of_two_deltas_in_several_packs(root: Store) -> None:
+def test_golden_store_of_deltas_holds_every_codec_and_chains_of_two(root: Store) -> None:
     rows = np.concatenate(list(tables(root).values()))
     bases = {name: {base.pack for base in bases_of(of[is_delta(of)])} for name, of in tables(root).items()}
 
@@ -148,7 +148,7 @@ def test_it_holds_every_codec_and_chains_of_two_deltas_in_several_packs(root: St
     assert any(len(of - {name}) > 1 for name, of in bases.items())
 
 
-def test_it_holds_deltas_of_both_transforms_in_full_and_against_deltas(root: Store) -> None:
+def test_golden_deltas_are_of_both_transforms_against_full_chunks_and_deltas(root: Store) -> None:
     found = set()
     for name, rows in tables(root).items():
         blob = root.backend.get(pack_key(name))
@@ -158,7 +158,7 @@ def test_it_holds_deltas_of_both_transforms_in_full_and_against_deltas(root: Sto
     assert found == {(0, 1), (0, 2), (1, 1), (1, 2)}
 
 
-def test_its_packs_its_index_its_intent_and_its_census_are_of_version_2(store: Store, kind: str) -> None:
+def test_golden_store_of_deltas_has_packs_index_intent_and_census_of_version_2(store: Store, kind: str) -> None:
     heads = [store.backend.get(info.key) for info in store.backend.list("index") if info.key.endswith(".arrow")]
     said = [json.loads(pa.ipc.open_file(blob).schema.metadata[b"tensorcas"]) for blob in heads]
     footers = {store.backend.get(pack_key(name))[-64:-56] for name, _ in list_packs(store.backend)}

@@ -88,7 +88,7 @@ def unchanged(kind: str) -> Iterator[None]:
     assert look() == before
 
 
-def test_everything_is_read_bit_for_bit(store: Store, kind: str) -> None:
+def test_every_golden_store_is_read_bit_for_bit(store: Store, kind: str) -> None:
     assert wrong(store, EXPECTED[kind]) == []
     assert verify(store, full=True).problems == ()
 
@@ -143,7 +143,7 @@ def first_chunk(store: Store, array: np.ndarray) -> bytes:
     return digest(array.tobytes()[: store.chunk_bytes])
 
 
-def test_it_holds_every_codec_and_manifests_of_both_kinds_and_an_index_of_both(root: Store) -> None:
+def test_golden_store_holds_every_codec_and_both_kinds_of_manifest_and_index(root: Store) -> None:
     codecs = {int(entry["codec"]) for name, _ in list_packs(root.backend) for entry in entries(root, name)}
     starts = {root.backend.get(info.key)[:4] for info in root.backend.list("manifests")}
     endings = {info.key.rpartition(".")[2] for info in root.backend.list("index")}
@@ -153,7 +153,7 @@ def test_it_holds_every_codec_and_manifests_of_both_kinds_and_an_index_of_both(r
     assert endings == {"loose", "arrow"}
 
 
-def test_it_holds_files_of_every_container_and_refs_with_all_they_can_say(root: Store) -> None:
+def test_golden_store_holds_files_of_every_container_and_full_refs(root: Store) -> None:
     refs = {ref.key: ref for ref in root.checkpoints()}
     files = {ref.path for ref in refs.values() if ref.kind == "file"}
     said = refs["refs/runs/run/ema/@2"]
@@ -168,7 +168,7 @@ def test_it_holds_files_of_every_container_and_refs_with_all_they_can_say(root: 
     assert any(ref.run_id == "long " * 60 and "/~" in ref.key for ref in refs.values())
 
 
-def test_it_holds_an_intent_of_every_kind_and_a_condemned_list(root: Store) -> None:
+def test_golden_store_holds_an_intent_of_every_kind_and_a_condemned_list(root: Store) -> None:
     found = [parse_intent(info, root.backend.get(info.key)) for info in root.backend.list("intents")]
     [condemned] = read_condemned(root.backend).lists
 

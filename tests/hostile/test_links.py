@@ -146,7 +146,7 @@ def test_a_blob_that_is_a_pipe_is_not_waited_for(root: Path) -> None:
     assert [info.key for info in backend.list("refs")] == ["refs/runs/r/@1"]
 
 
-def test_a_store_may_be_reached_through_links(root: Path, tmp_path: Path) -> None:
+def test_store_can_be_reached_through_links(root: Path, tmp_path: Path) -> None:
     (tmp_path / "by-link").symlink_to(root)
     (tmp_path / "other").mkdir()
     (tmp_path / "other/.tensorcas").symlink_to(root / ".tensorcas")

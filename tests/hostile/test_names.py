@@ -136,7 +136,7 @@ def test_a_name_moves_no_cursor_and_begins_no_line(
 
 
 @pytest.mark.parametrize("command", ["list", "stats", "verify"])
-def test_names_in_json_are_texts(command: str, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hostile_names_in_json_are_texts(command: str, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--root", str(root), *command.split(), "--json"]) == 0
     printed = capsys.readouterr().out
 
@@ -164,7 +164,7 @@ WORDS: list[list[str]] = [
 
 
 @pytest.mark.parametrize("words", WORDS, ids=repr)
-def test_words_of_any_kind_are_an_error_in_one_line(
+def test_hostile_words_make_an_error_of_one_line(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Store.init(tmp_path)

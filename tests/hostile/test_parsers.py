@@ -58,11 +58,11 @@ def test_damaged_bytes_are_read_or_refused_with_our_own_errors(name: str, told: 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_samples_are_sound(name: str, told: dict[str, Any]) -> None:
+def test_parsers_read_the_undamaged_samples(name: str, told: dict[str, Any]) -> None:
     assert told[name]["sound"] > 0
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
-def test_much_more_damage_changes_nothing(name: str) -> None:
+def test_parsers_read_or_refuse_heavily_damaged_bytes(name: str) -> None:
     check(attacked(N_DAMAGES, 25 * N_DAMAGES, [name])[name])

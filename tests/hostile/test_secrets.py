@@ -55,7 +55,7 @@ URIS = [
 
 
 @pytest.mark.parametrize("uri", URIS)
-def test_a_uri_in_a_sentence_is_shown_without_what_opens_doors(uri: str) -> None:
+def test_uri_in_a_message_is_shown_without_credentials(uri: str) -> None:
     shown = without_secrets(f"could not read {uri!r}: no answer from {uri} (twice)")
 
     assert SECRET not in shown
@@ -74,7 +74,7 @@ def test_a_uri_in_a_sentence_is_shown_without_what_opens_doors(uri: str) -> None
         "/data/what?/x",
     ],
 )
-def test_what_is_no_secret_stays(text: str) -> None:
+def test_text_without_a_secret_is_unchanged(text: str) -> None:
     assert without_secrets(text) == text
 
 
@@ -89,7 +89,7 @@ ERRORS: dict[str, Callable[[str], TensorCasError]] = {
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_no_error_of_ours_holds_one(name: str) -> None:
+def test_no_error_of_ours_holds_a_secret(name: str) -> None:
     for uri in URIS:
         error = ERRORS[name](uri)
         copy = pickle.loads(pickle.dumps(error))
@@ -108,7 +108,7 @@ CALLS: dict[str, Callable[[str], Any]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_that_is_given_one_does_not_tell_it(name: str) -> None:
+def test_error_of_a_call_with_a_secret_does_not_show_the_secret(name: str) -> None:
     refused = 0
     for uri in URIS:
         try:
@@ -121,7 +121,7 @@ def test_a_call_that_is_given_one_does_not_tell_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["list", "stats", "verify", "gc --yes", "init"])
-def test_no_command_tells_one(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_command_prints_a_secret(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     for uri in URIS:
         if not uri.startswith("mlflow-artifacts:"):
             assert main(["--root", uri, *command.split()]) == 1
@@ -130,7 +130,7 @@ def test_no_command_tells_one(command: str, capsys: pytest.CaptureFixture[str]) 
     assert SECRET not in printed.out + printed.err
 
 
-def test_a_ref_holds_none_and_neither_does_what_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_ref_and_no_view_of_a_ref_holds_a_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = Store.init(tmp_path)
     for number, uri in enumerate(URIS):
         with store.write_checkpoint({"w": np.arange(9.0)}) as save:
@@ -144,7 +144,7 @@ def test_a_ref_holds_none_and_neither_does_what_shows_it(tmp_path: Path, capsys:
     assert SECRET not in capsys.readouterr().out
 
 
-def test_a_ref_that_an_earlier_release_wrote_is_shown_without(tmp_path: Path) -> None:
+def test_secret_in_a_ref_of_an_earlier_release_is_not_shown(tmp_path: Path) -> None:
     store = Store.init(tmp_path)
     with store.write_checkpoint({"w": np.arange(9.0)}) as save:
         save.commit(RefTarget(uri="ftp://host/x", run_id="r", step=1))
@@ -205,7 +205,9 @@ def test_an_endpoints_password_and_signature_are_in_no_traceback(
         ("STORAGE_EMULATOR_HOST", f"not a url {SECRET}://user:{SECRET}@"),
     ],
 )
-def test_a_setting_that_is_wrong_is_not_repeated(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_about_a_wrong_setting_does_not_repeat_its_value(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "a")
     monkeypatch.setenv(name, value)

@@ -120,7 +120,7 @@ def test_a_tensor_store_gives_the_figures_of_its_run_and_of_the_store(tmp_path: 
     assert found["disk_bytes"] == bytes_below(tmp_path)
 
 
-def test_the_figures_of_no_store_are_an_error_and_make_none(tmp_path: Path) -> None:
+def test_figures_of_a_missing_store_raise_and_make_no_store(tmp_path: Path) -> None:
     with pytest.raises(StoreNotFoundError):
         TensorCasStore.store_stats(tmp_path)
 

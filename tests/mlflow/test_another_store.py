@@ -59,7 +59,9 @@ def loads(seed: int, step: int) -> bool:
 
 
 @pytest.mark.parametrize("seed", [0, 1], ids=["unchanged", "changed"])
-def test_a_checkpoint_that_is_logged_afterwards_loads(experiment: str, happen: Callable[[], None], seed: int) -> None:
+def test_checkpoint_logged_after_its_store_was_replaced_loads(
+    experiment: str, happen: Callable[[], None], seed: int
+) -> None:
     with mlflow.start_run():
         log(0, 0)
         happen()
@@ -88,7 +90,7 @@ def test_a_checkpoint_in_the_background_says_that_the_store_has_gone(
             info.wait()
 
 
-def test_an_artifact_that_is_logged_afterwards_can_be_read(
+def test_artifact_logged_after_its_store_was_replaced_can_be_read(
     cas_experiment: str, happen: Callable[[], None], tmp_path: Path
 ) -> None:
     file = tmp_path / "weights.npy"
@@ -103,7 +105,7 @@ def test_an_artifact_that_is_logged_afterwards_can_be_read(
             assert Path(found).read_bytes() == file.read_bytes()
 
 
-def test_a_stream_in_the_middle_of_which_it_happens_is_refused(
+def test_stream_whose_store_goes_away_midway_is_refused(
     cas_experiment: str, happen: Callable[[], None], tmp_path: Path
 ) -> None:
     with mlflow.start_run() as run:
@@ -126,7 +128,7 @@ def test_a_stream_in_the_middle_of_which_it_happens_is_refused(
 
 
 @pytest.mark.parametrize("kind", ["cas_experiment", "plain_experiment"])
-def test_a_model_that_is_logged_afterwards_loads(
+def test_model_logged_after_its_store_was_replaced_loads(
     kind: str, request: pytest.FixtureRequest, happen: Callable[[], None]
 ) -> None:
     request.getfixturevalue(kind)

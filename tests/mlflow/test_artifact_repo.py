@@ -118,7 +118,9 @@ def test_the_store_is_made_at_the_experiment(repo: TensorCasArtifactRepository, 
     assert (experiment / ".tensorcas/format").is_file()
 
 
-def test_a_store_above_is_used(tmp_path: Path, repo: TensorCasArtifactRepository, inbox: Path) -> None:
+def test_repository_uses_the_store_above_its_root(
+    tmp_path: Path, repo: TensorCasArtifactRepository, inbox: Path
+) -> None:
     store = Store.init(tmp_path)
 
     repo.log_artifact(put(inbox / "weights.bin", noise(1000)))
@@ -209,7 +211,9 @@ def test_a_root_where_nothing_was_logged_is_empty(repo: TensorCasArtifactReposit
 
 
 @pytest.mark.parametrize("path", ["missing.bin", "data/missing.bin", "data/weights.bin/below"])
-def test_what_is_not_there_is_said_to_be_missing(repo: TensorCasArtifactRepository, inbox: Path, path: str) -> None:
+def test_download_of_an_unknown_artifact_says_that_it_is_missing(
+    repo: TensorCasArtifactRepository, inbox: Path, path: str
+) -> None:
     repo.log_artifact(put(inbox / "weights.bin", noise(1000)), "data")
 
     with pytest.raises(MlflowException) as caught:
@@ -218,7 +222,7 @@ def test_what_is_not_there_is_said_to_be_missing(repo: TensorCasArtifactReposito
     assert caught.value.error_code == "RESOURCE_DOES_NOT_EXIST"
 
 
-def test_what_a_store_keeps_is_missing_without_it_and_not_half_there(
+def test_artifact_of_a_store_that_is_gone_is_missing_as_a_whole(
     repo: TensorCasArtifactRepository, experiment: Path, inbox: Path, tmp_path: Path
 ) -> None:
     repo.log_artifact(put(inbox / "weights.bin", noise(1000)))
@@ -254,7 +258,7 @@ def test_a_later_file_replaces_an_earlier_one_of_either_kind(
         assert len(Store.open(experiment).checkpoints()) == (0 if is_plain else 1)
 
 
-def test_the_ref_decides_where_a_crash_left_a_plain_file_too(
+def test_ref_wins_over_a_plain_file_that_a_crash_left(
     repo: TensorCasArtifactRepository, root: Path, inbox: Path
 ) -> None:
     repo.log_artifact(put(inbox / "thing", noise(1000)))
@@ -379,7 +383,7 @@ def test_a_small_text_says_when_it_was_last_modified(
     assert (root / "note.txt").stat().st_mtime_ns == file.stat().st_mtime_ns
 
 
-def test_what_is_downloaded_onto_itself_is_refused_and_stays(repo: TensorCasArtifactRepository, root: Path) -> None:
+def test_download_onto_its_own_place_is_refused(repo: TensorCasArtifactRepository, root: Path) -> None:
     put(root / "note.txt", b"text")
 
     with pytest.raises(MlflowException, match="onto itself") as caught:

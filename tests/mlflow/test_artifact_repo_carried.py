@@ -43,7 +43,7 @@ def send(repo: TensorCasArtifactRepository, path: str, data: bytes) -> None:
     repo.log_artifact_from_stream(io.BytesIO(data), name, folder)
 
 
-def test_its_files_are_listed_fetched_written_and_removed(
+def test_server_lists_fetches_writes_and_removes_the_files_of_a_carried_store(
     repo: TensorCasArtifactRepository, carried: Path, tmp_path: Path
 ) -> None:
     send(repo, "1/.tensorcas/packs/new.pack", OTHER)
@@ -104,7 +104,7 @@ def test_the_servers_own_store_and_those_of_others_stay_hidden(
     assert sorted(own.rglob("*")) == before
 
 
-def test_nor_is_a_carried_one_shown_that_has_become_the_servers_own(
+def test_carried_store_that_became_the_servers_own_stays_hidden(
     carried: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("_MLFLOW_SERVER_ARTIFACT_DESTINATION", f"tensorcas://{carried.parent}")
@@ -126,7 +126,7 @@ def test_nor_is_a_carried_one_shown_that_has_become_the_servers_own(
         "link/.tensorcas/format",
     ],
 )
-def test_no_other_path_leads_to_it_or_out_of_it(
+def test_no_other_path_leads_into_or_out_of_a_carried_store(
     repo: TensorCasArtifactRepository, own: Path, carried: Path, tmp_path: Path, path: str
 ) -> None:
     (own / "link").symlink_to(carried.parent)
@@ -140,7 +140,7 @@ def test_no_other_path_leads_to_it_or_out_of_it(
     assert sorted(own.rglob("*")) == before
 
 
-def test_outside_of_a_server_no_store_is_shown(
+def test_repository_outside_of_a_server_shows_no_store(
     repo: TensorCasArtifactRepository, carried: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("_MLFLOW_SERVER_ARTIFACT_ROOT", "_MLFLOW_SERVER_ARTIFACT_DESTINATION"):

@@ -74,7 +74,7 @@ def binary(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("form", ["tensorcas://{}", "tensorcas:{}", "tensorcas://{}/"])
-def test_both_forms_of_a_uri_name_one_folder(form: str, tmp_path: Path) -> None:
+def test_uris_with_and_without_slashes_name_one_folder(form: str, tmp_path: Path) -> None:
     repo = TensorCasArtifactRepository(form.format(tmp_path / "root"))
     repo.log_artifact(note(tmp_path / "inbox"))
 

@@ -112,7 +112,7 @@ def test_a_step_that_is_not_there_is_named_with_those_that_are(experiment: str) 
 # --- what is stored
 
 
-def test_what_has_not_changed_is_not_stored_again(experiment: str) -> None:
+def test_unchanged_tensors_are_not_stored_again(experiment: str) -> None:
     state = make_state()
     with mlflow.start_run():
         first = log(state, 0)
@@ -188,7 +188,7 @@ def test_a_run_is_started_if_none_is_active(experiment: str) -> None:
     assert info.run_id == active.info.run_id
 
 
-def test_a_run_can_be_named(experiment: str) -> None:
+def test_checkpoint_can_be_logged_to_a_named_run(experiment: str) -> None:
     run_id = mlflow.MlflowClient().create_run(experiment).info.run_id
     with mlflow.start_run():
         log(make_state(1), 1)
@@ -251,7 +251,7 @@ def test_a_run_is_named_by_its_id_its_uri_or_itself(experiment: str) -> None:
     assert steps(run_id=run) == []
 
 
-def test_what_names_no_run_and_no_model_is_refused_with_what_to_pass(experiment: str) -> None:
+def test_uri_of_neither_run_nor_model_is_refused_with_what_to_pass(experiment: str) -> None:
     for call in (load, mlflow.tensorcas.list_checkpoints):
         with pytest.raises(TypeError, match="a run is named by its id"):
             call(5)

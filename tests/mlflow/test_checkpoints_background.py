@@ -57,7 +57,7 @@ def failing_packs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalBackend, "put_all", fail)
 
 
-def test_what_is_changed_after_the_call_is_not_what_was_logged(
+def test_change_after_a_background_call_is_not_logged(
     experiment: str, weights: np.ndarray[Any, Any], slow_packs: threading.Event
 ) -> None:
     expected = weights.copy()
@@ -86,7 +86,7 @@ def test_the_next_save_waits_for_the_one_before(
     assert np.array_equal(weights_of(1), weights)
 
 
-def test_an_unchanged_state_copies_nothing(experiment: str, weights: np.ndarray[Any, Any]) -> None:
+def test_background_save_of_an_unchanged_state_copies_nothing(experiment: str, weights: np.ndarray[Any, Any]) -> None:
     with mlflow.start_run():
         log(weights, 0).wait()
         info = log(weights, 1)
@@ -110,7 +110,9 @@ def test_an_error_is_raised_where_the_checkpoint_is_waited_for_and_only_there(
 
 @pytest.mark.usefixtures("failing_packs")
 @pytest.mark.parametrize("join", ["wait", "log", "list", "load"])
-def test_an_error_is_raised_by_whatever_comes_next(experiment: str, weights: np.ndarray[Any, Any], join: str) -> None:
+def test_next_call_raises_the_error_of_a_background_save(
+    experiment: str, weights: np.ndarray[Any, Any], join: str
+) -> None:
     calls = {
         "wait": mlflow.tensorcas.wait,
         "log": lambda: log(weights, 1),

@@ -46,7 +46,7 @@ def test_figures_are_logged_as_metrics_of_the_step(experiment: str) -> None:
 
 
 @pytest.mark.parametrize("by", ["argument", "environment"])
-def test_figures_can_be_switched_off(experiment: str, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+def test_figures_of_checkpoints_can_be_switched_off(experiment: str, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
     options: dict[str, Any] = {"log_metrics": False} if by == "argument" else {}
     if by == "environment":
         monkeypatch.setenv("TENSORCAS_LOG_METRICS", "false")

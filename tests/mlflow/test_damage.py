@@ -62,7 +62,7 @@ def test_a_manifest_that_has_changed_in_a_models_folder_is_refused(plain_experim
         mlflow.tensorcas.load_model(info.model_uri, weights_only=True)
 
 
-def test_a_store_without_mlflow_names_them_too(tmp_path: Path) -> None:
+def test_store_without_mlflow_names_the_tensors_and_pack_of_damage(tmp_path: Path) -> None:
     store = TensorCasStore(tmp_path, "run-1")
     store.save(LinearRegression().fit(np.arange(40.0).reshape(10, 4), np.arange(10.0)), step=7)
     [key] = damage_packs(tmp_path)

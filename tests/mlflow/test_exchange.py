@@ -37,7 +37,7 @@ def test_a_file_becomes_a_step_that_is_listed_opened_and_loaded(experiment: str,
     assert (info.n_tensors, info.total_bytes) == (len(STATE), sum(array.nbytes for array in STATE.values()))
 
 
-def test_what_was_imported_fills_a_model(experiment: str, tmp_path: Path) -> None:
+def test_imported_step_fills_a_model(experiment: str, tmp_path: Path) -> None:
     model, other = torch.nn.Linear(3, 4), torch.nn.Linear(3, 4)
     safetensors.torch.save_file(model.state_dict(), tmp_path / "model.safetensors")
     with mlflow.start_run():
@@ -59,7 +59,7 @@ def test_a_file_that_was_imported_before_costs_nothing_again(experiment: str, fi
     assert logged.new_bytes < 10_000  # the skeleton
 
 
-def test_a_step_becomes_a_file_and_back(experiment: str, file: Path, tmp_path: Path) -> None:
+def test_step_becomes_a_file_and_the_file_a_step(experiment: str, file: Path, tmp_path: Path) -> None:
     with mlflow.start_run() as run:
         mlflow.tensorcas.log_checkpoint(STATE, step=1)
     done: list[tuple[int, int]] = []
@@ -88,7 +88,7 @@ def test_part_of_an_open_checkpoint_becomes_a_file(experiment: str, file: Path, 
         assert set(found) == {name for name in STATE if ".experts.2." in name}
 
 
-def test_what_cannot_be_imported_makes_no_run_worse(experiment: str, file: Path, tmp_path: Path) -> None:
+def test_failed_import_leaves_the_earlier_step_alone(experiment: str, file: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.safetensors").write_bytes(file.read_bytes()[:-1])
     with mlflow.start_run() as run:
         mlflow.tensorcas.import_checkpoint(file, step=1)

@@ -96,7 +96,7 @@ def test_an_import_takes_the_weights(experiment: str, tmp_path: Path) -> None:
     assert same(mlflow.tensorcas.open_checkpoint(info.uri).full(), arrays(network))
 
 
-def test_a_model_is_filled(experiment: str) -> None:
+def test_exported_program_fills_a_model(experiment: str) -> None:
     network, other = Network(), Network(1)
     reader = mlflow.tensorcas.open_checkpoint(log(network))
     reader.load_into(other.encoder, prefix="encoder")
@@ -106,7 +106,7 @@ def test_a_model_is_filled(experiment: str) -> None:
     assert not torch.equal(other.head.weight, network.head.weight)
 
 
-def test_the_model_loads(cas_experiment: str) -> None:
+def test_exported_model_loads(cas_experiment: str) -> None:
     network = Network()
     loaded = mlflow.pytorch.load_model(log(network))
     x = torch.randn(2, 64)

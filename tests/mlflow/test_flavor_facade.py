@@ -26,26 +26,26 @@ def test_it_has_the_names_of_the_package_and_the_same_objects() -> None:
     assert mlflow.tensorcas.log_model is flavor.log_model
 
 
-def test_it_is_one_plain_module_under_one_name() -> None:
+def test_facade_is_one_plain_module_under_one_name() -> None:
     assert sys.modules["mlflow.tensorcas"] is mlflow.tensorcas
     assert inspect.ismodule(mlflow.tensorcas)
     assert repr(mlflow.tensorcas) == "<module 'mlflow.tensorcas'>"
     assert importlib.util.find_spec("mlflow.tensorcas") is not None
 
 
-def test_its_functions_are_pickled_by_reference() -> None:
+def test_functions_of_the_facade_are_pickled_by_reference() -> None:
     assert pickle.loads(pickle.dumps(mlflow.tensorcas.log_model)) is flavor.log_model
     assert cloudpickle.loads(cloudpickle.dumps(mlflow.tensorcas)) is mlflow.tensorcas
 
 
-def test_help_shows_the_functions() -> None:
+def test_help_of_the_facade_shows_its_functions() -> None:
     text = pydoc.plain(pydoc.render_doc(mlflow.tensorcas))
 
     assert "weights_only" in text
     assert "registered_model_name" in text
 
 
-def test_what_it_has_not_is_an_attribute_error() -> None:
+def test_facade_raises_attribute_error_for_an_unknown_name() -> None:
     assert not hasattr(mlflow.tensorcas, "nothing")
     assert not hasattr(plugin, "nothing")
     assert not hasattr(tensorcas_mlflow, "nothing")
@@ -65,5 +65,5 @@ def test_a_broken_dependency_is_an_import_error(monkeypatch: pytest.MonkeyPatch)
         plugin.artifact_repository("tensorcas:///tmp/x")
 
 
-def test_the_version_is_known() -> None:
+def test_facade_has_a_version() -> None:
     assert tensorcas_mlflow.__version__[0].isdigit()

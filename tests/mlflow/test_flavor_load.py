@@ -107,7 +107,7 @@ def test_a_model_is_loaded_by_its_artifact_uri(experiment: str) -> None:
 
 
 @pytest.mark.parametrize("edit", [str, lambda path: f"tensorcas:{path}", lambda path: f"tensorcas://{path}"])
-def test_one_slash_or_three_or_a_plain_path_name_the_same_model(edit: Edit, plain_experiment: str) -> None:
+def test_uris_with_and_without_slashes_and_plain_paths_name_one_model(edit: Edit, plain_experiment: str) -> None:
     info = mlflow.tensorcas.log_model(make_model(), name="model")
 
     assert_loads_anywhere(edit(info.artifact_path), make_model())

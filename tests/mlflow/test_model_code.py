@@ -238,7 +238,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("adapter", MAKERS)
-def test_nothing_of_a_model_is_imported_by(adapter: str, act: str, told: dict[str, Any]) -> None:
+def test_code_of_a_model_is_not_imported_by(adapter: str, act: str, told: dict[str, Any]) -> None:
     answer = told[f"{adapter} {act}"]
 
     assert answer["imported"] == []

@@ -125,7 +125,7 @@ def test_a_file_below_a_location_of_ours_is_opened_by_its_place(cas_experiment: 
         assert reader.digest() == mlflow.tensorcas.open_checkpoint(tmp_path / "a.npz").digest()
 
 
-def test_of_a_folder_with_several_files_of_tensors_one_has_to_be_named(experiment: str, tmp_path: Path) -> None:
+def test_folder_with_several_files_of_tensors_needs_the_name_of_one(experiment: str, tmp_path: Path) -> None:
     with mlflow.start_run() as run:
         for name in ("a", "b"):
             np.savez(tmp_path / f"{name}.npz", w=np.arange(1000.0))
@@ -212,7 +212,7 @@ def test_a_step_that_is_not_there_is_an_error_that_says_which_are(experiment: st
         mlflow.tensorcas.open_checkpoint(run_id, step=3)
 
 
-def test_two_of_anything_are_compared(experiment: str) -> None:
+def test_checkpoints_of_any_two_kinds_are_compared(experiment: str) -> None:
     run_id = log_steps(1, 2)
     with mlflow.start_run(nested=True) as other:
         mlflow.tensorcas.log_checkpoint(STATE, step=7)
@@ -241,7 +241,7 @@ def test_what_code_for_safetensors_says_of_how_to_read_is_taken(tmp_path: Path) 
         mlflow.tensorcas.safe_open(tmp_path / "model.npz", backend="io_uring")
 
 
-def test_of_a_folder_with_damage_nothing_else_is_opened_in_its_place(tmp_path: Path) -> None:
+def test_folder_with_damage_is_refused_and_no_other_file_of_it_is_opened(tmp_path: Path) -> None:
     write_payload(tmp_path, STATE, flavor="pytorch")
     os.truncate(tmp_path / PAYLOAD_FILE, 5000)
     np.savez(tmp_path / "other.npz", w=np.arange(10.0))
@@ -250,7 +250,7 @@ def test_of_a_folder_with_damage_nothing_else_is_opened_in_its_place(tmp_path: P
         mlflow.tensorcas.open_checkpoint(tmp_path)
 
 
-def test_of_a_checkpoint_in_shards_none_is_opened_alone(tmp_path: Path) -> None:
+def test_shard_of_a_checkpoint_is_not_opened_alone(tmp_path: Path) -> None:
     for number in (1, 2):
         save_file({f"layers.{number}.w": np.ones(100)}, tmp_path / f"model-0000{number}-of-00002.safetensors")
     assert len(mlflow.tensorcas.open_checkpoint(tmp_path)) == 2
@@ -263,7 +263,7 @@ def test_of_a_checkpoint_in_shards_none_is_opened_alone(tmp_path: Path) -> None:
         mlflow.tensorcas.open_checkpoint(tmp_path)
 
 
-def test_of_a_folder_with_one_file_it_is_said_what_is_wrong_with_that(tmp_path: Path) -> None:
+def test_folder_with_one_unreadable_file_raises_the_error_of_that_file(tmp_path: Path) -> None:
     np.savez(tmp_path / "model.npz", w=np.arange(10.0))
     os.truncate(tmp_path / "model.npz", 200)
 

@@ -160,7 +160,7 @@ def test_models_of_one_run_are_steps_of_each_other(store: Store) -> None:
     assert "of run r1" in shown.texts
 
 
-def test_what_came_later_was_not_there_before(store: Store) -> None:
+def test_page_of_a_step_ignores_later_steps(store: Store) -> None:
     ref = step(store, 1, {"a": noise(0)})
     step(store, 2, {"a": noise(0)})
     step(store, 0, {"a": noise(0)}, run_id="r2")

@@ -14,7 +14,7 @@ from tests.reader.checkpoints import moe
 PAGE = Path(__file__).parents[2] / "docs/reading-parts.md"
 
 
-def test_the_page_runs_and_says_what_is_there(cas_experiment: str) -> None:
+def test_page_about_reading_runs_and_prints_what_it_says(cas_experiment: str) -> None:
     state = moe()
     with mlflow.start_run() as run:
         mlflow.tensorcas.log_checkpoint(state, step=10)

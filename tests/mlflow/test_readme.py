@@ -13,7 +13,7 @@ import torch
 PAGE = Path(__file__).parents[2] / "README.md"
 
 
-def test_the_examples_run(plain_experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_of_the_readme_run(plain_experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.Adam(model.parameters())

@@ -92,7 +92,7 @@ def test_nothing_virtual_is_stored(repo: TensorCasArtifactRepository, root: Path
     assert repo.get_local_path("model/data/x.html") is None
 
 
-def test_virtual_files_are_files(repo: TensorCasArtifactRepository) -> None:
+def test_virtual_files_are_listed_as_files(repo: TensorCasArtifactRepository) -> None:
     assert not repo._is_directory("model/data/x.tensors")
     assert repo.list_artifacts("model/data/x.html") == []
 
@@ -206,7 +206,7 @@ def test_a_folder_that_is_downloaded_to_a_place_is_complete_without_pages(
     assert files(fetch(repo, "model", tmp_path)) == ["data/x.arrow", "data/x.tensors"]
 
 
-def test_real_pages_come_along(repo: TensorCasArtifactRepository, tmp_path: Path) -> None:
+def test_download_brings_pages_that_were_logged(repo: TensorCasArtifactRepository, tmp_path: Path) -> None:
     (tmp_path / "x.html").write_text("real")
     repo.log_artifact(tmp_path / "x.html", "model/data")
 

@@ -31,7 +31,7 @@ MUTANTS = (
     ),
     Mutant(
         fault="a store whose folder is deleted between the steps of a save",
-        test="test_a_deletion_is_found_out_at_the_commit_too",
+        test="test_commit_into_a_deleted_store_is_refused",
         definition="LocalBackend._make_folder",
         before="self._is_known",
         after="False",

@@ -41,7 +41,7 @@ MUTANTS = (
     ),
     Mutant(
         fault="a fork while a folder is locked",
-        test="test_a_child_without_hooks_does_not_keep_a_folder_locked_either",
+        test="test_child_without_fork_hooks_does_not_keep_a_folder_locked",
         definition="_alone_in",
         before="fcntl.flock(descriptor, fcntl.LOCK_UN)",
         after="",

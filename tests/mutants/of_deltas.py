@@ -77,14 +77,14 @@ MUTANTS = (
     ),
     Mutant(
         fault="a collection that has its plan when a save is about to store deltas against deltas",
-        test="test_so_it_does_if_the_save_begins_after_the_plan",
+        test="test_pack_that_a_save_begun_after_the_plan_may_use_keeps_its_bases",
         definition="still_needed",
         before="at_risk | state.rows_in(state.pinned)",
         after="at_risk",
     ),
     Mutant(
         fault="two collectors, one of which would delete a base and the other the copy in full",
-        test="test_with_all_rules_the_same_plays_lose_nothing[two_copies]",
+        test="test_plays_of_deltas_with_all_rules_lose_nothing[two_copies]",
         definition="Survey.copies",
         before="copies[deltas] &= copies[self.base[deltas]]",
         after="",
@@ -98,7 +98,7 @@ MUTANTS = (
     ),
     Mutant(
         fault="a collector that dies when it has condemned the middle of a chain",
-        test="test_so_it_is_if_a_chain_goes_through_it",
+        test="test_dead_collectors_list_with_the_middle_of_a_chain_is_finished",
         definition="_payloads",
         before="bases.packs(entry) & going",
         after="False",
@@ -140,7 +140,7 @@ MUTANTS = (
     ),
     Mutant(
         fault="a base that is moved while its delta is verified",
-        test="test_what_a_collector_moves_while_it_is_verified_is_no_problem",
+        test="test_deltas_that_a_collector_moves_during_verify_are_no_problem",
         definition="read_chunks",
         before="""
             gone.add(pack_name(error.key))

@@ -74,14 +74,14 @@ MUTANTS = (
     ),
     Mutant(
         fault="an export that loses what cannot be read",
-        test="test_what_an_export_of_a_file_would_leave_out_is_named_unless_that_is_allowed",
+        test="test_export_names_the_parts_it_would_leave_out_unless_allowed",
         definition="plan_export",
         before="check_left_out(chosen, allow_left_out=allow_left_out)",
         after="",
     ),
     Mutant(
         fault="a closed checkpoint that is read on",
-        test="test_once_it_is_closed_only_what_was_taken_before_can_be_read",
+        test="test_closed_safe_open_reads_only_slices_taken_before",
         definition="SafeOpen.__exit__",
         before="self._reader = None",
         after="",

@@ -105,14 +105,14 @@ MUTANTS = (
     ),
     Mutant(
         fault="a password in a URI",
-        test="test_no_error_of_ours_holds_one",
+        test="test_no_error_of_ours_holds_a_secret",
         definition="without_secrets",
         before="_LOGIN.sub(_without_login, text)",
         after="text",
     ),
     Mutant(
         fault="a password in the URI of an artifact",
-        test="test_a_ref_holds_none_and_neither_does_what_shows_it",
+        test="test_no_ref_and_no_view_of_a_ref_holds_a_secret",
         definition="RefTarget.__post_init__",
         before='object.__setattr__(self, "uri", without_secrets(self.uri))',
         after="return",

@@ -28,14 +28,14 @@ MUTANTS = (
     ),
     Mutant(
         fault="an expert of a number that says that a tensor is of none",
-        test="test_what_names_no_part_is_refused[a_local_store]",
+        test="test_part_that_does_not_exist_is_refused[a_local_store]",
         definition="Outline.parts_of_expert",
         before="(found.expert[rows] == expert) & (found.expert[rows] != _NONE)",
         after="found.expert[rows] == expert",
     ),
     Mutant(
         fault="a layer of which a tensor cannot be read",
-        test="test_a_part_of_which_a_tensor_cannot_be_read_is_refused",
+        test="test_layer_with_an_unreadable_tensor_is_refused",
         definition="CheckpointReader.layer",
         before="""
             self._refuse_left_out_rows(rows)
@@ -52,28 +52,28 @@ MUTANTS = (
     ),
     Mutant(
         fault="damage in a chunk that a slice touches",
-        test="test_damage_is_found_by_whatever_reads_it[rows]",
+        test="test_every_way_of_reading_finds_damage[rows]",
         definition="StoredContents.read_chunks",
         before="self._verify",
         after="False",
     ),
     Mutant(
         fault="damage in a tensor that is mapped",
-        test="test_damage_is_found_by_whatever_reads_it[layer]",
+        test="test_every_way_of_reading_finds_damage[layer]",
         definition="ChunkReader.rows",
         before="digests if verify else None",
         after="None",
     ),
     Mutant(
         fault="somebody who writes into what was read",
-        test="test_what_was_read_can_be_written_to_and_changes_nothing",
+        test="test_writing_into_a_tensor_that_was_read_changes_nothing_stored",
         definition="map_privately",
         before="mmap.mmap(...)",
         after="mmap.mmap(descriptor, n_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ, offset=offset)",
     ),
     Mutant(
         fault="somebody who writes into a tensor of a file of this machine",
-        test="test_what_is_written_into_a_tensor_does_not_reach_the_file",
+        test="test_writing_into_a_tensor_does_not_change_its_file",
         definition="LocalFile.__init__",
         before="map_privately(self._descriptor, self.size)",
         after="mmap.mmap(os.open(path, os.O_RDWR), self.size)",
@@ -104,7 +104,7 @@ MUTANTS = (
     ),
     Mutant(
         fault="equal tensors of which one is cut at places of its own",
-        test="test_cuts_are_nothing_that_a_digest_sees",
+        test="test_cuts_do_not_change_a_digest",
         definition="RowContents.known_identities",
         before="has_cuts is None or not has_cuts[stored]",
         after="True",
@@ -160,7 +160,7 @@ MUTANTS = (
     ),
     Mutant(
         fault="a file of more bytes than the machine has memory",
-        test="test_of_a_file_that_is_larger_than_memory_parts_are_read[0]",
+        test="test_reader_reads_parts_of_a_file_larger_than_memory[0]",
         definition="LocalFile.__init__",
         before="""
             with contextlib.suppress(OSError, ValueError):
@@ -170,7 +170,7 @@ MUTANTS = (
     ),
     Mutant(
         fault="a column of a large tensor",
-        test="test_little_is_held_besides_what_was_asked_for",
+        test="test_reading_a_part_holds_little_memory_besides_it",
         definition="Contents.select",
         before="selection.is_one_run or self._is_small(row, selection)",
         after="len(selection.starts)",
@@ -191,7 +191,7 @@ MUTANTS = (
     ),
     Mutant(
         fault="one of two shards that is cut off",
-        test="test_of_a_checkpoint_in_shards_none_is_opened_alone",
+        test="test_shard_of_a_checkpoint_is_not_opened_alone",
         definition="_the_one",
         before="isinstance(error, CorruptError | NewerFormatError) or _is_of_tensors(error)",
         after="isinstance(error, CorruptError | NewerFormatError)",

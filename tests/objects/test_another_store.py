@@ -34,7 +34,7 @@ def delete_all(s3: S3Server, name: str) -> None:
         bucket.delete(info.path)
 
 
-def test_a_save_into_one_that_was_made_anew_is_refused(store: Store, s3: S3Server, bucket: str) -> None:
+def test_save_into_a_bucket_store_that_was_made_anew_is_refused(store: Store, s3: S3Server, bucket: str) -> None:
     delete_all(s3, bucket)
     other = Store.init_backend(backend_of(s3, bucket))
 
@@ -44,7 +44,7 @@ def test_a_save_into_one_that_was_made_anew_is_refused(store: Store, s3: S3Serve
     assert other.checkpoints() == []
 
 
-def test_a_save_into_one_that_was_deleted_is_refused_and_leaves_nothing(
+def test_save_into_a_deleted_bucket_store_is_refused_and_leaves_nothing(
     store: Store, s3: S3Server, bucket: str
 ) -> None:
     delete_all(s3, bucket)
@@ -56,7 +56,7 @@ def test_a_save_into_one_that_was_deleted_is_refused_and_leaves_nothing(
     assert list(store.backend._bucket.walk("")) == []
 
 
-def test_a_save_costs_no_request_more_for_it(store: Store, way: Proxy) -> None:
+def test_check_for_another_store_costs_no_request(store: Store, way: Proxy) -> None:
     way.forget()
     save(store, 1)
 

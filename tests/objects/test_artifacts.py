@@ -261,7 +261,7 @@ def test_an_artifact_that_is_logged_again_is_the_new_one(
     assert [key for key in keys(s3, bucket) if key.endswith("/a.bin")] != []
 
 
-def test_what_is_not_there_is_said_to_be_missing(repo: TensorCasArtifactRepository, tmp_path: Path) -> None:
+def test_unknown_artifact_in_a_bucket_is_said_to_be_missing(repo: TensorCasArtifactRepository, tmp_path: Path) -> None:
     with pytest.raises(MlflowException) as caught:
         repo.download_artifacts("missing.bin", str(tmp_path))
 
@@ -270,7 +270,7 @@ def test_what_is_not_there_is_said_to_be_missing(repo: TensorCasArtifactReposito
 
 
 @pytest.mark.parametrize("name", ["100%", "a%20b", "with space", "größe", "back\\slash"])
-def test_a_folder_of_artifacts_is_a_root_too(repo: TensorCasArtifactRepository, tmp_path: Path, name: str) -> None:
+def test_folder_of_artifacts_can_be_a_root(repo: TensorCasArtifactRepository, tmp_path: Path, name: str) -> None:
     files = {"note.txt": b"text", "weights.bin": BINARY}
     repo.log_artifacts(fill(tmp_path / "inbox", files), name)
     folder = TensorCasArtifactRepository(f"{repo.artifact_uri}/{quote(name)}")

@@ -69,7 +69,7 @@ def test_a_bucket_that_is_not_there_is_said_to_be_missing(s3: S3Server) -> None:
         backend.put_new("a", [b"x"])
 
 
-def test_who_may_not_is_told_so_and_no_secret_with_it(s3: S3Server, bucket: str, way: object) -> None:
+def test_denied_user_gets_an_error_without_a_secret(s3: S3Server, bucket: str, way: object) -> None:
     from tests.objects.faults import EXPIRED_TOKEN
     from tests.objects.proxy import Proxy
 
@@ -82,7 +82,7 @@ def test_who_may_not_is_told_so_and_no_secret_with_it(s3: S3Server, bucket: str,
     assert s3.secret_key not in str(caught.value)
 
 
-def test_what_is_no_key_is_passed_over(s3: S3Server, bucket: str) -> None:
+def test_objects_that_are_no_keys_are_passed_over(s3: S3Server, bucket: str) -> None:
     backend = backend_of(s3, bucket)
     backend.put_new("a/blob", [b"x"])
     for name in ("a/no key", "a/b/c+d", "a/é"):

@@ -167,7 +167,7 @@ def test_no_answer_of_a_save_that_is_lost_changes_its_outcome(trials: Trials) ->
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(6))
-def test_a_store_gets_through_much_that_goes_wrong(trials: Trials, way: Proxy, seed: int) -> None:
+def test_store_works_through_many_faults(trials: Trials, way: Proxy, seed: int) -> None:
     place = trials.place()
     for number, fault in enumerate(FAULTS.values()):
         way.inject(fault, times=None, probability=0.03, seed=len(FAULTS) * seed + number)

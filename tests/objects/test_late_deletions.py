@@ -58,7 +58,7 @@ def test_a_step_that_is_saved_again_outlives_a_deletion_that_is_carried_out_agai
     assert_holds(store, {0: 7, 2: 2})
 
 
-def test_so_it_does_when_the_collector_has_deleted_what_the_first_one_kept(store: Store, way: Proxy) -> None:
+def test_step_saved_again_after_a_collection_outlives_a_repeated_deletion(store: Store, way: Proxy) -> None:
     save(store, 0)
     save(store, 1, step=1)
     [first] = [ref for ref in store.checkpoints() if ref.step == 0]
@@ -103,7 +103,7 @@ def test_a_logged_checkpoint_that_is_deleted_and_logged_again_is_there(
     assert np.array_equal(found["w"], model_of(1)["w"])
 
 
-def test_what_was_deleted_is_looked_at_once_by_a_process_and_not_by_the_one_that_deleted_it(
+def test_process_looks_once_at_a_key_that_another_process_deleted(
     store: Store, s3: S3Server, bucket: str, way: Proxy
 ) -> None:
     for step in range(20):

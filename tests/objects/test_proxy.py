@@ -80,7 +80,7 @@ def test_what_is_put_through_the_proxy_lies_on_the_server(once: S3Store, direct:
     assert bytes(obstore.get(once, "k").bytes()) == BODY
 
 
-def test_a_multipart_upload_passes(once: S3Store, direct: S3Store, way: Proxy) -> None:
+def test_multipart_upload_passes_the_proxy(once: S3Store, direct: S3Store, way: Proxy) -> None:
     data = BODY * 4
     obstore.put(once, "k", data, use_multipart=True, chunk_size=5 << 20)
 
@@ -89,13 +89,13 @@ def test_a_multipart_upload_passes(once: S3Store, direct: S3Store, way: Proxy) -
     assert way.traffic().n_billed == 1
 
 
-def test_a_range_passes(once: S3Store) -> None:
+def test_range_request_passes_the_proxy(once: S3Store) -> None:
     obstore.put(once, "k", BODY)
 
     assert bytes(obstore.get_range(once, "k", start=1000, length=50)) == BODY[1000:1050]
 
 
-def test_a_body_in_chunks_passes(s3: S3Server, bucket: str, way: Proxy, direct: S3Store) -> None:
+def test_chunked_body_passes_the_proxy(s3: S3Server, bucket: str, way: Proxy, direct: S3Store) -> None:
     answer = raw(way, "PUT", f"/{bucket}/k", body=iter([b"one", b"two"]), encode_chunked=True)
 
     assert answer[0] == 200
@@ -186,7 +186,7 @@ def test_the_log_tells_ranges_and_conditions(once: S3Store, way: Proxy) -> None:
     assert "range=bytes=2-4 -> 206 up=0 down=3" in str(way.traffic())
 
 
-def test_what_is_forgotten_is_not_counted(once: S3Store, way: Proxy) -> None:
+def test_proxy_does_not_count_requests_it_forgot(once: S3Store, way: Proxy) -> None:
     obstore.put(once, "k", b"x")
     way.forget()
 
@@ -308,7 +308,7 @@ def test_a_client_that_tries_again_gets_through(fault: Fault, again: S3Store, di
     assert len(way.traffic()) == 3
 
 
-def test_calm_ends_all_faults(once: S3Store, way: Proxy) -> None:
+def test_calm_ends_all_faults_of_the_proxy(once: S3Store, way: Proxy) -> None:
     way.inject(SLOW_DOWN, times=None)
     way.calm()
     obstore.put(once, "k", b"x")

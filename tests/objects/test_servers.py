@@ -69,7 +69,7 @@ class ObjectServerChecks:
             assert winners == [bytes(obstore.get(store, "k").bytes())]
             seen = obstore.put(store, "k", f"round {n}".encode())
 
-    def test_ranges_are_read(self, store: S3Store | AzureStore) -> None:
+    def test_server_reads_ranges(self, store: S3Store | AzureStore) -> None:
         data = bytes(range(256)) * 1000
         obstore.put(store, "k", data)
 

@@ -86,7 +86,7 @@ def two_of_each() -> State:
 
 
 @pytest.mark.parametrize("cast", [one_of_each, delta, two_copies], ids=lambda cast: cast.__name__)
-def test_no_state_has_lost_anything(cast: Cast) -> None:
+def test_no_state_of_the_abstract_protocol_has_lost_anything(cast: Cast) -> None:
     found = Machine().visit(cast())
 
     print(f"{found.n_states} states")
@@ -95,7 +95,7 @@ def test_no_state_has_lost_anything(cast: Cast) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("cast", [two_saves, two_collectors, delta_of_one_of_two], ids=lambda cast: cast.__name__)
-def test_nor_has_one_of_more_actors(cast: Cast) -> None:
+def test_no_state_with_more_actors_has_lost_anything(cast: Cast) -> None:
     found = Machine().visit(cast())
 
     print(f"{found.n_states} states")
@@ -103,7 +103,7 @@ def test_nor_has_one_of_more_actors(cast: Cast) -> None:
 
 
 @pytest.mark.skipif(not IS_STRESS, reason="tens of millions of states; make stress visits them")
-def test_nor_has_one_of_two_of_each() -> None:
+def test_no_state_with_two_actors_of_each_kind_has_lost_anything() -> None:
     found = Machine(is_coarse=True, max_attempts=1).visit(two_of_each())
 
     print(f"{found.n_states} states")
@@ -118,7 +118,7 @@ def test_no_random_walk_of_a_crowd_with_deltas_loses_anything(part: int) -> None
         assert loss is None, f"seed {seed}: {loss}"
 
 
-def test_random_walks_of_a_crowd_see_a_loss() -> None:
+def test_random_walks_without_a_rule_see_a_loss() -> None:
     machine = Machine(Rules(bases_are_kept=False))
     losses = [machine.walk(crowd(random.Random(seed)), random.Random(seed)) for seed in range(300)]
 
@@ -159,12 +159,12 @@ WITHOUT = {
 """By rule, a cast that loses something without it."""
 
 
-def test_every_rule_can_be_switched_off() -> None:
+def test_every_rule_of_the_abstract_protocol_can_be_switched_off() -> None:
     assert sorted(WITHOUT) == sorted(Rules.__slots__)
 
 
 @pytest.mark.parametrize("rule", [name for name, cast in WITHOUT.items() if cast is not two_collectors])
-def test_without_a_rule_something_is_lost(rule: str) -> None:
+def test_abstract_protocol_without_one_of_its_rules_loses_something(rule: str) -> None:
     found = Machine(Rules(**{rule: False})).visit(WITHOUT[rule]())
 
     print(f"{found.n_states} states", *found.path, sep="\n")
@@ -173,7 +173,7 @@ def test_without_a_rule_something_is_lost(rule: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("rule", [name for name, cast in WITHOUT.items() if cast is two_collectors])
-def test_without_a_rule_for_two_collectors_something_is_lost(rule: str) -> None:
+def test_abstract_protocol_without_a_rule_for_two_collectors_loses_something(rule: str) -> None:
     found = Machine(Rules(**{rule: False})).visit(WITHOUT[rule]())
 
     print(f"{found.n_states} states", *found.path, sep="\n")

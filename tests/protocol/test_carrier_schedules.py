@@ -36,7 +36,7 @@ def explored(cast: Cast, max_preemptions: int, **options: object) -> Exploration
 
 
 @pytest.mark.parametrize("make", [sharing_save, replacing_save])
-def test_no_schedule_of_a_save_and_a_collection_loses_or_leaks(make: Callable[[], CarrierCast]) -> None:
+def test_no_schedule_of_a_carried_save_and_a_collection_loses_or_leaks(make: Callable[[], CarrierCast]) -> None:
     cast = make().collector("collector", max_waste=0)
 
     found = explored(cast, 1 + MORE_PREEMPTIONS)
@@ -46,7 +46,7 @@ def test_no_schedule_of_a_save_and_a_collection_loses_or_leaks(make: Callable[[]
 
 
 @pytest.mark.parametrize("make", [sharing_save, pytest.param(replacing_save, marks=pytest.mark.long)])
-def test_nor_one_in_which_somebody_dies(make: Callable[[], CarrierCast]) -> None:
+def test_no_schedule_through_a_carrier_with_a_death_loses_or_leaks(make: Callable[[], CarrierCast]) -> None:
     cast = make().collector("collector")
 
     found = explored(cast, 1 + MORE_PREEMPTIONS, deaths=["writer", "collector"])
@@ -56,7 +56,7 @@ def test_nor_one_in_which_somebody_dies(make: Callable[[], CarrierCast]) -> None
 
 
 @pytest.mark.parametrize(("make", "max_preemptions"), [(sharing_save, 1), (replacing_save, 1)])
-def test_nor_one_in_which_the_save_is_given_up_while_it_lives(
+def test_no_schedule_in_which_a_carried_save_is_given_up_alive_loses_or_leaks(
     make: Callable[[], CarrierCast], max_preemptions: int
 ) -> None:
     cast = make().abandoning_collector("collector")
@@ -68,7 +68,7 @@ def test_nor_one_in_which_the_save_is_given_up_while_it_lives(
 
 
 @pytest.mark.long
-def test_nor_one_in_which_somebody_saves_without_a_server() -> None:
+def test_no_schedule_of_a_carried_and_a_direct_save_loses_or_leaks() -> None:
     cast = sharing_save().writer("other", "bd", 2).collector("collector")
 
     found = explored(cast, 1 + MORE_PREEMPTIONS)
@@ -122,7 +122,7 @@ def give_it_up_by_its_age(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(protocol, "parse_intent", like_any_other)
 
 
-def test_without_a_second_look_at_the_intent_a_checkpoint_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_carried_save_without_a_second_look_at_its_intent_loses_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     look_at_the_intent_once(monkeypatch)
     cast = sharing_save().abandoning_collector("collector")
 
@@ -143,7 +143,7 @@ def test_a_checkpoint_stays_when_the_save_that_replaces_it_is_given_up_and_dies(
     assert given_up_while_it_replaces("refs/replacing/") == "nothing is lost"
 
 
-def test_without_a_stand_in_it_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_carried_checkpoint_without_a_stand_in_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     put_a_ref_over_another(monkeypatch)
 
     assert given_up_while_it_replaces("refs/runs/").startswith("LOSS after the run: step 1 is gone")
@@ -156,7 +156,7 @@ def given_up_and_dead() -> str:
     return cast.check(Run(cast.blobs(), cast.actors, script)) or "nothing is lost"
 
 
-def test_if_it_were_given_up_by_its_age_a_save_that_dies_would_leave_a_ref_without_chunks(
+def test_giving_a_carried_save_up_by_its_age_would_leave_a_ref_without_chunks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     give_it_up_by_its_age(monkeypatch)

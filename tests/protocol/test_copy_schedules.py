@@ -67,7 +67,7 @@ def test_no_schedule_of_a_copy_and_a_collection_at_its_destination_loses_or_leak
 
 
 @pytest.mark.long
-def test_nor_does_one_in_which_somebody_dies() -> None:
+def test_no_schedule_of_a_copy_with_a_death_loses_or_leaks() -> None:
     cast = copy_against_collection()
 
     found = explore(
@@ -84,7 +84,7 @@ def test_nor_does_one_in_which_somebody_dies() -> None:
 
 
 @pytest.mark.long
-def test_nor_one_of_a_copy_and_a_save_of_the_same_chunks() -> None:
+def test_no_schedule_of_a_copy_and_a_save_of_the_same_chunks_loses_or_leaks() -> None:
     cast = copy_against_collection().writer("writer", "ac", 3)
 
     found = explore(cast.blobs(), cast.actors, lambda run: copied_all(cast, run), max_preemptions=1 + MORE_PREEMPTIONS)
@@ -139,7 +139,7 @@ def test_no_schedule_of_a_copy_of_deltas_loses_a_base(make: Callable[[], Cast], 
 
 @pytest.mark.long
 @DELTAS
-def test_nor_does_one_of_a_copy_of_deltas_in_which_somebody_dies(make: Callable[[], Cast]) -> None:
+def test_no_schedule_of_a_copy_of_deltas_with_a_death_loses_a_base(make: Callable[[], Cast]) -> None:
     cast = make()
 
     found = explore(
@@ -171,7 +171,7 @@ class TrustsWhatItKnew(PendingBatch):
 
 
 @pytest.mark.parametrize("kind", [pytest.param(NamesNoPacks, marks=pytest.mark.long), TrustsWhatItKnew])
-def test_without_a_rule_a_copy_loses_a_base(kind: type[PendingBatch], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy_without_one_of_its_rules_loses_a_base(kind: type[PendingBatch], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tensorcas_mlflow.maintenance._copy_refs.PendingBatch", kind)
     cast = deltas_against_what_is_there()
 

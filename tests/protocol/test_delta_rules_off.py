@@ -108,7 +108,7 @@ RULES = [
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_without_a_rule_a_delta_loses_its_base(rule: RuleOff, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_protocol_without_a_rule_for_deltas_loses_a_base(rule: RuleOff, monkeypatch: pytest.MonkeyPatch) -> None:
     cast = rule.cast()
     blobs = cast.blobs()
     rule.patch(monkeypatch)
@@ -128,7 +128,7 @@ def test_without_a_rule_a_delta_loses_its_base(rule: RuleOff, monkeypatch: pytes
 
 @pytest.mark.long
 @pytest.mark.parametrize("make", sorted({rule.cast for rule in RULES}, key=lambda cast: cast.__name__))
-def test_with_all_rules_the_same_plays_lose_nothing(make: Callable[[], Cast]) -> None:
+def test_plays_of_deltas_with_all_rules_lose_nothing(make: Callable[[], Cast]) -> None:
     cast = make()
 
     found = explore(cast.blobs(), cast.actors, cast.check, max_preemptions=1)

@@ -74,7 +74,7 @@ def _named(cast: Callable[[], Cast]) -> str:
     "make", [each if each in QUICK else pytest.param(each, marks=pytest.mark.long) for each in CASTS], ids=_named
 )
 @pytest.mark.parametrize("is_remote", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_no_schedule_loses_a_base_or_leaks(make: Callable[[], Cast], *, is_remote: bool) -> None:
+def test_no_schedule_of_deltas_loses_a_base_or_leaks(make: Callable[[], Cast], *, is_remote: bool) -> None:
     cast = make()
 
     found = explore(cast.blobs(), cast.actors, cast.check, max_preemptions=1 + MORE_PREEMPTIONS, is_remote=is_remote)
@@ -86,7 +86,7 @@ def test_no_schedule_loses_a_base_or_leaks(make: Callable[[], Cast], *, is_remot
 
 @pytest.mark.long
 @pytest.mark.parametrize("make", CASTS, ids=_named)
-def test_nor_does_one_in_which_somebody_dies(make: Callable[[], Cast]) -> None:
+def test_no_schedule_of_deltas_with_a_death_loses_a_base(make: Callable[[], Cast]) -> None:
     cast = make()
     deaths = [name for name in cast.actors if name not in ("deletion", "second")]
 

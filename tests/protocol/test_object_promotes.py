@@ -37,13 +37,13 @@ def assert_holds(found: Exploration) -> None:
 
 @ALL
 @BOTH
-def test_a_promote_and_a_withdraw_exclude_each_other_though_the_promoter_may_die(start: str, replace: bool) -> None:
+def test_promote_and_withdraw_exclude_each_other_though_the_promoter_may_die(start: str, replace: bool) -> None:
     assert_holds(one(start, replace=replace).explore(deaths=["p"]))
 
 
 @ALL
 @BOTH
-def test_they_do_if_a_version_is_looked_up_before_each_conditional_write(start: str, replace: bool) -> None:
+def test_promote_and_withdraw_exclude_each_other_in_a_bucket_with_versions(start: str, replace: bool) -> None:
     assert_holds(one(start, replace=replace).explore(deaths=["p"], has_versions=True))
     assert_holds(one(start, replace=replace).losing("p", 3).explore(has_versions=True))
 
@@ -51,21 +51,25 @@ def test_they_do_if_a_version_is_looked_up_before_each_conditional_write(start: 
 @pytest.mark.long
 @ALL
 @BOTH
-def test_they_do_if_two_withdraw(start: str, replace: bool) -> None:
+def test_promote_and_two_withdraws_exclude_each_other(start: str, replace: bool) -> None:
     assert_holds(one(start, replace=replace).withdrawer("w2", "intents/p").explore())
 
 
 @pytest.mark.long
 @ALL
 @BOTH
-def test_they_do_while_the_destination_is_deleted(start: str, replace: bool) -> None:
+def test_promote_and_withdraw_exclude_each_other_beside_a_deletion_of_the_destination(
+    start: str, replace: bool
+) -> None:
     assert_holds(one(start, replace=replace).deleter("d").explore(deaths=["p"]))
 
 
 @pytest.mark.long
 @ALL
 @BOTH
-def test_they_do_while_the_destination_is_withdrawn(start: str, replace: bool) -> None:
+def test_promote_and_withdraw_exclude_each_other_beside_a_withdraw_of_the_destination(
+    start: str, replace: bool
+) -> None:
     assert_holds(one(start, replace=replace).withdrawer("d", DEST).explore(deaths=["p"]))
 
 
@@ -75,17 +79,17 @@ TWO += [("a blob", True, True), ("a void", True, True), ("a void", False, False)
 
 @pytest.mark.long
 @pytest.mark.parametrize(("start", "replace", "other"), TWO)
-def test_they_do_while_another_is_promoted_to_the_same_place(start: str, replace: bool, other: bool) -> None:
+def test_promote_and_withdraw_exclude_each_other_beside_another_promote(start: str, replace: bool, other: bool) -> None:
     assert_holds(one(start, replace=replace).promoter("q", replace=other).explore())
 
 
 @pytest.mark.long
-def test_they_do_while_another_replaces_the_same_blob() -> None:
+def test_promote_and_withdraw_exclude_each_other_beside_another_replacement() -> None:
     assert_holds(one("a blob", replace=True).promoter("q", replace=True).explore())
 
 
 @ALL
-def test_two_promotes_that_replace_nothing_do_not_both_come_to_an_end(start: str) -> None:
+def test_one_of_two_promotes_that_replace_nothing_is_refused(start: str) -> None:
     assert_holds(Play(START[start]).promoter("p", replace=False).promoter("q", replace=False).explore(deaths=["p"]))
 
 
@@ -96,7 +100,7 @@ def test_a_blob_that_is_put_where_another_is_withdrawn_is_not_lost(start: str) -
 
 @ALL
 @BOTH
-def test_a_void_never_shows(start: str, replace: bool) -> None:
+def test_void_of_an_object_store_never_shows(start: str, replace: bool) -> None:
     for look in (by_get, by_stat, by_list, by_read):
         cast = Play(START[start]).promoter("p", replace=replace).withdrawer("d", DEST)
         assert_holds(cast.looker("look", look).explore())
@@ -139,7 +143,7 @@ def blob_of_size(size: int) -> bytes:
 @pytest.mark.parametrize("number", range(1, 6))
 @ALL
 @BOTH
-def test_an_answer_that_gets_lost_changes_nothing(start: str, replace: bool, number: int) -> None:
+def test_lost_answer_of_a_promote_or_withdraw_changes_nothing(start: str, replace: bool, number: int) -> None:
     assert_holds(one(start, replace=replace).losing("p", number).explore())
     assert_holds(one(start, replace=replace).losing("w", number).explore())
 
@@ -148,7 +152,9 @@ def test_an_answer_that_gets_lost_changes_nothing(start: str, replace: bool, num
 @pytest.mark.parametrize("number", range(1, 6))
 @ALL
 @BOTH
-def test_nor_does_it_while_the_destination_is_deleted(start: str, replace: bool, number: int) -> None:
+def test_lost_answer_beside_a_deletion_of_the_destination_changes_nothing(
+    start: str, replace: bool, number: int
+) -> None:
     assert_holds(one(start, replace=replace).deleter("d").losing("p", number).explore())
     assert_holds(one(start, replace=replace).deleter("d").losing("w", number).explore())
 
@@ -168,7 +174,7 @@ def test_a_deletion_that_is_carried_out_again_and_late_removes_no_blob(start: st
 @pytest.mark.parametrize("number", [0, *range(1, 5)])
 @ALL
 @BOTH
-def test_nor_does_one_while_the_promote_is_withdrawn(start: str, replace: bool, number: int) -> None:
+def test_late_repeated_deletion_beside_a_withdraw_removes_no_blob(start: str, replace: bool, number: int) -> None:
     cast = one(start, replace=replace).deleter("d").network()
     assert_holds((cast.losing("d", number) if number else cast).explore())
 
@@ -193,13 +199,13 @@ def with_a_deletion(number: int) -> Play:
     return two.withdrawer("w", "intents/q").deleter("d").losing("p", number)
 
 
-def test_what_a_promote_has_written_does_not_come_again_if_it_is_deleted_before_the_answer() -> None:
+def test_blob_of_a_promote_that_is_deleted_before_the_answer_does_not_come_again() -> None:
     steps = [("p", f"again: {SWAP}"), ("q", SWAP), ("d", ""), ("w", ""), ("p", ""), ("q", "")]
 
     assert play(with_a_deletion(3), *steps) is None
 
 
-def test_nor_does_a_void_that_is_deleted_before_the_answer() -> None:
+def test_void_that_is_deleted_before_the_answer_does_not_come_again() -> None:
     steps = [("p", "again: put if absent"), ("q", SWAP), ("d", ""), ("w", ""), ("p", "put if unchanged"), ("q", "")]
 
     assert play(with_a_deletion(1), *steps, ("p", "")) is None

@@ -175,7 +175,7 @@ RULES = [
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_without_a_rule_the_contract_is_broken(rule: RuleOff, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_promote_without_one_of_its_rules_breaks_the_contract(rule: RuleOff, monkeypatch: pytest.MonkeyPatch) -> None:
     if rule.patch is not None:
         rule.patch(monkeypatch)
 
@@ -187,7 +187,7 @@ def test_without_a_rule_the_contract_is_broken(rule: RuleOff, monkeypatch: pytes
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [PreventsNothing, CreatesItsDestination, SaysItOnce, SaysNothing, DeletesItsBlobs])
-def test_without_it_a_checkpoint_is_lost(kind: type[ObjectBackend]) -> None:
+def test_object_backend_without_one_of_its_rules_loses_a_checkpoint(kind: type[ObjectBackend]) -> None:
     cast = deleted_and_saved_again() if kind is DeletesItsBlobs else save_against_collection()
 
     def check(run: Run) -> str | None:

@@ -73,31 +73,31 @@ def test_no_schedule_of_a_training_a_deletion_and_a_collection_loses_or_leaks() 
     assert_safe(trained_and_dropped(), max_preemptions=1, deaths=[])
 
 
-def test_nor_does_one_of_a_save_a_collection_and_a_deletion() -> None:
+def test_no_schedule_over_objects_of_a_save_a_collection_and_a_deletion_loses_or_leaks() -> None:
     assert_safe(save_against_collection(), max_preemptions=1, deaths=[])
 
 
-def test_nor_does_one_in_which_every_deletion_is_carried_out_again_and_late() -> None:
+def test_no_schedule_with_late_repeated_deletions_loses_or_leaks() -> None:
     assert_safe(deleted_and_saved_again(), max_preemptions=1, deaths=[])
 
 
 @pytest.mark.long
-def test_nor_does_one_in_which_it_is_and_a_collector_dies() -> None:
+def test_no_schedule_with_late_repeated_deletions_and_a_dead_collector_loses_or_leaks() -> None:
     assert_safe(deleted_and_saved_again(), max_preemptions=1, deaths=["collector"])
 
 
 @pytest.mark.long
-def test_nor_does_one_in_which_somebody_dies() -> None:
+def test_no_schedule_over_objects_with_a_death_loses_or_leaks() -> None:
     assert_safe(save_against_collection(), max_preemptions=1, deaths=["writer", "collector"])
 
 
 @pytest.mark.long
-def test_nor_one_of_two_collectors() -> None:
+def test_no_schedule_over_objects_of_two_collectors_loses_or_leaks() -> None:
     assert_safe(two_collectors(), max_preemptions=1, deaths=["first"])
 
 
 @pytest.mark.long
-def test_nor_one_of_two_saves_of_one_step() -> None:
+def test_no_schedule_over_objects_of_two_saves_of_one_step_loses_or_leaks() -> None:
     assert_safe(saves_of_one_step(), max_preemptions=1, deaths=["first"])
 
 

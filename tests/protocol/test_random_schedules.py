@@ -70,7 +70,7 @@ def test_random_schedules_of_a_crowd_lose_nothing(part: int, monkeypatch: pytest
         assert problem is None, "\n".join([f"seed {seed}: {problem}", *run.trace])
 
 
-def test_a_schedule_can_be_repeated() -> None:
+def test_random_schedule_can_be_repeated() -> None:
     cast = everybody(random.Random(7))
     runs = [Run(cast.blobs(), cast.actors, RandomWalk(7)) for _ in range(2)]
 

@@ -111,7 +111,7 @@ def test_no_schedule_of_a_repair_and_a_save_loses_what_was_good() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("max_preemptions", [1, 2])
-def test_nor_does_one_in_which_a_ref_is_dropped_too(max_preemptions: int) -> None:
+def test_no_schedule_of_a_repair_a_save_and_a_drop_loses_what_was_good(max_preemptions: int) -> None:
     found = explored(repair_and_save(), max_preemptions=max_preemptions)
 
     assert found.failure is None, str(found)
@@ -119,7 +119,7 @@ def test_nor_does_one_in_which_a_ref_is_dropped_too(max_preemptions: int) -> Non
 
 
 @pytest.mark.long
-def test_nor_does_one_in_which_somebody_dies() -> None:
+def test_no_schedule_of_a_repair_with_a_death_loses_what_was_good() -> None:
     found = explored(repair_and_save(), max_preemptions=1, deaths=("repairer", "writer"))
 
     assert found.failure is None, str(found)
@@ -127,7 +127,7 @@ def test_nor_does_one_in_which_somebody_dies() -> None:
 
 
 @pytest.mark.long
-def test_nor_one_with_a_collection_that_rewrites() -> None:
+def test_no_schedule_of_a_repair_and_a_rewriting_collection_loses_what_was_good() -> None:
     cast = Cast(before={0: "ab", 1: "ac"}).repairer("repairer").collector("collector", max_waste=0)
 
     found = explored(cast.writer("writer", "ab", 2).deletion("deletion", 0), max_preemptions=1)
@@ -137,7 +137,7 @@ def test_nor_one_with_a_collection_that_rewrites() -> None:
 
 
 @pytest.mark.long
-def test_nor_one_of_two_repairs_and_a_collection() -> None:
+def test_no_schedule_of_two_repairs_and_a_collection_loses_what_was_good() -> None:
     cast = Cast(before={0: "ab"}).repairer("repairer").repairer("other").collector("collector", max_waste=0)
 
     found = explored(cast.writer("writer", "a", 1), max_preemptions=1, deaths=("repairer",))

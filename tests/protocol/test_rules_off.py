@@ -339,7 +339,7 @@ def explore_without(rule: RuleOff, patch: pytest.MonkeyPatch) -> Exploration:
 
 @pytest.mark.long
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_without_a_rule_a_checkpoint_is_lost(rule: RuleOff, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_protocol_without_one_of_its_rules_loses_a_checkpoint(rule: RuleOff, monkeypatch: pytest.MonkeyPatch) -> None:
     found = explore_without(rule, monkeypatch)
 
     print(f"{rule.name}: lost after {found.n_schedules} schedules")
@@ -350,7 +350,9 @@ def play(cast: Cast, *steps: tuple[str, str], view: type[WatchedBackend] | None 
     return cast.check(Run(cast.blobs(), cast.actors, Script(*steps), view=view)) or "nothing is lost"
 
 
-def test_without_a_list_of_its_own_who_finishes_another_loses_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finishing_another_collectors_list_without_an_own_list_loses_a_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The explorer would need five preemptions for this one."""
     finish_a_list_without_listing_it(monkeypatch)
     cast = old_pack().writer("writer", "ac", 1).collector("owner").collector("other")
@@ -369,6 +371,6 @@ def test_without_a_list_of_its_own_who_finishes_another_loses_a_checkpoint(monke
     assert problem.startswith("LOSS after the run")
 
 
-def test_if_a_list_goes_while_something_on_it_is_spared_a_checkpoint_is_lost() -> None:
+def test_deleting_a_list_while_something_on_it_is_spared_loses_a_checkpoint() -> None:
     """The explorer would need five preemptions for this one."""
     assert play(*spared_by_another(), view=AllListsGo).startswith("LOSS after the run")

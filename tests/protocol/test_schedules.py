@@ -54,7 +54,7 @@ def test_no_schedule_of_a_save_a_collection_and_a_deletion_loses_or_leaks() -> N
     assert found.is_exhausted
 
 
-def test_nor_does_one_in_which_somebody_dies() -> None:
+def test_no_schedule_with_a_death_loses_or_leaks() -> None:
     cast = save_against_collection()
 
     found = explore(
@@ -67,7 +67,9 @@ def test_nor_does_one_in_which_somebody_dies() -> None:
 
 
 @pytest.mark.parametrize("is_remote", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_nor_one_in_which_collectors_find_and_leave_censuses(is_remote: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_schedule_of_a_collector_with_a_census_loses_or_leaks(
+    is_remote: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tensorcas_mlflow.maintenance._census.LEAST_NEW", 1)
     monkeypatch.setattr("tensorcas_mlflow.maintenance._census._NEW_PART", 1 << 40)
     cast = Cast(before={0: "ab", 2: "bd"}, prepare=collect)
@@ -89,7 +91,7 @@ def test_nor_one_in_which_collectors_find_and_leave_censuses(is_remote: bool, mo
 
 
 @pytest.mark.long
-def test_nor_one_of_two_collectors_that_find_and_leave_censuses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_schedule_of_two_collectors_with_censuses_loses_or_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tensorcas_mlflow.maintenance._census.LEAST_NEW", 1)
     monkeypatch.setattr("tensorcas_mlflow.maintenance._census._NEW_PART", 1 << 40)
     cast = Cast(before={0: "ab", 2: "bd"}, prepare=collect).drop(0)
@@ -105,7 +107,7 @@ def test_nor_one_of_two_collectors_that_find_and_leave_censuses(monkeypatch: pyt
 
 
 @pytest.mark.long
-def test_nor_one_in_which_packs_are_rewritten() -> None:
+def test_no_schedule_of_a_rewrite_of_packs_loses_or_leaks() -> None:
     cast = save_against_collection(max_waste=0).writer("other", "b", 2)
 
     found = explore(cast.blobs(), cast.actors, cast.check, max_preemptions=1 + MORE_PREEMPTIONS)
@@ -121,7 +123,7 @@ def stream_against_collection(**collector: Any) -> Cast:
 
 
 @pytest.mark.long
-def test_nor_one_of_a_stream() -> None:
+def test_no_schedule_of_a_stream_loses_or_leaks() -> None:
     cast = stream_against_collection()
 
     found = explore(
@@ -134,7 +136,7 @@ def test_nor_one_of_a_stream() -> None:
 
 
 @pytest.mark.long
-def test_nor_one_of_two_collectors() -> None:
+def test_no_schedule_of_two_collectors_loses_or_leaks() -> None:
     cast = old_pack().writer("writer", "ab", 1).collector("first").collector("second")
 
     found = explore(
@@ -147,7 +149,7 @@ def test_nor_one_of_two_collectors() -> None:
 
 
 @pytest.mark.long
-def test_nor_one_of_two_collectors_that_choose_different_copies() -> None:
+def test_no_schedule_of_two_collectors_that_choose_different_copies_loses_or_leaks() -> None:
     cast = two_copies()
 
     found = explore(cast.blobs(), cast.actors, cast.check, max_preemptions=2 + MORE_PREEMPTIONS)
@@ -187,7 +189,7 @@ def trained_and_dropped() -> Cast:
     return Cast().trainer("trainer", "ab", 1, 2).deletion("deletion", 1).collector("collector")
 
 
-def test_nor_where_a_training_relies_on_what_it_has_seen() -> None:
+def test_no_schedule_of_a_training_that_relies_on_earlier_chunks_loses_or_leaks() -> None:
     cast = trained_and_dropped()
 
     found = explore(cast.blobs(), cast.actors, cast.check, max_preemptions=1 + MORE_PREEMPTIONS, is_remote=True)
@@ -287,7 +289,7 @@ def test_a_pack_that_was_deleted_before_its_writer_marked_it_does_not_stay_in_th
 # --- the checks themselves
 
 
-def test_the_check_sees_a_loss() -> None:
+def test_check_of_schedules_sees_a_loss() -> None:
     cast = Cast(before={0: "ab"})
 
     def destroy(store: Store) -> None:

@@ -60,7 +60,7 @@ def test_the_states_of_a_series_are_stored_as_deltas() -> None:
 
 
 @pytest.mark.parametrize("make", [next_step, *(pytest.param(each, marks=pytest.mark.long) for each in CASTS[1:])])
-def test_no_schedule_loses_a_state(make: Callable[[], Series]) -> None:
+def test_no_schedule_of_a_series_loses_a_state(make: Callable[[], Series]) -> None:
     cast = make()
     deaths = [name for name in cast.actors if name in ("writer", "collector") and make is not next_step]
 

@@ -40,7 +40,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return Store.open(store.uri)
 
 
-def test_a_summary_reads_a_thousandth(store: Store) -> None:
+def test_summary_reads_a_thousandth_of_the_bytes(store: Store) -> None:
     ref = next(ref for ref in store.checkpoints() if ref.step == 1)
     before = bytes_read()
 
@@ -75,7 +75,7 @@ def test_rows_read_the_chunks_that_they_touch(store: Store) -> None:
     assert reader.stats.read_bytes - before - first == 3 * (1 << 18)
 
 
-def test_what_is_counted_is_what_the_storage_gave() -> None:
+def test_counted_bytes_are_those_that_the_storage_gave() -> None:
     class Counting(MemoryBackend):
         n_bytes = 0
 
@@ -99,7 +99,7 @@ def test_what_is_counted_is_what_the_storage_gave() -> None:
     assert reader.stats.read_s > 0
 
 
-def test_what_comes_from_the_cache_is_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_from_the_cache_make_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSORCAS_CACHE", str(tmp_path))
     store = Store.init_backend(MemoryBackend(is_remote=True))
     ref = save(store, MODEL)

@@ -61,7 +61,7 @@ def test_a_nan_is_equal_to_itself(steps: Store) -> None:
     assert compare(steps, {"w": np.full(6, np.nan)}, {"w": np.full(6, np.nan)}).equal == ("w",)
 
 
-def test_what_is_equal_has_one_identity_and_what_changed_has_two(steps: Store) -> None:
+def test_equal_tensors_have_one_identity_and_changed_ones_two(steps: Store) -> None:
     rng = np.random.default_rng(0)
     before = {str(n): rng.integers(0, 2, (n, 2)) for n in range(20)}
     after = {str(n): rng.integers(0, 2, (n, 2)) if n % 3 else before[str(n)] for n in range(20)}
@@ -86,7 +86,7 @@ def test_what_became_of_tensors_is_told_across_stores_that_cut_otherwise(tmp_pat
     assert found.values == {}
 
 
-def test_nothing_is_read_to_compare_two_steps(tmp_path: Path) -> None:
+def test_comparing_two_steps_reads_no_tensor(tmp_path: Path) -> None:
     store = Store.init(tmp_path)
     before, after = opened(store, BEFORE, 1), opened(store, AFTER, 2)
     n_bytes = before.stats.read_bytes + after.stats.read_bytes
@@ -107,7 +107,9 @@ def test_a_part_is_compared_with_a_whole(tmp_path: Path) -> None:
     assert found.changed == found.added == found.removed == ()
 
 
-def test_how_far_numbers_are_apart_is_told_of_what_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_diff_says_how_far_the_numbers_of_a_changed_tensor_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tensorcas_mlflow.reader._contents.BATCH_BYTES", 10_000)
     old = {"a": np.linspace(0, 1, 9_000), "b": np.arange(6.0), "c": np.zeros(4, "f4"), "d": np.ones(3)}
     new = {"a": np.linspace(0, 1, 9_000), "b": np.arange(6.0).reshape(2, 3), "c": np.zeros(4, "f4"), "d": np.ones(3)}

@@ -10,7 +10,7 @@ import pytest
 EXAMPLE = Path(__file__).parents[2] / "examples/read_parts.py"
 
 
-def test_the_example_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_of_reading_parts_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLE))["main"](tmp_path / "parts")
 
     told = capsys.readouterr().out

@@ -89,7 +89,7 @@ def test_pieces_of_a_foreign_file_are_those_of_a_checkpoint(
     assert of_file == [(tensor, bytes(data)) for tensor, data in checkpoint.stream(list(file))]
 
 
-def test_what_is_inflated_is_inflated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reader_inflates_each_compressed_member_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contents_module, "BATCH_BYTES", 10_000)
     (tmp_path / "a.npz").write_bytes(FILES["deflated-all.npz"])
     file = open_path(tmp_path / "a.npz")
@@ -133,7 +133,7 @@ def test_a_skeleton_is_no_tensor_whatever_a_manifest_says_of_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["plain.safetensors", "one.npy", "stored.npz"])
-def test_what_is_written_into_a_tensor_does_not_reach_the_file(name: str, tmp_path: Path) -> None:
+def test_writing_into_a_tensor_does_not_change_its_file(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(FILES[name])
     reader = open_path(tmp_path / name)
     for array in reader.full().values():

@@ -40,7 +40,7 @@ def larger(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "index", [0, slice(5, 5), [0, -1], slice(None, None, 3000), (slice(None, None, 500), 7), (3, slice(0, 9))], ids=str
 )
-def test_of_a_file_that_is_larger_than_memory_parts_are_read(larger: Path, index: Any) -> None:
+def test_reader_reads_parts_of_a_file_larger_than_memory(larger: Path, index: Any) -> None:
     reader = open_path(larger)
     shape = np.broadcast_to(np.uint8(0), reader.spec("w").shape)[index].shape
 
@@ -70,7 +70,7 @@ def test_a_file_that_cannot_be_mapped_is_read(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("index", [(slice(None), 5), (slice(None, None, -97), slice(0, 4)), ([1, 1999, 1], 3)], ids=str)
-def test_little_is_held_besides_what_was_asked_for(monkeypatch: pytest.MonkeyPatch, index: Any) -> None:
+def test_reading_a_part_holds_little_memory_besides_it(monkeypatch: pytest.MonkeyPatch, index: Any) -> None:
     monkeypatch.setattr("tensorcas_mlflow.reader._contents.SPARSE_BYTES", MIB)
     tensor = np.random.default_rng(0).integers(0, 256, (2000, 8 << 10), dtype=np.uint8)
     reader = opened(Store.init_backend(MemoryBackend()), {"w": tensor})

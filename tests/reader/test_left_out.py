@@ -34,7 +34,7 @@ def a_stored_file(tmp_path: Path, data: bytes) -> CheckpointReader:
 
 
 @pytest.mark.parametrize("place", [a_file, a_stored_file])
-def test_what_cannot_be_read_of_a_file_is_told(
+def test_reader_names_the_tensors_of_a_file_that_it_cannot_read(
     tmp_path: Path, place: Callable[[Path, bytes], CheckpointReader]
 ) -> None:
     reader = place(tmp_path, PACKED)
@@ -68,7 +68,7 @@ LAYERS = safetensors_of(
 )
 
 
-def test_a_part_of_which_a_tensor_cannot_be_read_is_refused(tmp_path: Path) -> None:
+def test_layer_with_an_unreadable_tensor_is_refused(tmp_path: Path) -> None:
     reader = a_file(tmp_path, LAYERS)
 
     assert (reader.layers(), reader.experts(1)) == ([0, 1, 2], [0, 1])

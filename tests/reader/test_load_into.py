@@ -32,7 +32,7 @@ def store(tmp_path: Path) -> TensorCasStore:
     return store
 
 
-def test_a_module_is_filled(store: TensorCasStore) -> None:
+def test_load_fills_a_module(store: TensorCasStore) -> None:
     filled = module(2)
 
     left = store.open(1).load_into(filled)
@@ -41,7 +41,7 @@ def test_a_module_is_filled(store: TensorCasStore) -> None:
     assert left.missing == left.unexpected == ()
 
 
-def test_only_what_matches_is_filled(store: TensorCasStore) -> None:
+def test_load_fills_only_the_tensors_that_match_the_pattern(store: TensorCasStore) -> None:
     filled = module(2)
 
     store.open(1).load_into(filled, match="0.*")
@@ -67,7 +67,7 @@ def test_a_module_without_memory_is_made(store: TensorCasStore) -> None:
     assert isinstance(made[0].weight, torch.nn.Parameter)
 
 
-def test_what_does_not_fit_changes_nothing(store: TensorCasStore) -> None:
+def test_load_of_tensors_that_do_not_fit_changes_nothing(store: TensorCasStore) -> None:
     other = torch.nn.Sequential(torch.nn.Linear(40, 50), torch.nn.BatchNorm1d(50), torch.nn.Linear(50, 4))
     before = {name: tensor.clone() for name, tensor in other.state_dict().items()}
 
@@ -77,7 +77,7 @@ def test_what_does_not_fit_changes_nothing(store: TensorCasStore) -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in other.state_dict().items())
 
 
-def test_what_is_no_module_cannot_be_filled(store: TensorCasStore) -> None:
+def test_load_into_an_object_that_is_no_module_is_refused(store: TensorCasStore) -> None:
     with pytest.raises(AdapterError):
         store.open(1).load_into({"a": 1})
 

@@ -37,5 +37,5 @@ def test_names_are_gathered_by_their_pattern() -> None:
     assert [rows.tolist() for rows in found.rows_by_pattern()] == [[0, 2], [1], [3], [4]]
 
 
-def test_of_no_names_there_are_no_patterns() -> None:
+def test_no_names_have_no_patterns() -> None:
     assert Patterns.of(array_of_names([])).rows_by_pattern() == []

@@ -120,7 +120,7 @@ FUSED = {
 }
 
 
-def test_of_tensors_that_hold_all_experts_one_is_its_row() -> None:
+def test_expert_of_a_fused_tensor_is_one_row() -> None:
     found = outline(FUSED)
 
     assert found.experts(0) == [0, 1, 2, 3]
@@ -154,7 +154,7 @@ def test_without_a_router_only_tensors_of_three_dimensions_are_divided() -> None
 # --- names of one's own
 
 
-def test_names_can_be_said() -> None:
+def test_caller_can_name_the_patterns_of_layers() -> None:
     names = [f"net.stage{layer}.moe_{expert}.w" for layer in range(3) for expert in range(2)]
     found = outline(
         [*names, "net.stage1.norm", "net.stage10.norm"],
@@ -166,7 +166,7 @@ def test_names_can_be_said() -> None:
     assert [found._specs.name(part.row) for part in found.parts_of_expert(2, 1)] == ["net.stage2.moe_1.w"]
 
 
-def test_rows_that_are_experts_can_be_said() -> None:
+def test_caller_can_say_which_rows_are_experts() -> None:
     found = outline(
         {"net.a0.all": (4, 2, 2), "net.a0.norm": (2,)},
         Naming(layer="net.a{layer}", expert="net.a{layer}.all[{expert}]"),
@@ -182,7 +182,7 @@ def test_a_number_beside_anything_is_a_whole_one(pattern: str) -> None:
     assert found.layers() == [2, 12]
 
 
-def test_what_a_pattern_has_besides_is_text() -> None:
+def test_pattern_matches_its_other_characters_as_text() -> None:
     found = outline(["a.(?P<x>[0-9]+).3", "a.b.4"], Naming(layer="a.(?P<x>[0-9]+).{layer}"))
 
     assert found.layers() == [3]

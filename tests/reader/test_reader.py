@@ -50,7 +50,7 @@ def reader(request: pytest.FixtureRequest, tmp_path: Path) -> CheckpointReader:
     return found
 
 
-def test_everything_comes_back(reader: CheckpointReader) -> None:
+def test_reader_gives_back_every_tensor(reader: CheckpointReader) -> None:
     assert same(reader.full(), MOE)
     assert list(reader) == list(reader.keys()) == list(MOE)
     assert len(reader) == len(MOE)
@@ -82,13 +82,13 @@ def test_readers_compare_by_identity_and_read_nothing_for_it(reader: CheckpointR
     assert reader.stats.read_bytes == before.read_bytes
 
 
-def test_all_come_one_after_the_other(reader: CheckpointReader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reader_iterates_over_all_tensors(reader: CheckpointReader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tensorcas_mlflow.reader._reader.BATCH_BYTES", 50_000)
 
     assert same(dict(reader.items()), MOE)
 
 
-def test_tensors_come_into_arrays_that_are_there(reader: CheckpointReader) -> None:
+def test_reader_reads_tensors_into_given_arrays(reader: CheckpointReader) -> None:
     outs = {at: np.empty_like(array) for at, array in enumerate(MOE.values()) if at % 2}
 
     found = reader._contents.arrays(np.arange(len(MOE)), outs)
@@ -97,7 +97,7 @@ def test_tensors_come_into_arrays_that_are_there(reader: CheckpointReader) -> No
     assert same(dict(zip(MOE, found, strict=True)), MOE)
 
 
-def test_a_tensor_comes_alone(reader: CheckpointReader) -> None:
+def test_reader_gives_one_tensor_alone(reader: CheckpointReader) -> None:
     name = "model.layers.1.mlp.experts.2.up_proj.weight"
 
     assert same({name: reader.tensor(name)}, {name: MOE[name]})
@@ -110,7 +110,7 @@ def test_tensors_come_in_the_order_in_which_they_are_named(reader: CheckpointRea
     assert same(reader.tensors(names), {name: MOE[name] for name in names})
 
 
-def test_a_layer_and_an_expert_come_alone(reader: CheckpointReader) -> None:
+def test_reader_gives_one_layer_and_one_expert_alone(reader: CheckpointReader) -> None:
     assert reader.layers() == list(range(N_LAYERS))
     assert reader.experts(1) == list(range(N_EXPERTS))
     assert same(reader.layer(1), {name: array for name, array in MOE.items() if ".layers.1." in name})
@@ -138,7 +138,7 @@ def test_a_slice_is_what_numpy_makes_of_the_whole(reader: CheckpointReader, inde
     assert found.shape == MOE[name][index].shape
 
 
-def test_what_was_read_can_be_written_to_and_changes_nothing(reader: CheckpointReader) -> None:
+def test_writing_into_a_tensor_that_was_read_changes_nothing_stored(reader: CheckpointReader) -> None:
     name = "model.embed_tokens.weight"
     for array in (reader.tensor(name), reader.rows(name, slice(0, 10)), reader.tensor(name, copy=True)):
         array[:] = 0
@@ -159,13 +159,13 @@ def test_pieces_come_in_the_order_in_which_they_are_named(
     assert all(data == MOE[name].tobytes() for name, data in found.items())
 
 
-def test_what_is_not_there_is_an_error(reader: CheckpointReader) -> None:
+def test_reader_raises_for_a_name_that_does_not_exist(reader: CheckpointReader) -> None:
     for read in (reader.tensor, reader.spec, reader.get_slice, reader.digest, lambda name: reader.tensors([name])):
         with pytest.raises(TensorNotFoundError, match="no tensor named 'nothing'"):
             read("nothing")
 
 
-def test_what_names_no_part_is_refused(reader: CheckpointReader) -> None:
+def test_part_that_does_not_exist_is_refused(reader: CheckpointReader) -> None:
     for expert in (-1, -2, N_EXPERTS):
         with pytest.raises(PartNotFoundError, match=rf"no expert {expert} in layer 1: there are experts 0\.\.3"):
             reader.expert(1, expert)
@@ -177,7 +177,7 @@ def test_what_names_no_part_is_refused(reader: CheckpointReader) -> None:
             reader.below(prefix)
 
 
-def test_what_is_no_number_and_no_list_of_names_is_refused(tmp_path: Path) -> None:
+def test_part_named_by_a_wrong_type_is_refused(tmp_path: Path) -> None:
     reader: Any = opened(Store.init(tmp_path), MOE | {"a": np.ones(3), "b": np.ones(3)})
     calls = (
         lambda: reader.layer("1"),
@@ -193,7 +193,7 @@ def test_what_is_no_number_and_no_list_of_names_is_refused(tmp_path: Path) -> No
             call()
 
 
-def test_rows_are_those_of_numpy(reader: CheckpointReader) -> None:
+def test_reader_rows_equal_numpys_rows(reader: CheckpointReader) -> None:
     name = "model.embed_tokens.weight"
     for rows in (slice(990, 1010), slice(2000, 3000), slice(-3, None), slice(10, 2, -3), slice(5, 3), [3, -1]):
         assert reader.rows(name, rows).tobytes() == MOE[name][rows].tobytes()  # type: ignore[arg-type]
@@ -202,7 +202,7 @@ def test_rows_are_those_of_numpy(reader: CheckpointReader) -> None:
             reader.rows(name, wrong)  # type: ignore[arg-type]
 
 
-def test_torch_gets_tensors(tmp_path: Path) -> None:
+def test_reader_gives_torch_tensors_for_torch(tmp_path: Path) -> None:
     reader = opened(Store.init(tmp_path), MOE, framework="pt")
     name = "model.embed_tokens.weight"
 
@@ -267,7 +267,7 @@ def test_a_digest_tells_names_dtypes_shapes_and_bytes_apart_and_no_order(tmp_pat
     assert first.digest() not in {reader.digest() for reader in readers}
 
 
-def test_cuts_are_nothing_that_a_digest_sees(tmp_path: Path) -> None:
+def test_cuts_do_not_change_a_digest(tmp_path: Path) -> None:
     store = Store.init(tmp_path)
     name = "model.embed_tokens.weight"
     plain, cut = opened(store, MOE, 1), open_ref(store, save(store, MOE, 2, cuts={name: [10, 700, 1000]}))
@@ -278,7 +278,7 @@ def test_cuts_are_nothing_that_a_digest_sees(tmp_path: Path) -> None:
     assert cut.rows(name, slice(690, 710)).tobytes() == MOE[name][690:710].tobytes()
 
 
-def test_a_digest_reads_nothing_where_the_store_cuts_as_all_do(tmp_path: Path) -> None:
+def test_digest_reads_nothing_in_a_store_of_the_default_chunk_size(tmp_path: Path) -> None:
     reader = opened(Store.init(tmp_path), MOE)
     before = reader.stats
 
@@ -299,7 +299,7 @@ def test_a_skeleton_is_no_tensor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("read", ["tensor", "rows", "layer", "full"])
-def test_damage_is_found_by_whatever_reads_it(tmp_path: Path, read: str) -> None:
+def test_every_way_of_reading_finds_damage(tmp_path: Path, read: str) -> None:
     store = Store.init(tmp_path, chunk_bytes=CHUNK)
     name = "model.layers.0.x.weight"
     reader = opened(store, {name: MOE["model.embed_tokens.weight"], "model.layers.1.x.weight": np.ones(3)})

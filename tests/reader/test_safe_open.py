@@ -37,13 +37,13 @@ def theirs(tmp_path: Path) -> object:
     return safetensors.safe_open(tmp_path / "model.safetensors", framework="np")
 
 
-def test_both_list_the_same_names(ours: SafeOpen, theirs: SafeOpen) -> None:
+def test_safe_open_of_ours_lists_the_names_of_safetensors(ours: SafeOpen, theirs: SafeOpen) -> None:
     with ours as one, theirs as other:
         assert one.keys() == other.keys()
         assert sorted(one.offset_keys()) == sorted(other.offset_keys())
 
 
-def test_both_give_the_same_tensors(ours: SafeOpen, theirs: SafeOpen) -> None:
+def test_safe_open_of_ours_gives_the_tensors_of_safetensors(ours: SafeOpen, theirs: SafeOpen) -> None:
     with ours as one, theirs as other:
         for name in other.keys():  # noqa: SIM118 - it is no mapping
             got, expected = one.get_tensor(name), other.get_tensor(name)
@@ -68,13 +68,13 @@ def test_both_give_the_same_tensors(ours: SafeOpen, theirs: SafeOpen) -> None:
     ],
     ids=str,
 )
-def test_both_give_the_same_slices(ours: SafeOpen, theirs: SafeOpen, index: object) -> None:
+def test_safe_open_of_ours_gives_the_slices_of_safetensors(ours: SafeOpen, theirs: SafeOpen, index: object) -> None:
     with ours as one, theirs as other:
         got, expected = one.get_slice("b")[index], other.get_slice("b")[index]
         assert (got.shape, got.tobytes()) == (expected.shape, expected.tobytes())
 
 
-def test_both_say_the_same_of_a_slice(ours: SafeOpen, theirs: SafeOpen) -> None:
+def test_slice_of_ours_describes_itself_as_one_of_safetensors(ours: SafeOpen, theirs: SafeOpen) -> None:
     with ours as one, theirs as other:
         for name in TENSORS:
             got, expected = one.get_slice(name), other.get_slice(name)
@@ -86,7 +86,7 @@ def test_a_tensor_that_is_not_there_is_an_error(ours: SafeOpen) -> None:
         one.get_tensor("nothing")
 
 
-def test_what_was_saved_beside_the_tensors_comes_as_texts(tmp_path: Path) -> None:
+def test_metadata_of_a_checkpoint_comes_as_texts(tmp_path: Path) -> None:
     store = Store.init(tmp_path)
 
     assert SafeOpen(opened(store, TENSORS)).metadata() is None
@@ -97,7 +97,7 @@ def test_what_was_saved_beside_the_tensors_comes_as_texts(tmp_path: Path) -> Non
     assert SafeOpen(open_ref(store, ref)).metadata() == {"format": "pt", "n": "3"}
 
 
-def test_all_tensors_come_at_once(ours: SafeOpen, theirs: SafeOpen) -> None:
+def test_safe_open_gives_all_tensors_at_once(ours: SafeOpen, theirs: SafeOpen) -> None:
     with ours as one, theirs as other:
         got, expected = one.get_tensors(), other.get_tensors()
 
@@ -105,7 +105,7 @@ def test_all_tensors_come_at_once(ours: SafeOpen, theirs: SafeOpen) -> None:
     assert all(got[name].tobytes() == expected[name].tobytes() for name in expected)
 
 
-def test_once_it_is_closed_only_what_was_taken_before_can_be_read(ours: SafeOpen) -> None:
+def test_closed_safe_open_reads_only_slices_taken_before(ours: SafeOpen) -> None:
     with ours:
         tensor, part = ours.get_tensor("b"), ours.get_slice("b")
     for read in (ours.keys, ours.metadata, ours.get_tensors, lambda: ours.get_slice("b")):
@@ -116,7 +116,7 @@ def test_once_it_is_closed_only_what_was_taken_before_can_be_read(ours: SafeOpen
     assert tensor.tobytes() == part[:].tobytes() == TENSORS["b"].tobytes()
 
 
-def test_a_name_is_a_text(ours: SafeOpen) -> None:
+def test_safe_open_refuses_a_name_that_is_no_text(ours: SafeOpen) -> None:
     with ours as one, pytest.raises(TypeError, match="3"):
         one.get_tensor(3)
 
@@ -126,7 +126,7 @@ def test_an_open_checkpoint_is_not_sent_to_another_process(ours: SafeOpen) -> No
         pickle.dumps(one)
 
 
-def test_a_part_is_chosen_by_tensors_of_torch_too(ours: SafeOpen) -> None:
+def test_part_can_be_chosen_by_torch_tensors(ours: SafeOpen) -> None:
     with ours as one:
         part = one.get_slice("b")
         assert part[torch.tensor([2, 0])].tobytes() == TENSORS["b"][[2, 0]].tobytes()

@@ -108,7 +108,7 @@ def test_a_part_of_a_flat_tensor_of_very_many_elements_is_found_at_once() -> Non
     ],
     ids=str,
 )
-def test_no_more_is_read_than_what_is_chosen(index: Any, runs: list[tuple[int, int]]) -> None:
+def test_slice_reads_no_more_bytes_than_it_chooses(index: Any, runs: list[tuple[int, int]]) -> None:
     found = select((10, 4), index)
 
     assert list(zip(found.starts.tolist(), found.stops.tolist(), strict=True)) == runs
@@ -119,6 +119,6 @@ def test_no_more_is_read_than_what_is_chosen(index: Any, runs: list[tuple[int, i
     [10, -11, (0, 4), (0, 0, 0), [10], np.ones(9, bool), "name", 1.5, True, (..., ...), ([0], [0]), [[0]], [1.5]],
     ids=str,
 )
-def test_an_index_that_chooses_nothing_there_is_refused(index: Any) -> None:
+def test_index_that_does_not_fit_the_shape_is_refused(index: Any) -> None:
     with pytest.raises(IndexError):
         select((10, 4), index)

@@ -116,7 +116,7 @@ def test_pieces_and_blocks_make_no_difference() -> None:
     assert found.relative_norm == pytest.approx(float(np.sqrt((change**2).sum() / (wide**2).sum())), rel=1e-14)
 
 
-def test_sums_do_not_drift() -> None:
+def test_sums_of_a_value_diff_do_not_drift() -> None:
     a = np.zeros(1 << 21)
 
     assert compared(a, a + 0.1).mean_absolute == pytest.approx(0.1, rel=1e-15)
@@ -142,7 +142,7 @@ def test_changes_at_the_edge_of_float64_are_no_overflow() -> None:
     assert compared(huge * 1e-320, huge * 1.5e-320).relative_norm == pytest.approx(0.5, rel=1e-3)
 
 
-def test_what_is_not_finite_is_counted_and_left_out() -> None:
+def test_value_diff_counts_and_leaves_out_infinities_and_nans() -> None:
     a = np.array([1, np.nan, np.inf, np.inf, 3, 0.0], np.float32)
     b = np.array([2, np.nan, np.inf, -np.inf, np.nan, -0.0], np.float32)
 
@@ -175,7 +175,7 @@ def test_any_byte_but_zero_is_true() -> None:
 
 
 @pytest.mark.parametrize("name", ["S5", "U3", ">U2", "datetime64[s]", "timedelta64[ns]", "{a:int8,b:float32}", "S16"])
-def test_what_is_no_number_is_equal_or_not(name: str) -> None:
+def test_elements_that_are_no_numbers_are_equal_or_not(name: str) -> None:
     dtype = parse_dtype(name)
     a = np.zeros(5 * dtype.itemsize, np.uint8)
     b = a.copy()
@@ -188,7 +188,7 @@ def test_what_is_no_number_is_equal_or_not(name: str) -> None:
     )
 
 
-def test_nothing_is_all_equal() -> None:
+def test_empty_tensors_are_equal() -> None:
     found = compared(np.zeros(0, np.float32), np.zeros(0, np.float32))
 
     assert found.share_equal == 1
@@ -204,7 +204,7 @@ def test_records_of_a_megabyte_are_compared_one_by_one() -> None:
     assert compared(a, b).n_equal == 2
 
 
-def test_bytes_need_not_be_aligned() -> None:
+def test_value_diff_takes_unaligned_bytes() -> None:
     a, b = np.arange(5, dtype=np.float64), np.arange(5, dtype=np.float64) * 2
     difference = ValueDifference(a.dtype)
 

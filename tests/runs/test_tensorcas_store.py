@@ -475,7 +475,7 @@ def test_a_file_of_another_format_becomes_a_step_and_a_step_a_file(tmp_path: Pat
         assert store.open(5).tensors_digest() == store.open(4).tensors_digest()
 
 
-def test_the_place_where_it_was_says_where_it_is() -> None:
+def test_import_of_the_store_from_its_old_module_names_the_new_one() -> None:
     with pytest.raises(ImportError, match="from tensorcas_mlflow import TensorCasStore"):
         exec("from tensorcas_mlflow.store import TensorCasStore", {})
     with pytest.raises(ImportError, match="cannot import name 'TensorCasStores'"):

@@ -124,7 +124,7 @@ def test_a_store_that_was_deleted_is_not_made_again_by_a_save(
     assert place.folder is None or not place.folder.exists()
 
 
-def test_it_is_found_out_at_the_commit_if_it_happens_while_a_save_is_under_way(place: Place, store: Store) -> None:
+def test_commit_into_a_store_made_anew_during_the_save_is_refused(place: Place, store: Store) -> None:
     with store.write_checkpoint({"w": TENSORS["w"] + 1}) as save:
         place.make_anew()
         with pytest.raises(ConflictError, match="no longer"):
@@ -133,7 +133,7 @@ def test_it_is_found_out_at_the_commit_if_it_happens_while_a_save_is_under_way(p
     assert place.n_refs() == 0
 
 
-def test_a_deletion_is_found_out_at_the_commit_too(place: Place, store: Store) -> None:
+def test_commit_into_a_deleted_store_is_refused(place: Place, store: Store) -> None:
     with store.begin_checkpoint({"w": TENSORS["w"] + 1}) as save:
         place.delete()
         with pytest.raises(StoreNotFoundError):

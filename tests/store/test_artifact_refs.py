@@ -90,7 +90,7 @@ def test_a_file_and_a_directory_may_have_one_name(store: Store) -> None:
     assert store.artifact("x/y") is not None
 
 
-def test_walk_lists_all_below(store: Store) -> None:
+def test_walk_lists_all_artifacts_below_a_path(store: Store) -> None:
     for path in PATHS:
         put(store, path)
 

@@ -392,7 +392,7 @@ def test_every_flipped_byte_of_a_manifest_is_seen(store: Store) -> None:
     assert n_seen > 0.9 * len(whole)
 
 
-def test_a_missing_manifest_is_named(store: Store) -> None:
+def test_error_names_a_missing_manifest(store: Store) -> None:
     ref = save(store, {"a": weights(1)})
     (folder(store) / "manifests" / ref.manifest).unlink()
 

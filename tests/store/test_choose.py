@@ -140,7 +140,7 @@ def test_noise_in_a_tensor_of_weights_is_left_raw() -> None:
     assert encode_chosen(NOISE, choice) == (RAW, 1, NOISE)
 
 
-def test_more_effort_takes_no_more_room() -> None:
+def test_more_effort_never_stores_more_bytes() -> None:
     weights = np.repeat(AFTER[:20_000], 3)[:65_536].tobytes()
     sizes = [
         len(encode_chosen(weights, choose(weights, 4, is_float=True, effort=effort))[2])

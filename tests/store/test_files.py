@@ -52,7 +52,7 @@ def test_a_file_longer_than_a_batch_comes_in_pieces(store: Store, tmp_path: Path
     assert max(sizes) <= 16 << 20
 
 
-def test_what_two_files_share_is_stored_once(store: Store, tmp_path: Path) -> None:
+def test_bytes_that_two_files_share_are_stored_once(store: Store, tmp_path: Path) -> None:
     shared = np.random.default_rng(0).bytes(50 * CHUNK)
     (tmp_path / "one").write_bytes(shared)
     (tmp_path / "two").write_bytes(shared + b"and more")

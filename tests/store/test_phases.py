@@ -50,7 +50,7 @@ def test_beginning_a_save_writes_no_chunk_and_knows_what_is_new(store: Store) ->
     assert np.array_equal(read(store, 1), weights)
 
 
-def test_what_is_stored_already_is_not_new(store: Store) -> None:
+def test_begun_save_counts_no_stored_chunk_as_new(store: Store) -> None:
     weights = rng.normal(size=5_000)
     with store.begin_checkpoint({"w": weights}) as save:
         save.commit(target(1))

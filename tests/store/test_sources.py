@@ -93,7 +93,7 @@ def test_a_detached_source_gives_what_was_copied(source: TensorSource) -> None:
         list(kept.pieces(everything(source)))
 
 
-def test_bytes_that_are_nowhere_cannot_be_given(source: TensorSource) -> None:
+def test_source_without_bytes_raises_chunk_not_found(source: TensorSource) -> None:
     nowhere = NoSource(source.rows, CHUNK)
 
     assert nowhere.sizes.tolist() == source.sizes.tolist()

@@ -217,7 +217,7 @@ def test_a_store_can_be_kept_in_any_backend() -> None:
         Store.init_backend(backend)
 
 
-def test_looking_for_a_store_touches_nothing(tmp_path: Path) -> None:
+def test_looking_for_a_store_writes_nothing(tmp_path: Path) -> None:
     with pytest.raises(StoreNotFoundError):
         Store.find(tmp_path / "a" / "b")
 

@@ -32,7 +32,7 @@ def test_files_that_are_not_of_the_store_change_nothing_in_a_folder(folder: str,
 
 
 @pytest.mark.parametrize("is_remote", [False, True])
-def test_nor_do_they_where_blobs_are_no_files(is_remote: bool) -> None:
+def test_blobs_that_are_not_of_the_store_change_nothing(is_remote: bool) -> None:
     backend = MemoryBackend()
     backend.is_remote = is_remote
     fill(backend)
@@ -85,7 +85,7 @@ def test_a_store_blocked_by_a_list_of_strangers_saves_and_a_collection_says_so_a
     assert loads(store) == 6
 
 
-def test_a_repair_says_so_too_and_takes_the_list_away(tmp_path: Path) -> None:
+def test_repair_reports_a_list_of_strangers_and_removes_the_list(tmp_path: Path) -> None:
     store = blocked(tmp_path)
     plan = plan_repair(store)
 

@@ -92,7 +92,7 @@ def test_a_collection_during_a_stream_takes_nothing_of_it(store: Store) -> None:
     assert read(store, ref) == data
 
 
-def test_chunks_that_others_drop_during_a_stream_stay_for_it(store: Store) -> None:
+def test_stream_keeps_the_chunks_that_others_drop_meanwhile(store: Store) -> None:
     data = noise(LONG)
     commit(store, Stream(data), "one")
 

@@ -29,7 +29,7 @@ def test_a_save_tells_of_all_bytes_that_are_hashed_and_of_those_that_are_stored(
     assert all(read[name].tobytes() == array.tobytes() for name, array in arrays.items())
 
 
-def test_a_save_that_is_watched_is_the_save_that_is_not() -> None:
+def test_watching_a_save_does_not_change_its_result() -> None:
     store = Store.init_backend(MemoryBackend(), chunk_bytes=1 << 16)
     arrays: dict[str, Any] = {f"w{at}": np.full((at, 700), at) for at in range(40)}
     pendings = [store.begin_checkpoint(arrays), store.begin_checkpoint(arrays, watch=lambda n_bytes: None)]

@@ -83,7 +83,7 @@ def is_right(found: Mapping[str, Array], wanted: Mapping[str, Array] = MODEL) ->
 
 @pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize("way", [None, *WAYS])
-def test_every_way_reads_the_same(store: Store, manifest: Manifest, way: Any, verify: bool) -> None:
+def test_every_way_of_reading_gives_the_same_bytes(store: Store, manifest: Manifest, way: Any, verify: bool) -> None:
     assert is_right(store.read_tensors(manifest, verify=verify, way=way))
     assert is_right(store.read_tensors(manifest, verify=verify, way=way, copy=False))
 
@@ -138,7 +138,7 @@ def test_only_what_is_in_out_is_read_into_it(store: Store, manifest: Manifest) -
         ({"other": np.empty(3)}, "'other'"),
     ],
 )
-def test_what_cannot_be_read_into_is_refused(
+def test_array_that_cannot_hold_its_tensor_is_refused(
     store: Store, manifest: Manifest, out: dict[str, Array], said: str
 ) -> None:
     with pytest.raises(ValueError, match=said):
@@ -195,7 +195,7 @@ def test_what_is_stored_raw_in_one_piece_is_a_view_of_the_pack(store: Store, man
     assert all(found[name].ctypes.data % 64 == 0 for name in mapped)
 
 
-def test_a_view_outlives_the_pack(tmp_path: Path) -> None:
+def test_view_of_a_pack_outlives_the_pack(tmp_path: Path) -> None:
     store = Store.init(tmp_path, chunk_bytes=CHUNK_BYTES)
     ref = save(store, MODEL)
     found = store.read_tensors(store.manifest(ref), copy=False)

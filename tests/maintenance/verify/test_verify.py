@@ -150,7 +150,7 @@ def test_every_flipped_byte_of_a_pack_is_seen_or_without_effect() -> None:
         overwrite(store.backend, key, whole)
 
 
-def test_damage_that_nothing_needs_is_told_apart(store: Store) -> None:
+def test_verify_reports_damage_that_no_checkpoint_needs_separately(store: Store) -> None:
     store.drop(save(store, 3, {"a": noise(5), "b": noise(6)}))
     key = flip_payload(store, noise(5))
     assert flip_payload(store, noise(6)) == key
@@ -195,7 +195,7 @@ def test_a_pack_that_the_folded_index_names_is_named_when_it_is_gone(
 
 
 @pytest.mark.parametrize("n_bytes", [0, 40, 4200])
-def test_a_pack_cut_short_is_a_problem_and_so_is_what_it_breaks(store: Store, n_bytes: int) -> None:
+def test_verify_reports_a_pack_cut_short_and_the_checkpoints_it_breaks(store: Store, n_bytes: int) -> None:
     key = pack_with(store, noise(2))
     overwrite(store.backend, key, store.backend.get(key)[:n_bytes])
     pack, checkpoint = found_in(store)
@@ -279,7 +279,7 @@ def test_a_small_blob_that_cannot_be_read_is_named(store: Store, key: str) -> No
     assert [problem.key for problem in found_in(store)] == [key]
 
 
-def test_all_problems_are_told_and_not_only_the_first(store: Store) -> None:
+def test_verify_reports_all_problems_and_not_only_the_first(store: Store) -> None:
     for key, data in DAMAGE.items():
         store.backend.put_new(key, [data])
     flip_payload(store, noise(1))
@@ -328,7 +328,7 @@ class Meanwhile(LocalBackend):
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_what_is_dropped_and_collected_meanwhile_is_no_problem(tmp_path: Path, full: bool) -> None:
+def test_steps_dropped_and_collected_during_verify_are_no_problem(tmp_path: Path, full: bool) -> None:
     backend = Meanwhile(tmp_path)
     store = Store.init_backend(backend, chunk_bytes=CHUNK_BYTES)
     save(store, 1, {"w": noise(1), "shared": noise(0)})

@@ -213,7 +213,7 @@ def test_there_is_one_store_in_the_bucket_and_one_in_the_backups(walk: Walk, s3:
         assert formats == ["mlflow/.tensorcas/format"]
 
 
-def test_the_backup_is_whole(walk: Walk) -> None:
+def test_backup_of_the_deployment_is_whole(walk: Walk) -> None:
     assert (walk.folder / "tracking.dump").stat().st_size > 10_000
     assert "0 problems" in walk.printed["Backup"] or "no problem" in walk.printed["Backup"], walk.printed["Backup"]
 
@@ -234,6 +234,6 @@ def test_the_policy_allows_what_is_asked_and_no_more(walk: Walk) -> None:
     assert [prefix for prefix in prefixes if not prefix.startswith("mlflow")] == []
 
 
-def test_the_page_is_linked(walk: Walk) -> None:
+def test_page_about_deployment_is_linked(walk: Walk) -> None:
     for page in ("README.md", "docs/deployments.md"):
         assert "deploy.md)" in (PAGE.parents[1] / page).read_text()
