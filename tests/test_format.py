@@ -18,10 +18,9 @@ from tensorcas_mlflow.index import make_table, segment_bytes
 from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.pack import ENTRY, FOOTER_BYTES, MAGIC, TABLE_ENTRY, TABLE_MAGIC, PackWriter, Payload, read_table
 from tensorcas_mlflow.store import MANIFEST_FILE, PAYLOAD_FILE, RefTarget, Store, write_payload
-from tensorcas_mlflow.store._condemned import condemned_bytes
-from tensorcas_mlflow.store._format import parse_format
 from tensorcas_mlflow.store._keys import artifact_key, quote_segment
-from tensorcas_mlflow.store._records import parse_intent, parse_ref
+from tensorcas_mlflow.store._records import parse_ref
+from tensorcas_mlflow.store.protocol import condemned_bytes, parse_format, parse_intent
 from tensorcas_mlflow.tensors_file import HEADER_BYTES, Header
 from tensorcas_mlflow.tensors_file import MAGIC as TENSORS_MAGIC
 

@@ -153,8 +153,7 @@ class Case:
         return [render_page(store, ref) for ref in store.checkpoints()]
 
     def read_a_file_of_its_own(self) -> Any:
-        from tensorcas_mlflow.store import payload_pieces
-        from tensorcas_mlflow.store._tensors_file import TensorsFile
+        from tensorcas_mlflow.store import TensorsFile, payload_pieces
 
         store = self.store().store
         file = self.folder / f"{self.adapter}.tensors"

@@ -28,8 +28,8 @@ from tensorcas_mlflow.backends import ObjectBackend
 from tensorcas_mlflow.digest import unique_rows
 from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import PendingSave, RefTarget, Store, _catalog, _claim, _ingest, _records
-from tensorcas_mlflow.store._records import intent_bytes, new_ref, ref_bytes
-from tensorcas_mlflow.store.protocol import condemned_bytes, list_packs
+from tensorcas_mlflow.store._records import new_ref, ref_bytes
+from tensorcas_mlflow.store.protocol import condemned_bytes, intent_bytes, list_packs
 from tests.file_formats.split_samples import samples
 from tests.golden.bucket import opened
 from tests.golden.golden_v1 import CUTS, METADATA, noise, tensors

@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from tensorcas_mlflow.census import census_bytes, read_census
 
 from tensorcas_mlflow.backends import BlobInfo, MemoryBackend
 from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, ZSTD, Codec, Transform
@@ -16,8 +17,7 @@ from tensorcas_mlflow.maintenance._census import census_bytes, read_census
 from tensorcas_mlflow.maintenance._inventory import inventory_of_manifests, inventory_of_packs, merge_inventories
 from tensorcas_mlflow.pack import Base, PackWriter, Payload, bases_of, is_delta, read_table
 from tensorcas_mlflow.store._lookup import find_places
-from tensorcas_mlflow.store._records import intent_bytes, parse_intent
-from tensorcas_mlflow.store.protocol import Bases
+from tensorcas_mlflow.store.protocol import Bases, intent_bytes, parse_intent
 
 N_WORDS = 1_001
 GUARD = 64

@@ -35,10 +35,16 @@ from tensorcas_mlflow.hints import hint_bytes, read_hints, split_hints
 from tensorcas_mlflow.index import make_table, read_segment, segment_bytes
 from tensorcas_mlflow.manifest import Manifest, Row
 from tensorcas_mlflow.pack import ENTRY, FOOTER_BYTES, PackWriter, Payload, read_table
-from tensorcas_mlflow.store._condemned import condemned_bytes, read_condemned
-from tensorcas_mlflow.store._format import new_format, parse_format
-from tensorcas_mlflow.store._records import RefTarget, intent_bytes, new_ref, parse_intent, parse_ref, ref_bytes
-from tensorcas_mlflow.store._tensors_file import TensorsFile
+from tensorcas_mlflow.store import RefTarget, TensorsFile
+from tensorcas_mlflow.store._records import new_ref, parse_ref, ref_bytes
+from tensorcas_mlflow.store.protocol import (
+    condemned_bytes,
+    intent_bytes,
+    new_format,
+    parse_format,
+    parse_intent,
+    read_condemned,
+)
 from tensorcas_mlflow.tensor import Spec
 from tensorcas_mlflow.tensors_file import Layout
 from tests.hostile import delta_parsers as of_deltas

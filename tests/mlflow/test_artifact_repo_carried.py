@@ -10,7 +10,7 @@ from mlflow.exceptions import MlflowException
 
 from tensorcas_mlflow.artifact_repo import TensorCasArtifactRepository
 from tensorcas_mlflow.store import Store, is_carried
-from tensorcas_mlflow.store._format import new_format
+from tensorcas_mlflow.store.protocol import new_format
 
 RUN = "0123456789abcdef" * 2
 OTHER = b"\0bin" * 1000

@@ -11,9 +11,7 @@ from typing import Any, TypeVar
 import obstore
 import pytest
 
-from tensorcas_mlflow.backends import Backend, MemoryBackend
-from tensorcas_mlflow.backends._buckets import Bucket
-from tensorcas_mlflow.backends._objects import ObjectBackend
+from tensorcas_mlflow.backends import Backend, Bucket, MemoryBackend, ObjectBackend
 from tests.protocol.casts import Cast
 from tests.protocol.interleave import Actor, Run, View, actors_uuid4
 

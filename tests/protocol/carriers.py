@@ -8,7 +8,7 @@ from pathlib import Path
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.carrier import CarrierBackend, Entry, Shelf
 from tensorcas_mlflow.maintenance import plan_gc
-from tensorcas_mlflow.store._format import FORMAT
+from tensorcas_mlflow.store.protocol import FORMAT
 from tests.protocol.casts import Cast, open_store, save
 from tests.protocol.interleave import Run, WatchedBackend
 

@@ -16,10 +16,8 @@ from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.pack import Base, Payload
 from tensorcas_mlflow.store import RefTarget, Store
 from tensorcas_mlflow.store import _claim as claim
-from tensorcas_mlflow.store._condemned import Condemnation, read_condemned
-from tensorcas_mlflow.store._format import FORMAT, new_format
 from tensorcas_mlflow.store._records import new_ref, ref_bytes
-from tensorcas_mlflow.store.protocol import read_pack_table
+from tensorcas_mlflow.store.protocol import FORMAT, Condemnation, new_format, read_condemned, read_pack_table
 from tests.protocol.casts import CHUNK_BYTES, RUN_ID, STORE_ID, Cast, chunk, key_of, open_store, save, tensors_of
 from tests.protocol.interleave import Blobs, blobs_of, memory_of
 

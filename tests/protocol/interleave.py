@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from tensorcas_mlflow.backends import Backend, BlobInfo, Buffer, MemoryBackend, Token
-from tensorcas_mlflow.backends._contract import Children
+from tensorcas_mlflow.backends import Backend, BlobInfo, Buffer, Children, MemoryBackend, Token
 
 GENERATION = "condemned/@generation"
 

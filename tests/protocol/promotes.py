@@ -6,9 +6,7 @@ import ast
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.backends._objects import ObjectBackend
-from tensorcas_mlflow.backends._voids import is_void, new_void
+from tensorcas_mlflow.backends import Backend, ObjectBackend, is_void, new_void
 from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError
 from tests.protocol.buckets import HISTORY, LATE, Loses, delete_again, etag, objects, quietly
 from tests.protocol.interleave import Program, Run

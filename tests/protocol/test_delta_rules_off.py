@@ -11,7 +11,7 @@ import pytest
 
 from tensorcas_mlflow.maintenance._gc_survey import Survey
 from tensorcas_mlflow.store import _catalog, _lookup
-from tensorcas_mlflow.store._condemned import Condemnation
+from tensorcas_mlflow.store.protocol import Condemnation
 from tests.protocol.casts import Cast
 from tests.protocol.delta_casts import DeltaSave, delta_writer, stored
 from tests.protocol.interleave import Run

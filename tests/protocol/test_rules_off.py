@@ -20,10 +20,8 @@ from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError
 from tensorcas_mlflow.index import pack_key
 from tensorcas_mlflow.maintenance import _gc
 from tensorcas_mlflow.maintenance._gc_survey import Survey, survey
-from tensorcas_mlflow.store import _claim, _save, protocol
-from tensorcas_mlflow.store._condemned import Condemnation
-from tensorcas_mlflow.store._records import intent_bytes
-from tensorcas_mlflow.store._save import PendingSave
+from tensorcas_mlflow.store import PendingSave, _claim, _save, protocol
+from tensorcas_mlflow.store.protocol import Condemnation, intent_bytes
 from tests.protocol.casts import Cast
 from tests.protocol.interleave import Run, WatchedBackend
 from tests.protocol.schedules import Exploration, Script, explore
