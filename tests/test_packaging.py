@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from email.parser import BytesParser
 from pathlib import Path
@@ -90,7 +91,7 @@ def copy_checkout(tree: Path) -> Path:
     leftovers = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.so")
     for folder in ("tensorcas_mlflow", "flavors", "mlflow-stubs", "tests"):
         shutil.copytree(CHECKOUT / folder, tree / folder, ignore=leftovers)
-    for file in ("pyproject.toml", "setup.cfg", "README.md", "LICENSE"):
+    for file in ("pyproject.toml", "setup.cfg", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(CHECKOUT / file, tree)
     return tree
 
@@ -185,6 +186,12 @@ def test_package_without_a_compiler_is_built_without_the_compiled_loops(tmp_path
     assert done.returncode == 0, done.stdout + done.stderr
     [wheel] = tmp_path.glob("*.whl")
     assert {name for name in names_in(wheel) if ".dist-info/" not in name} == package_files()
+
+
+@pytest.mark.long
+def test_the_sdist_holds_no_tests(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        assert [name for name in archive.getnames() if "tests" in name.split("/")] == []
 
 
 @pytest.mark.long
