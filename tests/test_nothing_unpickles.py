@@ -293,7 +293,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     outputs = []
     for program in ("write", "read"):
         env = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "TENSORCAS_"))}
-        command = [sys.executable, __file__, program, str(folder)]
+        env["PYTHONPATH"] = os.pathsep.join(sys.path)
+        command = [sys.executable, "-m", "tests.test_nothing_unpickles", program, str(folder)]
         done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         outputs.append(done.stdout)
