@@ -99,7 +99,7 @@ def test_only_what_lies_wholly_inside_an_extent_is_held(cache: ExtentCache) -> N
     assert held(cache.open_pack(STORE, PACK), *places) == [True, True, False, False, False, False, False, False]
 
 
-def test_of_extents_that_overlap_the_one_that_reaches_farthest_serves(cache: ExtentCache) -> None:
+def test_farthest_reaching_of_overlapping_extents_serves(cache: ExtentCache) -> None:
     put(cache, (0, 10_000))
     put(cache, (2_000, 100))
     put(cache, (9_000, 5_000))
@@ -434,9 +434,7 @@ def test_foreign_names_are_neither_read_nor_removed(cache: ExtentCache, folder: 
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.write_bytes(b"x" * 37), Path.touch])
-def test_a_tally_that_is_none_is_begun_anew_or_the_cache_does_less(
-    folder: Path, make: Callable[[Path], object]
-) -> None:
+def test_invalid_tally_is_rebuilt_or_the_cache_does_less(folder: Path, make: Callable[[Path], object]) -> None:
     (folder / "extents-1").mkdir(parents=True)
     make(folder / "extents-1" / "tally")
     cache = ExtentCache(folder, max_bytes=MIB)
@@ -759,7 +757,7 @@ def test_cache_lies_in_the_users_cache_folder_by_default(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "16 gigabytes", "²"])
-def test_a_bound_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_invalid_bound_of_the_cache_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("TENSORCAS_CACHE_BYTES", value)
 
     with pytest.raises(ValueError, match="TENSORCAS_CACHE_BYTES"):

@@ -28,7 +28,7 @@ def file(backend: LocalBackend) -> Iterator[BlobFile]:
         yield opened
 
 
-def test_a_backend_without_files_opens_none() -> None:
+def test_backend_without_files_opens_no_file() -> None:
     assert MemoryBackend().open_file("packs/1") is None
 
 
@@ -60,7 +60,7 @@ def test_a_read_beyond_the_end_is_corrupt(file: BlobFile, start: int) -> None:
         file.read_into(start, outs)
 
 
-def test_what_is_deleted_can_be_read_to_the_end(backend: LocalBackend, file: BlobFile) -> None:
+def test_open_file_of_a_deleted_blob_can_be_read_to_the_end(backend: LocalBackend, file: BlobFile) -> None:
     backend.delete("packs/1")
     out = bytearray(100)
     file.read_into(50, [memoryview(out)])
@@ -109,12 +109,12 @@ def test_populating_a_file_that_was_cut_short_is_an_error_and_kills_nobody(file:
         stretch.populate(0, len(CONTENT))
 
 
-def test_what_was_written_just_now_is_in_memory(file: BlobFile) -> None:
+def test_bytes_written_just_now_are_in_the_page_cache(file: BlobFile) -> None:
     assert file.share_in_memory([(0, len(CONTENT))]) == 1.0
     assert file.share_in_memory([(10, 20), (90_000, 100_000)]) == 1.0
 
 
-def test_what_the_system_has_put_out_of_memory_is_seen(tmp_path: Path) -> None:
+def test_eviction_from_the_page_cache_is_seen(tmp_path: Path) -> None:
     backend = LocalBackend(tmp_path)
     backend.put_new("packs/1", [bytes(4 << 20)])
     with backend.open_file("packs/1") as file:
@@ -128,6 +128,6 @@ def test_what_the_system_has_put_out_of_memory_is_seen(tmp_path: Path) -> None:
     assert shares == [1.0, 0.0, 0.0, 0.0]
 
 
-def test_looking_for_what_is_beyond_the_end_says_nothing(file: BlobFile) -> None:
+def test_share_in_the_page_cache_of_a_read_beyond_the_end_is_one(file: BlobFile) -> None:
     assert file.share_in_memory([(0, len(CONTENT) + 1)]) == 1.0
     assert file.share_in_memory([]) == 1.0

@@ -60,9 +60,7 @@ def test_a_tool_gives_an_earlier_step_back(tool: object, case: Case, tmp_path: P
     assert same_bytes(load(tool.give_back(place, 0)), case.tensors)  # type: ignore[attr-defined]
 
 
-def test_what_is_durable_was_synced_with_its_folder(
-    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_durable_file_is_synced_with_its_folder(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     fsync = os.fsync
 

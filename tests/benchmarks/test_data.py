@@ -101,7 +101,7 @@ def test_a_training_that_broke_off_is_trained_anew(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["000.safetensors"]
 
 
-def test_what_is_kept_is_not_trained_again(tmp_path: Path) -> None:
+def test_stored_history_is_not_trained_again(tmp_path: Path) -> None:
     def never() -> Iterator[State]:
         raise AssertionError("trained again")
         yield {}

@@ -198,6 +198,6 @@ def test_a_process_of_its_own_sees_the_disk_and_the_memory(tmp_path: Path) -> No
 
 
 @pytest.mark.long
-def test_what_a_process_of_its_own_raises_is_told() -> None:
+def test_error_of_a_measured_process_is_reported() -> None:
     with pytest.raises(RuntimeError, match="ValueError: nothing to measure"):
         interleave_apart({"only": Job(prepare=_failing, args=())}, 1, Section("", ""))

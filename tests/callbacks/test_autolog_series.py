@@ -87,7 +87,7 @@ def test_a_training_that_builds_no_new_rounds_goes_under_another_name() -> None:
     assert series_of(run.info.run_id) == {"checkpoint": [5], "checkpoint-2": [5]}
 
 
-def test_what_the_program_has_logged_under_the_name_is_left_alone() -> None:
+def test_autolog_leaves_checkpoints_of_the_program_alone() -> None:
     with mlflow.start_run() as run:
         log_checkpoint({"weights": FEATURES}, step=0)
         xgboost.train(PARAMETERS, data(), 5)

@@ -46,7 +46,7 @@ def test_a_resumed_training_ends_as_an_uninterrupted_one(tmp_path: Path, step: i
     ]
 
 
-def test_what_the_trainer_saves_is_logged(tmp_path: Path) -> None:
+def test_state_that_the_trainer_saves_is_logged(tmp_path: Path) -> None:
     with mlflow.start_run() as run:
         train(tmp_path, TensorCasCallback(), save_strategy="steps", save_steps=3)
         folder = write_trainer_checkpoint(run.info.run_id, tmp_path / "resume", step=6)

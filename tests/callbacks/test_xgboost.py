@@ -33,7 +33,7 @@ def test_every_few_rounds_and_the_last_are_logged() -> None:
     assert raw(load_checkpoint(run.info.run_id)) == raw(booster)
 
 
-def test_without_an_interval_only_the_end_is_logged() -> None:
+def test_xgboost_callback_without_an_interval_logs_only_the_end() -> None:
     with mlflow.start_run() as run:
         train(TensorCasCallback(every_n_rounds=None))
 

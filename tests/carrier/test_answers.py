@@ -88,7 +88,7 @@ def error_of(shelf: Shelf, name: str, out: Path) -> TensorCasError:
         ("broken", BrokenOffError, "TEMPORARILY_UNAVAILABLE"),
     ],
 )
-def test_an_answer_is_told_as_what_it_is(
+def test_answer_of_a_server_becomes_the_fitting_error(
     shelf: Shelf, tmp_path: Path, name: str, kind: type[TensorCasError], code: str
 ) -> None:
     error = error_of(shelf, name, tmp_path)

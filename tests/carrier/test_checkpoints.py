@@ -93,7 +93,7 @@ def test_a_series_may_have_any_printable_name(carried: Experiment) -> None:
             log(1, name="100%")
 
 
-def test_a_step_is_replaced_only_if_that_is_said(carried: Experiment) -> None:
+def test_carried_step_is_replaced_only_with_overwrite(carried: Experiment) -> None:
     with mlflow.start_run():
         log(1)
         with pytest.raises(MlflowException, match="already a checkpoint"):

@@ -96,7 +96,7 @@ def test_a_save_that_ends_is_no_hindrance(carried: Experiment) -> None:
     assert plan_gc(carried.store(), grace_s=0).is_empty
 
 
-def test_what_stood_in_for_a_checkpoint_is_shown_by_nothing_and_goes(tmp_path: Path) -> None:
+def test_stand_in_of_a_checkpoint_is_never_shown_and_is_collected(tmp_path: Path) -> None:
     store = Store.init(tmp_path)
     ref = store.write_checkpoint(TENSORS).commit(RefTarget(run_id="run", step=1))
     left = f"refs/replacing/@{'0' * 32}"
@@ -136,7 +136,7 @@ def test_files_that_a_server_left_half_written_are_no_blobs_and_are_swept(tmp_pa
     assert not leftover.exists()
 
 
-def test_what_mlflow_gc_deletes_at_the_server_is_found_by_direct_access(carried: Experiment) -> None:
+def test_direct_access_finds_runs_that_mlflow_gc_deleted_at_the_server(carried: Experiment) -> None:
     """The ref says where below the store's root MLflow keeps the copy, so it can be looked for there."""
     gone, kept = checkpoint(1), checkpoint(2)
     mlflow.delete_run(gone)

@@ -207,7 +207,7 @@ def test_a_blob_is_fetched_once_however_many_threads_read_it(tmp_path: Path) -> 
     assert shelf.fetched == ["k"]
 
 
-def test_what_is_kept_of_fetched_blobs_is_bounded() -> None:
+def test_cache_of_fetched_blobs_is_bounded() -> None:
     fetched: list[str] = []
     downloads = Downloads(max_bytes=25)
 

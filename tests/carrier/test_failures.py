@@ -63,7 +63,7 @@ def test_a_refused_upload_is_told_at_once(carried: Experiment, monkeypatch: pyte
     assert caught.value.error_code == "BAD_REQUEST"  # clients of servers repeat what is TEMPORARILY_UNAVAILABLE
 
 
-def test_what_was_saved_before_a_server_was_killed_is_there_when_it_is_back(
+def test_checkpoint_saved_before_a_server_was_killed_survives_the_restart(
     empty_database: Path, tmp_path: Path, no_stray_settings: None
 ) -> None:
     shutil.copy(empty_database, tmp_path / "mlflow.db")

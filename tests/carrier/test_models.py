@@ -118,9 +118,7 @@ def test_ten_half_frozen_models_cost_at_most_six_tenths(carried: Experiment) -> 
     assert carried.n_bytes() <= 0.6 * 10 * payload_bytes(model)
 
 
-def test_who_reaches_the_servers_folder_opens_it_as_an_ordinary_store(
-    carried: Experiment, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_servers_folder_opens_as_an_ordinary_store(carried: Experiment, capsys: pytest.CaptureFixture[str]) -> None:
     model = network()
     info = log(model)
     store = carried.store()
@@ -134,7 +132,7 @@ def test_who_reaches_the_servers_folder_opens_it_as_an_ordinary_store(
     assert capsys.readouterr().out.count(f"model {info.model_id}") == 2
 
 
-def test_what_was_saved_without_the_server_is_shared_with_what_is_saved_through_it(carried: Experiment) -> None:
+def test_direct_and_carried_saves_share_chunks(carried: Experiment) -> None:
     model = network()
     log(model)
     weights = {"w": model[0].weight.detach().numpy(), "v": network(1)[0].weight.detach().numpy()}

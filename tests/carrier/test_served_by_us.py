@@ -41,7 +41,7 @@ def pack_bytes(experiment: Experiment) -> int:
     return sum(file.stat().st_size for file in packs.iterdir())
 
 
-def test_a_server_of_ours_says_so_and_a_stock_one_does_not(served: Experiment, carried: Experiment) -> None:
+def test_server_with_the_package_identifies_itself(served: Experiment, carried: Experiment) -> None:
     assert not is_served_by_us(carried.uri)
     url = f"{served.server.uri}/api/2.0/mlflow-artifacts/artifacts"
     listed = requests.get(url, params={"path": f"{served.id}/.tensorcas"}, timeout=20).json()
@@ -96,7 +96,7 @@ def test_a_tensor_that_a_model_and_a_checkpoint_share_is_stored_once(served: Exp
     assert pack_bytes(served) - before < 0.05 * 1_000_000
 
 
-def test_a_step_is_replaced_only_if_that_is_said(served: Experiment) -> None:
+def test_served_step_is_replaced_only_with_overwrite(served: Experiment) -> None:
     with mlflow.start_run():
         log(1)
         with pytest.raises(MlflowException, match="already a checkpoint"):
@@ -205,7 +205,7 @@ def test_parts_of_a_step_are_read_from_the_file_that_is_fetched(served: Experime
     assert found.changed == ("trained",)
 
 
-def test_what_was_fetched_to_be_read_goes_with_its_reader(
+def test_fetched_file_is_deleted_with_its_reader(
     served: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scratch = tmp_path / "scratch"

@@ -212,7 +212,7 @@ def lists_of(values: list[int], counts: list[int]) -> pa.ListArray:
     ],
     ids=lambda columns: next(iter(columns)),
 )
-def test_what_is_wrong_with_the_last_of_many_rows_is_a_format_error(columns: dict[str, object]) -> None:
+def test_fault_in_the_last_of_many_rows_is_a_format_error(columns: dict[str, object]) -> None:
     with pytest.raises(FormatError):
         Manifest.from_bytes(many(**columns))
 

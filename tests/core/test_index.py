@@ -168,7 +168,7 @@ def test_a_segment_with_hostile_columns_is_corrupt(columns: dict[str, object]) -
         read_segment("index/x.arrow", segment_with({"format": 1, "packs": PACKS}, **columns))
 
 
-def test_a_segment_of_a_later_release_says_so() -> None:
+def test_segment_of_a_later_release_is_refused_with_its_version() -> None:
     with pytest.raises(NewerFormatError, match="version 9"):
         read_segment("index/x.arrow", segment_with({"format": 9, "packs": PACKS}))
 

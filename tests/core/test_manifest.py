@@ -86,7 +86,7 @@ def test_a_manifest_is_recognised_by_its_first_bytes() -> None:
 @pytest.mark.parametrize(
     "changes", [{"flavor": ""}, {"flavor": "x" * 201}, {"store_id": ""}, {"kind": "model"}, {"flavor": 3}], ids=str
 )
-def test_what_could_not_be_read_back_is_refused_when_it_is_written(changes: dict[str, object]) -> None:
+def test_manifest_that_could_not_be_read_back_is_refused_on_write(changes: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="manifest's"):
         manifest(ROWS, **changes)
 
@@ -112,7 +112,7 @@ def stream(head: object, *, compression: str | None = None, n_batches: int = 1, 
     return sink.getvalue().to_pybytes()
 
 
-def test_what_the_hostile_tests_change_is_else_a_manifest() -> None:
+def test_unchanged_sample_of_the_hostile_tests_is_a_manifest() -> None:
     assert Manifest.from_bytes(stream({})).digests.tobytes() == MANIFEST.digests.tobytes()
 
 
@@ -189,7 +189,7 @@ def test_hostile_columns_are_a_format_error(columns: dict[str, object]) -> None:
         Manifest.from_bytes(stream({}, **columns))
 
 
-def test_a_manifest_of_a_later_release_says_so() -> None:
+def test_manifest_of_a_later_release_is_refused_with_its_version() -> None:
     with pytest.raises(NewerFormatError, match="version 9"):
         Manifest.from_bytes(stream({"format": 9}))
 

@@ -224,7 +224,7 @@ def forged(rows: list[int], n_bases: int, version: int = 2) -> bytes:
     return WITH_DELTAS[:offset] + table + head + digest(table + head)
 
 
-def test_the_forger_writes_what_a_reader_takes_if_it_is_true() -> None:
+def test_true_table_of_the_forger_is_read() -> None:
     assert len(table_of(forged([1, 2], 2))) == 3
 
 

@@ -153,7 +153,7 @@ def test_a_forked_child_gets_a_pool_of_its_own(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "x", "1.5", "²"])
-def test_a_number_of_threads_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_invalid_number_of_threads_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("TENSORCAS_THREADS", value)
 
     with pytest.raises(ValueError, match=r"²|TENSORCAS_THREADS"):

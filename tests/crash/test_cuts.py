@@ -205,7 +205,7 @@ def test_a_commit_that_has_returned_is_there_after_a_cut(tmp_path: Path) -> None
     check_end(world, tmp_path)
 
 
-def test_what_a_compaction_copies_is_durable_before_the_rest_goes(tmp_path: Path) -> None:
+def test_copies_of_a_compaction_are_durable_before_the_old_pack_goes(tmp_path: Path) -> None:
     world = World(tmp_path)
     with world.recorder.installed():
         world.save(1, "abcd")

@@ -45,7 +45,7 @@ def test_a_checkpoint_of_deltas_is_read_and_verified(store: Store) -> None:
     assert deltas in base_packs(store.backend)
 
 
-def test_the_bases_of_what_is_needed_are_kept_when_nothing_else_needs_them(store: Store) -> None:
+def test_bases_that_only_live_deltas_need_are_kept(store: Store) -> None:
     first, second, _ = two_steps(store)
     before = packs_of(store.backend)
     store.drop(first)
@@ -121,7 +121,7 @@ def test_a_pack_named_as_one_of_bases_between_plan_and_deletion_is_spared(store:
     assert packs_of(store.backend) == {pack}
 
 
-def test_a_lost_base_is_told_by_whoever_needs_it(store: Store) -> None:
+def test_error_of_a_checkpoint_names_its_lost_base(store: Store) -> None:
     _, second, deltas = two_steps(store)
     [base_pack] = base_packs(store.backend)[deltas]
     store.backend.delete(f"packs/{base_pack}.pack")
@@ -162,7 +162,7 @@ def test_collections_delete_a_chain_from_its_end(store: Store) -> None:
     assert is_whole(store, refs[1], {"w": weights(1)})
 
 
-def test_what_relies_on_a_chain_that_is_broken_in_the_middle_is_written_again(store: Store) -> None:
+def test_save_writes_the_chunks_of_a_broken_chain_again(store: Store) -> None:
     refs = a_chain(store, 4)
     table = {name: len(packs) for name, packs in base_packs(store.backend).items()}
     assert len(table) == 3

@@ -92,7 +92,7 @@ def test_dead_collectors_list_with_the_middle_of_a_chain_is_finished(store: Stor
     assert is_right(store, refs[1], D)
 
 
-def test_of_a_chunk_in_full_and_as_a_delta_a_copy_stays_that_can_be_read(store: Store) -> None:
+def test_collector_keeps_a_readable_copy_of_a_chunk_stored_in_full_and_as_a_delta(store: Store) -> None:
     bases = put_pack(store, A)
     put_pack(store, (B, A, bases))
     put_pack(store, B)

@@ -54,7 +54,7 @@ def based(store: Store) -> tuple[Ref, Ref, str, str]:
     return first, second, bases, deltas
 
 
-def test_what_is_a_delta_against_a_damaged_base_is_told_and_never_wrong(store: Store) -> None:
+def test_delta_against_a_damaged_base_is_reported_and_never_wrong(store: Store) -> None:
     _, second, bases, _ = based(store)
     for at in range(8, len(store.backend.get(f"packs/{bases}.pack")), 997):
         flip(store, bases, at)

@@ -32,7 +32,7 @@ def fresh(store: Store) -> Store:
     return Store.open_backend(store.backend)
 
 
-def test_a_copy_is_found_that_lies_beside_a_delta_whose_base_is_gone(
+def test_reader_finds_a_full_copy_beside_a_delta_without_its_base(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A collection leaves deltas without their bases where the chunk has another copy."""
@@ -58,7 +58,7 @@ def test_a_delta_is_read_whose_base_has_a_damaged_copy_elsewhere(store: Store) -
     assert is_right(load(fresh(store), ref), B)
 
 
-def test_of_two_deltas_of_one_chunk_that_is_read_whose_base_is_whole(store: Store) -> None:
+def test_reader_takes_the_delta_whose_base_is_whole(store: Store) -> None:
     bases = [put_pack(store, A), put_pack(store, C)]
     for base, pack in zip((A, C), bases, strict=True):
         put_pack(store, (B, base, pack))
@@ -71,7 +71,7 @@ def test_of_two_deltas_of_one_chunk_that_is_read_whose_base_is_whole(store: Stor
 
 
 @pytest.mark.parametrize("how", [flip, lambda store, pack, chunk: lose(store, pack)], ids=["damaged", "lost"])
-def test_of_two_deltas_of_one_chunk_that_is_read_whose_chain_is_whole(store: Store, how: Any) -> None:
+def test_reader_takes_the_delta_whose_chain_is_whole(store: Store, how: Any) -> None:
     first = put_pack(store, A)
     second = put_pack(store, (B, A, first))
     others = put_pack(store, D)
@@ -92,7 +92,7 @@ def a_chain(store: Store) -> tuple[list[str], Ref]:
 
 
 @pytest.mark.parametrize("at", range(4))
-def test_the_pack_is_told_in_which_a_chain_is_damaged(store: Store, at: int) -> None:
+def test_error_names_the_pack_in_which_a_chain_is_damaged(store: Store, at: int) -> None:
     packs, ref = a_chain(store)
     flip(store, packs[at], (A, B, C, D)[at])
     with pytest.raises(CorruptChunkError) as caught:
@@ -103,7 +103,7 @@ def test_the_pack_is_told_in_which_a_chain_is_damaged(store: Store, at: int) -> 
 
 
 @pytest.mark.parametrize("at", range(3))
-def test_what_was_read_in_vain_is_written_again_by_the_next_save(store: Store, at: int) -> None:
+def test_next_save_writes_a_chunk_again_that_could_not_be_read(store: Store, at: int) -> None:
     packs, ref = a_chain(store)
     flip(store, packs[at], (A, B, C)[at])
     with pytest.raises(CorruptChunkError):
@@ -137,7 +137,7 @@ def test_a_base_that_another_thread_finds_gone_meanwhile_is_a_chunk_that_has_mov
     assert calls
 
 
-def test_a_base_that_is_gone_for_good_ends_in_an_error_that_says_so(store: Store) -> None:
+def test_error_names_a_base_that_is_gone_for_good(store: Store) -> None:
     packs, ref = a_chain(store)
     reader = fresh(store)
     assert is_right(load(reader, ref), D)

@@ -71,7 +71,7 @@ def test_delta_without_its_base_stays_until_the_base_comes_back(store: Store) ->
 
 
 @pytest.mark.parametrize("how", [flip, lambda store, pack, chunk: lose(store, pack)], ids=["damaged", "lost"])
-def test_what_is_a_delta_is_decoded_with_another_copy_of_its_base(store: Store, how: Any) -> None:
+def test_repair_decodes_a_delta_with_another_copy_of_its_base(store: Store, how: Any) -> None:
     bases = put_pack(store, A)
     put_pack(store, (B, A, bases))
     put_pack(store, A)
@@ -215,7 +215,7 @@ def test_a_repair_beside_a_collector_that_keeps_the_deltas_leaves_a_copy(store: 
     assert is_right(store, ref, B)
 
 
-def test_what_was_quarantined_of_a_delta_is_no_copy(store: Store) -> None:
+def test_quarantined_delta_is_no_copy(store: Store) -> None:
     bases = put_pack(store, A)
     deltas = put_pack(store, (B, A, bases), C)
     save_chunks(store, 1, B, C)

@@ -71,7 +71,7 @@ def test_no_chain_is_deeper_than_the_bound(store: Store) -> None:
     assert all(loads(store, step).tobytes() == weights(step, N).tobytes() for step in range(8))
 
 
-def test_what_another_process_saved_is_found_in_the_store(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_save_finds_bases_that_another_process_saved(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     save(store, {"w": weights(0, N)}, 0)
     monkeypatch.setattr(_parents, "RECENT", RecentManifests())
     save(Store.open_backend(store.backend), {"w": weights(1, N)}, 1, run_id="other")
@@ -209,7 +209,7 @@ def test_save_stores_a_delta_only_for_chunks_that_shrink(store: Store) -> None:
 
 
 @pytest.mark.parametrize("bad", [0, 1])
-def test_of_two_copies_of_a_base_the_one_is_named_that_can_be_read(
+def test_save_names_the_readable_one_of_two_copies_of_a_base(
     store: Store, bad: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     number = count()

@@ -42,7 +42,7 @@ def told(report: VerifyReport) -> set[tuple[str | None, tuple[str, ...]]]:
 
 @pytest.mark.parametrize("at", range(4))
 @pytest.mark.parametrize("how", [{"full": True}, {"sample": 1.0}, {"part": (1, 1)}], ids=lambda how: next(iter(how)))
-def test_damage_in_a_chain_is_told_of_all_that_takes_it(store: Store, at: int, how: Any) -> None:
+def test_damage_in_a_chain_is_reported_for_every_delta_on_it(store: Store, at: int, how: Any) -> None:
     packs, refs = chain(store)
     flip(store, packs[at], CHAIN[at])
     report = verify(fresh(store), **how)
@@ -52,7 +52,7 @@ def test_damage_in_a_chain_is_told_of_all_that_takes_it(store: Store, at: int, h
 
 
 @pytest.mark.parametrize("at", range(4))
-def test_a_lost_pack_of_a_chain_is_told_of_all_that_takes_it_without_reading_a_chunk(store: Store, at: int) -> None:
+def test_lost_pack_of_a_chain_is_reported_for_every_delta_without_reading(store: Store, at: int) -> None:
     packs, refs = chain(store)
     lose(store, packs[at])
     report = verify(fresh(store))
@@ -62,7 +62,7 @@ def test_a_lost_pack_of_a_chain_is_told_of_all_that_takes_it_without_reading_a_c
 
 
 @pytest.mark.parametrize("at", range(3))
-def test_a_base_that_cannot_be_read_is_told_of_all_that_takes_it(store: Store, at: int) -> None:
+def test_unreadable_base_is_reported_for_every_delta_on_it(store: Store, at: int) -> None:
     packs, refs = chain(store)
     bad = BadSectors(store.backend, packs[at], chunk=CHAIN[at])
     bad.is_bad = True

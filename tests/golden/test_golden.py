@@ -53,7 +53,7 @@ def test_every_checkpoint_and_file_of_format_1_is_read(store: Store) -> None:
     assert_whole(store)
 
 
-def test_what_refs_and_manifests_of_format_1_say_is_read(store: Store) -> None:
+def test_fields_of_refs_and_manifests_of_format_1_are_read(store: Store) -> None:
     ref = store.ref(RefTarget(run_id="run one", step=3).key)
     assert ref is not None
     manifest = store.manifest(ref)

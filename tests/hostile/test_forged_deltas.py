@@ -161,7 +161,7 @@ def test_a_forged_delta_is_never_given_out_and_costs_little(name: str, *, folded
 
 @pytest.mark.parametrize("name", FORGED)
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_all_that_looks_at_forged_deltas_comes_to_an_end(name: str, operation: str) -> None:
+def test_every_reader_of_forged_deltas_terminates(name: str, operation: str) -> None:
     store = forged(name)
     tracemalloc.start()
     try:
@@ -239,7 +239,7 @@ def test_a_segment_that_tells_of_a_longer_chain_than_there_can_be_is_damage() ->
 
 
 @pytest.mark.parametrize("name", ["../../x", "A" * 32, "", "g" * 32, 7, None])
-def test_an_intent_that_names_what_is_no_pack_is_damage(name: Any) -> None:
+def test_intent_that_names_an_invalid_pack_is_damage(name: Any) -> None:
     said = record_bytes({"format": 2, "manifest": "0" * 64, "n_digests": 0, "bases": [name]})
     info = BlobInfo(key="intents/x", size=len(said), modified_s=0.0, token="")
 
@@ -252,7 +252,7 @@ def test_an_intent_that_names_what_is_no_pack_is_damage(name: Any) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_whatever_a_payload_is_it_fills_its_buffer_or_is_refused_and_writes_nowhere_else(data: st.DataObject) -> None:
+def test_any_payload_fills_its_buffer_or_is_refused(data: st.DataObject) -> None:
     codec = data.draw(st.sampled_from([DELTA, PLANES]))
     n_bytes = data.draw(st.integers(0, 200))
     head = data.draw(st.sampled_from([b"", b"\0\x21", b"\4\x21", b"\1\x20", b"\4\x11", b"\0\x30", b"\2", b"\4"]))

@@ -163,7 +163,7 @@ def test_a_shape_that_cannot_be_costs_nothing(shape: list[int]) -> None:
         Manifest.from_bytes(stream(shape=pa.array([shape], INTS)))
 
 
-def test_what_the_forged_manifests_are_is_else_sound() -> None:
+def test_unforged_sample_of_the_manifests_is_sound() -> None:
     assert len(Manifest.from_bytes(stream()).rows) == 1
 
 
@@ -193,7 +193,7 @@ def test_cuts_and_chunks_that_do_not_make_the_tensor_are_refused(
         Manifest.from_bytes(stream(**columns, chunks=pa.array([[bytes(32)] * n_chunks], pa.list_(pa.binary(32)))))
 
 
-def test_many_thin_rows_take_so_many_times_their_size_and_no_more() -> None:
+def test_many_thin_rows_take_a_bounded_multiple_of_their_size() -> None:
     n = 5_000
     rows = [Row(spec=Spec(name="", dtype=None, shape=(1,)), cuts=None, digests=np.zeros((1, 32), np.uint8))] * n
     thin = Manifest(kind="file", chunk_bytes=4096, store_id=None, flavor=None, rows=rows).to_bytes()

@@ -96,7 +96,7 @@ def load(store: Store) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("folder", WHO_COMES_BY)
-def test_what_a_folder_of_a_store_links_to_stays_as_it_is(folder: str, root: Path, outside: Path) -> None:
+def test_target_of_a_linked_store_folder_stays_unchanged(folder: str, root: Path, outside: Path) -> None:
     ours, theirs = root / ".tensorcas" / folder, outside / folder
     if ours.exists():
         ours.rename(root / "aside")

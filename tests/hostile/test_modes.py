@@ -51,7 +51,7 @@ def use(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("umask", UMASKS, ids=oct)
-def test_all_that_is_made_has_the_mode_that_the_umask_says(umask: int, tmp_path: Path) -> None:
+def test_files_of_a_store_follow_the_umask(umask: int, tmp_path: Path) -> None:
     with under(umask):
         use(tmp_path / "all")
     made = list((tmp_path / "all").rglob("*"))
@@ -73,7 +73,7 @@ def test_folders_stay_with_the_group_that_shares_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("umask", UMASKS, ids=oct)
-def test_what_was_read_is_kept_for_its_reader_alone(umask: int, tmp_path: Path) -> None:
+def test_cached_chunks_are_readable_by_their_user_alone(umask: int, tmp_path: Path) -> None:
     with under(umask):
         ExtentCache(tmp_path / "cache", max_bytes=1 << 24).put("store", "pack", [(8, b"weights" * 1000)])
     made = list((tmp_path / "cache/extents-1").rglob("*"))
@@ -82,9 +82,7 @@ def test_what_was_read_is_kept_for_its_reader_alone(umask: int, tmp_path: Path) 
     assert {stat.S_IMODE(path.stat().st_mode) for path in made if path.is_dir()} == {0o700}
 
 
-def test_what_was_read_is_never_anybody_elses_to_read_not_even_while_it_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_file_is_private_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever opens a file before its mode is set goes on reading it."""
     born: list[tuple[bool, int]] = []
     by_descriptor, by_path = os.fchmod, os.chmod
@@ -155,7 +153,7 @@ MAKERS: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_store_that_is_made_is_nobody_elses_to_write(name: str, tmp_path: Path) -> None:
+def test_new_store_is_writable_by_its_owner_alone(name: str, tmp_path: Path) -> None:
     with under(0o022):
         assert MAKERS[name](tmp_path / "store") == 0
 

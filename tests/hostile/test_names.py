@@ -92,7 +92,7 @@ def checkpoint(store: Store, text: str) -> Ref:
 
 @settings(max_examples=25, deadline=None, derandomize=True, database=None)
 @given(texts)
-def test_nothing_in_a_page_comes_of_a_name_but_text(text: str) -> None:
+def test_hostile_name_is_only_text_in_a_page(text: str) -> None:
     store = Store.init_backend(MemoryBackend())
     page = render_page(store, checkpoint(store, text)).decode()
 
@@ -104,7 +104,7 @@ def test_nothing_in_a_page_comes_of_a_name_but_text(text: str) -> None:
 @pytest.mark.long
 @settings(max_examples=1500, deadline=None, derandomize=True, database=None)
 @given(texts)
-def test_nothing_in_any_page_comes_of_a_name_but_text(text: str) -> None:
+def test_hostile_names_are_only_text_in_every_page(text: str) -> None:
     store = Store.init_backend(MemoryBackend())
 
     assert Strict(render_page(store, checkpoint(store, text)).decode()).policies == [POLICY]

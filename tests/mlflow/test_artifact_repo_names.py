@@ -137,7 +137,7 @@ def test_a_path_to_write_has_the_one_form_mlflow_demands(repo: Repo, inbox: Path
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a\0b", ".tensorcas", ".artifact.uploading.x", "\udcff"])
-def test_no_file_gets_a_name_that_is_none(repo: Repo, name: str) -> None:
+def test_no_file_gets_an_invalid_name(repo: Repo, name: str) -> None:
     for data in (b"text", BINARY):
         assert error_code(lambda data=data: repo.log_artifact_from_stream(io.BytesIO(data), name)) == (
             "INVALID_PARAMETER_VALUE"

@@ -276,7 +276,7 @@ def test_an_artifact_of_the_users_that_has_the_name_of_a_step_stays(
 
 
 @pytest.mark.parametrize("step", [1.5, "1", None, 2**63])
-def test_a_step_that_is_none_is_refused(experiment: str, step: Any) -> None:
+def test_invalid_step_of_a_checkpoint_is_refused(experiment: str, step: Any) -> None:
     with pytest.raises(MlflowException, match="step must"):
         log(make_state(), step)
 

@@ -172,7 +172,9 @@ def test_deleting_a_folder_of_artifacts_leaves_those_beside_it(experiment_id: st
     assert Path(download_artifacts(f"runs:/{run_id}/epochs/1.npz")).read_bytes() == (tmp_path / "1.npz").read_bytes()
 
 
-def test_what_is_saved_into_a_run_after_mlflow_gc_is_an_orphan(experiment_id: str, root: Path, tmp_path: Path) -> None:
+def test_checkpoint_saved_into_a_run_after_mlflow_gc_is_an_orphan(
+    experiment_id: str, root: Path, tmp_path: Path
+) -> None:
     kept, gone = (log_run(experiment_id, array_file(tmp_path, 1)) for _ in range(2))
     repository = get_artifact_repository(MlflowClient().get_run(gone).info.artifact_uri)
     mlflow.delete_run(gone)

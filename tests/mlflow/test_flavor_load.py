@@ -297,7 +297,7 @@ def test_an_mlmodel_that_leads_out_of_its_folder_is_refused(key: str, place: str
         "flavors: {tensorcas: {adapter: pytorch, data: data, manifest: [1]}}",
     ],
 )
-def test_an_mlmodel_that_is_none_is_told(text: str, tmp_path: Path) -> None:
+def test_invalid_mlmodel_is_reported(text: str, tmp_path: Path) -> None:
     (tmp_path / "MLmodel").write_text(text)
 
     for act in (

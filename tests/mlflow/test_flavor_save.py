@@ -63,7 +63,7 @@ def test_a_saved_folder_can_be_logged_and_loaded(cas_experiment: str, tmp_path: 
     np.testing.assert_array_equal(mlflow.pyfunc.load_model(model_uri).predict(X), MODEL.predict(X))
 
 
-def test_a_folder_whose_tensors_were_taken_away_is_said_to_be_so(tmp_path: Path) -> None:
+def test_loading_a_folder_without_its_tensors_names_the_missing_file(tmp_path: Path) -> None:
     mlflow.tensorcas.save_model(MODEL, tmp_path / "saved")
     (tmp_path / "saved/data" / PAYLOAD_FILE).unlink()
 
@@ -84,7 +84,7 @@ def test_a_damaged_payload_is_refused(tmp_path: Path) -> None:
     assert refusal.value.error_code == "BAD_REQUEST"
 
 
-def test_what_is_said_of_a_model_is_in_its_mlmodel(tmp_path: Path) -> None:
+def test_description_of_a_model_is_in_its_mlmodel(tmp_path: Path) -> None:
     mlflow_model = Model()
     mlflow.tensorcas.save_model(
         MODEL, tmp_path / "saved", mlflow_model=mlflow_model, step=5, input_example=X[:2], metadata={"origin": "here"}

@@ -251,7 +251,7 @@ def test_code_of_a_model_is_not_imported_by(adapter: str, act: str, told: dict[s
 
 @pytest.mark.parametrize("act", TRUSTING)
 @pytest.mark.parametrize("adapter", [*MAKERS, "own"])
-def test_what_is_installed_goes_before_the_code_of_a_model_that_is_loaded_by(
+def test_installed_modules_come_before_the_code_of_a_model_loaded_by(
     adapter: str, act: str, told: dict[str, Any]
 ) -> None:
     answer = told[f"{adapter} {act}"]

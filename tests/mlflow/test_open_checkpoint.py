@@ -60,7 +60,7 @@ def test_a_series_is_opened_by_its_name(experiment: str) -> None:
     assert step_of(mlflow.tensorcas.open_checkpoint(run_id, name="ema")) == 5
 
 
-def test_a_series_of_what_has_none_is_refused(experiment: str, tmp_path: Path) -> None:
+def test_series_that_the_source_does_not_have_is_refused(experiment: str, tmp_path: Path) -> None:
     run_id = log_steps(1, name="ema")
     save_file(STATE, tmp_path / "model.safetensors")
 
@@ -232,7 +232,7 @@ def test_code_for_safetensors_reads_from_a_run(experiment: str) -> None:
         assert file.get_slice("model.embed_tokens.weight")[5].shape == (64,)
 
 
-def test_what_code_for_safetensors_says_of_how_to_read_is_taken(tmp_path: Path) -> None:
+def test_options_of_code_for_safetensors_are_accepted(tmp_path: Path) -> None:
     np.savez(tmp_path / "model.npz", w=np.zeros(3))
     with mlflow.tensorcas.safe_open(filename=tmp_path / "model.npz", framework="np", backend="pread") as file:
         assert file.get_tensors().keys() == {"w"}

@@ -144,7 +144,7 @@ def test_a_ref_that_is_dropped_with_another_in_mind_does_not_take_the_text_along
 
 
 @pytest.mark.long
-def test_whoever_reads_what_others_overwrite_gets_one_of_them_whole(
+def test_reader_of_an_overwritten_artifact_gets_one_version_whole(
     repo: TensorCasArtifactRepository, files: tuple[Path, Path], tmp_path: Path
 ) -> None:
     repo.log_artifact(files[0])

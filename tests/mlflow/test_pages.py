@@ -136,7 +136,7 @@ def test_a_tensor_that_changed_in_part_says_how_much(store: Store) -> None:
     assert "New here 4.1 KB (33.3 %)" in shown.text
 
 
-def test_what_no_step_of_the_series_holds_is_named_by_who_does(store: Store) -> None:
+def test_page_names_the_checkpoint_outside_the_series_that_holds_a_tensor(store: Store) -> None:
     step(store, 7, {"a": noise(0)}, name="ema")
     save(store, {"b": noise(1)}, "models/m-1/artifacts/data/checkpoint.arrow", run_id="r1", model_id="m-1", step=5)
     step(store, 2, {"c": noise(2)}, run_id="r0")
@@ -198,7 +198,7 @@ def test_steps_that_came_as_files_are_steps_of_each_other(store: Store, tmp_path
     assert shown.before("head") == "new at this step"
 
 
-def test_a_checkpoint_that_cannot_be_read_is_left_out_and_said_to_be(store: Store, tmp_path: Path) -> None:
+def test_page_leaves_out_and_names_an_unreadable_checkpoint(store: Store, tmp_path: Path) -> None:
     step(store, 1, {"a": noise(0)})
     damaged = step(store, 2, {"a": noise(0), "b": noise(1)})
     (tmp_path / "root/.tensorcas/manifests" / damaged.manifest).write_bytes(b"damaged")

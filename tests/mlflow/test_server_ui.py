@@ -225,7 +225,7 @@ def test_a_client_uploads_and_downloads_through_the_server(
     assert [path.name for path in server.own.iterdir() if path.name.startswith(".")] == [".tensorcas"]
 
 
-def test_what_is_uploaded_again_costs_no_further_chunks(
+def test_repeated_upload_stores_no_further_chunks(
     server: Server, client: MlflowClient, proxied_run_id: str, inbox: Path
 ) -> None:
     def pack_bytes() -> int:

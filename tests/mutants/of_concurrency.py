@@ -109,28 +109,28 @@ MUTANTS = (
     ),
     Mutant(
         fault="a collection in a store with an intent of a later release",
-        test="test_what_a_later_release_wrote_is_refused_before_anything_is_changed[intent-collect]",
+        test="test_blob_of_a_later_release_is_refused_before_any_change[intent-collect]",
         definition="survey",
         before="NewerFormatError",
         after="()",
     ),
     Mutant(
         fault="a collection in a store with an index segment of a later release",
-        test="test_what_a_later_release_wrote_is_refused_before_anything_is_changed[segment-collect]",
+        test="test_blob_of_a_later_release_is_refused_before_any_change[segment-collect]",
         definition="plan_gc",
         before="p.check_index(store.backend)",
         after="",
     ),
     Mutant(
         fault="a collection in a store with a pack of a later release",
-        test="test_what_a_later_release_wrote_is_refused_before_anything_is_changed[pack-collect]",
+        test="test_blob_of_a_later_release_is_refused_before_any_change[pack-collect]",
         definition="read_table",
         before="raise NewerFormatError(...)",
         after="",
     ),
     Mutant(
         fault="a collection in a store with a ref of a later release",
-        test="test_what_a_later_release_wrote_is_refused_before_anything_is_changed[ref-collect]",
+        test="test_blob_of_a_later_release_is_refused_before_any_change[ref-collect]",
         definition="load_record",
         before="""
             if record["format"] > newest:
@@ -140,14 +140,14 @@ MUTANTS = (
     ),
     Mutant(
         fault="a load from a store with a manifest of a later release",
-        test="test_what_a_later_release_wrote_is_refused_before_anything_is_changed[manifest-load]",
+        test="test_blob_of_a_later_release_is_refused_before_any_change[manifest-load]",
         definition="read_stream",
         before="version > VERSION",
         after="False",
     ),
     Mutant(
         fault="a copy to a store with a condemned list of a later release",
-        test="test_what_a_later_release_wrote_is_refused_before_anything_is_changed[condemned list-copy to]",
+        test="test_blob_of_a_later_release_is_refused_before_any_change[condemned list-copy to]",
         definition="copy_all",
         before="read_condemned(destination.store.backend)",
         after="",

@@ -93,7 +93,7 @@ MUTANTS = (
     ),
     Mutant(
         fault="a power cut that takes what a compaction has copied and not synced",
-        test="test_what_a_compaction_copies_is_durable_before_the_rest_goes",
+        test="test_copies_of_a_compaction_are_durable_before_the_old_pack_goes",
         definition="copy_out",
         before="store.backend.put_new(pack_key(name), writer.pieces(...))",
         after="""

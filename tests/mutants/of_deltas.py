@@ -7,7 +7,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = (
     Mutant(
         fault="deltas without bases, each in the pack of another chunk's copy",
-        test="test_a_copy_is_found_that_lies_beside_a_delta_whose_base_is_gone",
+        test="test_reader_finds_a_full_copy_beside_a_delta_without_its_base",
         definition="find_places",
         before="{pack}",
         after="{places.packs[at] for at in places.pack[rows].tolist()}",
@@ -21,21 +21,21 @@ MUTANTS = (
     ),
     Mutant(
         fault="a digit that changes at the end of a chain of deltas",
-        test="test_the_pack_is_told_in_which_a_chain_is_damaged[0]",
+        test="test_error_names_the_pack_in_which_a_chain_is_damaged[0]",
         definition="DeltaReading._decode",
         before="self._decode_chain(delta, links, memory, checks_all=True)",
         after="self._decode_chain(delta, links, memory)",
     ),
     Mutant(
         fault="a save of what takes a copy that was read in vain",
-        test="test_what_was_read_in_vain_is_written_again_by_the_next_save[0]",
+        test="test_next_save_writes_a_chunk_again_that_could_not_be_read[0]",
         definition="rows_that_take",
         before="at, level = at[deltas[bases.found]], bases.some(np.flatnonzero(bases.found))",
         after="break",
     ),
     Mutant(
         fault="a base of which the first copy is damaged and the second is not",
-        test="test_of_two_copies_of_a_base_the_one_is_named_that_can_be_read[0]",
+        test="test_save_names_the_readable_one_of_two_copies_of_a_base[0]",
         definition="BasePlan.bases",
         before="found = self._look_up(rows).up_to(depth)",
         after="",
@@ -63,7 +63,7 @@ MUTANTS = (
     ),
     Mutant(
         fault="the checkpoint of a base is dropped, and that of its delta is not",
-        test="test_the_bases_of_what_is_needed_are_kept_when_nothing_else_needs_them",
+        test="test_bases_that_only_live_deltas_need_are_kept",
         definition="Survey.bases_of",
         before="return bases",
         after="return bases & False",
@@ -119,7 +119,7 @@ MUTANTS = (
     ),
     Mutant(
         fault="a base is damaged of which another pack has a copy",
-        test="test_what_is_a_delta_is_decoded_with_another_copy_of_its_base[damaged]",
+        test="test_repair_decodes_a_delta_with_another_copy_of_its_base[damaged]",
         definition="mend_packs",
         before="done.n_healed += revive(store, holdings, sources, needed)",
         after="",
@@ -157,7 +157,7 @@ MUTANTS = (
     ),
     Mutant(
         fault="an intent whose bases are no packs",
-        test="test_an_intent_that_names_what_is_no_pack_is_damage[../../x]",
+        test="test_intent_that_names_an_invalid_pack_is_damage[../../x]",
         definition="parse_intent",
         before="not isinstance(bases, list) or not all(map(is_pack_name, bases))",
         after="not isinstance(bases, list)",

@@ -77,7 +77,7 @@ MUTANTS = (
     ),
     Mutant(
         fault="a link deep among refs",
-        test="test_what_a_folder_of_a_store_links_to_stays_as_it_is",
+        test="test_target_of_a_linked_store_folder_stays_unchanged",
         definition="LocalBackend.list_dir",
         before="entry.is_symlink() or entry.is_file(follow_symlinks=False)",
         after="entry.is_file(follow_symlinks=False)",
@@ -98,7 +98,7 @@ MUTANTS = (
     ),
     Mutant(
         fault="markup in names",
-        test="test_nothing_in_a_page_comes_of_a_name_but_text",
+        test="test_hostile_name_is_only_text_in_a_page",
         definition="_text",
         before="html.escape(visible)",
         after="visible",
@@ -154,21 +154,21 @@ MUTANTS = (
     ),
     Mutant(
         fault="somebody who opens a file of the chunk cache before its mode is set",
-        test="test_what_was_read_is_never_anybody_elses_to_read_not_even_while_it_is_written",
+        test="test_cache_file_is_private_while_it_is_written",
         definition="write_file",
         before='os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o600)',
         after='os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o644)',
     ),
     Mutant(
         fault="somebody else on the machine who looks into the chunk cache",
-        test="test_what_was_read_is_kept_for_its_reader_alone",
+        test="test_cached_chunks_are_readable_by_their_user_alone",
         definition="write_file",
         before="os.fchmod(descriptor, 0o600)",
         after="os.fchmod(descriptor, 0o644)",
     ),
     Mutant(
         fault="somebody else on the machine who looks into the tally of the chunk cache",
-        test="test_what_was_read_is_kept_for_its_reader_alone",
+        test="test_cached_chunks_are_readable_by_their_user_alone",
         definition="Room._begin_tally",
         before="os.fchmod(descriptor, 0o600)",
         after="os.fchmod(descriptor, 0o644)",

@@ -177,7 +177,7 @@ def test_checkpoints_are_logged_loaded_listed_and_deleted(experiment: str, track
         mlflow.tensorcas.load_checkpoint(run_id, step=1)
 
 
-def test_who_may_only_read_loads_models_and_checkpoints(
+def test_read_only_user_loads_models_and_checkpoints(
     experiment: str, s3: S3Server, way: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with mlflow.start_run() as run:

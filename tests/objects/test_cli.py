@@ -76,7 +76,7 @@ def test_a_lost_pack_is_told_by_the_name_it_had_when_it_was_saved(tensorcas: Ten
     assert f"when it was saved it lay in {pack.key}" in done.out
 
 
-def test_what_mlflow_has_forgotten_is_dropped_from_a_bucket(
+def test_artifacts_that_mlflow_forgot_are_dropped_from_a_bucket(
     tensorcas: Tensorcas, root: str, s3: S3Server, tracking_uri: str, tmp_path: Path
 ) -> None:
     Store.init(root)

@@ -68,7 +68,7 @@ def test_a_commit_that_replaces_a_ref_is_done_whichever_answer_is_lost(place: Pl
 
 @pytest.mark.parametrize("nth", [3, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 2, 4))])
 @pytest.mark.parametrize("replace", [True, False])
-def test_of_two_commits_to_one_ref_while_an_answer_stalls_one_is_left(place: Place, nth: int, replace: bool) -> None:
+def test_one_of_two_commits_to_a_ref_remains_while_an_answer_stalls(place: Place, nth: int, replace: bool) -> None:
     slow, quick = begun(place.through(), 0), begun(place.direct(), 1)
     place.way.forget()
     place.way.inject(Stall(seconds=2 * SILENCE_S), nth=nth)
@@ -123,9 +123,7 @@ def test_a_save_that_fails_in_its_commit_can_be_made_again(place: Place, monkeyp
     place.check()
 
 
-def test_what_a_withdrawal_could_not_remove_goes_with_a_collection(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_collection_removes_the_rest_of_a_failed_withdrawal(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_buckets, "GIVE_UP_S", 0.2)
     monkeypatch.setattr("tensorcas_mlflow.maintenance._gc.DEFAULT_GRACE_S", 0.0)
     pending = begun(place.through(), 0)

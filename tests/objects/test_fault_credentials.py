@@ -75,7 +75,7 @@ def texts(error: BaseException | None) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("answer", [EXPIRED_TOKEN, EXPIRED_TOKEN_403])
-def test_expired_credentials_are_said_to_be_so_at_once(place: Place, answer: Answer) -> None:
+def test_expired_credentials_are_reported_at_once(place: Place, answer: Answer) -> None:
     store = place.through()
     place.way.forget()
     place.way.inject(answer, times=None)
@@ -115,7 +115,7 @@ def test_new_credentials_in_the_environment_are_taken_up(place: Place, monkeypat
     place.keep(store, 1, model_of(1))
 
 
-def test_who_provides_credentials_is_asked_again_when_they_have_expired(place: Place, provider: Path) -> None:
+def test_provider_is_asked_for_new_credentials_after_expiry(place: Place, provider: Path) -> None:
     store = place.through()
     n_before = int(provider.read_text())
     place.way.inject(EXPIRED_TOKEN, nth=3)
@@ -169,9 +169,7 @@ def test_no_error_tells_a_secret(place: Place, monkeypatch: pytest.MonkeyPatch, 
     assert not any(secret in text for text in said for secret in (SECRET, TOKEN))
 
 
-def test_a_store_that_never_answers_well_is_given_up_and_that_is_said(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_store_that_only_fails_is_given_up_with_an_error(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_buckets, "GIVE_UP_S", 0.3)
     store = place.through()
     place.way.forget()

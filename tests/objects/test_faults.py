@@ -191,7 +191,7 @@ def test_store_works_through_many_faults(trials: Trials, way: Proxy, seed: int) 
 @pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("prepare", SMALL)
-def test_what_happens_to_any_one_request_changes_no_outcome(trials: Trials, prepare: Prepare, fault: str) -> None:
+def test_fault_of_any_one_request_changes_no_outcome(trials: Trials, prepare: Prepare, fault: str) -> None:
     start = 1 + list(FAULTS).index(fault) % weigh(prepare)
     for _, place in trials.each(prepare, FAULTS[fault], start=start, every=weigh(prepare)):
         place.check()
@@ -199,7 +199,7 @@ def test_what_happens_to_any_one_request_changes_no_outcome(trials: Trials, prep
 
 @pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_happens_to_any_request_of_an_upload_in_parts_changes_no_outcome(
+def test_fault_of_any_request_of_a_multipart_upload_changes_no_outcome(
     trials: Trials, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (_buckets, _objects):

@@ -111,7 +111,7 @@ def test_a_text_in_the_place_of_another_file_and_back_is_shown_as_what_came_last
         assert fetch(repo, "x") == data
 
 
-def test_what_stood_in_the_place_of_a_file_that_is_deleted_does_not_come_back(
+def test_replaced_file_does_not_come_back_after_a_deletion(
     repo: TensorCasArtifactRepository, files: tuple[Path, Path], s3: S3Server, bucket: str
 ) -> None:
     text, other = files

@@ -73,7 +73,7 @@ def raw(way: Proxy, method: str, path: str, **kwargs: object) -> tuple[int, byte
     return answer.status, answer.read()
 
 
-def test_what_is_put_through_the_proxy_lies_on_the_server(once: S3Store, direct: S3Store) -> None:
+def test_object_put_through_the_proxy_reaches_the_server(once: S3Store, direct: S3Store) -> None:
     obstore.put(once, "k", BODY, use_multipart=False)
 
     assert bytes(obstore.get(direct, "k").bytes()) == BODY
@@ -251,7 +251,7 @@ def test_a_lost_answer_is_lost_after_the_server_has_written(once: S3Store, direc
     assert [it.status for it in way.traffic().exchanges] == [None]
 
 
-def test_who_asks_again_after_a_lost_answer_meets_his_own_blob(again: S3Store, way: Proxy) -> None:
+def test_retry_after_a_lost_answer_meets_its_own_blob(again: S3Store, way: Proxy) -> None:
     way.inject(LostAnswer(), header="if-none-match")
     with pytest.raises(BaseError):
         obstore.put(again, "k", b"x", mode="create")

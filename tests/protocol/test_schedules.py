@@ -238,7 +238,7 @@ def test_a_slow_collector_does_not_delete_a_manifest_that_was_written_after_its_
     assert play(cast, ("slow", "delete manifests/"), ("other", ""), ("writer", ""), ("slow", "")) is None
 
 
-def test_who_finishes_a_list_does_not_delete_a_pack_that_its_owner_has_spared_and_unlisted() -> None:
+def test_finisher_of_a_list_spares_the_packs_that_its_owner_unlisted() -> None:
     cast = old_pack().writer("writer", "ac", 1).collector("owner").collector("other")
 
     problem = play(

@@ -73,7 +73,7 @@ def test_no_schedule_of_a_series_loses_a_state(make: Callable[[], Series]) -> No
 
 @pytest.mark.long
 @pytest.mark.parametrize("rule", ["it is named", "it is looked at"])
-def test_without_a_rule_of_the_saver_a_state_is_lost(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_series_without_a_rule_of_the_saver_loses_a_state(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cast = next_step()
     if rule == "it is named":
         declare = _save.declare

@@ -60,7 +60,7 @@ def test_everything_at_once_loses_nothing_while_collectors_take_everybody_for_de
 
 
 @pytest.mark.long
-def test_with_a_grace_nobody_sees_an_error(tmp_path: Path) -> None:
+def test_racing_processes_with_a_grace_see_no_error(tmp_path: Path) -> None:
     race, _ = race_in(tmp_path, LONG_S, grace_s=GRACE_S, with_torch=True)
     roles = ["save", "save", "log", "upload", "upload", "read", "collect", "collect", "check", "copy"]
     counts = race.run(roles, killed=["save", "collect"])

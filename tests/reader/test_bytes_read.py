@@ -113,7 +113,7 @@ def test_bytes_from_the_cache_make_no_request(tmp_path: Path, monkeypatch: pytes
     assert reader.stats.read_bytes - before.read_bytes < 100_000
 
 
-def test_what_the_store_knows_of_its_index_is_not_read_again(tmp_path: Path) -> None:
+def test_index_that_the_store_knows_is_not_read_again(tmp_path: Path) -> None:
     store = Store.init(tmp_path)
     name = "model.layers.0.mlp.experts.0.w1.weight"
     ref = save(store, MODEL, policy="fast")

@@ -73,7 +73,7 @@ def test_equal_tensors_have_one_identity_and_changed_ones_two(steps: Store) -> N
 
 
 @pytest.mark.parametrize("chunk_bytes", [1 << 18, 4096])
-def test_what_became_of_tensors_is_told_across_stores_that_cut_otherwise(tmp_path: Path, chunk_bytes: int) -> None:
+def test_diff_works_across_stores_of_other_chunk_sizes(tmp_path: Path, chunk_bytes: int) -> None:
     before = opened(Store.init(tmp_path / "a"), BEFORE)
     after = opened(Store.init(tmp_path / "b", chunk_bytes=chunk_bytes), AFTER)
 

@@ -59,7 +59,7 @@ def test_blocks_of_a_resnet_are_counted_through_its_stages() -> None:
     assert names_of_layer(found, 5) == ["layer3.1.conv1.weight"]
 
 
-def test_of_several_kinds_of_layers_one_has_to_be_named() -> None:
+def test_model_with_several_kinds_of_layers_needs_the_name_of_one() -> None:
     found = outline([f"{part}.layers.{n}.fc.weight" for part in ("encoder", "decoder") for n in range(3)])
 
     assert found.stacks == ("encoder.layers", "decoder.layers")
@@ -70,7 +70,7 @@ def test_of_several_kinds_of_layers_one_has_to_be_named() -> None:
         found.rows_of_layer(2, "vision")
 
 
-def test_what_an_optimizer_numbers_is_no_layer() -> None:
+def test_numbers_of_an_optimizer_are_no_layers() -> None:
     found = outline(["model.0.weight", "model.2.weight", "optimizer.state.0.exp_avg", "optimizer.state.1.exp_avg"])
 
     assert found.stacks == ("model",)

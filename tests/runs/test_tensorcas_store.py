@@ -435,7 +435,7 @@ def test_gc_removes_what_only_a_deleted_step_needed(tmp_path: Path) -> None:
     assert equal(open_store(tmp_path).load(2), model(2))
 
 
-def test_what_lies_among_the_steps_of_a_run_and_is_none_is_not_listed(tmp_path: Path) -> None:
+def test_strange_files_among_the_steps_of_a_run_are_not_listed(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     store.save(model(1), 1)
     for key in ("refs/runs/run/@x", "refs/runs/run/@", "refs/runs/run/ema/@5"):

@@ -139,7 +139,7 @@ def test_a_ref_that_could_not_be_found_again_is_refused(store: Store) -> None:
 
 
 @pytest.mark.parametrize("path", ["/abs", "a//b", "a/", "../up", "a/../b", ".", "a/./b", "nul\0"])
-def test_a_path_that_is_none_is_refused(store: Store, path: str) -> None:
+def test_invalid_artifact_path_is_refused(store: Store, path: str) -> None:
     for call in (store.artifact, store.artifacts, store.walk_artifacts, store.drop_artifacts):
         with pytest.raises(ValueError, match="not an artifact path"):
             call(path)

@@ -51,7 +51,7 @@ def test_the_nearest_checkpoint_is_that_against_which_large_tensors_take_the_lea
     assert nearest(new.rows, CHUNK, [large_alike, small_alike], share) is large_alike
 
 
-def test_of_equally_near_checkpoints_the_first_is_taken() -> None:
+def test_first_of_equally_near_checkpoints_is_the_base() -> None:
     candidates = [manifest(a=ONE + 1), manifest(a=ONE + 2)]
 
     assert nearest(manifest(a=ONE).rows, CHUNK, candidates, share) is candidates[0]

@@ -144,7 +144,7 @@ def test_every_checkpoint_that_needed_a_lost_pack_says_which_one_it_was(monkeypa
     assert said == [(lost,), (lost,)]
 
 
-def test_who_has_not_looked_while_many_packs_were_emptied_still_finds_what_is_there(
+def test_stale_catalog_finds_chunks_after_many_packs_were_emptied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_read, "_MAX_ATTEMPTS", 5)

@@ -45,7 +45,7 @@ def places_at(where: list[tuple[int, int, int]]) -> Places:
     return Places(found=np.ones(len(where), dtype=bool), pack=pack, packs=["a", "b"], entries=entries)
 
 
-def test_what_is_near_in_a_pack_lies_in_memory_as_it_lies_there() -> None:
+def test_near_chunks_of_a_pack_keep_their_distance_in_memory() -> None:
     start, slack, n_bytes = _layout(places_at([(1, 512, 10), (0, 70, 30), (0, 8, 50), (0, 200, 1)]))
 
     assert start.tolist() == [192, 70, 8, 128 + 8]
@@ -67,7 +67,7 @@ def test_places_of_several_levels_name_each_pack_once() -> None:
     assert places.pack.tolist() == [0, 1, 1]
 
 
-def test_what_is_read_as_bytes_is_read_as_it_is_stored() -> None:
+def test_bytes_are_read_as_they_are_stored() -> None:
     entries = places_at([(0, 0, 5)]).as_bytes().entries
 
     assert (entries["codec"] == RAW.number).all()

@@ -212,7 +212,7 @@ def test_cuts_let_a_family_that_grows_share_what_was_there(store: Store) -> None
     [{"absent": [1]}, {"a": [3]}, {"a": [0, 10]}, {"a": [5, 5, 10]}, {"a": [5, 11]}, {"a": [[5, 10], [1, 2]]}],
     ids=repr,
 )
-def test_cuts_that_are_none_are_refused(store: Store, cuts: dict[str, list[int]]) -> None:
+def test_invalid_cuts_are_refused(store: Store, cuts: dict[str, list[int]]) -> None:
     with pytest.raises(ValueError, match="cuts"):
         store.write_checkpoint({"a": np.zeros((10, 2))}, cuts=cuts)
     assert keys(store, "intents") == []

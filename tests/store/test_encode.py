@@ -94,7 +94,7 @@ def test_bytes_that_are_not_those_that_were_hashed_are_refused(n_bytes: int) -> 
 
 
 @pytest.mark.parametrize("n_bytes", [100, 2 * GROUP_BYTES])
-def test_what_is_stored_of_a_live_array_is_a_copy(n_bytes: int) -> None:
+def test_save_stores_a_copy_of_a_live_array(n_bytes: int) -> None:
     data = bytearray(n_bytes)
     [group] = encode_pieces([pieces([memoryview(data)])], Policy.FAST, origin=str)
     data[7] = 1
@@ -113,7 +113,7 @@ def test_raw_tensors_begin_at_multiples_of_64_and_their_chunks_lie_adjacent() ->
     assert group.n_bytes == 385
 
 
-def test_what_goes_on_with_a_tensor_lies_next_to_what_came_before() -> None:
+def test_chunks_of_a_tensor_lie_next_to_each_other() -> None:
     first, second = np.random.default_rng(0).bytes(100), np.random.default_rng(1).bytes(100)
     groups = list(encode_pieces([pieces([first]), pieces([second], begins_row=[False])], Policy.FAST))
 
@@ -122,7 +122,7 @@ def test_what_goes_on_with_a_tensor_lies_next_to_what_came_before() -> None:
     assert blob[64:264] == first + second
 
 
-def test_what_goes_on_with_a_tensor_is_not_parted_from_it_by_one_that_begins_behind() -> None:
+def test_continuation_of_a_tensor_stays_beside_its_beginning() -> None:
     first, second, third = (np.random.default_rng(nth).bytes(100) for nth in range(3))
     groups = list(
         encode_pieces([pieces([first]), pieces([second, third], begins_row=[False, True])], Policy.FAST, origin=str)

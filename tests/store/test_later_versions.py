@@ -226,7 +226,7 @@ def everything(root: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_later_release_wrote_is_refused_before_anything_is_changed(root: Path, kind: str, way: str) -> None:
+def test_blob_of_a_later_release_is_refused_before_any_change(root: Path, kind: str, way: str) -> None:
     KINDS[kind](root)
     before = everything(root)
     if (kind, way) in PASSES:
@@ -262,7 +262,7 @@ def test_verify_tells_which_blob_is_of_a_later_release(root: Path, kind: str) ->
     assert "gc removes it" not in reason
 
 
-def test_what_a_later_release_writes_during_a_collection_is_kept(root: Path) -> None:
+def test_collection_keeps_blobs_that_a_later_release_writes_meanwhile(root: Path) -> None:
     plan = plan_gc(Store.open(root), grace_s=0, max_waste=0)
     later_segment(root)
     [segment] = (the_store(root) / "index").glob("*.arrow")
@@ -314,7 +314,7 @@ def test_a_save_as_a_step_that_a_later_release_saved_is_refused(root: Path) -> N
     assert everything(root) == before
 
 
-def test_the_release_that_is_needed_is_said() -> None:
+def test_error_names_the_release_that_is_needed() -> None:
     sentence = str(NewerFormatError("the store", 3, 1))
 
     assert "reads format 3 or later" in sentence

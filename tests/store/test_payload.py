@@ -135,7 +135,7 @@ def test_a_payload_is_not_written_over_another(tmp_path: Path) -> None:
     assert list(read_payload(tmp_path)) == list(TENSORS)
 
 
-def test_a_folder_without_a_payload_says_so(tmp_path: Path) -> None:
+def test_folder_without_a_payload_is_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(BlobNotFoundError, match=MANIFEST_FILE):
         read_payload(tmp_path)
     write_payload(tmp_path, TENSORS)
@@ -153,7 +153,7 @@ def test_a_payload_beside_another_manifest_is_refused(tmp_path: Path) -> None:
         read_payload(tmp_path / "one")
 
 
-def test_a_payload_of_a_later_version_is_said_to_be_one(tmp_path: Path) -> None:
+def test_payload_of_a_later_version_is_reported_as_newer(tmp_path: Path) -> None:
     write_payload(tmp_path, TENSORS)
     file = tmp_path / PAYLOAD_FILE
     data = bytearray(file.read_bytes())

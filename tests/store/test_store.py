@@ -38,7 +38,7 @@ def test_opening_makes_a_store_only_if_told_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("chunk_bytes", [0, -1, 4095, 5000, 1 << 27])
-def test_a_chunk_size_that_is_none_is_refused(tmp_path: Path, chunk_bytes: int) -> None:
+def test_invalid_chunk_size_is_refused(tmp_path: Path, chunk_bytes: int) -> None:
     with pytest.raises(ValueError, match="power of two"):
         Store.init(tmp_path, chunk_bytes=chunk_bytes)
 

@@ -123,7 +123,7 @@ def collect_rest(store: Store) -> None:
     plan_gc(Store.open(store.uri), grace_s=0, max_waste=0).execute()
 
 
-def test_of_threads_that_save_one_step_one_wins(store: Store) -> None:
+def test_one_of_the_threads_that_save_a_step_wins(store: Store) -> None:
     won: list[Ref] = []
 
     def work(n: int) -> None:

@@ -120,7 +120,7 @@ def test_tensors_are_read_into_arrays_that_are_there(store: Store, manifest: Man
     assert all(found[name] is out for name, out in outs.items())
 
 
-def test_only_what_is_in_out_is_read_into_it(store: Store, manifest: Manifest) -> None:
+def test_read_fills_only_the_tensors_named_in_out(store: Store, manifest: Manifest) -> None:
     out = np.empty_like(MODEL["raw"])
     found = store.read_tensors(manifest, ["small5", "raw"], out={"raw": out}, copy=False)
 
@@ -185,7 +185,7 @@ def test_reading_into_place_takes_little_memory_besides(tmp_path: Path) -> None:
 # --- mapped
 
 
-def test_what_is_stored_raw_in_one_piece_is_a_view_of_the_pack(store: Store, manifest: Manifest) -> None:
+def test_tensor_stored_raw_in_one_piece_is_a_view_of_the_pack(store: Store, manifest: Manifest) -> None:
     found = store.read_tensors(manifest, copy=False)
     mapped = [name for name, array in found.items() if not array.flags.writeable]
 
@@ -248,7 +248,7 @@ def test_damage_is_told_alike_whichever_way_it_is_read(tmp_path: Path, way: Any,
 
 
 @pytest.mark.parametrize("way", [None, *WAYS])
-def test_what_is_left_of_a_pack_cut_short_is_read_whichever_way(tmp_path: Path, way: Any) -> None:
+def test_rest_of_a_pack_cut_short_is_read_in_every_way(tmp_path: Path, way: Any) -> None:
     store = Store.init(tmp_path, chunk_bytes=CHUNK_BYTES)
     wanted = {f"w{n}": noise(n, CHUNK_BYTES) for n in range(4)}
     manifest = store.manifest(save(store, wanted))
@@ -331,7 +331,7 @@ def test_a_plan_for_what_is_not_there_is_an_error(store: Store, manifest: Manife
 # --- strips
 
 
-def test_what_lies_between_two_chunks_in_a_pack_is_read_over_no_other_chunk() -> None:
+def test_bytes_between_two_chunks_overwrite_no_other_chunk() -> None:
     """A hostile index can put two chunks as far apart in a pack as they are in memory, where a third lies between."""
     entries = np.zeros(3, dtype=ENTRY)
     entries["offset"] = [64, 9_000, 174]

@@ -73,7 +73,7 @@ def test_clients_that_upload_at_once_store_equal_weights_once(
     assert sorted(texts) == sorted(run_ids)
 
 
-def test_what_mlflow_forgets_is_freed_in_the_bucket(
+def test_artifacts_that_mlflow_forgets_are_freed_in_the_bucket(
     uvicorn: Server, s3: S3Server, team_bucket: str, user: Client, tmp_path: Path
 ) -> None:
     own = np.random.default_rng(5).bytes(N_BYTES)
