@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("tensorcas_mlflow", "flavors/tensorcas_flavors")
+_MOST_NAMED = 10
+"""Places that an error names one by one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
     """The package without one rule, and the test that injects the fault which the rule is for.
 
@@ -42,12 +44,12 @@ class Mutant:
     def apply(self) -> tuple[str, str]:
         """Return the path of the changed module, from the project's root, and its new text."""
         candidates = _definitions(PACKAGES)[self.definition]
-        places = [(path, place) for path in candidates for place in self._places(path)]
+        parts = [(path, part) for path in candidates for name, part in _parse(path) if name == self.definition]
+        places = [(path, place) for path, part in parts for place in self._places_in(part)]
         if len(places) != 1:
-            where = [f"{path}:{place[0].lineno}" for path, place in places] or "nowhere"
-            raise ValueError(
-                f"{self.definition} is defined in {candidates or 'no module'}; its tree stands {where}: {self.before}"
-            )
+            defined = ", ".join(candidates) or "no module"
+            found = ", ".join(f"{path}:{place[0].lineno}" for path, place in places) or f"not there{self._elsewhere()}"
+            raise ValueError(f"{self.definition} is defined in {defined}; `before` is {found}:\n{self.before}")
         [(path, place)] = places
         return path, _replace((ROOT / path).read_text(), place, self.after)
 
@@ -59,11 +61,22 @@ class Mutant:
             raise ValueError(f"{name} is defined in {paths or 'no file of tests'}; name exactly one test")
         return f"{paths[0]}::{name}{bracket}{parameters}"
 
-    def _places(self, path: str) -> list[list[ast.expr] | list[ast.stmt]]:
+    def _elsewhere(self) -> str:
+        """Name the definitions that hold ``before``; the code may have moved to one of them."""
+        found = [
+            f"{name} ({path}:{place[0].lineno})"
+            for path in _paths(PACKAGES)
+            for name, part in _parse(path)
+            if not isinstance(part, ast.ClassDef)  # its methods are named
+            for place in self._places_in(part)
+        ]
+        if len(found) > _MOST_NAMED:
+            return f", but in {len(found)} other places"
+        return f", but in {', '.join(found)}" if found else " nor anywhere else"
+
+    def _places_in(self, part: ast.stmt) -> list[list[ast.expr] | list[ast.stmt]]:
         """Find the code to replace: one expression, or statements that follow each other."""
-        tree = ast.parse((ROOT / path).read_text())
-        parts = [part for name, part in _named(tree.body) if name == self.definition]
-        nodes = [node for part in parts for node in _walk(ast.Module([part], []))]
+        nodes = list(_walk(ast.Module([part], [])))
         expression = _expression(self.before)
         if expression is not None and _expression(self.after) is not None:
             return [[node] for node in nodes if isinstance(node, ast.expr) and _is_like(node, expression)]
@@ -77,11 +90,18 @@ class Mutant:
 def _definitions(folders: tuple[str, ...]) -> dict[str, list[str]]:
     """Find the modules that define each name."""
     found = defaultdict(list)
-    for folder in folders:
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            for name in sorted({name for name, _ in _named(ast.parse(path.read_text()).body)}):
-                found[name].append(str(path.relative_to(ROOT)))
+    for path in _paths(folders):
+        for name in dict.fromkeys(name for name, _ in _parse(path)):
+            found[name].append(path)
     return found
+
+
+def _paths(folders: tuple[str, ...]) -> list[str]:
+    return [str(path.relative_to(ROOT)) for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def _parse(path: str) -> Iterator[tuple[str, ast.stmt]]:
+    return _named(ast.parse((ROOT / path).read_text()).body)
 
 
 def _named(body: Iterable[ast.stmt], prefix: str = "") -> Iterator[tuple[str, ast.stmt]]:
