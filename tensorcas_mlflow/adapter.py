@@ -1,7 +1,7 @@
-"""What a framework must tell the store about its models: the adapter contract.
+"""The adapter contract: a framework's side of a save and a load.
 
 An adapter takes a model apart into named arrays and puts it together again. It knows its framework and nothing of
-stores, chunks or MLflow, so a new framework is one module and one line of packaging metadata (the entry-point group
+stores, chunks or MLflow. So a new framework is one module and one line of packaging metadata (the entry-point group
 ``tensorcas.flavors``; see ``docs/design/flavors.md``).
 """
 
@@ -19,11 +19,11 @@ from tensorcas_mlflow.errors import AdapterError
 Array = np.ndarray[Any, np.dtype[Any]]
 
 SKELETON = "__skeleton__"
-"""Name under which `extract` returns the skeleton: what is left of a model without its tensors, as 1-d uint8."""
+"""Name under which `extract` returns the skeleton: the rest of a model without its tensors, as 1-d uint8."""
 
 
 class StoredTensor(Protocol):
-    """What a checkpoint says of one tensor; `tensorcas_mlflow.tensor.Spec` is one."""
+    """Description of one tensor of a checkpoint; `tensorcas_mlflow.tensor.Spec` is one."""
 
     @property
     def name(self) -> str:
@@ -39,14 +39,14 @@ class StoredTensor(Protocol):
 
 
 class ReadTensors(Protocol):
-    """Reads tensors of one checkpoint."""
+    """Reader of tensors of one checkpoint."""
 
     def __call__(self, names: Sequence[str], *, out: Mapping[str, Array] | None = None) -> Mapping[str, Array]:
         """Read tensors by their names in the checkpoint.
 
         Args:
-            names: Which, each once.
-            out: For each of them, where its elements go: a writable array in C order, of the stored dtype and shape.
+            names: The names, each once.
+            out: For each name, the array to fill: writable, in C order, of the stored dtype and shape.
                 No two of them share memory.
 
         Returns:
@@ -57,23 +57,23 @@ class ReadTensors(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotFilled:
-    """What `Adapter.fill_weights` left as it was, by the model's names, in the model's order."""
+    """Tensors `Adapter.fill_weights` did not fill, by the model's names, in the model's order."""
 
     missing: tuple[str, ...] = ()
-    """Tensors of the model that should have been stored and are not."""
+    """Tensors of the model that should be stored and are not."""
     unexpected: tuple[str, ...] = ()
-    """Stored tensors that the model does not have."""
+    """Stored tensors the model does not have."""
     without_memory: tuple[str, ...] = ()
-    """Tensors of the model that have no memory (PyTorch's meta device) and were not stored: missing ones, and such as
-    belong to no checkpoint. The model is not complete until something else makes them."""
+    """Tensors of the model without memory (PyTorch's meta device) and not stored: missing ones, and such as
+    belong to no checkpoint. The model is not complete until something else creates them."""
     passed_over: tuple[str, ...] = ()
-    """Stored tensors that only a load of the whole checkpoint restores (plain attributes of a PyTorch module, which are
-    in no state dict), by their names in the checkpoint. They are no error."""
+    """Stored tensors only a load of the whole checkpoint restores (plain attributes of a PyTorch module, absent
+    from state dicts), by their names in the checkpoint. They are no error."""
 
 
 @runtime_checkable
 class ModelAdapter(Protocol):
-    """The least a `TensorCasStore` asks of an adapter."""
+    """The minimum a `TensorCasStore` asks of an adapter."""
 
     def extract(self, model: Any) -> dict[str, Array]:
         """Take a model apart into named arrays; see `Adapter.extract`."""
@@ -88,19 +88,19 @@ class Adapter(ABC):
     """A framework's side of a save and a load. Stateless: one instance serves any number of models and threads."""
 
     name: ClassVar[str]
-    """Short name of the framework (``pytorch``, ``sklearn``, …). It is written into manifests: never rename it."""
+    """Short name of the framework (``pytorch``, ``sklearn``, …). Manifests contain it: never rename it."""
 
     options: ClassVar[frozenset[str]] = frozenset()
-    """Names of the keyword arguments that `reconstruct` and `weights` take besides (``device``, …). Callers refuse all
-    others, and leave out those that nobody gave."""
+    """Names of the additional keyword arguments of `reconstruct` and `weights` (``device``, …). Callers refuse all
+    others, and leave out those nobody gave."""
 
     @classmethod
     @abstractmethod
     def accepts(cls, model: object) -> bool:
         """Tell whether this adapter takes a model, without importing the framework.
 
-        It is asked about objects of every framework, so it looks at the names of the model's classes and their
-        modules and imports nothing that the model's own process has not imported.
+        Callers ask about objects of every framework. So the adapter looks at the names of the model's classes and their
+        modules, and imports nothing the model's own process has not imported.
         """
 
     @abstractmethod
@@ -108,16 +108,16 @@ class Adapter(ABC):
         """Take a model apart into named arrays, copying as little as the framework allows.
 
         Args:
-            model: A model `accepts` is true for. It is not changed.
+            model: A model accepted by `accepts`. It is not changed.
 
         Returns:
             Arrays by name, in a stable order. Names are non-empty and hold neither NUL nor newline. Arrays may be
-            read-only, non-contiguous, 0-d, empty, or views of the live model: the caller is done with them before the
-            model is trained on. What is not an array goes, encoded, into one 1-d ``uint8`` array named `SKELETON`.
-            Equal parts of two models give equal arrays under equal names: that is what deduplicates.
+            read-only, non-contiguous, 0-d, empty, or views of the live model: the caller finishes with them before the
+            model is trained on. Everything else goes, encoded, into one 1-d ``uint8`` array named `SKELETON`.
+            Equal parts of two models give equal arrays under equal names: deduplication relies on it.
 
         Raises:
-            AdapterError: The model holds something that cannot be stored exactly.
+            AdapterError: Some part of the model cannot be stored exactly.
         """
 
     @abstractmethod
@@ -125,50 +125,50 @@ class Adapter(ABC):
         """Put a model together again, bit for bit.
 
         Args:
-            tensors: What `extract` returned, read back: C-contiguous, writable, owned by the callee.
-            original: A live model of the same structure to fill in place. With it no pickle is read, ever. What was
-                stored and cannot be filled in without one must be equal in ``original``, or the call is refused and
-                ``original`` is as it was; an adapter documents what else stays as it is.
+            tensors: The result of `extract`, read back: C-contiguous, writable, owned by the callee.
+            original: A live model of the same structure to fill in place. With it no pickle is read, ever. A stored
+                part that only a pickle can restore must be equal in ``original``; otherwise the call is refused and
+                ``original`` is unchanged. An adapter documents the parts it leaves alone.
             options: Some of `options`, in the framework's own meaning of each.
 
         Returns:
             ``original``, filled, or a new model.
 
         Raises:
-            AdapterError: The arrays are not those of such a model, or do not fit ``original``.
+            AdapterError: The arrays do not come from such a model, or do not fit ``original``.
         """
 
     def cuts(self, tensors: Mapping[str, Array]) -> dict[str, Sequence[int]]:
-        """Say where chunks of a tensor should end, for families that grow at the end (trees of an ensemble).
+        """Return chunk ends for some tensors, for families that grow at the end (trees of an ensemble).
 
         Args:
-            tensors: What `extract` returned.
+            tensors: The result of `extract`.
 
         Returns:
             For some tensor names, ascending row numbers of axis 0 at which a chunk ends, the last one the number of
-            rows. A tensor that is not named is cut at the store's fixed chunk size. A piece longer than the store's
-            chunk size is cut further.
+            rows. The store cuts other tensors at its fixed chunk size, and cuts pieces longer than its chunk size
+            further.
         """
         return {}
 
     def left_out(self, tensors: Mapping[str, Array]) -> Mapping[str, str]:
         """Name the tensors whose dtype numpy lacks, with the framework's name of the dtype.
 
-        Their arrays hold the same bytes as elements of another dtype. `reconstruct` and `weights` give the tensors as
-        they were. Readers of arrays name them as left out, and do not give the arrays.
+        Their arrays hold the same bytes as elements of another dtype. `reconstruct` and `weights` return the tensors in
+        their original dtype. Readers of arrays name them as left out, and do not return the arrays.
 
         Args:
-            tensors: What `extract` returned.
+            tensors: The result of `extract`.
         """
         return {}
 
     def weights(self, tensors: Mapping[str, Array], **options: Any) -> dict[str, Any]:
-        """Give a model's tensors by name, in the framework's own type where it has one; no pickle is read.
+        """Return a model's tensors by name, in the framework's own type if it has one; no pickle is read.
 
         Args:
-            tensors: What `extract` returned, read back, or some of it. Without the skeleton, they may be of any
-                checkpoint, another adapter's or an imported file's; and read-only, as views of a mapped file are: what
-                is returned may share their memory, and may then not be written to.
+            tensors: The result of `extract`, read back, or some of it. Without the skeleton, they may come from any
+                checkpoint, another adapter's or an imported file's. They may be read-only, like views of a
+                memory-mapped file: the result may share their memory, and may then be read-only too.
             options: Some of `options`.
 
         Raises:
@@ -186,24 +186,24 @@ class Adapter(ABC):
         strict: bool = True,
         device: Any = None,
     ) -> NotFilled:
-        """Fill a live model, or a part of it, in place with tensors that are read only now; no skeleton is needed.
+        """Fill a live model, or a part of it, in place with tensors read on demand; no skeleton is needed.
 
         Args:
-            model: What to fill.
-            stored: What there is to fill it with, by the names that the model has for it; each says its own name in
-                the checkpoint.
-            read: Reads it. If it raises, a part of the model may be filled, and that part may hold damaged values.
-            wanted: Tells by the model's name whether a tensor is to be filled, or missed; all are if it is not given.
-                If it is given, it must choose one tensor at least.
-            strict: Whether tensors that are missing or unexpected are an error.
-            device: Where tensors go that have no memory yet.
+            model: The model to fill.
+            stored: The available tensors, by the model's names for them; each has its own name in the
+                checkpoint.
+            read: Reader of these tensors. If it raises, a part of the model may be filled, and may hold damaged values.
+            wanted: Filter by the model's name of a tensor: others are neither filled nor missed. The default is all.
+                A filter must choose one tensor at least.
+            strict: Whether missing or unexpected tensors are an error.
+            device: Device for tensors without memory.
 
         Returns:
-            What was not filled.
+            The tensors not filled.
 
         Raises:
-            AdapterError: The framework's models cannot be filled so, or what is stored does not fit. All that does not
-                fit is said at once, and nothing is changed.
+            AdapterError: The framework does not support it, or stored tensors do not fit. The message lists every
+                mismatch, and nothing is changed.
         """
         raise AdapterError(self.name, "a part of such a model cannot be filled: load all of it with into=")
 
@@ -216,8 +216,8 @@ class Adapter(ABC):
         """Answer a `mlflow.pyfunc` request with the native model's own predictions.
 
         Args:
-            model: What `reconstruct` returned.
-            data: A pandas DataFrame, numpy array, or what else MLflow's own flavor of this framework takes.
+            model: The result of `reconstruct`.
+            data: A pandas DataFrame, numpy array, or any other input of MLflow's own flavor of this framework.
             params: Inference parameters of the request.
         """
 
@@ -226,5 +226,5 @@ class Adapter(ABC):
         """Name the pip requirements of a model, pinned to the installed versions; no pickle is read, no model loaded.
 
         Args:
-            tensors: What `extract` returned.
+            tensors: The result of `extract`.
         """

@@ -1,4 +1,4 @@
-"""Which adapter takes a model: found by entry point, so that others can add frameworks."""
+"""Adapters by entry point: ours, and those other packages add for their frameworks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _logger = logging.getLogger(__name__)
 
 GROUP = "tensorcas.flavors"
 GENERIC = "generic"
-"""The adapter of whatever no other one takes."""
+"""The adapter for every model no other adapter accepts."""
 
 
 def adapter_for(model: object) -> Adapter:
-    """Find the adapter that takes a model.
+    """Find the adapter for a model.
 
     Raises:
-        AdapterError: None does; the message names the model's type and the adapters there are.
+        AdapterError: No adapter accepts it; the message names the model's type and the available adapters.
     """
     broken: list[str] = []
     for point in _entry_points():
@@ -31,7 +31,7 @@ def adapter_for(model: object) -> Adapter:
             continue
         if adapter.accepts(model):
             if broken and point.name == GENERIC:
-                _logger.warning("a model goes to the adapter of whatever no other one takes; %s", "; ".join(broken))
+                _logger.warning("a model goes to the generic adapter, since no other accepts it; %s", "; ".join(broken))
             return adapter
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
     reason = f"no adapter takes a {kind}; there are {_known()}"
@@ -39,10 +39,10 @@ def adapter_for(model: object) -> Adapter:
 
 
 def adapter_named(name: str) -> Adapter:
-    """Find the adapter that a model was stored with.
+    """Find the adapter a model was stored with.
 
     Raises:
-        AdapterError: There is none of that name, or it cannot be imported here.
+        AdapterError: No adapter has this name, or it cannot be imported here.
     """
     for point in _entry_points():
         if point.name == name:
@@ -54,7 +54,7 @@ def take_apart(adapter: ModelAdapter, model: object) -> dict[str, Array]:
     """Take a model apart with an adapter.
 
     Raises:
-        AdapterError: It cannot be, whatever the adapter or the model's own code raised.
+        AdapterError: The adapter or the model's own code raised an error.
     """
     try:
         return adapter.extract(model)
@@ -67,9 +67,9 @@ def take_apart(adapter: ModelAdapter, model: object) -> dict[str, Array]:
 
 @cache
 def _entry_points() -> tuple[EntryPoint, ...]:
-    """List the adapters: other people's first, since theirs may be for a class derived from one that ours takes.
+    """List the adapters: other people's first, since theirs may be for a class derived from one ours accepts.
 
-    The one that takes everything comes last.
+    The generic one comes last.
     """
     found = entry_points(group=GROUP)
     return tuple(sorted(found, key=lambda point: (point.name == GENERIC, _is_ours(point), point.name)))
@@ -84,7 +84,7 @@ def _load(point: EntryPoint) -> Adapter:
     try:
         adapter = point.load()()
     except Exception as error:
-        # Whatever other people's module raises when it is imported: their adapter is broken, ours still work.
+        # Another package's module may raise anything on import: its adapter is broken, ours still work.
         raise AdapterError(point.name, f"the adapter {point.value} cannot be imported: {error}") from error
     if not isinstance(adapter, Adapter):
         raise AdapterError(point.name, f"{point.value} is not an Adapter of tensorcas_mlflow.adapter")

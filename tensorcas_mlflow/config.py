@@ -1,4 +1,4 @@
-"""What the environment says. Nothing else in this package reads it."""
+"""Settings from environment variables. No other module of this package reads the environment."""
 
 from __future__ import annotations
 
@@ -25,61 +25,61 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 def store_uri() -> str | None:
-    """Root of the store that logging and loading use, whatever the artifact location; None where none is named.
+    """Return the root of the store for logging and loading, independent of the artifact location; None if unset.
 
     Raises:
-        ValueError: It is a relative path, which names another place in each working directory.
+        ValueError: It is a relative path; it would name another place in each working directory.
     """
     named = os.environ.get("TENSORCAS_STORE")
     if named and not os.path.isabs(named) and not _SCHEME.match(named):
         raise ValueError(
             f"TENSORCAS_STORE is the relative path {named!r}, which names another place in each working directory: "
-            "name an absolute path, or a URI like tensorcas-s3://bucket/path"
+            "set it to an absolute path, or a URI like tensorcas-s3://bucket/path"
         )
     return named or None
 
 
 def tracking_uri() -> str | None:
-    """MLflow's tracking store: MLFLOW_TRACKING_URI; None where none is named."""
+    """Return MLflow's tracking store, MLFLOW_TRACKING_URI; None if unset."""
     return os.environ.get("MLFLOW_TRACKING_URI") or None
 
 
 def registry_uri() -> str | None:
-    """MLflow's model registry: MLFLOW_REGISTRY_URI; None where none is named."""
+    """Return MLflow's model registry, MLFLOW_REGISTRY_URI; None if unset."""
     return os.environ.get("MLFLOW_REGISTRY_URI") or None
 
 
 def server_roots() -> tuple[str, ...]:
-    """Artifact roots of the MLflow server this process serves, as it was started with; empty outside of one."""
+    """Return the artifact roots this process's MLflow server was started with; empty outside of a server."""
     names = ("_MLFLOW_SERVER_ARTIFACT_DESTINATION", "_MLFLOW_SERVER_ARTIFACT_ROOT")
     return tuple(root for name in names if (root := os.environ.get(name)))
 
 
 def in_mlflow_server() -> bool:
-    """Tell whether this process is a worker of an MLflow server, which must not make stores at a client's word."""
+    """Tell whether this process is a worker of an MLflow server; a worker must not create stores for a client."""
     return bool(server_roots())
 
 
 def given(*names: str) -> str | None:
-    """What the first of some variables that is set, and not empty, says; None if none is.
+    """Return the value of the first variable that is set and not empty; None if none is.
 
-    For the settings of object stores, which are those of their own tools and of MLflow.
+    The settings of object stores use it: their names are those of the stores' own tools and of MLflow.
     """
     return next((value for name in names if (value := os.environ.get(name))), None)
 
 
 def secrets() -> tuple[str, ...]:
-    """What the settings of object stores hold that no message may say; what is very short is no secret."""
+    """Return the secrets in the settings of object stores, to keep them out of messages; short values are none."""
     return tuple(value for name in _SECRETS if len(value := os.environ.get(name, "")) >= _LEAST_SECRET)
 
 
 def policy() -> str:
-    """What a save spends its time on where its caller does not say it: TENSORCAS_POLICY, by default ``balanced``."""
+    """Return the default encoding policy of saves: TENSORCAS_POLICY, by default ``balanced``."""
     return os.environ.get("TENSORCAS_POLICY") or "balanced"
 
 
 def n_threads() -> int:
-    """Threads for hashing, encoding and reading: TENSORCAS_THREADS, else one a core, at most 8.
+    """Return the number of threads for hashing, encoding and reading: TENSORCAS_THREADS, else one a core, at most 8.
 
     Raises:
         ValueError: TENSORCAS_THREADS is not a positive whole number.
@@ -93,16 +93,16 @@ def n_threads() -> int:
 
 
 def reading_way() -> str | None:
-    """How packs are to be read, whatever suits them: TENSORCAS_READ; None where nothing or ``auto`` is said."""
+    """Return the forced way to read packs: TENSORCAS_READ; None if it is unset or ``auto``."""
     value = os.environ.get("TENSORCAS_READ") or "auto"
     return None if value == "auto" else value
 
 
 def cache_folder() -> Path | None:
-    """Folder of the chunk cache: TENSORCAS_CACHE, else `tensorcas` in XDG_CACHE_HOME or in ``~/.cache``.
+    """Return the folder of the chunk cache: TENSORCAS_CACHE, else `tensorcas` in XDG_CACHE_HOME or in ``~/.cache``.
 
     Returns:
-        An absolute path; None if TENSORCAS_CACHE is ``off``, or if nothing is named and the user has no home.
+        An absolute path; None if TENSORCAS_CACHE is ``off``, or if no variable is set and the user has no home.
     """
     named = os.environ.get("TENSORCAS_CACHE")
     if named == "off":
@@ -111,14 +111,14 @@ def cache_folder() -> Path | None:
         if named:
             return Path(named).expanduser().absolute()
         base = os.environ.get("XDG_CACHE_HOME", "")
-        # Its specification says that a relative one is to be passed over.
+        # The XDG specification tells programs to ignore a relative path.
         return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "tensorcas"
     except RuntimeError:
         return None
 
 
 def cache_bytes() -> int | None:
-    """What the chunk cache may take on the disk: TENSORCAS_CACHE_BYTES; None where nothing is said.
+    """Return the bound of the chunk cache on disk: TENSORCAS_CACHE_BYTES; None if unset.
 
     Raises:
         ValueError: It is no size, in bytes or such as ``10GB``.
@@ -133,7 +133,7 @@ def cache_bytes() -> int | None:
 
 
 def logs_metrics() -> bool:
-    """Whether storage figures of checkpoints are logged as metrics: TENSORCAS_LOG_METRICS, by default yes.
+    """Tell whether MLflow gets storage figures of checkpoints as metrics: TENSORCAS_LOG_METRICS, by default yes.
 
     Raises:
         ValueError: It is neither true nor false.
@@ -142,7 +142,7 @@ def logs_metrics() -> bool:
 
 
 def allows_pickle() -> bool:
-    """Whether a model may be unpickled: MLflow's own switch, MLFLOW_ALLOW_PICKLE_DESERIALIZATION, by default yes.
+    """Tell whether unpickling models is allowed: MLflow's own switch, MLFLOW_ALLOW_PICKLE_DESERIALIZATION, default yes.
 
     Raises:
         ValueError: It is neither true nor false.

@@ -58,7 +58,7 @@ class NotFoundError(TensorCasError):
 
 
 class BlobNotFoundError(NotFoundError):
-    """A backend holds no blob at a key."""
+    """A key without a blob."""
 
     def __init__(self, key: str) -> None:
         key = without_secrets(key)
@@ -70,7 +70,7 @@ class BlobNotFoundError(NotFoundError):
 
 
 class StoreNotFoundError(NotFoundError):
-    """A place holds no store."""
+    """A place without a store."""
 
     def __init__(self, uri: str, below: tuple[str, ...] = ()) -> None:
         uri, below = without_secrets(uri), tuple(map(without_secrets, below))
@@ -82,21 +82,21 @@ class StoreNotFoundError(NotFoundError):
     def __str__(self) -> str:
         if self.uri.startswith("mlflow-artifacts:"):
             return (
-                f"there is no store at {self.uri!r}: the first model or checkpoint that is logged there makes one, or "
-                "name the right one in TENSORCAS_STORE"
+                f"there is no store at {self.uri!r}: log a first model or checkpoint there to create one, or "
+                "set TENSORCAS_STORE to the right one"
             )
         if self.below:
             more = f" and {len(self.below) - _MOST_BELOW} more" if len(self.below) > _MOST_BELOW else ""
             listed = ", ".join(map(repr, self.below[:_MOST_BELOW]))
             return f"there is no store at {self.uri!r} or above it, but below it at {listed}{more}: name one of them"
         return (
-            f"there is no store at {self.uri!r} or above it: make one with `tensorcas init {self.uri}`, "
-            "or name the right one in TENSORCAS_STORE"
+            f"there is no store at {self.uri!r} or above it: create one with `tensorcas init {self.uri}`, "
+            "or set TENSORCAS_STORE to the right one"
         )
 
 
 class CheckpointNotFoundError(NotFoundError):
-    """A store holds no checkpoint of that name."""
+    """A checkpoint name unknown to the store."""
 
     def __init__(self, name: str, known: str = "") -> None:
         super().__init__(name, known)
@@ -146,7 +146,7 @@ def in_words(checkpoint: str | None, tensors: tuple[str, ...]) -> str:
 
 
 class ChunkNotFoundError(NotFoundError):
-    """No pack of a store holds a chunk that a checkpoint needs."""
+    """A chunk a checkpoint needs and no pack of the store holds."""
 
     def __init__(
         self,
@@ -173,17 +173,17 @@ class ChunkNotFoundError(NotFoundError):
         lost = f"; lost or damaged are {keys}" if keys else ""
         return (
             f"{who}{': ' if who else ''}no pack of this store holds chunk {self.digest}{more}: the checkpoint was "
-            f"deleted and collected, or a pack is lost or damaged{lost} (`tensorcas repair --from` brings it from a "
-            "backup)"
+            f"deleted and collected, or a pack is lost or damaged{lost} (run `tensorcas repair --from` to restore it "
+            "from a backup)"
         )
 
 
 class FormatError(TensorCasError):
-    """Bytes are not what the format says they are."""
+    """Bytes that violate the format."""
 
 
 class CorruptError(FormatError):
-    """A blob of a store is damaged."""
+    """A damaged blob of a store."""
 
     def __init__(self, key: str, reason: str) -> None:
         super().__init__(key, reason)
@@ -212,7 +212,7 @@ class NoCheckpointError(MalformedFileError):
 
 
 class CorruptChunkError(FormatError):
-    """A chunk's bytes do not hash to its digest, in any pack that holds it."""
+    """A chunk that does not hash to its digest in any of its packs."""
 
     def __init__(
         self, digest: str, key: str, reason: str, checkpoint: str | None = None, tensors: tuple[str, ...] = ()
@@ -230,12 +230,12 @@ class CorruptChunkError(FormatError):
         who = in_words(self.checkpoint, self.tensors)
         return (
             f"{who}{': ' if who else ''}chunk {self.digest} is damaged in {self.key!r}: {self.reason} "
-            "(`tensorcas repair` heals it from a backup, or lets the next save write it again)"
+            "(run `tensorcas repair` to heal it from a backup, or to let the next save write it again)"
         )
 
 
 class NewerFormatError(FormatError):
-    """A store or blob was written by a later version of this package."""
+    """A store or blob written by a later release of this package."""
 
     def __init__(self, what: str, version: int, supported: int) -> None:
         super().__init__(what, version, supported)
@@ -264,7 +264,7 @@ class WrongStoreError(FormatError):
     def __str__(self) -> str:
         return (
             f"this checkpoint was written to store {self.wanted}, but {self.uri!r} is store {self.found}: "
-            "name the right one in TENSORCAS_STORE"
+            "set TENSORCAS_STORE to the right one"
         )
 
 
@@ -303,7 +303,7 @@ class FencedError(ConflictError):
 
     def __str__(self) -> str:
         return (
-            f"the save was given up for dead by a collector {self.attempts} times and nothing was committed: "
+            f"collectors treated the save as dead {self.attempts} times and nothing was committed: "
             "run gc with a longer grace, then save again"
         )
 
@@ -322,7 +322,7 @@ class PendingSavesError(ConflictError):
         listed = "; ".join(f"{name} ({who})" for name, who in self.saves)
         return (
             f"saves through an MLflow server into {self.uri!r} are under way, and nothing can stop them: {listed}. "
-            "Wait until they are done. One that is dead for certain is given up by `tensorcas gc --abandon ID`"
+            "Wait until they are done. If one is certainly dead, give it up with `tensorcas gc --abandon ID`"
         )
 
 
@@ -337,8 +337,8 @@ class DirectAccessError(TensorCasError):
 
     def __str__(self) -> str:
         return (
-            f"{self.action} cannot be done through the MLflow server that keeps {self.uri!r}: do it where the server's "
-            "artifact folder is, with `--root <the server's artifact folder>/<experiment id>`"
+            f"{self.action} cannot be done through the MLflow server that keeps {self.uri!r}: run it on the server's "
+            "artifact folder, with `--root <the server's artifact folder>/<experiment id>`"
         )
 
 
@@ -364,5 +364,5 @@ class PickleForbiddenError(AdapterError):
     def __str__(self) -> str:
         return (
             f"{self.adapter}: this model holds a pickle, and MLFLOW_ALLOW_PICKLE_DESERIALIZATION is false: fill a live "
-            "model (into=model), or take its tensors alone (weights_only=True)"
+            "model (into=model), or read its tensors alone (weights_only=True)"
         )

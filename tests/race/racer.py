@@ -27,7 +27,7 @@ from tensorcas_mlflow.store import Ref, RefTarget, Store
 from tests.race.content import N_TENSORS, Array, model, numbers_in
 from tests.race.journal import Journal
 
-FENCED = "given up for dead"
+FENCED = "treated the save as dead"
 
 
 @dataclass

@@ -152,7 +152,7 @@ def test_a_copy_that_collectors_give_up_again_and_again_says_so_and_leaves_the_r
     report = copy(source, destination)
 
     assert report.n_copied == 0
-    assert ["given up for dead" in failure.reason for failure in report.failed] == [True, True]
+    assert ["treated the save as dead" in failure.reason for failure in report.failed] == [True, True]
     assert list(inner.list("intents")) == []
 
 

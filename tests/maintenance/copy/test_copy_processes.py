@@ -65,7 +65,7 @@ while time.monotonic() < until:
     report = copy_refs(store, stores[1], refs)
     n_copied += report.n_copied
     n_dropped += len(report.dropped)
-    fenced = [each for each in report.failed if "given up for dead" in each.reason]
+    fenced = [each for each in report.failed if "treated the save as dead" in each.reason]
     n_fenced += len(fenced)
     assert len(fenced) == len(report.failed), report.failed
     for ref in draw.sample(stores[1].checkpoints(), len(stores[1].checkpoints()) // 2):
