@@ -1,7 +1,7 @@
-"""One table out of an Arrow IPC stream that anybody may have written.
+"""Validated reading of one table from an untrusted Arrow IPC stream.
 
-Arrow trusts what it reads: where offsets point, and what compressed buffers will unpack to. So whatever comes from a
-store is read here, and nothing of it is touched before it has been looked through.
+Arrow trusts its input: the targets of offsets, and the uncompressed sizes of compressed buffers. So the package reads
+all Arrow data from a store here, and checks a table completely before it uses any of it.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ UNREADABLE = (
     OverflowError,
     struct.error,
 )
-"""What pyarrow, json and a constructor raise for bytes that are not what they should be."""
+"""Exceptions of pyarrow, json and a constructor for invalid bytes."""
 
 
 def check_is_of_bytes(error: Exception) -> None:
-    """See that an error, one of `UNREADABLE`, says something of the bytes that were read, and not of this machine.
+    """Check that an error, one of `UNREADABLE`, concerns the bytes read, and not this machine.
 
     Raises:
         MemoryError: There is not enough memory.
-        OSError: The system has refused something.
-        ImportError: A package that pyarrow imports does not work here, whatever error it ends in.
+            OSError: The system has refused a call.
+            ImportError: A package imported by pyarrow does not work here, whatever its error.
     """
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None):
         raise error
@@ -53,7 +53,7 @@ _FILE_HEAD = FILE_MAGIC + b"\0\0"
 
 
 def read_schema(stream: Any) -> pa.Schema:
-    """Read what a stream says its table is; raises one of `UNREADABLE` if it is none."""
+    """Read the schema of a stream; raise one of `UNREADABLE` if it has none."""
     return pa.ipc.open_stream(pa.py_buffer(stream)).schema
 
 
@@ -61,13 +61,13 @@ def read_batch(stream: Any, schema: pa.Schema, *, what: str, max_rows: int | Non
     """Read the one record batch of a stream, without copying it.
 
     Args:
-        stream: The bytes.
-        schema: The columns it must have; metadata may differ.
-        what: What it is, for messages.
-        max_rows: More rows are refused before they are looked at.
+            stream: The bytes.
+            schema: The columns it must have; metadata may differ.
+            what: Name of the data, for messages.
+            max_rows: Maximum number of rows; more are refused unseen.
 
     Returns:
-        The batch, every offset and length in which is sound.
+        The batch, with every offset and length validated.
 
     Raises:
         FormatError: It has other columns, is compressed inside, or holds more than one record batch.
@@ -75,7 +75,7 @@ def read_batch(stream: Any, schema: pa.Schema, *, what: str, max_rows: int | Non
     """
     reader = pa.ipc.open_stream(pa.py_buffer(stream))
     if not reader.schema.equals(schema, check_metadata=False):
-        raise FormatError(f"{what} has other columns than it should")
+        raise FormatError(f"{what} has unexpected columns")
     _check_messages(stream, what)
     try:
         batch = reader.read_next_batch()
@@ -83,17 +83,17 @@ def read_batch(stream: Any, schema: pa.Schema, *, what: str, max_rows: int | Non
         raise FormatError(f"{what} holds no table") from error
     if max_rows is not None and batch.num_rows > max_rows:
         raise FormatError(f"{what} of {batch.num_rows} rows, more than {max_rows}")
-    # Arrow reads out of bounds, and the process dies, where offsets lead out of their buffers.
+    # If offsets lead out of their buffers, Arrow reads out of bounds and the process dies.
     for column in batch.columns:
         _validate(column)
     return batch
 
 
 def text_buffers(texts: Any) -> tuple[Any, Any]:
-    """View an array of texts: where each begins among the bytes and, last, where the last one ends; and the bytes.
+    """View an array of texts as the start of each among the bytes and, last, the end of the last one; and the bytes.
 
     Args:
-        texts: A pyarrow array of utf8, its offsets sound.
+        texts: A pyarrow array of utf8 with valid offsets.
     """
     _, offsets, data = texts.buffers()
     if offsets is None or len(texts) == 0:
@@ -103,9 +103,9 @@ def text_buffers(texts: Any) -> tuple[Any, Any]:
 
 
 def values_of(numbers: Any) -> Any:
-    """View an array of whole numbers as one of numpy's.
+    """View an array of whole numbers as a numpy array.
 
-    pyarrow's own `to_numpy` imports pandas, wherever it is installed, which takes longer than to read a checkpoint.
+    pyarrow's own `to_numpy` imports pandas if it is installed, and this takes longer than reading a checkpoint.
 
     Args:
         numbers: A pyarrow array, validated.
@@ -114,12 +114,12 @@ def values_of(numbers: Any) -> Any:
         ValueError: It has nulls.
     """
     if numbers.null_count:
-        raise ValueError("a column of numbers leaves some out")
+        raise ValueError("a column of numbers has nulls")
     return values_or_any(numbers)
 
 
 def values_or_any(numbers: Any) -> Any:
-    """View an array of whole numbers as one of numpy's, as `values_of`, with any number in place of a null."""
+    """View an array of whole numbers as a numpy array, like `values_of`, with any number in place of a null."""
     dtype = np.dtype(str(numbers.type))
     if len(numbers) == 0:
         return np.empty(0, dtype)
@@ -127,7 +127,7 @@ def values_or_any(numbers: Any) -> Any:
 
 
 def validity_of(values: Any) -> Any:
-    """Tell for each value of a pyarrow array whether it is there; without pandas, which `fill_null` imports."""
+    """Return for each value of a pyarrow array whether it is not null; without pandas, which `fill_null` imports."""
     bits = values.buffers()[0]
     if bits is None or values.null_count == 0:
         return np.ones(len(values), dtype=bool)
@@ -136,19 +136,19 @@ def validity_of(values: Any) -> Any:
 
 
 def array_of_bools(values: Any) -> Any:
-    """Make an array of truth values, without pandas, which `pyarrow.array` imports."""
+    """Build an array of truth values, without pandas, which `pyarrow.array` imports."""
     bits = np.packbits(values, bitorder="little")
     return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(bits.data)])
 
 
 def array_of_numbers(values: Any, dtype: pa.DataType) -> Any:
-    """Make an array of whole numbers, of memory of numpy's where it has the type; as `values_of`, without pandas."""
+    """Build an array of whole numbers, over numpy's memory if the type fits; without pandas, like `values_of`."""
     data = np.ascontiguousarray(values, dtype=str(dtype))
     return pa.Array.from_buffers(dtype, len(data), [None, pa.py_buffer(data.data)])
 
 
 def array_of_texts(texts: Sequence[str | None]) -> Any:
-    """Make an array of texts, or of nulls among them, without pandas.
+    """Build an array of texts and nulls, without pandas.
 
     Raises:
         UnicodeEncodeError: A text cannot be encoded.
@@ -168,10 +168,10 @@ def array_of_texts(texts: Sequence[str | None]) -> Any:
 
 
 def _validate(column: Any) -> None:
-    """See that every offset and length of a column is sound, and that every text is one."""
-    column.validate()  # that buffers are as long as they must be, and where the first and the last offset lead
+    """Check that every offset and length of a column is valid, and that every text is UTF-8."""
+    column.validate()  # checks the sizes of buffers, and the targets of the first and the last offset
     if column.type == pa.utf8() and column.null_count == 0:
-        # Arrow goes through texts one by one. Bytes below 128 are UTF-8 wherever they are parted.
+        # Arrow checks texts one by one. Bytes below 128 are UTF-8 wherever they are split.
         at, data = text_buffers(column)
         if (at[1:] >= at[:-1]).all() and (len(data) == 0 or data.max() < 128):
             return
@@ -179,10 +179,10 @@ def _validate(column: Any) -> None:
 
 
 def stream_in_file(data: Any) -> memoryview:
-    """Take the stream out of an Arrow IPC file; what its footer says is not needed, and so not believed.
+    """Return the stream inside an Arrow IPC file; its footer is not needed, and so not trusted.
 
     Raises:
-        FormatError: It is no such file, or was cut off.
+        FormatError: It is no such file, or is truncated.
     """
     view = memoryview(data)
     if view[: len(_FILE_HEAD)] != _FILE_HEAD or view[-len(FILE_MAGIC) :] != FILE_MAGIC:
@@ -191,9 +191,9 @@ def stream_in_file(data: Any) -> memoryview:
 
 
 def _check_messages(stream: Any, what: str) -> None:
-    """Refuse any stream but one schema and one batch without Arrow's own compression.
+    """Refuse any stream except one schema and one batch without Arrow's own compression.
 
-    Compressed, a small stream could unpack to any size before a byte of it is checked.
+    A small compressed stream could unpack to any size before a byte of it is checked.
     """
     kinds: list[str] = []
     messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(stream))
@@ -203,7 +203,7 @@ def _check_messages(stream: Any, what: str) -> None:
             kinds.append(message.type)
             if kinds == ["schema"]:
                 continue
-            # A Message is a flatbuffer: its third field is the header, and of a record batch the fourth compression.
+            # A Message is a flatbuffer: its third field is the header, and a record batch's fourth is its compression.
             head = memoryview(message.metadata)
             header = _field(head, struct.unpack_from("<I", head, 0)[0], 2)
             table = header + struct.unpack_from("<I", head, header)[0]
@@ -212,7 +212,7 @@ def _check_messages(stream: Any, what: str) -> None:
 
 
 def _field(flatbuffer: memoryview, table: int, number: int) -> int:
-    """Find a field of a flatbuffer's table: its position, or 0 if it is left out."""
+    """Return the position of a field in a flatbuffer's table, or 0 if the field is absent."""
     vtable = table - struct.unpack_from("<i", flatbuffer, table)[0]
     at = 4 + 2 * number
     if at >= struct.unpack_from("<H", flatbuffer, vtable)[0]:

@@ -1,4 +1,4 @@
-"""Making names durable: what a folder holds survives a crash of the machine only once the folder is synced."""
+"""Durable names: the entries of a folder survive a crash of the machine only after a sync of the folder."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import stat
 import time
 
 _LONG_S = 3600.0
-"""Systems write within seconds, or a few minutes, what nobody has asked them to."""
+"""Systems write unsynced data to disk within seconds, or a few minutes."""
 _MAX_SETTLED = 1 << 14
-"""Folders remembered; beyond it all are forgotten, and synced once more."""
+"""Maximum number of remembered folders; beyond it all are forgotten, and synced once more."""
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:
@@ -30,7 +30,7 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
 
 
 def sync_tree(folder: str) -> None:
-    """Make all durable that lies in a folder, and its own name: others have written it, and do not care.
+    """Make a folder, its name and everything in it durable, after another program has written it without syncing.
 
     Args:
         folder: An absolute path. Links in it are left alone.
@@ -59,11 +59,11 @@ class Settled:
         self._folders: set[str] = set()
 
     def settle(self, folder: str) -> None:
-        """Make the names in a folder durable; the first time also its own, and those above it.
+        """Make the names in a folder durable; the first time also its own, and those of its parents.
 
-        Another process may have made a folder and died before its name was durable. So those above are synced as well,
-        up to the first folder that has not changed for so long that its name has reached the disk by itself, and but
-        for those that may not be read: somebody else has made these.
+        Another process may have created a folder and died before its name was durable. So this also syncs the parents,
+        up to the first folder unchanged for so long that its name has reached the disk by itself. It skips unreadable
+        parents: another user has created these.
 
         Args:
             folder: An absolute path.
@@ -87,7 +87,7 @@ class Settled:
         self._folders.update(new)
 
     def forget(self, folder: str) -> None:
-        """Take note that a folder has been made anew, and perhaps those above it."""
+        """Record that a folder, and perhaps its parents, have been created anew."""
         while (above := os.path.dirname(folder)) != folder:
             self._folders.discard(folder)
             folder = above

@@ -1,4 +1,4 @@
-"""Where chunks begin and end (``docs/format.md``, Chunks), for one tensor and for very many."""
+"""Chunk boundaries (``docs/format.md``, Chunks), for one tensor and for very many."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ Offsets = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowCuts:
-    """The cuts of many tensors, one after the other. Where no tensor has any, there is None in the place of this."""
+    """The cuts of many tensors, one after the other. If no tensor has cuts, None replaces the whole object."""
 
     given: Any
-    """For each tensor whether it has cuts: bools."""
+    """One bool for each tensor: whether it has cuts."""
     at: Offsets
-    """Where the cuts of each begin among ``values``, and, last, where those of the last one end."""
+    """Start of each tensor's cuts among ``values``, and, last, the end of the last tensor's."""
     values: Offsets
-    """Byte offsets as `chunk_ends` takes them."""
+    """Byte offsets, as in `chunk_ends`."""
 
     def of(self, row: int) -> Offsets | None:
-        """The cuts of one tensor."""
+        """Return the cuts of one tensor."""
         return self.values[self.at[row] : self.at[row + 1]] if self.given[row] else None
 
     def some(self, rows: Any) -> RowCuts | None:
-        """The cuts of some tensors, in the order in which they are given."""
+        """Return the cuts of some tensors, in the given order."""
         given = self.given[rows]
         if not given.any():
             return None
@@ -43,12 +43,12 @@ class RowCuts:
 
 
 def chunk_ends(n_bytes: int, chunk_bytes: int, cuts: Sequence[int] | Offsets | None = None) -> Offsets:
-    """Say where the chunks of one tensor end.
+    """Return the chunk ends of one tensor.
 
     Args:
         n_bytes: The tensor's size.
         chunk_bytes: The store's chunk size.
-        cuts: Byte offsets at which a chunk ends in any case: ascending, above 0, the last one ``n_bytes``.
+        cuts: Byte offsets of additional chunk ends: ascending, above 0, the last one ``n_bytes``.
 
     Returns:
         Ascending byte offsets, the last one ``n_bytes``; empty for an empty tensor.
@@ -68,20 +68,20 @@ def chunk_ends(n_bytes: int, chunk_bytes: int, cuts: Sequence[int] | Offsets | N
 
 
 def check_cuts(n_bytes: Offsets, cuts: RowCuts) -> None:
-    """See that cuts are what the functions below take them for.
+    """Check that cuts are valid for the functions below.
 
     Args:
         n_bytes: Sizes of the tensors.
-        cuts: Theirs.
+        cuts: Their cuts.
 
     Raises:
-        FormatError: Those of some tensor do not ascend from above 0 to its size, or an empty tensor has some.
+        FormatError: The cuts of a tensor do not ascend from above 0 to its size, or an empty tensor has cuts.
     """
     counts = np.diff(cuts.at)
     wrong = cuts.given & ((counts == 0) != (n_bytes == 0))
     rows = np.flatnonzero(cuts.given & (counts > 0))
     wrong[rows] |= cuts.values[cuts.at[rows + 1] - 1] != n_bytes[rows]
-    # What is not above what comes before it, by the tensor it is of.
+    # Find the tensors with a cut not above its predecessor.
     first = np.zeros(len(cuts.values), dtype=bool)
     first[cuts.at[rows]] = True
     before = np.where(first, 0, np.roll(cuts.values, 1))
@@ -92,7 +92,7 @@ def check_cuts(n_bytes: Offsets, cuts: RowCuts) -> None:
 
 
 def blocks_of(n_rows: int) -> Iterator[slice]:
-    """Part very many rows into blocks, so that arrays made on the way lie in caches and take no fresh memory."""
+    """Split very many rows into blocks, so temporary arrays stay in caches and need no fresh memory."""
     return (slice(begin, min(begin + _BLOCK_ROWS, n_rows)) for begin in range(0, n_rows, _BLOCK_ROWS))
 
 
@@ -102,7 +102,7 @@ def chunk_counts(n_bytes: Offsets, chunk_bytes: int, cuts: RowCuts | None = None
     Args:
         n_bytes: Their sizes.
         chunk_bytes: The store's chunk size.
-        cuts: Theirs, as `check_cuts` passes them.
+        cuts: Their cuts, checked by `check_cuts`.
     """
     if cuts is None:
         return _n_chunks(n_bytes, chunk_bytes)
@@ -111,7 +111,7 @@ def chunk_counts(n_bytes: Offsets, chunk_bytes: int, cuts: RowCuts | None = None
 
 
 def chunk_sizes(n_bytes: Offsets, chunk_bytes: int, cuts: RowCuts | None = None) -> Offsets:
-    """Give the sizes of the chunks of many tensors, one after the other; see `chunk_counts`."""
+    """Return the sizes of the chunks of many tensors, one after the other; see `chunk_counts`."""
     pieces = n_bytes if cuts is None else _pieces(n_bytes, cuts)[0]
     if not len(pieces) or pieces.max() <= chunk_bytes:
         return pieces[pieces > 0]
@@ -123,11 +123,11 @@ def chunk_sizes(n_bytes: Offsets, chunk_bytes: int, cuts: RowCuts | None = None)
 
 
 def chunk_begins(sizes: Offsets, at: Offsets) -> Offsets:
-    """Say where chunks begin in their tensors.
+    """Return the start of each chunk in its tensor.
 
     Args:
-        sizes: Of the chunks of many tensors, one after the other.
-        at: Numbers of the first chunk of each tensor, and, last, that of all chunks.
+        sizes: Sizes of the chunks of many tensors, one after the other.
+        at: Number of the first chunk of each tensor, and, last, the number of all chunks.
     """
     begins = offsets_of(sizes)
     return begins[:-1] - np.repeat(begins[at[:-1]], np.diff(at))
@@ -140,7 +140,7 @@ def _n_chunks(n_bytes: Offsets, chunk_bytes: int) -> Offsets:
 
 
 def _pieces(n_bytes: Offsets, cuts: RowCuts) -> tuple[Offsets, Offsets]:
-    """Give the sizes of what lies between cuts, and which of them are each tensor's: one, if it is not cut."""
+    """Return the sizes of the pieces between cuts, and the pieces of each tensor: one, if it has no cuts."""
     at = offsets_of(np.where(cuts.given, np.diff(cuts.at), n_bytes > 0))
     counts = np.diff(at)
     is_cut = np.repeat(cuts.given, counts)
@@ -153,14 +153,14 @@ def _pieces(n_bytes: Offsets, cuts: RowCuts) -> tuple[Offsets, Offsets]:
 
 
 def offsets_of(counts: Any) -> Offsets:
-    """Where stretches of some lengths begin that lie one behind the other, and, last, where the last one ends."""
+    """Return the starts of adjacent stretches of these lengths, and, last, the end of the last one."""
     offsets = np.zeros(len(counts) + 1, dtype=np.int64)
     np.cumsum(counts, out=offsets[1:])
     return offsets
 
 
 def ranges(begins: Any, counts: Any) -> Offsets:
-    """The numbers of several ranges, one after the other."""
+    """Return the numbers in several ranges, one range after the other."""
     ends = np.cumsum(counts)
     numbers: Offsets = np.arange(int(counts.sum())) + np.repeat(begins - (ends - counts), counts)
     return numbers

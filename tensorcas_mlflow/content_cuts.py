@@ -1,13 +1,13 @@
-"""Where to cut bytes that grow or shrink in the middle, such as a model's text: places chosen by content.
+"""Content-defined cuts for bytes that grow or shrink in the middle, such as a model's text.
 
-A place is a cut if a hash of the 32 bytes before it is small. So a cut depends on what lies around it and not on its
-offset: bytes put in or taken out change the chunk they fall into, perhaps one or two after it, and no others.
+A place is a cut if a hash of the 32 bytes before it is small. So a cut depends on its neighbourhood and not on its
+offset: inserted or deleted bytes change their own chunk, perhaps one or two after it, and no others.
 
 The hash is the gear hash of W. Xia et al., "Ddelta: A Deduplication-Inspired Fast Delta Compression Approach",
 Performance Evaluation 79 (2014): h(i) = sum over k of gear[b(i - k)] * 2**k, modulo 2**32. A byte 32 places back is
-shifted out, which bounds the window. The rule with a least and a greatest size is that of "FastCDC" by the same group,
-USENIX ATC 2016. Summing up one byte after another is slow in Python; numpy gets the sums of windows of 2, 4, 8, 16 and
-32 bytes in five passes, each from two shifted copies of the last.
+shifted out, so the window is bounded. The rule with a least and a greatest size is that of "FastCDC" by the same
+group, USENIX ATC 2016. Adding up one byte after another is slow in Python; numpy computes the sums of windows of 2, 4,
+8, 16 and 32 bytes in five passes, each from two shifted copies of the last.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from tensorcas_mlflow.adapter import Array
 
 WINDOW_BYTES = 32
 MIN_BYTES = 1 << 10
-"""The least distance of cuts in what is shorter than 1 MiB."""
+"""The least distance between cuts in data shorter than 1 MiB."""
 
-# Cuts are written down with the chunks, so a later release may choose others; it would store such bytes once more.
+# Manifests record the cuts, so a later release may choose others; it would store such bytes once more.
 _GEAR = np.frombuffer(shake_256(b"tensorcas gear").digest(1024), dtype="<u4").astype(np.uint32)
 _BLOCK_BYTES = 1 << 15  # what fits a processor's cache four times over, as uint32
 
 
 def piece_sizes(n_bytes: int) -> tuple[int, int, int]:
-    """Return the least, the wanted and the greatest distance of cuts in so many bytes.
+    """Return the least, the wanted and the greatest distance between cuts for a size in bytes.
 
-    A chunk costs some 45 bytes at every step it is part of, and a change costs a chunk or two: together least where
-    chunks grow with the root of the size. They double in steps, so that bytes that grow keep their cuts for long.
+    A chunk costs some 45 bytes at every step that includes it, and a change costs a chunk or two. The total is smallest
+    if chunks grow with the root of the size. They double in steps, so growing bytes keep their cuts for long.
     """
     n_doublings = min(((n_bytes >> 20).bit_length() + 1) // 2, 4)
     least = MIN_BYTES << n_doublings
@@ -40,15 +40,15 @@ def piece_sizes(n_bytes: int) -> tuple[int, int, int]:
 
 
 def content_cuts(data: Array) -> list[int]:
-    """Say where to cut bytes so that what two versions of them have in common gives the same chunks.
+    """Return cuts that give equal chunks for the common parts of two versions of some bytes.
 
     Args:
         data: 1-d uint8, of any length.
 
     Returns:
-        Ascending offsets, the last one the length; empty for no bytes. Two neighbours, and 0 and the first, are as far
-        apart as `piece_sizes` says; only the last piece may be shorter. The same bytes give the same offsets, on any
-        machine.
+        Ascending offsets, the last one the length; empty for no bytes. The distances between neighbours, and from 0
+        to the first, are within the limits of `piece_sizes`; only the last piece may be shorter. The same bytes give
+        the same offsets, on any machine.
     """
     sizes = piece_sizes(len(data))
     cutter = ContentCutter(lambda _: sizes)
@@ -59,43 +59,43 @@ def content_cuts(data: Array) -> list[int]:
 
 
 class ContentCutter:
-    """The same for bytes that pass by, whose length nobody knows yet: pieces grow with the offset instead."""
+    """Content-defined cuts for a stream of unknown length: pieces grow with the offset instead of the size."""
 
     def __init__(self, sizes: Callable[[int], tuple[int, int, int]] = piece_sizes) -> None:
         """Begin at offset 0.
 
         Args:
-            sizes: Tells the sizes of a piece from the offset at which it begins.
+            sizes: Returns the sizes of a piece for the offset of its start.
         """
         self.last = 0
         """Offset of the last cut; 0 before the first."""
         self._sizes = sizes
         self._n_bytes = 0
         self._open = [np.empty(0, dtype=np.uint8)]
-        """What came after the last look, and before that as many bytes as a window has."""
+        """The bytes since the last search, preceded by as many bytes as a window has."""
         self._first = sizes(0)[0]
-        """The first place that may become a cut."""
+        """The first possible place of a cut."""
 
     def feed(self, data: Array) -> list[int]:
-        """Take the next bytes; how the bytes are parted into calls changes nothing.
+        """Take the next bytes; the division of the bytes into calls changes nothing.
 
         Returns:
             The cuts in them, as ascending offsets from the very first byte; the end is no cut by itself.
         """
         self._open.append(data)
         self._n_bytes += len(data)
-        # A file of many small tensors has a few bytes between any two of them, which are too few to look at.
+        # A file of many small tensors has a few bytes between any two of them, too few to search.
         return self._look() if self._n_bytes >= self._first else []
 
     def _look(self) -> list[int]:
-        """Find the cuts in what is open."""
+        """Find the cuts in the open bytes."""
         before, *rest = self._open
         data = rest[0] if len(rest) == 1 else np.concatenate(rest)
         sums = np.empty((2, WINDOW_BYTES + min(len(data), _BLOCK_BYTES)), dtype=np.uint32)
         cuts: list[int] = []
         stop = self._n_bytes - len(data)
         for at in range(0, len(data), _BLOCK_BYTES):
-            # A cut is judged by the bytes before it, so those before the block are hashed along.
+            # The bytes before a place decide on its cut, so those before the block are hashed along.
             hashed = np.concatenate((before, data[at : at + _BLOCK_BYTES]))
             hashes = _hashes(hashed, sums)[len(before) :]
             stop += len(hashes)
@@ -106,13 +106,13 @@ class ContentCutter:
         return cuts
 
     def _cuts_in(self, hashes: Array, stop: int) -> list[int]:
-        """Choose the cuts among places of these hashes, the last of which is ``stop``."""
+        """Choose cuts by hashes of consecutive places; the last place is ``stop``."""
         start = stop - len(hashes)
         cuts: list[int] = []
         found: tuple[int, Array] | None = None
         while True:
             least, wanted, greatest = self._sizes(self.last)
-            # As small are one in so many hashes. Larger pieces are ended by fewer, but by some of the same.
+            # One in so many hashes is as small. Fewer end larger pieces, but some of the same.
             small = 2**32 // (wanted - least)
             if found is None or found[0] != small:
                 found = small, start + 1 + np.flatnonzero(hashes < np.uint32(small))
@@ -127,7 +127,7 @@ class ContentCutter:
 
 
 def _hashes(data: Array, sums: Array) -> Array:
-    """Return the hash of the window that ends with each byte; in the first 31 places it is of what there is."""
+    """Return the hash of the window ending with each byte; the first 31 windows are incomplete."""
     old, new = sums[0, : len(data)], sums[1, : len(data)]
     np.take(_GEAR, data, out=old, mode="clip")
     width = 1

@@ -17,9 +17,9 @@ Digests = np.ndarray[Any, np.dtype[np.uint8]]
 """Digests of many chunks: shape ``(n, 32)``, C order."""
 
 _LEAST_BYTES = 3 << 19
-"""Fewer bytes than these are not worth handing to another thread."""
+"""Below this size, handing work to another thread costs more than it gains."""
 _MOST_BYTES = 8 << 20
-"""Bytes one thread hashes before it asks for more."""
+"""Bytes one thread hashes at a time."""
 
 
 def digest(data: Any) -> bytes:
@@ -47,7 +47,7 @@ def digest_each(pieces: Iterable[Any]) -> Digests:
 
 
 def digest_all(pieces: Sequence[memoryview]) -> Digests:
-    """Hash many buffers, on all threads when there is enough to hash.
+    """Hash many buffers, on all threads if there is enough to hash.
 
     Returns:
         One row a buffer, in order.
@@ -68,7 +68,7 @@ def digest_all(pieces: Sequence[memoryview]) -> Digests:
 
 
 def _batches(pieces: Sequence[memoryview]) -> list[tuple[int, int]]:
-    """Split pieces into ranges of about equal size, as many for each thread: the last one is what is waited for."""
+    """Split pieces into ranges of about equal size, equally many for each thread: the caller waits for the last one."""
     total = sum([piece.nbytes for piece in pieces])
     n_threads = config.n_threads()
     n_batches = n_threads * -(-total // (n_threads * _MOST_BYTES))
@@ -87,10 +87,10 @@ def hex_of(row: Any) -> str:
 
 
 def unique_rows(digests: Digests) -> tuple[Digests, Any, Any]:
-    """Find the different digests among many.
+    """Find the distinct digests.
 
     Returns:
-        The different digests, ascending; for each of them the row it first stands in; for each row which it is.
+        The distinct digests, ascending; the first row of each; and for each row the index of its digest.
     """
     if len(digests) == 0:
         none = np.empty(0, dtype=np.intp)
@@ -108,10 +108,11 @@ def prefixes(digests: Digests) -> Any:
 
 
 def sorted_rows(digests: Digests) -> tuple[Any, Any]:
-    """Sort digests, by numbers where these tell them apart.
+    """Sort digests, by their numeric prefixes if these tell them apart.
 
     Returns:
-        Their rows, equal ones in their order; and for each of these whether it differs from the one before.
+        The row numbers in sorted order, equal digests in their original order; and flags for those that differ from
+        their predecessor.
     """
     prefix = prefixes(digests)
     order = np.argsort(prefix, kind="stable")
@@ -120,7 +121,7 @@ def sorted_rows(digests: Digests) -> tuple[Any, Any]:
     is_new[1:] = ranked[1:] != ranked[:-1]
     again = np.flatnonzero(~is_new)
     if (digests[order[again]] != digests[order[again - 1]]).any():
-        # Different digests that begin alike: nobody meets two by chance, but anybody may write them into a manifest.
+        # Different digests with equal prefixes: not a product of chance, but anybody may write them into a manifest.
         keys = np.ascontiguousarray(digests).view(f"V{DIGEST_BYTES}").ravel()
         order = np.argsort(keys, kind="stable")
         is_new[1:] = keys[order][1:] != keys[order][:-1]

@@ -1,4 +1,4 @@
-"""Names of dtypes as manifests write them (``docs/format.md``), and the numpy dtypes they stand for."""
+"""Names of dtypes in manifests (``docs/format.md``), and their numpy dtypes."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ _FIELD = re.compile(
 )
 
 MAX_RECORD_BYTES = 1 << 20
-"""Records longer than this are refused: no model has them, and a hostile name must not cost memory."""
+"""Longer records are refused: no model has them, and a hostile name must not cost memory."""
 MAX_FIELDS = 1000
 
 
 def dtype_name(dtype: DType) -> str:
-    """Write a dtype as a manifest names it.
+    """Return a dtype's name for manifests.
 
     Raises:
-        ValueError: There is no name for it: objects, padded or nested records, and long doubles, whose bytes differ
+        ValueError: The dtype has no name: objects, padded or nested records, and long doubles, whose bytes differ
             from machine to machine.
     """
     if dtype.fields is not None:
@@ -110,7 +110,7 @@ def _record_name(dtype: DType) -> str:
 
 
 def parse_dtype(name: str) -> DType:
-    """Read a dtype's name from a manifest.
+    """Return the dtype of a name in a manifest.
 
     Raises:
         FormatError: There is no such dtype.

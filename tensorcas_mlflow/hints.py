@@ -1,7 +1,7 @@
-"""Hints: where the chunks of one manifest lay when it was written (``docs/format.md``, Hints).
+"""Hints: places of the chunks of one manifest at the time of writing (``docs/format.md``, Hints).
 
-They follow the manifest in its blob, so that a reader far away needs no index. They may be out of date, for packs are
-rewritten and manifests are not; so they are never evidence, and the index is asked where they lead nowhere.
+They follow the manifest in its blob, so a remote reader needs no index. They may be stale, since collections rewrite
+packs and not manifests. So they are never evidence, and a reader asks the index after a miss.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FOOTER = struct.Struct("<I16s8s")
 _DIGEST_BYTES = 16
 _MAX_OFFSET = 1 << 56
 _PACK_BYTES = 40
-"""A pack's name in JSON takes fewer."""
+"""Bound for a pack's name in JSON."""
 _PACK_NAME = re.compile(r"[0-9a-f]{32}")
 _COLUMNS = (
     ("pack", "<u4"),
@@ -41,11 +41,11 @@ _ROW_BYTES = sum(np.dtype(dtype).itemsize for _, dtype in _COLUMNS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hints:
-    """Where chunks lie, one row a chunk, ascending by digest."""
+    """Places of chunks, one row a chunk, ascending by digest."""
 
     packs: tuple[str, ...]
     pack: Any
-    """For each row a position in ``packs``."""
+    """For each row the position of its pack in ``packs``."""
     entries: Entries
     """For each row its entry in that pack, without the digest of its stored bytes."""
 
@@ -54,14 +54,14 @@ def hint_bytes(packs: Sequence[str], pack: Any, entries: Entries) -> bytes:
     """Write hints.
 
     Args:
-        packs: Names.
-        pack: For each chunk a position in ``packs``.
+        packs: Names of packs.
+        pack: For each chunk the position of its pack in ``packs``.
         entries: For each chunk its entry; ascending by digest, none twice.
     """
     used, number = np.unique(pack, return_inverse=True)
     head = json.dumps({"packs": [packs[at] for at in used.tolist()], "n": len(entries)}).encode() + b"\n"
     columns = {name: entries[name] for name, _ in _COLUMNS if name != "pack"} | {"pack": number}
-    # Chunks of a tensor lie one behind the other, so differences are small numbers.
+    # Chunks of a tensor are adjacent, so differences are small numbers.
     columns["offset"] = np.diff(entries["offset"].astype(np.int64), prepend=np.int64(0))
     body = b"".join(columns[name].astype(dtype).tobytes() for name, dtype in _COLUMNS)
     packed = zstandard.ZstdCompressor(level=3).compress(head + body)
@@ -69,8 +69,8 @@ def hint_bytes(packs: Sequence[str], pack: Any, entries: Entries) -> bytes:
 
 
 def split_hints(blob: bytes) -> tuple[bytes, bytes]:
-    """Part a manifest's blob into what comes before its hints and the hints, which are empty where it has none."""
-    # Whatever version they are: what this release does not know it passes over (`read_hints`).
+    """Split a manifest's blob into the manifest and its hints; the hints may be empty."""
+    # This accepts any version: `read_hints` skips versions unknown to this release.
     if blob[-len(MAGIC) : -1] != MAGIC[:-1] or len(blob) < _FOOTER.size:
         return blob, b""
     n_bytes, _, _ = _FOOTER.unpack_from(blob, len(blob) - _FOOTER.size)
@@ -82,8 +82,8 @@ def read_hints(data: bytes, digests: Digests) -> Hints | None:
     """Read hints; None if they are damaged, of a later version, or for other chunks.
 
     Args:
-        data: As `split_hints` gave them.
-        digests: The different chunks of their manifest, ascending.
+        data: Hints from `split_hints`.
+        digests: The distinct chunks of their manifest, ascending.
     """
     if len(data) < _FOOTER.size:
         return None
@@ -92,7 +92,7 @@ def read_hints(data: bytes, digests: Digests) -> Hints | None:
     if magic != MAGIC or n_packed != len(packed) or digest(packed)[:_DIGEST_BYTES] != said:
         return None
     try:
-        # No more packs than chunks: a small manifest must not claim hints that take much memory.
+        # At most as many packs as chunks: a small manifest must not claim hints that take much memory.
         most_bytes = len(digests) * (_ROW_BYTES + _PACK_BYTES) + 1024
         if not 0 < zstandard.frame_content_size(packed) <= most_bytes:
             return None
@@ -130,7 +130,7 @@ def read_hints(data: bytes, digests: Digests) -> Hints | None:
 
 
 def _is_possible(entries: Entries) -> bool:
-    """Tell whether there can be such chunks: what a reader takes memory for has bounds."""
+    """Tell whether such chunks are possible, to bound the memory a reader allocates for them."""
     is_short = entries["stored_bytes"].max() <= 2 * MAX_CHUNK_BYTES and entries["raw_bytes"].max() <= MAX_CHUNK_BYTES
-    # What a delta is to be added to hints do not say.
+    # Hints do not record the base of a delta.
     return bool(is_short and entries["offset"].max() <= _MAX_OFFSET and not is_delta(entries).any())

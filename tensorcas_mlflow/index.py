@@ -1,4 +1,4 @@
-"""The index: from digests to where chunks lie, by whole arrays at a time (``docs/format.md``, The index)."""
+"""The index: places of chunks by digest, in whole arrays (``docs/format.md``, The index)."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from tensorcas_mlflow.pack import (
 )
 
 VERSION = 2
-"""Of a segment that tells of deltas; one that does not is of version 1."""
+"""Version of a segment with deltas; one without deltas has version 1."""
 _SCHEMA_KEY = b"tensorcas"
 MAX_SEGMENT_BYTES = 4 << 30
 MAX_OFFSET = 1 << 56
 _PACK_NAME = re.compile(r"[0-9a-f]{32}")
 
 _KEY = np.dtype(f"V{DIGEST_BYTES}")
-"""A digest as one value, as which an entry begins: so they are compared at once, and not byte by byte."""
+"""A digest as one value, the beginning of an entry: a comparison handles it at once, not byte by byte."""
 
 Positions = np.ndarray[Any, np.dtype[np.int64]]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
@@ -49,24 +49,24 @@ Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Table:
-    """Where many chunks lie: one row a copy of a chunk, sorted by digest. Two rows may have one digest."""
+    """Places of many chunks: one row a copy of a chunk, sorted by digest. Two rows may have one digest."""
 
     packs: tuple[str, ...]
     """Names of packs, each once, even if the constructor is given one twice."""
     pack: Any
-    """For each row a position in ``packs``."""
+    """For each row the position of its pack in ``packs``."""
     entries: Entries
     """For each row its entry in that pack."""
     prefix: Any
     """For each row the first eight bytes of its digest as a big-endian number, ascending."""
     is_checked: bool = True
-    """Whether a save may rely on it: that each chunk was put into the pack it is said to lie in."""
+    """Whether a save may rely on it: each chunk was written into the pack of its row."""
 
     def __post_init__(self) -> None:
         names = tuple(dict.fromkeys(self.packs))
         if len(names) == len(self.packs):
             return
-        # `without` leaves a pack out by its position. With a second position, copies in a condemned pack would count.
+        # `without` excludes a pack by its position. With a second position, copies in a condemned pack would count.
         number = {name: at for at, name in enumerate(names)}
         object.__setattr__(self, "pack", np.array([number[name] for name in self.packs], np.uint32)[self.pack])
         object.__setattr__(self, "packs", names)
@@ -76,11 +76,11 @@ class Table:
 
     @cached_property
     def numbers(self) -> Mapping[str, int]:
-        """Positions in ``packs``, by name; kept, since a table of many packs is asked again and again."""
+        """Positions in ``packs``, by name; cached, since callers query a table of many packs again and again."""
         return {name: at for at, name in enumerate(self.packs)}
 
     def without(self, packs: Collection[str]) -> Mask | None:
-        """For each pack whether it is none of some; None if all are."""
+        """Return for each pack whether it is outside of ``packs``; None if all are."""
         left_out = [self.numbers[name] for name in packs if name in self.numbers]
         if not left_out:
             return None
@@ -96,9 +96,9 @@ class Table:
         """Look up many digests at once.
 
         Args:
-            digests: What to look for, shape ``(n, 32)``.
-            usable: For each pack whether its copies count; None where all do.
-            packs: For each digest the one pack, as a position in ``packs``, in which it is to be found; None where any
+            digests: The digests to find, shape ``(n, 32)``.
+            usable: For each pack whether its copies count; None if all do.
+            packs: For each digest the one pack to find it in, as a position in ``packs``; None if any pack
                 will do.
 
         Returns:
@@ -111,7 +111,7 @@ class Table:
         row = np.searchsorted(self.prefix, wanted)
         stored, sought = self.entries.getfield(_KEY), np.ascontiguousarray(digests).view(_KEY).ravel()
         open_ = np.arange(len(digests))
-        # Equal prefixes are nearly always equal digests; the loop runs again only for further copies or a collision.
+        # Equal prefixes are nearly always equal digests; the loop repeats only for further copies or a collision.
         while len(open_):
             at = row[open_]
             inside = at < len(self.prefix)
@@ -138,27 +138,27 @@ EMPTY = Table(
 
 
 def pack_key(name: str) -> str:
-    """The key of the pack of a name."""
+    """Return the key of a pack."""
     return f"packs/{name}.pack"
 
 
 def pack_name(key: str) -> str:
-    """The name of the pack at a key; see `pack_key`."""
+    """Return the name of the pack at a key; see `pack_key`."""
     return key.removeprefix("packs/").removesuffix(".pack")
 
 
 def as_names(rows: Any) -> Any:
-    """View names of packs, as entries name those of their bases, as one value each."""
+    """View pack names, in the form of bases in entries, as one value each."""
     return np.ascontiguousarray(rows).view(f"V{PACK_NAME_BYTES}").ravel()
 
 
 def is_pack_name(name: object) -> bool:
-    """Tell whether something is the name of a pack."""
+    """Tell whether an object is the name of a pack."""
     return isinstance(name, str) and _PACK_NAME.fullmatch(name) is not None
 
 
 def make_table(parts: Mapping[str, Entries]) -> Table:
-    """Sort the tables of some packs into one."""
+    """Merge the tables of some packs into one sorted table."""
     if not parts:
         return EMPTY
     entries = np.concatenate(list(parts.values()))
@@ -167,7 +167,7 @@ def make_table(parts: Mapping[str, Entries]) -> Table:
 
 
 def merge_tables(tables: Sequence[Table]) -> Table:
-    """Sort some tables into one."""
+    """Merge some tables into one sorted table."""
     packs: list[str] = []
     columns = []
     for table in tables:
@@ -179,7 +179,7 @@ def merge_tables(tables: Sequence[Table]) -> Table:
 
 
 def only_packs(table: Table, packs: Set[str]) -> Table:
-    """Leave out of a table all packs but some."""
+    """Keep only some packs of a table."""
     keep = np.array([name in packs for name in table.packs], dtype=bool)
     if keep.all():
         return table
@@ -195,7 +195,7 @@ def only_packs(table: Table, packs: Set[str]) -> Table:
 
 
 def with_bases(table: Table) -> Table:
-    """Leave out of a table the deltas whose bases are not all in it: they can be read by nobody who knows no others."""
+    """Remove from a table the deltas without all their bases in it: a reader of this table alone cannot decode them."""
     keep = base_rows(table) != NOWHERE
     if keep.all():
         return table
@@ -207,10 +207,10 @@ NOWHERE = -2
 
 
 def base_rows(table: Table) -> Positions:
-    """Find the bases of deltas: for each row of a table that of its base.
+    """Find the bases of deltas: for each row of a table the row of its base.
 
     Returns:
-        `IN_FULL` for what is no delta; `NOWHERE` for a delta that lacks its base, or the base of that, and so on.
+        `IN_FULL` for a chunk in full; `NOWHERE` for a delta without its base, or without the base of that, and so on.
     """
     base = np.full(len(table), IN_FULL, dtype=np.int64)
     deltas = np.flatnonzero(is_delta(table.entries))
@@ -231,7 +231,7 @@ def base_rows(table: Table) -> Positions:
 
 
 def positions(table: Table, names: Any) -> Positions:
-    """Find packs in a table, by their names as entries name those of their bases; -1 where it has none of that name."""
+    """Find packs in a table by their names in the form of bases in entries; -1 for unknown names."""
     unique, inverse = np.unique(as_names(names), return_inverse=True)
     return np.array([table.numbers.get(name.tobytes().hex(), -1) for name in unique], dtype=np.int64)[inverse]
 
@@ -286,15 +286,15 @@ def _fields_of(version: int) -> list[tuple[str, pa.DataType]]:
 
 
 def segment_head_bytes(start: bytes) -> int:
-    """Say how many bytes of a segment `check_segment_head` needs, from its first 16."""
+    """Return the number of bytes `check_segment_head` needs, from the first 16 bytes of a segment."""
     return 16 + int.from_bytes(start[12:16], "little")
 
 
 def check_segment_head(key: str, head: bytes) -> None:
-    """See from the beginning of a segment that it can be read by this release.
+    """Check from the beginning of a segment that this release can read it.
 
     Raises:
-        CorruptError: It is not one.
+        CorruptError: It is no segment.
         NewerFormatError: A later release wrote it.
     """
     try:
@@ -305,11 +305,11 @@ def check_segment_head(key: str, head: bytes) -> None:
 
 
 def _checked_head(key: str, schema: pa.Schema) -> dict[str, Any]:
-    """Read what a segment says of itself, its version before anything else."""
+    """Read the head of a segment; check its version before anything else."""
     head: dict[str, Any] = json.loads((schema.metadata or {})[_SCHEMA_KEY])
     version = head["format"]
     if type(version) is not int:
-        raise CorruptError(key, "an index segment says no version")
+        raise CorruptError(key, "an index segment has no version")
     if version > VERSION:
         raise NewerFormatError(f"the index segment {key!r}", version, VERSION)
     return head
@@ -319,12 +319,12 @@ def read_segment(key: str, data: bytes) -> Table:
     """Read an index segment.
 
     Returns:
-        What it says. One of an earlier release carries no digest, and then the table is not checked: any number in it
-        may have changed, and lead to a pack that does not hold the chunk. Where all is in the one pack by whose name
-        the segment goes, there is no other to lead to.
+        The table. A segment of an earlier release carries no digest, so its table is unchecked: any number in it may
+        have changed and lead to a pack without the chunk. The exception is a segment named after the only pack it
+        lists: its numbers cannot lead to another pack.
 
     Raises:
-        CorruptError: It is not one, or does not hash to its digest.
+        CorruptError: It is no segment, or does not hash to its digest.
         NewerFormatError: A later release wrote it.
     """
     try:
@@ -356,9 +356,9 @@ def read_segment(key: str, data: bytes) -> Table:
     if len(pack) and int(pack.max()) >= len(packs):
         raise CorruptError(key, "an index segment names a pack it does not list")
     if not all(is_pack_name(name) for name in packs):
-        raise CorruptError(key, "an index segment lists something that is no pack's name")
+        raise CorruptError(key, "an index segment lists an invalid pack name")
     if len(entries) and int(entries["offset"].max()) > MAX_OFFSET:
-        raise CorruptError(key, "an index segment points where no pack can reach")
+        raise CorruptError(key, "an index segment has an offset beyond the largest pack")
     deltas = is_delta(entries)
     if (entries["base_pack"].any(axis=1) != deltas).any() or not has_depth(entries[deltas]).all():
         raise CorruptError(key, "an index segment does not name the bases of its deltas")
@@ -370,6 +370,6 @@ def _name_of(key: str) -> str:
 
 
 def _digest_of_rows(version: int, packs: Sequence[str], pack: Any, entries: Entries) -> str:
-    """Hash all that a segment says, as ``docs/format.md`` has it."""
+    """Hash the contents of a segment, as defined in ``docs/format.md``."""
     columns = [np.ascontiguousarray(pack if name == "pack" else entries[name]) for name, _ in _fields_of(version)]
     return digest_of(["".join(packs).encode(), *(column.reshape(-1).view(np.uint8) for column in columns)]).hex()

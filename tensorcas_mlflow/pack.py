@@ -23,7 +23,7 @@ STORED_DIGEST_BYTES = 16
 PACK_NAME_BYTES = 16
 MAX_ENTRIES = 1 << 24
 TARGET_BYTES = 256 << 20
-"""A writer ends a pack when its payloads reach this, and begins the next."""
+"""A writer ends a pack when its payloads reach this size, and begins the next."""
 
 TABLE_ENTRY = np.dtype(
     [
@@ -38,19 +38,19 @@ TABLE_ENTRY = np.dtype(
         ("effort", "u1"),
     ]
 )
-"""An entry as it stands in a table."""
+"""An entry in its form in a table."""
 _BASE_FIELDS = [("base_pack", "u1", (PACK_NAME_BYTES,)), ("base_digest", "u1", (DIGEST_BYTES,))]
 ENTRY = np.dtype([*TABLE_ENTRY.descr, *_BASE_FIELDS])
-"""An entry, and the base of one that is a delta; zeros for others."""
+"""An entry, and for a delta its base; zeros for other chunks."""
 Entries = np.ndarray[Any, np.dtype[np.void]]
-"""Entries of a pack's table, of dtype `ENTRY`. `take` picks some 20 times as fast as brackets do, field by field."""
+"""Entries of a pack's table, of dtype `ENTRY`. `take` selects some 20 times as fast as brackets, which go by field."""
 
 _BASE = np.dtype([("row", "<u4"), *_BASE_FIELDS])
 """The base of one entry, in a table of version 2."""
 DELTA = 3
-"""The number of the codec `delta`: the only one that cannot be decoded without another chunk."""
+"""The number of the codec `delta`: the only one that needs another chunk for decoding."""
 MAX_DEPTH = 8
-"""No chunk takes more others than these to be decoded."""
+"""Decoding a chunk needs at most so many others."""
 
 _FOOTER = struct.Struct("<8sIIQII32s")
 FOOTER_BYTES = _FOOTER.size
@@ -58,12 +58,12 @@ FOOTER_BYTES = _FOOTER.size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """The chunk against which another is stored as a delta: the copy of it in one pack."""
+    """Base of a delta: the copy of a chunk in one pack."""
 
     pack: str
     digest: bytes
     depth: int = 0
-    """How many others that copy takes to be decoded; none if it is stored in full."""
+    """Number of other chunks needed to decode that copy; 0 if it is stored in full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,19 +76,19 @@ class Payload:
     typesize: int
     data: Buffer
     begins_row: bool
-    """Whether this is the first chunk written of its tensor: a raw one is then aligned, so that it can be mapped."""
+    """Whether this is the first chunk written of its tensor: a raw one is then aligned, so it can be memory-mapped."""
     base: Base | None = None
-    """Of a delta, and of nothing else."""
+    """Base of a delta; None for other chunks."""
     effort: int = 0
-    """What was spent on it: 0 by a save, more by `tensorcas optimize`, which leaves alone what has its effort."""
+    """Encoding effort: 0 for a save, more for `tensorcas optimize`, which leaves chunks of its own effort alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PayloadGroup:
-    """Encoded chunks on their way into a pack, laid out by whoever encoded them: a writer need not look at each."""
+    """Encoded chunks on their way into a pack, laid out by their encoder: a writer need not look at each."""
 
     entries: Entries
-    """One a chunk, in the order of the bytes; offsets are counted from where the group begins."""
+    """One a chunk, in the order of the bytes; offsets count from the beginning of the group."""
     parts: Sequence[Buffer]
     """The bytes, one part after the other."""
     n_bytes: int
@@ -98,18 +98,18 @@ class PayloadGroup:
 
 
 Packed = Payload | PayloadGroup
-"""What a pack is written from."""
+"""Input of a pack writer."""
 
 
 class PackWriter:
-    """Lays out one pack: yields its bytes in order, and has its table when they are all drawn."""
+    """Writer of one pack: yields its bytes in order, and has its table after the last one."""
 
     def __init__(self) -> None:
         self._tables: list[Entries] = []
         self._rows: list[tuple[bytes, bytes, int, int, int, int, int, int, int]] = []
-        """What is in none of the tables yet."""
+        """Rows not yet in a table."""
         self._bases: dict[int, Base] = {}
-        """Of rows that are deltas, by number."""
+        """Bases of the rows that are deltas, by row number."""
         self.n_bytes = 0
 
     def pieces(self, payloads: Iterable[Packed]) -> Iterator[Buffer]:
@@ -139,7 +139,7 @@ class PackWriter:
         self.n_bytes = at + len(table) + FOOTER_BYTES
 
     def entries(self) -> Entries:
-        """The table so far."""
+        """Return the table so far."""
         self._end_table()
         if len(self._tables) != 1:
             self._tables = [np.concatenate([np.zeros(0, dtype=ENTRY), *self._tables])]
@@ -170,7 +170,7 @@ class PackWriter:
         )
 
     def _end_table(self) -> None:
-        """Make a table of what is in none."""
+        """Move the open rows into a table."""
         if not self._rows:
             return
         columns = list(zip(*self._rows, strict=True))
@@ -197,7 +197,7 @@ def _is_aligned(payload: Packed) -> bool:
 
 
 def _table_bytes(entries: Entries) -> bytes:
-    """Write a table: every entry without its base, and then the bases of those that have one."""
+    """Write a table: every entry without its base, and then the bases of the deltas."""
     rows = entries.view(np.uint8).reshape(-1, ENTRY.itemsize)[:, : TABLE_ENTRY.itemsize]
     deltas = np.flatnonzero(is_delta(entries))
     bases = np.zeros(len(deltas), dtype=_BASE)
@@ -208,22 +208,22 @@ def _table_bytes(entries: Entries) -> bytes:
 
 
 def as_rows(entries: Entries) -> Any:
-    """View entries as plain values, for putting some into the places of others: those are moved whole."""
+    """View entries as plain values: assigning such values moves whole entries."""
     return entries.view(f"V{ENTRY.itemsize}")
 
 
 def is_delta(entries: Entries) -> Any:
-    """For each entry whether it is a delta, so that its chunk can be read only with its base."""
+    """Return for each entry whether it is a delta, and so readable only with its base."""
     return entries["codec"] == DELTA
 
 
 def has_depth(deltas: Entries) -> Any:
-    """For each of some entries, all of them deltas, whether its depth is one that a delta can have."""
+    """Return for each of these deltas whether its depth is possible."""
     return (deltas["depth"] > 0) & (deltas["depth"] <= MAX_DEPTH)
 
 
 def bases_of(deltas: Entries) -> list[Base]:
-    """Name the bases of some entries, all of them deltas."""
+    """Return the bases of these deltas."""
     packs = deltas["base_pack"].tobytes().hex()
     digests = np.ascontiguousarray(deltas["base_digest"])
     step = 2 * PACK_NAME_BYTES
@@ -234,7 +234,7 @@ def bases_of(deltas: Entries) -> list[Base]:
 
 
 def is_base_of(delta: Any, base: Any) -> bool:
-    """Tell whether an entry can be that of a delta's base: depths descend, so no chain is long and none is a ring."""
+    """Tell whether an entry can be a delta's base: depths descend, so no chain is long and none is a ring."""
     return int(base["depth"]) < int(delta["depth"]) <= MAX_DEPTH
 
 
@@ -247,7 +247,7 @@ def read_table(key: str, size: int, read: Callable[[int, int], Buffer]) -> Entri
         read: Called with a start and a stop; returns those bytes of the pack.
 
     Raises:
-        CorruptError: The pack is cut short or damaged.
+        CorruptError: The pack is truncated or damaged.
         NewerFormatError: A later release wrote it.
     """
     if size < len(MAGIC) + FOOTER_BYTES:
@@ -261,7 +261,7 @@ def read_table(key: str, size: int, read: Callable[[int, int], Buffer]) -> Entri
     if magic == TABLE_MAGIC:
         n_bases = 0
     if entry_bytes < TABLE_ENTRY.itemsize or n_entries > MAX_ENTRIES or n_bases > n_entries:
-        raise CorruptError(key, "its footer says impossible sizes")
+        raise CorruptError(key, "its footer states impossible sizes")
     table_bytes = entry_bytes * n_entries
     if offset + table_bytes + _BASE.itemsize * n_bases != size - FOOTER_BYTES:
         raise CorruptError(key, "its table does not end where its footer begins")
@@ -280,7 +280,7 @@ def read_table(key: str, size: int, read: Callable[[int, int], Buffer]) -> Entri
 
 
 def _put_bases(key: str, entries: Entries, bases: Any) -> None:
-    """Put bases into the entries of a table, each of which names one if, and only if, it is a delta."""
+    """Put bases into the entries of a table; exactly the deltas must have one."""
     deltas = np.flatnonzero(is_delta(entries))
     if len(deltas) != len(bases) or (deltas != bases["row"]).any() or not has_depth(entries[deltas]).all():
         raise CorruptError(key, "its table does not name the bases of its deltas")
@@ -289,7 +289,7 @@ def _put_bases(key: str, entries: Entries, bases: Any) -> None:
 
 
 def _would_be_ours(footer: bytes, size: int, read: Callable[[int, int], Buffer]) -> bool:
-    """Tell whether a pack is whole but for the version that its footer says: then that is damaged, and not later."""
+    """Tell whether a pack is intact except for the version in its footer: the version is then damaged, not later."""
     _, entry_bytes, n_entries, offset, n_bases, _, wanted = _FOOTER.unpack(footer)
     end = size - FOOTER_BYTES
     table_bytes = entry_bytes * n_entries
@@ -300,25 +300,25 @@ def _would_be_ours(footer: bytes, size: int, read: Callable[[int, int], Buffer])
 
 
 def decode_chunk(entry: Any, stored: Buffer, base: Buffer | None = None) -> Buffer:
-    """Decode a chunk as it is stored; one that is stored raw is not copied.
+    """Decode a stored chunk; a raw one is not copied.
 
     Args:
-        entry: Of a pack's table; what it says is believed of nothing.
-        stored: The bytes that lie where it says.
-        base: Of a delta, the chunk it is to be added to.
+        entry: Entry of a pack's table; nothing in it is trusted.
+        stored: The bytes at the entry's place.
+        base: For a delta, its decoded base.
 
     Raises:
-        FormatError: They do not make the chunk that the entry names.
+        FormatError: The bytes do not decode to the entry's chunk.
     """
     n_raw = int(entry["raw_bytes"])
     if n_raw > MAX_CHUNK_BYTES:
-        raise FormatError(f"its entry says {n_raw} bytes")
+        raise FormatError(f"its entry states {n_raw} bytes")
     raw = stored
     if int(entry["codec"]) != RAW.number:
         raw = memoryview(bytearray(n_raw))
         codec_numbered(int(entry["codec"])).decode_into(stored, raw, base)
     elif len(stored) != n_raw:
-        raise FormatError(f"its entry says {n_raw} bytes, and {len(stored)} are stored as they are")
+        raise FormatError(f"its entry states {n_raw} bytes, and {len(stored)} are stored raw")
     actual = digest(raw)
     if actual != entry["digest"].tobytes():
         raise FormatError(f"its bytes hash to {actual.hex()}")
@@ -326,7 +326,7 @@ def decode_chunk(entry: Any, stored: Buffer, base: Buffer | None = None) -> Buff
 
 
 def payload_of(entry: Any, stored: Any, *, begins_row: bool) -> Payload:
-    """Give a chunk in which no fault was found as another pack takes it."""
+    """Return a verified chunk in the form another pack takes."""
     [base] = bases_of(entry.reshape(1)) if is_delta(entry) else [None]
     return Payload(
         digest=entry["digest"].tobytes(),

@@ -1,4 +1,4 @@
-"""Tensors and plain bytes as the store sees them: a name, a dtype, a shape, and bytes to be cut."""
+"""Tensors and plain bytes in the store's view: a name, a dtype, a shape, and bytes to cut into chunks."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ MAX_DIMENSIONS = 64
 MAX_TENSOR_BYTES = 1 << 56
 NOT_IN_NAMES = "\0\n\r"
 ALIGNMENT = 64
-"""Arrays are read to multiples of so many bytes, as frameworks allocate them."""
+"""Alignment of arrays in memory, in bytes, as in frameworks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """What a manifest says of one row but its chunks. Checked once, here: names and shapes from a store are hostile."""
+    """Name, dtype and shape of a manifest's row. Checked once, here: names and shapes from a store may be hostile."""
 
     name: str
     dtype: str | None
@@ -34,7 +34,7 @@ class Spec:
     def __post_init__(self) -> None:
         if not _is_name(self.name) or not 0 <= len(self.shape) <= MAX_DIMENSIONS:
             raise FormatError(f"not a tensor's name and shape: {self.name[:80]!r}, {len(self.shape)} dimensions")
-        # An empty array may not have impossible sides either: numpy refuses to make it.
+        # numpy refuses an empty array with impossible sides too.
         sides = math.prod(side for side in self.shape if side)
         if min(self.shape, default=0) < 0 or sides * self.numpy_dtype.itemsize > MAX_TENSOR_BYTES:
             raise FormatError(f"tensor {self.name!r} has an impossible shape")
@@ -43,7 +43,7 @@ class Spec:
 
     @property
     def numpy_dtype(self) -> DType:
-        """The dtype of the array this row is read as; plain bytes are read as uint8."""
+        """Dtype of the row as an array; plain bytes are uint8."""
         return np.dtype(np.uint8) if self.dtype is None else _dtype_called(self.dtype)
 
     @property
@@ -81,7 +81,7 @@ def _is_name(name: str) -> bool:
 
 
 def bytes_of(array: Array) -> memoryview:
-    """View an array's elements in C order as bytes; copies only if they do not lie in C order."""
+    """View an array's elements in C order as bytes; copy them only if they are in another order."""
     contiguous = np.ascontiguousarray(array)
     if contiguous.size == 0:
         return memoryview(b"")
@@ -94,9 +94,9 @@ def pieces_of(data: memoryview, ends: Any) -> list[memoryview]:
 
 
 def empty_array(spec: Spec) -> Array:
-    """Allocate an array as the frameworks do, at a multiple of 64 bytes.
+    """Allocate an array at a multiple of 64 bytes, as the frameworks do.
 
-    Their kernels go by the address: from another one, a model would predict other last digits.
+    Their kernels choose by the address: at another alignment, a model would predict other last digits.
     """
     if spec.n_bytes == 0:
         return np.empty(spec.shape, dtype=spec.numpy_dtype)

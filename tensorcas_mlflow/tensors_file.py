@@ -1,7 +1,7 @@
 """Self-contained files: a manifest and the raw bytes of its rows (``docs/format.md``, Self-contained files).
 
-Where everything lies follows from the manifest alone, so a file's size is known before a byte of it is written, and any
-row is found without reading another.
+The manifest alone determines the layout. So a file's size is known before a byte of it is written, and a reader finds
+any row without reading another.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tensorcas_mlflow.errors import FormatError, NewerFormatError
 from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
 
 MAGIC = b"\x89TCTF\r\n\x01"
-"""The first bytes of a file; the last of them is the version."""
+"""The first bytes of a file; the last byte is the version."""
 ALIGNMENT = 64
 HEADER_BYTES = 64
 
@@ -28,22 +28,22 @@ _VERSION = MAGIC[-1]
 _BATCH_BYTES = 16 << 20
 
 Fill = Callable[[int, list[memoryview]], None]
-"""Fills buffers with chunks that follow each other: called with the number of the first, counted over all rows."""
+"""Fills buffers with consecutive chunks: called with the number of the first, counted over all rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a file says before its manifest."""
+    """Header of a self-contained file."""
 
     manifest_bytes: int
     manifest_digest: bytes
 
     @classmethod
     def parse(cls, head: Any) -> Header:
-        """Read a file's first `HEADER_BYTES` bytes.
+        """Parse a file's first `HEADER_BYTES` bytes.
 
         Raises:
-            FormatError: They are not the beginning of such a file.
+            FormatError: They are not the header of such a file.
             NewerFormatError: A later release wrote it.
         """
         if len(head) < HEADER_BYTES or head[: len(MAGIC) - 1] != MAGIC[:-1]:
@@ -52,18 +52,18 @@ class Header:
         if magic[-1] > _VERSION:
             raise NewerFormatError("a self-contained file", magic[-1], _VERSION)
         if magic[-1] != _VERSION or manifest_bytes > MAX_BYTES:
-            raise FormatError("its header says an impossible version or size")
+            raise FormatError("its header states an impossible version or size")
         return cls(manifest_bytes=manifest_bytes, manifest_digest=manifest_digest)
 
     def manifest(self, stream: bytes, *, max_rows: int | None = None) -> Manifest:
-        """Read the manifest that follows the header.
+        """Parse the manifest after the header.
 
         Args:
             stream: Its bytes.
-            max_rows: More rows are refused.
+            max_rows: Maximum number of rows; a manifest with more is refused.
 
         Raises:
-            FormatError: It is not the one that the header announces, or none at all.
+            FormatError: It is not the manifest announced in the header, or no manifest at all.
         """
         if len(stream) != self.manifest_bytes:
             raise FormatError("it ends within its manifest")
@@ -78,11 +78,11 @@ class Header:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Where the rows of a manifest lie in the file it makes."""
+    """Places of a manifest's rows in its self-contained file."""
 
     manifest: Manifest
     starts: Any
-    """Where each row begins, counted from the start of the file: an int64 array."""
+    """Start of each row, counted from the start of the file: an int64 array."""
     n_bytes: int
     """Size of the file."""
 
@@ -95,13 +95,13 @@ class Layout:
         return cls(manifest=manifest, starts=starts, n_bytes=_end_of(len(manifest.stream), sizes))
 
     def head(self) -> bytes:
-        """The bytes before the first row: header, manifest and padding."""
+        """Return the bytes before the first row: header, manifest and padding."""
         stream = self.manifest.stream
         header = _HEADER.pack(MAGIC, len(stream), digest(stream))
         return (header + stream).ljust(_first_row(len(stream)), b"\0")
 
     def chunks(self) -> tuple[Any, Any]:
-        """Say where the chunks of all rows begin and end in the file: two ascending int64 arrays."""
+        """Return the starts and ends of the chunks of all rows in the file: two ascending int64 arrays."""
         sizes, at = self.manifest.chunk_sizes, self.manifest.columns.chunk_at
         begins = np.repeat(self.starts, np.diff(at)) + chunk_begins(sizes, at)
         return begins, begins + sizes
@@ -124,8 +124,8 @@ def file_pieces(manifest: Manifest, fill: Fill) -> Iterator[bytes | bytearray]:
     """Yield a file from its first byte to its last, holding about 16 MiB at a time.
 
     Args:
-        manifest: Of what is written.
-        fill: Gives the bytes of its chunks, which are asked for in order and once.
+        manifest: Manifest of the file.
+        fill: Source of its chunks, called in order and once for each.
     """
     layout = Layout.of(manifest)
     head = layout.head()
@@ -142,5 +142,5 @@ def file_pieces(manifest: Manifest, fill: Fill) -> Iterator[bytes | bytearray]:
         yield block
         at += len(block)
         first = last
-    if at < layout.n_bytes:  # rows without a byte
+    if at < layout.n_bytes:  # rows of zero bytes
         yield bytes(layout.n_bytes - at)

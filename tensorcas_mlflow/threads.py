@@ -1,4 +1,4 @@
-"""The threads of this package: pools for computing and for waiting, and one for each kind of later work."""
+"""Thread pools for computing and for waiting, and one background thread for each kind of deferred work."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ R = TypeVar("R")
 
 
 class Lock(_thread.RLock):  # type: ignore[misc]  # final for type checkers alone
-    """A re-entrant lock that a child made by fork finds open.
+    """A re-entrant lock that is free in a child made by fork.
 
-    The thread that held it is not in the child, where nobody would ever open it. It is entered by the interpreter's own
-    code and not by a method in Python, in which a KeyboardInterrupt could come when the lock is taken and nobody has
-    promised to open it again yet: all other threads would wait for ever.
+    The thread holding the lock does not exist in the child, so nobody would ever release it there. The interpreter's
+    own code acquires it, not a Python method. In a Python method a KeyboardInterrupt could arrive between acquiring the
+    lock and promising to release it, and all other threads would wait for ever.
     """
 
     _all: ClassVar[weakref.WeakSet[Lock]] = weakref.WeakSet()
@@ -34,13 +34,13 @@ class Lock(_thread.RLock):  # type: ignore[misc]  # final for type checkers alon
 
     @classmethod
     def open_all(cls) -> None:
-        """Open every lock, whoever held it."""
+        """Release every lock, whoever holds it."""
         for lock in list(cls._all):
             lock._at_fork_reinit()  # type: ignore[attr-defined]  # as the locks of `logging` and `threading` are
 
 
 _N_WAITING = 16
-"""Threads for jobs that wait for another machine most of their time; so many requests are under way at once."""
+"""Threads for jobs spending most of their time waiting for another machine; also the number of concurrent requests."""
 
 _lock = Lock()
 _pools: dict[bool, ThreadPoolExecutor] = {}
@@ -55,7 +55,7 @@ def _shared_pool(*, waits: bool = False) -> ThreadPoolExecutor:
 
 
 def _begin_anew() -> None:
-    # A child made by fork has the pools' objects but none of their threads: work given to one would wait for ever.
+    # A child made by fork has the pools' objects but none of their threads: a job given to one would wait for ever.
     _pools.clear()
     Lock.open_all()
 
@@ -69,13 +69,13 @@ def ordered_map(
 ) -> Iterator[R]:
     """Apply a function on the pool and yield its results in the order of the items.
 
-    The caller takes part: what nobody has begun when its result is asked for is done in the calling thread.
+    The caller takes part: it runs a call itself if no thread has begun it when its result is needed.
 
     Args:
         function: Must not itself use this pool: the pool's threads do not wait for each other.
-        items: Drawn from only as results are taken, so that memory stays bounded.
-        window: How many items may be under way at once; by default twice the number of threads.
-        waits: Whether the function waits for another machine most of its time: then a pool of more threads is used.
+        items: Consumed only as the caller takes results, so memory stays bounded.
+        window: Maximum number of items under way at once; by default twice the number of threads.
+        waits: Whether the function spends most of its time waiting for another machine: selects the larger pool.
 
     Raises:
         Exception: The first exception of a call, at its place in the order. Calls not yet begun are dropped, and those
@@ -87,8 +87,8 @@ def ordered_map(
         return
     pool = _shared_pool(waits=waits)
     ahead = window or 2 * n_threads
-    # Each item in a list of its own, out of which it is taken: what is cancelled stays in the pool's queue for a while,
-    # and would keep its item.
+    # Each item is in a list of its own, and a call takes it out: a cancelled call stays in the pool's queue for a while
+    # and would keep its item alive.
     waiting: deque[tuple[Future[R], list[T]]] = deque()
 
     def call(box: list[T]) -> R:
@@ -108,13 +108,13 @@ def ordered_map(
         while waiting:
             yield next_result()
     except GeneratorExit:
-        # Perhaps in one of the pool's own threads, by the garbage collector: waiting here could be for oneself.
+        # The garbage collector may run this in one of the pool's own threads, so waiting here could be for oneself.
         for future, box in waiting:
             if future.cancel():
                 box.clear()
         raise
     except BaseException:
-        # A call under way may still write into a buffer that the caller is about to use again.
+        # A call under way may still write into a buffer the caller is about to reuse.
         wait([future for future, _ in waiting if not future.cancel()])
         for _, box in waiting:
             box.clear()
@@ -125,7 +125,7 @@ def _submit(pool: ThreadPoolExecutor, function: Callable[[T], R], item: T) -> Fu
     try:
         return pool.submit(function, item)
     except RuntimeError:
-        # An interpreter that is ending lets no pool take work, but waits for threads: a save on one of those goes on.
+        # At its end the interpreter's pools accept no work, but it waits for threads: a save on one of those goes on.
         future: Future[R] = Future()
         try:
             future.set_result(function(item))
@@ -135,17 +135,17 @@ def _submit(pool: ThreadPoolExecutor, function: Callable[[T], R], item: T) -> Fu
 
 
 def run_all(function: Callable[[T], None], items: Iterable[T], *, waits: bool = False) -> None:
-    """Apply a function to every item, on the pool and in the calling thread, and return when all is done.
+    """Apply a function to every item, on the pool and in the calling thread, and return when all calls are done.
 
-    The caller takes part, which measures faster than waiting for the pool alone (``docs/design/decisions.md``).
+    The caller takes part; this measures faster than waiting for the pool alone (``docs/design/decisions.md``).
 
     Args:
         function: Must not itself use this pool.
-        items: Drawn from by one thread at a time.
-        waits: Whether the function waits for another machine most of its time: then a pool of more threads is used.
+        items: Consumed by one thread at a time.
+        waits: Whether the function spends most of its time waiting for another machine: selects the larger pool.
 
     Raises:
-        Exception: Of the calls that failed, what the first in the order of the items raised. Items not yet begun are
+        Exception: The exception of the first failed call in the order of the items. Items not yet begun are
             dropped, and calls under way are over when it is raised.
         KeyboardInterrupt: It came meanwhile, whatever else has failed; the same holds.
     """
@@ -186,14 +186,14 @@ def run_all(function: Callable[[T], None], items: Iterable[T], *, waits: bool = 
         wait(helpers)
         raise
     if errors:
-        # An interrupt is nobody's failure, and must not be lost behind one.
+        # An interrupt is not a call's failure, and no such failure may hide it.
         raise min(errors, key=lambda each: (isinstance(each[1], Exception), each[0]))[1]
 
 
 def start(job: Callable[[], T], name: str) -> Future[T]:
-    """Do a job on a thread of its own, at once.
+    """Run a job on a thread of its own, at once.
 
-    The thread is a daemon: what waits for a client that is gone keeps no interpreter from ending.
+    The thread is a daemon: a job waiting for a vanished client keeps no interpreter from ending.
     """
     future: Future[T] = Future()
 
@@ -212,9 +212,9 @@ def _call(job: Callable[[], None]) -> None:
 
 
 class Background:
-    """Does jobs one after the other, on a thread that lives as long as there are any.
+    """Runner of jobs, one after the other, on a thread that lives as long as there are jobs.
 
-    The thread is no daemon: an interpreter that ends waits for it. A child made by fork has none of its parent's jobs.
+    The thread is no daemon: an interpreter at its end waits for it. A child made by fork has none of its parent's jobs.
     """
 
     def __init__(self, name: str) -> None:
@@ -231,9 +231,9 @@ class Background:
         self._open: list[Future[Any]] = []
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
-        """Do a job after those that were given before; here and now if no thread can be had for it.
+        """Queue a job after the earlier ones; run it at once in the caller if no thread can be started.
 
-        If a KeyboardInterrupt comes meanwhile the job may have been given all the same; then it is done, at the latest
+        If a KeyboardInterrupt comes meanwhile, the job may be in the queue all the same; then it runs, at the latest
         when somebody waits.
         """
         future: Future[T] = Future()
@@ -244,7 +244,7 @@ class Background:
         return future
 
     def _see_to_it(self) -> None:
-        """Have somebody do the jobs that are given: the thread, or else the caller."""
+        """Make the thread, or else the caller, run the queued jobs."""
         with self._lock:
             if not self._jobs:
                 return
@@ -259,14 +259,14 @@ class Background:
         self._work()
 
     def end(self) -> None:
-        """Do whatever comes from now on here and now: the interpreter is ending and waits for no more threads."""
+        """Run later jobs in their callers: the interpreter is ending and waits for no more threads."""
         self._is_ending = True
 
     def result(self, future: Future[T]) -> T:
-        """Wait for one job; raises what it raised, which `wait` then does not raise again.
+        """Wait for one job; raise its exception, once: `wait` does not raise it again.
 
         Raises:
-            RuntimeError: The job is another process's, of which this one is a child.
+            RuntimeError: The job belongs to another process, the parent of this one.
         """
         with self._lock:
             if not future.done() and future not in self._open:
@@ -279,7 +279,7 @@ class Background:
                 self._forget(future)
 
     def wait(self) -> None:
-        """Wait for all jobs given so far; raises what the first of them raised that nobody has seen yet."""
+        """Wait for all jobs queued so far; raise the exception of the first failed one nobody has seen yet."""
         with self._lock:
             waiting = list(self._open)
         for future in waiting:
