@@ -1,4 +1,4 @@
-"""A content-addressed checkpoint store for MLflow: a tensor that was stored before is not stored again.
+"""A content-addressed checkpoint store for MLflow: it stores each distinct tensor once.
 
 ```python
 import tensorcas_mlflow as tensorcas

@@ -35,8 +35,8 @@ def check_is_of_bytes(error: Exception) -> None:
 
     Raises:
         MemoryError: There is not enough memory.
-            OSError: The system has refused a call.
-            ImportError: A package imported by pyarrow does not work here, whatever its error.
+        OSError: The system has refused a call.
+        ImportError: A package imported by pyarrow does not work here, whatever its error.
     """
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None):
         raise error

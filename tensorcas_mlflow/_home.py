@@ -31,13 +31,13 @@ class Home:
 def home_of(artifact_uri: str, *, create: bool) -> Home:
     """Find the store for the artifacts of a root.
 
-    The store that TENSORCAS_STORE names is taken wherever the root is. Otherwise it is the one that the root lies in,
-    or a new one at the experiment's artifact location. Behind an MLflow server it is carried in the artifact root; but
-    ask `sends_files` first, since a server may keep a store of its own.
+    If TENSORCAS_STORE is set, its store serves every root. Otherwise it is the store around the root,
+    or a new one at the experiment's artifact location. Behind an MLflow server clients carry it in the artifact root.
+    Ask `sends_files` first, since a server may keep a store of its own.
 
     Args:
-        artifact_uri: Artifact root of a run or model, as MLflow gave it.
-        create: Whether to make a store if there is none.
+        artifact_uri: Artifact root of a run or model, as given by MLflow.
+        create: Whether to create a missing store.
 
     Raises:
         ValueError: MLflow keeps these artifacts where no store can be.
@@ -56,7 +56,7 @@ def home_of(artifact_uri: str, *, create: bool) -> Home:
     else:
         raise ValueError(
             "tensors cannot be put beside the artifacts of this experiment, at "
-            f"{without_secrets(artifact_uri)!r}: name a store in TENSORCAS_STORE (a folder, "
+            f"{without_secrets(artifact_uri)!r}: set TENSORCAS_STORE to a store (a folder, "
             "or a URI like tensorcas-s3://bucket/path), or use an experiment whose artifact "
             "location is a tensorcas URI, a local folder, or behind an MLflow server (mlflow-artifacts:)"
         )
@@ -64,7 +64,7 @@ def home_of(artifact_uri: str, *, create: bool) -> Home:
 
 
 def sends_files(artifact_uri: str) -> bool:
-    """Tell whether the artifacts of a root go as files to a server that keeps them in a store of its own.
+    """Tell whether the artifacts of a root go as files to a server with a store of its own.
 
     Raises:
         BackendError: The server cannot be asked.
@@ -73,10 +73,10 @@ def sends_files(artifact_uri: str) -> bool:
 
 
 def find_store(uri: str) -> tuple[Store, str] | None:
-    """Find the store that an artifact URI or path lies in.
+    """Find the store around an artifact URI or path.
 
     Returns:
-        The store and the place relative to its root; None where no store of ours can be.
+        The store and the place relative to its root; None if no store of ours can be there.
 
     Raises:
         StoreNotFoundError: There is none.
@@ -88,7 +88,7 @@ def find_store(uri: str) -> tuple[Store, str] | None:
 
 
 def as_lookup(uri: str) -> str | None:
-    """Give a local path or a URI of ours in the form in which a store is looked up; None for other URIs."""
+    """Return a local path or a URI of ours in its form for store lookups; None for other URIs."""
     if is_ours(uri):
         return uri
     if is_local_uri(uri, is_tracking_or_registry_uri=False):
@@ -97,7 +97,7 @@ def as_lookup(uri: str) -> str | None:
 
 
 def open_root(uri: str, *, create: bool = False) -> Store:
-    """Open the store at exactly this root, or the one this process has open.
+    """Open the store at exactly this root, or reuse the one this process has open.
 
     Raises:
         StoreNotFoundError: There is none, and ``create`` is False.
@@ -110,7 +110,7 @@ def open_root(uri: str, *, create: bool = False) -> Store:
             return store
     except StoreNotFoundError:
         pass
-    # A store that stays open has its index at hand, so the one just made is found again.
+    # An open store has its index in memory, so the lookup returns the one just created.
     return Store.find(Store.open(uri, create=create).uri)[0]
 
 
@@ -120,18 +120,18 @@ def _find_or_make(lookup: str, *, create: bool) -> tuple[Store, str]:
     except StoreNotFoundError:
         if not create:
             raise
-    # All runs of an experiment share one store, and so do all steps, each of which has an artifact root of its own.
+    # All runs of an experiment share one store, and so do all steps; each step has an artifact root of its own.
     open_root(store_root_for(lookup), create=True)
     return Store.find(lookup)
 
 
 def _path_in(store: Store, uri: str) -> str | None:
-    """Give a place relative to a store's root, or None if it does not lie in it."""
+    """Return a place relative to a store's root, or None if it lies outside."""
     if is_carrier_uri(uri) and not is_carrier_uri(store.uri):
         return None
     try:
         found = find_store(uri)
     except StoreNotFoundError:
         return None
-    # Not by the id: a copy of a store has the same.
+    # The id does not decide: a copy of a store has the same id.
     return found[1] if found is not None and found[0].uri == store.uri else None

@@ -1,4 +1,4 @@
-"""Attributes that are computed when they are first asked for."""
+"""Attributes computed on first access."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ T = TypeVar("T")
 
 
 class Lazy(Generic[T]):
-    """An attribute that is computed when it is first asked for.
+    """An attribute computed on first access.
 
-    Before Python 3.12 `functools.cached_property` holds one lock for all instances while it computes: threads wait for
-    each other, and a child that is forked meanwhile waits for ever.
+    Before Python 3.12 `functools.cached_property` holds one lock for all instances during the computation: threads wait
+    for each other, and a child forked meanwhile waits for ever.
     """
 
     def __init__(self, compute: Callable[[Any], T]) -> None:

@@ -1,4 +1,4 @@
-"""Memory that is asked for in one piece, and of which only what is touched is ever there."""
+"""Memory reserved in one piece and allocated page by page on first touch."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ import mmap
 import platform
 import sys
 
-# The standard library has no name for it, and the number is the machine's.
+# The standard library has no name for this flag, and its number depends on the machine.
 _NORESERVE = 0x4000 if sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64") else 0
 _TO_BE_WRITTEN = mmap.PROT_READ | mmap.PROT_WRITE
 
 
 def map_privately(descriptor: int, n_bytes: int, offset: int = 0) -> mmap.mmap:
-    """Map a stretch of a file so that the memory can be written to, and nothing that is written reaches the file.
+    """Memory-map a stretch of a file privately: the memory is writable, and the file never changes.
 
-    What could be written takes memory when it is; Linux else refuses maps of more than the machine has, though most
-    are only ever read.
+    Writable pages count as allocated memory. Without MAP_NORESERVE Linux refuses maps larger than the machine's memory,
+    although most are only ever read.
 
     Raises:
         ValueError: The file ends before the stretch does.
-        OSError: It cannot be mapped; by a system that grants no more memory than it has, for its size.
+        OSError: The mapping fails; a system without overcommit refuses it for its size.
     """
     return mmap.mmap(descriptor, n_bytes, flags=mmap.MAP_PRIVATE | _NORESERVE, prot=_TO_BE_WRITTEN, offset=offset)
 
 
 def sparse_memory(n_bytes: int) -> mmap.mmap:
-    """Make memory of which only a little will be touched, a page here and a page there.
+    """Reserve memory of which only a few pages will be touched.
 
     Raises:
-        MemoryError: The system grants no more than it has.
+        MemoryError: The system does not overcommit memory.
     """
     try:
         memory = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE, prot=_TO_BE_WRITTEN)
     except OSError as error:
-        raise MemoryError(f"the system refuses {n_bytes} bytes, few of which would be used") from error
+        raise MemoryError(f"the system refuses {n_bytes} bytes, although few of them would be used") from error
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_NOHUGEPAGE)

@@ -38,8 +38,8 @@ from tensorcas_mlflow.errors import (
     WrongStoreError,
 )
 
-# The first that fits counts. A client of an MLflow server repeats a call for minutes when the code maps to HTTP 429 or
-# 5xx, so only what a repetition may mend has such a code: damage is BAD_REQUEST, for DATA_LOSS is a 500.
+# The first match counts. A client of an MLflow server repeats a call for minutes when the code maps to HTTP 429 or
+# 5xx. So only errors a retry may fix have such a code: damage is BAD_REQUEST, for DATA_LOSS is a 500.
 _CODES: tuple[tuple[type[Exception], int], ...] = (
     (NotFoundError, RESOURCE_DOES_NOT_EXIST),
     (WrongStoreError, INVALID_PARAMETER_VALUE),
@@ -74,7 +74,7 @@ class NoSuchFileError(MlflowException, NotFoundError, FileNotFoundError):
     def __init__(self, path: str) -> None:
         path = without_secrets(path)
         super().__init__(
-            f"there is no file or folder {path!r} on this machine (a run is named by its id, and a model or artifact "
+            f"there is no file or folder {path!r} on this machine (name a run by its id, and a model or artifact "
             "by its URI, such as runs:/<run id>/<path>)",
             error_code=RESOURCE_DOES_NOT_EXIST,
         )
@@ -112,8 +112,8 @@ def _with_mlflow(kind: type[Exception]) -> type[_OfMlflow]:
 def translate_errors() -> Iterator[None]:
     """Make our errors those of MLflow, too: around a block, or on a function as ``@translate_errors()``.
 
-    A `ValueError` is a wrong call and is translated too. All else, MLflow's own exceptions included, passes through.
-    A generator function must hold a ``with`` block: the decorator would be over before its first piece is made.
+    A `ValueError` is a wrong call and is translated too. All others, MLflow's own exceptions included, pass through.
+    A generator function must hold a ``with`` block: the decorator would end before the first item is produced.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""What process ids mean on this machine."""
+"""The scope of process ids on this machine."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 
 
 def pid_space() -> str:
-    """Name the processes of this machine that see each other under the ids this one sees; empty where all do.
+    """Return an id for the processes that see each other under the same ids as this one; empty if all do.
 
-    Containers may share the name of their machine and its boot, and count their processes apart: what is alive in one
-    would be taken for dead in another.
+    Containers may share their host's name and boot and still number their processes separately: without this id, a save
+    alive in one container would count as dead in another.
     """
     try:
         return f"{os.stat('/proc/self/ns/pid').st_ino:x}"
@@ -18,10 +18,10 @@ def pid_space() -> str:
 
 
 def started(pid: int) -> int | None:
-    """When a process of this machine began, in clock ticks since boot; None if there is no such process."""
+    """Return the start of a process of this machine, in clock ticks since boot; None if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name, in parentheses, may hold anything; the 20th field after it is the start time.
+            # The name, in parentheses, may contain anything; the 20th field after it is the start time.
             return int(file.read().rpartition(b")")[2].split()[19])
     except (OSError, IndexError, ValueError):
         return None

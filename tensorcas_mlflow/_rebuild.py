@@ -1,4 +1,4 @@
-"""From stored tensors back to a model, under MLflow's rule for pickles."""
+"""Rebuilding of models from stored tensors, under MLflow's rule for pickles."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from tensorcas_mlflow.errors import PickleForbiddenError
 from tensorcas_mlflow.manifest import Manifest
 
 Reader = Callable[..., dict[str, Array]]
-"""Reads tensors: called with ``names`` (None for all) and ``verify``."""
+"""Reader of tensors: called with ``names`` (None for all) and ``verify``."""
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """Keep the options that somebody gave: those that are not None."""
+    """Keep the options a caller gave: those that are not None."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 def check_call(*, into: Any, weights_only: bool) -> None:
-    """Refuse a call of `rebuild` that asks for two things at once, before anything is read.
+    """Refuse contradictory arguments of `rebuild`, before anything is read.
 
     Raises:
         ValueError: ``into`` and ``weights_only`` are both given.
@@ -39,21 +39,21 @@ def rebuild(
     verify: bool = True,
     options: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Read tensors and put together what they were taken from.
+    """Read tensors and rebuild their model.
 
     Args:
-        adapter: The one that took it apart.
-        manifest: Of the tensors.
-        read: Reads them.
+        adapter: The adapter that took the model apart.
+        manifest: Manifest of the tensors.
+        read: Reader of the tensors.
         into: A live model to fill; nothing is unpickled.
         weights_only: Return the tensors by name; nothing is unpickled.
         verify: Check each chunk against its digest.
-        options: For the adapter; see `Adapter.options`.
+        options: Options for the adapter; see `Adapter.options`.
 
     Raises:
         ValueError: The adapter has no such option.
-        AdapterError: The tensors do not fit together, or not ``into``.
-        PickleForbiddenError: A pickle would have to be read, and MLFLOW_ALLOW_PICKLE_DESERIALIZATION forbids it.
+        AdapterError: The tensors do not fit together, or do not fit ``into``.
+        PickleForbiddenError: The model needs a pickle, and MLFLOW_ALLOW_PICKLE_DESERIALIZATION forbids it.
     """
     options = options or {}
     unknown = sorted(options.keys() - adapter.options)

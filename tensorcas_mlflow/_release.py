@@ -1,11 +1,11 @@
-"""Which release of this package is running."""
+"""The running release of this package."""
 
 from __future__ import annotations
 
 
 def release() -> str:
-    """Give the version of the package as it is installed; ``0+unknown`` for a checkout that was not."""
-    # The import takes time that `import mlflow` must not take.
+    """Return the installed version of the package; ``0+unknown`` for a checkout that was never installed."""
+    # The import is slow, and `import mlflow` must not pay for it.
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -6,17 +6,17 @@ import operator
 from typing import SupportsIndex
 
 DEFAULT_NAME = "checkpoint"
-"""What a series is called that nobody has given a name."""
+"""Name of a series without a name."""
 
 
 def as_step(step: SupportsIndex) -> int:
-    """Read a step as MLflow's database can hold it.
+    """Convert a step to an integer MLflow's database can hold.
 
     Raises:
-        ValueError: It is no whole number, or one that does not fit into 64 bits.
+        ValueError: It is no whole number, or does not fit into 64 bits.
     """
     try:
-        # A NumPy integer would be written into files as a Python object.
+        # A NumPy integer would reach files as a Python object.
         whole = operator.index(step)
         if isinstance(step, bool):
             raise TypeError
@@ -28,14 +28,14 @@ def as_step(step: SupportsIndex) -> int:
 
 
 STEP_TEXT = r"minus-\d+|-?\d+"
-"""Matches what `step_of_text` reads."""
+"""Pattern of the texts accepted by `step_of_text`."""
 
 
 def step_text(step: int) -> str:
-    """Write a step for the name of a file: padded, so that names sort as steps do from 0 on."""
+    """Return a step's text for the name of a file: padded, so names sort like steps from 0 on."""
     return f"{step:08d}" if step >= 0 else f"minus-{-step:08d}"
 
 
 def step_of_text(text: str) -> int:
-    """Read a step as `step_text` writes it, or as a whole number."""
+    """Parse a step written by `step_text`, or a whole number."""
     return int(text.replace("minus-", "-"))

@@ -1,4 +1,4 @@
-"""What an artifact URI says by itself: its folder, where its store is made, its run or model. Nothing is opened."""
+"""Facts in an artifact URI alone: its folder, the place of its store, its run or model. Nothing is opened."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from urllib.parse import unquote
 from tensorcas_mlflow._texts import without_secrets
 from tensorcas_mlflow.backends import Root, is_ours
 
-# How MLflow names the roots it makes below an experiment's artifact location: one for each run, logged model and trace.
-# The first match from the left counts: an outer store holds whatever lies deeper, an inner one would bar the outer.
-# The scheme is matched possessively, lest it be taken for the experiment's folder.
+# MLflow's names for the roots below an experiment's artifact location: one for each run, logged model and trace.
+# The first match from the left counts: an outer store holds everything deeper; an inner one would lock out the outer.
+# The pattern matches the scheme possessively, or the scheme could pass for the experiment's folder.
 _BELOW_EXPERIMENT = re.compile(
     r"(?P<experiment>(?:[A-Za-z][A-Za-z0-9.-]*:(?://[^/]*)?)?+/?[^/].*?)"
     r"/(?:(?P<run_id>[0-9a-f]{32})|models/(?P<model_id>m-[0-9a-f]{32})|traces/(?:tr-)?[0-9a-f]{32})"
@@ -21,21 +21,21 @@ _BELOW_EXPERIMENT = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """Whose artifact a URI names, as far as the URI tells."""
+    """The owner of the artifact at a URI, as far as the URI shows it."""
 
     run_id: str | None = None
     model_id: str | None = None
 
 
 def store_root_for(artifact_uri: str) -> str:
-    """Name the place where a store for an artifact URI is made, if there is none at or above it yet.
+    """Return the place for a new store for an artifact URI, if there is none at or above it yet.
 
     Args:
         artifact_uri: URI or path of a run's, model's or trace's artifact root, of something below one, or of any
             other folder.
 
     Returns:
-        The experiment's artifact location where MLflow's folder names show it, so that all its runs share one store;
+        The experiment's artifact location if MLflow's folder names show it, so all its runs share one store;
         else the URI itself, without a slash at its end.
     """
     match = _BELOW_EXPERIMENT.fullmatch(artifact_uri)
@@ -43,16 +43,16 @@ def store_root_for(artifact_uri: str) -> str:
 
 
 def owner_of(artifact_uri: str) -> Owner:
-    """Name the run or the logged model whose artifact root a URI lies in; of other URIs nothing is known."""
+    """Return the run or the logged model of the artifact root around a URI; other URIs have no known owner."""
     match = _BELOW_EXPERIMENT.fullmatch(artifact_uri)
     return Owner(run_id=match["run_id"], model_id=match["model_id"]) if match else Owner()
 
 
 def root_of(artifact_uri: str) -> Root:
-    """Give the place that one of our URIs names.
+    """Return the place named by one of our URIs.
 
     Raises:
-        ValueError: The URI is of another scheme, names a host, no folder or a relative one, or has a query.
+        ValueError: The URI has another scheme, a host, no folder, a relative one, or a query.
     """
     if not is_ours(artifact_uri):
         raise ValueError(f"{without_secrets(artifact_uri)!r} is no tensorcas URI")

@@ -1,4 +1,4 @@
-"""Texts for people: figures in words, and nothing that is a secret."""
+"""Texts for people: figures in words, and messages without secrets."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _LOGIN = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://[^\s/?#'\"]*@")
 _CONTAINER = re.compile(r"://[A-Za-z0-9][A-Za-z0-9._-]*@\Z")
 _CONTAINER_SCHEMES = ("tensorcas-az", "abfs", "abfss", "wasb", "wasbs")
-"""In whose URIs a container stands where others have a login."""
+"""Schemes with a container in place of the login."""
 _QUERY = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^\s?'\"]*\?)[^\s'\"]+")
 
 
 def without_secrets(text: str) -> str:
-    """Leave out of the URIs in a text what opens doors: logins, and queries, in which signatures and tokens stand."""
+    """Remove the credentials from the URIs in a text: logins, and queries, since these hold signatures and tokens."""
     return _QUERY.sub(r"\1…", _LOGIN.sub(_without_login, text)) if "://" in text else text
 
 
@@ -23,7 +23,7 @@ def _without_login(match: re.Match[str]) -> str:
 
 
 def check_path(path: str) -> None:
-    """Refuse a URI where a path of this machine is needed: the file system would take it for a folder of that name.
+    """Refuse a URI in place of a path of this machine: the file system would create a folder of that name.
 
     Raises:
         ValueError: It is a URI.
@@ -33,7 +33,7 @@ def check_path(path: str) -> None:
 
 
 def size_text(n_bytes: float) -> str:
-    """Write a number of bytes for people."""
+    """Format a number of bytes for people."""
     for unit in ("B", "KB", "MB", "GB"):
         if abs(n_bytes) < 1000:
             return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.1f} {unit}"
@@ -42,12 +42,12 @@ def size_text(n_bytes: float) -> str:
 
 
 def count_text(n: int, thing: str) -> str:
-    """Write a number of things."""
+    """Format a number of things."""
     return f"{n} {thing}" if n == 1 else f"{n} {thing}s"
 
 
 def size_in(text: str) -> int:
-    """Read a number of bytes such as ``5GB`` or ``512MiB``; 0 if the text is no size."""
+    """Parse a number of bytes such as ``5GB`` or ``512MiB``; 0 if the text is no size."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?(?:([kKMGT])(i?)B?|B)?", text)
     if not match:
         return 0
