@@ -1,4 +1,4 @@
-"""Finding rows by their names."""
+"""Lookup of rows by name."""
 
 from __future__ import annotations
 
@@ -11,54 +11,54 @@ from tensorcas_mlflow.manifest._row import Row
 from tensorcas_mlflow.manifest._specs import Specs
 
 _MAX_SEARCHES = 16
-"""So many names are searched for in place before a table of all of them is made, which takes longer than that."""
+"""Number of names searched for in place; beyond it, building a table of all names is faster."""
 
 
 class Numbers:
-    """The positions of rows by their names.
+    """Positions of rows by name.
 
-    Every method raises `FormatError` if it meets two rows of one name. All but the look-up of a few names meet them.
+    Every method except a lookup of a few names raises `FormatError` if two rows have one name.
     """
 
     def __init__(self, specs: Specs, *, allows_nameless: bool = False) -> None:
-        """Find rows.
+        """Index rows by name.
 
         Args:
-            specs: Describes them.
-            allows_nameless: Whether any number of rows may have the empty name; the last of them is found by it.
+            specs: The rows.
+            allows_nameless: Whether any number of rows may have the empty name; a lookup returns the last of them.
         """
         self._specs = specs
         self._allows_nameless = allows_nameless
         self._n_searches = 0
 
     def number(self, name: str) -> int:
-        """Find the position of a row among all; raises KeyError if there is none of that name."""
+        """Return the position of a row; raise KeyError if no row has the name."""
         if "numbers" in self.__dict__ or self._n_searches >= _MAX_SEARCHES:
             return self.numbers[name]
         self._n_searches += 1
         found = self._specs.find(name)
         if len(found) > 1 and not (name == "" and self._allows_nameless):
-            raise FormatError("a manifest must not name two rows alike")
+            raise FormatError("a manifest must not give two rows one name")
         if len(found) == 0:
             raise KeyError(name)
         return int(found[-1])
 
     @Lazy
     def numbers(self) -> dict[str, int]:
-        """The positions of all rows by name."""
+        """Return the positions of all rows by name."""
         names = self._specs.names.to_pylist()
         numbers = dict(zip(names, range(len(names)), strict=True))
         n_nameless = names.count("") if self._allows_nameless else 0
         if len(numbers) - min(n_nameless, 1) != len(names) - n_nameless:
-            raise FormatError("a manifest must not name two rows alike")
+            raise FormatError("a manifest must not give two rows one name")
         return numbers
 
 
 class ByName(Numbers, Mapping[str, Row]):
-    """The rows of a manifest by name, each made when it is asked for."""
+    """The rows of a manifest by name, each built on access."""
 
     def __init__(self, columns: Columns, *, allows_nameless: bool) -> None:
-        """Find rows in columns; see `Numbers`."""
+        """Index the rows of columns; see `Numbers`."""
         super().__init__(columns, allows_nameless=allows_nameless)
         self._columns = columns
 

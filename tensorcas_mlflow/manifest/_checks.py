@@ -1,4 +1,4 @@
-"""What is checked of all rows of a manifest at once: names and shapes from a store are hostile."""
+"""Checks of all rows of a manifest at once: names and shapes from a store may be hostile."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _NOT_IN_NAMES = np.frombuffer(NOT_IN_NAMES.encode(), dtype=np.uint8)
 
 
 def check_names(names: Any) -> None:
-    """See that texts are names of tensors, as `tensor.Spec` has them; empty ones are.
+    """Check that texts are names of tensors, by the rules of `tensor.Spec`; empty ones are allowed.
 
     Args:
         names: A pyarrow array of valid UTF-8.
 
     Raises:
-        FormatError: One is none.
+        FormatError: One is no such name.
     """
     offsets, data = text_buffers(names)
     if step_range(offsets)[1] > MAX_NAME_BYTES:
         raise FormatError(f"a manifest has a name of more than {MAX_NAME_BYTES} bytes")
-    # Hardly any name has a control character at all, and the least byte of all names is found in one pass.
+    # Hardly any name contains a control character, and one pass finds the least byte of all names.
     if len(data) and data.min() <= _NOT_IN_NAMES.max() and np.isin(data, _NOT_IN_NAMES).any():
         raise FormatError("a manifest has a name with a zero byte or a line break")
 
 
 def step_range(offsets: Any) -> tuple[int, int]:
-    """Give the least and the greatest difference between neighbours among ascending offsets; zeros if there is none."""
+    """Return the least and the greatest difference between neighbours of ascending offsets; zeros if there is none."""
     least, greatest = [], []
     for block in blocks_of(len(offsets) - 1):
         steps = offsets[block.start + 1 : block.stop + 1] - offsets[block]
@@ -43,16 +43,16 @@ def step_range(offsets: Any) -> tuple[int, int]:
 
 
 def check_shapes(shape_at: Any, sides: Offsets, itemsizes: Offsets) -> None:
-    """See that shapes are possible ones.
+    """Check that shapes are possible.
 
     Args:
-        shape_at: Where the sides of each row begin, and, last, where those of the last one end.
+        shape_at: Start of each row's sides, and, last, the end of the last row's.
         sides: The sides of all rows, one after the other.
         itemsizes: For each row the size of an element in bytes.
 
     Raises:
-        FormatError: A row has a negative side, too many of them, or more bytes than can be. An empty row may not have
-            impossible sides either: numpy refuses to make it.
+        FormatError: A row has a negative side, too many sides, or an impossible number of bytes. Empty rows must not
+            have impossible sides either: numpy refuses to build them.
     """
     _, most = step_range(shape_at)
     if most > MAX_DIMENSIONS:
@@ -61,18 +61,18 @@ def check_shapes(shape_at: Any, sides: Offsets, itemsizes: Offsets) -> None:
         raise FormatError("a manifest has a tensor of a negative shape")
     n_bits = most * int(sides.max(initial=1)).bit_length() + int(itemsizes.max(initial=1)).bit_length()
     if n_bits < MAX_TENSOR_BYTES.bit_length():
-        return  # no product of so many such numbers is longer
+        return  # no product of so many such numbers overflows
     factors = np.maximum(sides, 1)
-    # What does not fit 64 bits wraps round, and would look small.
+    # A product beyond 64 bits wraps around, and would look small.
     about = row_sizes(shape_at, factors.astype(np.float64), itemsizes.astype(np.float64))
     if about.max() > 2 * MAX_TENSOR_BYTES or row_sizes(shape_at, factors, itemsizes).max() > MAX_TENSOR_BYTES:
         raise FormatError("a manifest has a tensor of an impossible shape")
 
 
 def row_sizes(shape_at: Any, sides: Any, itemsizes: Any) -> Any:
-    """Say how many bytes each row has; what is given is as `check_shapes` passes it.
+    """Return the size of each row in bytes, for arguments checked by `check_shapes`.
 
-    The first of ``shape_at`` need not be 0, so that it can be asked for some rows that follow each other.
+    The first of ``shape_at`` need not be 0, so the function serves some consecutive rows too.
     """
     least, most = step_range(shape_at)
     sizes = itemsizes.copy()
@@ -89,7 +89,7 @@ def row_sizes(shape_at: Any, sides: Any, itemsizes: Any) -> Any:
 
 
 def row_cuts(cuts: Sequence[Any]) -> RowCuts | None:
-    """Put the cuts of rows together, each an int64 array or None; None if no row has any."""
+    """Combine the cuts of rows, each an int64 array or None; None if no row has any."""
     given = np.array([each is not None for each in cuts], dtype=bool)
     if not given.any():
         return None

@@ -1,4 +1,4 @@
-"""The rows of a manifest as columns: what 100,000 tensors cost is then a few calls, and not some for each of them."""
+"""The rows of a manifest as columns: 100,000 tensors cost a few calls, and not some calls for each of them."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ from tensorcas_mlflow.tensor import Spec
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Columns(Specs):
-    """All rows of a manifest, column by column; that the chunks fit them is seen to by `check_chunks`."""
+    """All rows of a manifest, column by column; `check_chunks` checks that the chunks fit them."""
 
     chunk_offsets: Any
-    """What ``chunk_at`` says, in integers of any size, as ``shape_offsets``."""
+    """The values of ``chunk_at``, in integers of any size, like ``shape_offsets``."""
     digests: Digests
     """The digests of all rows, one after the other."""
     cuts: RowCuts | None
-    """Byte offsets at which chunks end; None where no row has any."""
+    """Byte offsets of chunk ends; None if no row has any."""
 
     @Lazy
     def chunk_at(self) -> Offsets:
-        """Number of the first chunk of each row, counted over all rows, and, last, how many chunks there are."""
+        """Number of the first chunk of each row, counted over all rows, and, last, the number of all chunks."""
         return np.asarray(self.chunk_offsets, dtype=np.int64)
 
     @classmethod
     def of_specs(cls, specs: Specs, *, chunk_at: Offsets, digests: Digests, cuts: RowCuts | None) -> Columns:
-        """Give rows that are described their chunks."""
+        """Add chunks to described rows."""
         described = {each.name: getattr(specs, each.name) for each in fields(specs)}
         return cls(**described, chunk_offsets=chunk_at, digests=digests, cuts=cuts)
 
     @classmethod
     def of_rows(cls, rows: Sequence[Row]) -> Columns:
-        """Put rows together."""
+        """Combine rows into columns."""
         return cls.of_specs(
             Specs.of([row.spec for row in rows]),
             chunk_at=offsets_of([len(row.digests) for row in rows]),
@@ -60,16 +60,16 @@ class Columns(Specs):
         )
 
     def check_chunks(self, chunk_bytes: int) -> None:
-        """See that each row has the chunks that its size and its cuts make.
+        """Check that each row has the chunks of its size and its cuts.
 
         Raises:
-            FormatError: One has not.
+            FormatError: A row has others.
         """
         if self.cuts is not None:
             check_cuts(self.n_bytes, self.cuts)
         for block in blocks_of(len(self)):
             cuts = None if self.cuts is None else self.cuts.some(np.arange(block.start, block.stop))
-            # Counted before offsets are made for them: a hostile shape must not cost memory.
+            # Count the chunks before allocating offsets for them: a hostile shape must not cost memory.
             counts = chunk_counts(self.n_bytes_of(block), chunk_bytes, cuts)
             wrong = np.flatnonzero(counts != np.diff(self.chunk_offsets[block.start : block.stop + 1]))
             if len(wrong):
@@ -79,26 +79,26 @@ class Columns(Specs):
                 raise FormatError(f"row {name!r} of a manifest has {n_chunks} chunks, which do not make its size")
 
     def chunk_sizes(self, chunk_bytes: int, rows: Any = None) -> Offsets:
-        """Give the sizes of the chunks of all rows, or of some in the order in which they are given."""
+        """Return the sizes of the chunks of all rows, or of some in the given order."""
         if rows is None:
             return chunk_sizes(self.n_bytes, chunk_bytes, self.cuts)
         cuts = None if self.cuts is None else self.cuts.some(rows)
         return chunk_sizes(self.n_bytes[rows], chunk_bytes, cuts)
 
     def chunks_of(self, rows: Any) -> Offsets:
-        """The numbers of the chunks of some rows, one after the other."""
+        """Return the numbers of the chunks of some rows, one row after the other."""
         begins = self.chunk_at[rows]
         return ranges(begins, self.chunk_at[np.asarray(rows) + 1] - begins)
 
     def rows_of(self, chunks: Any) -> Any:
-        """Tell which row each of some chunks, by their numbers, belongs to."""
+        """Return the row of each of these chunks, given by number."""
         return np.searchsorted(self.chunk_at[1:], chunks, side="right")
 
     def equal(self, rows: Any, other: Columns, other_rows: Any) -> Any:
         """Compare rows with as many of other columns, one to one.
 
         Returns:
-            For each whether both have one dtype and shape and the same chunks, as rows of one identity have.
+            For each pair whether both have one dtype, one shape and the same chunks, and so one identity.
         """
         codes = {name: code for code, name in enumerate(other.dtypes)}
         same_dtype = np.array([codes.get(name, -1) for name in self.dtypes], dtype=np.intp)
@@ -118,7 +118,7 @@ class Columns(Specs):
         return is_equal
 
     def contents(self) -> Iterator[tuple[str | None, tuple[int, ...], bytes]]:
-        """Give what the identity of each row is the digest of: dtype, shape, and digests one after the other."""
+        """Yield the input of each row's identity: dtype, shape, and digests one after the other."""
         dtype, shape_at, sides = self.dtype.tolist(), self.shape_at.tolist(), self.sides.tolist()
         digests, digest_at = self.digests.tobytes(), (self.chunk_at * DIGEST_BYTES).tolist()
         for row, code in enumerate(dtype):
@@ -126,13 +126,13 @@ class Columns(Specs):
             yield self.dtypes[code], shape, digests[digest_at[row] : digest_at[row + 1]]
 
     def row(self, row: int) -> Row:
-        """Make one row."""
+        """Return one row."""
         cuts = None if self.cuts is None else self.cuts.of(row)
         digests = self.digests[self.chunk_offsets[row] : self.chunk_offsets[row + 1]]
         return Row(spec=self.spec(row), cuts=cuts, digests=digests)
 
     def each_row(self) -> Iterator[Row]:
-        """Make all rows, one after the other."""
+        """Yield all rows, one after the other."""
         dtype, shape_at, chunk_at = self.dtype.tolist(), self.shape_at.tolist(), self.chunk_at.tolist()
         sides = self.sides.tolist()
         for row, name in enumerate(self.names.to_pylist()):

@@ -1,4 +1,4 @@
-"""What one checkpoint or file consists of, as a value."""
+"""Manifest: the contents of one checkpoint or file, as a value."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from tensorcas_mlflow.manifest._stream import COMPRESSED_BELOW, looks_like_strea
 MAX_TEXT = 200
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _MAX_CHECKED_ROWS = 4096
-"""Whether names are unique is looked at at once in manifests of no more rows, and in longer ones when it matters."""
+"""Manifests with at most so many rows are checked for unique names at once, longer ones on the first need."""
 _MIN_BESIDE_BYTES = 1 << 20
-"""Shorter streams are hashed and looked through faster one after the other."""
+"""Below this size, hashing and parsing a stream in turn is faster than in parallel."""
 
 Kind = Literal["checkpoint", "file"]
 
@@ -37,25 +37,25 @@ Kind = Literal["checkpoint", "file"]
 class Manifest:
     """The rows of one checkpoint or file, in order.
 
-    In one of very many rows two may have been given one name, by whoever wrote it. Whatever finds a row by its name, or
-    lists names, raises `FormatError` then.
+    A forged manifest of very many rows may give two rows one name. A lookup by name, or a list of names, then
+    raises `FormatError`.
     """
 
     kind: Kind
     chunk_bytes: int
     store_id: str | None
-    """Which store the chunks are in, or None for a self-contained payload."""
+    """Id of the store with the chunks, or None for a self-contained payload."""
     flavor: str | None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Tensors of a checkpoint that cannot be read as arrays, by name, with their types. The row of one that has a row
-    holds its bytes, and only the adapter knows what they are; one without a row was not stored."""
+    """Tensors of a checkpoint that cannot be read as arrays, by name, with their types. If such a tensor has a row, the
+    row holds its bytes, and only the adapter understands them; one without a row is not stored."""
     rows: Sequence[Row]
-    """Each is made when it is asked for; `columns` has what they say all at once."""
+    """The rows, each built on access; `columns` has their contents all at once."""
     hints: bytes = field(default=b"", repr=False, compare=False)
-    """Where its chunks lay when it was written, as its blob says it; empty where it says nothing."""
+    """Places of its chunks at the time of writing, as in its blob; empty if the blob has none."""
     label: str | None = field(default=None, repr=False, compare=False)
-    """Whose it is, in words, for errors; None where nobody has said."""
+    """Owner of the manifest, in words, for errors; None if it is unknown."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("checkpoint", "file"):
@@ -72,7 +72,7 @@ class Manifest:
             self.check_names()
 
     def labelled(self, label: str) -> Manifest:
-        """The same manifest, that is named so in errors about its tensors."""
+        """Return the same manifest with a label for errors about its tensors."""
         made = copy.copy(self)
         object.__setattr__(made, "label", label)
         return made
@@ -119,11 +119,11 @@ class Manifest:
         return make_stream(head, self.columns)
 
     def to_bytes(self) -> bytes:
-        """The manifest as an artifact: an Arrow IPC stream."""
+        """Return the manifest as an artifact: an Arrow IPC stream."""
         return self.stream
 
     def to_blob(self) -> bytes:
-        """The manifest as a store keeps it: the stream, compressed if it is small; without hints."""
+        """Return the manifest as a store's blob: the stream, compressed if it is small; without hints."""
         if len(self.stream) >= COMPRESSED_BELOW:
             return self.stream
         return zstandard.ZstdCompressor(level=12).compress(self.stream)
@@ -134,24 +134,24 @@ class Manifest:
         return digest(self.stream).hex()
 
     def names(self) -> list[str]:
-        """The rows' names, in order."""
+        """Return the rows' names, in order."""
         self.check_names()
         names: list[str] = self.columns.names.to_pylist()
         return names
 
     def row(self, name: str) -> Row:
-        """Find a row.
+        """Return a row.
 
         Raises:
-            TensorNotFoundError: There is none of that name.
+            TensorNotFoundError: No row has this name.
         """
         return self.columns.row(int(self.numbers((name,))[0]))
 
     def numbers(self, names: Iterable[str]) -> Offsets:
-        """Find rows, as positions in `columns`.
+        """Return the positions of rows in `columns`.
 
         Raises:
-            TensorNotFoundError: There is none of some name.
+            TensorNotFoundError: A name has no row.
         """
         try:
             return np.array([self.by_name.number(name) for name in names], dtype=np.int64)
@@ -159,12 +159,12 @@ class Manifest:
             raise TensorNotFoundError(error.args[0]) from None
 
     def check_names(self) -> None:
-        """See that no two rows are named alike; stretches of a file need no name.
+        """Check that no two rows have one name; stretches of a file need no name.
 
         Raises:
-            FormatError: Two are.
+            FormatError: Two rows have.
         """
-        self.by_name.numbers  # noqa: B018 - made once, and checked by that
+        self.by_name.numbers  # noqa: B018 - builds the table and so checks it
 
     @staticmethod
     def looks_like(head: bytes) -> bool:
@@ -173,21 +173,21 @@ class Manifest:
 
     @classmethod
     def from_blob(cls, blob: bytes, name: str | None = None) -> Manifest:
-        """Read a manifest as a store keeps it; raises as `from_bytes` does.
+        """Read a manifest from a store's blob; raise like `from_bytes`.
 
         Args:
-            blob: What the store has.
-            name: The manifest's name, where it must hash to it. This is looked at first: damage must not be taken for a
-                later release's writing.
+            blob: The blob.
+            name: The manifest's name, if the stream must hash to it. The hash is checked first: damage must not count
+                as a later release's writing.
         """
         stream, hints = cls.stream_in(blob), split_hints(blob)[1]
         made: list[Manifest] = []
-        # Of two errors the first job's is raised, whichever comes first.
+        # Of two errors the first job's is raised, whichever occurs first.
         jobs: list[Callable[[], None]] = [] if name is None else [lambda: _check_digest(stream, name)]
         jobs.append(lambda: made.append(cls.from_bytes(stream)))
         if len(stream) >= _MIN_BESIDE_BYTES:
-            # To hash a long one takes as long as to look it through. On one of the pool's own threads too this waits
-            # for nobody: the caller does whatever no other thread has begun.
+            # Hashing a long stream takes as long as parsing it. This is safe on the pool's own threads too, as it waits
+            # for nobody: the caller does any job no other thread has begun.
             threads.run_all(_do, jobs)
         else:
             for job in jobs:
@@ -197,7 +197,7 @@ class Manifest:
 
     @staticmethod
     def stream_in(blob: bytes) -> bytes:
-        """Take the Arrow stream out of what a store keeps; raises `FormatError` if it cannot be unpacked."""
+        """Return the Arrow stream in a store's blob; raise `FormatError` if it cannot be decompressed."""
         blob, _ = split_hints(blob)
         if blob[:4] != _ZSTD_MAGIC:
             return blob
@@ -211,11 +211,11 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes, *, max_rows: int | None = None) -> Manifest:
-        """Read a manifest from an Arrow IPC stream, checking all that later code relies on.
+        """Read a manifest from an Arrow IPC stream and check everything later code relies on.
 
         Args:
             data: The stream.
-            max_rows: More rows are refused before they are read.
+            max_rows: Maximum number of rows; more are refused before they are read.
 
         Raises:
             FormatError: It is not a manifest, or contradicts itself.

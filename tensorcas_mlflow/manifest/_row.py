@@ -1,4 +1,4 @@
-"""One row of a manifest, and the rows of one as a sequence."""
+"""One row of a manifest, and a manifest's rows as a sequence."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One row of a manifest: what it is, and which chunks it consists of."""
+    """One row of a manifest: its name, dtype and shape, and its chunks."""
 
     spec: Spec
     cuts: Any
-    """Byte offsets at which chunks end, an int64 array, or None."""
+    """Byte offsets of chunk ends, an int64 array, or None."""
     digests: Digests
 
     def ends(self, chunk_bytes: int) -> Any:
-        """Where the chunks of this row end, in bytes."""
+        """Return the ends of the row's chunks, in bytes."""
         return chunk_ends(self.spec.n_bytes, chunk_bytes, self.cuts)
 
     @property
     def identity(self) -> str:
-        """Digest of the row's content: equal wherever the same tensor is stored."""
+        """Digest of the row's content: equal for equal tensors in any store."""
         shape = np.array(self.spec.shape, dtype="<i8").tobytes()
         return digest((self.spec.dtype or "").encode() + b"\0" + shape + self.digests.tobytes()).hex()
 
 
 class Rows(Sequence[Row]):
-    """The rows that columns make, each made when it is asked for."""
+    """The rows of columns, each built on access."""
 
     def __init__(self, columns: Columns) -> None:
         self.columns = columns

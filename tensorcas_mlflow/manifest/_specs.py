@@ -23,20 +23,20 @@ from tensorcas_mlflow.tensor import Spec
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Specs:
-    """What `Spec` says of one row, of many. Checked once, here, as there.
+    """Names, dtypes and shapes of many rows: `Spec` for many. Checked once, here, like there.
 
     Raises:
-        FormatError: A name, a dtype or a shape is none.
+        FormatError: A name, a dtype or a shape is invalid.
     """
 
     names: Any
     """A pyarrow array of texts without a null."""
     dtypes: tuple[str | None, ...]
-    """The different dtypes, as manifests name them."""
+    """The distinct dtypes, by their names in manifests."""
     dtype: Any
-    """For each row which of them it has."""
+    """For each row the position of its dtype in ``dtypes``."""
     shape_offsets: Any
-    """What ``shape_at`` says, in integers of any size: int32, and no copy, where they come out of an Arrow stream."""
+    """The values of ``shape_at``, in integers of any size: int32 without a copy, if they come from an Arrow stream."""
     sides: Offsets
 
     def __post_init__(self) -> None:
@@ -52,7 +52,7 @@ class Specs:
 
     @classmethod
     def of(cls, specs: Sequence[Spec]) -> Specs:
-        """Put descriptions of rows together."""
+        """Combine descriptions of rows."""
         different: dict[str | None, int] = {}
         codes = [different.setdefault(spec.dtype, len(different)) for spec in specs]
         return Specs(
@@ -64,7 +64,7 @@ class Specs:
 
     @classmethod
     def of_arrays(cls, names: Sequence[str], arrays: Sequence[Array]) -> Specs:
-        """Describe arrays; raises as `Spec.of` for the first that cannot be described."""
+        """Describe arrays; raise like `Spec.of` for the first invalid one."""
         try:
             return cls._of_arrays(names, arrays)
         except (FormatError, ValueError, TypeError, pa.ArrowException):
@@ -74,7 +74,7 @@ class Specs:
 
     @classmethod
     def _of_arrays(cls, names: Sequence[str], arrays: Sequence[Array]) -> Specs:
-        # Hardly more than a look at each array: 100,000 small ones are described in the time that reading one takes.
+        # Hardly more than a look at each array: describing 100,000 small ones takes as long as reading one.
         dtypes = [array.dtype for array in arrays]
         code_of: dict[Any, int] = {}
         different: dict[str | None, int] = {}
@@ -95,7 +95,7 @@ class Specs:
         return specs
 
     def some(self, rows: Any) -> Specs:
-        """Describe some of the rows, in the order in which they are given."""
+        """Return the descriptions of some rows, in the given order."""
         begins = self.shape_at[rows]
         counts = self.shape_at[np.asarray(rows) + 1] - begins
         return Specs(
@@ -108,7 +108,7 @@ class Specs:
 
     @Lazy
     def shape_at(self) -> Offsets:
-        """Where the sides of each row begin among ``sides``, and, last, where those of the last row end."""
+        """Start of each row's sides among ``sides``, and, last, the end of the last row's."""
         return np.asarray(self.shape_offsets, dtype=np.int64)
 
     @Lazy
@@ -117,7 +117,7 @@ class Specs:
         return self.n_bytes_of(slice(0, len(self)))
 
     def n_bytes_of(self, block: slice) -> Offsets:
-        """Sizes of rows that follow each other, in bytes."""
+        """Return the sizes of consecutive rows, in bytes."""
         at = self.shape_offsets[block.start : block.stop + 1]
         sizes: Offsets = row_sizes(at, self.sides, self.itemsizes[block])
         return sizes
@@ -135,29 +135,29 @@ class Specs:
         return self._of_dtypes(np.where(is_complex, np.array(sizes) // 2, sizes))
 
     def _of_dtypes(self, numbers: Any) -> Offsets:
-        """Give each row the number of its dtype."""
+        """Return for each row the value of its dtype."""
         if len(self.dtypes) == 1:
             return np.broadcast_to(np.int64(numbers[0]), len(self))
         of_rows: Offsets = np.array(numbers, dtype=np.int64)[self.dtype]
         return of_rows
 
     def name(self, row: int) -> str:
-        """The name of one row."""
+        """Return the name of one row."""
         name: str = self.names[row].as_py()
         return name
 
     def shape(self, row: int) -> tuple[int, ...]:
-        """The shape of one row."""
+        """Return the shape of one row."""
         return tuple(self.sides[self.shape_offsets[row] : self.shape_offsets[row + 1]].tolist())
 
     def spec(self, row: int) -> Spec:
-        """Describe one row."""
+        """Return the description of one row."""
         return Spec(name=self.name(row), dtype=self.dtypes[self.dtype[row]], shape=self.shape(row))
 
     def find(self, name: str) -> Any:
-        """Find the rows of one name: their numbers, ascending."""
+        """Return the numbers of the rows with a name, ascending."""
         try:
-            # Not `pyarrow.scalar`, which imports pandas, as `values_of` says.
+            # Not `pyarrow.scalar`: it imports pandas (see `values_of`).
             wanted = array_of_texts([name])[0]
         except UnicodeEncodeError:
             return np.empty(0, dtype=np.intp)

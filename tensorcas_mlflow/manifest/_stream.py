@@ -31,7 +31,7 @@ VERSION = 1
 MAX_BYTES = 1 << 30
 """A manifest longer than this is refused; 10 million tensors need less."""
 COMPRESSED_BELOW = 64 * 1024
-"""Longer ones are kept as they are, so that they need not be unpacked."""
+"""Longer streams are stored uncompressed, so readers need not decompress them."""
 SCHEMA_KEY = b"tensorcas"
 _BLOCK_BYTES = 1 << 15
 
@@ -48,24 +48,24 @@ MANIFEST_SCHEMA = pa.schema(
 _MAX_RECENT = 64
 _MAX_RECENT_ROWS = 4096
 _recent_streams: dict[bytes, bytes] = {}
-"""Small streams made lately, by all that they are made of: a state that has not changed has the one it had before, and
-making it again takes longer than hashing the state."""
+"""Recent small streams, by everything they are made of: an unchanged state has the same stream as before, and
+building it again takes longer than hashing the state."""
 
 
 def make_stream(head: Mapping[str, Any], columns: Columns) -> bytes:
     """Write a manifest.
 
     Args:
-        head: What it says besides its rows.
+        head: Its head, everything besides the rows.
         columns: Its rows.
 
     Raises:
-        ValueError: It is too long to be read again, or its metadata are no JSON.
+        ValueError: It is too long to be read again, or its metadata is not JSON.
     """
     try:
         said = json.dumps({"format": VERSION, **head}, sort_keys=True, separators=(",", ":"))
     except (TypeError, RecursionError) as error:
-        raise ValueError(f"a checkpoint's metadata are plain JSON values: {error}") from error
+        raise ValueError(f"a checkpoint's metadata must be plain JSON values: {error}") from error
     if len(columns) > _MAX_RECENT_ROWS:
         return _make_stream(said, columns)
     key = _content_key(said, columns)
@@ -80,14 +80,14 @@ def make_stream(head: Mapping[str, Any], columns: Columns) -> bytes:
 
 
 def read_stream(data: bytes, *, max_rows: int | None = None) -> tuple[dict[str, Any], Columns]:
-    """Read a manifest, checking all that later code relies on but whether names are unique.
+    """Read a manifest and check everything later code relies on, except that names are unique.
 
     Args:
         data: The stream.
-        max_rows: More rows are refused before they are read.
+        max_rows: Maximum number of rows; more are refused before they are read.
 
     Returns:
-        What it says besides its rows, of which the chunk size and the kind of the metadata are checked; and its rows.
+        Its head (with checked chunk size and kind of the metadata), and its rows.
 
     Raises:
         FormatError: It is not a manifest, or contradicts itself.
@@ -99,11 +99,11 @@ def read_stream(data: bytes, *, max_rows: int | None = None) -> tuple[dict[str, 
     head = json.loads((read_schema(data).metadata or {})[SCHEMA_KEY])
     version = head["format"]
     if type(version) is not int:
-        raise FormatError("a manifest says no version")
+        raise FormatError("a manifest has no version")
     if version > VERSION:
         raise NewerFormatError("the manifest", version, VERSION)
     if type(head["metadata"]) is not dict:
-        raise FormatError("a manifest's metadata are not a JSON object")
+        raise FormatError("a manifest's metadata is not a JSON object")
     if type(head.get("left_out", {})) is not dict:
         raise FormatError("a manifest's left_out is not a JSON object")
     chunk_bytes = head["chunk_bytes"]
@@ -119,7 +119,7 @@ def looks_like_stream(head: bytes) -> bool:
     if head[:4] != b"\xff\xff\xff\xff" or SCHEMA_KEY not in head[:4096]:
         return False
     if 8 + int.from_bytes(head[4:8], "little") > len(head):
-        return True  # the schema, which has the metadata in it, is longer
+        return True  # the schema, with the metadata in it, is longer
     try:
         return SCHEMA_KEY in (read_schema(head).metadata or {})
     except UNREADABLE:
@@ -132,7 +132,7 @@ def looks_like_stream(head: bytes) -> bool:
 def _make_stream(said: str, columns: Columns) -> bytes:
     n_chunks = len(columns.digests)
     if n_chunks >= 1 << 31:
-        raise ValueError(f"a checkpoint of {n_chunks} chunks is too large: make a store with larger chunks")
+        raise ValueError(f"a checkpoint of {n_chunks} chunks is too large: create a store with larger chunks")
     digests = pa.FixedSizeBinaryArray.from_buffers(
         pa.binary(DIGEST_BYTES), n_chunks, [None, pa.py_buffer(np.ascontiguousarray(columns.digests).data)]
     )
@@ -173,7 +173,7 @@ def _cut_lists(columns: Columns) -> Any:
 
 
 def _content_key(said: str, columns: Columns) -> bytes:
-    """Hash all that a stream is made of: equal keys, equal streams."""
+    """Hash everything a stream is made of: equal keys, equal streams."""
     name_at, names = text_buffers(columns.names)
     arrays = [name_at, columns.dtype, columns.shape_at, columns.sides, columns.chunk_at, columns.digests, names]
     if columns.cuts is not None:
@@ -190,7 +190,7 @@ def _columns_of(batch: Any) -> Columns:
     if any(column.null_count for column in (names, shapes, chunks)) or any(
         column.values.null_count for column in (shapes, chunks, cuts)
     ):
-        raise FormatError("a manifest leaves out what it must say")
+        raise FormatError("a manifest leaves out a required value")
     shape_at, first_side = _offsets(shapes)
     chunk_at, first_chunk = _offsets(chunks)
     different, dtype = _dtypes(dtypes)
@@ -207,7 +207,7 @@ def _columns_of(batch: Any) -> Columns:
 
 
 def _offsets(lists: Any) -> tuple[Any, int]:
-    """Say where lists begin among the values that belong to any, and where among all values the first of these is."""
+    """Return the starts of lists among the values inside any list, and the position of the first such value."""
     if len(lists) == 0:
         return np.zeros(1, dtype=np.int64), 0
     at = values_of(lists.offsets)
@@ -216,11 +216,11 @@ def _offsets(lists: Any) -> tuple[Any, int]:
 
 
 def _dtypes(column: Any) -> tuple[tuple[str | None, ...], Any]:
-    """Give the different dtypes, and for each row which it has."""
+    """Return the distinct dtypes, and for each row the position of its dtype."""
     if column.null_count == 0 and len(column):
         at, data = text_buffers(column)
         n_bytes = int(at[1])
-        # Most checkpoints have one dtype, and to compare costs less than to look each up.
+        # Most checkpoints have one dtype, and one comparison costs less than a lookup of each.
         if step_range(at) == (n_bytes, n_bytes) and _repeats(data, n_bytes):
             return (column[0].as_py(),), np.broadcast_to(np.intp(0), len(column))
     encoded = column.dictionary_encode()
@@ -230,7 +230,7 @@ def _dtypes(column: Any) -> tuple[tuple[str | None, ...], Any]:
 
 
 def _repeats(data: Any, n_bytes: int) -> bool:
-    """Tell whether bytes are their first few again and again."""
+    """Tell whether bytes repeat their first ``n_bytes`` throughout."""
     pattern = np.tile(data[:n_bytes], -(-_BLOCK_BYTES // max(1, n_bytes)))
     blocks = range(0, len(data), len(pattern) or 1)
     return all(np.array_equal(block := data[at : at + len(pattern)], pattern[: len(block)]) for at in blocks)

@@ -1,6 +1,6 @@
-"""What to read of packs, and how: from the places of many chunks to few reads, and to the way that suits them.
+"""The read plan: which bytes of packs to read, and in which way.
 
-`plan_reads` joins places into extents. `choose` picks one of the `WAYS` by a `Rule`, whose numbers are
+`plan_reads` joins places of chunks into extents. `choose` picks one of the `WAYS` by a `Rule`. Its numbers are
 measured: by us, or on this machine by `calibrate`.
 """
 

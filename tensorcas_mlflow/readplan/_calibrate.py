@@ -1,4 +1,4 @@
-"""Measuring on this machine what the rule for reading should say."""
+"""Measurement of the rule for reading on this machine."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tensorcas_mlflow.backends import PAGE_BYTES, BlobFile, Ring, Scratch, has_r
 from tensorcas_mlflow.readplan._rule import NEVER_DIRECT, Rule
 
 LEAST_BYTES = 32 << 20
-"""From less than this nothing can be told."""
+"""Less data than this gives no reliable figures."""
 _MOST_BYTES = 256 << 20
 _ROUNDS = 3
 _READ_BYTES = (256 << 10, 512 << 10, 1 << 20, 2 << 20)
 _CLEARLY = 1.1
-"""What takes less time by this factor is faster; anything less may be chance."""
+"""A way is faster if it takes less time by this factor; a smaller difference may be chance."""
 
 _Stretch = tuple[BlobFile, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """How fast one way was."""
+    """Measured speed of one way."""
 
     what: str
     bytes_per_s: float
@@ -37,7 +37,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What was measured, and the rule that follows."""
+    """Measurements and the resulting rule."""
 
     rule: Rule
     measured: tuple[Measured, ...]
@@ -47,13 +47,13 @@ class Calibration:
 
 
 def calibrate(files: Sequence[BlobFile]) -> Calibration:
-    """Measure how files are read best, for some seconds.
+    """Measure the fastest way to read files, for some seconds.
 
     Args:
-        files: Open packs; some 256 MiB of them are read several times, and put out of memory in between.
+        files: Open packs; some 256 MiB of them are read several times, and evicted from memory in between.
 
     Raises:
-        ValueError: They are too short to tell.
+        ValueError: They are too short for a measurement.
     """
     stretches, total = _stretches(files)
     if total < LEAST_BYTES:
@@ -77,7 +77,7 @@ def calibrate(files: Sequence[BlobFile]) -> Calibration:
     measured += [Measured(what=f"from the disk, {way}", bytes_per_s=speed) for way, speed in cold.items()]
     why = f"{size_text(_READ_BYTES[best])} a read was fastest in memory; "
     if not cold:
-        why += "what the disk gives could not be measured, as its files do not leave the memory"
+        why += "the disk could not be measured, as its files stay in memory"
     elif cold.get("uring", 0.0) > _CLEARLY * max(cold["pread"], cold.get("direct", 0.0)):
         rule = replace(rule, uses_ring=True)
         why += "io_uring was fastest from the disk"
@@ -114,7 +114,7 @@ def _timed(
     *,
     drop: Callable[[], bool] | None = None,
 ) -> float:
-    """Read all pieces some times; returns bytes a second, in the median."""
+    """Read all pieces some times; return the median speed in bytes a second."""
     listed = list(pieces)
     times: list[float] = []
     if drop is None:
@@ -142,7 +142,7 @@ def _timed_ring(pieces: Sequence[_Stretch], total: int, *, drop: Callable[[], bo
 
 
 def _read_with(scratch: Scratch) -> tuple[Callable[[_Stretch], None], Callable[[_Stretch], None]]:
-    """Give the functions that read a stretch, through the page cache and past it."""
+    """Return the functions that read a stretch, through the page cache and past it."""
 
     def pread(piece: _Stretch) -> None:
         file, start, stop = piece
@@ -160,7 +160,7 @@ def _read_with(scratch: Scratch) -> tuple[Callable[[_Stretch], None], Callable[[
 
 
 def _drop(stretches: Sequence[_Stretch]) -> bool:
-    """Put files out of memory; returns whether they have gone."""
+    """Evict files from memory; return whether they are gone."""
     for file, _, _ in stretches:
         file.forget_cached()
     return all(file.share_in_memory([(start, stop)]) < 0.1 for file, start, stop in stretches)

@@ -1,4 +1,4 @@
-"""Which way what is wanted of one pack is read."""
+"""Choice of the way to read the wanted bytes of one pack."""
 
 from __future__ import annotations
 
@@ -11,67 +11,67 @@ from tensorcas_mlflow.readplan._extents import MAX_GAP_BYTES, MAX_READ_BYTES
 from tensorcas_mlflow.readplan._rule import Rule
 
 Way = Literal["pread", "direct", "map", "uring", "ranges"]
-"""``pread``: positioned reads of the page cache, on threads; ``direct``: past it (O_DIRECT); ``map``: a mapped file;
-``uring``: io_uring; ``ranges``: requests to a backend, which are all that storage without files of this machine has."""
+"""``pread``: positioned reads of the page cache, on threads; ``direct``: past it (O_DIRECT); ``map``: a memory-mapped
+file; ``uring``: io_uring; ``ranges``: requests to a backend, the only way for storage without files of this machine."""
 WAYS: tuple[Way, ...] = get_args(Way)
 _WARM_SHARE = 0.5
 LEAST_ASKED_BYTES = 2 << 20
-"""Looking whether less of a pack is in memory would take longer than it could save."""
+"""Below this size, checking whether a pack is in memory takes longer than it could save."""
 _LEAST_ASKED_IN_ALL_BYTES = 4 << 20
-"""The same of what is wanted of all packs: the disk gives less in about the time that many threads take to begin."""
+"""The same for all packs together: the disk delivers less in about the time many threads take to start."""
 _LEAST_STRETCH_BYTES = 256 << 10
-"""Direct reads of shorter stretches bring more than is wanted, and none is ahead of any other."""
+"""Direct reads of shorter stretches fetch more than is wanted, and readahead does not help them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """What is wanted of one pack, and where it lies."""
+    """Wanted bytes of one pack, and their storage."""
 
     n_bytes: int
-    """Stored bytes that are wanted."""
+    """Stored bytes wanted of this pack."""
     total_bytes: int
-    """Stored bytes that are wanted of all packs at once."""
+    """Stored bytes wanted of all packs together."""
     n_chunks: int
-    """How many chunks these are."""
+    """Number of wanted chunks."""
     is_raw: bool = False
-    """Whether nothing of it has to be decoded."""
+    """Whether none of it needs decoding."""
     n_stretches: int = 1
-    """Into how many stretches those of this pack fall that do not touch."""
+    """Number of separate stretches the wanted chunks of this pack form."""
     is_remote: bool = False
     pack_bytes: int | None = None
-    """Size of the pack, if it is a file of this machine; None if not."""
+    """Size of the pack, if it is a file of this machine; otherwise None."""
     share_in_memory: Callable[[], float] = lambda: 1.0
-    """Estimates how much of it the page cache holds, from 0 to 1; asked only where it matters."""
+    """Estimates the share of it in the page cache, from 0 to 1; called only if it matters."""
     can_direct: Callable[[], bool] = lambda: False
-    """Tells whether the file system has direct reads."""
+    """Tells whether the file system supports direct reads."""
     can_ring: Callable[[], bool] = lambda: False
-    """Tells whether io_uring can be had."""
+    """Tells whether io_uring is available."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A way, and how it is gone."""
+    """A way, and its parameters."""
 
     way: Way
     reason: str
     read_bytes: int
-    """Reads are no longer, unless a single chunk is."""
+    """Maximum size of a read, unless a single chunk is longer."""
     gap_bytes: int
-    """Two chunks nearer than this are read together."""
+    """Chunks nearer to each other than this are read together."""
     waits: bool
-    """Whether threads wait for a disk or another machine most of the time, so that more of them are used than there are
-    cores."""
+    """Whether threads spend most of their time waiting for a disk or another machine, so more threads than cores are
+    used."""
     is_alone: bool = False
-    """Whether the calling thread does it by itself."""
+    """Whether the calling thread reads alone."""
     is_exact: bool = False
-    """Whether the system is to read nothing ahead, as only a part of the pack is wanted."""
+    """Whether to turn readahead off, as only a part of the pack is wanted."""
 
 
 def way_named(name: str) -> Way:
     """Check the name of a way.
 
     Raises:
-        ValueError: There is none of that name.
+        ValueError: No way has this name.
     """
     for way in WAYS:
         if way == name:
@@ -80,10 +80,10 @@ def way_named(name: str) -> Way:
 
 
 def way_of_environment() -> Way | None:
-    """The way that TENSORCAS_READ names; None where it names none, or ``auto``.
+    """Return the way in TENSORCAS_READ; None if it is unset or ``auto``.
 
     Raises:
-        ValueError: It names something else.
+        ValueError: It is neither.
     """
     name = config.reading_way()
     if name is None:
@@ -98,9 +98,9 @@ def choose(situation: Situation, rule: Rule, forced: Way | None = None) -> Choic
     """Choose the way for one pack.
 
     Args:
-        situation: What is wanted.
-        rule: By which numbers.
-        forced: A way to take wherever it can be had.
+        situation: The wanted bytes.
+        rule: The rule to apply.
+        forced: A way to use if it is available.
     """
     if situation.pack_bytes is None:
         told = "" if forced in (None, "ranges") else f"; {forced} reads need a file of this machine"
@@ -115,9 +115,9 @@ def choose(situation: Situation, rule: Rule, forced: Way | None = None) -> Choic
         chosen = choose(situation, rule)
         return replace(chosen, reason=f"{missing}; {chosen.reason}")
     if situation.n_bytes < LEAST_ASKED_BYTES:
-        return _taken(situation, rule, "pread", "it is little", is_cold=False, is_exact=True)
+        return _taken(situation, rule, "pread", "it is small", is_cold=False, is_exact=True)
     if situation.total_bytes < _LEAST_ASKED_IN_ALL_BYTES:
-        return _taken(situation, rule, "pread", "it is little", is_cold=False)
+        return _taken(situation, rule, "pread", "it is small", is_cold=False)
     share = situation.share_in_memory()
     told = f"{share:.0%} of it is in memory"
     if share >= _WARM_SHARE:
@@ -131,11 +131,11 @@ def choose(situation: Situation, rule: Rule, forced: Way | None = None) -> Choic
 
 
 def _missing(situation: Situation, way: Way) -> str | None:
-    """Say why a way cannot be had; None if it can."""
+    """Return the reason a way is unavailable; None if it is available."""
     if way == "direct" and not situation.can_direct():
-        return "the file system has no direct reads"
+        return "the file system does not support direct reads"
     if way == "uring" and not situation.can_ring():
-        return "io_uring cannot be had"
+        return "io_uring is not available"
     return None
 
 
@@ -165,7 +165,7 @@ def _ranges(situation: Situation, rule: Rule, reason: str) -> Choice:
 
 def _is_for_one(situation: Situation, rule: Rule) -> bool:
     """Tell whether threads would gain nothing."""
-    # Of small chunks most of the time goes to Python, where one thread waits for the other.
+    # For small chunks Python takes most of the time, and its threads wait for each other.
     pays_from = rule.raw_threads_from_bytes if situation.is_raw else rule.threads_from_bytes
     few = max(pays_from, situation.n_chunks * rule.least_chunk_bytes)
     return situation.total_bytes < few

@@ -1,4 +1,4 @@
-"""What to read: from the places of many chunks to few reads, sorted and near ones joined."""
+"""Extents: the places of many chunks, sorted and joined into few reads."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 MAX_GAP_BYTES = 64 * 1024
-"""Two chunks nearer than this are read together: reading over the gap costs less than a second read."""
+"""Chunks nearer to each other than this are read together: reading the gap costs less than a second read."""
 MAX_READ_BYTES = 8 << 20
-"""Longer reads are split, so that threads share them and memory stays bounded."""
+"""Longer reads are split, so threads share them and memory stays bounded."""
 
 Positions = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -24,7 +24,7 @@ class Extent:
     start: int
     stop: int
     members: Positions
-    """Which of the planned chunks lie in it, by their number, in order of offset."""
+    """Numbers of the planned chunks in it, in order of offset."""
 
 
 def plan_reads(
@@ -38,14 +38,14 @@ def plan_reads(
     """Join the places of chunks into reads.
 
     Args:
-        pack: For each chunk a number that tells packs apart.
-        offset: For each chunk where it begins in its pack.
-        stored_bytes: For each chunk how long it is there.
-        max_gap_bytes: Two chunks nearer than this are read together.
+        pack: For each chunk the number of its pack.
+        offset: For each chunk its start in its pack.
+        stored_bytes: For each chunk its size in its pack.
+        max_gap_bytes: Chunks nearer to each other than this are read together.
         max_read_bytes: Longer reads are split, between chunks.
 
     Yields:
-        Extents, ascending by pack and start, that together hold every chunk whole.
+        Extents, ascending by pack and start; together they hold every chunk whole.
     """
     if len(pack) == 0:
         return
@@ -55,7 +55,7 @@ def plan_reads(
     stops = starts + stored_bytes[order].astype(np.int64)
     far = np.empty(len(order), dtype=bool)
     far[0] = True
-    # Chunks do not overlap in a pack (but one chunk may be wanted twice), so the one before ends last.
+    # Chunks do not overlap in a pack (but a caller may want one chunk twice), so the previous one ends last.
     far[1:] = (packs[1:] != packs[:-1]) | (starts[1:] > stops[:-1] + max_gap_bytes)
     groups = np.flatnonzero(far).tolist()
     for begin, end in zip(groups, [*groups[1:], len(order)], strict=True):

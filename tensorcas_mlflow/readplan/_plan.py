@@ -1,4 +1,4 @@
-"""What will be read and how, as a value one can print."""
+"""The planned reads as a printable value."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from tensorcas_mlflow.readplan._choose import Choice
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackRead:
-    """What is read of one pack, and how."""
+    """The reads of one pack."""
 
     key: str
-    """Of the pack."""
+    """Key of the pack."""
     n_chunks: int
     n_bytes: int
     """Stored bytes of the chunks."""
     n_reads: int
     read_bytes: int
-    """What the reads bring: the chunks, and what lies between near ones."""
+    """Size of the reads: the chunks, and the gaps between near ones."""
     choice: Choice
 
     def __str__(self) -> str:
@@ -33,18 +33,18 @@ class PackRead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPlan:
-    """How some tensors of a checkpoint would be read now. What is in memory changes, and the plan with it."""
+    """The way some tensors of a checkpoint would be read now. The page cache changes, and the plan with it."""
 
     n_tensors: int
     n_bytes: int
-    """Of the tensors."""
+    """Size of the tensors."""
     n_mapped: int
-    """Tensors that would be views of mapped packs, without a copy."""
+    """Tensors read as views of memory-mapped packs, without a copy."""
     n_cached: int
-    """Chunks that would come from the chunk cache."""
+    """Chunks read from the chunk cache."""
     packs: tuple[PackRead, ...]
     rule: str
-    """Where the numbers come from by which ways are chosen."""
+    """Origin of the rule's numbers."""
 
     @property
     def ways(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The numbers by which a way of reading is chosen: measured defaults, or what was measured on this machine."""
+"""The rule for choosing a way to read: measured defaults, or measurements of this machine."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ _NEVER = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """When which way of reading is taken. The defaults are explained in ``docs/design/reading.md``."""
+    """Thresholds of the ways of reading. ``docs/design/reading.md`` explains the defaults."""
 
     threads_from_bytes: int = 1 << 20
-    """Less than this is read by the calling thread alone, if some of it has to be decoded."""
+    """Less than this is read by the calling thread alone, if some of it needs decoding."""
     raw_threads_from_bytes: int = 3 << 20
-    """The same where nothing has to be: then waking a thread costs what reading and hashing 1 MiB does."""
+    """The same if nothing needs decoding: then waking a thread costs as much as reading and hashing 1 MiB."""
     least_chunk_bytes: int = 8 << 10
-    """Chunks that are smaller on average are read by the calling thread alone too."""
+    """Chunks smaller than this on average are read by the calling thread alone too."""
     warm_read_bytes: int = 1 << 20
-    """How much one thread reads at once of what is in memory: as much as its own cache holds, so that it is there still
-    when it is decoded and hashed."""
+    """Size of one thread's reads from memory: small enough to stay in its core's cache until decoding and
+    hashing."""
     cold_read_bytes: int = SCRATCH_BYTES - 16 * PAGE_BYTES
-    """How much one thread reads at once from the disk; many do. Direct reads bring up to two pages more."""
+    """Size of one thread's reads from the disk; many are under way. Direct reads fetch up to two pages more."""
     gap_bytes: int = 16 << 10
-    """Two chunks nearer than this are read together."""
+    """Chunks nearer to each other than this are read together."""
     direct_from_bytes: int = 4 << 20
-    """As much of one pack, if it is not in memory, is read past the page cache."""
+    """From this size on, the wanted bytes of one pack outside of memory are read past the page cache."""
     uses_ring: bool = False
-    """Whether io_uring takes the place of threads for what is not in memory."""
+    """Whether io_uring replaces threads for data outside of memory."""
     source: str = "measured by the authors; `tensorcas calibrate` measures this machine"
-    """Where the numbers come from, in words."""
+    """Origin of the numbers, in words."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -67,10 +67,10 @@ NEVER_DIRECT = _NEVER
 
 
 def keep_rule(rule: Rule) -> Path | None:
-    """Keep a rule for this machine, in the folder of the chunk cache; later processes of this user follow it.
+    """Store a rule for this machine, in the folder of the chunk cache; later processes of this user follow it.
 
     Returns:
-        The file; None where the environment allows no such folder.
+        The file; None if the environment allows no such folder.
 
     Raises:
         OSError: It cannot be written.
@@ -89,14 +89,14 @@ def keep_rule(rule: Rule) -> Path | None:
 
 @lru_cache(maxsize=1)
 def rule_of_machine() -> Rule:
-    """The rule that was kept for this machine; the defaults where there is none, or none that can be read."""
+    """Return the stored rule of this machine; the defaults if there is none, or only an unreadable one."""
     folder = config.cache_folder()
     if folder is None:
         return Rule()
     try:
         with open(folder / _FILE, "rb") as file:
             if os.fstat(file.fileno()).st_uid != os.geteuid():
-                return Rule()  # it decides nothing but speed, and still is nobody else's to set
+                return Rule()  # it affects nothing but speed, yet no other user may set it
             said = json.loads(file.read(_MOST_BYTES))
         if said["format"] != _FORMAT or said["machine"] != platform.node():
             return Rule()
