@@ -1,6 +1,6 @@
-"""Backends: what moves blobs by key.
+"""Backends: storage of blobs by key.
 
-The contract is in `Backend`; a new kind of storage is one subclass that passes
+`Backend` is the contract. A new kind of storage is one subclass passing
 `tensorcas_mlflow.testing.BackendConformance` and one line in `_open.py`.
 """
 

@@ -1,4 +1,4 @@
-"""Objects of one bucket below a prefix, through obstore: asked again when it fails, and writes known to be done."""
+"""Objects of one bucket below a prefix, through obstore, with retries and verified conditional writes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 GIVE_UP_S = 60.0
-"""After so long no further attempt is begun. One may itself take a while, if the store is silent."""
+"""After this long no further attempt begins. One attempt may itself take a while, if the store is silent."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 8.0
 PART_BYTES = 8 << 20
 """Size of a part of an upload in parts; S3 takes 10,000 of them."""
 _PARTS_AT_ONCE = 8
 
 _process: int | None = None
-"""The process that has sent the first request: obstore's threads are in that one, and its children wait for them."""
+"""The process that sent the first request: obstore's threads run there, and a forked child would wait for them."""
 
 
 Connect = Callable[[], "tuple[ObjectStore, ObjectStore]"]
@@ -39,26 +39,26 @@ Connect = Callable[[], "tuple[ObjectStore, ObjectStore]"]
 class Bucket:
     """Objects by path below a prefix.
 
-    Every request that failed in a way that may pass is made again, with growing pauses, for a minute or so; one that
-    failed for expired credentials is made again with new ones, if there are some. After a conditional write whose
-    answer was lost, the object is read: if it holds what was written, the write was done. So whoever writes
-    conditionally writes bytes that nobody else writes.
+    Every request is retried after a possibly transient failure, with growing pauses, for a minute or so. After a
+    failure for expired credentials it is retried with new ones, if there are any. After a conditional write with a lost
+    answer the client reads the object: if it holds the written bytes, the write was done. So conditional writes must
+    use unique bytes.
 
     Raises from every method:
         BackendError: The store does not answer, or fails.
-        ForbiddenError: It does not allow it, or the credentials have expired.
-        RefusedError: It will never do it.
+        ForbiddenError: The store forbids it, or the credentials have expired.
+        RefusedError: The store will never do it.
     """
 
     def __init__(self, connect: Connect, *, uri: str, prefix: str, has_versions: bool) -> None:
         """Take two views of one bucket.
 
         Args:
-            connect: Gives one for what can be asked twice without harm, which may repeat requests by itself, and one
-                for conditional writes, which must not repeat any. Asked again, for views with new credentials, when
-                those of the last ones have expired.
-            uri: Of the place, for messages.
-            prefix: What all paths begin with, without slashes around it.
+            connect: Returns a view for idempotent requests, which may retry by itself, and one for conditional writes,
+                which must not. Called again for views with new credentials after the credentials of the last ones
+                have expired.
+            uri: URI of the place, for messages.
+            prefix: Common beginning of all paths, without slashes around it.
             has_versions: Whether a conditional write names the version of an object and not its ETag.
         """
         self.uri = uri
@@ -81,7 +81,7 @@ class Bucket:
         return self._repeated("look at", path, ask)
 
     def get(self, path: str, *, max_bytes: int | None = None) -> tuple[bytes, ObjectInfo] | None:
-        """Read an object, and say what it is; None if there is none.
+        """Read an object and its description; None if there is none.
 
         Raises:
             TooLongError: It is longer than ``max_bytes``.
@@ -101,9 +101,9 @@ class Bucket:
         return self._repeated("read", path, ask)
 
     def stream(self, path: str) -> tuple[Iterator[Any], ObjectInfo] | None:
-        """Read an object piece by piece, some 8 MiB at a time, and say what it is; None if there is none.
+        """Read an object in pieces of some 8 MiB, and its description; None if there is none.
 
-        What breaks off after its beginning raises, and is not taken up again.
+        A read broken off in the middle raises and is not resumed.
         """
         import obstore
 
@@ -123,10 +123,10 @@ class Bucket:
         return pieces(), self._info(answer.meta)
 
     def read_into(self, path: str, start: int, out: memoryview) -> int | None:
-        """Fill a buffer, which is not empty, with an object's bytes from ``start`` on.
+        """Fill a non-empty buffer with an object's bytes from ``start`` on.
 
         Returns:
-            How many bytes there were for it; None if there is no object.
+            The number of available bytes; None if there is no object.
         """
         import obstore
 
@@ -150,7 +150,7 @@ class Bucket:
 
         Args:
             folder: Relative to the prefix; ``""`` is all of it.
-            after: Only what comes after this path.
+            after: Only paths after this one.
         """
         last = after
         restart = after
@@ -169,15 +169,15 @@ class Bucket:
         while page := self._repeated("list", folder, draw):
             for meta in page:
                 if not meta["path"].startswith(self._prefix):
-                    continue  # the marker of the prefix itself, whose name says nothing of where the listing is
+                    continue  # the marker of the prefix itself; its name is not a position in the listing
                 info = self._info(meta)
                 if last is None or info.path > last:  # some stores begin at the offset and not after it
                     if not self._is_marker(info):
                         yield info
                     last = info.path
                 elif info.path != restart and info.size and self.head(info.path) is not None:
-                    # To go on from here, or to take this one for listed, would be to leave out objects in silence. A
-                    # folder's marker may be out of order: its slash is left out.
+                    # Continuing from here, or counting this one as listed, would silently skip objects. A folder's
+                    # marker may be out of order: its slash is left out.
                     raise RefusedError(
                         "list", folder, f"this storage does not list in the order of names (in {self.uri})"
                     )
@@ -199,12 +199,12 @@ class Bucket:
         """Create an object and return its token.
 
         Args:
-            path: Where.
-            data: Its bytes. Where they must not come again once they are gone, a function that draws others for each
-                attempt: what an attempt has left whose answer was lost then counts as somebody else's.
+            path: Its path.
+            data: Its bytes; or, if deleted bytes must not come back, a function that draws new ones for each attempt.
+                The object of an attempt with a lost answer then counts as somebody else's.
 
         Raises:
-            TakenError: There is one; it is as it was.
+            TakenError: There is one; it is unchanged.
         """
         import obstore
 
@@ -218,10 +218,10 @@ class Bucket:
         return self._repeated("write", path, ask)
 
     def swap(self, path: str, data: bytes, token: str) -> str | None:
-        """Replace an object that is still the one of a token.
+        """Replace an object if it still has a token.
 
         Returns:
-            The new token; None if there is another object or none.
+            The new token; None if another object or none is there.
         """
         import obstore
 
@@ -245,7 +245,7 @@ class Bucket:
         return self._repeated("replace", path, ask)
 
     def put(self, path: str, data: bytes, *, content_type: str | None = None) -> None:
-        """Write an object, whatever is there, and perhaps say what its bytes are to those who look at it without us."""
+        """Write an object, replacing any, and optionally declare its content type to other programs."""
         import obstore
 
         said = None if content_type is None else {"Content-Type": content_type}
@@ -253,7 +253,7 @@ class Bucket:
         self._repeated("write", path, lambda attempt: obstore.put(self._reader, self._prefix + path, data, **whole))
 
     def write(self, path: str, pieces: Iterable[Any]) -> None:
-        """Write an object from pieces, whatever is there; in one request if it is small. Raises as `upload`."""
+        """Write an object from pieces, replacing any; in one request if it is small. Raises like `upload`."""
         content = joined(pieces, PART_BYTES)
         if isinstance(content, bytes):
             self.put(path, content)
@@ -261,17 +261,17 @@ class Bucket:
             self.upload(path, content, before=self.head(path))
 
     def upload(self, path: str, pieces: Iterable[Any], *, before: ObjectInfo | None = None) -> str:
-        """Write a large object in parts, drawn as they are sent; whatever is there is replaced. Returns its token.
+        """Write a large object in parts, drawn as they are sent, replacing any. Returns its token.
 
-        A path that nobody else writes is for the caller to choose.
+        The caller must choose a path nobody else writes.
 
         Args:
-            path: Where.
+            path: Its path.
             pieces: Its bytes.
-            before: The object there, if there is one: an upload whose answer was lost is not taken for done by it.
+            before: The object there, if there is one: it is not mistaken for an upload with a lost answer.
 
         Raises:
-            BaseException: What ``pieces`` raises; nothing is written then.
+            BaseException: ``pieces`` raised it; nothing is written then.
         """
         import obstore
 
@@ -303,7 +303,7 @@ class Bucket:
             finally:
                 flow.close()
 
-        # Drawn here and sent there: what draws them may want to ask this bucket something meanwhile.
+        # This thread draws the pieces and another sends them: the source of the pieces may use this bucket meanwhile.
         sent = threads.start(send, "tensorcas-send")
         try:
             flow.feed(pieces)
@@ -316,7 +316,7 @@ class Bucket:
             info = self.head(path) if flow.is_fed else None
             is_new = info is not None and (before is None or info.token != before.token)
             if info is not None and is_new and info.size == flow.n_bytes:
-                return info.token  # all had arrived, and only the answer to the last request was lost
+                return info.token  # all parts had arrived, and only the answer to the last request was lost
             cause = error.__cause__
             assert isinstance(cause, Exception)
             raise translated("write", path, self.uri, cause) from cause
@@ -339,7 +339,7 @@ class Bucket:
         return written
 
     def _written(self, path: str, data: bytes) -> str | None:
-        """Give the token of an object if it holds these bytes: an earlier attempt has written them."""
+        """Return the token of an object if it holds these bytes: an earlier attempt has written them."""
         try:
             found = self.get(path, max_bytes=len(data))
         except TooLongError:
@@ -347,8 +347,8 @@ class Bucket:
         return found[1].token if found is not None and found[0] == data else None
 
     def _is_marker(self, info: ObjectInfo) -> bool:
-        # Consoles make a folder by an empty object whose name ends with a slash. obstore leaves the slash out, and so
-        # tells a name of no object. No blob of ours is empty.
+        # Consoles create a folder as an empty object with a slash at the end of its name. obstore strips the slash and
+        # so returns a name without an object. No blob of ours is empty.
         return info.size == 0 and self.head(info.path) is None
 
     def _info(self, meta: Any) -> ObjectInfo:
@@ -368,7 +368,7 @@ class Bucket:
             )
 
     def _renew(self, expired: ObjectStore) -> bool:
-        """Connect anew, unless another thread has done so since; returns whether that could be done."""
+        """Connect anew, unless another thread has done so since; return whether it succeeded."""
         with self._renewing:
             if self._reader is expired:
                 with suppress(ValueError):
@@ -376,7 +376,7 @@ class Bucket:
             return self._reader is not expired
 
     def _repeated(self, action: str, path: str, ask: Callable[[int], T]) -> T:
-        """Ask until there is an answer."""
+        """Repeat a request until there is an answer."""
         self._check_process()
         give_up = time.monotonic() + GIVE_UP_S
         has_renewed = False

@@ -15,15 +15,15 @@ Buffer = Any
 """Anything with contiguous bytes: bytes, memoryview, a 1-d uint8 array."""
 
 Token = str
-"""Tells the blob at a key from others with other bytes, as an ETag does. Opaque; compared only by the backend that gave
-it. Where a key is removed and taken again the token may come again too, unless the backend is remote; so keys that
-tokens are used with, or their blobs, are random."""
+"""Identifies the bytes at a key, like an ETag. Opaque; only the backend that returned it compares it. After a key is
+removed and created again, the token may come back, unless the backend is remote; so keys used with tokens, or their
+blobs, are random."""
 
 _SEGMENT = re.compile(r"[A-Za-z0-9._=@%~-]{1,200}")
 
 
 def check_key(key: str) -> str:
-    """Refuse what is not a key: ``/``-separated segments as ``docs/format.md`` gives them.
+    """Refuse an invalid key; ``docs/format.md`` defines keys as ``/``-separated segments.
 
     Raises:
         ValueError: It is not a key.
@@ -34,22 +34,22 @@ def check_key(key: str) -> str:
 
 
 def is_segment(name: str) -> bool:
-    """Tell whether a name may stand between the slashes of a key."""
+    """Tell whether a name is a valid segment of a key."""
     return name not in (".", "..") and _SEGMENT.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobInfo:
-    """What a listing says of one blob."""
+    """A listing's description of one blob."""
 
     key: str
     size: int
     """Bytes."""
     modified_s: float
-    """When it was written, in seconds of Unix time by the storage's own clock. Good for liveness, never for safety."""
+    """Time of writing, in seconds of Unix time by the storage's own clock. Good for liveness, never for safety."""
     token: Token
     is_link: bool = False
-    """Whether a symbolic link stands there, which is no blob and is not followed."""
+    """Whether it is a symbolic link; a link is no blob and is not followed."""
 
 
 Children = tuple[list[BlobInfo], list[str]]
@@ -59,54 +59,53 @@ Children = tuple[list[BlobInfo], list[str]]
 class Backend(ABC):
     """Blobs by key under one root.
 
-    A blob appears whole or not at all, and is never seen half written. Once a call has returned, every later call of
+    A blob appears whole or not at all; nobody sees it half written. After a call has returned, every later call of
     any process sees its effect (read-after-write, list-after-write). Any number of processes and threads may use one
-    root at once. Keys are as `check_key` has them; every method raises ValueError for anything else, and
-    `BackendError` if the storage fails. A caller never makes a blob below the key of another one: a place is a blob or
-    holds blobs. No two callers write equal blobs at one key, and a blob of more than 8 MiB goes to a key that nobody
-    else writes.
+    root at once. `check_key` defines keys; every method raises ValueError for any other, and `BackendError` if the
+    storage fails. A caller never creates a blob below the key of another one: a place is a blob or holds blobs. No two
+    callers write equal blobs at one key, and a blob of more than 8 MiB goes to a key nobody else writes.
     """
 
     uri: str
-    """The root, in the form `open_backend` reads."""
+    """The root, in a form `open_backend` accepts."""
     is_carrier: bool = False
-    """Whether it keeps less than is promised here: no `promote` that `withdraw` excludes, and no part of a blob without
-    the whole. Only the carrier says so (`tensorcas_mlflow.carrier`); whoever relies on one of the two asks."""
+    """Whether it promises less than this contract: its `withdraw` does not exclude `promote`, and it reads blobs only
+    as a whole. Only the carrier sets it (`tensorcas_mlflow.carrier`); callers relying on either check it."""
     is_remote: bool = False
-    """Whether each call is a request to another machine, so that a caller saves requests and makes many at once. A
-    remote backend lists keys in their order, and tokens of blobs that are random never come again."""
+    """Whether each call is a request to another machine, so callers save requests and send many at once. A
+    remote backend lists keys in order, and tokens of random blobs never come back."""
     tally: Tally | None = None
-    """What counts its reads, if somebody wants to know; see `MeteredBackend`."""
+    """Counter of its reads, if a caller wants one; see `MeteredBackend`."""
 
     @abstractmethod
     def put_new(self, key: str, pieces: Iterable[Buffer], *, durable: bool = True) -> Token:
         """Create a blob from pieces, drawn one by one, unless the key is taken.
 
         Args:
-            key: Where.
-            pieces: The content, drawn in the calling thread. A few of them are held at a time, and none may change
-                before the call has ended.
-            durable: Whether the blob must survive a crash of the machine once this has returned. Without it a
-                crash may lose the blob, or what it holds.
+            key: Its key.
+            pieces: The content, drawn in the calling thread. The call holds a few of them at a time, and none may
+                change before the call has ended.
+            durable: Whether the blob must survive a crash of the machine after this has returned. Otherwise a
+                crash may lose the blob, or its content.
 
         Raises:
             BlobExistsError: The key is taken; the blob there is untouched.
-            Exception: Whatever ``pieces`` raises; nothing is created then.
+            Exception: ``pieces`` raised it; nothing is created then.
         """
 
     def put_all(self, blobs: Iterable[tuple[str, Iterable[Buffer]]]) -> None:
-        """Create several blobs, on which only a later `promote` relies: all but that may be waited for together.
+        """Create several blobs needed only by a later `promote`, which waits for their durability all at once.
 
-        They are durable before a `promote` that is called later, on this object, makes its blob, and once `missing`
-        has told of them. When this has returned all of them are there; before, any may be.
+        They are durable before a later `promote`, on this object, creates its blob, and after `missing` has reported on
+        them. After this has returned all of them exist; before, any may exist.
 
         Args:
-            blobs: Keys that nobody else writes, and pieces as for `put_new`. Drawn one after the other, each only when
-                all pieces of the one before are drawn.
+            blobs: Keys nobody else writes, and pieces as for `put_new`. Drawn one after the other, each only after
+                all pieces of the previous one.
 
         Raises:
             BlobExistsError: A key is taken; the blob there is untouched.
-            Exception: Whatever ``blobs`` or pieces raise. Some of those before may be there then.
+            Exception: ``blobs`` or pieces raised it. Some of the earlier blobs may exist then.
         """
         for key, pieces in blobs:
             self.put_new(key, pieces)
@@ -115,32 +114,32 @@ class Backend(ABC):
     def promote(self, source: str, dest: str, data: Buffer, *, token: Token, replace: bool) -> None:
         """Turn the blob at ``source``, if it is still there unchanged, into a durable blob ``dest`` holding ``data``.
 
-        This is the compare-and-swap of the protocol. After a `withdraw` of ``source`` has returned True no `promote` of
-        it makes ``dest``, and none had made a blob that still is there: one that returns all the same had made it
-        before, and somebody has removed or replaced it since. When this has returned, ``dest`` is durable, and
-        ``source`` is gone or, if the storage failed at the very end, garbage that a `withdraw` clears away. If the
-        process dies inside, either ``dest`` was made with ``data``, or ``source`` is there: unchanged, or holding a
+        This is the compare-and-swap of the protocol. After a `withdraw` of ``source`` has returned True, no `promote`
+        of it creates ``dest``, and no blob made by one is left: if a promote returns all the same, it had created the
+        blob before, and somebody has removed or replaced it since. After this has returned, ``dest`` is durable, and
+        ``source`` is gone or, if the storage failed at the very end, garbage for a `withdraw` to remove. If the
+        process dies inside, either ``dest`` exists with ``data``, or ``source`` exists: unchanged, or holding a
         beginning of ``data``, or ``data`` and a line of the backend's own.
 
         Args:
-            source: An existing blob, at a key that never comes again.
-            dest: Another key. Nothing is put there by `put_new` while promotes to it are under way.
-            data: What ``dest`` is to hold, at most a few KiB, different each time. White space at its end says nothing:
+            source: An existing blob, at a key that never comes back.
+            dest: Another key. Nobody uses `put_new` on it while promotes to it are under way.
+            data: Content of ``dest``, at most a few KiB, different each time. White space at its end means nothing:
                 a backend may change it later, and with it the token.
             token: The state of ``source`` this call relies on.
-            replace: Whether a blob at ``dest`` may be replaced, in one step.
+            replace: Whether to replace a blob at ``dest``, in one step.
 
         Raises:
-            BlobNotFoundError: ``source`` is gone or is no longer what ``token`` names. Nothing is changed.
-            BlobExistsError: ``dest`` is taken and ``replace`` is False. ``source`` is still there.
+            BlobNotFoundError: ``source`` is gone or no longer has ``token``. Nothing is changed.
+            BlobExistsError: ``dest`` is taken and ``replace`` is False. ``source`` still exists.
         """
 
     @abstractmethod
     def withdraw(self, key: str, token: Token) -> bool:
-        """Remove a blob in a way that excludes a later `promote` of it.
+        """Remove a blob and exclude a later `promote` of it.
 
         Returns:
-            Whether this call removed it; False if it was gone or changed before. One that was removed does not come
+            Whether this call removed it; False if it was gone or changed before. A removed blob does not come
             back in a crash of the machine.
         """
 
@@ -149,9 +148,9 @@ class Backend(ABC):
         """Describe one blob, or return None if there is none."""
 
     def missing(self, keys: Iterable[str]) -> set[str]:
-        """Tell which of some blobs are not there. Each is looked at after the call has begun.
+        """Return those keys without a blob. Each is checked after the call has begun.
 
-        Those that are there are durable when this has returned, whoever made them, unless they were put otherwise.
+        The existing blobs are durable after this has returned, whoever created them, unless they were put without it.
         """
         return {key for key in keys if self.stat(key) is None}
 
@@ -160,8 +159,8 @@ class Backend(ABC):
         """Read a whole blob.
 
         Args:
-            key: Which.
-            max_bytes: What it may have at most; a longer one is an error before it is read.
+            key: Its key.
+            max_bytes: Maximum size; a longer blob is an error before it is read.
 
         Raises:
             BlobNotFoundError: There is none.
@@ -178,14 +177,14 @@ class Backend(ABC):
         """
 
     def open_file(self, key: str) -> BlobFile | None:
-        """Open a blob for the ways of reading that only files of this machine have; the caller closes it.
+        """Open a blob for the ways of reading available for local files only; the caller closes it.
 
         Returns:
-            None where blobs are no such files: then there is `read_into` alone.
+            None if blobs are no such files: then `read_into` is the only way.
 
         Raises:
             BlobNotFoundError: There is none.
-            CorruptError: It is something else than a file.
+            CorruptError: It is no regular file.
         """
         return None
 
@@ -193,12 +192,12 @@ class Backend(ABC):
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
         """List the blobs below a key prefix of whole segments, in no order; an absent prefix is empty.
 
-        A blob there when the listing begins and not removed meanwhile is listed, exactly once. A blob created or
+        A blob present throughout the listing is listed, exactly once. A blob created or
         removed meanwhile may or may not be.
 
         Args:
-            prefix: Where.
-            after: Only keys that come after this text, in the order of their bytes.
+            prefix: The prefix.
+            after: Only keys after this text, in the order of their bytes.
         """
 
     @abstractmethod
@@ -210,26 +209,26 @@ class Backend(ABC):
         """
 
     def paths(self) -> Iterator[str]:
-        """Yield the path of every file or object below the root, in no order, also where it is no key.
+        """Yield the path of every file or object below the root, in no order, even if it is no key.
 
-        Others may put files with any names there. A folder that cannot hold keys is yielded with a slash at its end,
-        and not entered. What the backend itself keeps there for a while, such as files under way, is left out.
+        Other programs may put files with any names there. A folder that cannot hold keys is yielded with a slash at its
+        end, and not entered. The backend's own temporary files, such as files under way, are left out.
         """
         return iter(())
 
     @abstractmethod
     def delete(self, key: str) -> None:
-        """Remove a blob; none at the key is no error. A crash of the machine may bring it back, whole; see `settle`."""
+        """Remove a blob; a missing one is no error. A crash of the machine may bring it back, whole; see `settle`."""
 
     def settle(self, prefix: str) -> None:
-        """Make durable all that has been made, replaced and removed below a prefix, by whatever process.
+        """Make durable everything created, replaced and removed below a prefix, by any process.
 
-        Where each call does so before it returns there is nothing left to do.
+        If each call does so before it returns, there is nothing left to do.
         """
         return
 
     def check_conditions(self) -> None:
-        """See that the storage keeps what is promised here, where some storages of a kind do not.
+        """Check that the storage keeps the promises of this contract, since some storages of a kind do not.
 
         Raises:
             RefusedError: It does not; no store may be kept there.
@@ -237,10 +236,10 @@ class Backend(ABC):
         return
 
     def sweep(self, older_than_s: float) -> int:
-        """Remove what crashed calls left behind outside of any key, such as temporary files.
+        """Remove the remains of crashed calls outside of any key, such as temporary files.
 
         Args:
-            older_than_s: Only what has not been written for so long.
+            older_than_s: Only files not written for so long.
 
         Returns:
             Bytes freed.

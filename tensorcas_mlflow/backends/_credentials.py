@@ -1,7 +1,7 @@
-"""Opening buckets with the settings and credentials that users of MLflow have already.
+"""Buckets opened with the settings and credentials users of MLflow already have.
 
-Settings come from the variables of each store's own tools, and from MLflow's where it has some. What is not set is left
-to obstore, which finds the identity of the machine or container it runs on.
+Settings come from the variables of each store's own tools, and from MLflow's own. obstore finds the rest, such as the
+identity of the machine or container.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 _CONNECT_S, _SILENCE_S, _REQUEST_S = 10, 30, 600
 _BACKOFF = {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=8), "base": 2}
 _RETRIES = {"max_retries": 30, "retry_timeout": timedelta(seconds=60), "backoff": _BACKOFF}
-"""Bounded by time: the parts of an upload are asked for again by nobody else."""
+"""Bounded by time: nothing else retries the parts of an upload."""
 _NO_RETRIES = {"max_retries": 0}
 _CREDENTIALS_LIFE = timedelta(minutes=5)
-"""How long credentials are used before boto3 is asked again. It renews its own well before they expire."""
+"""Lifetime of credentials before the next request to boto3. boto3 renews its own well before they expire."""
 
 _ENCRYPTION = {"ServerSideEncryption": "server_side_encryption", "SSEKMSKeyId": "sse_kms_key_id"}
-"""What of MLflow's MLFLOW_S3_UPLOAD_EXTRA_ARGS has an equal here."""
+"""Options of MLflow's MLFLOW_S3_UPLOAD_EXTRA_ARGS with an equivalent here."""
 
 
 _VARIABLES = (
@@ -66,21 +66,21 @@ _VARIABLES = (
     "AZURE_STORAGE_KEY",
     "AZURE_STORAGE_SAS_TOKEN",
 )
-"""What tells one way to a container from another."""
+"""Identity of a connection to a container."""
 
 _views: dict[tuple[object, ...], Views] = {}
-"""Views of containers, each shared by all folders of it: so are their connections and credentials."""
+"""Views of containers, each shared by all folders in it, with its connections and credentials."""
 _MAX_VIEWS = 64
-"""A server opens whatever bucket its clients name."""
+"""Bound of the cached views: a server opens any bucket its clients name."""
 _views_lock = Lock()
 
 
 def open_bucket(root: Root, folder: str) -> Bucket:
-    """Open a folder below a remote root; sends nothing.
+    """Open a folder below a remote root; send nothing.
 
     Raises:
         ValueError: A setting is wrong.
-        RefusedError: The package that talks to object stores is not installed.
+        RefusedError: obstore is not installed.
     """
     try:
         import obstore.store
@@ -101,7 +101,7 @@ def open_bucket(root: Root, folder: str) -> Bucket:
         about = (root.scheme, root.container, _CONNECT_S, _SILENCE_S, _REQUEST_S, *map(config.given, _VARIABLES))
         with _views_lock:
             views = _views.get(about)
-            # Whoever connects again does so because what it got the last time has expired.
+            # A caller connects again because its last credentials have expired.
             if views is None or views is last:
                 try:
                     settings = {S3_SCHEME: _s3, GS_SCHEME: _gcs, AZ_SCHEME: _azure}[root.scheme](root)
@@ -109,12 +109,12 @@ def open_bucket(root: Root, folder: str) -> Bucket:
                         make[root.scheme](name, retry_config=retries, **settings) for retries in (_RETRIES, _NO_RETRIES)
                     )
                 except Exception as error:
-                    # Whatever obstore or boto3 find wrong with the settings; what follows is for obstore's developers.
+                    # obstore or boto3 reject the settings; the rest of the message is for obstore's developers.
                     error.args = (without_credentials(str(error)),)
                     reason = error.args[0].partition("\n\nDebug source")[0]
                     raise ValueError(f"{root.uri!r} cannot be opened: {reason}") from error
                 while len(_views) >= _MAX_VIEWS:
-                    del _views[next(iter(_views))]  # whoever uses them has them
+                    del _views[next(iter(_views))]  # its users keep it
                 views = _views[about] = reader, writer
             last = views
             return views
@@ -141,13 +141,13 @@ def _s3(root: Root) -> dict[str, Any]:
         client["allow_invalid_certificates"] = True
     owner = config.given("MLFLOW_S3_EXPECTED_BUCKET_OWNER")
     if owner is not None:
-        # S3 refuses the header where it is not signed; obstore signs it.
+        # S3 refuses the header unless it is signed; obstore signs it.
         client["default_headers"] = {"x-amz-expected-bucket-owner": owner}
     bundle = config.given("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
     if bundle is not None:
         with open(bundle, "rb") as file:
             client["root_certificate"] = file.read()
-    # Deletions one by one are known to every store that speaks S3, a list of many to some of them.
+    # Every S3-compatible store supports single deletions, only some support lists of them.
     settings: dict[str, Any] = {"client_options": client, "disable_bulk_delete": True}
     if endpoint is not None:
         settings["endpoint"] = endpoint.rstrip("/")
@@ -159,7 +159,7 @@ def _s3(root: Root) -> dict[str, Any]:
     settings |= _upload_settings(config.given("MLFLOW_S3_UPLOAD_EXTRA_ARGS"))
     region = config.given("AWS_REGION", "AWS_DEFAULT_REGION")
     if config.given("AWS_ACCESS_KEY_ID") is None:
-        # Profiles, SSO and assumed roles are boto3's to know; without it, obstore looks for the machine's own role.
+        # boto3 knows profiles, SSO and assumed roles; without boto3, obstore looks for the machine's own role.
         provider = _boto3_credentials()
         if provider is not None:
             settings["credential_provider"] = provider
@@ -176,7 +176,7 @@ def _upload_settings(extra: str | None) -> dict[str, str]:
         args = json.loads(extra)
         unknown = sorted(args.keys() - _ENCRYPTION.keys())
     except (ValueError, AttributeError) as error:
-        # Not with what it says, which may be a key.
+        # Leave its value out: it may be a key.
         raise ValueError("MLFLOW_S3_UPLOAD_EXTRA_ARGS must be a JSON object") from error
     if unknown:
         raise ValueError(
@@ -186,7 +186,7 @@ def _upload_settings(extra: str | None) -> dict[str, str]:
 
 
 class _Boto3Credentials:
-    """Asks boto3 for credentials again and again, as obstore wants to be given them."""
+    """Provider of boto3's credentials in obstore's form, asked again and again."""
 
     def __init__(self, session: Any, credentials: Any) -> None:
         self._credentials = credentials

@@ -1,4 +1,4 @@
-"""A blob that is a file of this machine, and the ways of reading that only files have."""
+"""Blobs that are files of this machine, and the ways of reading only files support."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ from tensorcas_mlflow.backends._tally import Tally
 from tensorcas_mlflow.errors import BackendError, CorruptError
 
 PAGE_BYTES = 4096
-"""What direct reads and looks into the page cache count in: at least a page and a disk's block everywhere we know."""
+"""Unit of direct reads and page cache queries: at least a page and a disk's block on all known systems."""
 _MAX_BUFFERS = 1000
-"""POSIX lets a call fill 1,024."""
+"""Bound of buffers per call; POSIX allows 1,024."""
 _READ_BYTES = 1 << 30
-"""Linux reads at most 2 GiB in one call."""
+"""Bound of bytes per call; Linux reads at most 2 GiB."""
 _SAMPLES = 16
-"""Pages that are looked at to tell whether a file is in memory."""
+"""Number of sampled pages to estimate whether a file is in memory."""
 _ANNOUNCED_BYTES = 1 << 20
-"""Of an announcement that is longer than what it reads at once the system may forget the rest."""
+"""Size of one prefetch request; the system may drop the rest of a longer one."""
 _POPULATE_READ = 22
-"""MADV_POPULATE_READ, which the standard library has no name for: read all pages now, and say so if that fails."""
+"""MADV_POPULATE_READ, missing in the standard library: read all pages now, and report failures."""
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class BlobFile:
-    """An open blob. It can be read until it is closed, whoever deletes it meanwhile; by many threads at once."""
+    """An open blob. It can be read until it is closed, even after its deletion; by many threads at once."""
 
     def __init__(self, key: str, descriptor: int, path: str) -> None:
         """Take over an open file.
 
         Args:
-            key: Of the blob, for errors.
-            descriptor: Of a regular file; closed with this object.
-            path: Where it was opened.
+            key: Key of the blob, for errors.
+            descriptor: Descriptor of a regular file; closed with this object.
+            path: Path of the file.
         """
         self.key = key
         self.descriptor = descriptor
         self.size = os.fstat(descriptor).st_size
         self.tally: Tally | None = None
-        """What counts the reads, if somebody wants to know."""
+        """Counter of the reads, if a caller wants one."""
         self._path = path
         self._direct: int | None = None
         self._is_random = False
@@ -66,7 +66,7 @@ class BlobFile:
         self.close()
 
     def close(self) -> None:
-        """Close the file; what was mapped stays."""
+        """Close the file; mapped memory stays."""
         direct, self._direct = self._direct, None
         if direct is not None:
             os.close(direct)
@@ -77,7 +77,7 @@ class BlobFile:
 
         Raises:
             CorruptError: It ends before the last buffer is full.
-            BackendError: The disk does not give them.
+            BackendError: The disk fails to read it.
         """
         at, first = start, 0
         with self._reading():
@@ -91,7 +91,7 @@ class BlobFile:
                 at, first = at + n_bytes, last
 
     def count(self, n_bytes: int) -> None:
-        """Count a read; for one that was made with the descriptor."""
+        """Count a read made with the descriptor."""
         if self.tally is not None:
             self.tally.add(n_bytes)
 
@@ -99,7 +99,7 @@ class BlobFile:
         n_read = os.preadv(self.descriptor, outs, start) if n_bytes <= _READ_BYTES else 0
         if n_read == n_bytes:
             return
-        # A read may bring less than was asked for; the rest comes buffer by buffer.
+        # A read may return less than requested; the loop reads the rest buffer by buffer.
         begin = 0
         for out in outs:
             at = max(n_read - begin, 0)
@@ -112,14 +112,14 @@ class BlobFile:
 
     @property
     def is_direct(self) -> bool:
-        """Whether `open_direct` has been called and can be done."""
+        """Whether `open_direct` has been called and has succeeded."""
         return self._direct is not None
 
     def open_direct(self) -> bool:
         """Prepare for `read_direct`; not for many threads at once.
 
         Returns:
-            Whether it can be done: some file systems, and all other systems than Linux, have no such reads.
+            Whether direct reads work: some file systems, and all systems except Linux, do not support them.
         """
         if self._direct is None and hasattr(os, "O_DIRECT"):
             with contextlib.suppress(OSError):
@@ -127,7 +127,7 @@ class BlobFile:
                 if os.path.sameopenfile(found, self.descriptor):
                     self._direct = found
                 else:
-                    os.close(found)  # somebody has put another file there
+                    os.close(found)  # another file has taken its place
         return self._direct is not None
 
     def read_direct(self, start: int, stop: int, scratch: Bytes) -> memoryview:
@@ -136,14 +136,14 @@ class BlobFile:
         Args:
             start: First byte.
             stop: One past the last.
-            scratch: Begins at a multiple of `PAGE_BYTES` in memory, and holds two pages more than is read.
+            scratch: A buffer at a multiple of `PAGE_BYTES` in memory, two pages longer than the read.
 
         Returns:
             The bytes, somewhere in ``scratch``.
 
         Raises:
             CorruptError: The file ends before them.
-            BackendError: The disk does not give them.
+            BackendError: The disk fails to read them.
         """
         assert self._direct is not None
         begin = start // PAGE_BYTES * PAGE_BYTES
@@ -160,15 +160,14 @@ class BlobFile:
         return view[start - begin : stop - begin]
 
     def map(self, start: int, stop: int, *, is_private: bool = False) -> MappedStretch:
-        """Map a stretch of the file.
+        """Memory-map a stretch of the file.
 
-        With ``is_private`` the memory can be written to, and what is written never reaches the file. The map outlives
-        this object and a `delete` of the blob. If somebody cuts the file short, who touches what was there is killed
-        (SIGBUS).
+        With ``is_private`` the memory is writable, and writes never reach the file. The map outlives this object and a
+        `delete` of the blob. If somebody truncates the file, touching the missing part kills the process (SIGBUS).
 
         Raises:
             CorruptError: The file ends before ``stop``.
-            BackendError: It cannot be mapped.
+            BackendError: The mapping fails.
         """
         stretch = self._map(start, stop, is_private=is_private)
         if self.tally is not None:
@@ -188,13 +187,13 @@ class BlobFile:
         return MappedStretch(key=self.key, begin=begin, mapped=mapped)
 
     def share_in_memory(self, stretches: Sequence[tuple[int, int]]) -> float:
-        """Estimate which part of some stretches the page cache holds, by a sample that reads nothing.
+        """Estimate the share of some stretches in the page cache, by a sample that reads nothing.
 
         Args:
             stretches: Start and stop of each.
 
         Returns:
-            From 0 to 1; 1 where the system does not tell, as it does to users who may not write the file.
+            From 0 to 1; 1 if the system does not tell, as for users without write permission on the file.
         """
         if _mincore is None or not stretches or max(stop for _, stop in stretches) > self.size:
             return 1.0
@@ -214,13 +213,13 @@ class BlobFile:
         return held / len(pages)
 
     def forget_cached(self) -> None:
-        """Have the system put the file out of memory, as far as it does; nothing is lost."""
+        """Ask the system to evict the file from memory; nothing is lost."""
         if hasattr(os, "posix_fadvise"):
             with contextlib.suppress(OSError):
                 os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def read_at_random(self) -> None:
-        """Have the system read no more than is asked for: by default it reads megabytes ahead."""
+        """Turn the system's readahead off: by default it reads megabytes ahead."""
         if hasattr(os, "posix_fadvise") and not self._is_random:
             self._is_random = True
             with contextlib.suppress(OSError):
@@ -232,23 +231,23 @@ class BlobFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MappedStretch:
-    """A stretch of a file in memory, from the page cache; mapped for as long as anybody uses its data."""
+    """A memory-mapped stretch of a file; mapped for as long as its data is in use."""
 
     key: str
     begin: int
-    """Of the stretch in the file, down to where a map can begin."""
+    """Start of the map in the file: the stretch's start, rounded down to a valid map offset."""
     mapped: mmap.mmap
 
     @property
     def data(self) -> Bytes:
-        """The bytes from ``begin`` on; writable where the map is private."""
+        """Return the bytes from ``begin`` on; writable if the map is private."""
         return np.frombuffer(self.mapped, np.uint8)
 
     def announce(self, start: int, stop: int) -> None:
-        """Have the system begin to read a part of the file, and nothing beyond it, as `populate` by itself would.
+        """Prefetch a part of the file, and nothing beyond it; `populate` alone would read further.
 
         Raises:
-            BackendError: The disk does not give it.
+            BackendError: The disk fails to read it.
         """
         if sys.platform != "linux":
             return
@@ -258,11 +257,11 @@ class MappedStretch:
                 self.mapped.madvise(mmap.MADV_WILLNEED, at, min(_ANNOUNCED_BYTES, end - at))
 
     def populate(self, start: int, stop: int) -> None:
-        """Read a part of the file into memory now; what is not announced brings with it what lies behind it.
+        """Read a part of the file into memory now; unless it is prefetched, the system also reads beyond it.
 
         Raises:
-            BackendError: The disk does not give it, or the file ends before it. A system that has no such call (Linux
-                before 5.14) does nothing, and reads pages as they are touched.
+            BackendError: The disk fails to read it, or the file ends before it. A system without the call (Linux
+                before 5.14) does nothing, and reads pages on first touch.
         """
         if sys.platform != "linux":
             return
@@ -284,14 +283,14 @@ def _translated(key: str) -> Iterator[None]:
 
 
 def _spread_over(stretches: Sequence[tuple[int, int]]) -> list[int]:
-    """Give places in some stretches, as far from each other as so many can be."""
+    """Return places in some stretches, spread as far apart as possible."""
     ends = list(accumulate(stop - start for start, stop in stretches))
     spots = [(2 * number + 1) * ends[-1] // (2 * _SAMPLES) for number in range(_SAMPLES)]
     return [stretches[at := bisect_right(ends, spot)][1] - (ends[at] - spot) for spot in spots]
 
 
 def aligned_buffer(n_bytes: int) -> Bytes:
-    """Allocate memory that begins at a multiple of `PAGE_BYTES`, as `BlobFile.read_direct` needs it."""
+    """Allocate memory at a multiple of `PAGE_BYTES`, as `BlobFile.read_direct` needs it."""
     block = np.empty(n_bytes + PAGE_BYTES, dtype=np.uint8)
     start = -block.ctypes.data % PAGE_BYTES
     return block[start : start + n_bytes]
@@ -299,7 +298,7 @@ def aligned_buffer(n_bytes: int) -> Bytes:
 
 def _find_mincore() -> Any:
     try:
-        # It waits for nothing, and to let go of the interpreter's lock for it would take longer.
+        # The call does not block, and releasing the interpreter's lock for it would take longer.
         found = ctypes.PyDLL(None).mincore
     except (OSError, AttributeError, TypeError):
         return None

@@ -1,4 +1,4 @@
-"""Pieces of an upload, and their way from the thread that draws them to the one that sends them."""
+"""Pieces of an upload on their way from the drawing thread to the sending one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MOST_WAITING_BYTES = 8 << 20
 
 
 def joined(pieces: Iterable[Any], most_bytes: int) -> bytes | Iterator[Any]:
-    """Join pieces, copied once, if together they have no more than so many bytes; else give all of them in turn."""
+    """Join pieces, copied once, if their total is at most ``most_bytes``; otherwise return all of them in turn."""
     source = iter(pieces)
     drawn: list[memoryview] = []
     n_bytes = 0
@@ -25,18 +25,18 @@ def joined(pieces: Iterable[Any], most_bytes: int) -> bytes | Iterator[Any]:
 
 
 class _BrokenOffError(Exception):
-    """Ends an upload that is not to be completed."""
+    """Ends an incomplete upload."""
 
 
 class Flow:
-    """Pieces on their way from the thread that draws them to the one that sends them; few wait in between."""
+    """Queue of pieces from the drawing thread to the sending one; few wait in between."""
 
     def __init__(self) -> None:
         self.n_bytes = 0
         self.is_fed = False
-        """Whether all pieces have been handed over."""
+        """Whether all pieces are in the queue."""
         self.has_begun = False
-        """Whether a piece has been asked for; from then on what is sent cannot be sent anew."""
+        """Whether the sender has asked for a piece; from then on the upload cannot be repeated."""
         self._changed = threading.Condition()
         self._pieces: deque[Any] = deque()
         self._n_waiting_bytes = 0
@@ -44,7 +44,7 @@ class Flow:
         self._is_closed = False
 
     def feed(self, pieces: Iterable[Any]) -> None:
-        """Hand pieces over until there are no more, or nobody takes them any more; raises what they raise."""
+        """Queue pieces until there are no more, or the sender has stopped; raise their exceptions."""
         try:
             for piece in pieces:
                 view = memoryview(piece).cast("B")
@@ -69,7 +69,7 @@ class Flow:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Say that no more is taken."""
+        """Stop accepting pieces."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
