@@ -39,23 +39,23 @@ if os.name == "posix":
     import fcntl
 
 _MLFLOW_STAGING = ".artifact.uploading."
-"""Begins the names of an MLflow server's files under way, where clients reach the store through one (a carrier)."""
+"""Prefix of an MLflow server's files under way, if clients reach the store through a server (a carrier)."""
 
 _READ = os.O_RDONLY | O_BINARY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-"""Not through a link, and without waiting for somebody at the other end of a pipe."""
+"""Follow no link, and do not wait for the other end of a pipe."""
 _STARVED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _MAX_REMEMBERED = 1 << 16
-"""Keys of durable blobs that are remembered; beyond it all are forgotten, and their folders synced once more."""
+"""Bound of the remembered keys of durable blobs; beyond it all are forgotten, and their folders synced once more."""
 _MOST_TOGETHER = 8
-"""Files that are synced together. Each is open until then."""
+"""Number of files synced together. Each is open until then."""
 
 
 @contextlib.contextmanager
 def _alone_in(folder: str) -> Iterator[None]:
-    """Keep others from replacing or withdrawing a blob of a folder meanwhile: one looks at a blob before it removes it.
+    """Lock a folder against replacing and withdrawing blobs, since a withdrawal reads a blob before it removes it.
 
-    Intents need no such lock, since their keys never come again. Whoever dies lets go of it; where a file system has no
-    locks, a blob that replaces another at the very moment at which that is withdrawn may go in its place.
+    Intents need no such lock, since their keys never come back. The system releases the lock of a dead process. On a
+    file system without locks, a withdrawal may remove a blob that replaces the withdrawn one at that very moment.
 
     Raises:
         FileNotFoundError: There is no such folder.
@@ -71,18 +71,18 @@ def _alone_in(folder: str) -> Iterator[None]:
         yield
     finally:
         _locking.discard(descriptor)
-        # A child that was forked meanwhile has the file open too, and closing it here alone would leave it locked.
+        # A child forked meanwhile has the file open too, and closing it here alone would leave it locked.
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 
 _locking: set[int] = set()
-"""Descriptors of folders that threads of this process have locked, or are about to."""
+"""Descriptors of folders locked, or about to be locked, by threads of this process."""
 
 
 def _let_go() -> None:
-    """In a child made by fork: close what its parent's threads have locked, which their end would not unlock else."""
+    """Close the descriptors locked by the parent's threads, in a child made by fork; otherwise the locks would stay."""
     while _locking:
         with contextlib.suppress(OSError):
             os.close(_locking.pop())
@@ -95,9 +95,9 @@ if hasattr(os, "register_at_fork"):
 class LocalBackend(Backend):
     """Blobs as files: a key is a path below the root.
 
-    The root may lie behind symbolic links; no link below it is followed, whoever made it, be it a blob or a folder of
-    blobs: a collector would delete what it leads to, and two stores that share a folder would take each other's packs
-    for garbage. A link is listed as if it were a blob, which cannot be read, so that whoever collects comes upon it.
+    The root may lie behind symbolic links. No link below it is followed, be it a blob or a folder of blobs: a collector
+    would delete its target, and two stores with a common folder would treat each other's packs as garbage. A link is
+    listed like a blob but cannot be read, so every collector notices it.
     """
 
     def __init__(self, root: Path, *, uri: str | None = None) -> None:
@@ -105,7 +105,7 @@ class LocalBackend(Backend):
         self.uri = uri or root.as_uri()
         self._top = os.fspath(root)
         self._is_known = False
-        """Whether something of the root has been seen: if the root is gone by now, it is not made anew."""
+        """Whether any of the root has been seen: if the root is gone later, it is not recreated."""
         self._settled = Settled()
         self._durable: set[str] = set()
         """Keys of blobs whose names are known to be durable."""
@@ -126,7 +126,7 @@ class LocalBackend(Backend):
         return token
 
     def put_all(self, blobs: Iterable[tuple[str, Iterable[Buffer]]]) -> None:
-        # One fsync after the other would each wait for the disk; those that wait together mostly wait once.
+        # Several fsyncs in turn would each wait for the disk; concurrent ones mostly wait once.
         with contextlib.ExitStack() as stack:
             files: dict[str, NewFile] = {}
             for key, pieces in blobs:
@@ -150,8 +150,8 @@ class LocalBackend(Backend):
                     raise BlobNotFoundError(source)
                 if not replace and os.path.lexists(dest_path):
                     raise BlobExistsError(dest)
-                # The file is made into the new blob in place, so that the one rename below decides everything. If
-                # the source was withdrawn meanwhile, this writes into a file without a name.
+                # The file becomes the new blob in place, so the one rename below decides everything. If the source was
+                # withdrawn meanwhile, this writes into a file without a name.
                 write_all(descriptor, data)
                 os.ftruncate(descriptor, memoryview(data).nbytes)
                 self._sync(descriptor, unsettled)
@@ -187,8 +187,8 @@ class LocalBackend(Backend):
                     return False
                 os.unlink(path)
                 sync_folder(os.path.dirname(path))
-                # A promote that does not replace links the file before it unlinks the source, and may be between the
-                # two. If the file has a name left, that promote was first; without one nobody can link it any more.
+                # A promote without replacing links the file before it unlinks the source, and may be between the two.
+                # If the file has a name left, that promote was first; without one nobody can link it any more.
                 return os.fstat(descriptor).st_nlink == 0
             finally:
                 os.close(descriptor)
@@ -207,8 +207,8 @@ class LocalBackend(Backend):
         there: set[str] = set()
         for key in keys:
             (gone if self.stat(key) is None else there).add(key)
-        # Whoever made one may have died before its name was durable, and what is made to rely on it now must not be
-        # there without it.
+        # The creator of a blob may have died before the blob's name was durable, and nothing that relies on the blob
+        # may become durable without it.
         new = there - self._durable
         for folder in {os.path.dirname(self._path(key)) for key in new}:
             with _translated("sync", os.path.relpath(folder, self._top)):
@@ -274,8 +274,8 @@ class LocalBackend(Backend):
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     names.append(entry.name)
-                # A link is no blob, and is not followed; but it may stand where one was, and whoever collects has to
-                # come upon it.
+                # A link is no blob, and is not followed; but it may have replaced one, and every collector has to
+                # notice it.
                 elif (entry.is_symlink() or entry.is_file(follow_symlinks=False)) and not entry.name.startswith(
                     _MLFLOW_STAGING
                 ):
@@ -347,7 +347,7 @@ class LocalBackend(Backend):
         with _translated("write", key):
             file = NewFile(path, self._make_folder)
         try:
-            # An OSError of the pieces is not this storage's, so only the writing is translated.
+            # An OSError of the pieces is not this storage's, so only errors of writing are translated.
             for piece in pieces:
                 with _translated("write", key):
                     file.write(piece)
@@ -356,7 +356,7 @@ class LocalBackend(Backend):
             file.close()
 
     def _finish(self, files: dict[str, NewFile]) -> None:
-        """Make files durable and give them their names, which `promote` makes durable."""
+        """Make files durable and name them; `promote` makes the names durable."""
 
         def sync(key: str) -> None:
             with _translated("write", key):
@@ -368,11 +368,11 @@ class LocalBackend(Backend):
             self._unsettled[key] = file.folder
 
     def _sync(self, descriptor: int, unsettled: Mapping[str, str]) -> None:
-        """Make a file durable, and the names of blobs: by key, the folder of each."""
+        """Make a file durable, and the names of blobs, given as keys and their folders."""
         folders = [partial(self._settled.settle, folder) for folder in set(unsettled.values())]
         threads.run_all(operator.call, [partial(os.fsync, descriptor), *folders], waits=True)
         self._remember(unsettled.keys())
-        # Only now: until then every other promote has to wait for them itself.
+        # Only now: until then every other promote has to sync them itself.
         for key in unsettled:
             self._unsettled.pop(key, None)
 
@@ -384,15 +384,15 @@ class LocalBackend(Backend):
                 os.makedirs(folder)
         except FileExistsError:
             return
-        # Somebody may have removed what stood here before.
+        # Another process may have removed an earlier folder of this name.
         self._settled.forget(folder)
 
     def _make_below(self, folder: str) -> None:
-        """Make a folder, and those above it up to the root.
+        """Create a folder and its parents up to the root.
 
         Raises:
-            StoreNotFoundError: The root is gone: a store that is deleted must not come again without its ``format``.
-            FileExistsError: The folder is there.
+            StoreNotFoundError: The root is gone: a deleted store must not come back without its ``format``.
+            FileExistsError: The folder exists.
         """
         if folder == self._top:
             if not os.path.isdir(folder):

@@ -1,4 +1,4 @@
-"""Blobs in memory, for tests of everything above: the contract in its plainest form."""
+"""Blobs in memory, for tests of everything above: the simplest implementation of the contract."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError, CorruptE
 
 
 class MemoryBackend(Backend):
-    """Blobs in a dict. Lives as long as the object; shared by whoever holds it."""
+    """Blobs in a dict. Lives as long as the object; shared by its users."""
 
     def __init__(self, *, is_remote: bool = False) -> None:
-        """Make an empty one.
+        """Create an empty backend.
 
         Args:
-            is_remote: Whether it is to be used as if it were far away.
+            is_remote: Whether callers treat it as remote.
         """
         self.uri = "tensorcas-memory:///"
         self.is_remote = is_remote

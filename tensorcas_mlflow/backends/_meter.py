@@ -1,4 +1,4 @@
-"""A backend whose reads are counted."""
+"""A backend with counted reads."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from tensorcas_mlflow.errors import BlobNotFoundError
 
 
 class MeteredBackend(Backend):
-    """Another backend, whose reads are counted."""
+    """Wrapper of a backend that counts its reads."""
 
     tally: Tally
 
     def __init__(self, inner: Backend, tally: Tally) -> None:
-        """Count reads.
+        """Wrap a backend.
 
         Args:
-            inner: The backend that does everything.
-            tally: What is counted in.
+            inner: The wrapped backend.
+            tally: The counter.
         """
         self.inner = inner
         self.uri = inner.uri

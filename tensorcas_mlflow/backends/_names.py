@@ -1,4 +1,4 @@
-"""Paths of artifacts and roots as paths of objects, which hold no control characters."""
+"""Paths of artifacts and roots as paths of objects, without control characters."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ _QUOTED = re.compile(r"[%\x00-\x1f\x7f]")
 
 
 def object_path(path: str) -> str:
-    """Write an artifact path as an object's: the same, except that ``%`` and control characters are percent-encoded."""
+    """Encode an artifact path as an object's: the same, with ``%`` and control characters percent-encoded."""
     return _QUOTED.sub(lambda match: f"%{ord(match[0]):02X}", path)
 
 
 def artifact_path(path: str) -> str:
-    """Read back what `object_path` wrote."""
+    """Decode a path encoded by `object_path`."""
     return unquote(path, errors="surrogateescape")
 
 
 def is_readable_name(name: str) -> bool:
-    """Tell whether an object's name is one that `object_path` gives to some artifact path that leads nowhere else.
+    """Tell whether an object's name is the encoding of an artifact path inside of the root.
 
-    Others may have put anything into a bucket, such as what would read back as a path out of it.
+    Other programs may put any name into a bucket, such as one that decodes to a path outside of it.
     """
     path = artifact_path(name)
     return object_path(path) == name and not any(part in ("", ".", "..") or "\0" in part for part in path.split("/"))

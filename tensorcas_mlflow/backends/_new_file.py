@@ -1,4 +1,4 @@
-"""Files under way: a blob's bytes under a name that is no key, until they are all there."""
+"""Files under way: a blob's bytes under a name that is no key, until the blob is complete."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tensorcas_mlflow._pids import pid_space
 from tensorcas_mlflow.backends._contract import Buffer, Token
 
 STAGING = "+staging-"
-"""Begins the names of files under way. ``+`` is in no key, so such a file is never taken for a blob."""
+"""Prefix of the names of files under way. No key contains ``+``, so such a file is never mistaken for a blob."""
 O_BINARY = getattr(os, "O_BINARY", 0)
 MOST_BYTES = 1 << 30
-"""Linux reads and writes at most 2 GiB in one call."""
+"""Bound of bytes per call; Linux reads and writes at most 2 GiB."""
 _EARLY_BYTES = 32 << 20
-"""After so many bytes the system is asked to begin to write them to the disk: else it would mostly begin at the fsync.
-Fewer at a time measured slower, and smaller blobs are not worth a call."""
+"""After so many bytes the system is asked to start writing them to disk; otherwise it would mostly start at the fsync.
+Smaller steps measured slower, and smaller blobs are not worth a call."""
 _SYNC_FILE_RANGE_WRITE = 2
 
 
@@ -28,11 +28,11 @@ class NewFile:
     """One file under way. Its methods raise OSError."""
 
     def __init__(self, path: str, make_folder: Callable[[str], None]) -> None:
-        """Create it in the folder of the place where it is to be.
+        """Create it in the folder of the blob.
 
         Args:
-            path: Where the blob is to be.
-            make_folder: Makes the folder, if it is not there.
+            path: Path of the blob.
+            make_folder: Creates the folder if it is missing.
         """
         self.path = path
         self.folder = os.path.dirname(path)
@@ -47,7 +47,7 @@ class NewFile:
         self._n_early_bytes = 0
 
     def write(self, piece: Buffer) -> None:
-        """Write more bytes, and see to it that what is written does not gather in memory."""
+        """Write more bytes, and keep unwritten ones from piling up in memory."""
         self._n_bytes += write_all(self._descriptor, piece)
         if self._n_bytes - self._n_early_bytes >= _EARLY_BYTES:
             begin_writeback(self._descriptor, self._n_early_bytes, self._n_bytes)
@@ -58,7 +58,7 @@ class NewFile:
         os.fsync(self._descriptor)
 
     def name(self) -> Token:
-        """Give it its name, and say what tells it from other files.
+        """Give the file its name, and return its token.
 
         Raises:
             FileExistsError: The name is taken.
@@ -69,7 +69,7 @@ class NewFile:
         return token
 
     def close(self) -> None:
-        """Let go of it, named or not. What stays behind is for `Backend.sweep`; it must not hide what happened."""
+        """Close it, named or not. Remains are for `Backend.sweep`; they must not hide the original error."""
         try:
             os.close(self._descriptor)
         finally:
@@ -78,7 +78,7 @@ class NewFile:
 
 
 def write_all(descriptor: int, piece: Buffer) -> int:
-    """Write a buffer to a file where it stands, and return its size."""
+    """Write a buffer to a file at its current position, and return its size."""
     view = memoryview(piece).cast("B")
     n_bytes = view.nbytes
     while len(view):
@@ -87,7 +87,7 @@ def write_all(descriptor: int, piece: Buffer) -> int:
 
 
 def begin_writeback(descriptor: int, start: int, stop: int) -> None:
-    """Ask the system to begin to write a range of a file to the disk, if it can be asked. Nothing depends on it."""
+    """Ask the system to start writing a range of a file to disk, if it supports that. Nothing depends on it."""
     ask = _sync_file_range()
     if ask is not None:
         ask(descriptor, start, stop - start, _SYNC_FILE_RANGE_WRITE)
@@ -97,24 +97,24 @@ def begin_writeback(descriptor: int, start: int, stop: int) -> None:
 def _sync_file_range() -> Any:
     try:
         function = ctypes.CDLL(None).sync_file_range
-    except (OSError, AttributeError, TypeError):  # TypeError: on Windows there is no library without a name
+    except (OSError, AttributeError, TypeError):  # TypeError: Windows has no library without a name
         return None
     function.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
     return function
 
 
 def token_of(found: os.stat_result) -> Token:
-    """What tells a file from others at the same place, as long as it is there."""
+    """Return a text that differs between files at the same place, as long as the file exists."""
     return f"{found.st_dev:x}-{found.st_ino:x}"
 
 
 _NODE = "".join(c for c in os.uname().nodename if c.isalnum())[:40] if hasattr(os, "uname") else "host"
 _HOST = _NODE + pid_space()
-"""Stands in the names of files under way: where else a process of this id may live, nothing is known of it here."""
+"""Part of the names of files under way: elsewhere the process id means nothing here."""
 
 
 def writer_is_dead(name: str) -> bool:
-    """Tell whether the process is known to be gone that made a file under way, from the file's name."""
+    """Tell from the name of a file under way whether its process is known to be dead."""
     pid, _, rest = name.removeprefix(STAGING).partition("-")
     host = rest.partition("-")[0]
     if host != _HOST or not pid.isdigit():

@@ -1,4 +1,4 @@
-"""What went wrong at an object store: whether it may pass, and what it is to our callers."""
+"""Errors of object stores: whether they are transient, and their translation to ours."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ _STATUS = re.compile(r"non-2xx status code: (\d{3})")
 _EXPIRED = re.compile(r"ExpiredToken|TokenRefreshRequired|RequestExpired|ExpiredAuthenticationToken")
 _SAID = re.compile(r"<(Code|Message)>([^<]*)")
 _OVERLOADED = frozenset({408, 409, 429})
-"""Answers below 500 that say: later."""
+"""Statuses below 500 with the meaning: later."""
 _UNEXPLAINED = frozenset({400, 403})
-"""Answers to expired credentials whose body says so; one to HEAD has no body."""
+"""Statuses for expired credentials; the body gives the reason, except for HEAD."""
 
 
 def status_of(error: Exception) -> int | None:
-    """The status of the answer that an error is about; None if there was none."""
+    """Return the status of the answer behind an error; None if there was no answer."""
     found = _STATUS.search(str(error))
     return int(found[1]) if found else None
 
 
 def says_later(error: Exception) -> bool:
-    """Whether an object is being written by others at this moment, who may yet fail."""
-    # Azure says with the same status that there is an object.
+    """Tell whether another client is writing the object at this moment, and may yet fail."""
+    # Azure uses the same status for an existing object.
     return status_of(error) == 409 and "BlobAlreadyExists" not in str(error)
 
 
 def may_have_expired(error: Exception) -> bool:
-    """Whether credentials have expired, or may have: not every answer has room to say so."""
+    """Tell whether credentials have expired, or may have: not every answer has room for the reason."""
     text, status = str(error), status_of(error)
     return bool(_EXPIRED.search(text)) or status == 401 or (status in _UNEXPLAINED and "performing HEAD" in text)
 
 
 def may_pass(error: Exception) -> bool:
-    """Whether the same request may come through a little later."""
+    """Tell whether the same request may succeed a little later."""
     import obstore
 
     lasting = (
@@ -52,23 +52,23 @@ def may_pass(error: Exception) -> bool:
 
 
 def translated(action: str, path: str, uri: str, error: Exception, *, n_attempts: int = 1) -> BackendError:
-    """Turn an error of obstore into ours.
+    """Translate an error of obstore to ours.
 
     Args:
-        action: What was to be done.
-        path: To which object.
-        uri: In which place.
-        error: The last one there was.
-        n_attempts: How often it was tried.
+        action: The attempted action.
+        path: Path of the object.
+        uri: URI of the place.
+        error: The last error.
+        n_attempts: Number of attempts.
     """
     import obstore
 
-    # It is told as the cause of ours, in every traceback.
+    # It appears as the cause of ours in every traceback.
     error.args = tuple(without_credentials(fact) if isinstance(fact, str) else fact for fact in error.args)
     reason = f"{_said(error)} (in {uri})"
     if n_attempts > 1:
         reason = f"after {n_attempts} attempts: {reason}"
-    # Of what a listing is answered, obstore makes no more than a general error.
+    # For a failed listing obstore raises only a general error.
     status = status_of(error)
     denied = obstore.exceptions.PermissionDeniedError, obstore.exceptions.UnauthenticatedError
     if _EXPIRED.search(str(error)):
@@ -83,14 +83,14 @@ def translated(action: str, path: str, uri: str, error: Exception, *, n_attempts
 
 
 def without_credentials(text: str) -> str:
-    """Leave out of what obstore or a server says what the environment keeps secret, and logins and signatures."""
+    """Remove the environment's secrets, logins and signatures from a message of obstore or a server."""
     for secret in config.secrets():
         text = text.replace(secret, "…")
     return without_secrets(text)
 
 
 def _said(error: Exception) -> str:
-    """The sentence of an error; of an answer in XML, which may have many lines, what it says."""
+    """Return the sentence of an error; from an XML answer, perhaps of many lines, its facts."""
     text = without_credentials(str(error))
     said = text.partition("\n")[0].partition("<?xml")[0][:500].rstrip(" \ufeff")
     if "<?xml" not in text.partition("Debug source")[0]:

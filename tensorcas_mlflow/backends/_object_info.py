@@ -1,4 +1,4 @@
-"""What a bucket says of its objects, and what it does not do."""
+"""A bucket's descriptions of its objects, and its refusals."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectInfo:
-    """What a store says of one object."""
+    """A store's description of one object."""
 
     path: str
     """Relative to the bucket's prefix."""
@@ -18,11 +18,11 @@ class ObjectInfo:
 
 
 class TakenError(Exception):
-    """There is an object at a path that was to be created."""
+    """A new object whose path is taken."""
 
 
 class TooLongError(Exception):
-    """An object is longer than it may be."""
+    """An object longer than allowed."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -30,4 +30,4 @@ class TooLongError(Exception):
 
 
 class PartlySentError(Exception):
-    """An upload failed after some of it was drawn; the cause says why."""
+    """A failed upload, partly drawn; its cause has the reason."""

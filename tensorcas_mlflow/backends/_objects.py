@@ -26,23 +26,23 @@ _NONCE_BYTES = 16
 _MOVE = b"\n\x00tensorcas: on its way to\x00"
 _INTENTS = "intents/"
 _NEVER_AGAIN = ("packs", "index", "manifests", "intents", "condemned", "census", "quarantine")
-"""Folders whose blobs have random names: what is deleted there is never written again."""
+"""Folders whose blobs have random names: a deleted name is never written again."""
 _MAX_VOIDS = 1 << 17
-"""Known voids; beyond it all are forgotten, and each costs a request once more."""
+"""Bound of known voids; beyond it all are forgotten, and each costs one more request."""
 _PAGE = 512
-"""Keys of a listing that are looked at together."""
+"""Number of keys in a listing checked together."""
 _SPACES = (b" ", b"\t")
 _MOST_LOOKS = 256
-"""From so many keys on, a listing of where they lie is mostly cheaper than a look at each, many at once."""
+"""From so many keys on, a listing of their folder is mostly cheaper than a request for each, many at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Move:
-    """What a promote says in its source before it writes its destination."""
+    """A promote's note in its source about the coming write of its destination."""
 
     dest: str
     before: Token
-    """Of what stands at the destination: the promote is done by replacing just that."""
+    """Token of the object at the destination: the promote replaces exactly this object."""
     data: bytes
 
     def to_bytes(self) -> bytes:
@@ -65,10 +65,10 @@ class ObjectBackend(Backend):
     """Blobs as objects: a key is a path below the bucket's prefix.
 
     An object store compares and swaps one object at a time, but a commit concerns two: the intent, which a collector
-    may take away, and the ref. So `promote` first says in its source what stands at its destination, and then
-    replaces just that. Whoever wants to withdraw the source finds that there, and changes the destination before
-    it takes the source away; so the one or the other fails (``docs/design/protocol.md``, Object stores). What stands at
-    a destination that holds no blob is a *void*: an object of random bytes that counts as nothing.
+    may take away, and the ref. So `promote` first records in its source the token at its destination, and then
+    replaces exactly that object. A withdrawal of the source finds the note, and changes the destination before
+    it removes the source; so one or the other fails (``docs/design/protocol.md``, Object stores). A destination without
+    a blob holds a *void*: an object of random bytes that counts as no blob.
     """
 
     is_remote = True
@@ -77,9 +77,9 @@ class ObjectBackend(Backend):
         self.uri = uri
         self._bucket = bucket
         self._moved: dict[str, tuple[Token, Token]] = {}
-        """By source what token the caller of a promote that did not come to its end knows, and the one it has now."""
+        """By source: the token known to the caller of an unfinished promote, and the current one."""
         self._voids: dict[str, Token] = {}
-        """By key the token of the void that was last seen there: it is read once, as no two objects have one token."""
+        """By key: the token of the last void seen there. Each is read once, as no two objects have one token."""
 
     def put_new(self, key: str, pieces: Iterable[Buffer], *, durable: bool = True) -> Token:
         check_key(key)
@@ -101,9 +101,9 @@ class ObjectBackend(Backend):
             token = moved
             if self._bucket.swap(dest, content, before) is not None or self._holds(dest, content):
                 break
-            # Somebody else has committed there, or given this commit up, which the next round finds out. Or it was
-            # done, and gone before its answer came: then other bytes have to come next, as a promote that was to
-            # replace just these may have been prevented since.
+            # Somebody else has committed there, or has given this commit up; the next round finds out. Or it was
+            # done and replaced before its answer came. Then other bytes have to come next, as somebody may have
+            # prevented a promote that was to replace exactly these.
             content = _renewed(content)
         self._moved.pop(source, None)
         self._remove_used(source)
@@ -120,7 +120,7 @@ class ObjectBackend(Backend):
         if not self._void(key, token):
             return False
         self._moved.pop(key, None)
-        # Anywhere else somebody may have put a blob in the void's place by now.
+        # At any other key somebody may have put a blob in the void's place by now.
         if key.startswith(_INTENTS):
             self._remove_used(key)
         return True
@@ -160,7 +160,7 @@ class ObjectBackend(Backend):
         if len(out) == 0:
             n_bytes = None if self.stat(key) is None else 0
         elif stop <= VOID_BYTES:
-            # These may be bytes of a void, which the rest of it tells.
+            # These may be bytes of a void; only the rest of it shows.
             whole = bytearray(VOID_BYTES + 1)
             n_read = self._bucket.read_into(key, 0, memoryview(whole))
             is_there = n_read is not None and not is_void(bytes(whole[:n_read]))
@@ -186,19 +186,19 @@ class ObjectBackend(Backend):
         return sorted(blobs, key=lambda info: info.key), sorted(name for name in names if _is_key(name))
 
     def paths(self) -> Iterator[str]:
-        # A void stands at a key of ours, so there is no need to look which objects are voids.
+        # A void has a key of ours, so there is no need to check objects for voids.
         return (info.path for info in self._bucket.walk(""))
 
     def delete(self, key: str) -> None:
         if _comes_never_again(check_key(key)):
             self._bucket.delete(key)
             return
-        # A request to delete may be carried out a second time, at any later moment, and would take whatever is there
-        # by then. So the object is replaced, by a request that does nothing to any other.
+        # A storage may carry out a delete request a second time, at any later moment, and remove whatever is there
+        # by then. So this replaces the object, by a request that leaves any other object alone.
         first: bytes | None = None
         while (found := self._bucket.get(key)) is not None:
             blob, info = found
-            # What stands there now is another blob, unless a withdraw has changed the white space at its end.
+            # The current object is another blob, unless a withdraw has changed the white space at its end.
             if is_void(blob) or first not in (None, blob.rstrip()) or self._void(key, info.token):
                 return
             first = blob.rstrip()
@@ -218,7 +218,7 @@ class ObjectBackend(Backend):
             self._remove_used(key)
 
     def sweep(self, older_than_s: float) -> int:
-        """Remove the voids of intents that were withdrawn by a call that did not come to remove them."""
+        """Remove the voids of withdrawn intents left by calls that died before removing them."""
         before = time.time() - older_than_s
         n_bytes = 0
         for info in self._bucket.walk(_INTENTS.rstrip("/")):
@@ -228,11 +228,11 @@ class ObjectBackend(Backend):
         return n_bytes
 
     def _remove_used(self, key: str) -> None:
-        """Remove the source of a promote or withdraw that is done, and cannot be undone by what happens now."""
+        """Remove the source of a finished promote or withdraw; nothing can undo the call any more."""
         try:
             self._bucket.delete(key)
         except BackendError as error:
-            _log.warning("what was asked for is done, but its intent stays until a collection: %s", error)
+            _log.warning("the call is done, but its intent stays until a collection: %s", error)
 
     def _create(self, key: str, data: bytes) -> Token:
         while True:
@@ -249,7 +249,7 @@ class ObjectBackend(Backend):
                 return token
 
     def _claim(self, dest: str, *, replace: bool) -> Token:
-        """Give the token of what stands at a destination, putting a void there if nothing does."""
+        """Return the token of the object at a destination; put a void there if there is none."""
         while True:
             try:
                 return self._bucket.create(dest, new_void)
@@ -261,11 +261,11 @@ class ObjectBackend(Backend):
                 return info.token
 
     def _prevent(self, move: _Move) -> bool:
-        """See to it that a promote cannot come to its end; returns whether it has not done so already."""
+        """Prevent a promote from completing; return whether it had not completed already."""
         while True:
             found = self._bucket.get(move.dest)
             if found is None:
-                return True  # what is to be replaced is gone for good, for no two objects there are alike
+                return True  # the object to be replaced is gone for good, for no two objects there are alike
             blob, info = found
             if info.token != move.before:
                 return blob.rstrip() != move.data.rstrip()
@@ -277,12 +277,12 @@ class ObjectBackend(Backend):
         return now if known == token else token
 
     def _holds(self, dest: str, content: bytes) -> bool:
-        """Tell whether a promote is done though its answer was lost and the end of its blob has changed since."""
+        """Tell whether a promote is done although its answer was lost and the end of its blob has changed since."""
         found = self._bucket.get(dest)
         return found is not None and found[0].rstrip() == content.rstrip()
 
     def _void(self, key: str, token: Token) -> bool:
-        """Put a void in the place of the object of a token; returns whether that was still there."""
+        """Replace the object of a token with a void; return whether the object was still there."""
         void = self._bucket.swap(key, new_void(), token)
         if void is not None:
             self._note_void(key, void)
@@ -294,7 +294,7 @@ class ObjectBackend(Backend):
         self._voids[key] = token
 
     def _shown(self, info: ObjectInfo) -> ObjectInfo | None:
-        """Describe what a caller sees of an object: None of a void."""
+        """Return a caller's view of an object: None for a void."""
         if info.size != VOID_BYTES:
             return info
         if self._voids.get(info.path) == info.token:
@@ -308,7 +308,7 @@ class ObjectBackend(Backend):
         return found[1]
 
     def _all_shown(self, infos: Sequence[ObjectInfo]) -> Iterator[ObjectInfo]:
-        """Describe what a caller sees of some objects; what may be a void is looked at many at once."""
+        """Yield a caller's view of some objects; possible voids are checked many at once."""
         rest = [info for info in infos if info.size != VOID_BYTES or self._voids.get(info.path) != info.token]
         doubtful = [info for info in rest if info.size == VOID_BYTES]
         looks = threads.ordered_map(self._shown, doubtful, waits=True) if doubtful else ()
@@ -319,13 +319,13 @@ class ObjectBackend(Backend):
 
 
 def _comes_never_again(key: str) -> bool:
-    """Tell whether a key that is deleted is never written to again; those of refs are, and all fixed names."""
+    """Tell whether a deleted key is never written again; keys of refs are, and all fixed names."""
     folder, _, name = key.partition("/")
     return folder in _NEVER_AGAIN and not name.startswith("@")
 
 
 def _renewed(blob: bytes) -> bytes:
-    """Change the bytes of what `promote` has written, so that it gets another token, and nothing of what they say."""
+    """Change the bytes of a promoted blob, and so its token, without changing its meaning."""
     if is_void(blob):
         return new_void()
     nonce = secrets.randbits(8 * _NONCE_BYTES)
@@ -336,7 +336,7 @@ def _careless(uri: str, header: str) -> RefusedError:
     return RefusedError(
         "keep a store at",
         uri,
-        f"this storage does not honour {header}, so two who write at once could lose a checkpoint",
+        f"this storage does not honour {header}, so two concurrent writers could lose a checkpoint",
     )
 
 

@@ -1,4 +1,4 @@
-"""From a root to the backend of the store there."""
+"""Opening of the backend at a root."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ STORE_FOLDER = ".tensorcas"
 
 
 def open_backend(root: Root) -> Backend:
-    """Open the storage of the store at an artifact root; touches nothing.
+    """Open the storage of the store at an artifact root; touch nothing.
 
     Raises:
         ValueError: A setting of an object store is wrong.
-        RefusedError: obstore, which object stores need, is not installed.
+        RefusedError: obstore, needed for object stores, is not installed.
     """
     if root.is_local:
         return LocalBackend(root.folder / STORE_FOLDER, uri=root.uri)

@@ -1,4 +1,4 @@
-"""Many reads of files under way at once through io_uring, where the package `liburing` and the kernel allow it."""
+"""Many concurrent file reads through io_uring, if the package `liburing` and the kernel support it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 DEPTH = 16
-"""Reads that are under way at once."""
+"""Number of concurrent reads."""
 
 
 @lru_cache(maxsize=1)
 def has_ring() -> bool:
-    """Tell whether io_uring can be had; containers often forbid it."""
+    """Tell whether io_uring is available; containers often forbid it."""
     try:
         with contextlib.closing(Ring[None]()):
             return True
@@ -24,21 +24,21 @@ def has_ring() -> bool:
 
 
 class Ring(Generic[T]):
-    """An io_uring of one thread: reads are begun together and come in any order."""
+    """An io_uring of one thread: reads start together and complete in any order."""
 
     def __init__(self) -> None:
-        """Make one.
+        """Create a ring.
 
         Raises:
             ImportError: The package is not installed.
-            OSError: The kernel gives none.
+            OSError: The kernel refuses it.
             AttributeError: The package or the system is too old.
         """
         import liburing
 
         self._uring: Any = liburing
         self._ring = liburing.Ring()
-        # The package keeps the interpreter's lock while it waits for the ring; nobody keeps it for an eventfd.
+        # The package keeps the interpreter's lock while it waits for the ring; waiting for an eventfd releases it.
         self._done = os.eventfd(0, os.EFD_CLOEXEC)
         try:
             liburing.io_uring_queue_init(DEPTH, self._ring)
@@ -50,7 +50,7 @@ class Ring(Generic[T]):
         self._under_way: dict[int, tuple[T, bytearray]] = {}
 
     def close(self) -> None:
-        """Wait for what is under way, whose memory the kernel still writes to, and give the ring back."""
+        """Wait for reads under way, since the kernel still writes to their memory, and release the ring."""
         while self._under_way:
             for _ in self._completed():
                 pass
@@ -58,17 +58,17 @@ class Ring(Generic[T]):
         os.close(self._done)
 
     def give_back(self, buffer: bytearray) -> None:
-        """Let the next read use a buffer again; any thread may."""
+        """Return a buffer for the next read; any thread may."""
         self._idle.append(buffer)
 
     def read(self, wanted: Iterable[tuple[T, int, int, int]]) -> Iterator[tuple[T, bytearray | None]]:
         """Read stretches of open files.
 
         Args:
-            wanted: For each what stands for it, its descriptor, where it begins, and its length.
+            wanted: For each read an id, the descriptor, the start, and the length.
 
         Yields:
-            In any order what stands for each, and its bytes; None where the read failed or brought too little.
+            In any order the id of each read, and its bytes; None if the read failed or was short.
         """
         source = iter(wanted)
         is_more = True
@@ -87,12 +87,12 @@ class Ring(Generic[T]):
                 entry.user_data = number
                 self._under_way[number] = (tag, buffer)
             if self._under_way:
-                # Each time: the kernel may stop at one that it refuses, and those behind it are still to go.
+                # Each time: the kernel may stop at a read it refuses, and those behind it are still waiting.
                 self._uring.io_uring_submit(self._ring)
                 yield from self._completed()
 
     def _buffer(self, n_bytes: int) -> bytearray:
-        # The package reads into a bytearray and fills it: its length is what is asked for.
+        # The package reads into a bytearray and fills it: the length of the array is the length of the read.
         while self._idle:
             buffer = self._idle.pop()
             if len(buffer) == n_bytes:
@@ -100,7 +100,7 @@ class Ring(Generic[T]):
         return bytearray(n_bytes)
 
     def _completed(self) -> Iterator[tuple[T, bytearray | None]]:
-        """Wait until some reads have ended."""
+        """Wait until some reads have completed."""
         os.eventfd_read(self._done)
         found: list[tuple[T, bytearray | None]] = []
         head = self._uring.Cqe()
@@ -110,7 +110,7 @@ class Ring(Generic[T]):
             tag, buffer = self._under_way.pop(entry.user_data)
             try:
                 n_read = entry.res
-            except OSError:  # the package raises what the kernel says
+            except OSError:  # the package raises the kernel's error
                 n_read = -1
             self._uring.io_uring_cqe_seen(self._ring, entry)
             found.append((tag, buffer if n_read == len(buffer) else None))

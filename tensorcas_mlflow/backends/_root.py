@@ -1,4 +1,4 @@
-"""Roots: where stores and artifacts lie, as one kind of value for paths and URIs."""
+"""Roots: places of stores and artifacts, as one kind of value for paths and URIs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CONTAINER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*")
 class Root:
     """A place that can hold a store, or lie below one: a local folder, or a prefix in a bucket.
 
-    Two that name one place are equal, as far as names tell: symbolic links are not followed.
+    Two roots of one place are equal, as far as names show: symbolic links are not followed.
     """
 
     scheme: str
@@ -39,11 +39,11 @@ class Root:
 
     @classmethod
     def parse(cls, root: str | os.PathLike[str] | Root) -> Root:
-        """Read a root: a plain path, a ``file:`` URI, or a URI of one of `SCHEMES`.
+        """Parse a root: a plain path, a ``file:`` URI, or a URI of one of `SCHEMES`.
 
         Raises:
-            ValueError: It is a URI of another kind, a local one that names a host, a remote one that names no bucket,
-                one of no absolute path, or one with a query or fragment.
+            ValueError: It is a URI of another kind, a local one with a host, a remote one without a bucket,
+                one without an absolute path, or one with a query or fragment.
         """
         if isinstance(root, Root):
             return root
@@ -68,7 +68,7 @@ class Root:
         path = unquote(parts.path)
         if not path.startswith("/") or "\0" in path:
             raise ValueError(f"{without_secrets(root)!r} must name an absolute path")
-        # POSIX keeps two leading slashes apart from one, which would give one place two names.
+        # POSIX distinguishes two leading slashes from one, and this would give one place two names.
         return cls(SCHEME, "", Path(os.path.abspath("/" + path.lstrip("/"))).as_posix())
 
     @classmethod
@@ -92,7 +92,7 @@ class Root:
 
     @property
     def uri(self) -> str:
-        """The one URI it is known by."""
+        """Its only URI."""
         return f"{self.scheme}://{self.container}{quote(self.path) if self.path != '/' or self.is_local else ''}"
 
     @property
@@ -102,7 +102,7 @@ class Root:
 
     @property
     def folder(self) -> Path:
-        """The local folder.
+        """Return the local folder.
 
         Raises:
             ValueError: It is not local.
@@ -113,22 +113,22 @@ class Root:
 
     @property
     def key(self) -> str:
-        """The path as objects' names have it, without a slash in front; empty for the top of a bucket."""
+        """Return the path in the form of objects' names, without a slash in front; empty for the top of a bucket."""
         return object_path(self.path.strip("/"))
 
     def parents(self) -> Iterator[Root]:
-        """The places it lies in, the nearest first."""
+        """Yield its parents, the nearest first."""
         path = self.path
         while path != "/":
             path = posixpath.dirname(path)
             yield replace(self, path=path)
 
     def joined(self, path: str) -> Root:
-        """The place at a relative path below this one."""
+        """Return the place at a relative path below this one."""
         return replace(self, path=posixpath.join(self.path, path)) if path else self
 
     def path_of(self, other: Root) -> str | None:
-        """Give another place relative to this one, ``""`` for itself; None if it does not lie at or below it."""
+        """Return another place relative to this one, ``""`` for itself; None if it is not at or below it."""
         if (self.scheme, self.container) != (other.scheme, other.container):
             return None
         if other.path == self.path:
@@ -138,5 +138,5 @@ class Root:
 
 
 def is_ours(uri: str) -> bool:
-    """Tell whether a URI is of one of `SCHEMES`."""
+    """Tell whether a URI has one of `SCHEMES`."""
     return urlsplit(uri).scheme in SCHEMES

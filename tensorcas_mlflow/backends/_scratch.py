@@ -1,4 +1,4 @@
-"""Memory that reads go through on their way to where they are wanted."""
+"""Reusable buffers for reads on their way to the caller's memory."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _PAGES_AT_ONCE = 2
 
 
 class Scratch:
-    """Buffers that are used again by the next read: fresh memory costs more than a read.
+    """Buffers reused by the next read: fresh memory costs more than a read.
 
-    They lie in huge pages, where the system has them. A direct read into ordinary ones is split by the disk's driver
-    into many, as each page is a segment of its own, and takes three times as long.
+    They lie in huge pages, if the system has them. Each ordinary page is a segment of its own, so the disk's driver
+    splits a direct read into ordinary pages into many requests, and the read takes three times as long.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Scratch:
         self._idle: list[Any] = []
 
     def take(self, n_bytes: int) -> Any:
-        """Give a buffer of at least so many bytes, at a page's begin; nobody else has it until it is given back."""
+        """Return a buffer of at least so many bytes, aligned to a page; nobody else has it until it is given back."""
         idle = self._small if n_bytes <= _SMALL_BYTES else self._idle
         with self._lock:
             while idle:
@@ -46,7 +46,7 @@ class Scratch:
             return slab[:SCRATCH_BYTES]
 
     def give_back(self, buffer: Any) -> None:
-        """Let others have a buffer; None is none."""
+        """Return a buffer for reuse; None is none."""
         if buffer is not None:
             with self._lock:
                 (self._small if len(buffer) <= _SMALL_BYTES else self._idle).append(buffer)

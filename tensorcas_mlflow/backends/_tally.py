@@ -1,4 +1,4 @@
-"""A count of what is read, added to by whoever reads."""
+"""Counter of reads, filled by the readers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tensorcas_mlflow.threads import Lock
 
 
 class Tally:
-    """Counts of bytes and requests. For many threads at once."""
+    """Counts of bytes and requests, for many threads at once."""
 
     def __init__(self) -> None:
         self.n_bytes = 0
@@ -16,17 +16,17 @@ class Tally:
         self._lock = Lock()
 
     def add(self, n_bytes: int, n_requests: int = 1) -> None:
-        """Count requests, and what they have brought."""
+        """Count requests and the bytes read."""
         with self._lock:
             self.n_bytes += n_bytes
             self.n_requests += n_requests
 
     def add_mapped(self, n_bytes: int) -> None:
-        """Count what was mapped."""
+        """Count memory-mapped bytes."""
         with self._lock:
             self.n_mapped_bytes += n_bytes
 
     def add_cached(self, n_chunks: int) -> None:
-        """Count chunks that the chunk cache had."""
+        """Count chunks found in the chunk cache."""
         with self._lock:
             self.n_cached += n_chunks

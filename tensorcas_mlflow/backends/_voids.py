@@ -1,4 +1,4 @@
-"""Voids: objects that count as nothing (``docs/format.md``, Object stores)."""
+"""Voids: objects that count as no blob (``docs/format.md``, Object stores)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VOID_BYTES = len(_VOID) + 2 * _NONCE_BYTES
 
 
 def new_void() -> bytes:
-    """Make a void, which no other one is equal to."""
+    """Create a void; no two are equal."""
     return _VOID + secrets.token_hex(_NONCE_BYTES).encode()
 
 

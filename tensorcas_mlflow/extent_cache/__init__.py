@@ -1,7 +1,7 @@
-"""Keep on local disk what was read of packs, so that the next load reads only what changed.
+"""A cache of packs on local disk, so the next load reads only the changes.
 
-Packs never change and their names never come back, so what is kept can be old but never wrong. The cache knows extents
-of packs and nothing of chunks, stores or MLflow. It never fails: what it cannot keep is read from the storage again.
+Packs never change and their names never come back, so a cached extent can be old but never wrong. The cache knows
+extents of packs and nothing of chunks, stores or MLflow. It never fails: after a miss the reader asks the storage.
 """
 
 from tensorcas_mlflow.extent_cache._cache import ExtentCache

@@ -1,4 +1,4 @@
-"""The cache as a whole: a folder, what is put there, and what can be had from there."""
+"""The cache as a whole: its folder, its contents and its bound."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ _VERSION = "extents-1"
 """Name of the folder below the cache's own. Another format gets another name, and leaves these files alone."""
 _MOST_BYTES = 16 << 30
 _PAUSE_S = 60.0
-"""After a put has failed: a disk that is full or read-only is not tried at every extent."""
+"""Pause after a failed put: a full or read-only disk is not tried at every extent."""
 
 
 class ExtentCache:
-    """Keeps stored bytes of packs in files of one user; threads and processes share it without locks.
+    """Cache of packs' stored bytes in files of one user; threads and processes share it without locks.
 
-    Everything in it can be deleted at any moment, by anybody. No call raises because of the disk: what cannot be kept
-    is not, and the log says so once.
+    Anybody may delete anything in it at any moment. No call raises because of the disk: the cache skips extents it
+    cannot keep, and logs it once.
     """
 
     def __init__(self, folder: Path, *, max_bytes: int | None = None) -> None:
-        """Make a cache in a folder, which need not exist.
+        """Create a cache in a folder, which need not exist.
 
         Args:
-            folder: Of the cache. Only files that this class made are ever removed from it.
-            max_bytes: What all files together may take; no file may take more than an eighth of it. While several
-                processes write at once, what they are writing may lie above it. By default 16 GiB, and never more than
-                a tenth of what is free on the disk, as seen at each put: as others fill the disk, the cache yields.
+            folder: Folder of the cache. Only files created by this class are ever removed from it.
+            max_bytes: Bound of all files together; one file may take at most an eighth of it. While several
+                processes write at once, their files under way may exceed it. By default 16 GiB, and never more than
+                a tenth of the free disk, checked at each put: as others fill the disk, the cache shrinks.
         """
         self._folder = os.path.join(folder, _VERSION)
         self._max_bytes = max_bytes
@@ -51,21 +51,21 @@ class ExtentCache:
         self._pause_until = 0.0
 
     def open_pack(self, store_id: str, pack: str) -> CachedPack:
-        """Look at what is there of one pack: reads the heads of its files, not their payloads."""
+        """Open the cached extents of one pack: read the heads of its files, not their payloads."""
         folder, label = self._place(store_id, pack)
         return CachedPack(list(self._files(folder, label)))
 
     def filling(self, store_id: str) -> Filling:
-        """Begin to put what one load reads; see `Filling`."""
+        """Begin to put the reads of one load; see `Filling`."""
         return Filling(lambda pack, extents: self.put(store_id, pack, extents))
 
     def put(self, store_id: str, pack: str, extents: Iterable[PutExtent]) -> None:
         """Keep extents of one pack, in files of some 8 MiB.
 
         Args:
-            store_id: Of the store; any text that no other store has.
-            pack: Name of the pack, or any text that stands for bytes which never change.
-            extents: Where each begins in the pack, and its bytes; each holds the chunks whole that are to be found.
+            store_id: Id of the store; any text unique to the store.
+            pack: Name of the pack, or any text for bytes that never change.
+            extents: Start of each in the pack, and its bytes; each holds whole chunks.
         """
         if time.monotonic() < self._pause_until:
             return
@@ -81,7 +81,7 @@ class ExtentCache:
 
     @classmethod
     def of_environment(cls) -> ExtentCache | None:
-        """Make the cache that the environment names; None if it says ``off`` (see `tensorcas_mlflow.config`)."""
+        """Create the cache configured in the environment; None if it is ``off`` (see `tensorcas_mlflow.config`)."""
         folder = config.cache_folder()
         return None if folder is None else cls(folder, max_bytes=config.cache_bytes())
 
@@ -104,7 +104,7 @@ class ExtentCache:
             except CorruptError:
                 remove(path)
             except OSError:
-                continue  # gone, or nothing of ours
+                continue  # gone, or foreign
 
     def _put_file(self, folder: str, label: bytes, extents: Sequence[PutExtent], max_bytes: int) -> str | None:
         """Write one file; return its path, or None if it would be too large."""
@@ -140,7 +140,7 @@ class ExtentCache:
         if None in paths:
             return
         for listed in small:
-            # The name says what is in a file: one that held all that the others held has been written over itself.
+            # The name is a digest of the contents: a file with all extents of the others has been rewritten in place.
             if listed.path not in paths and remove(listed.path):
                 self._room.give_back(listed.n_bytes)
 
@@ -160,7 +160,7 @@ class ExtentCache:
 
 
 def _file_bytes(max_bytes: int) -> int:
-    """How large a file is to be: where the bound is small, so small that it is kept, with its head."""
+    """Return the size of one file: small enough to be kept under a small bound, with its head."""
     return min(FILE_BYTES, max_bytes // 12)
 
 
@@ -191,4 +191,4 @@ def _make_folder(folder: str) -> None:
             os.mkdir(folder, 0o700)
         except FileExistsError:
             return
-    os.chmod(folder, 0o700)  # whatever the umask says
+    os.chmod(folder, 0o700)  # whatever the umask is

@@ -1,4 +1,4 @@
-"""What the cache holds of one pack, looked up for many chunks at once."""
+"""The cached extents of one pack, with lookups of many chunks at once."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tensorcas_mlflow.readplan import plan_reads
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedRead:
-    """One read of the cache, and the chunks it brings."""
+    """One read of the cache, and its chunks."""
 
     members: Int64s
-    """Which of the chunks asked for it holds, by their number."""
+    """Numbers of the requested chunks it holds."""
     begins: Int64s
-    """Where each member begins in what `read` returns."""
+    """Start of each member in the result of `read`."""
     _file: ExtentFile
     _start: int
     _stop: int
@@ -32,7 +32,7 @@ class CachedRead:
 
         Returns:
             Stored bytes, each member's from its place in ``begins`` on, in memory of the caller's own; None if they
-            have gone from the cache or were damaged, which removes them.
+            are gone from the cache or were damaged; damaged ones are removed.
         """
         try:
             return self._file.read(self._start, self._stop)
@@ -43,23 +43,23 @@ class CachedRead:
         return None
 
     def discard(self) -> None:
-        """Remove from the cache what this read brings: the cache gave what was put, and that turned out to be wrong."""
+        """Remove this read's extents from the cache: they are as put, and turned out to be wrong."""
         with contextlib.suppress(OSError):
             os.unlink(self._file.path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Which chunks are in the cache, and how to read them."""
+    """The requested chunks in the cache, and their reads."""
 
     held: np.ndarray[Any, np.dtype[np.bool_]]
-    """For each chunk asked for, whether the cache has it."""
+    """For each requested chunk, whether the cache has it."""
     reads: list[CachedRead]
-    """Each chunk that is held is a member of one of them."""
+    """The reads; each chunk in the cache is a member of one of them."""
 
 
 class CachedPack:
-    """What was there of a pack when it was opened. Some of it may be gone by now; then a read brings None."""
+    """The cached extents of a pack at the time of opening. Some may be gone by now; then a read returns None."""
 
     def __init__(self, files: Sequence[ExtentFile]) -> None:
         self._files = files
@@ -72,25 +72,25 @@ class CachedPack:
         self._sorted_starts = self._starts[order]
         stops = self._stops[order]
         reach = np.maximum.accumulate(stops)
-        # Extents of several loads may overlap. Of those that begin at or before a chunk, the one that reaches farthest
+        # Extents of several loads may overlap. Of those beginning at or before a chunk, the one reaching farthest
         # holds the chunk if any does.
         farthest = np.maximum.accumulate(np.where(stops == reach, np.arange(len(stops)), 0))
         self._farthest = order[farthest]
 
     @property
     def n_extents(self) -> int:
-        """How many extents there are."""
+        """Return the number of extents."""
         return len(self._starts)
 
     def find(self, offsets: Any, lengths: Any) -> Found:
-        """Look many chunks up, and plan how to read those that are held.
+        """Look many chunks up, and plan the reads of those found.
 
         Args:
-            offsets: For each chunk where it begins in the pack; any integer dtype.
-            lengths: For each chunk how many bytes it has there.
+            offsets: For each chunk its start in the pack; any integer dtype.
+            lengths: For each chunk its size in the pack.
 
         Returns:
-            What is held, and reads of some 8 MiB each: chunks that lie near each other in a file are read together.
+            The chunks found, and reads of some 8 MiB each: chunks near each other in a file are read together.
         """
         offsets, lengths = np.asarray(offsets).astype(np.int64), np.asarray(lengths).astype(np.int64)
         if not len(self._starts):
@@ -103,7 +103,7 @@ class CachedPack:
         extent = extent[chosen]
         positions = self._positions[extent] + offsets[chosen] - self._starts[extent]
         numbers = self._numbers[extent]
-        # In whole blocks, as these are what is read and hashed: chunks of one block are one read.
+        # In whole blocks, as reads and digests cover blocks: chunks of one block are one read.
         begins = positions // BLOCK_BYTES * BLOCK_BYTES
         ends = -(-(positions + lengths[chosen]) // BLOCK_BYTES) * BLOCK_BYTES
         ends = np.minimum(ends, self._payloads[numbers])

@@ -1,8 +1,8 @@
 """One file of the cache: extents of one pack, and the digests of their bytes (``docs/format.md``, Chunk cache).
 
-The file's name is the digest of its head, and the head holds the digest of every block of the payload. So a reader who
-checks both gets the bytes that were put there for this very pack, whatever became of the file meanwhile. The same
-extents make the same name: two processes that put them at once write one file twice.
+The file's name is the digest of its head, and the head holds the digest of every block of the payload. So a reader
+that checks both gets exactly the bytes put there for this very pack, whatever happened to the file meanwhile. The same
+extents give the same name: two processes putting them at once write one file twice.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tensorcas_mlflow.errors import CorruptError
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Int64s: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 PutExtent: TypeAlias = tuple[int, Buffer]
-"""Where an extent begins in its pack, and its bytes."""
+"""Start of an extent in its pack, and its bytes."""
 
 BLOCK_BYTES = 256 << 10
-"""What is hashed as one. Larger ones make a lone small chunk dearer to read; with smaller ones, threads wait for each
-other at every digest."""
+"""Size of a block with one digest. Larger ones make a lone small chunk more expensive to read; with smaller ones,
+threads wait for each other at every digest."""
 NAME = re.compile(r"[0-9a-f]{32}\.extents")
 STAGING_NAME = re.compile(r"[0-9a-f]{32}\.staging")
 
@@ -39,7 +39,7 @@ _HEADER = struct.Struct("<8sIIQ8x32s")
 _EXTENT = np.dtype([("start", "<u8"), ("n_bytes", "<u8")])
 _DIGEST_BYTES = 16
 _FIRST_READ_BYTES = 16 << 10
-"""Holds the whole head of a file of few extents."""
+"""Enough for the whole head of a file of few extents."""
 _MOST_BYTES = 1 << 48
 _TOUCH_S = 60
 _OPEN = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -47,18 +47,18 @@ _OPEN = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtentFile:
-    """A file whose head has been checked. It may be gone by the time it is read."""
+    """A file with a verified head. It may be gone by the time of a read."""
 
     path: str
     starts: Int64s
-    """Where each extent begins in the pack."""
+    """Start of each extent in the pack."""
     stops: Int64s
     positions: Int64s
-    """Where each extent begins in the payload, ascending."""
+    """Start of each extent in the payload, ascending."""
     payload_at: int
     payload_bytes: int
     digests: bytes
-    """Of the payload's blocks, one after the other."""
+    """Digests of the payload's blocks, one after the other."""
 
     def read(self, start: int, stop: int) -> memoryview:
         """Read a stretch of the payload.
@@ -68,15 +68,15 @@ class ExtentFile:
             stop: One past the last byte.
 
         Returns:
-            The bytes, in memory that is the caller's own, and hashed there: what becomes of the file does not matter.
+            The bytes, in memory of the caller's own and hashed there: later changes of the file do not matter.
 
         Raises:
-            CorruptError: The file is not what was written.
+            CorruptError: The file differs from the one written.
             OSError: It cannot be read; most often it is gone.
         """
         first = start // BLOCK_BYTES
         begin, end = first * BLOCK_BYTES, min(-(-stop // BLOCK_BYTES) * BLOCK_BYTES, self.payload_bytes)
-        # Not mapped: a map of a file that somebody cuts short kills the process, and its bytes may change once hashed.
+        # Not mapped: a map of a truncated file kills the process, and mapped bytes may change after hashing.
         block = np.empty(end - begin, dtype=np.uint8).data
         descriptor = open_regular(self.path)
         try:
@@ -91,18 +91,18 @@ class ExtentFile:
 
 
 def write_file(folder: str, label: bytes, extents: Sequence[PutExtent]) -> str:
-    """Write a file that others see when it is whole.
+    """Write a file that others see only when it is complete.
 
     Args:
-        folder: Of the pack; it is there.
-        label: 32 bytes that stand for the pack.
+        folder: Folder of the pack; it exists.
+        label: 32 bytes identifying the pack.
         extents: At least one; none is empty.
 
     Returns:
         The file's path.
 
     Raises:
-        OSError: It could not be written; nothing stays behind, unless the process dies.
+        OSError: It could not be written; nothing is left over, unless the process dies.
     """
     payload = extents[0][1] if len(extents) == 1 else b"".join([data for _, data in extents])
     head = _head(label, extents, memoryview(payload).cast("B"))
@@ -111,10 +111,10 @@ def write_file(folder: str, label: bytes, extents: Sequence[PutExtent]) -> str:
     descriptor = os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(descriptor, 0o600)  # whatever the umask says
+            os.fchmod(descriptor, 0o600)  # whatever the umask is
             file.write(head)
             file.write(payload)
-        # Not synced: after a crash of the machine the digests tell what is whole.
+        # Not synced: after a crash of the machine the digests show which files are intact.
         os.replace(staging, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -127,7 +127,7 @@ def open_file(path: str, label: bytes) -> ExtentFile:
     """Read and check a file's head.
 
     Raises:
-        CorruptError: The file is damaged, of another pack, or not of this version.
+        CorruptError: The file is damaged, of another pack, or of another version.
         OSError: It cannot be read; most often it is gone.
     """
     descriptor = open_regular(path)
@@ -155,10 +155,10 @@ def open_file(path: str, label: bytes) -> ExtentFile:
         raise CorruptError(path, "it is of another pack")
     table = np.frombuffer(head, dtype=_EXTENT, count=n_extents, offset=_HEADER.size)
     if n_extents and max(int(table["start"].max()), int(table["n_bytes"].max())) > _MOST_BYTES:
-        raise CorruptError(path, "it has extents that no pack has")
+        raise CorruptError(path, "it has impossible extents")
     starts, sizes = table["start"].astype(np.int64), table["n_bytes"].astype(np.int64)
     if int(sizes.sum()) != payload_bytes or not sizes.all():
-        raise CorruptError(path, "its extents are not its payload")
+        raise CorruptError(path, "its extents do not add up to its payload")
     return ExtentFile(
         path=path,
         starts=starts,
@@ -174,11 +174,11 @@ def open_regular(path: str) -> int:
     """Open a file of the cache for reading; the caller closes the descriptor.
 
     Raises:
-        OSError: There is no such file, or it is none that this user can have written.
+        OSError: There is no such file, or another user may have written it.
     """
     descriptor = os.open(path, _OPEN)
     found = os.fstat(descriptor)
-    # A file of somebody else's could hold any weights, with digests to match.
+    # Another user's file could hold any weights, with digests to match.
     if not stat.S_ISREG(found.st_mode) or (hasattr(os, "geteuid") and found.st_uid != os.geteuid()):
         os.close(descriptor)
         raise PermissionError(f"{path} is no file of this user's")
@@ -186,13 +186,13 @@ def open_regular(path: str) -> int:
 
 
 def file_bytes(extents: Sequence[PutExtent]) -> int:
-    """Size of the file that these extents make."""
+    """Return the size of the file with these extents."""
     payload = sum(memoryview(data).nbytes for _, data in extents)
     return _HEADER.size + len(extents) * _EXTENT.itemsize + -(-payload // BLOCK_BYTES) * _DIGEST_BYTES + payload
 
 
 def disk_bytes(n_bytes: int) -> int:
-    """Bytes a file takes on a disk that gives room in pages."""
+    """Return the disk space of a file on a disk that allocates pages."""
     return -(-n_bytes // 4096) * 4096
 
 
@@ -201,7 +201,7 @@ def _head(label: bytes, extents: Sequence[PutExtent], payload: memoryview) -> by
     table["start"] = [start for start, _ in extents]
     table["n_bytes"] = [memoryview(data).nbytes for _, data in extents]
     if int(table["start"].max()) > _MOST_BYTES or not int(table["n_bytes"].min()):
-        raise ValueError("an extent is empty, or begins where no pack does")
+        raise ValueError("an extent is empty, or begins outside of any pack")
     header = _HEADER.pack(_MAGIC, len(extents), 0, payload.nbytes, label)
     return header + table.tobytes() + _digests_of(payload)
 
@@ -221,7 +221,7 @@ def _read_fully(descriptor: int, start: int, out: memoryview, path: str) -> None
 
 
 def _touch(descriptor: int) -> None:
-    # Once a minute: which of two files was used a second later decides nothing, and a write a read costs.
+    # Once a minute: a second's difference between two files decides nothing, and a write per read costs time.
     if abs(time.time() - os.fstat(descriptor).st_mtime) > _TOUCH_S:
         with contextlib.suppress(OSError):
             os.utime(descriptor)

@@ -1,4 +1,4 @@
-"""Small extents wait here until there are enough of them for a file."""
+"""Small extents waiting until there are enough of them for a file."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tensorcas_mlflow.extent_cache._file import Buffer, PutExtent
 from tensorcas_mlflow.threads import Lock
 
 FILE_BYTES = 8 << 20
-"""A file of the cache is about this large: few files, and what is evicted at once is little."""
+"""Size of a cache file, about: large enough for few files, small enough for small evictions."""
 _MOST_WAITING_BYTES = 64 << 20
 
 
 class Filling:
-    """What one load puts into the cache: a context manager, for many threads.
+    """The extents one load puts into the cache: a context manager, for many threads.
 
     Thousands of small extents become few files: those of one pack wait for each other, 64 MiB in all at most. When the
     context ends, the rest is put; when it ends by an exception, the rest is dropped.
@@ -41,8 +41,8 @@ class Filling:
 
         Args:
             pack: Name of the pack.
-            start: Where the extent begins in it.
-            data: Its bytes, checked; they must not change until the context has ended.
+            start: Start of the extent in it.
+            data: Its bytes, verified; they must not change until the context has ended.
         """
         n_bytes = memoryview(data).nbytes
         if n_bytes >= FILE_BYTES // 2:

@@ -1,4 +1,4 @@
-"""Small files of one pack become one: who reads a thousand tensors one by one puts a thousand extents one by one."""
+"""Merging of small files of one pack: reading a thousand tensors one by one puts a thousand extents one by one."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _SMALL_BYTES = 1 << 20
 def small_files_to_merge(files: Sequence[Listed], *, max_bytes: int) -> list[Listed]:
     """Choose small files of about one size, once there are eight of them.
 
-    As only files of one size are merged, a byte is written again at most once for every eightfold size.
+    Only files of one size are merged, so a byte is rewritten at most once for every eightfold size.
 
     Args:
-        files: Of one pack.
-        max_bytes: Files that together have more are left as they are.
+        files: Files of one pack.
+        max_bytes: Maximum total size of files to merge.
 
     Returns:
         Eight files or more, or none.
@@ -39,9 +39,9 @@ def small_files_to_merge(files: Sequence[Listed], *, max_bytes: int) -> list[Lis
 
 
 def join_extents(files: Sequence[ExtentFile]) -> list[PutExtent]:
-    """Read all extents of some files, ascending, without those that lie inside another.
+    """Read all extents of some files, ascending, without those inside another.
 
-    What is damaged or gone is left out.
+    Damaged and missing files are left out.
     """
     extents: list[PutExtent] = []
     for file in files:

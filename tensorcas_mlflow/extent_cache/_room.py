@@ -1,8 +1,8 @@
-"""The bound of the cache: a shared tally of what lies there, and the removal of what was used longest ago.
+"""The bound of the cache: a shared tally of its size, and eviction of the least recently used files.
 
-Whoever puts something adds its size to the tally, a file that all processes append to. Only when the tally says that
-the bound is reached are the files looked through, the oldest removed until an eighth of the bound is free, and a new
-tally begun. So one look through all files is paid for by an eighth of the bound in new bytes, whoever wrote them.
+Each put adds its size to the tally, a file all processes append to. Only when the tally reaches the bound does a
+process scan the files, remove the oldest until an eighth of the bound is free, and begin a new
+tally. So an eighth of the bound in new bytes pays for one scan of all files, whoever wrote them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _PACK_NAME = re.compile(r"[0-9a-f]{32}")
 _SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 _MARK_BYTES = 16
 _MOST_TALLY_BYTES = 64 << 10
-"""A longer tally is begun anew, as each put reads it all."""
+"""A longer tally is begun anew, as each put reads all of it."""
 _STALE_S = 3600
-"""A file is written in seconds. One still under way after this is its dead writer's, and if the writer only slept, its
-put comes to nothing."""
+"""Writing a file takes seconds. One still under way after this is its dead writer's; if the writer only slept, its
+put has no effect."""
 
 
 class Listed(NamedTuple):
-    """A file of the cache, as a look through its folders shows it."""
+    """A file of the cache, as listed in a scan of its folders."""
 
     used: float
     n_bytes: int
@@ -39,17 +39,17 @@ class Listed(NamedTuple):
 
 
 class Room:
-    """The room that the files below a folder may take together."""
+    """The space of the files below a folder, and its bound."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._tally = os.path.join(folder, "tally")
 
     def reserve(self, n_bytes: int, max_bytes: int) -> bytes | None:
-        """Make room for a file, removing what was used longest ago where there is none.
+        """Make room for a file; evict the least recently used files if there is none.
 
         Returns:
-            What `settle` wants when the file is there; None if the file is too large for this bound.
+            The mark for `settle` after the write; None if the file is too large for this bound.
 
         Raises:
             OSError: The tally cannot be written.
@@ -62,24 +62,24 @@ class Room:
         return None if too_large else mark
 
     def settle(self, mark: bytes, n_bytes: int, max_bytes: int) -> None:
-        """Say that a file for which room was reserved is there.
+        """Record that a file with reserved room exists.
 
         Raises:
             OSError: The tally cannot be written.
         """
-        # If somebody has begun a new tally since, the file was perhaps not there yet when they looked. To count it
-        # twice only means to look again earlier.
+        # If another process has begun a new tally since, its scan perhaps missed the file. Counting it twice
+        # only causes an earlier scan.
         if self._read_mark() != mark:
             total, _ = self._add(disk_bytes(n_bytes))
             if total is None or total > max_bytes:
                 self._tidy(0, max_bytes)
 
     def total(self) -> int | None:
-        """Bytes that the tally says are taken; None where nobody has counted yet."""
+        """Return the size in the tally; None if nobody has counted yet."""
         return self._add(0)[0]
 
     def give_back(self, n_bytes: int) -> None:
-        """Say that a file is gone; that nobody says it costs an early look through the folders."""
+        """Record that a file is gone; without this record the next scan only comes earlier."""
         with contextlib.suppress(OSError):
             self._add(-disk_bytes(n_bytes))
 
@@ -103,14 +103,14 @@ class Room:
                     remove(file.path)
                 else:
                     n_left += 1
-                    # One that bears a time to come is as old as any: a clock was wrong.
+                    # A file with a time in the future counts as the oldest: a clock was wrong.
                     yield file if file.used <= now + _STALE_S else file._replace(used=0.0)
             if not n_left and folder != self._folder:
                 with contextlib.suppress(OSError):
                     os.rmdir(folder)
 
     def _add(self, n_bytes: int) -> tuple[int | None, bytes]:
-        """Add to the tally; return its sum, None where there is none to trust, and which tally it is."""
+        """Add to the tally; return its sum, None if there is none to trust, and the tally's mark."""
         try:
             descriptor = os.open(self._tally, os.O_RDWR | os.O_APPEND | _SAFE)
         except OSError:
@@ -158,7 +158,7 @@ class Room:
 
 
 def files_in(folder: str) -> list[Listed]:
-    """List the cache's files of one pack, those under way too; of other names nothing is said and nothing done."""
+    """List the cache's files of one pack, those under way too; other names are left alone."""
     found: list[Listed] = []
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
