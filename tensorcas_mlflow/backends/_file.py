@@ -112,7 +112,7 @@ class BlobFile:
 
     @property
     def is_direct(self) -> bool:
-        """Whether `open_direct` has been called and has succeeded."""
+        """True if `open_direct` has been called and has succeeded."""
         return self._direct is not None
 
     def open_direct(self) -> bool:

@@ -97,7 +97,7 @@ class Root:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a folder of this machine."""
+        """True for a folder of this machine."""
         return self.scheme == SCHEME
 
     @property

@@ -111,7 +111,7 @@ def write_file(folder: str, label: bytes, extents: Sequence[PutExtent]) -> str:
     descriptor = os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(descriptor, 0o600)  # whatever the umask is
+            os.fchmod(descriptor, 0o600)  # whatever the umask says
             file.write(head)
             file.write(payload)
         # Not synced: after a crash of the machine the digests show which files are intact.
