@@ -1,4 +1,4 @@
-"""Checkpoints and files in a content-addressed store: writing, reading, and what keeps them alive."""
+"""The store: saving and loading of checkpoints and files, and the refs keeping them alive."""
 
 from tensorcas_mlflow.store._batch import PendingBatch
 from tensorcas_mlflow.store._find import stores_below
@@ -48,7 +48,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    # The error that Python makes of an AttributeError in ``from … import`` would not say where it is.
+    # Python's own error for an AttributeError in ``from … import`` would not name the right module.
     if name == "TensorCasStore":
         raise ImportError(
             "TensorCasStore is not in tensorcas_mlflow.store: from tensorcas_mlflow import TensorCasStore"

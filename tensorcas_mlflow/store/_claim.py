@@ -1,4 +1,4 @@
-"""Steps of the save/collect protocol that every writer takes, each on its own (``docs/design/protocol.md``)."""
+"""Steps of the save/collect protocol common to all writers (``docs/design/protocol.md``)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Intent = tuple[str, Token]
 
 
 def declare(backend: Backend, manifest_name: str, digests: Digests, bases: Collection[str] = ()) -> Intent:
-    """Create the intent of a save: from now on every collector sees what it relies on.
+    """Create the intent of a save: from now on every collector sees the chunks it relies on.
 
     Args:
-        bases: Packs of the bases of deltas that the save may write.
+        bases: Packs of the bases of deltas the save may write.
     """
     key = f"intents/{uuid.uuid4().hex}"
     intent = intent_bytes(manifest_name, digests, bases=bases, through_carrier=backend.is_carrier)
@@ -35,10 +35,10 @@ def declare(backend: Backend, manifest_name: str, digests: Digests, bases: Colle
 
 
 def look(backend: Backend, catalog: Catalog) -> Condemnation:
-    """Read what is condemned, now that an intent is there, and see that it has come into the store that was opened.
+    """Read the condemned lists, after creating an intent, and check that the intent is in the store this object opened.
 
     Raises:
-        CorruptError: A list cannot be read.
+        CorruptError: A list is unreadable.
         StoreNotFoundError: The store is gone.
         ConflictError: Another store is in its place.
     """
@@ -48,26 +48,26 @@ def look(backend: Backend, catalog: Catalog) -> Condemnation:
 
 
 def probe(backend: Backend, catalog: Catalog, digests: Digests, condemned: Condemnation) -> Mask:
-    """Look which chunks have to be written: probe the index, then see that every pack to be relied on is there.
+    """Find the chunks to write: probe the index, then check that every pack to be relied on exists.
 
     Args:
-        digests: Different ones, which an intent names that was created before ``condemned`` was read.
-        condemned: What is not to be relied on.
+        digests: Distinct digests, named by an intent older than the reading of ``condemned``.
+        condemned: Blobs not to be relied on.
 
     Returns:
         For each digest whether the chunk is missing.
     """
     seen = catalog.seen(condemned.generation)
     doomed = set(condemned.packs)
-    # What this process knows of a store far away is asked for anew only if it is not enough.
+    # For a remote store, refresh this process's view of the index only if it lacks a chunk.
     is_known = backend.is_remote and bool(catalog.find_sound(digests, doomed).found.all())
     while True:
         if not is_known:
-            # Again after a pack turned out to be gone: a collector has put what is needed of it elsewhere before.
+            # Repeated if a pack turned out to be gone: its collector has put the needed chunks elsewhere before.
             seen |= catalog.refresh()
         places = catalog.find_sound(digests, doomed)
         used = {pack_key(places.packs[number]) for number in np.unique(places.pack[places.found])}
-        # A delta whose base is gone is no copy.
+        # A delta without its base is no copy.
         used |= set(map(pack_key, catalog.find_chains(places)[1]))
         gone = backend.missing(used - seen)
         seen |= used - gone
@@ -87,12 +87,12 @@ def write_packs(
     names: Iterable[str] = (),
     note: Callable[[str, Packed], None] | None = None,
 ) -> int:
-    """Write chunks into new packs, which are durable when this returns, and the packs into the index.
+    """Write chunks into new packs, durable on return, and add the packs to the index.
 
     Args:
-        condemned: As it was read when the intent was there.
-        names: Of the first packs, drawn before; those of further ones are drawn here.
-        note: Told the name of a pack and each payload that is about to go into it.
+        condemned: The condemned lists, read after the intent was created.
+        names: Names of the first packs, drawn before; those of further ones are drawn here.
+        note: Called with the name of a pack and each payload about to go into it.
 
     Returns:
         Size of the packs.
@@ -107,10 +107,10 @@ def write_packs(
 def put_packs(
     backend: Backend, payloads: Iterator[Packed], beside: Iterable[tuple[str, bytes]]
 ) -> dict[str, PackWriter]:
-    """Write chunks into new packs, on which nothing but a commit that comes later relies; see `Backend.put_all`.
+    """Write chunks into new packs needed only by a later commit; see `Backend.put_all`.
 
     Args:
-        beside: Other new blobs, by key, that need not wait until the packs are there.
+        beside: Other new blobs, by key, that need not wait for the packs.
 
     Returns:
         The packs by name, for `publish`.
@@ -135,7 +135,7 @@ def _new_packs(
     names: Iterable[str] = (),
     note: Callable[[str, Packed], None] | None = None,
 ) -> Iterator[tuple[str, PackWriter, Iterator[Buffer]]]:
-    """Lay out chunks in packs: name, table and bytes of each, which have to be drawn before the next."""
+    """Lay out chunks in packs: yield name, table and bytes of each; draw the bytes before the next pack."""
     ahead = _Lookahead(payloads)
     drawn = iter(names)
     while ahead.has_more():
@@ -152,7 +152,7 @@ def _noted(payloads: Iterator[Packed], note: Callable[[Packed], None]) -> Iterat
 
 
 def publish(catalog: Catalog, packs: Mapping[str, PackWriter], condemned: Condemnation) -> int:
-    """Put packs that are written into the index, and return their size."""
+    """Add written packs to the index, and return their size."""
     seen = catalog.seen(condemned.generation)
     for name, writer in packs.items():
         seen.add(pack_key(name))
@@ -161,18 +161,18 @@ def publish(catalog: Catalog, packs: Mapping[str, PackWriter], condemned: Condem
 
 
 def manifest_blob(backend: Backend, catalog: Catalog, manifest: Manifest) -> bytes:
-    """Write a manifest, all of whose chunks are there: in a remote store with hints, for readers that know no index."""
+    """Return the blob of a manifest with stored chunks: in a remote store with hints, for readers without an index."""
     blob = manifest.to_blob()
     if backend.is_remote:
         places = catalog.find(unique_rows(manifest.digests)[0])
-        # Hints do not say what a delta is to be added to.
+        # Hints do not record the bases of deltas.
         if not is_delta(places.entries).any():
             blob += hint_bytes(places.packs, places.pack, places.entries)
     return blob
 
 
 class _Lookahead:
-    """An iterator of payloads that can be asked whether there is more, and cut into packs."""
+    """An iterator of payloads with a test for more, divisible into packs."""
 
     def __init__(self, payloads: Iterator[Packed]) -> None:
         self._payloads = payloads

@@ -1,4 +1,4 @@
-"""Reading tensors: locate, plan, read, decode straight into place, verify."""
+"""Reading of tensors: locate, plan, read, decode straight into place, verify."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ from tensorcas_mlflow.store._target import ChosenRows, Target, check_outs, new_a
 
 _FILE_BATCH_BYTES = 16 << 20
 _MAX_ATTEMPTS = 100
-"""How often a chunk may be moved under a reader. Each time a whole collection has to fall into one read, which happens
-many times in a row only where collectors that rewrite everything run without a pause and the reader hardly does."""
+"""Maximum number of moves of a chunk during one read. Each move takes a whole collection during the read. Many in a row
+occur only if rewriting collections run without a pause and the reader hardly runs."""
 
 
 class ChunkReader:
-    """Reads chunks of one store: from the local cache what is there, and the rest from the storage.
+    """Reader of the chunks of one store, through the local cache.
 
     Every method raises:
         ChunkNotFoundError: No pack of this store holds a chunk.
-        CorruptChunkError: A chunk is damaged. Without ``verify`` only damage that keeps it from being decoded is seen.
+        CorruptChunkError: A chunk is damaged. Without ``verify`` it shows only if decoding fails.
     """
 
     def __init__(self, backend: Backend, catalog: Catalog, *, cache: ExtentCache | None = None, store_id: str = ""):
-        """Read from a backend.
+        """Create a reader.
 
         Args:
-            backend: Where the packs are.
-            catalog: Of that backend.
-            cache: What keeps what was read on local disk; None keeps nothing.
-            store_id: What the cache knows the store by.
+            backend: The backend of the packs.
+            catalog: The catalog of that backend.
+            cache: Cache of reads on local disk; None caches nothing.
+            store_id: Id of the store in the cache.
         """
         self._backend = backend
         self._catalog = catalog
@@ -71,8 +71,8 @@ class ChunkReader:
         """Read whole tensors; see `Store.read_tensors`.
 
         Raises:
-            TensorNotFoundError: There is none of some name.
-            ValueError: What is to be read into does not fit.
+            TensorNotFoundError: A name has no tensor.
+            ValueError: An array to fill does not fit.
         """
         wanted = manifest.names() if names is None else list(names)
         columns = manifest.columns
@@ -92,15 +92,15 @@ class ChunkReader:
         is_private: bool = False,
         way: Way | None = None,
     ) -> list[Array]:
-        """Read whole rows by their numbers; else as `tensors`.
+        """Read whole rows by their numbers; otherwise like `tensors`.
 
         Args:
-            manifest: Of this store.
-            rows: Which.
+            manifest: A manifest of this store.
+            rows: Numbers of the rows.
             verify: Whether to check every chunk.
-            outs: Arrays to read into, by position among ``rows``, as `check_outs` gives them.
+            outs: Arrays to fill, by position among ``rows``, checked by `check_outs`.
             copy: See `Store.read_tensors`.
-            is_private: Whether views of mapped packs may be written to; what is written never reaches the packs.
+            is_private: Whether views of mapped packs are writable; writes never reach the packs.
             way: See `Store.read_tensors`.
 
         Returns:
@@ -129,7 +129,7 @@ class ChunkReader:
     def explain(
         self, manifest: Manifest, names: Iterable[str] | None, *, copy: bool | None = None, way: Way | None = None
     ) -> ReadPlan:
-        """Say how `tensors` would read now; see `Store.explain`."""
+        """Return the plan `tensors` would follow now; see `Store.explain`."""
         columns = manifest.columns
         rows = np.arange(len(columns)) if names is None else manifest.numbers(names)
         digests = columns.digests[columns.chunks_of(rows)]
@@ -167,7 +167,7 @@ class ChunkReader:
         *,
         is_private: bool,
     ) -> dict[int, Array]:
-        """Map what is stored raw and in one piece; returns arrays by position among the rows."""
+        """Memory-map rows stored raw and in one piece; return arrays by position among the rows."""
         places = self._catalog.find(digests)
         if not places.found.all():
             self._catalog.refresh()
@@ -193,13 +193,13 @@ class ChunkReader:
     def read(self, digests: Digests, outs: list[memoryview], *, verify: bool, owner: Owner = NOBODY) -> None:
         """Read chunks, each into a buffer of its size.
 
-        Of a chunk that is damaged in one pack and whole in another the whole copy is taken.
+        If a chunk is damaged in one pack and intact in another, the intact copy is used.
 
         Args:
-            digests: Which.
-            outs: Where each is to go.
+            digests: The chunks.
+            outs: Buffer of each.
             verify: Whether to check each against its digest.
-            owner: Whose they are, for errors.
+            owner: Owner of the chunks, for errors.
         """
         self._read(Wanted(digests=digests, target=Target.of_buffers(outs), verify=verify), owner)
 
@@ -209,14 +209,14 @@ class ChunkReader:
         everything = np.arange(len(wanted.target))
         damaged = self._read_from(wanted, everything, frozenset(), owner, way)
         if any(damage.error is None for damage in damaged):
-            # Perhaps it is the index that is damaged: a pack's table carries a digest of its own.
+            # The index may be the damaged part: a pack's table carries a digest of its own.
             self._catalog.refresh_from_packs()
             damaged = self._read_from(wanted, _chunks_of(damaged), frozenset(), owner, way)
         if damaged:
             self._read_other_copies(wanted, damaged, owner, way)
 
     def _read_other_copies(self, wanted: Wanted, damaged: list[Damage], owner: Owner, way: Way | None) -> None:
-        """Read chunks of which one copy is damaged from other packs; an error tells of the first copy."""
+        """Read chunks with one damaged copy from other packs; an error reports the first copy."""
         lost: list[Damage] = []
         waiting = [(frozenset[str](), damaged, damaged)]
         while waiting:
@@ -247,7 +247,7 @@ class ChunkReader:
     def _read_from(
         self, wanted: Wanted, chunks: Any, without: frozenset[str], owner: Owner, way: Way | None
     ) -> list[Damage]:
-        """Read some of the wanted chunks from any packs but some; returns which copies were damaged."""
+        """Read some of the wanted chunks, avoiding some packs; return the damaged copies."""
         part = wanted if len(chunks) == len(wanted.target) else wanted.some(chunks)
         n_moves = 0
         while True:
@@ -255,24 +255,24 @@ class ChunkReader:
             try:
                 return self._read_at(places, part, chunks, way)
             except BlobNotFoundError:
-                # A collector has moved what this reader was about to read; the copy is in the index.
+                # A collector has moved a chunk before this read; its new place is in the index.
                 used = {places.packs[number] for number in np.unique(places.pack)}
                 is_whole, bases = self._catalog.find_chains(places)
                 moved = {pack_name(key) for key in self._backend.missing(map(pack_key, used | bases))}
                 n_moves += 1
-                # What another thread has missed before is not among those any more.
+                # The catalog already misses the packs another thread has found missing.
                 if n_moves == _MAX_ATTEMPTS or not (moved or not is_whole.all()):
                     raise
                 self._catalog.miss(moved)
                 if n_moves > 1:
-                    # Who has not looked for long may know of a chunk in very many packs that collections have emptied.
+                    # A long idle reader may know of a chunk in very many packs that collections have emptied.
                     self._catalog.miss_all_gone()
                 self._catalog.refresh()
 
     def _locate(self, digests: Digests, without: frozenset[str], chunks: Any, owner: Owner) -> Places:
         catalog = self._catalog
         places = catalog.find(digests, without)
-        # Packs twice: a chunk that is moved while they are listed may be in a new one that is not listed yet.
+        # Read the packs twice: a chunk moved during the listing may be in a new pack not yet listed.
         for refresh in (catalog.refresh, catalog.refresh_from_packs, catalog.refresh_from_packs):
             if places.found.all():
                 return places
@@ -288,10 +288,10 @@ class ChunkReader:
         return places
 
     def _read_at(self, places: Places, wanted: Wanted, numbers: Any, way: Way | None) -> list[Damage]:
-        """Read chunks from places; returns those that are damaged there, by ``numbers``.
+        """Read chunks from places; return the damaged ones, by ``numbers``.
 
         Raises:
-            BlobNotFoundError: A pack is gone, of these or of those that it takes to decode what they hold.
+            BlobNotFoundError: A pack is gone: one of these, or one needed to decode their chunks.
         """
         found = check_sizes(places, wanted)
         possible = np.delete(np.arange(len(wanted.target)), [damage.chunk for damage in found])

@@ -39,49 +39,49 @@ from tensorcas_mlflow.store._keys import (
 MAX_REF_BYTES = 64 * 1024
 _LEAST_NUMBER, _MAX_NUMBER = -(1 << 63), (1 << 63) - 1
 _MAX_SPACE_BYTES = 256
-"""White space that a backend may have put behind a ref."""
+"""Bound of the white space a backend may have put behind a ref."""
 _WITH_BASES = 2
-"""Version of an intent that names packs of bases: a collector which does not know them must not collect beside it."""
+"""Version of an intent with packs of bases: a collector that does not know this field must not collect beside it."""
 
 Kind = Literal["checkpoint", "file"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefTarget:
-    """Where a ref stands and what it says of the run it belongs to.
+    """Key of a ref, and the facts about its run.
 
-    The ref of an artifact that our repository shows is known by ``path``; that of a step by ``run_id``, ``name`` if it
-    has one, and ``step``. The ref of a model's manifest that MLflow keeps a copy of, ``copy_path`` or ``uri`` saying
-    where, is never replaced: each save adds one, and those whose manifest is not there any more are orphans.
+    `path` identifies the ref of an artifact shown by our repository; ``run_id``, ``name`` (if given) and ``step``
+    identify that of a step. The ref of a model's manifest with a copy kept by MLflow, at ``copy_path`` or ``uri``,
+    is never replaced: each save adds one, and those whose copy is gone are orphans.
     """
 
     path: str | None = None
-    """Artifact path, relative to the artifact root, that shows the checkpoint or file."""
+    """Artifact path, relative to the artifact root, of the checkpoint or file."""
     copy_path: str | None = None
-    """Path, relative to the artifact root, where MLflow keeps a copy of the manifest; it moves with the root."""
+    """Path, relative to the artifact root, of MLflow's copy of the manifest; it moves with the root."""
     uri: str | None = None
-    """The artifact URI as MLflow knows it, without a login or signature that may stand in it."""
+    """MLflow's artifact URI, without any login or signature in it."""
     run_id: str | None = None
     step: int | None = None
     name: str | None = None
-    """What the checkpoint is called in its run, where a run has several of one step."""
+    """Name of the checkpoint in its run, if the run has several of one step."""
     parent_step: int | None = None
-    """The step that training went on from, where that was said; nothing depends on it."""
+    """The step the training continued from, if known; nothing depends on it."""
     metrics: Mapping[str, float] | None = None
     """Figures recorded with the step."""
     model_id: str | None = None
 
     def __post_init__(self) -> None:
-        # What a ref says is shown in lists and pages, and everybody who reads the store reads it.
+        # Lists and pages show these fields, and every reader of the store reads them.
         if self.uri is not None:
             object.__setattr__(self, "uri", without_secrets(self.uri))
 
     @property
     def key(self) -> str:
-        """The key for this ref; another one each time where MLflow keeps a copy of a model's manifest.
+        """Return the key for this ref; a new one each time if MLflow keeps a copy of the model's manifest.
 
         Raises:
-            ValueError: It says too little to be found again.
+            ValueError: Its fields are not enough to find it again.
         """
         if self.path is not None:
             return artifact_key(self.path)
@@ -95,19 +95,19 @@ class RefTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ref(RefTarget):
-    """What keeps one manifest, and all it names, alive."""
+    """Record that keeps one manifest, and all its chunks, alive."""
 
     key_: str
     kind: Kind
     manifest: str
     """Name of the manifest below ``manifests/``."""
     n_bytes: int
-    """Size of what the artifact path shows."""
+    """Size of the content at the artifact path."""
     flavor: str | None
     created: str
     """ISO 8601, UTC."""
     write: str
-    """Random, to tell this commit from any other."""
+    """Random id of this commit."""
 
     @property
     def key(self) -> str:
@@ -115,15 +115,15 @@ class Ref(RefTarget):
 
     @property
     def created_s(self) -> float:
-        """When it was made, in seconds of Unix time.
+        """Return the time of its creation, in seconds of Unix time.
 
         Raises:
-            CorruptError: What it says is no time.
+            CorruptError: Its time is invalid.
         """
         try:
             return datetime.fromisoformat(self.created).timestamp()
         except (ValueError, OverflowError) as error:
-            raise CorruptError(self.key, f"it says no time at which it was made: {error}") from error
+            raise CorruptError(self.key, f"its time of creation is invalid: {error}") from error
 
     @property
     def label(self) -> str:
@@ -134,18 +134,18 @@ class Ref(RefTarget):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intent:
-    """A save under way, as a collector sees it."""
+    """A save under way, as seen by a collector."""
 
     info: BlobInfo
     manifest: str
     digests: Digests | None
-    """What the save relies on; None once its manifest, which says it, is on disk."""
+    """The digests the save relies on; None once its manifest, which lists them, is on disk."""
     bases: frozenset[str]
-    """Packs of the bases of deltas that the save may write."""
+    """Packs of the bases of deltas the save may write."""
     writer_is_dead: bool
-    """Whether the process is known to be gone. False where that cannot be known."""
+    """Whether the process is known to be gone; False if this is unknown."""
     through_carrier: bool
-    """Whether the save goes through an MLflow server, where the commit cannot be fenced."""
+    """Whether the save goes through an MLflow server, and its commit cannot be fenced."""
     host: str
     created: str
     """ISO 8601, UTC."""
@@ -157,12 +157,12 @@ class Intent:
 
 
 def now() -> str:
-    """The time, as refs write it."""
+    """Return the current time in the form of refs."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def new_ref(target: RefTarget, *, key: str, kind: Kind, manifest: str, n_bytes: int, flavor: str | None) -> Ref:
-    """Make the ref of a commit."""
+    """Create the ref of a commit."""
     return Ref(
         key_=key,
         path=target.path,
@@ -184,10 +184,10 @@ def new_ref(target: RefTarget, *, key: str, kind: Kind, manifest: str, n_bytes: 
 
 
 def ref_bytes(ref: Ref) -> bytes:
-    """Write a ref.
+    """Serialize a ref.
 
     Raises:
-        ValueError: What it says is too long, or of a kind, to be read again.
+        ValueError: A field is too long or has the wrong type, so no reader would accept it.
     """
     said: dict[str, Any] = {
         "path": ref.path,
@@ -212,16 +212,16 @@ def ref_bytes(ref: Ref) -> bytes:
     try:
         data = record_bytes(record)
     except TypeError as error:
-        raise ValueError(f"a ref cannot say this: {error}") from error
+        raise ValueError(f"a ref has an invalid field: {error}") from error
     if len(data) > MAX_REF_BYTES:
         raise ValueError(
             f"a ref of {len(data)} bytes is too long: shorten its path, URI, run id or name, or give fewer metrics"
         )
-    # A ref that no reader takes would stand in the way of whoever needs all refs.
+    # An unreadable ref would block every operation that needs all refs.
     try:
         parse_ref(ref.key, data)
     except CorruptError as error:
-        raise ValueError(f"a ref at {ref.key!r} cannot say this: {error.reason}") from error
+        raise ValueError(f"a ref at {ref.key!r} has an invalid field: {error.reason}") from error
     return data
 
 
@@ -229,7 +229,7 @@ def parse_ref(key: str, data: bytes) -> Ref:
     """Read a ref.
 
     Raises:
-        CorruptError: It is none.
+        CorruptError: It is no ref.
         NewerFormatError: A later release wrote it.
     """
     record = load_record(key, data)
@@ -279,10 +279,10 @@ def parse_ref(key: str, data: bytes) -> Ref:
 def _check_key(
     key: str, *, path: str | None, run_id: str | None, name: str | None, step: int | None, copy: str | None
 ) -> None:
-    """See that a ref is the one of its key: in the place of another it would show the wrong tensors.
+    """Check that a ref belongs to its key: at another ref's key it would show the wrong tensors.
 
     Raises:
-        ValueError: It is another's.
+        ValueError: It belongs to another key.
     """
     if key.startswith(ARTIFACTS) and (not path or artifact_key(path) != key):
         raise ValueError(f"it says it is the ref of {path!r}")
@@ -314,10 +314,10 @@ def read_ref(backend: Backend, key: str) -> Ref | None:
 
 
 def read_refs_around(backend: Backend, keys: Iterable[str]) -> tuple[list[Ref], dict[str, CorruptError]]:
-    """Read the refs at some keys, in their order, around those that are damaged.
+    """Read the refs at some keys, in their order, and collect the damaged ones.
 
     Returns:
-        The refs, without those that are gone; and of each damaged one, by its key, what is wrong.
+        The refs, without deleted ones; and the error of each damaged one, by its key.
 
     Raises:
         NewerFormatError: A later release wrote one.
@@ -342,10 +342,9 @@ def read_refs_around(backend: Backend, keys: Iterable[str]) -> tuple[list[Ref], 
 
 
 def manifest_of_damaged_ref(backend: Backend, key: str) -> str | None:
-    """Return the name of the manifest of a ref that no reader takes, or None if nobody can tell it.
+    """Return the name of the manifest of a ref that readers refuse, or None if it is unknown.
 
-    A ref that is whole, by its check, and stands at its own key names its manifest even where something else in it is
-    refused.
+    A ref with a valid check, at its own key, names its manifest even if readers refuse something else in it.
     """
     try:
         record = load_record(key, backend.get(key, max_bytes=MAX_REF_BYTES + _MAX_SPACE_BYTES))
@@ -361,7 +360,7 @@ def manifest_of_damaged_ref(backend: Backend, key: str) -> str | None:
 def intent_bytes(
     manifest: str, digests: Digests, *, bases: Collection[str] = (), through_carrier: bool = False
 ) -> bytes:
-    """Write an intent for a save by this process."""
+    """Serialize an intent for a save by this process."""
     boot, started = _this_process(os.getpid())
     record: dict[str, Any] = {
         "format": _WITH_BASES if bases else VERSION,
@@ -383,17 +382,17 @@ def intent_bytes(
 
 
 def parse_intent(info: BlobInfo, data: bytes) -> Intent:
-    """Read an intent, also one that its commit has half turned into a ref.
+    """Parse an intent, even one half overwritten with its ref by a commit.
 
     Raises:
-        CorruptError: It cannot be read.
+        CorruptError: It is unreadable.
         NewerFormatError: A later release wrote it.
     """
     head, newline, tail = data.partition(b"\n")
     try:
         record = load_record(info.key, head, newest=_WITH_BASES)
     except CorruptError:
-        # The commit writes the ref over the intent, shorter: what follows it in the first line is the old end.
+        # The commit writes the ref over the longer intent: the rest of the first line after the ref is the old end.
         text = head.decode("utf-8", "replace")
         try:
             _, end = json.JSONDecoder().raw_decode(text)
@@ -410,11 +409,11 @@ def parse_intent(info: BlobInfo, data: bytes) -> Intent:
         digests = np.empty((0, DIGEST_BYTES), np.uint8)
     elif newline and type(n_digests) is int and len(tail) == n_digests * DIGEST_BYTES:
         if record.get("digest", short_digest(tail)) != short_digest(tail):
-            raise CorruptError(info.key, "the digests in it do not hash to what it says")
+            raise CorruptError(info.key, "the digests in it do not hash to its digest")
         digests = np.frombuffer(tail, np.uint8).reshape(-1, DIGEST_BYTES)
     bases = record.get("bases", [])
     if not isinstance(bases, list) or not all(map(is_pack_name, bases)):
-        raise CorruptError(info.key, "it names something that is no pack")
+        raise CorruptError(info.key, "it names an invalid pack")
     return Intent(
         info=info,
         manifest=str(manifest),

@@ -1,7 +1,7 @@
 """The writer's side of the save/collect protocol.
 
-In order: intent, condemned lists, index, packs, manifest, ref. The intent tells every collector what this save
-relies on before the save looks at anything; what is condemned when it looks is not relied on; and the commit fails if a
+The order is: intent, condemned lists, index, packs, manifest, ref. The intent tells every collector which chunks the
+save relies on, before the save looks for them. The save relies on no condemned blob, and its commit fails if a
 collector has given the intent up meanwhile. ``docs/design/protocol.md`` gives the argument.
 """
 
@@ -47,10 +47,10 @@ _NOTHING = NoSource((), 1)
 
 
 class PendingSave:
-    """A checkpoint or file that is being stored and not yet committed: its intent keeps it from being collected.
+    """A checkpoint or file under way, stored and not yet committed: its intent protects it from collections.
 
-    `detach` and `write` may be called before `commit`, which does itself what was left out. A context manager: a save
-    that is left uncommitted is abandoned, and the next collection removes what it wrote.
+    `detach` and `write` may be called before `commit`, which does any missing step itself. A context manager: an
+    uncommitted save is abandoned at its end, and the next collection removes its blobs.
     """
 
     def __init__(
@@ -63,33 +63,33 @@ class PendingSave:
         policy: Policy = Policy.BALANCED,
         parents: Parents | None = None,
     ) -> None:
-        """Find out what is new; see `Store.begin_checkpoint`.
+        """Find the new chunks; see `Store.begin_checkpoint`.
 
         Args:
             backend: The store's.
             catalog: The store's.
-            manifest: Of what is saved.
+            manifest: Manifest of the saved data.
             source: Its bytes.
-            policy: What to spend time on.
-            parents: Where to look for what it has come from; None stores everything in full.
+            policy: Encoding effort.
+            parents: Search for its earlier states; None stores everything in full.
         """
         self.manifest = manifest
         self.n_stored_bytes = 0
-        """Bytes this save has added to the store."""
+        """Bytes added to the store by this save."""
         self._backend = backend
         self._catalog = catalog
         self._source = source
         self._policy = policy
         self._parents = parents if policy is not Policy.FAST else None
         self._plan: BasePlan | None = None
-        """What new chunks may be stored against; the intent names it."""
+        """Possible bases of new chunks; the intent names them."""
         self._unique, self._first, _ = unique_rows(manifest.digests)
         self._manifest_name = ""
         self._intent: Intent | None = None
         self._condemned = Condemnation(lists=(), generation=None)
         self._lock = threading.Lock()
         self._missing: Mask | None = None
-        """Which of the different chunks have to be written; None once all are there."""
+        """Flags the distinct chunks to write; None once all are in the store."""
         self._has_manifest = False
         try:
             self._begin()
@@ -97,7 +97,7 @@ class PendingSave:
             self.abandon()
             raise
         self.n_new_bytes = int(self._source.sizes[self._new_chunks()].sum())
-        """Size of the chunks that the store did not hold."""
+        """Size of the chunks missing from the store."""
 
     def __enter__(self) -> PendingSave:
         return self
@@ -108,22 +108,22 @@ class PendingSave:
         self.abandon()
 
     def detach(self) -> None:
-        """Copy what is still to be written, so that the caller may change the arrays.
+        """Copy the chunks still to be written, so the caller may change the arrays.
 
-        A save that collectors give up for dead afterwards cannot be begun again, and its commit raises `FencedError`.
+        If collectors treat the save as dead afterwards, it cannot start again, and its commit raises `FencedError`.
         """
         with self._lock:
             self._check_open()
             self._source = self._source.detached(self._new_chunks())
 
     def write(self, *, watch: Watch | None = None) -> None:
-        """Write the chunks that are new, and the manifest.
+        """Write the new chunks, and the manifest.
 
         Args:
-            watch: Told of the bytes of chunks as they are encoded, `n_new_bytes` in all.
+            watch: Called with the number of bytes encoded, `n_new_bytes` in all.
 
         Raises:
-            BackendError: The storage failed; what was written is garbage and nothing is lost.
+            BackendError: The storage failed; the written blobs are garbage and nothing is lost.
             ConflictError: An array was changed after it was hashed.
         """
         with self._lock:
@@ -134,15 +134,15 @@ class PendingSave:
         """Make the save visible and permanent, in one step.
 
         Args:
-            target: Where the ref stands.
-            replace: Whether it may take the place of an earlier one.
+            target: Key and facts of the ref.
+            replace: Whether the ref may replace an earlier one.
 
         Raises:
             CheckpointExistsError: There is one and ``replace`` is False; it is untouched.
             FencedError: Collectors gave this save up again and again; nothing is committed.
-            StoreNotFoundError: The store was deleted meanwhile; nothing is committed.
-            ConflictError: Another store was made in its place; nothing is committed.
-            BackendError: The storage failed; if it was at the very end the commit may have happened.
+            StoreNotFoundError: Somebody deleted the store meanwhile; nothing is committed.
+            ConflictError: Somebody created another store in its place; nothing is committed.
+            BackendError: The storage failed; if it failed at the very end the commit may have happened.
         """
         key = target.key
         with self._lock:
@@ -175,14 +175,14 @@ class PendingSave:
             raise FencedError(_MAX_ATTEMPTS)
 
     def abandon(self) -> None:
-        """Give the save up. Does nothing if it is committed or abandoned already."""
+        """Give the save up. Does nothing after a commit or an abandon."""
         intent, self._intent = self._intent, None
-        self._source = _NOTHING  # an error that somebody keeps would keep the bytes too
+        self._source = _NOTHING  # a stored error would keep the bytes alive too
         if intent is not None:
             try:
                 self._backend.withdraw(*intent)
             except BackendError as error:
-                # Why the save is given up is what the reader wants to know. The intent costs nothing that stays.
+                # The caller wants the reason for giving up, not this error. A leftover intent costs little.
                 _log.warning("a save was given up, and %s", error)
 
     def _check_open(self) -> Intent:
@@ -194,8 +194,8 @@ class PendingSave:
         return self.manifest.n_bytes if self.manifest.kind == "file" else len(self.manifest.stream)
 
     def _begin(self) -> None:
-        """Steps 1 and 2 of the protocol: say what the save relies on, and then look what of it is there."""
-        # What may be relied on has to be named before it is known what must be written: going by the index, what must.
+        """Take steps 1 and 2 of the protocol: declare the save's chunks, and then look them up."""
+        # The intent must name possible bases before the save knows the missing chunks: the index gives an estimate.
         missing = ~self._catalog.find_sound(self._unique, ()).found
         self._plan = None
         if self._parents is not None and missing.any():
@@ -206,8 +206,8 @@ class PendingSave:
         self._missing = probe(self._backend, self._catalog, self._unique, self._condemned)
 
     def _write(self, watch: Watch | None = None) -> None:
-        """Step 3: after it all that the save relies on is there, and stays as long as the intent does."""
-        # Far away a manifest's blob says where its chunks lie, which is known only when they are there.
+        """Take step 3: after it everything the save relies on exists, and stays as long as the intent does."""
+        # In a remote store a manifest's blob has hints of its chunks' places, known only after the packs are written.
         is_together = not self._backend.is_remote
         if self._missing is not None:
             payloads = self._payloads()
@@ -222,7 +222,7 @@ class PendingSave:
         new = self._new_chunks()
         if self._parents is None or int(self._source.sizes[new].sum()) > MOST_SAVED_BYTES:
             return encode_chunks(self._source, new, self._policy, self._plan)
-        # Of a small state, choosing and decoding would take most of the time. The next step finds both done.
+        # For a small state, choosing and decoding would take most of the time. The next step finds both done.
         series = self._parents.series
         arrangements = None if series is None else self._catalog.arrangements.of((series, self._policy))
         chooser = new_chooser(self._policy, arrangements)
@@ -248,18 +248,18 @@ class PendingSave:
         self.n_stored_bytes += publish(self._catalog, packs, self._condemned)
 
     def _new_chunks(self) -> Any:
-        """The chunks to be written: for each the first place it stands in, counted over all rows; ascending."""
+        """Return the chunks to write: for each its first place, counted over all rows; ascending."""
         none = np.empty(0, dtype=np.intp)
         return none if self._missing is None else np.sort(self._first[self._missing])
 
     def _declare(self, known: str | None) -> None:
-        """Create the intent, and only then read what is condemned.
+        """Create the intent, and only then read the condemned lists.
 
         Args:
-            known: Name of a manifest that says the same and may be relied on like a pack, if it is still there.
+            known: Name of a manifest with the same content, to rely on like on a pack, if it still exists.
         """
-        # A collector that was taken for dead may still be about to delete what it has condemned. So a manifest that
-        # has to be written gets a name that never was.
+        # A collector treated as dead may still be about to delete its condemned blobs. So a newly written manifest gets
+        # a name never used before.
         self._manifest_name = known or f"{self.manifest.digest}.{uuid.uuid4().hex[:8]}"
         bases = self._plan.packs if self._plan is not None else ()
         self._intent = declare(self._backend, self._manifest_name, self._unique, bases)

@@ -1,4 +1,4 @@
-"""The store: everything a program does with one root."""
+"""The store: all operations of a program on one root."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from tensorcas_mlflow.store._save import PendingSave
 from tensorcas_mlflow.store._sources import NoSource, TensorSource, Watch
 
 Place = str | os.PathLike[str] | Root
-"""A root or a place below one, as users write it; see `Root.parse`."""
+"""A root or a place below one, in a user's form; see `Root.parse`."""
 
 
 class Store(Refs):
@@ -61,7 +61,7 @@ class Store(Refs):
         self.uri = backend.uri
         """The root as one URI."""
         self.id = store_id
-        """32 hex digits, drawn when the store was made; manifests carry it."""
+        """32 hex digits, drawn on creation of the store; manifests carry it."""
         self.chunk_bytes = chunk_bytes
         cache = ExtentCache.of_environment() if backend.is_remote else None
         self.chunks = ChunkReader(backend, self.catalog, cache=cache, store_id=store_id)
@@ -73,16 +73,16 @@ class Store(Refs):
 
     @classmethod
     def init(cls, root: Place, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES, store_id: str | None = None) -> Store:
-        """Make a store.
+        """Create a store.
 
         Args:
-            root: Where; the folder is made if it is not there.
+            root: Its root; a missing folder is created.
             chunk_bytes: Size of its chunks, fixed for its life: a power of two from 4 KiB to 64 MiB.
             store_id: 32 hex digits; drawn unless given. A copy of a store has its id.
 
         Raises:
             ConflictError: There is a store here, above, or below already.
-            ValueError: The root is of a kind no store can be kept at, or the chunk size is not such a number.
+            ValueError: The root cannot hold a store, or the chunk size is not such a number.
         """
         if not MIN_CHUNK_BYTES <= chunk_bytes <= MAX_CHUNK_BYTES or chunk_bytes & (chunk_bytes - 1):
             raise ValueError(
@@ -96,21 +96,21 @@ class Store(Refs):
     def init_backend(
         cls, backend: Backend, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES, store_id: str | None = None
     ) -> Store:
-        """Make a store in a backend, whatever lies around it; see `init`.
+        """Create a store in a backend, without checks of its surroundings; see `init`.
 
         Args:
             store_id: 32 hex digits; drawn unless given.
 
         Raises:
-            CorruptError: A store is there that has lost its ``format``: under another id nothing of it would load.
+            CorruptError: A store without its ``format`` is there: under another id none of its data would load.
         """
         backend.check_conditions()
         if store_id is None and any(True for _ in list_blobs(backend, "manifests")) and backend.stat(FORMAT) is None:
-            raise CorruptError(FORMAT, "it is gone from a store that has manifests: `tensorcas repair` makes it anew")
+            raise CorruptError(FORMAT, "it is gone from a store with manifests: run `tensorcas repair` to restore it")
         generation: Generation | None = None
         try:
             if backend.is_remote:
-                # Before the store is there: who has opened an earlier one at this place sees by it that it is gone.
+                # Written before the store exists: it tells users of an earlier store at this place that theirs is gone.
                 if backend.stat(FORMAT) is not None:
                     raise BlobExistsError(FORMAT)
                 generation = begin_first_generation(backend)
@@ -123,7 +123,7 @@ class Store(Refs):
         return store
 
     def check_identity(self) -> None:
-        """See that the store at this place is still the one that was opened.
+        """Check that the store at this place is still the one this object opened.
 
         Raises:
             StoreNotFoundError: There is no store any more.
@@ -136,15 +136,15 @@ class Store(Refs):
         """Open the store at a root.
 
         Args:
-            root: Where, exactly; see `find` for a place below.
-            create: Whether to make one if there is none.
-            chunk_bytes: Chunk size of one that is made; see `init`.
+            root: Its exact root; see `find` for a place below.
+            create: Whether to create a missing store.
+            chunk_bytes: Chunk size of a new store; see `init`.
 
         Raises:
             StoreNotFoundError: There is none.
-            NewerFormatError: A later release made it.
+            NewerFormatError: A later release created it.
             FormatError: Its ``format`` blob is damaged.
-            ValueError: The root is of a kind no store can be kept at.
+            ValueError: The root cannot hold a store.
         """
         place = Root.parse(root)
         backend = open_backend(place)
@@ -156,7 +156,7 @@ class Store(Refs):
         try:
             return cls.init(place, chunk_bytes=chunk_bytes)
         except ConflictError:
-            # Another process may have made it just now; a conflict with a store elsewhere shows here again.
+            # Another process may have created it just now; a conflict with a store elsewhere shows here again.
             if backend.stat(FORMAT) is None:
                 raise
             return cls.open_backend(backend)
@@ -173,7 +173,7 @@ class Store(Refs):
 
     @classmethod
     def find(cls, uri: Place) -> tuple[Store, str]:
-        """Find the store a place belongs to: the nearest one at it or above.
+        """Find the store around a place: the nearest one at it or above.
 
         Stores stay open for the life of the process, so finding one again is cheap.
 
@@ -182,7 +182,7 @@ class Store(Refs):
 
         Raises:
             StoreNotFoundError: There is none.
-            ValueError: The place is of a kind no store can be kept at.
+            ValueError: The place cannot hold a store.
         """
         return _open_stores.find(Root.parse(uri))
 
@@ -200,23 +200,23 @@ class Store(Refs):
         series: str | None = None,
         earlier: Earlier | None = None,
     ) -> PendingSave:
-        """Store arrays, writing only chunks the store does not hold.
+        """Store arrays; write only chunks the store does not hold.
 
         Args:
             tensors: Arrays by name; one named `adapter.SKELETON` is plain bytes.
             flavor: Name of the adapter they come from.
             cuts: For some of them, rows of axis 0 at which a chunk ends; see `Adapter.cuts`.
-            metadata: Plain JSON values to keep in the manifest. What tells one save from another (a time, a step) is
-                for the ref: in here it would keep equal checkpoints from sharing one manifest.
+            metadata: Plain JSON values for the manifest. Facts that differ between saves (a time, a step) belong into
+                the ref: here they would prevent equal checkpoints from sharing one manifest.
             left_out: Tensors that cannot be read as arrays, by name, with their types; see `Manifest.left_out`.
-            policy: What to spend time on: ``fast``, ``balanced`` or ``small``; unless given, as TENSORCAS_POLICY says.
-            series: Names what this is a later state of, the same for each state: what has changed little since the last
-                one is stored as a difference. Unless given, what this process lately wrote or read is looked at.
+            policy: Encoding effort: ``fast``, ``balanced`` or ``small``; by default TENSORCAS_POLICY.
+            series: Name shared by all states of one series: tensors with small changes since the last state
+                are stored as deltas. By default the recent writes and reads of this process serve as candidates.
             earlier: Called for the last state of that series, if this process has not written one.
 
         Raises:
             ValueError: A name, dtype or cut cannot be stored, or there is no such policy.
-            BackendError: The storage failed; what was written is garbage and nothing is lost.
+            BackendError: The storage failed; the written blobs are garbage and nothing is lost.
         """
         return _written(
             self.begin_checkpoint(
@@ -244,10 +244,10 @@ class Store(Refs):
         earlier: Earlier | None = None,
         watch: Watch | None = None,
     ) -> PendingSave:
-        """Hash arrays and look which chunks the store holds, but write none yet; else as `write_checkpoint`.
+        """Hash arrays and find the chunks missing from the store, but write none yet; see `write_checkpoint`.
 
         Args:
-            watch: Told of bytes as they are hashed.
+            watch: Called with the number of bytes hashed.
         """
         chosen = Policy.of(policy)
         source = TensorSource(tensors, cuts or {}, self.chunk_bytes, watch=watch)
@@ -264,21 +264,21 @@ class Store(Refs):
         return PendingSave(self.backend, self.catalog, manifest, source, policy=chosen, parents=parents)
 
     def write_file(self, path: Path) -> PendingSave:
-        """Store a file of any kind; raises as `write_stream`, and OSError if the file cannot be read."""
+        """Store a file of any kind; raise like `write_stream`, and OSError if the file cannot be read."""
         with open(path, "rb", buffering=0) as file:
             return self.write_stream(file)
 
     def write_stream(self, source: Readable) -> PendingSave:
-        """Store the bytes of a file as they come, read once and held some 32 MiB at a time.
+        """Store the bytes of a file as they arrive, read once and held some 32 MiB at a time.
 
         Files of formats that hold tensors are taken apart (`tensorcas_mlflow.file_formats`): a tensor that the store
         holds costs nothing again, whatever file it came in, and one that has changed little since a file or checkpoint
         that was lately written or read is stored as a difference. All others are cut into chunks.
 
         Raises:
-            BackendError: The storage failed; what was written is garbage and nothing is lost.
+            BackendError: The storage failed; the written blobs are garbage and nothing is lost.
             FencedError: The stream was silent for so long that a collector gave it up; store it again.
-            Exception: Whatever the source raises.
+            Exception: The source raised it.
         """
         policy, parents = Policy.of(None), Parents(store=self)
         with Ingest(self.backend, self.catalog, self.chunk_bytes, policy=policy, parents=parents) as ingest:
@@ -292,18 +292,18 @@ class Store(Refs):
             return save
 
     def adopt(self, manifest: Manifest) -> PendingSave:
-        """Pin a manifest that came from elsewhere, if this store holds all its chunks.
+        """Pin a manifest from elsewhere, if this store holds all its chunks.
 
         Raises:
             WrongStoreError: It belongs to another store.
-            ChunkNotFoundError: A chunk is not here.
+            ChunkNotFoundError: A chunk is missing here.
         """
         self._check_id(manifest)
         source = NoSource(manifest.rows, manifest.chunk_bytes)
         return _written(PendingSave(self.backend, self.catalog, manifest, source))
 
     def metered(self, tally: Tally) -> Store:
-        """The same store, with what is read from it counted; what this one knows of the index, it knows."""
+        """Return the same store with counted reads; it shares this one's view of the index."""
         backend = MeteredBackend(self.backend, tally)
         catalog = self.catalog.copied(backend)
         return Store(backend, store_id=self.id, chunk_bytes=self.chunk_bytes, catalog=catalog)
@@ -311,7 +311,7 @@ class Store(Refs):
     # --- reading
 
     def manifest(self, ref: Ref) -> Manifest:
-        """Read the manifest a ref names.
+        """Read the manifest of a ref.
 
         Raises:
             CorruptError: It is damaged or gone.
@@ -347,20 +347,27 @@ class Store(Refs):
         """Read tensors of a checkpoint.
 
         Args:
-            manifest: Of this store.
-            names: Which, in any order; all if not given.
+            manifest: A manifest of this store.
+            names: The tensors, in any order; all by default.
             verify: Whether to check every chunk's bytes against its digest.
-            out: Arrays to read into, by name, for some of them or all: of the tensor's dtype and shape, writable and in
-                C order. Two that share memory are refused. At most 32 MB of memory is used besides. After an error they
-                hold anything.
-            copy: False gives, for tensors that a store on this machine holds raw and in one piece, read-only views of
-                the packs, which are mapped: nothing is copied, and pages are read when they are touched. Others are
-                read into new arrays as ever. Packs never change, and what a collection deletes stays mapped; but if
-                something else cuts a pack short, whoever touches what is gone is killed (SIGBUS), and bytes that it
-                overwrites change after they were verified. None, the default, and True give new arrays.
-            way: How to read, whatever suits the tensors: ``pread``, ``direct``, ``map``, ``uring`` or ``ranges``, where
-                it can be had; by default what TENSORCAS_READ names, else what is chosen (see `explain`). A forced
+            out: Arrays to fill, by name, for some tensors or all: of the tensor's dtype and shape, writable and in
+                C order. Two with shared memory are refused. The read uses at most 32 MB of memory besides. After an
+                error their contents are undefined.
+            copy: False returns read-only views of memory-mapped packs, for tensors stored on this machine raw and in
+                one piece: nothing is copied, and pages are read on first touch. Other tensors are
+                read into new arrays. Packs never change, and deleted packs stay mapped. But if
+                another program truncates a pack, touching the missing part kills the process (SIGBUS), and bytes it
+                overwrites change after verification. None, the default, and True return new arrays.
+            way: A forced way to read, if it is available: ``pread``, ``direct``, ``map``, ``uring`` or ``ranges``;
+                by default TENSORCAS_READ, else the best way (see `explain`). A forced
                 ``map`` copies out of a mapped pack, with the same dangers.
+
+        Returns:
+            Arrays by name: those of ``out``, views, or new ones, C-contiguous and writable; plain bytes as
+            1-d uint8. Small new arrays share blocks of memory of about 4 MiB.
+
+        Raises:
+            TensorNotFoundError: A name has no tensor.
 
         Returns:
             Arrays by name: those of ``out``, views, or new ones, which are C-contiguous and writable; plain bytes as
@@ -384,10 +391,10 @@ class Store(Refs):
         copy: bool | None = None,
         way: Way | None = None,
     ) -> ReadPlan:
-        """Say how `read_tensors` would read now, and why; takes its arguments, and reads no tensor.
+        """Return the way `read_tensors` would read now, and the reason; take its arguments, and read no tensor.
 
         Raises:
-            TensorNotFoundError: There is none of some name.
+            TensorNotFoundError: A name has no tensor.
             WrongStoreError: The manifest belongs to another store.
             ChunkNotFoundError: A chunk is not in this store.
             ValueError: There is no such way.
@@ -396,20 +403,20 @@ class Store(Refs):
         return self.chunks.explain(manifest, names, copy=copy, way=way)
 
     def calibrate(self) -> Calibration:
-        """Measure, for some seconds, how this machine reads this store best, and keep the rule for later processes.
+        """Measure, for some seconds, the fastest way to read this store, and keep the rule for later processes.
 
-        It is kept in the folder of the chunk cache, and followed for every store of this machine and user.
+        The rule lies in the folder of the chunk cache, and applies to every store of this machine and user.
 
         Raises:
-            ValueError: The store lies on another machine, or is too small to tell.
-            OSError: The rule cannot be kept.
+            ValueError: The store lies on another machine, or is too small for a measurement.
+            OSError: The rule cannot be written.
         """
         return calibrate_on(self.backend)
 
     def iter_file(self, ref: Ref, *, verify: bool = True) -> Iterator[bytes | memoryview]:
-        """Yield, piece by piece, the bytes an artifact path shows: a file, or a checkpoint's manifest.
+        """Yield, piece by piece, the bytes shown at an artifact path: a file, or a checkpoint's manifest.
 
-        Raises as `read_tensors`. Holds about 16 MiB at a time.
+        Raises like `read_tensors`. Holds about 16 MiB at a time.
         """
         manifest = self.manifest(ref)
         if ref.kind == "checkpoint":
@@ -418,7 +425,7 @@ class Store(Refs):
         yield from self.chunks.pieces(manifest, verify=verify)
 
     def copy_file(self, ref: Ref, out: BinaryIO, *, verify: bool = True) -> None:
-        """Write the bytes an artifact path shows into a file; see `iter_file`."""
+        """Write the bytes shown at an artifact path into a file; see `iter_file`."""
         for piece in self.iter_file(ref, verify=verify):
             out.write(piece)
 

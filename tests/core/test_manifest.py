@@ -92,7 +92,7 @@ def test_manifest_that_could_not_be_read_back_is_refused_on_write(changes: dict[
 
 
 def test_two_rows_of_one_name_are_refused() -> None:
-    with pytest.raises(FormatError, match="alike"):
+    with pytest.raises(FormatError, match="two rows one name"):
         manifest([row("a", (1,), 1), row("a", (1,), 1)])
 
 

@@ -177,9 +177,9 @@ def test_no_other_store_is_made_where_one_has_lost_its_format(tmp_path: Path) ->
     save(store, "ab", 0)
     store.backend.delete("format")
 
-    with pytest.raises(CorruptError, match="`tensorcas repair` makes it anew"):
+    with pytest.raises(CorruptError, match="run `tensorcas repair` to restore it"):
         Store.open(tmp_path / "root", create=True)
-    with pytest.raises(CorruptError, match="`tensorcas repair` makes it anew"):
+    with pytest.raises(CorruptError, match="run `tensorcas repair` to restore it"):
         TensorCasStore(tmp_path / "root", run_id="run")
     opened, format_fix = open_damaged(tmp_path / "root")
     plan_repair(opened, format_fix=format_fix).execute()
