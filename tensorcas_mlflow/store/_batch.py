@@ -1,8 +1,8 @@
-"""Checkpoints and files of another store, stored together: many saves that walk the protocol in step.
+"""Checkpoints and files of another store, stored together: many saves walking the protocol in step.
 
-Each has an intent of its own, which names all it relies on and becomes its ref. What comes between is done once for
-all of them: only when the last intent is there are the condemned lists read and the chunks looked for, and what is
-missing goes into packs that they share. So for each of them the order is that of a save (``docs/design/protocol.md``).
+Each has an intent of its own, naming every chunk it relies on, and the intent becomes its ref. The steps in between
+are done once for all of them. Only after creating the last intent does the batch read the condemned lists and look for
+the chunks; missing ones go into shared packs. So each keeps the order of a single save (``docs/design/protocol.md``).
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _log = logging.getLogger(__name__)
 
 
 class PendingBatch:
-    """Saves of manifests that are known, whose chunks the caller brings encoded. A context manager, as `PendingSave`.
+    """Saves of known manifests, with chunks encoded by the caller. A context manager, like `PendingSave`.
 
-    Call `write` once with what is `missing`, and then `commit` for each.
+    Call `write` once with the `missing` chunks, and then `commit` for each save.
     """
 
     def __init__(
@@ -55,15 +55,15 @@ class PendingBatch:
         bases: Digests | None = None,
         n_bytes: int = 0,
     ) -> None:
-        """Declare all of them, and only then look what is there.
+        """Declare all saves, and only then look for their chunks.
 
         Args:
             backend: The store's.
             catalog: The store's.
-            manifests: Of this store's id; one may stand there several times, for several refs.
-            bases: Chunks that the store may hold, and against which payloads may be deltas. So may they be against what
-                is written here. None if there are to be none.
-            n_bytes: Where there may be deltas, most bytes that are written.
+            manifests: Manifests with this store's id; one may occur several times, for several refs.
+            bases: Chunks the store may hold, as possible bases of deltas. Chunks written here are possible bases
+                too. None if there are to be no deltas.
+            n_bytes: With deltas, the most bytes to be written.
         """
         self.manifests = manifests
         self.n_stored_bytes = 0
@@ -75,11 +75,11 @@ class PendingBatch:
         self._names: dict[str, str] = {}
         """The name of each manifest, by its digest."""
         self._there: set[str] = set()
-        """Names of manifests that may be relied on."""
+        """Names of manifests to rely on."""
         self._bases: dict[bytes, Base] = {}
-        """By digest what deltas may be added to. The intents name the packs in which these lie."""
+        """Possible bases of deltas, by digest. The intents name their packs."""
         self._new_packs: list[str] = []
-        """Names for packs in which bases may come to lie: the intents have to name them too."""
+        """Names for packs of future bases: the intents have to name them too."""
         places: Places | None = None
         packs: set[str] = set()
         if bases is not None:
@@ -94,7 +94,7 @@ class PendingBatch:
                 self._find_bases(places, packs)
             unique = _union(manifests)
             self.missing: Digests = unique[probe(backend, catalog, unique, self._condemned)]
-            """Chunks that have to be written."""
+            """Chunks to write."""
         except BaseException:
             self.abandon()
             raise
@@ -109,22 +109,22 @@ class PendingBatch:
         self.abandon()
 
     def base_of(self, digest: bytes) -> Base | None:
-        """Name the copy of a chunk that a delta may be added to; None if there is none."""
+        """Return the copy of a chunk to use as a delta's base; None if there is none."""
         return self._bases.get(digest)
 
     def has_written(self, base: Base) -> bool:
-        """Tell whether a base lies in a pack that is written here."""
+        """Tell whether a base lies in a pack written here."""
         return base.pack in self._new_packs
 
     def write(self, payloads: Iterator[Payload]) -> None:
-        """Write chunks that are missing into new packs, and the manifests that then have all of theirs.
+        """Write missing chunks into new packs, and the manifests with complete chunks.
 
         Args:
-            payloads: Encoded and verified. A chunk that is left out keeps those from being committed that need it. A
-                delta names what `base_of` gives when the payload is drawn.
+            payloads: Encoded and verified chunks. If one is left out, the saves in need of it cannot be committed. A
+                delta names the result of `base_of` at the time the payload is drawn.
 
         Raises:
-            BackendError: The storage failed; what was written is garbage or is found by the next batch.
+            BackendError: The storage failed; the written blobs are garbage, or the next batch finds them.
         """
         brought: list[bytes] = []
 
@@ -145,12 +145,12 @@ class PendingBatch:
         threads.run_all(self._put_manifest, new, waits=self._backend.is_remote)
 
     def commit(self, number: int, ref: Ref, *, replace: bool) -> bool:
-        """Turn one intent into a ref. Different ones may be committed by several threads at once.
+        """Turn one intent into a ref. Several threads may commit different ones at once.
 
         Args:
-            number: Which of the manifests.
-            ref: What the ref says, and its key; the manifest's name and size are put in here.
-            replace: Whether it may take the place of one that is there.
+            number: Number of the manifest.
+            ref: The ref and its key; this call fills in the manifest's name and size.
+            replace: Whether it may replace an existing one.
 
         Returns:
             False if a collector has given it up meanwhile; then nothing is committed, and another batch may try.
@@ -158,7 +158,7 @@ class PendingBatch:
         Raises:
             ChunkNotFoundError: One of its chunks was missing and has not been written; nothing is committed.
             CheckpointExistsError: There is one and ``replace`` is False; it is untouched.
-            BackendError: The storage failed; if it was at the very end the commit may have happened.
+            BackendError: The storage failed; if it failed at the very end the commit may have happened.
         """
         manifest = self.manifests[number]
         lacking = self._lacks(manifest)
@@ -167,7 +167,7 @@ class PendingBatch:
             raise ChunkNotFoundError(manifest.digests[at].tobytes().hex(), int(lacking.sum()))
         intent, name = self._intents[number], self._names[manifest.digest]
         if intent is None or name not in self._there:
-            raise ValueError("this one is not written yet, or is committed or abandoned already")
+            raise ValueError("this save is not written yet, or is committed or abandoned already")
         n_bytes = manifest.n_bytes if manifest.kind == "file" else len(manifest.stream)
         data = ref_bytes(dataclasses.replace(ref, manifest=name, n_bytes=n_bytes))
         source, token = intent
@@ -185,7 +185,7 @@ class PendingBatch:
         return True
 
     def abandon(self) -> None:
-        """Give up what is not committed."""
+        """Give up the uncommitted saves."""
         for number, intent in enumerate(self._intents):
             self._intents[number] = None
             if intent is None:
@@ -193,17 +193,17 @@ class PendingBatch:
             try:
                 self._backend.withdraw(*intent)
             except BackendError as error:
-                # Why they are given up is what the reader wants to know. The intent costs nothing that stays.
+                # The caller wants the reason for giving up, not this error. A leftover intent costs little.
                 _log.warning("a save was given up, and %s", error)
 
     def _declare_all(self) -> Condemnation:
-        """Create the intents, and only then read what is condemned."""
+        """Create the intents, and only then read the condemned lists."""
         known: set[str] = set()
         for manifest in self.manifests:
             name = self._catalog.known_manifest(manifest.digest)
             if name is not None:
                 known.add(manifest.digest)
-            # As in a save: one that has to be written gets a name that never was.
+            # Like in a save: a newly written manifest gets a name never used before.
             self._names.setdefault(manifest.digest, name or _new_name(manifest.digest))
         while True:
             threads.run_all(self._declare, range(len(self.manifests)), waits=self._backend.is_remote)
@@ -220,7 +220,7 @@ class PendingBatch:
             self._rename(lost)
 
     def _find_bases(self, places: Places, packs: set[str]) -> None:
-        """Leave out, now that intents name the packs of possible bases, what is condemned or gone."""
+        """Remove condemned and missing packs from the possible bases, now that intents name these packs."""
         there = packs - self._condemned.packs
         gone = {pack_name(key) for key in self._backend.missing(map(pack_key, sorted(there)))}
         self._catalog.forget(gone)
@@ -241,7 +241,7 @@ class PendingBatch:
             self._intents[number] = declare(self._backend, name, unique, sorted(self._pinned))
 
     def _rename(self, lost: set[str]) -> None:
-        """Take back the intents that name manifests which cannot be relied on."""
+        """Withdraw the intents naming manifests nobody can rely on."""
         for number, manifest in enumerate(self.manifests):
             intent = self._intents[number]
             if manifest.digest in lost and intent is not None:
@@ -260,7 +260,7 @@ class PendingBatch:
             self.n_stored_bytes += len(blob)
 
     def _lacks(self, manifest: Manifest) -> Any:
-        """For each chunk of a manifest whether it was missing and has not been written."""
+        """Return for each chunk of a manifest whether it was missing and has not been written."""
         return np.isin(_as_keys(manifest.digests), self._lacking)
 
 
@@ -274,5 +274,5 @@ def _union(manifests: Sequence[Manifest]) -> Digests:
 
 
 def _as_keys(digests: Digests) -> Any:
-    """Each digest as one value."""
+    """View each digest as one value."""
     return np.ascontiguousarray(digests).view(f"V{DIGEST_BYTES}").ravel()

@@ -1,4 +1,4 @@
-"""Condemned lists, and what is known between two looks at them (``docs/design/protocol.md``)."""
+"""Condemned lists, and facts that stay valid between two listings (``docs/design/protocol.md``)."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from tensorcas_mlflow.store._records import intent_bytes, now
 MAX_LIST_BYTES = 1 << 30
 
 GENERATION = "condemned/@generation"
-"""Replaced by every collector of a remote store before it deletes anything."""
+"""Replaced by every collector of a remote store before its first deletion."""
 
 Generation = frozenset[tuple[str, Token]]
-"""What a listing of condemned lists has shown in a remote store. Between two looks that show the same nothing was
-deleted, so what was there after the first is there at the second, if no list names it (``docs/design/protocol.md``)."""
+"""The listing of condemned lists in a remote store. Between two equal listings nothing was deleted except blobs on the
+lists, so every other blob seen after the first still exists at the second (``docs/design/protocol.md``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condemned:
-    """What some collector is about to delete."""
+    """The blobs one collector is about to delete."""
 
     key: str
     packs: frozenset[str]
     manifests: frozenset[str]
     strangers: frozenset[str] = frozenset()
-    """Other names in it, of files that are not of the store: earlier builds condemned those too. They are ignored."""
+    """Names of foreign files, condemned by earlier builds. They are ignored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condemnation:
-    """What all collectors are about to delete, at one time."""
+    """The blobs all collectors are about to delete, at one time."""
 
     lists: Sequence[Condemned]
     generation: Generation | None
@@ -58,10 +58,10 @@ class Condemnation:
 
 
 def condemned_bytes(packs: frozenset[str], manifests: frozenset[str]) -> bytes:
-    """Write a condemned list.
+    """Serialize a condemned list.
 
     Raises:
-        ValueError: A name is none that a reader takes.
+        ValueError: A name is invalid.
     """
     data = record_bytes({"format": VERSION, "created": now(), "packs": sorted(packs), "manifests": sorted(manifests)})
     if said := _parse_list("condemned/new", data).strangers:
@@ -70,10 +70,10 @@ def condemned_bytes(packs: frozenset[str], manifests: frozenset[str]) -> bytes:
 
 
 def read_condemned(backend: Backend) -> Condemnation:
-    """Read every condemned list there is.
+    """Read every condemned list.
 
     Raises:
-        CorruptError: One cannot be read; nothing may be reused or deleted until it is looked at.
+        CorruptError: One is unreadable; nothing may be reused or deleted until somebody has checked it.
     """
     lists: list[Condemned] = []
     listed = list(list_blobs(backend, "condemned"))
@@ -86,8 +86,8 @@ def read_condemned(backend: Backend) -> Condemnation:
             continue
         except CorruptError as error:
             remedy = (
-                "if it stays, the collection that wrote it is dead: see to that, and "
-                f"`tensorcas repair --abandon {info.key}` takes it away"
+                "if it stays, its collection is dead: make sure of that, and then run "
+                f"`tensorcas repair --abandon {info.key}` to delete it"
             )
             raise CorruptError(info.key, f"{error.reason}; {remedy}") from error
     generation = frozenset((info.key, info.token) for info in listed) if backend.is_remote else None
@@ -99,7 +99,7 @@ def read_list(backend: Backend, key: str) -> Condemned:
 
     Raises:
         BlobNotFoundError: It is gone.
-        CorruptError: It cannot be read.
+        CorruptError: It is unreadable.
     """
     return _parse_list(key, backend.get(key, max_bytes=MAX_LIST_BYTES))
 
@@ -111,7 +111,7 @@ def _parse_list(key: str, data: bytes) -> Condemned:
         raise CorruptError(key, "it is not a condemned list")
     strangers = {name for name in packs if not is_pack_name(name)}
     strangers |= {name for name in manifests if not is_manifest_name(name)}
-    # Without a check, a strange name may be one of ours that has changed.
+    # Without a check, a strange name may be a damaged one of ours.
     if strangers and "check" not in record:
         raise CorruptError(key, "it is not a condemned list")
     return Condemned(
@@ -123,33 +123,33 @@ def _parse_list(key: str, data: bytes) -> Condemned:
 
 
 def begin_first_generation(backend: Backend) -> Generation | None:
-    """Give a store that is about to be made in a remote place a generation that no store there had before.
+    """Give a new store in a remote place a generation no store there had before.
 
     Returns:
-        What a listing of its condemned lists shows; None if that is not known.
+        The listing of its condemned lists; None if it is unknown.
     """
     record = {"format": VERSION, "created": now(), "generation": uuid.uuid4().hex}
     try:
         return frozenset({(GENERATION, backend.put_new(GENERATION, [record_bytes(record)]))})
-    except BlobExistsError:  # of a store that was not deleted whole, or of somebody who makes one too
+    except BlobExistsError:  # left by an incompletely deleted store, or by another process creating one
         begin_generation(backend)
         return None
 
 
 def begin_generation(backend: Backend) -> None:
-    """Make it known that what was seen in a remote store so far may be deleted from now on.
+    """Announce that blobs seen in a remote store so far may be deleted from now on.
 
-    A collector does so when its list is there and before it deletes anything.
+    A collector does so after creating its list and before its first deletion.
     """
     while backend.is_remote:
         source = f"intents/{uuid.uuid4().hex}"
         intent = intent_bytes("0" * 64, np.empty((0, DIGEST_BYTES), np.uint8))
         token = backend.put_new(source, [intent])
-        # It says all that the intent says: a promote of objects puts it in the intent's place first, and who dies then
-        # leaves an intent that others have to read.
+        # It contains all fields of the intent: a promote of objects first puts it in the intent's place, and a
+        # death then leaves an intent other processes must be able to read.
         said = {**load_record(source, intent.partition(b"\n")[0]), "generation": uuid.uuid4().hex}
         del said["check"]
-        with suppress(BlobNotFoundError):  # another collector has taken this one for dead
+        with suppress(BlobNotFoundError):  # another collector has treated this one as dead
             backend.promote(source, GENERATION, record_bytes(said), token=token, replace=True)
             return
 

@@ -1,4 +1,4 @@
-"""Which store a place belongs to: the nearest at it or above; stores that were found stay open."""
+"""Lookup of the store around a place: the nearest at it or above; found stores stay open."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.store._store import Store
 
 _LOOK_AGAIN_S = 60.0
-"""After so long a remote store is looked at again: somebody may have put another in its place."""
+"""After this long a remote store is checked again: somebody may have replaced it."""
 _MOST_LISTED = 20_000
-"""Objects among which stores below a remote place are looked for; a bucket may hold any number."""
+"""Maximum number of objects searched for stores below a remote place; a bucket may hold any number."""
 
 
 class OpenStores:
-    """The stores that this process has found."""
+    """The stores found by this process."""
 
     def __init__(self, open_at: Callable[[Root], Store]) -> None:
         self._open_at = open_at
@@ -39,7 +39,7 @@ class OpenStores:
 
     def _find_local(self, place: Root) -> tuple[Store, str]:
         root = path = place.path
-        # Text and one look at a file a folder: the walk is done for every artifact path and every checkpoint.
+        # Text and one `stat` a folder: every artifact path and every checkpoint needs this walk.
         while (stamp := stamp_of(root)) is None:
             root, below = os.path.dirname(root), root
             if root == below:
@@ -55,7 +55,7 @@ class OpenStores:
         candidates = [place, *place.parents()]
         since = time.monotonic() - _LOOK_AGAIN_S
         with self._lock:
-            # There is never a store within a store, so one that is known is the nearest.
+            # Stores are never nested, so a known one is the nearest.
             for root in candidates:
                 seen_s, store = self._remote.get(root, (since, None))
                 if store is not None and seen_s > since:
@@ -69,7 +69,7 @@ class OpenStores:
             except StoreNotFoundError:
                 pass
             except ForbiddenError as error:
-                # Whoever may use a part of a bucket only need not be let above it.
+                # A user with access to a part of a bucket may not read above it.
                 if root == place:
                     refused.append(error)
 
@@ -82,7 +82,7 @@ class OpenStores:
         raise StoreNotFoundError(place.uri)
 
     def _keep(self, root: Root, store: Store) -> Store:
-        """Keep a store open, or rather the one that is open already and has its index at hand."""
+        """Keep a store open; prefer one that is open already and has its index in memory."""
         with self._lock:
             _, known = self._remote.get(root, (0.0, None))
             if known is not None and known.id == store.id:
@@ -92,7 +92,7 @@ class OpenStores:
 
 
 def check_free(place: Root) -> None:
-    """See that no store lies above or below a place.
+    """Check that no store lies above or below a place.
 
     Raises:
         ConflictError: One does.
@@ -120,18 +120,18 @@ def _stores_above(place: Root) -> list[Root]:
 
 
 def stores_below(place: Root, *, most_folders: int | None = None) -> Iterator[Root]:
-    """Find the stores that lie below a place.
+    """Find the stores below a place.
 
     Args:
-        place: A local folder, or a prefix in a bucket, of which a bounded number of objects is looked at.
-        most_folders: How many local folders to look at; all unless given.
+        place: A local folder, or a prefix in a bucket; of a bucket only a bounded number of objects is searched.
+        most_folders: Maximum number of local folders to search; all by default.
     """
     if place.is_local:
         for folder, folders, _ in islice(os.walk(place.folder), most_folders):
             folders.sort()
             if STORE_FOLDER in folders and Path(folder) != place.folder:
                 yield Root.parse(Path(folder))
-                folders.clear()  # no store lies in another
+                folders.clear()  # stores are never nested
             elif STORE_FOLDER in folders:
                 folders.remove(STORE_FOLDER)
         return

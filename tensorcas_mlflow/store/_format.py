@@ -16,20 +16,20 @@ from tensorcas_mlflow.errors import BackendError, CorruptError, NewerFormatError
 from tensorcas_mlflow.store._json import is_whole, record_bytes
 
 FORMAT = "format"
-"""Its key."""
+"""Key of the blob."""
 VERSION = 1
 MAX_FORMAT_BYTES = 4096
 _ID = re.compile(r"[0-9a-f]{32}")
 
 Stamp = tuple[int, int, int]
-"""Tells one ``format`` file from another that has taken its place."""
+"""Identifies a ``format`` file among those that replace each other."""
 
 
 def new_format(chunk_bytes: int, store_id: str | None = None, *, is_carried: bool = False) -> bytes:
-    """Write the blob of a new store, whose id is drawn unless it is given.
+    """Return the blob of a new store; its id is drawn unless given.
 
     Raises:
-        ValueError: No reader takes such a chunk size or id.
+        ValueError: The chunk size or id is invalid.
     """
     store_id = store_id or uuid.uuid4().hex
     settings: dict[str, Any] = {
@@ -44,12 +44,12 @@ def new_format(chunk_bytes: int, store_id: str | None = None, *, is_carried: boo
     try:
         parse_format(data)
     except CorruptError as error:
-        raise ValueError(f"no store has chunks of {chunk_bytes} bytes and the id {store_id!r}") from error
+        raise ValueError(f"a store cannot have chunks of {chunk_bytes} bytes and the id {store_id!r}") from error
     return data
 
 
 def is_carried(root: str | os.PathLike[str]) -> bool:
-    """Tell whether the store at a folder was made by clients of an MLflow server that keeps no store itself."""
+    """Tell whether clients of an MLflow server without a store of its own created the store at a folder."""
     path = os.path.join(root, STORE_FOLDER, FORMAT)
     try:
         with open(path, "rb") as file:
@@ -60,10 +60,10 @@ def is_carried(root: str | os.PathLike[str]) -> bool:
 
 
 def stamp_of(root: str) -> Stamp | None:
-    """Describe the ``format`` file of the store at a root; None if there is no such file.
+    """Return the stamp of the ``format`` file of the store at a root; None if there is no such file.
 
     Raises:
-        BackendError: It cannot be known.
+        BackendError: The storage fails.
     """
     path = os.path.join(root, STORE_FOLDER, FORMAT)
     try:
@@ -72,36 +72,36 @@ def stamp_of(root: str) -> Stamp | None:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG):
             return None
         raise BackendError("look at", path, f"{type(error).__name__}: {error}") from error
-    except ValueError:  # a NUL
+    except ValueError:  # a NUL in the path
         return None
     return (found.st_ino, found.st_mtime_ns, found.st_size) if stat.S_ISREG(found.st_mode) else None
 
 
 def parse_format(blob: bytes) -> tuple[str, int]:
-    """Read the blob.
+    """Parse the blob.
 
     Returns:
         The store's id and its chunk size.
 
     Raises:
-        NewerFormatError: A later release made the store.
+        NewerFormatError: A later release created the store.
         CorruptError: It is damaged.
     """
     try:
         settings = json.loads(blob)
         version = settings["format"]
         if type(version) is not int:
-            raise CorruptError(FORMAT, "it says no version")
+            raise CorruptError(FORMAT, "it has no version")
         if not is_whole(settings, blob):
             raise CorruptError(FORMAT, "it does not hash to the check in it")
-        # Before anything else is looked for: a later version may say other things.
+        # Before everything else: a later version may have other fields.
         if version > VERSION:
             raise NewerFormatError("the store", version, VERSION)
         store_id, chunk_bytes = settings["id"], settings["chunk_bytes"]
         if settings["digest"] != "blake3-256" or not (isinstance(store_id, str) and _ID.fullmatch(store_id)):
-            raise CorruptError(FORMAT, "it says impossible settings")
+            raise CorruptError(FORMAT, "it has impossible settings")
         if type(chunk_bytes) is not int or not MIN_CHUNK_BYTES <= chunk_bytes <= MAX_CHUNK_BYTES:
-            raise CorruptError(FORMAT, "it says impossible settings")
+            raise CorruptError(FORMAT, "it has impossible settings")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptError(FORMAT, f"it does not hold a store's settings: {type(error).__name__}: {error}") from error
     return store_id, chunk_bytes

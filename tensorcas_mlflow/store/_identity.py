@@ -1,4 +1,4 @@
-"""Whether the store at a place is still the one that was opened there."""
+"""Check that a store is still the one opened at its place."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from tensorcas_mlflow.store._records import MAX_REF_BYTES
 
 
 class Identity:
-    """The id of an open store, compared with what its place says now.
+    """The id of an open store, compared with the current id at its place.
 
-    Somebody may delete a store and make another in its place while a training runs. What is saved there belongs to a
-    store that is gone, and could not be loaded.
+    A user may delete a store and create another in its place while a training runs. Data saved there would belong to
+    a deleted store and could not be loaded.
     """
 
     def __init__(self, backend: Backend, store_id: str) -> None:
         self._backend = backend
         self._id = store_id
         self._info: BlobInfo | None = None
-        """What a look at the ``format`` file has shown when it was last read."""
+        """Description of the ``format`` file at its last reading."""
         self._generation: Generation | None = None
-        """In a remote store, what condemned lists there were when ``format`` was last read."""
+        """In a remote store, the condemned lists at the last reading of ``format``."""
 
     def note(self, generation: Generation) -> None:
-        """Take note that a remote store is the one that was opened as long as its lists are these."""
+        """Record that a remote store is the opened one as long as its lists are these."""
         self._generation = generation
 
     def check(self, generation: Generation | None) -> None:
-        """See that the store is the one that was opened.
+        """Check that the store is the opened one.
 
-        A saver calls it when its intent is there. Whoever deletes the store deletes the intent, and without that the
-        commit fails. On this machine the check is one look at a file, and through a carrier one small request. In a
-        remote store it costs no request while the lists are the same: each store has a generation of its own from the
+        A saver calls it after creating its intent. Deleting the store deletes the intent, and without the intent the
+        commit fails. On this machine the check is one `stat` of a file, and through a carrier one small request. In a
+        remote store it costs no request while the lists are unchanged: each store has a generation of its own from the
         beginning.
 
         Args:
-            generation: Of a remote store, as it was listed after the intent was there; None for others, and where
-                one more request does not matter.
+            generation: For a remote store, its listing after the intent was created; None for others, and for callers
+                that can afford one more request.
 
         Raises:
             StoreNotFoundError: There is no store any more.
@@ -46,7 +46,7 @@ class Identity:
         """
         info: BlobInfo | None = None
         if self._backend.is_carrier:
-            pass  # a server tells no times, so `format` is read each time
+            pass  # a server reports no times, so `format` is read each time
         elif generation is None:
             info = self._backend.stat(FORMAT)
             if info is None:

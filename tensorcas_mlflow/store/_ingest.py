@@ -1,9 +1,9 @@
 """Files and streams on their way into a store: taken apart, hashed and stored in one pass, with bounded memory.
 
-What a stream holds is known only at its end, but its chunks have to be written before. So each batch of them is
-written under an intent of its own, which keeps the batch from being collected and never becomes a ref. At the end, when
-the manifest is known, an ordinary save declares all of it and looks at everything again; the intents of the batches go
-when its own is there. If a collector has taken a batch meanwhile, that save finds it missing and fails: the stream
+A stream shows its content only at its end, but its chunks have to be written before. So each batch of chunks is
+written under an intent of its own. This intent protects the batch and never becomes a ref. At the end, when
+the manifest is known, an ordinary save declares all chunks and checks everything again; then the stream withdraws the
+intents of its batches. If a collector has removed a batch meanwhile, the save finds it missing and fails: the stream
 cannot be read again, and nothing is committed.
 """
 
@@ -35,29 +35,29 @@ from tensorcas_mlflow.store._stream_rows import OpenRow, StreamSource
 _log = logging.getLogger(__name__)
 
 BATCH_BYTES = 32 << 20
-"""Bytes that are held before they are stored; a shorter file is saved as a checkpoint is, with one intent."""
+"""Bytes held before they are stored; a shorter file is saved like a checkpoint, with one intent."""
 
 _TAKE_BYTES = 4 << 20
 _FREE_ROWS = 16_384
 _BYTES_A_ROW = 1024
-"""A file may have one row more for so many of its bytes: a row takes about as many in memory, and some 300 in a
-manifest. Tensors that come thicker are skeleton."""
+"""A file may have one row for so many of its bytes: a row takes about as many in memory, and some 300 in a
+manifest. Denser tensors stay in the skeleton."""
 _FREE_NAME_BYTES = 4 << 20
 _BYTES_A_NAME_BYTE = 16
-"""And one byte more of names for so many; tensors have no names after that."""
+"""A file may have one byte of names for so many of its bytes; after that tensors have no names."""
 _MAX_BATCH_PIECES = 1 << 16
 
 
 @dataclass(slots=True)
 class _Batch:
-    """Chunks that are complete and not yet stored."""
+    """Complete chunks not yet stored."""
 
     pieces: list[memoryview] = field(default_factory=list)
     n_bytes: int = 0
 
 
 class Ingest:
-    """One file or stream being stored. A context manager: at its end the intents of its batches go."""
+    """One file or stream being stored. A context manager: it withdraws the intents of its batches at its end."""
 
     def __init__(
         self, backend: Backend, catalog: Catalog, chunk_bytes: int, *, policy: Policy, parents: Parents
@@ -68,11 +68,11 @@ class Ingest:
             backend: The store's.
             catalog: The store's.
             chunk_bytes: The store's chunk size.
-            policy: What to spend time on.
-            parents: Where to look for what the stream has come from.
+            policy: Encoding effort.
+            parents: Search for the stream's earlier states.
         """
         self.n_new_bytes = 0
-        """Size of the chunks stored so far that the store did not hold."""
+        """Size of the chunks stored so far that were missing from the store."""
         self.n_stored_bytes = 0
         """Bytes added to the store so far."""
         self._backend = backend
@@ -86,9 +86,9 @@ class Ingest:
         self._sizes: list[int] = []
         self._rows: list[OpenRow] = []
         self._ends: list[int] = []
-        """For each row that is closed the number of the chunk behind its last one."""
+        """For each closed row the number of the chunk after its last one."""
         self._announced: dict[str, int] = {}
-        """Numbers of the rows by the names with which they were announced; of two of one name the last one's."""
+        """Numbers of the rows by their announced names; of two with one name the last one's."""
         self._batch = _Batch()
         self._n_bytes = 0
 
@@ -102,18 +102,18 @@ class Ingest:
             try:
                 self._backend.delete(key)
             except BackendError as failure:
-                # All is stored, or something else is told already. What stays is removed by a collection.
+                # Everything is stored, or another error is on its way. A collection removes leftover intents.
                 _log.warning("the intent of a batch stays: %s", failure)
 
     def take(self, tape: Tape) -> StreamSource:
-        """Take a file apart and store all of it but the last batch.
+        """Take a file apart and store all of it except the last batch.
 
         Returns:
             Its rows, and the bytes of that batch.
 
         Raises:
-            BackendError: The storage failed; what was written is garbage and nothing is lost.
-            Exception: Whatever the tape's source raises; the same.
+            BackendError: The storage failed; the written blobs are garbage and nothing is lost.
+            Exception: The tape's source raised it; the same holds.
         """
         for part in split(tape):
             if isinstance(part, Learned):
@@ -154,7 +154,7 @@ class Ingest:
         return row
 
     def _learn(self, learned: Learned) -> None:
-        """Describe rows that have passed by what the file says of them now."""
+        """Describe earlier rows by facts the file states only now."""
         for name, tensor in learned.tensors.items():
             number = self._announced.pop(name, None)
             if number is not None:
@@ -190,7 +190,7 @@ class Ingest:
     # --- batches
 
     def _source(self, rows: list[Row], first_row: int) -> StreamSource:
-        """Give the last rows, from some one on, the bytes of the batch."""
+        """Return the last rows, from a given one on, with the bytes of the batch."""
         return StreamSource(
             rows=rows,
             first_row=first_row,
@@ -200,7 +200,7 @@ class Ingest:
         )
 
     def _batch_source(self) -> StreamSource:
-        """Hash the batch, and give it as the rows it is of, as far as they are known."""
+        """Hash the batch, and return it with its rows, as far as they are known."""
         first_chunk = len(self._sizes) - len(self._batch.pieces)
         self._digests.append(digest_all(self._batch.pieces))
         first_row = bisect_right(self._ends, first_chunk)
@@ -214,14 +214,14 @@ class Ingest:
         return self._source(rows, first_row)
 
     def _store_batch(self) -> None:
-        """Store what is new of a batch, under an intent that keeps all of it."""
+        """Store the new chunks of a batch, under an intent that protects all of it."""
         source = self._batch_source()
         self._batch = _Batch()
         digests = self._digests[-1]
         unique, first, _ = unique_rows(digests)
         first += len(source.sizes) - len(digests)
         plan = self._plan(source, unique, first)
-        # No manifest of this name will ever be: the intent is there for its digests.
+        # No manifest will ever have this name: the intent exists for its digests.
         never = f"{uuid.uuid4().hex}{uuid.uuid4().hex}"
         self._intents.append(declare(self._backend, never, unique, plan.packs if plan is not None else ()))
         condemned = look(self._backend, self._catalog)
@@ -235,7 +235,7 @@ class Ingest:
         self.n_stored_bytes += write_packs(self._backend, self._catalog, payloads, condemned)
 
     def _plan(self, source: StreamSource, unique: Digests, first: np.ndarray) -> BasePlan | None:
-        """Find what a batch may be stored against, as a save does: the intent has to name it."""
+        """Find possible bases for a batch, like a save does: the intent has to name them."""
         if self._parents is None:
             return None
         missing = ~self._catalog.find_sound(unique, ()).found
@@ -243,7 +243,7 @@ class Ingest:
 
 
 def _last(digests: list[Digests], n: int) -> Digests:
-    """Give the last ones of all digests."""
+    """Return the last ones of all digests."""
     begin = len(digests)
     while n > 0:
         begin -= 1

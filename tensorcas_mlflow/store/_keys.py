@@ -11,20 +11,20 @@ _PLAIN = re.compile(r"[A-Za-z0-9._=~-]*")
 _MAX_SEGMENT = 180
 
 ARTIFACTS = "refs/artifacts/"
-"""How the keys of refs begin that say what an artifact path shows."""
+"""Prefix of the keys of refs by artifact path."""
 
 RUNS = "refs/runs/"
-"""How the keys of refs begin that keep a step of a run."""
+"""Prefix of the keys of refs of runs' steps."""
 
 COPIES = "refs/copies/"
-"""How the keys of refs begin that keep a model whose manifest MLflow has a copy of."""
+"""Prefix of the keys of refs of models with a copy of the manifest in MLflow."""
 
 STAND_INS = "refs/replacing"
-"""The key prefix of refs that hold what is saved while it is put in the place of another, through a carrier."""
+"""Key prefix of stand-ins: refs holding a save while it replaces another through a carrier."""
 
 
 def quote_segment(text: str) -> str:
-    """Write any text as a segment of a key, reversibly unless it is long."""
+    """Encode any text as a segment of a key, reversibly unless it is long."""
     quoted = text
     if not _PLAIN.fullmatch(text):
         encoded = text.encode("utf-8", "surrogateescape")
@@ -39,7 +39,7 @@ def _hashed_segment(text: str) -> str:
 
 
 def is_run_key(key: str, run_id: str, name: str | None, step: int | None) -> bool:
-    """Tell whether a key is that of a run's step; a carrier writes what is quoted as if it were long."""
+    """Tell whether a key is that of a run's step; a carrier writes quoted segments like long ones."""
     *folders, leaf = key.removeprefix(RUNS).split("/")
     texts = [run_id, *([] if name is None else [name])]
     return (
@@ -53,17 +53,17 @@ def is_run_key(key: str, run_id: str, name: str | None, step: int | None) -> boo
 
 
 def run_prefix(run_id: str, name: str | None = None) -> str:
-    """The key prefix of the refs of a run's steps, or of those of one name."""
+    """Return the key prefix of the refs of a run's steps, or of those of one name."""
     return "/".join([RUNS.rstrip("/"), quote_segment(run_id), *([] if name is None else [quote_segment(name)])])
 
 
 def copies_prefix(place: str) -> str:
-    """The key prefix of the refs of models of whose manifests MLflow keeps a copy at a place."""
+    """Return the key prefix of the refs of models with a copy of the manifest at a place in MLflow."""
     return COPIES + digest(place.encode()).hex()
 
 
 def label_of(key: str) -> str | None:
-    """Say in words, as `Ref.label` does, what the ref at a key is of, where the key tells it."""
+    """Describe the ref at a key in words, like `Ref.label`, as far as the key shows it."""
     folders, _, leaf = key.rpartition("/@")
     texts = [unquote(segment, errors="replace") for segment in folders.split("/")[2:]]
     if key.startswith(RUNS) and 1 <= len(texts) <= 2:
@@ -74,12 +74,12 @@ def label_of(key: str) -> str | None:
 
 
 def artifact_prefix(directory: str) -> str:
-    """The key prefix of the refs below an artifact directory."""
+    """Return the key prefix of the refs below an artifact directory."""
     return "/".join([ARTIFACTS.rstrip("/"), *map(quote_segment, path_segments(directory))])
 
 
 def artifact_key(path: str) -> str:
-    """The key of the ref of an artifact path."""
+    """Return the key of the ref of an artifact path."""
     *folders, leaf = path_segments(path)
     return ARTIFACTS + "/".join([*map(quote_segment, folders), "@" + quote_segment(leaf)])
 
@@ -88,7 +88,7 @@ def path_segments(path: str) -> list[str]:
     """Split an artifact path.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is no artifact path.
     """
     if path == "":
         return []

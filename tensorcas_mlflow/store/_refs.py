@@ -1,4 +1,4 @@
-"""What a store does with its refs alone."""
+"""Operations of a store on its refs alone."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class Refs:
         return read_ref(self.backend, key)
 
     def artifact(self, path: str) -> Ref | None:
-        """Say what an artifact path, relative to the root, shows; None where no ref stands."""
+        """Return the ref of an artifact path, relative to the root; None if there is none."""
         return None if path == "" else read_ref(self.backend, artifact_key(path))
 
     def artifacts(self, directory: str = "", *, damaged: list[str] | None = None) -> tuple[list[Ref], list[str]]:
         """List an artifact directory.
 
         Args:
-            directory: Which; ``""`` is the root.
-            damaged: Comes to hold the paths of damaged refs in it, as far as their keys tell. Without it they raise.
+            directory: The directory; ``""`` is the root.
+            damaged: Receives the paths of damaged refs in it, as far as their keys show them. Without it they raise.
 
         Returns:
-            The refs directly in it, and the names of directories in it that hold refs further down.
+            The refs directly in it, and the names of subdirectories with refs below them.
 
         Raises:
             CorruptError: A ref is damaged.
@@ -47,7 +47,7 @@ class Refs:
         prefix = f"{directory}/" if directory else ""
 
         def name_of(segment: str) -> str | None:
-            # The segment is an encoding of the name; the refs below say the name itself.
+            # The segment is an encoding of the name; the refs below contain the name itself.
             name = None
             for info in list_blobs(self.backend, f"{artifact_prefix(directory)}/{segment}"):
                 refs, errors = read_refs_around(self.backend, [info.key])
@@ -62,7 +62,7 @@ class Refs:
         return refs, sorted({name for name in names if name is not None})
 
     def walk_artifacts(self, directory: str = "", *, damaged: list[str] | None = None) -> list[Ref]:
-        """List all refs below an artifact directory, by path; ``damaged`` as in `artifacts`."""
+        """List all refs below an artifact directory, by path; ``damaged`` is that of `artifacts`."""
         keys = (info.key for info in list_blobs(self.backend, artifact_prefix(directory)))
         return sorted(self._read(keys, damaged), key=lambda ref: ref.path or "")
 
@@ -75,21 +75,21 @@ class Refs:
         return refs
 
     def artifact_token(self, path: str) -> Token | None:
-        """Tell one ref of an artifact path from another that takes its place; None where no ref stands."""
+        """Return a token of an artifact path's ref, different from its replacement's; None if there is no ref."""
         info = self.backend.stat(artifact_key(path))
         return None if info is None else info.token
 
     def drop_artifact(self, path: str, token: Token | None) -> bool:
-        """Drop the ref of an artifact path if it is still the one that the token was of, and say whether it was."""
+        """Drop the ref of an artifact path if it still has the token; return whether it had."""
         return token is not None and self.backend.withdraw(artifact_key(path), token)
 
     def drop_artifacts(self, path: str) -> int:
         """Drop the ref of an artifact path and all refs below it; ``""`` means all artifacts.
 
-        What they kept alive is removed by the next collection.
+        The next collection removes their data.
 
         Returns:
-            How many were dropped; dropping none is no error.
+            The number of dropped refs; dropping none is no error.
         """
         keys = [info.key for info in list_blobs(self.backend, artifact_prefix(path))]
         if path and self.backend.stat(artifact_key(path)) is not None:
@@ -98,11 +98,11 @@ class Refs:
         return len(keys)
 
     def drop(self, ref: Ref) -> None:
-        """Drop one ref; none there is no error."""
+        """Drop one ref; a missing one is no error."""
         self.backend.delete(ref.key)
 
     def checkpoints(self) -> list[Ref]:
-        """List every ref of the store but those that stand in for one, in the order of their creation.
+        """List every ref of the store except stand-ins, in the order of their creation.
 
         A damaged ref is left out, with a warning.
         """
@@ -112,7 +112,7 @@ class Refs:
         return refs
 
     def readable_checkpoints(self) -> tuple[list[Ref], dict[str, CorruptError]]:
-        """List refs as `checkpoints` does, and say of each damaged one, by its key, what is wrong."""
+        """List refs like `checkpoints`, and the error of each damaged one, by its key."""
         keys = (info.key for info in list_blobs(self.backend, "refs"))
         refs, damaged = read_refs_around(self.backend, (key for key in keys if not key.startswith(f"{STAND_INS}/")))
         return sorted(refs, key=lambda ref: (ref.created, ref.key)), damaged

@@ -1,4 +1,4 @@
-"""Memory that chunks are read into: blocks, and where in them each chunk goes."""
+"""Memory for reads of chunks: blocks, and the place of each chunk in them."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from tensorcas_mlflow.tensor import ALIGNMENT, aligned_bytes
 _SHARES_BELOW = 64 << 10
 """Smaller arrays share blocks of memory: one allocation for many, and mostly one read."""
 _SHARED_BYTES = 4 << 20
-"""How long such a block is about: as long as one of its arrays is in use, all of it is."""
+"""Size of such a block, about: as long as one of its arrays is in use, the whole block is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where some chunks go. Two chunks of one target never overlap in memory."""
+    """Memory of some chunks. Two chunks of one target never overlap."""
 
     blocks: Sequence[memoryview]
     """Writable bytes."""
     block: Offsets
-    """For each chunk which of the blocks."""
+    """For each chunk the number of its block."""
     start: Offsets
-    """For each chunk where it begins there."""
+    """For each chunk its start in the block."""
     n_bytes: Offsets
     """Size of each chunk."""
     slack: Offsets
-    """For each chunk how many bytes behind it are nobody's, so that what lies behind it in a pack may be read there."""
+    """For each chunk the number of unused bytes behind it; a read may put there the bytes behind it in a pack."""
 
     def __len__(self) -> int:
         return len(self.start)
 
     def view(self, chunk: int) -> memoryview:
-        """The memory of one chunk."""
+        """Return the memory of one chunk."""
         start = int(self.start[chunk])
         memory: memoryview = self.blocks[self.block[chunk]][start : start + int(self.n_bytes[chunk])]
         return memory
 
     def some(self, chunks: Any) -> Target:
-        """The same memory for some of the chunks, by number."""
+        """Return the memory of some of the chunks, by number."""
         return Target(
             blocks=self.blocks,
             block=self.block[chunks],
@@ -56,31 +56,31 @@ class Target:
 
     @classmethod
     def of_buffers(cls, buffers: Sequence[memoryview]) -> Target:
-        """A buffer for each chunk."""
+        """Use one buffer for each chunk."""
         n_bytes = np.fromiter(map(len, buffers), dtype=np.int64, count=len(buffers))
         none = np.zeros_like(n_bytes)
         return cls(blocks=buffers, block=np.arange(len(buffers)), start=none, n_bytes=n_bytes, slack=none)
 
     @classmethod
     def of_sizes(cls, n_bytes: Offsets) -> Target:
-        """No memory yet: for plans that are not carried out. Each chunk would go to a buffer of its own."""
+        """Return a target without memory, for plans that are not executed: each chunk has a buffer of its own."""
         none = np.zeros_like(n_bytes)
         return cls(blocks=(), block=np.arange(len(n_bytes)), start=none, n_bytes=n_bytes, slack=none)
 
     @classmethod
     def of_block(cls, block: memoryview, n_bytes: Offsets) -> Target:
-        """One buffer, which the chunks fill one after the other."""
+        """Use one buffer for all chunks, one after the other."""
         none = np.zeros_like(n_bytes)
         return cls(blocks=[block], block=none, start=n_bytes.cumsum() - n_bytes, n_bytes=n_bytes, slack=none)
 
 
 def dtypes_of(columns: Columns) -> list[DType]:
-    """The dtypes of arrays of the rows, in the order of `Columns.dtypes`; plain bytes are read as uint8."""
+    """Return the dtypes of the rows' arrays, in the order of `Columns.dtypes`; plain bytes are uint8."""
     return [np.dtype(np.uint8) if name is None else parse_dtype(name) for name in columns.dtypes]
 
 
 def shapes_of(columns: Columns, rows: Offsets) -> list[tuple[int, ...]]:
-    """The shapes of some rows."""
+    """Return the shapes of some rows."""
     begins = columns.shape_at[rows]
     counts = columns.shape_at[rows + 1] - begins
     sides, stops = columns.sides[ranges(begins, counts)].tolist(), counts.cumsum()
@@ -89,7 +89,7 @@ def shapes_of(columns: Columns, rows: Offsets) -> list[tuple[int, ...]]:
 
 
 class ChosenRows(Sequence[Row]):
-    """Some rows of a manifest, each made when it is asked for."""
+    """Some rows of a manifest, each built on access."""
 
     def __init__(self, columns: Columns, rows: Offsets) -> None:
         self._columns = columns
@@ -103,10 +103,10 @@ class ChosenRows(Sequence[Row]):
 
 
 def check_outs(columns: Columns, rows: Offsets, names: Sequence[str], out: Mapping[str, Array]) -> dict[int, Array]:
-    """Find the arrays that rows are to be read into, by position among the rows.
+    """Return the arrays to fill, by position among the rows.
 
     Raises:
-        ValueError: An array cannot hold its row, or is for none of them, or two arrays share memory.
+        ValueError: An array cannot hold its row, belongs to no row, or two arrays share memory.
     """
     at_name = {name: at for at, name in enumerate(names)}
     unknown = out.keys() - at_name.keys()
@@ -129,7 +129,7 @@ def check_outs(columns: Columns, rows: Offsets, names: Sequence[str], out: Mappi
 
 
 def _check_apart(out: Mapping[str, Array]) -> None:
-    """See that no two contiguous arrays share memory: one of two tensors would be lost without an error."""
+    """Check that no two contiguous arrays share memory: one of two tensors would be lost without an error."""
     begins = np.array([array.__array_interface__["data"][0] for array in out.values()], dtype=np.int64)
     sizes = np.array([array.nbytes for array in out.values()], dtype=np.int64)
     order = np.argsort(begins, kind="stable")

@@ -1,4 +1,4 @@
-"""What the two sides of the save/collect protocol share: records, lists and tables as they lie in a backend.
+"""The save/collect protocol's records, lists and tables, shared by savers and collectors.
 
 For `tensorcas_mlflow.maintenance` and other maintenance; programs use `Store`.
 """
@@ -90,7 +90,7 @@ def read_refs(backend: Backend, *, but: Collection[str] = ()) -> list[Ref]:
 
 
 def write_packs(backend: Backend, catalog: Catalog, payloads: Iterator[Payload]) -> int:
-    """Write chunks that some ref needs, or that lie in a pack which is to go, into new packs.
+    """Write needed chunks, or chunks of a pack about to be deleted, into new packs.
 
     Returns:
         Size of the packs.
@@ -99,12 +99,12 @@ def write_packs(backend: Backend, catalog: Catalog, payloads: Iterator[Payload])
 
 
 def check_index(backend: Backend) -> None:
-    """See that no later release has written a segment of the index.
+    """Check that no later release has written a segment of the index.
 
-    A collection does not need the index, but one that a later release uses is not to be collected by this one.
+    A collection does not need the index, but it must not collect a store used by a later release.
 
     Raises:
-        NewerFormatError: One has.
+        NewerFormatError: A later release has written one.
     """
     for info in list(list_blobs(backend, "index")):
         if not info.key.endswith(".arrow"):
@@ -123,11 +123,11 @@ def _first_bytes(backend: Backend, info: BlobInfo, n_bytes: int) -> bytes:
 
 
 def tidy_index(backend: Backend, packs: Set[str]) -> None:
-    """Take out of the index what names packs that are gone, cannot be read or is not checked; put in what it misses.
+    """Remove index entries of packs that are gone, unreadable or unchecked; add missing ones.
 
     Args:
-        backend: Which.
-        packs: Packs that were there before.
+        backend: The backend of the index.
+        packs: Packs that existed before.
     """
     loose: set[str] = set()
     segments: dict[str, Table] = {}
@@ -147,7 +147,7 @@ def tidy_index(backend: Backend, packs: Set[str]) -> None:
                 segments[info.key] = table
             else:
                 backend.delete(info.key)
-    # Listed after the index: what the index names was there before, so what is not there now is gone for good.
+    # Listed after the index: packs in the index existed before, so a pack missing now is gone for good.
     there = {name for name, _ in list_packs(backend)}
     for name in sorted(loose - there):
         backend.delete(f"index/{name}.loose")
