@@ -1,4 +1,4 @@
-"""The index of one open store: what this process knows of where chunks lie."""
+"""Catalog: one process's view of the index of an open store."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ from tensorcas_mlflow.threads import Lock
 _log = logging.getLogger(__name__)
 
 _MERGED_AT = 8
-"""A table is merged with the one after it unless it has more than so many times its rows: so there are few to search,
-and each row is moved a few times at most, however many packs come one by one."""
+"""A table is merged with the next one unless it has more than so many times its rows. So a search covers few tables,
+and each row moves a few times at most, however many packs arrive one by one."""
 _MAX_LISTINGS = 3
 _FOLD_AT = 64
-"""Loose packs after which their tables are folded into one segment."""
+"""Number of loose packs at which their tables are folded into one segment."""
 _MAX_HINTS = 4
 _MAX_REMEMBERED = 4096
-"""Digests of a look-up that is remembered; comparing more would take time of its own."""
+"""Bound of the digests of a remembered lookup; comparing more would take too long."""
 _LATE_S = 3600.0
-"""How long a pack may take to arrive in a remote store after its name was drawn, by clocks that may be wrong, and still
-be noticed by those who listed others meanwhile. One that comes later is found when something is looked for in vain."""
+"""Time allowed between drawing a pack's name and its arrival in a remote store, with inaccurate clocks, for processes
+that list new packs meanwhile. A later pack is found after a failed lookup."""
 _MAX_MANIFESTS = 4096
-"""Names of manifests remembered; beyond it all are forgotten, which costs an equal save its own copy."""
+"""Bound of remembered names of manifests; beyond it all are forgotten, and an equal save writes its own copy."""
 
 
 class Catalog:
-    """Tables of packs, gathered from a backend and searched together. Shared by threads."""
+    """Tables of packs, read from a backend and searched together. Shared by threads."""
 
     def __init__(self, backend: Backend, store_id: str) -> None:
         self.identity = Identity(backend, store_id)
@@ -65,30 +65,30 @@ class Catalog:
         self._lock = Lock()
         self._tables: list[Table] = []
         self._hints: list[Table] = []
-        """What manifests that were read lately say; the last that is asked."""
+        """Hints of recently read manifests; searched last."""
         self._packs: set[str] = set()
         self._segments: set[str] = set()
         self._loose: dict[str, str | None] = {}
-        """Packs in no segment of many, by name, each with the key of an index blob of its own if it has one."""
+        """Packs outside of shared segments, by name, each with the key of its own index blob if it has one."""
         self._gone: set[str] = set()
         self._unreadable: set[str] = set()
-        """Packs whose own tables are damaged."""
+        """Packs with damaged tables."""
         self.refusal: BackendError | None = None
-        """Why the table of some pack may not be read, where that was so. What is not found may be in that pack."""
+        """The reason a pack's table may not be read, if any. A missing chunk may be in that pack."""
         self._lost: dict[str, None] = {}
-        """Packs that the index has named and that were not there; the last to be missed is the last."""
+        """Packs named in the index and missing in the store, in the order of discovery."""
         self._distrusted: set[tuple[str, bytes]] = set()
-        """Copies that were found damaged: the pack and the digest of each."""
+        """Copies found damaged: the pack and the digest of each."""
         self._has_bad_segments = False
-        """Whether a segment could not be read, so that packs may be there of which the index tells nothing."""
+        """Whether a segment was unreadable, so packs may exist that the index does not cover."""
         self._manifests: dict[str, str] = {}
         self._lately = LastLookups()
         self._newest = ""
-        """Name of the newest pack that was listed in a remote store."""
+        """Name of the newest pack listed in a remote store."""
         self._seen: tuple[Generation | None, set[str]] = (None, set())
 
     def copied(self, backend: Backend) -> Catalog:
-        """Make another one that knows what this one knows, and reads through another backend of the same blobs."""
+        """Return a catalog with the same knowledge, reading through another backend of the same blobs."""
         other = Catalog(backend, self._store_id)
         with self._lock:
             other._tables, other._hints = list(self._tables), list(self._hints)
@@ -100,33 +100,33 @@ class Catalog:
         return other
 
     def refresh(self) -> set[str]:
-        """Read what others have added to the index since the last time.
+        """Read the additions to the index since the last time.
 
         Returns:
-            Keys of packs that were there when this was called or later.
+            Keys of packs that existed at the time of the call or later.
         """
         with self._lock:
             if self._backend.is_remote:
                 return self._read_new_packs()
-            # Somebody may fold segments while they are read: what is gone by then is in one that came meanwhile.
+            # Another process may fold segments during the reading: the rows of a deleted one are in a new one.
             for _ in range(_MAX_LISTINGS):
                 if self._read_index():
                     break
             return set()
 
     def refresh_from_packs(self) -> None:
-        """Read the table of every pack anew: packs are the truth, and the index, which may be wrong, a cache."""
+        """Read the table of every pack anew: packs are the truth, and the index a cache and possibly wrong."""
         with self._lock:
             before = self._tables, self._hints, self._packs, self._unreadable
             self._tables, self._hints, self._packs, self._unreadable = [], [], set(), set()
             try:
                 self._load_packs(dict(list_packs(self._backend)))
             except BaseException:
-                # What was known is not listed again, and would be stored again if it was forgotten.
+                # Known packs are not listed again; forgetting them would store their chunks again.
                 self._tables, self._hints, self._packs, self._unreadable = before
                 raise
-            # Where a pack's own table is damaged, what the index says of it is all there is; a reader checks what it
-            # reads there.
+            # If a pack's own table is damaged, its index entries are the only source; a reader verifies what it reads
+            # there.
             known = self._unreadable & before[2]
             if known:
                 self._packs |= known
@@ -134,11 +134,11 @@ class Catalog:
                 self._merge()
 
     def seen(self, generation: Generation | None) -> set[str]:
-        """Keys of blobs of a remote store that are known to be there; for the caller to add to.
+        """Return the keys of blobs of a remote store known to exist; the caller adds to them.
 
         Args:
-            generation: What the caller has seen of condemned lists. What was known in another one is forgotten: it may
-                have been deleted.
+            generation: The caller's listing of condemned lists. Keys of another generation are forgotten: their blobs
+                may have been deleted.
         """
         if generation is None:
             return set()
@@ -148,10 +148,10 @@ class Catalog:
             return self._seen[1]
 
     def publish(self, name: str, entries: Entries) -> None:
-        """Put a pack this process has just written into the index, for others and for itself."""
+        """Add a pack of this process to the index, for other processes and for itself."""
         if self._backend.is_carrier:
-            # Others would have to fetch the whole pack for its table, so the table gets a blob of its own, which goes
-            # by the name of the pack.
+            # Other processes would have to fetch the whole pack for its table. So the table gets a blob of its own,
+            # named after the pack.
             segment = segment_bytes(make_table({name: entries}))
             self._backend.put_new(f"index/{name}.arrow", [segment], durable=False)
             self._segments.add(name)
@@ -162,44 +162,44 @@ class Catalog:
         self.add(name, entries)
 
     def add(self, name: str, entries: Entries) -> None:
-        """Take up a pack, unless another thread has found it in the index already."""
+        """Add a pack to the catalog, unless another thread has found it in the index already."""
         with self._lock:
             if name in self._packs:
                 return
             self._tables.append(make_table({name: entries}))
-            self._packs.add(name)  # last: what an interrupt leaves undone is looked up again
+            self._packs.add(name)  # last: after an interrupt the pack is looked up again
             self._merge()
 
     def forget(self, packs: Collection[str]) -> None:
-        """Leave out packs that are gone for good: a pack's name is never used again."""
+        """Remove packs that are gone for good: a pack's name is never used again."""
         with self._lock:
             self._gone.update(packs)
 
     def miss(self, packs: Collection[str]) -> None:
-        """Leave out packs in which a reader looked for what the index says is there, and that are gone."""
+        """Remove packs a reader found missing although the index named them."""
         with self._lock:
             self._gone.update(packs)
             self._lost |= dict.fromkeys(packs)
 
     def miss_all_gone(self) -> None:
-        """List the packs that are there, and leave out all others: for who has missed several, one after the other."""
+        """List the existing packs, and remove all others: for a reader that has missed several in a row."""
         with self._lock:
             known = set(self._packs)
-        # A pack that was known before the listing began and is not in it is gone for good.
+        # A pack known before the listing and absent from it is gone for good.
         self.miss(known - dict(list_packs(self._backend)).keys() - self._gone)
 
     def distrust(self, pack: str, digest: bytes) -> None:
-        """Remember a copy that was found damaged: no save of this process is to rely on it."""
+        """Remember a copy found damaged: no save of this process may rely on it."""
         with self._lock:
             self._distrusted.add((pack, digest))
 
     def suspects(self) -> list[str]:
-        """Keys of packs that may have held what cannot be found: damaged tables first, then gone, the latest first."""
+        """Return the keys of packs that may have held a missing chunk: damaged tables, then deleted packs, latest first."""
         with self._lock:
             return [pack_key(name) for name in (*sorted(self._unreadable), *reversed(self._lost))]
 
     def take_hints(self, hints: Hints) -> None:
-        """Take up where the chunks of a manifest are said to lie."""
+        """Add the hinted places of a manifest's chunks."""
         table = Table(
             packs=hints.packs, pack=hints.pack, entries=hints.entries, prefix=prefixes(hints.entries["digest"])
         )
@@ -207,30 +207,30 @@ class Catalog:
             self._hints = [table, *self._hints[: _MAX_HINTS - 1]]
 
     def know_manifest(self, digest: str, name: str) -> None:
-        """Remember under what name this process has written a manifest, so that an equal save can share it."""
+        """Remember the name of a manifest written by this process, so an equal save can share it."""
         if len(self._manifests) >= _MAX_MANIFESTS:
             self._manifests.clear()
         self._manifests[digest] = name
 
     def known_manifest(self, digest: str) -> str | None:
-        """The name of a manifest of that digest, which may be gone or condemned by now."""
+        """Return the name of a manifest with a digest; it may be gone or condemned by now."""
         return self._manifests.get(digest)
 
     def find(self, digests: Digests, excluded: Collection[str] = ()) -> Places:
         """Look up many digests at once.
 
         Args:
-            digests: What to look for, shape ``(n, 32)``.
-            excluded: Packs whose copies do not count, nor deltas against them.
+            digests: The digests to find, shape ``(n, 32)``.
+            excluded: Packs to ignore, together with deltas based on them.
         """
         tables, without = self._searched(excluded)
         if len(digests) > _MAX_REMEMBERED:
             return find_places(tables, digests, without)
-        # A save asks for the same several times, and that of a state which has not changed, again and again.
+        # A save asks for the same digests several times, and saves of an unchanged state again and again.
         return self._lately.find(digests, tables, without)
 
     def find_bases(self, deltas: Entries, excluded: Collection[str] = ()) -> Places:
-        """Look up what some deltas are to be added to; see `_lookup.find_bases`."""
+        """Look up the bases of some deltas; see `_lookup.find_bases`."""
         tables, without = self._searched(excluded)
         return find_bases(tables, deltas, without)
 
@@ -240,7 +240,7 @@ class Catalog:
         return find_chains(tables, places, without)
 
     def find_sound(self, digests: Digests, excluded: Collection[str]) -> Places:
-        """Look up what a save may rely on: as `find`, but nothing that is known to be damaged, nor what takes that."""
+        """Look up chunks a save may rely on: like `find`, without copies known as damaged and chunks that need them."""
         with self._lock:
             doubted, without = set(self._distrusted), {*excluded, *self._unreadable}
         places = self.find(digests, without)
@@ -255,15 +255,15 @@ class Catalog:
         return places
 
     def _searched(self, excluded: Collection[str] = ()) -> tuple[list[Table], set[str]]:
-        """Give the tables that are searched, and the packs whose copies do not count."""
+        """Return the tables to search, and the packs to ignore."""
         with self._lock:
             return [*reversed(self._hints), *self._tables], self._gone | set(excluded)
 
     def fold(self) -> None:
         """Fold the tables of loose packs into one segment, once there are many.
 
-        Markers are removed only after the segment is there, and a chunk that the index has lost is found again in its
-        pack, so nothing depends on this being done, or done once.
+        Markers are removed only after the segment exists, and the pack itself supplies a chunk lost from the index. So
+        nothing depends on folding, or on folding once.
         """
         with self._lock:
             if len(self._loose) < _FOLD_AT:
@@ -274,7 +274,7 @@ class Catalog:
             try:
                 self._backend.put_new(f"index/{name}.arrow", [segment_bytes(merge_tables(tables))])
                 self._segments.add(name)
-                # Others that are published meanwhile are not in this segment.
+                # Packs published meanwhile are not in this segment.
                 for pack in loose:
                     marker = self._loose.pop(pack)
                     if marker is not None:
@@ -283,7 +283,7 @@ class Catalog:
                 _log.warning("the index could not be folded, which costs time but no data: %s", error)
 
     def _read_index(self) -> bool:
-        """List the index once; returns whether all that was listed was still there."""
+        """List the index once; return whether all listed blobs still existed when read."""
         loose: list[str] = []
         is_whole = True
         self._loose.clear()
@@ -304,10 +304,10 @@ class Catalog:
         return is_whole
 
     def _read_new_packs(self) -> set[str]:
-        """List the packs of a remote store from about the newest known on, and read the tables of new ones.
+        """List the packs of a remote store from about the newest known one on, and read the tables of new ones.
 
-        A pack needs no marker there, since one request lists a thousand and can begin anywhere. Only where many are
-        new are segments read, which tell of many at once.
+        A pack needs no marker there, since one request lists a thousand and can begin anywhere. Only if many are new
+        are segments read, each of which covers many at once.
         """
         found = self._list_new_packs(most_new=_FOLD_AT)
         if found is None:
@@ -320,8 +320,8 @@ class Catalog:
         return {pack_key(name) for name in found}
 
     def _list_new_packs(self, *, most_new: int | None) -> dict[str, int] | None:
-        """List packs and their sizes; None if more than so many are new, which is as far as it goes."""
-        # Clocks differ, and so a pack may come later than one whose name is greater. No clock moves this one forward.
+        """List packs and their sizes; None if more than so many are new: the listing then stops."""
+        # Clocks differ, so a pack may arrive after one with a greater name. No clock moves this limit into the future.
         newest_s = min(drawn_s(self._newest), time.time())
         found: dict[str, int] = {}
         n_new = 0
@@ -368,7 +368,7 @@ class Catalog:
         return True
 
     def _load_packs(self, packs: Mapping[str, int | None]) -> None:
-        """Read the tables of packs: names and, where they are known, sizes."""
+        """Read the tables of packs, given by name and, if known, size."""
         tables: dict[str, Entries] = {}
 
         def load(name: str) -> None:
@@ -378,15 +378,15 @@ class Catalog:
                 self._gone.add(name)
                 self._lost[name] = None
             except CorruptError as error:
-                _log.warning("%s; what it holds cannot be found", error)
+                _log.warning("%s; chunks in it cannot be found", error)
                 self._unreadable.add(name)
             except BackendError as error:
-                # Far away, a request that fails says nothing of the blob; here, a bad sector is of one pack alone.
+                # A failed request to a remote store says nothing about the blob; a bad sector here affects one pack.
                 if self._backend.is_remote or isinstance(error, StarvedError):
                     raise
                 if isinstance(error.__cause__, PermissionError):
                     self.refusal = error
-                _log.warning("%s; what it holds cannot be found", error)
+                _log.warning("%s; chunks in it cannot be found", error)
                 self._unreadable.add(name)
 
         new = [name for name in packs if self._is_new(name)]
@@ -404,7 +404,7 @@ class Catalog:
         return pack not in self._packs and pack not in self._gone and pack not in self._unreadable
 
     def _merge(self) -> None:
-        """Merge small tables: the latest copy of a chunk is still the one that is found first."""
+        """Merge small tables; a lookup still finds the latest copy of a chunk first."""
         tables = list(self._tables)
         while len(tables) > 1 and len(tables[-2]) <= _MERGED_AT * len(tables[-1]):
             latest = tables.pop()

@@ -1,4 +1,4 @@
-"""How each tensor's chunks are encoded: chosen from a sample, and made good where a chunk is not as the sample was."""
+"""Choice of each tensor's encoding, from a sample; chunks unlike the sample are encoded differently."""
 
 from __future__ import annotations
 
@@ -26,60 +26,60 @@ from tensorcas_mlflow.codecs import (
 from tensorcas_mlflow.threads import Lock
 
 LEAST_DELTA_BYTES = 4096
-"""A chunk of fewer bytes is not stored as a delta: to read its base takes longer than what is spared is worth."""
+"""A smaller chunk is not stored as a delta: reading its base costs more than the saved space is worth."""
 CLEARLY_SMALLER = 0.97
-"""A delta is stored only if it takes less than this share of what the chunk takes without a base, and `planes` only if
-they take less than this share of the chunk: what is raw can be mapped."""
+"""A delta is stored only if it takes less than this share of the chunk's size without a base, and `planes` only if
+they take less than this share of the chunk: raw chunks can be memory-mapped."""
 _LEAST_SAMPLE_BYTES = 32 << 10
-"""From a shorter sample nothing is concluded; every chunk is tried."""
+"""A shorter sample proves nothing; every chunk is tried."""
 _LEAST_GROUPED_BYTES = 32 << 10
-"""Groups have headers and codes of their own, for which fewer bytes do not pay."""
+"""Groups have headers and codes of their own, too expensive for fewer bytes."""
 _GROUPED_SHARE = 0.96
-"""Where a delta takes more of what the chunk takes without a base, groups spare nothing and take time."""
+"""If a delta takes more than this share of the chunk's size without a base, groups save nothing and take time."""
 _MOST_CHOICES = 4096
 _STEPS_OF_ARRANGEMENT = 8
 _MOST_SERIES = 64
 _NUMBERS = re.compile(r"\d+")
 
 Sample = Callable[[int | None], tuple[Buffer, Sequence[tuple[int, Buffer]]]]
-"""Gives one chunk of a tensor, and what it may be stored against: `sample` and `bases` of `choose`.
+"""Returns one chunk of a tensor, and its possible bases: `sample` and `bases` of `choose`.
 
-With a depth, only the nearest base of no more than that is wanted; with None all are."""
+With a depth, only the nearest base of at most this depth is wanted; with None all are."""
 
 Arrangement = tuple[Transform, int]
-"""How differences are arranged: the transform, and how many words are put in groups together."""
+"""Arrangement of differences: the transform, and the number of words grouped together."""
 ArrangementOf = Callable[[int, Callable[[], Arrangement]], Arrangement]
-"""Gives the arrangement for bases of a depth: one that is known, or what the function finds, which takes long."""
+"""Returns the arrangement for bases of a depth: a known one, or the result of the slow function."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaChoice:
-    """How chunks are stored for which there is a base."""
+    """Encoding of chunks with a base."""
 
     transform: Transform
-    """How their differences are encoded, unless they are too few for groups."""
+    """Encoding of their differences, unless they are too few for groups."""
     unit: int
-    """How many words are put in groups together."""
+    """Number of words grouped together."""
     codings: tuple[PlaneCoding, ...] | None
-    """Of the planes of the differences, the least significant bytes first; None to look at each chunk."""
+    """Codings of the planes of the differences, the least significant bytes first; None to look at each chunk."""
     depth: int
-    """The most that a base may have: a deeper chunk stands for the nearest behind it of no more."""
+    """Maximum depth of a base: a deeper chunk is replaced by the nearest one behind it within this depth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """How a tensor's chunks are stored."""
+    """Encoding of a tensor's chunks."""
 
     itemsize: int
     codings: tuple[PlaneCoding, ...] | None
-    """Of the planes, the least significant bytes first; None to look at each chunk."""
+    """Codings of the planes, the least significant bytes first; None to look at each chunk."""
     plain_share: float
-    """What share of its size a chunk is likely to take without a base; 0 where nothing is known."""
+    """Estimated share of its size a chunk takes without a base; 0 if unknown."""
     delta: DeltaChoice | None
     """None if a base is of no use."""
     effort: Effort
     gains: bool = False
-    """Whether a delta against one of the bases would take clearly less room; there may yet be reason to make none."""
+    """Whether a delta against one of the bases would take clearly less room; a series may still start anew."""
 
 
 def choose(
@@ -92,17 +92,17 @@ def choose(
     effort: Effort = Effort.BALANCED,
     arrangement_of: ArrangementOf = lambda _depth, find: find(),
 ) -> Choice:
-    """Choose how a tensor is to be stored.
+    """Choose the encoding of a tensor.
 
     Args:
-        sample: One of its chunks, best from the middle; some 16 KiB of it are looked at.
+        sample: One of its chunks, best from the middle; some 16 KiB of it are examined.
         itemsize: Size of an element; 1 for text.
         is_float: Whether the elements are floating point numbers, sign and magnitude.
-        bases: What stood in the place of the sample at the last step, and the bases behind it up to one that is stored
+        bases: The chunk at the sample's place at the last step, and the bases behind it up to one stored
             in full: the depth of each, and its bytes, as many as the sample's.
-        max_depth: The most other chunks that decoding one may take.
-        effort: What encoding may cost.
-        arrangement_of: Knows arrangements.
+        max_depth: Maximum number of other chunks needed to decode one.
+        effort: Encoding effort.
+        arrangement_of: Source of arrangements.
     """
     n_bytes = memoryview(sample).nbytes
     if itemsize not in WORD_BYTES or (itemsize == 1 and not is_float):
@@ -135,27 +135,27 @@ def choose(
 
 
 def share_against(sample: Buffer, base: Buffer, itemsize: int) -> float:
-    """Estimate what share of its size a chunk takes as a delta; 1 where its elements cannot be subtracted."""
+    """Estimate the share of its size a chunk takes as a delta; 1 if its elements cannot be subtracted."""
     if itemsize not in WORD_BYTES or memoryview(sample).nbytes != memoryview(base).nbytes:
         return 1.0
     return estimate_share(sample, itemsize, base=base)
 
 
 def choose_depth(plain: float, shares: Sequence[tuple[int, float]], max_depth: int) -> int | None:
-    """Choose how far back the base of a tensor lies, and so when a series of deltas begins anew.
+    """Choose the distance to a tensor's base, and so the restart of a series of deltas.
 
-    What has little depth serves the next steps as a near base; what is at the end of the longest chain allowed does
-    not. So each way is judged by the mean of what this step takes and of what those steps will take for which it
-    leaves room, if they are as near each other as this one is to the last.
+    A chunk of little depth serves the next steps as a near base; a chunk at the end of the longest allowed chain does
+    not. So the function judges each choice by the mean of this step's size and the sizes of the later steps it leaves
+    room for, assuming they are as near each other as this one is to the last.
 
     Args:
-        plain: The share of its size that the tensor takes without a base.
-        shares: Of the last step, and of the bases behind it up to one that is stored in full: the depth of each, and
-            the share that a delta against it takes.
-        max_depth: The most other chunks that decoding one may take.
+        plain: The share of its size the tensor takes without a base.
+        shares: For the last step, and the bases behind it up to one stored in full: the depth of each, and
+            the share of a delta against it.
+        max_depth: Maximum number of other chunks needed to decode one.
 
     Returns:
-        The depth of the base to take, or None to store the tensor in full.
+        The depth of the base to use, or None to store the tensor in full.
     """
     if not shares or min(share for _, share in shares) >= CLEARLY_SMALLER * plain:
         return None
@@ -172,15 +172,15 @@ def choose_depth(plain: float, shares: Sequence[tuple[int, float]], max_depth: i
 
 
 def encode_chosen(raw: Buffer, choice: Choice, base: Buffer | None = None) -> tuple[Codec, int, Buffer]:
-    """Encode a chunk as it was chosen for its tensor, or otherwise where that takes clearly more room.
+    """Encode a chunk by its tensor's choice, or differently if the choice takes clearly more room.
 
     Args:
         raw: The chunk.
-        choice: Of its tensor.
+        choice: The choice of its tensor.
         base: The chunk's base, decoded, if it has one; as long as the chunk.
 
     Returns:
-        The codec, which takes a base only if there is one; the typesize it was told; and the payload, no longer than
+        The codec, which takes a base only if there is one; its typesize; and the payload, no longer than
         the chunk.
     """
     n_bytes = memoryview(raw).nbytes
@@ -207,16 +207,16 @@ def _encode_plain(raw: Buffer, choice: Choice) -> tuple[Codec, int, Buffer]:
 
 
 class Arrangements:
-    """The arrangements that were chosen at the last steps of one series.
+    """The arrangements chosen at the last steps of one series.
 
-    To find one, by trying all, takes longer than all else there is to choose, and what serves one step serves the next.
+    Finding one, by trying all, takes longer than the rest of the choice, and one that serves a step serves the next.
     """
 
     def __init__(self) -> None:
         self._known: dict[Hashable, tuple[Arrangement | None, int]] = {}
 
     def of(self, role: Hashable, depth: int, find: Callable[[], Arrangement]) -> Arrangement:
-        """Give the arrangement for the tensors of a role and bases of a depth, which is found anew every few steps."""
+        """Return the arrangement for a role and bases of a depth; it is searched anew every few steps."""
         found, n_left = self._known.get((role, depth), (None, 0))
         if found is None or n_left == 0:
             found, n_left = find(), _STEPS_OF_ARRANGEMENT
@@ -227,14 +227,14 @@ class Arrangements:
 
 
 class RecentArrangements:
-    """The arrangements of the series that this process has lately saved in one store. For any thread."""
+    """The arrangements of the series this process has recently saved in one store. For any thread."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._by_series: OrderedDict[Hashable, Arrangements] = OrderedDict()
 
     def of(self, series: Hashable) -> Arrangements:
-        """Give those of a series; the one that was asked for the longest ago is forgotten where there are too many."""
+        """Return those of a series; if there are too many, the least recently used is forgotten."""
         with self._lock:
             arrangements = self._by_series.setdefault(series, Arrangements())
             self._by_series.move_to_end(series)

@@ -1,4 +1,4 @@
-"""From the chunks of a save to what packs hold, encoded on all threads a group at a time."""
+"""Encoding of a save's chunks for packs, on all threads, a group at a time."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from tensorcas_mlflow.store._recipes import Recipe, Recipes
 from tensorcas_mlflow.store._sources import Pieces, Source
 
 GROUP_BYTES = 1 << 20
-"""Chunks of so many bytes together are one thread's task: enough to make its handing over cheap, and few enough that
-the bytes are still in a core's cache when they are hashed, encoded and written."""
+"""Bytes of one thread's task: enough to make its handover cheap, and few enough to stay in a core's cache while the
+chunks are hashed, encoded and written."""
 GROUP_PIECES = 1 << 10
 _LEAST_GROUP_BYTES = 64 << 10
-"""To hand fewer over takes longer than to encode them."""
+"""Handing over fewer bytes takes longer than encoding them."""
 _SMALL_BYTES = 8 << 10
-"""Of smaller chunks, where there are many, some are encoded to see whether it pays for the others."""
+"""If there are many chunks below this size, some are encoded first to see whether the others would shrink."""
 _SAMPLED = 32
 """One chunk in so many is a sample."""
 _LEAST_GAIN = 1 / 8
-"""Small chunks are encoded one by one only if that saves so much of the samples: each costs tens of microseconds."""
+"""Small chunks are encoded one by one only if this saves so much of the samples: each costs tens of microseconds."""
 _JOINED_BYTES = 16 << 10
-"""Parts that are smaller on average are joined: to write each by itself would take longer."""
+"""Parts smaller than this on average are joined: writing each by itself would take longer."""
 
 OriginOf = Callable[[int], "str | None"]
 Keep = Callable[[Digests, Sequence[Buffer]], None]
-"""Takes chunks, whose bytes nobody changes any more, and their digests; on any thread."""
+"""Receives chunks with their final bytes, and their digests; on any thread."""
 
 
 def encode_chunks(
@@ -50,26 +50,26 @@ def encode_chunks(
     """Encode some chunks of a source.
 
     Args:
-        source: Where the bytes are.
-        chunks: Which: ascending numbers, counted over all rows.
-        policy: What to spend time on.
-        plan: What they may be stored against, held by the save's intent.
-        chooser: What has chosen for earlier batches of the same stream, if there were any.
-        keep: Is given the chunks of a source that is live, as they are stored.
+        source: Source of the bytes.
+        chunks: Ascending numbers, counted over all rows.
+        policy: Encoding effort.
+        plan: Possible bases, protected by the save's intent.
+        chooser: The choices for earlier batches of the same stream, if there were any.
+        keep: Receives the chunks of a live source, as they are stored.
 
     Yields:
         Groups, in the order of the chunks.
 
     Raises:
-        ConflictError: The bytes are no longer those that were hashed.
+        ConflictError: The bytes differ from those hashed.
     """
     if not len(chunks):
-        return  # no codec is imported either
+        return  # and import no codec
     columns = source.columns
-    # Bytes that a file says nothing of may look like numbers.
+    # Bytes without a description may look like numbers.
     is_text = np.array([name is None or name[0] in "SU" for name in columns.dtypes], dtype=bool)[columns.dtype]
     is_text &= source.itemsizes == 1
-    # Little is parted among the threads: the caller is waiting for it.
+    # Small amounts are divided among the threads: the caller is waiting.
     share = int(source.sizes[chunks].sum()) // (2 * config.n_threads())
     most_bytes = min(GROUP_BYTES, max(_LEAST_GROUP_BYTES, share))
     groups = source.pieces(chunks, most_bytes=most_bytes, most=GROUP_PIECES)
@@ -90,18 +90,18 @@ def encode_pieces(
     """Encode groups of chunks.
 
     Args:
-        groups: Drawn from only as results are taken, so that memory stays bounded.
-        policy: What to spend time on.
-        is_text: For each row whether it is text, or bytes that are no tensor. Unless given, by the size of elements.
-        origin: Says whose bytes a row's are, if somebody else may change them; None if nobody else has them.
-        recipes: How chunks of large tensors are encoded; None to find that out chunk by chunk.
-        keep: As for `encode_chunks`.
+        groups: Consumed only as results are taken, so memory stays bounded.
+        policy: Encoding effort.
+        is_text: For each row whether it is text, or bytes outside of tensors. By default the element size decides.
+        origin: Returns the owner of a row's bytes, if the owner may change them; None if nobody else has them.
+        recipes: Encodings of the chunks of large tensors; None to decide chunk by chunk.
+        keep: See `encode_chunks`.
 
     Yields:
-        What a pack takes, in the order of the chunks.
+        Input of a pack writer, in the order of the chunks.
 
     Raises:
-        ConflictError: Bytes are no longer those that were hashed.
+        ConflictError: Bytes differ from those hashed.
     """
     encode = partial(_encode, policy=policy, is_text=is_text, origin=origin, keep=keep)
 
@@ -114,7 +114,7 @@ def encode_pieces(
 
 
 def groups_of(sizes: Any) -> Iterator[slice]:
-    """Part chunks, given by their sizes, into neighbours that are encoded together."""
+    """Split chunks, given by their sizes, into neighbours encoded together."""
     ends = np.cumsum(sizes)
     begin = 0
     while begin < len(ends):
@@ -141,7 +141,7 @@ def _encode(
     encoded = _encoded(data, pieces.itemsizes, text, policy, recipes)
     n_raw = np.fromiter(map(len, data), dtype=np.int64, count=len(data))
     is_aligned = np.array([codec is RAW for codec, _, _ in encoded], dtype=bool) & pieces.begins_row
-    # What goes on with a tensor must not be moved away from it by what begins behind.
+    # A tensor's continuation must stay adjacent to its beginning, whatever begins after it.
     begin = int(is_aligned.argmax())
     parts = [slice(0, begin), slice(begin, len(data))] if begin else [slice(0, len(data))]
     groups = [_laid_out(encoded[part], n_raw[part], pieces.digests[part], is_aligned[part]) for part in parts]
@@ -161,13 +161,13 @@ def _name_bases(entries: Entries, recipes: list[Recipe | None]) -> None:
 
 
 def _checked_copies(pieces: Pieces, origin: OriginOf) -> list[Any]:
-    """Copy chunks, and see that the copies are what was hashed.
+    """Copy chunks, and check that the copies have the hashed digests.
 
-    The arrays may be a live model's. Bytes stored under another's digest would spoil every checkpoint that shares
-    the chunk, so what is checked and stored is a copy.
+    The arrays may belong to a live model. Bytes stored under another digest would damage every checkpoint with
+    the chunk, so the save verifies and stores a copy.
 
     Raises:
-        ConflictError: They are not.
+        ConflictError: They do not.
     """
     copies = [piece if type(piece) is bytes else _copy(piece) for piece in pieces.data]
     actual = np.frombuffer(b"".join(map(digest, copies)), np.uint8).reshape(pieces.digests.shape)
@@ -180,18 +180,18 @@ def _checked_copies(pieces: Pieces, origin: OriginOf) -> list[Any]:
 def _copy(piece: memoryview) -> memoryview:
     if len(piece) < _JOINED_BYTES:
         return memoryview(bytes(piece))
-    # Unlike `bytes`, this lets other threads go on meanwhile.
+    # Unlike `bytes`, this lets other threads run meanwhile.
     return np.frombuffer(piece, np.uint8).copy().data
 
 
 _Encoded = tuple[Codec, int, Buffer]
-"""The codec of a chunk, the typesize it was told, and the payload."""
+"""A chunk's codec, its typesize, and the payload."""
 
 
 def _encoded(
     data: list[Any], itemsizes: Any, is_text: Any, policy: Policy, recipes: list[Recipe | None]
 ) -> list[_Encoded]:
-    """Encode chunks: those of large tensors as was chosen for these, others as a look at each says."""
+    """Encode chunks: those of large tensors as chosen for these, others by a look at each."""
     out: list[_Encoded] = [(RAW, 1, raw) for raw in data]
     candidates = np.flatnonzero(is_text) if policy is Policy.FAST else np.arange(len(data))
     small = candidates[[len(data[at]) < _SMALL_BYTES and not is_text[at] for at in candidates.tolist()]]
@@ -210,7 +210,7 @@ def _encoded(
 
 
 def _laid_out(encoded: list[_Encoded], n_raw: Any, digests: Digests, is_aligned: Any) -> PayloadGroup:
-    """Lay out encoded chunks: a tensor whose first chunk is stored raw begins at a multiple of 64."""
+    """Lay out encoded chunks: a tensor with a raw first chunk begins at a multiple of 64."""
     codecs, typesizes, stored = zip(*encoded, strict=True)
     entries = np.zeros(len(stored), dtype=ENTRY)
     entries["digest"] = digests
@@ -234,10 +234,10 @@ def _laid_out(encoded: list[_Encoded], n_raw: Any, digests: Digests, is_aligned:
 
 
 def _offsets(sizes: Any, is_aligned: Any) -> tuple[Any, Any]:
-    """Say where payloads begin that lie one after the other, some at multiples of 64, and the gap before each."""
+    """Return the starts of consecutive payloads, some aligned to 64, and the gap before each."""
     if not is_aligned.any():
         return np.cumsum(sizes) - sizes, np.zeros_like(sizes)
-    # What begins aligned, and all up to the next that does, is a run; each run but the last is filled up.
+    # An aligned payload and its unaligned successors form a run; each run but the last is padded.
     begins = np.flatnonzero(is_aligned | (np.arange(len(sizes)) == 0))
     n_bytes = np.add.reduceat(sizes, begins)
     filled = -(-n_bytes // RAW_ALIGNMENT) * RAW_ALIGNMENT

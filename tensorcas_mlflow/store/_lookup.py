@@ -1,4 +1,4 @@
-"""Where chunks lie, looked up in tables of packs: a delta counts only where all is known that it takes to decode it."""
+"""Lookup of chunks in tables of packs: a delta counts only if every chunk needed to decode it is known."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ _N_REMEMBERED = 4
 
 
 def distinct(numbers: Any) -> list[int]:
-    """Say which small numbers there are among some, ascending. The first `numpy.unique` of a process takes 16 ms."""
+    """Return the distinct small numbers, ascending. The first `numpy.unique` of a process takes 16 ms."""
     which: list[int] = np.flatnonzero(np.bincount(numbers)).tolist()
     return which
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Where some chunks lie."""
+    """Places of some chunks."""
 
     found: Mask
     """For each chunk whether a copy is known."""
     pack: Any
-    """For each chunk a position in ``packs``."""
+    """For each chunk the position of its pack in ``packs``."""
     packs: list[str]
     entries: Entries
 
     def some(self, rows: Any) -> Places:
-        """The places of some of the chunks, by number."""
+        """Return the places of some chunks, by number."""
         return Places(found=self.found[rows], pack=self.pack[rows], packs=self.packs, entries=self.entries.take(rows))
 
     def nowhere(self) -> Places:
-        """The same chunks, none of them found."""
+        """Return the same chunks with none of them found."""
         return replace(self, found=np.zeros(len(self.found), dtype=bool), entries=np.zeros(len(self.found), ENTRY))
 
     def replaced(self, rows: Any, others: Places) -> Places:
-        """Put others in the place of some."""
+        """Replace some places by others."""
         found, pack, entries = self.found.copy(), self.pack.copy(), self.entries.copy()
         used, number = np.unique(others.pack, return_inverse=True)
         found[rows], pack[rows], entries[rows] = others.found, number + len(self.packs), others.entries
@@ -53,7 +53,7 @@ class Places:
 
     @classmethod
     def joined(cls, parts: Sequence[Places]) -> Places:
-        """The places of several, one after the other; a pack that several name is one pack."""
+        """Concatenate places; a pack named by several is one pack."""
         packs = list(dict.fromkeys(name for part in parts for name in part.packs))
         at = {name: number for number, name in enumerate(packs)}
         numbers = [np.array([at[name] for name in part.packs], dtype=np.int64)[part.pack] for part in parts]
@@ -65,20 +65,20 @@ class Places:
         )
 
     def as_bytes(self) -> Places:
-        """The same places, as if what is stored there were chunks stored raw: to read it without decoding it."""
+        """Return the same places as if their chunks were stored raw, for reading stored bytes without decoding."""
         entries = self.entries.copy()
         entries["codec"], entries["raw_bytes"] = RAW.number, entries["stored_bytes"]
         return Places(found=self.found, pack=self.pack, packs=self.packs, entries=entries)
 
     def found_in(self, packs: Collection[str]) -> Mask:
-        """For each chunk whether it was found, in one of some packs."""
+        """Return for each chunk whether it was found in one of some packs."""
         found = self.found.copy()
         held = np.array([name in packs for name in self.packs], dtype=bool)
         found[found] = held[self.pack[found]]
         return found
 
     def by_pack(self, rows: Any) -> list[tuple[str, Any]]:
-        """Part some chunks by the pack in which each lies."""
+        """Group some chunks by their packs."""
         numbers = self.pack[rows]
         return [(self.packs[number], rows[numbers == number]) for number in distinct(numbers)]
 
@@ -87,17 +87,17 @@ def find_places(tables: Sequence[Table], digests: Digests, without: Collection[s
     """Look up many digests at once.
 
     Args:
-        tables: The last is asked first.
-        digests: What to look for, shape ``(n, 32)``.
-        without: Packs whose copies do not count, nor deltas against them.
+        tables: Tables to search, the last one first.
+        digests: The digests to find, shape ``(n, 32)``.
+        without: Packs to ignore, together with deltas based on them.
     """
     places = _find(tables, digests, without)
     waiting = [(np.flatnonzero(places.found & is_delta(places.entries)), frozenset(without))]
     while waiting:
         rows, besides = waiting.pop()
         is_whole, _ = find_chains(tables, places.some(rows), without)
-        # A collection leaves deltas without their bases where the chunk has another copy. Which packs are passed over
-        # is a matter of each chunk: what one finds broken may hold the copy of another.
+        # A collection leaves deltas without their bases if the chunk has another copy. The packs to skip differ
+        # by chunk: a pack with a broken copy of one may hold the only copy of another.
         for pack, again in places.by_pack(rows[places.found[rows] & ~is_whole]):
             others = besides | {pack}
             places = places.replaced(again, _find(tables, digests[again], others))
@@ -106,12 +106,12 @@ def find_places(tables: Sequence[Table], digests: Digests, without: Collection[s
 
 
 def find_bases(tables: Sequence[Table], deltas: Entries, without: Collection[str] = ()) -> Places:
-    """Look up what some deltas are to be added to: for each the copy of its base that its entry names.
+    """Look up the bases of some deltas: for each the copy named in its entry.
 
     Args:
-        tables: Where to look.
-        deltas: Their entries.
-        without: Packs whose copies do not count.
+        tables: Tables to search.
+        deltas: Entries of the deltas.
+        without: Packs to ignore.
     """
     bases = np.ascontiguousarray(deltas["base_digest"])
     names, pack = np.unique(as_names(deltas["base_pack"]), return_inverse=True)
@@ -135,12 +135,12 @@ def find_chains(tables: Sequence[Table], places: Places, without: Collection[str
     """Follow deltas to their bases, and those to theirs.
 
     Args:
-        tables: Where to look for bases.
-        places: Of chunks.
-        without: Packs whose copies do not count.
+        tables: Tables to search for bases.
+        places: Places of chunks.
+        without: Packs to ignore.
 
     Returns:
-        For each chunk that was found whether all is known that it takes to be decoded; and the packs that holds.
+        For each found chunk whether every chunk needed to decode it is known; and the packs of these.
     """
     is_whole, packs = places.found.copy(), set[str]()
     open_ = np.flatnonzero(places.found & is_delta(places.entries))
@@ -155,12 +155,12 @@ def find_chains(tables: Sequence[Table], places: Places, without: Collection[str
 
 
 def rows_that_take(tables: Sequence[Table], places: Places, copies: Collection[tuple[str, bytes]]) -> Positions:
-    """Give the chunks that it takes one of some copies to decode, or that lie there themselves.
+    """Return the chunks whose decoding needs one of some copies, the copies' own chunks included.
 
     Args:
-        tables: Where to look for bases.
-        places: Of chunks.
-        copies: The pack and the digest of each.
+        tables: Tables to search for bases.
+        places: Places of chunks.
+        copies: The pack and the digest of each copy.
     """
     packs = {pack for pack, _ in copies}
     takes = np.zeros(len(places.found), dtype=bool)
@@ -177,7 +177,7 @@ def rows_that_take(tables: Sequence[Table], places: Places, copies: Collection[t
 
 
 def _find(tables: Sequence[Table], digests: Digests, without: Collection[str]) -> Places:
-    """Look up digests, whatever it takes to decode what is found."""
+    """Look up digests, ignoring whether the bases of deltas are known."""
     packs: list[str] = []
     found = np.zeros(len(digests), dtype=bool)
     pack = np.zeros(len(digests), dtype=np.int64)
@@ -197,14 +197,14 @@ def _find(tables: Sequence[Table], digests: Digests, without: Collection[str]) -
 
 
 class LastLookups:
-    """The last look-ups, by the digests that were asked for: where, and what was found. For many threads at once."""
+    """The recent lookups and their results, by digests. For many threads at once."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._found: OrderedDict[bytes, tuple[tuple[Sequence[Table], set[str]], Places]] = OrderedDict()
 
     def find(self, digests: Digests, tables: Sequence[Table], without: set[str]) -> Places:
-        """Look digests up, as `find_places` does, unless that was done lately in the same tables."""
+        """Look up digests like `find_places`; reuse a recent result from the same tables."""
         asked, searched = digests.tobytes(), (tables, without)
         with self._lock:
             last = self._found.get(asked)

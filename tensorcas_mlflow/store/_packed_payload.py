@@ -1,4 +1,4 @@
-"""Self-contained models as releases before `PAYLOAD_FILE` wrote them: one pack beside the manifest. Only read."""
+"""Self-contained models of releases before `PAYLOAD_FILE`: one pack beside the manifest. Read only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PACK_NAME = "0" * 32
 
 
 class _PackFolder(LocalBackend):
-    """A folder whose one pack goes by `PACKED_FILE`."""
+    """A folder whose one pack is named `PACKED_FILE`."""
 
     def _path(self, key: str) -> str:
         return os.fspath(self.root / PACKED_FILE) if key == pack_key(_PACK_NAME) else super()._path(key)
@@ -53,7 +53,7 @@ class PackedPayload:
         return self._chunks.tensors(self.manifest, names, verify=verify)
 
     def fill(self, first: int, outs: list[memoryview]) -> None:
-        """Read chunks that follow each other and check them: a `tensors_file.Fill`."""
+        """Read consecutive chunks and verify them: a `tensors_file.Fill`."""
         digests = self.manifest.digests[first : first + len(outs)]
         owner = Owner(label=self.manifest.label, rows=self.manifest.rows, first=first)
         self._chunks.read(digests, outs, verify=True, owner=owner)

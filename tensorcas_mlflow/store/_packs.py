@@ -1,4 +1,4 @@
-"""The packs of a store as blobs: named, listed, their tables read."""
+"""The packs of a store as blobs: their names, listings and tables."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from tensorcas_mlflow.index import pack_key
 from tensorcas_mlflow.pack import Entries, read_table
 
 _TAIL_BYTES = 64 * 1024
-"""What is read of a pack's end before it is known how long its table is: where a read is a request, most tables."""
+"""Size of the first read at a pack's end, before the size of its table is known: enough for most tables, if a read is a
+request."""
 _LOCAL_TAIL_BYTES = 4 * 1024
-"""In a file of this machine: what does not suffice is read in a second read."""
+"""The same in a file of this machine: a second read covers larger tables."""
 _TIME_DIGITS = 12
 
 
 def list_packs(backend: Backend, *, since_s: float = 0.0) -> Iterator[tuple[str, int]]:
-    """List the packs of a store, as they are drawn: name and size.
+    """List the packs of a store, in the order of drawing: name and size.
 
     Args:
-        backend: Which.
-        since_s: For a remote store, leave out those whose names were drawn before, in seconds of Unix time.
+        backend: The backend of the store.
+        since_s: For a remote store, leave out names drawn before this time, in seconds of Unix time.
     """
     after = f"packs/{_time_text(since_s)}" if backend.is_remote and since_s > 0 else None
     for info in list_blobs(backend, "packs", after=after):
@@ -35,7 +36,7 @@ def list_packs(backend: Backend, *, since_s: float = 0.0) -> Iterator[tuple[str,
 
 
 def new_pack_name(backend: Backend) -> str:
-    """Draw a name that no pack ever had. In a remote store, names are in the order in which they were drawn."""
+    """Draw a name no pack ever had. In a remote store, names sort by the time they were drawn."""
     name = uuid.uuid4().hex
     return _time_text(time.time()) + name[_TIME_DIGITS:] if backend.is_remote else name
 
@@ -45,7 +46,7 @@ def _time_text(time_s: float) -> str:
 
 
 def drawn_s(name: str) -> float:
-    """When the name of a pack of a remote store was drawn, in seconds of Unix time; 0 for no name."""
+    """Return the time a pack's name was drawn in a remote store, in seconds of Unix time; 0 for no name."""
     return int(name[:_TIME_DIGITS] or "0", 16) / 1000
 
 
@@ -53,14 +54,14 @@ def read_pack_table(backend: Backend, name: str, *, size: int | None = None) -> 
     """Read the table of a pack, in one read if it is short.
 
     Args:
-        backend: Where it is.
-        name: Which.
-        size: Of the pack, if it is known.
+        backend: The backend of the pack.
+        name: Its name.
+        size: Its size, if known.
 
     Raises:
         BlobNotFoundError: The pack is gone.
         CorruptError: It is damaged.
-        BackendError: The storage does not give its table.
+        BackendError: The storage fails to deliver its table.
     """
     key = pack_key(name)
     if size is None:
@@ -76,7 +77,7 @@ def read_pack_table(backend: Backend, name: str, *, size: int | None = None) -> 
     except BackendError:
         if backend.is_remote:
             raise
-        begin = size  # a bad sector before the table is no reason to lose it: only what is needed is read
+        begin = size  # a bad sector before the table must not hide it: read only the needed bytes
 
     def read(start: int, stop: int) -> bytes | bytearray:
         if start >= begin:
@@ -89,7 +90,7 @@ def read_pack_table(backend: Backend, name: str, *, size: int | None = None) -> 
 
 
 def mark_loose(backend: Backend, name: str) -> None:
-    """Put a new pack into the index; in a remote store it is found without."""
+    """Add a new pack to the index; in a remote store it needs no marker."""
     if not backend.is_remote:
         with contextlib.suppress(BlobExistsError):
             backend.put_new(f"index/{name}.loose", [], durable=False)

@@ -31,7 +31,7 @@ MANIFEST_FILE = "checkpoint.arrow"
 PAYLOAD_FILE = "checkpoint.tensors"
 """Name of a self-contained model's tensors, beside its manifest."""
 PAYLOAD_FILES = (PAYLOAD_FILE, PACKED_FILE)
-"""All names that releases have given it."""
+"""All names used by any release."""
 
 
 def write_payload(
@@ -46,13 +46,13 @@ def write_payload(
     """Write a checkpoint that needs no store.
 
     Args:
-        folder: Where `MANIFEST_FILE` and `PAYLOAD_FILE` are written; it must hold neither.
-        tensors: See `Store.write_checkpoint`, as the others.
+        folder: Folder for `MANIFEST_FILE` and `PAYLOAD_FILE`; it must hold neither.
+        tensors: See `Store.write_checkpoint`, also for the others.
 
     Raises:
         ValueError: A name, dtype or cut cannot be stored.
         BlobExistsError: The folder holds a payload already.
-        ConflictError: An array was changed while it was written.
+        ConflictError: An array changed during the write.
     """
     source = TensorSource(tensors, cuts or {}, DEFAULT_CHUNK_BYTES)
     manifest = Manifest(
@@ -72,31 +72,31 @@ def read_payload(folder: Path, *, names: Iterable[str] | None = None, verify: bo
     """Read a self-contained checkpoint.
 
     Args:
-        folder: What `write_payload` wrote, wherever it is now.
-        names: Which tensors; all if not given.
+        folder: A folder written by `write_payload`, wherever it is now.
+        names: The tensors; all by default.
         verify: Whether to check every chunk's bytes against its digest.
 
     Raises:
         FormatError: Its manifest or payload is damaged, or they do not belong together.
-        TensorNotFoundError: There is none of some name.
+        TensorNotFoundError: A name has no tensor.
         BlobNotFoundError: The folder holds no payload.
     """
     return _payload_in(folder).read(names, verify=verify)
 
 
 def copy_payload(folder: Path, source: Store | Path, manifest: Manifest) -> Manifest:
-    """Write a checkpoint that needs no store, from tensors that are stored already.
+    """Write a checkpoint that needs no store, from stored tensors.
 
     Args:
-        folder: As `write_payload` has it.
-        source: The store that holds them, or a folder with a payload.
-        manifest: Of the tensors.
+        folder: See `write_payload`.
+        source: The store of the tensors, or a folder with a payload.
+        manifest: Manifest of the tensors.
 
     Returns:
-        The manifest as it was written, which names no store.
+        The written manifest, without a store's id.
 
     Raises:
-        FormatError: What is stored is damaged.
+        FormatError: The stored data is damaged.
         BlobExistsError: The folder holds a payload already.
     """
     bare = dataclasses.replace(manifest, store_id=None)
@@ -105,7 +105,7 @@ def copy_payload(folder: Path, source: Store | Path, manifest: Manifest) -> Mani
 
 
 def payload_bytes(store: Store, ref: Ref) -> int:
-    """Say how long the self-contained file of a checkpoint is.
+    """Return the size of a checkpoint's self-contained file.
 
     Raises:
         FormatError: Its manifest is damaged.
@@ -116,7 +116,7 @@ def payload_bytes(store: Store, ref: Ref) -> int:
 
 
 def payload_pieces(store: Store, manifest: Manifest) -> Iterator[bytes | bytearray]:
-    """Yield the self-contained file of a checkpoint out of its store, every chunk checked, about 16 MiB at a time.
+    """Yield the self-contained file of a checkpoint from its store, every chunk verified, about 16 MiB at a time.
 
     Raises:
         ChunkNotFoundError: A chunk is not in the store.
@@ -158,7 +158,7 @@ def _from_arrays(source: TensorSource, manifest: Manifest) -> Fill:
     chunks = (piece for group in source.pieces(np.arange(len(manifest.digests))) for piece in group.data)
 
     def fill(first: int, outs: list[memoryview]) -> None:
-        # In this order: no chunk is drawn for which there is no buffer.
+        # In this order: no chunk is drawn without a buffer for it.
         for out, chunk in zip(outs, chunks, strict=False):
             out[:] = chunk
         # The arrays may be a live model's.

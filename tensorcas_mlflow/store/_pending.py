@@ -1,4 +1,4 @@
-"""Saves that wait for their manifest to arrive as an artifact, by process."""
+"""Saves waiting for their manifest to arrive as an artifact, by process."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ _held: dict[tuple[str, str, str | None], tuple[PendingSave, RefTarget]] = {}
 
 
 def hold_pending(store: Store, save: PendingSave, target: RefTarget) -> None:
-    """Keep a save until `take_pending` or `abandon_pending`; its intent keeps its chunks alive meanwhile.
+    """Hold a save until `take_pending` or `abandon_pending`; its intent protects its chunks meanwhile.
 
     Args:
-        store: Where it was saved.
-        save: Not yet committed.
-        target: What its ref is to say; the save is taken by the path in it.
+        store: The store of the save.
+        save: An uncommitted save.
+        target: Its future ref; the path in it identifies the save.
     """
     with _lock:
         _held[store.id, save.manifest.digest, target.path] = (save, target)
 
 
 def take_pending(store: Store, digest: str, path: str) -> tuple[PendingSave, RefTarget] | None:
-    """Hand over the save of a manifest that has arrived at an artifact path, for the caller to commit.
+    """Return the save of a manifest that has arrived at an artifact path, for the caller to commit.
 
     Args:
-        store: Whose artifact path it is.
-        digest: The manifest's.
-        path: Where it has arrived, relative to the store's root.
+        store: The store of the artifact path.
+        digest: The manifest's digest.
+        path: Its path, relative to the store's root.
 
     Returns:
-        The save and what its ref is to say; None if none is held.
+        The save and its future ref; None if none is held.
     """
     with _lock:
         return _held.pop((store.id, digest, path), None)

@@ -1,4 +1,4 @@
-"""How some chunks are read: for each pack a way, and the tasks."""
+"""The read plan of some chunks: for each pack a way, and the tasks."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ from tensorcas_mlflow.store._tasks import Task, tasks_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Tasks that are carried out in one way."""
+    """Tasks executed in one way."""
 
     choice: Choice
     tasks: list[Task]
 
 
 class Planner:
-    """Chooses the ways of one load."""
+    """Chooser of the ways of one load."""
 
     def __init__(self, backend: Backend, files: OpenFiles, way: Way | None) -> None:
-        """Plan reads.
+        """Create a planner.
 
         Args:
-            backend: Of the packs.
-            files: What opens them.
-            way: To be taken wherever it can be had; None leaves the choice to the rule.
+            backend: The backend of the packs.
+            files: Opener of the packs.
+            way: A way to use if it is available; None leaves the choice to the rule.
         """
         self._backend = backend
         self._files = files
         self._way = way
         self.rule = rule_of_machine()
-        """By which ways are chosen."""
+        """The rule for choosing ways."""
 
     def groups(self, places: Places, target: Target, chunks: Any) -> list[Group]:
-        """Plan how some of the wanted chunks, by number, are read.
+        """Plan the reads of some wanted chunks, by number.
 
         Raises:
             BlobNotFoundError: A pack is gone.
@@ -64,7 +64,7 @@ class Planner:
         pack = places.pack[chunks]
         of_pack = np.bincount(pack, weights=stored)
         total = int(stored.sum())
-        # What is little needs no look at its pack, and is planned at once however many packs there are.
+        # Small amounts need no check of their pack, and are planned at once, however many packs there are.
         is_little = of_pack[pack] < LEAST_ASKED_BYTES
         large = distinct(pack[~is_little])
         groups = [self._group(places, target, chunks[pack == number], total, len(chunks)) for number in large]
@@ -73,7 +73,7 @@ class Planner:
         return groups
 
     def reads(self, places: Places, target: Target, chunks: Any) -> tuple[PackRead, ...]:
-        """Tell of each pack how some of the wanted chunks would be read.
+        """Return for each pack the planned read of some wanted chunks.
 
         Raises:
             BlobNotFoundError: A pack is gone.
@@ -98,7 +98,7 @@ class Planner:
         return tuple(sorted(out, key=lambda each: each.key))
 
     def _group(self, places: Places, target: Target, chunks: Any, total: int, n_chunks: int) -> Group:
-        """Plan one large pack, or all of which little is wanted."""
+        """Plan one large pack, or all packs with small amounts."""
         key = pack_key(places.packs[int(places.pack[chunks[0]])])
         entries = places.entries.take(chunks)
         try:
@@ -107,7 +107,7 @@ class Planner:
         except BlobNotFoundError:
             raise
         except (BackendError, CorruptError):
-            # It is found out again by those who read, and told of the chunks that suffer.
+            # The read finds this out again, and reports the affected chunks.
             choice = choose(self._situation(entries, None, total, n_chunks), self.rule)
         return Group(choice=choice, tasks=tasks_of(places, target, chunks, choice))
 

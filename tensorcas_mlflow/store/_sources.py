@@ -1,4 +1,4 @@
-"""Where the bytes of a save come from. They are asked for twice: to hash them and, if new, to store them."""
+"""Sources of a save's bytes. A save reads them twice: to hash them and, if they are new, to store them."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from tensorcas_mlflow.manifest import Columns, Row, Rows, Specs, row_cuts
 from tensorcas_mlflow.tensor import bytes_of
 
 _SMALL_BYTES = 4096
-"""To copy arrays of no more bytes costs less than to make views of them."""
+"""Copying arrays of at most this size costs less than viewing them."""
 _MOST_KEPT_BYTES = 8 << 20
-"""Copies of small arrays that are kept from when they are hashed until they are stored."""
+"""Bound of the copies of small arrays kept between hashing and storing."""
 _GROUP_BYTES = 8 << 20
 _GROUP_PIECES = 1 << 14
 _WATCHED_BYTES = 64 << 20
-"""Hashed between two words to who watches."""
+"""Bytes hashed between two calls of the watcher."""
 
 Reader = Callable[[Any, Any], list[Any]]
-"""Gives the bytes of chunks, by their numbers over all rows and the rows these are of."""
+"""Returns the bytes of chunks, given their numbers over all rows and their rows."""
 Watch = Callable[[int], None]
-"""Told how many bytes more are done."""
+"""Called with the number of bytes processed since the last call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,16 +42,16 @@ class Pieces:
     chunks: Any
     """Their numbers, counted over all rows, ascending."""
     rows: Any
-    """Of which row each is."""
+    """The row of each."""
     data: list[Any]
-    """Their bytes: a buffer each. Of a source that is live, whatever is not of the type bytes may still change."""
+    """Their bytes: a buffer each. In a live source, any buffer that is not of type bytes may still change."""
     digests: Digests
     itemsizes: Any
     """Size of an element of each, for codecs; 1 for text."""
     begins_row: Any
-    """Whether each is the first of its row among all that were asked for."""
+    """Whether each is the first of its row among all requested chunks."""
     are_hashed: bool = False
-    """Whether ``data`` are the very bytes that were hashed, which nobody can have changed since."""
+    """Whether ``data`` are the very bytes that were hashed, and nobody can have changed them since."""
 
 
 class Source(ABC):
@@ -61,9 +61,9 @@ class Source(ABC):
     sizes: Offsets
     """Sizes of the chunks of all rows, one after the other."""
     is_live: bool = False
-    """Whether somebody may have changed the bytes after they were hashed; whoever stores them hashes them again."""
+    """Whether the bytes may have changed after hashing; if so, they are hashed again before they are stored."""
     first_row: int | None = None
-    """Number of the first of the rows in the file that they are of; None where rows are told apart by name alone."""
+    """Number of the first row in its file; None if names alone identify rows."""
 
     @Lazy
     def columns(self) -> Columns:
@@ -71,7 +71,7 @@ class Source(ABC):
         return self.rows.columns if isinstance(self.rows, Rows) else Columns.of_rows(self.rows)
 
     def origin(self, row: int) -> str | None:
-        """Name whose bytes a row's are, if somebody may change them meanwhile; None if nobody else has them."""
+        """Return the owner of a row's bytes, if the owner may change them meanwhile; None if nobody else has them."""
         return f"tensor {self.columns.name(row)!r}" if self.is_live else None
 
     @property
@@ -83,9 +83,9 @@ class Source(ABC):
         """Yield chunks again, many at a time.
 
         Args:
-            chunks: Which: ascending numbers, counted over all rows.
-            most_bytes: How many bytes are given together at most, unless it is a single chunk.
-            most: How many chunks are given together at most.
+            chunks: Ascending numbers, counted over all rows.
+            most_bytes: Maximum bytes of one group, unless it is a single chunk.
+            most: Maximum number of chunks of one group.
         """
         chunks = np.asarray(chunks, dtype=np.int64)
         rows = self.columns.rows_of(chunks)
@@ -105,29 +105,29 @@ class Source(ABC):
             )
 
     def holds(self, chunks: Any) -> Mask:
-        """Say of some chunks whether their bytes are here."""
+        """Return for some chunks whether their bytes are here."""
         return np.ones(len(chunks), dtype=bool)
 
     def _keeps(self, rows: Any) -> bool:
-        """Say whether the bytes of some rows have been kept since they were hashed."""
+        """Return whether the bytes of some rows have been kept since hashing."""
         return False
 
     @abstractmethod
     def _reader(self) -> Reader:
-        """Make what gives the bytes of chunks, asked for them in their order; what it gives need not be kept by it."""
+        """Return a reader of chunks, asked for in their order; it need not keep its results."""
 
     def detached(self, chunks: Any) -> Source:
-        """Copy some chunks, given by ascending numbers over all rows, so that this source's own bytes may change."""
+        """Copy some chunks, given by ascending numbers over all rows, so this source's own bytes may change."""
         return _CopiedSource(self, chunks)
 
 
 class _CopiedSource(Source):
-    """Some chunks of another source, copied."""
+    """Copies of some chunks of another source."""
 
     def __init__(self, source: Source, chunks: Any) -> None:
         self.rows = source.rows
         self.sizes = source.sizes
-        # The bytes may have been changed between hashing and copying.
+        # The bytes may have changed between hashing and copying.
         self.is_live = source.is_live
         self._itemsizes = source.itemsizes
         self._copies: dict[int, bytes] = {}
@@ -148,12 +148,12 @@ class _CopiedSource(Source):
         try:
             return [self._copies[chunk] for chunk in chunks.tolist()]
         except KeyError:
-            # A chunk that was there when the save began: a collector gave the save up and deleted it.
+            # The chunk existed when the save began: a collector gave the save up and deleted it.
             raise FencedError(1) from None
 
 
 def _digest_watched(pieces: list[memoryview], *, watch: Watch) -> Digests:
-    """Hash buffers as `digest_all` does, as many at a time as are worth telling of."""
+    """Hash buffers like `digest_all`, and report progress after every batch."""
     stops = np.cumsum([0, *(piece.nbytes for piece in pieces)])
     parts = [np.empty((0, DIGEST_BYTES), dtype=np.uint8)]
     begin = 0
@@ -166,7 +166,7 @@ def _digest_watched(pieces: list[memoryview], *, watch: Watch) -> Digests:
 
 
 class TensorSource(Source):
-    """Arrays in memory. They are viewed, not copied, where they lie in C order and are not small."""
+    """Arrays in memory. They are viewed, not copied, if they are in C order and not small."""
 
     is_live = True
 
@@ -184,14 +184,14 @@ class TensorSource(Source):
             tensors: The arrays by name.
             cuts: For some of them, row numbers of axis 0 at which a chunk ends (see `Adapter.cuts`).
             chunk_bytes: The store's chunk size.
-            watch: Told of what is hashed, now and then; there may be bytes that it is not told of.
+            watch: Called with progress now and then; it may not cover all bytes.
 
         Raises:
             ValueError: A name or dtype cannot be stored, or cuts are not such row numbers.
         """
         unknown = cuts.keys() - tensors.keys()
         if unknown:
-            raise ValueError(f"there are cuts for tensors that are not there: {sorted(unknown)}")
+            raise ValueError(f"there are cuts for missing tensors: {sorted(unknown)}")
         names = list(tensors)
         self._arrays = [np.asarray(array) for array in tensors.values()]
         specs = Specs.of_arrays(names, self._arrays)
@@ -203,7 +203,7 @@ class TensorSource(Source):
         self._ends = chunk_begins(self.sizes, chunk_at) + self.sizes
         self._is_small = (specs.n_bytes <= _SMALL_BYTES) & (np.diff(chunk_at) == 1)
         self._kept: dict[int, bytes] = {}
-        """The copies of small arrays that were hashed, by row, or none where they are many."""
+        """The hashed copies of small arrays, by row; empty if there are many."""
         hash_all = digest_all if watch is None else partial(_digest_watched, watch=watch)
         digests = self._hash(chunk_at, hash_all, keeps=int(specs.n_bytes[self._is_small].sum()) <= _MOST_KEPT_BYTES)
         self.rows = Rows(Columns.of_specs(specs, chunk_at=chunk_at, digests=digests, cuts=at_bytes))
@@ -216,8 +216,8 @@ class TensorSource(Source):
             self._kept = dict(zip(small.tolist(), copies, strict=True))
             copies = self._kept.values()
         digests[chunk_at[small]] = digest_each(copies)
-        # Other arrays in C order are hashed together, so that many cost one call. The rest is copied, so it is hashed
-        # one by one and the copy is dropped.
+        # Other arrays in C order are hashed together, so many cost one call. The rest are copied, hashed one by one,
+        # and the copies are dropped.
         together: list[int] = []
         pieces: list[memoryview] = []
         for row in np.flatnonzero(~self._is_small & (np.diff(chunk_at) > 0)).tolist():
@@ -235,7 +235,7 @@ class TensorSource(Source):
         return self._kept[row] if self._kept else self._arrays[row].tobytes()
 
     def _cut(self, data: memoryview, chunks: Sequence[int]) -> list[memoryview]:
-        """Cut some chunks, which follow each other, out of the bytes of their row."""
+        """Cut some consecutive chunks out of the bytes of their row."""
         ends = self._ends[chunks[0] : chunks[-1] + 1].tolist()
         begins = [ends[0] - int(self.sizes[chunks[0]]), *ends[:-1]]
         return [data[begin:end] for begin, end in zip(begins, ends, strict=True)]
@@ -260,7 +260,7 @@ class TensorSource(Source):
                 if array.flags.c_contiguous:
                     pieces.append(bytes_of(array)[end - size : end])
                     continue
-                # Copied once for all its chunks, and not kept by any of them.
+                # Copied once for all its chunks, and kept by none of them.
                 if copied[0] != row:
                     copied = row, bytes_of(array)
                 pieces.append(bytes(copied[1][end - size : end]))
@@ -270,11 +270,11 @@ class TensorSource(Source):
 
 
 class NoSource(Source):
-    """A manifest whose chunks are all stored already, and whose bytes are nowhere else."""
+    """A manifest with all chunks stored already and no bytes of its own."""
 
     def __init__(self, rows: Sequence[Row], chunk_bytes: int) -> None:
         self.rows = rows
-        # Without rows no column is made, for which Arrow imports more than a program may want.
+        # Without rows no column is built: Arrow would import more than a program may want.
         self.sizes = self.columns.chunk_sizes(chunk_bytes) if len(rows) else np.empty(0, dtype=np.int64)
 
     def holds(self, chunks: Any) -> Mask:
@@ -288,7 +288,7 @@ class NoSource(Source):
 
 
 def _byte_cuts(specs: Specs, row: int, cuts: Sequence[int] | None) -> Any:
-    """Turn row numbers of axis 0 into byte offsets; None, or a single cut at the end, is the fixed grid."""
+    """Convert row numbers of axis 0 to byte offsets; None, or a single cut at the end, is the fixed grid."""
     if cuts is None or specs.n_bytes[row] == 0 or len(cuts) == 0:
         return None
     shape = specs.shape(row)
@@ -300,7 +300,7 @@ def _byte_cuts(specs: Specs, row: int, cuts: Sequence[int] | None) -> Any:
 
 
 def _borders(sizes: Any, most_bytes: int, most: int) -> list[int]:
-    """Part chunks, given by their sizes, into groups of neighbours: where each begins and, last, the end of all."""
+    """Split chunks, given by their sizes, into groups of neighbours; return each start and, last, the end of all."""
     if not len(sizes):
         return []
     ends = np.cumsum(sizes)

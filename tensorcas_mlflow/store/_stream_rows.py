@@ -1,4 +1,4 @@
-"""The rows of a stream, while their bytes come: cut into chunks, and described by what the file says of them."""
+"""The rows of a stream, under construction: cut into chunks, and described by their file."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ from tensorcas_mlflow.store._sources import Reader, Source
 from tensorcas_mlflow.tensor import Spec
 
 _LOOK_BYTES = 64 << 10
-"""Bytes of a skeleton that come in many small parts are put together before they are cut."""
+"""Size to which many small parts of a skeleton are joined before they are cut."""
 
 
 class OpenRow:
-    """A row that bytes are being added to."""
+    """A row still receiving bytes."""
 
     def __init__(self, part: FilePart, *, first: int, chunk_bytes: int) -> None:
         """Begin a row.
 
         Args:
-            part: What the file says of it.
+            part: The file's description of it.
             first: Number of its first chunk, counted over all rows.
             chunk_bytes: The store's chunk size.
         """
         self.part = part
         self.first = first
         self.n_bytes = 0
-        """How many have come and are cut."""
+        """Number of bytes received and cut."""
         self.itemsize = 0
-        """0 until the first bytes are there to guess it from."""
+        """0 until the first bytes arrive; they give a guess."""
         self.is_open = True
         self._chunk_bytes = chunk_bytes
         self._cutter: ContentCutter | None = None
         self._given_cuts: Any = None
         self._cuts: list[int] = []
         self._waiting: list[memoryview] = []
-        """Bytes that are to be put together."""
+        """Bytes waiting to be joined."""
         self._n_waiting_bytes = 0
         self._piece_start = 0
         """The last cut, or the row's start."""
         self._open: list[memoryview] = []
-        """The bytes of the chunk that is not ended yet."""
+        """The bytes of the unfinished chunk."""
         if isinstance(part, Skeleton):
             self._cutter, self.itemsize = ContentCutter(), 1
         elif isinstance(part, Tensor):
@@ -62,7 +62,7 @@ class OpenRow:
             self.itemsize = _itemsize(part.dtype)
 
     def learn(self, tensor: Tensor) -> None:
-        """Describe the row by what its file says of it after its bytes have come."""
+        """Describe the row by facts the file states after its bytes."""
         assert isinstance(self.part, Tensor)
         if tensor.dtype is None:
             self.part = replace(self.part, name=tensor.name)
@@ -70,7 +70,7 @@ class OpenRow:
             self.part, self.itemsize = tensor, _itemsize(tensor.dtype)
 
     def add(self, block: memoryview) -> list[memoryview]:
-        """Add bytes, and give the chunks that end with them."""
+        """Add bytes, and return the chunks completed by them."""
         if self._cutter is not None and (self._waiting or len(block) < _LOOK_BYTES):
             self._waiting.append(block)
             self._n_waiting_bytes += len(block)
@@ -80,7 +80,7 @@ class OpenRow:
         return self._cut(block)
 
     def close(self) -> list[memoryview]:
-        """End the row, and give its last chunks."""
+        """End the row, and return its last chunks."""
         chunks = self._cut(self._waited()) if self._waiting else []
         if self._open:
             chunks.append(self._end_chunk(b""))
@@ -91,11 +91,11 @@ class OpenRow:
         return chunks
 
     def row(self, digests: Digests, spec: Spec | None = None) -> Row:
-        """Make the row that a manifest has, or, of one whose bytes are still coming, what it may become.
+        """Return the row for the manifest or, if its bytes are still arriving, its likely form.
 
         Args:
-            digests: Of its chunks that are there.
-            spec: What it is; unless given, what the file says.
+            digests: Digests of its chunks so far.
+            spec: Its description; by default the file's.
         """
         cuts = self._cuts
         if self.is_open and self._given_cuts is not None:
@@ -104,7 +104,7 @@ class OpenRow:
         return Row(spec=spec or self.spec(), cuts=at, digests=digests)
 
     def spec(self) -> Spec:
-        """Describe the row by what its file says of it, or as plain bytes if that is not what has come."""
+        """Describe the row as its file does, or as plain bytes if its contents differ."""
         part = self.part
         plain = Spec(name="", dtype=None, shape=(self.n_bytes,))
         if not isinstance(part, Tensor):
@@ -137,7 +137,7 @@ class OpenRow:
         return chunks
 
     def _chunk_ends(self, block: memoryview, start: int) -> list[int]:
-        """Say where chunks end in a block: at cuts, and at fixed distances from the cut before."""
+        """Return the chunk ends in a block: cuts, and fixed distances from the previous cut."""
         stop = start + len(block)
         ends: list[int] = []
         for cut in [*self._cuts_in(block, start), None]:
@@ -152,7 +152,7 @@ class OpenRow:
         return ends
 
     def _cuts_in(self, block: memoryview, start: int) -> list[int]:
-        """Say where pieces end in a block that begins at some offset of the row."""
+        """Return the ends of pieces in a block that begins at some offset of the row."""
         if self._cutter is not None:
             return self._cutter.feed(np.frombuffer(block, np.uint8))
         if self._given_cuts is not None:
@@ -162,13 +162,13 @@ class OpenRow:
         return []
 
     def _end_chunk(self, rest: memoryview | bytes) -> memoryview:
-        """Make a chunk of what is open of it, and the rest."""
+        """Join the unfinished chunk and its last part."""
         piece = memoryview(b"".join([*self._open, rest])) if self._open else memoryview(rest)
         self._open.clear()
         return piece
 
     def _waited(self) -> memoryview:
-        """Put together what was waiting."""
+        """Join the waiting bytes."""
         waiting = self._waiting
         block = waiting[0] if len(waiting) == 1 else memoryview(b"".join(waiting))
         waiting.clear()
@@ -177,15 +177,15 @@ class OpenRow:
 
 
 class StreamSource(Source):
-    """Rows of a stream of which some bytes have passed by, and its last bytes."""
+    """Rows of a stream with some bytes already stored, and its last bytes."""
 
     def __init__(
         self, *, rows: Sequence[Row], first_row: int, sizes: Any, itemsizes: Any, held: Sequence[memoryview]
     ) -> None:
-        """Give rows the bytes of their last chunks.
+        """Combine rows with the bytes of their last chunks.
 
         Args:
-            rows: Rows that follow each other; of the last one there may be fewer chunks than it will have.
+            rows: Consecutive rows; the last one may have fewer chunks than it will.
             first_row: Number of the first of them.
             sizes: Sizes of their chunks.
             itemsizes: Size of an element of each row.
@@ -199,9 +199,9 @@ class StreamSource(Source):
         self._first_held = len(sizes) - len(held)
 
     def like(self, parent: Manifest) -> StreamSource:
-        """Take rows of which nothing is known yet for what stands in their places in another file.
+        """Describe unknown rows like the rows with the same numbers in another file.
 
-        Nothing but how they are encoded depends on it.
+        Only their encoding depends on it.
         """
         assert self.first_row is not None
         rows, itemsizes = list(self.rows), self._itemsizes.copy()
@@ -226,7 +226,7 @@ class StreamSource(Source):
     def _reader(self) -> Reader:
         def data_of(chunks: Any, _rows: Any) -> list[Any]:
             if chunks[0] < self._first_held:
-                # It was stored with its batch: a collector took the batch's intent for dead, and the chunk with it.
+                # It was stored with its batch: a collector treated the batch's intent as dead, and deleted the chunk.
                 raise FencedError(1)
             return [self._held[at] for at in (chunks - self._first_held).tolist()]
 

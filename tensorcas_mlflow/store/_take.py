@@ -1,4 +1,4 @@
-"""From stored bytes to chunks in place, decoded and compared with their digests."""
+"""Decoding of stored bytes into place, and verification of their digests."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from tensorcas_mlflow.store._target import Target
 from tensorcas_mlflow.store._tasks import Task
 
 Stored = Sequence[memoryview | None]
-"""What a read brought, strip by strip; None for a strip that is in place already."""
+"""Result of a read, strip by strip; None for a strip already in place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Chunks to read, and where each is to go."""
+    """Chunks to read, and the place of each."""
 
     digests: Digests
     target: Target
     verify: bool
 
     def some(self, chunks: Any) -> Wanted:
-        """Some of them, by number."""
+        """Return some of them, by number."""
         return Wanted(digests=self.digests[chunks], target=self.target.some(chunks), verify=self.verify)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """A copy of a chunk that cannot be read or is not what it should be."""
+    """An unreadable or damaged copy of a chunk."""
 
     chunk: int
-    """Its number among those that are wanted."""
+    """Its number among the wanted chunks."""
     key: str
-    """Of the pack."""
+    """Key of the pack."""
     reason: str
     error: BackendError | None = None
-    """What the storage said, if it is that which failed."""
+    """The storage's error, if the storage failed."""
     base: bytes | None = None
-    """The digest of the base it takes, where that is what is damaged, in the pack of ``key``."""
+    """Digest of the base, if the damage is in the base, in the pack of ``key``."""
 
 
 def check_sizes(places: Places, wanted: Wanted) -> list[Damage]:
-    """Give the chunks whose entries cannot be right, so that what they say costs no memory."""
+    """Return the chunks with impossible entries, before an entry costs memory."""
     sizes = wanted.target.n_bytes
     raw_bytes, stored_bytes = places.entries["raw_bytes"], places.entries["stored_bytes"].astype(np.int64)
     is_raw = places.entries["codec"] == RAW.number
@@ -58,19 +58,19 @@ def check_sizes(places: Places, wanted: Wanted) -> list[Damage]:
         Damage(
             chunk=at,
             key=pack_key(places.packs[int(places.pack[at])]),
-            reason=f"its entry says {raw_bytes[at]} bytes in {stored_bytes[at]}, the manifest {sizes[at]}",
+            reason=f"its entry states {raw_bytes[at]} bytes in {stored_bytes[at]}, the manifest {sizes[at]}",
         )
         for at in np.flatnonzero(wrong).tolist()
     ]
 
 
 def take(task: Task, stored: Stored, places: Places, wanted: Wanted) -> list[Damage]:
-    """Decode what was read into place, and check it; returns what is damaged. No chunk may be a delta.
+    """Decode a read into place, and verify it; return the damage. No chunk may be a delta.
 
     Args:
-        task: What was read.
+        task: The task of the read.
         stored: Its stored bytes.
-        places: Of all wanted chunks.
+        places: Places of all wanted chunks.
         wanted: All wanted chunks.
     """
     damaged = _decode(task, stored, places, wanted.target)
@@ -102,7 +102,7 @@ def _decode(task: Task, stored: Stored, places: Places, target: Target) -> list[
 
 
 def _check(task: Task, wanted: Wanted, known: set[int]) -> list[Damage]:
-    """Compare the chunks of a read with their digests; returns those that differ, but for those that are known to."""
+    """Compare the chunks of a read with their digests; return the new mismatches."""
     target, members = wanted.target, task.members
     starts = target.start[members]
     stops = (starts + target.n_bytes[members]).tolist()

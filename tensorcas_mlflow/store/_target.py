@@ -147,18 +147,18 @@ def _check_apart(out: Mapping[str, Array]) -> None:
 def new_arrays(
     columns: Columns, rows: Offsets, chunk_bytes: int, outs: Mapping[int, Array]
 ) -> tuple[list[Array], Target]:
-    """Make arrays for some rows, and say where their chunks go.
+    """Allocate arrays for some rows, and the target of their chunks.
 
     Args:
-        columns: Of a manifest.
-        rows: Which, by number.
-        chunk_bytes: Of the manifest.
-        outs: Arrays that are there, checked, by position among ``rows``.
+        columns: Columns of a manifest.
+        rows: Numbers of the rows.
+        chunk_bytes: The manifest's chunk size.
+        outs: Existing arrays, checked, by position among ``rows``.
 
     Returns:
-        An array a row, C-contiguous, the new ones at multiples of 64 bytes, as frameworks allocate them: their kernels
-        go by the address, and from another one a model would predict other last digits. And the target of the
-        rows' chunks, one after the other.
+        An array a row, C-contiguous; new ones are aligned to 64 bytes, as in frameworks: their kernels choose by
+        the address, and at another alignment a model would predict other last digits. And the target of the rows'
+        chunks, one after the other.
     """
     sizes = columns.n_bytes[rows]
     shares = (sizes < _SHARES_BELOW) & (sizes > 0)
@@ -202,10 +202,10 @@ def new_arrays(
 
 
 def _shared_blocks(sizes: Offsets, shares: Any) -> tuple[list[Any], Offsets, Offsets]:
-    """Lay small rows out in blocks, in their order: as packs do, so that many are read in one go.
+    """Lay small rows out in blocks, in their order, like packs do: one read then covers many rows.
 
     Returns:
-        The blocks; for each row the number of its block, -1 for those that share none; and where it begins there.
+        The blocks; for each row the number of its block, -1 for rows in none; and its start there.
     """
     block = np.full(len(sizes), -1, dtype=np.int64)
     start = np.zeros(len(sizes), dtype=np.int64)
