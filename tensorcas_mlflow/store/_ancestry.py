@@ -1,4 +1,4 @@
-"""How some chunks are stored, and what stands behind those that are deltas."""
+"""Copies of some chunks, and the chains of bases behind deltas."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from tensorcas_mlflow.store._lookup import Places
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ancestry:
-    """Copies of some chunks, the bases these name, and so on, up to what is stored in full."""
+    """Copies of some chunks, their bases, and so on, up to the chunks stored in full."""
 
     levels: Sequence[Places]
-    """First the chunks themselves, then their bases: in each one row a chunk, not found behind the end of its chain.
-    Depths descend from level to level, and no chain lacks its end."""
+    """First the chunks themselves, then their bases: one row a chunk in each, not found after the end of its chain.
+    Depths descend from level to level, and every chain is complete."""
 
     @classmethod
     def of(cls, catalog: Catalog, digests: Digests, excluded: Collection[str] = ()) -> Ancestry:
         """Look chunks up.
 
         Args:
-            catalog: Of the store.
-            digests: Which, shape ``(n, 32)``.
-            excluded: Packs whose copies do not count.
+            catalog: The store's.
+            digests: The chunks, shape ``(n, 32)``.
+            excluded: Packs to ignore.
         """
         levels = [catalog.find_sound(digests, excluded)]
         while True:
@@ -46,17 +46,17 @@ class Ancestry:
 
     @property
     def packs(self) -> frozenset[str]:
-        """All packs in which any of it lies."""
+        """Return all packs with any of these copies."""
         return frozenset(
             level.packs[number] for level in self.levels for number in np.unique(level.pack[level.found]).tolist()
         )
 
     def some(self, rows: Any) -> Ancestry:
-        """That of some of the chunks, by number."""
+        """Return the ancestry of some of the chunks, by number."""
         return Ancestry(levels=[level.some(rows) for level in self.levels])
 
     def up_to(self, depth: int) -> Ancestry:
-        """Begin each chain with its nearest that has no more than a depth; there is one, unless nothing is found."""
+        """Begin each chain with its nearest chunk within a depth; there is one, unless nothing is found."""
         levels = list(self.levels)
         while True:
             deep = np.flatnonzero(levels[0].found & (levels[0].entries["depth"] > depth))
@@ -67,13 +67,13 @@ class Ancestry:
             levels = [level.replaced(deep, next_) for level, next_ in zip(levels, behind, strict=True)]
 
     def lies_in(self, packs: Collection[str]) -> Mask:
-        """For each chunk whether it was found, and all of its chain lies in some packs."""
+        """Return for each chunk whether it was found, with all of its chain in some packs."""
         lies: Mask = self.levels[0].found.copy()
         for level in self.levels:
             lies &= level.found_in(packs) | ~level.found
         return lies
 
     def chain(self, row: int) -> list[tuple[int, bytes]]:
-        """Give the depth and the digest of a chunk, and then of each base behind it; empty if it is not stored."""
+        """Return the depth and the digest of a chunk, and then of each base behind it; empty if it is not stored."""
         entries = [level.entries[row] for level in self.levels if level.found[row]]
         return [(int(entry["depth"]), entry["digest"].tobytes()) for entry in entries]

@@ -1,4 +1,4 @@
-"""What the chunks of one save may be stored against: found by name in an earlier checkpoint, and held by an intent."""
+"""Possible bases for the chunks of one save: found by name in an earlier checkpoint, protected by an intent."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from tensorcas_mlflow.store._recent_chunks import MOST_SAVED_BYTES
 from tensorcas_mlflow.store._sources import Source
 
 MAX_DEPTH = 2
-"""Chunks that decoding one may take besides itself: two reach nearly what many do (``docs/design/codecs.md``)."""
+"""Maximum number of other chunks needed to decode one: two reach nearly as far as many (``docs/design/codecs.md``)."""
 _MOST_ROWS = 20_000
 _MOST_HELD = 4096
-"""Chunks of whose candidates it is kept where they lie; of more it would take megabytes."""
+"""Bound of the candidates with remembered places; more would take megabytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,26 +35,26 @@ class Found:
     """The bases of some chunks."""
 
     named: Sequence[Base | None]
-    """For each chunk its base; None where it has none."""
+    """For each chunk its base, or None."""
     data: Sequence[Buffer | None]
-    """Those, decoded."""
+    """The same bases, decoded."""
 
 
 class BasePlan:
-    """Stored chunks that stood in the places of those of a save. Guesses: a wrong one costs some bytes and no more.
+    """Stored chunks at the same places as the chunks of a save. Guesses: a wrong one costs some bytes and no more.
 
-    What it names may go until an intent names `packs`; so then `leave_out` is called with what is condemned, as a save
-    does with all that it is to rely on (``docs/design/protocol.md``, Deltas).
+    The chunks may be deleted until an intent names `packs`. After creating it, the save calls `leave_out` with the
+    condemned packs, like for every chunk it relies on (``docs/design/protocol.md``, Deltas).
     """
 
     def __init__(self, catalog: Catalog, reader: ChunkReader, chunks: Any, candidates: Digests) -> None:
         """Look candidates up.
 
         Args:
-            catalog: Of the store.
-            reader: Of the store.
+            catalog: The store's.
+            reader: The store's.
             chunks: Numbers of chunks of the save, ascending.
-            candidates: For each the chunk that stood in its place.
+            candidates: For each the stored chunk at its place.
         """
         self._catalog = catalog
         self._reader = reader
@@ -66,15 +66,15 @@ class BasePlan:
             catalog.refresh()
             found = Ancestry.of(catalog, candidates)
         self.packs = found.packs
-        """All packs that may come to be relied on."""
+        """All packs the save may come to rely on."""
         self._found = found if len(candidates) <= _MOST_HELD else None
-        """That of all candidates; None where it is looked up when it is asked for."""
+        """Places of all candidates; None if they are looked up on demand."""
 
     def __bool__(self) -> bool:
         return bool(self.packs)
 
     def leave_out(self, backend: Backend, condemned: Collection[str]) -> None:
-        """Rely on no pack that is condemned or gone."""
+        """Rely on no condemned or deleted pack."""
         there = self.packs - set(condemned)
         gone = {pack_name(key) for key in backend.missing(map(pack_key, there))}
         self._catalog.forget(gone)
@@ -84,16 +84,16 @@ class BasePlan:
             self._found = None
 
     def has(self, chunks: Any) -> Mask:
-        """For each of some chunks whether it has a candidate."""
+        """Return for each of some chunks whether it has a candidate."""
         at = np.minimum(np.searchsorted(self._chunks, chunks), max(0, len(self._chunks) - 1))
         return self._chunks[at] == chunks if len(self._chunks) else np.zeros(len(chunks), dtype=bool)
 
     def behind(self, chunk: int, depth: int | None) -> list[tuple[int, Buffer]]:
-        """Give what a chunk may be stored against, decoded, each with its depth: its candidate and the bases behind it.
+        """Return the possible bases of a chunk, decoded, each with its depth: its candidate and the bases behind it.
 
         Args:
-            chunk: One that has a candidate.
-            depth: Only the nearest of no more depth is wanted; None for all up to one that is stored in full.
+            chunk: A chunk with a candidate.
+            depth: Return only the nearest within this depth; None for all up to one stored in full.
         """
         chain = self._ancestry(np.searchsorted(self._chunks, [chunk])).chain(0)
         if not chain or chain[0][0] > MAX_DEPTH:
@@ -105,12 +105,12 @@ class BasePlan:
         return [(depth, raw) for (depth, _), raw in zip(chain, data, strict=True) if raw is not None]
 
     def bases(self, chunks: Any, digests: Digests, depth: int) -> Found:
-        """Find the bases of some chunks that have candidates.
+        """Find the bases of some chunks with candidates.
 
         Args:
             chunks: Their numbers.
-            digests: Of the chunks themselves, which are nobody's own bases.
-            depth: The most that a base may have: a deeper candidate stands for the nearest behind it of no more.
+            digests: Digests of the chunks themselves; no chunk is its own base.
+            depth: Maximum depth of a base: a deeper candidate is replaced by the nearest behind it within this depth.
         """
         rows = np.searchsorted(self._chunks, chunks)
         found = self._ancestry(rows).up_to(depth)
@@ -120,7 +120,7 @@ class BasePlan:
         if data is None:
             wanted = _digests(found)[usable]
             data = self._read(wanted)
-            # Looked up again: a copy that was just read in vain is no base, though another was read in its place.
+            # Looked up again: a copy just found unreadable is no base, even if another copy was readable.
             found = self._look_up(rows).up_to(depth)
             is_same = self._is_held(found)[usable] & ~_differ(_digests(found)[usable], wanted)
             data = [raw if same else None for raw, same in zip(data, is_same.tolist(), strict=True)]
@@ -145,18 +145,18 @@ class BasePlan:
         return Ancestry.of(self._catalog, np.ascontiguousarray(self._candidates[rows]), self._excluded)
 
     def _is_held(self, found: Ancestry) -> Mask:
-        """For each chunk whether it was found, and takes no packs but `packs`, which the intent names."""
+        """Return for each chunk whether it was found, and needs only `packs`, named by the intent."""
         return found.lies_in(self.packs)
 
     def _remembered(self, found: Ancestry) -> Sequence[Buffer | None] | None:
-        """Give chunks that this process has just stored; None if it has not, or if what it stored cannot be read."""
+        """Return chunks this process has just stored; None if it has not, or if its stored copies are unreadable."""
         chunks = self._catalog.recent.find(_digests(found))
         if chunks is None or not all(self._catalog.recent.are_whole(level) for level in found.levels):
             return None
         return chunks
 
     def _read(self, digests: Digests) -> Sequence[Buffer | None]:
-        """Read chunks, each checked; none of them if any cannot be read: then nothing is stored against them."""
+        """Read chunks, each verified; return none of them if any is unreadable: then nothing uses them as bases."""
         sizes = self._catalog.find_sound(digests, self._excluded).entries["raw_bytes"].tolist()
         outs = [memoryview(bytearray(size)) for size in sizes]
         try:
@@ -179,21 +179,21 @@ def _differ(one: Digests, other: Digests) -> Mask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Tensors for whose new chunks bases are looked for."""
+    """Tensors whose new chunks need bases."""
 
     source: Source
     new: Any
-    """Numbers of its chunks that are not stored and whose bytes it has, ascending."""
+    """Numbers of its new chunks with bytes at hand, ascending."""
     rows: Mapping[int, Row]
     """The tensors, by their numbers in the source; no two of one name."""
 
     @classmethod
     def of(cls, source: Source, new: Any) -> Wanted:
-        """Find those large enough to be stored against something.
+        """Find the tensors large enough for deltas.
 
         Args:
             source: The rows of a save, and their bytes.
-            new: As the attribute.
+            new: See the attribute.
         """
         columns = source.columns
         numbers = np.unique(columns.rows_of(new))
@@ -202,18 +202,18 @@ class Wanted:
         if source.first_row is not None:
             is_tensor |= np.array([columns.name(number) != "" for number in numbers.tolist()], dtype=bool)
         numbers = numbers[is_tensor][:_MOST_ROWS]
-        # In a file many may have no name; of those, as of the ones they are compared with, the last stands for all.
+        # A file may have many tensors without a name; the last one represents them, here and in other files.
         by_name = {columns.name(number): number for number in numbers.tolist()}
         return cls(source=source, new=new, rows={number: source.rows[number] for number in sorted(by_name.values())})
 
     @property
     def places(self) -> Mapping[str, int]:
-        """Numbers of the tensors in the file that they are of, by name; of none where names are all there is."""
+        """Numbers of the tensors in their file, by name; empty if names alone identify them."""
         first = self.source.first_row
         return {} if first is None else {row.spec.name: first + number for number, row in self.rows.items()}
 
     def chunks_of(self, number: int) -> tuple[Any, Any]:
-        """Give the new chunks of a tensor: their numbers, and those counted from its own first chunk."""
+        """Return the new chunks of a tensor: their numbers, and those counted from its own first chunk."""
         begin, end = (int(at) for at in self.source.columns.chunk_at[number : number + 2])
         mine = self.new[np.searchsorted(self.new, begin) : np.searchsorted(self.new, end)]
         return mine, mine - begin
@@ -222,13 +222,13 @@ class Wanted:
 def nearest_parent(
     catalog: Catalog, reader: ChunkReader, wanted: Wanted, chunk_bytes: int, candidates: Sequence[Manifest]
 ) -> Manifest | None:
-    """Choose what tensors are stored against.
+    """Choose the earlier checkpoint with the bases of tensors.
 
     Args:
-        catalog: Of the store.
-        reader: Of the store.
+        catalog: The store's.
+        reader: The store's.
         wanted: The tensors, at least one.
-        chunk_bytes: Of the store.
+        chunk_bytes: The store's chunk size.
         candidates: Earlier checkpoints and files, the likeliest first.
 
     Returns:
@@ -237,7 +237,7 @@ def nearest_parent(
     numbers = {row.spec.name: number for number, row in wanted.rows.items()}
 
     def share(row: Row, other: Row) -> float:
-        """Estimate what share of its size a tensor takes as a delta against another one; see `nearest`."""
+        """Estimate the share of its size a tensor takes as a delta against another one; see `nearest`."""
         number = numbers[row.spec.name]
         chunks, places = wanted.chunks_of(number)
         sample = sample_number(len(chunks))
@@ -255,10 +255,10 @@ def nearest_parent(
 def plan_bases(
     catalog: Catalog, reader: ChunkReader, wanted: Wanted, chunk_bytes: int, parent: Manifest
 ) -> BasePlan | None:
-    """Find what new chunks may be stored against: what stands in their places in an earlier checkpoint or file.
+    """Find possible bases of new chunks: the chunks at their places in an earlier checkpoint or file.
 
     Returns:
-        None if nothing is found.
+        None if there are none.
     """
     chunks: list[Any] = []
     found: list[Digests] = []

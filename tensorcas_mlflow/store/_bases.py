@@ -1,6 +1,6 @@
-"""Which chunk another is stored against: found by the tensor's name in earlier checkpoints.
+"""Choice of the base of a chunk: found by the tensor's name in earlier checkpoints.
 
-Nothing here decides what is right, only what is small: a delta names its base, and its chunk is checked against its own
+Nothing here affects correctness, only size: a delta names its base, and its chunk is checked against its own
 digest. So guesses may be wrong, and cost some bytes at most.
 """
 
@@ -17,27 +17,27 @@ from tensorcas_mlflow.manifest import Manifest, Row
 from tensorcas_mlflow.threads import Lock
 
 _N_LARGEST = 4
-"""So many tensors, the largest ones that have changed, say which earlier checkpoint is nearest."""
+"""Number of tensors, the largest changed ones, that decide which earlier checkpoint is nearest."""
 _N_COMPARED = 4
 _N_RECENT = 16
-"""A model may be parted among several files."""
+"""Bound of remembered manifests; a model may be split among several files."""
 _MOST_RECENT_ROWS = 200_000
 LEAST_ROW_BYTES = 16 << 10
-"""Of smaller tensors a delta spares less than it costs to read what stood there before."""
+"""A delta of a smaller tensor saves less than reading its base costs."""
 
 
 _NOWHERE: Mapping[str, int] = MappingProxyType({})
 
 
 def matching_row(row: Row, chunk_bytes: int, candidate: Manifest, places: Mapping[str, int] = _NOWHERE) -> Row | None:
-    """Find the same tensor in another checkpoint: its name, dtype and shape, in chunks that end at the same places.
+    """Find the same tensor in another checkpoint: its name, dtype and shape, in chunks with the same ends.
 
     Args:
         row: The tensor.
-        chunk_bytes: Of the store.
+        chunk_bytes: The store's chunk size.
         candidate: The other checkpoint or file.
-        places: Numbers of rows in the file that is saved, by name. A file may say only after a tensor has passed what
-            it is: until then it is compared with the tensor of the same number, and chunks of the same sizes.
+        places: Numbers of rows in the saved file, by name. A file may describe a tensor only after its bytes:
+            until then it is compared with the tensor of the same number, and chunks of the same sizes.
     """
     if candidate.chunk_bytes != chunk_bytes:
         return None
@@ -46,7 +46,7 @@ def matching_row(row: Row, chunk_bytes: int, candidate: Manifest, places: Mappin
         if place >= len(candidate.rows):
             return None
         other = candidate.rows[place]
-        # Its size is not known either while its bytes come.
+        # Its size is unknown too while its bytes arrive.
         n_chunks = len(row.digests)
         ends, other_ends = row.ends(chunk_bytes)[:n_chunks], other.ends(chunk_bytes)[:n_chunks]
         return other if other.spec.dtype is not None and np.array_equal(ends, other_ends) else None
@@ -68,11 +68,11 @@ def nearest(
     """Choose the checkpoint against which the largest tensors take the least room.
 
     Args:
-        rows: What is to be saved, without what is stored already.
-        chunk_bytes: Of the store.
-        candidates: Earlier checkpoints, the likeliest first; equals are decided for the first, and of many that have
-            such tensors only some are compared.
-        share_of: Estimates for a row, and the one of a candidate that matches it, what share of its size a delta takes.
+        rows: The new rows of the save.
+        chunk_bytes: The store's chunk size.
+        candidates: Earlier checkpoints, the likeliest first; the first wins a tie, and of many with such tensors
+            only some are compared.
+        share_of: Estimates the share of its size a row takes as a delta against a candidate's matching row.
         places: See `matching_row`.
 
     Returns:
@@ -85,7 +85,7 @@ def nearest(
     for candidate in candidates:
         pairs = [(row, matching_row(row, chunk_bytes, candidate, places)) for row in largest]
         if any(other is not None for _, other in pairs):
-            # What a candidate has not is stored in full.
+            # Tensors absent from a candidate are stored in full.
             taken = sum(row.spec.n_bytes * (1.0 if other is None else share_of(row, other)) for row, other in pairs)
             if taken < least:
                 best, least = candidate, taken
@@ -96,16 +96,16 @@ def nearest(
 
 
 def may_be_base(manifest: Manifest) -> bool:
-    """Say whether a manifest has tensors against which others would be stored."""
+    """Tell whether a manifest has tensors useful as bases."""
     columns = manifest.columns
     is_tensor = np.array([name is not None for name in columns.dtypes], dtype=bool)
     return bool((is_tensor[columns.dtype] & (columns.n_bytes >= LEAST_ROW_BYTES)).any())
 
 
 class RecentManifests:
-    """Manifests that this process lately wrote or read: a fine-tune loads its parent. For any thread.
+    """Manifests recently written or read by this process: a fine-tune loads its parent. For any thread.
 
-    Files without tensors are not remembered: a model that is logged is many of them, and one that has some.
+    Files without tensors are not remembered: a logged model has many of them, and one with tensors.
     """
 
     def __init__(self) -> None:
@@ -114,19 +114,19 @@ class RecentManifests:
         self._begun: set[str] = set()
 
     def begin(self, store_id: str) -> bool:
-        """Say whether this is asked of a store for the first time: what others wrote is then to be looked for."""
+        """Tell whether this is the first call for a store: then the caller looks for manifests of other processes."""
         with self._lock:
             is_first = store_id not in self._begun
             self._begun.add(store_id)
             return is_first
 
     def note(self, store_id: str, name: str, manifest: Manifest) -> None:
-        """Remember a manifest; the earliest of too many are forgotten.
+        """Remember a manifest; the oldest of too many are forgotten.
 
         Args:
-            store_id: The store it is in.
+            store_id: Id of its store.
             name: Its name there.
-            manifest: What was written or read.
+            manifest: The written or read manifest.
         """
         if len(manifest.rows) > _MOST_RECENT_ROWS or (manifest.kind == "file" and not may_be_base(manifest)):
             return
@@ -138,11 +138,11 @@ class RecentManifests:
                 n_rows -= len(self._by_name.popitem(last=False)[1].rows)
 
     def named(self, store_id: str, name: str) -> Manifest | None:
-        """Give one of a store, by the name under which it was remembered."""
+        """Return a store's manifest by its name."""
         with self._lock:
             return self._by_name.get((store_id, name))
 
     def of(self, store_id: str) -> list[Manifest]:
-        """Give those of a store, the latest first."""
+        """Return a store's manifests, the latest first."""
         with self._lock:
             return [each for (store, _), each in reversed(self._by_name.items()) if store == store_id]

@@ -1,4 +1,4 @@
-"""Measuring how this machine reads a store's packs."""
+"""Measurement of this machine's speed at reading a store's packs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tensorcas_mlflow.readplan import Calibration, calibrate, keep_rule
 from tensorcas_mlflow.store._packs import list_packs
 
 _MOST_MEASURED = 16
-"""Packs that are opened to measure how they are read."""
+"""Number of packs opened for the measurement."""
 
 
 def calibrate_on(backend: Backend) -> Calibration:

@@ -1,8 +1,8 @@
-"""Chunks that are stored as deltas: read part by part, each together with all that it takes to decode it.
+"""Reading of deltas, part by part, each together with every chunk needed to decode it.
 
-A delta is added to a base, which may be a delta too: a chain, at whose end stands a chunk that takes no base. A thread
-reads what the chunks of one part take, and decodes chain after chain: the memory is used again and again, and threads
-wait for each other once.
+A delta is added to a base, and the base may be a delta too: a chain, ended by a chunk without a base. A thread
+reads the chunks needed by one part, and decodes chain after chain: it reuses the memory, and threads wait for each
+other once.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from tensorcas_mlflow.store._take import Damage, Wanted, check_sizes
 from tensorcas_mlflow.store._target import Target
 
 _PART_BYTES = 1 << 20
-"""Chunks of about so many bytes are read and decoded together. More would be read no faster where it is in memory, and
-each thread takes several times as much."""
+"""Size of the chunks read and decoded together. More are read no faster from memory, and each thread takes several
+times as much memory."""
 _LEAST_PART_BYTES = 512 << 10
 _PARTS_PER_THREAD = 3
-"""Of little, parts are smaller, so that no thread waits long for another."""
+"""Small reads are divided into smaller parts, so no thread waits long for another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """What it takes to decode some deltas: the links of all their chains."""
+    """The links of the chains of some deltas: every chunk needed to decode them."""
 
     places: Places
-    """Of all links: those of one delta after the other, and of each itself first, then its base, then the base of
-    that."""
+    """Places of all links: those of one delta after the other, each beginning with the delta itself, then its base,
+    then the base of that."""
     begins: Any
     """For each delta the number of its first link; and at the end the number of all."""
 
@@ -48,7 +48,7 @@ class Links:
         """Follow deltas to the ends of their chains.
 
         Raises:
-            BlobNotFoundError: A pack does not hold the base that a delta names, as far as is known.
+            BlobNotFoundError: A pack lacks the base a delta names, as far as is known.
         """
         levels, chains = [deltas], [np.arange(len(deltas.found))]
         while (at := np.flatnonzero(is_delta(levels[-1].entries))).size:
@@ -65,14 +65,14 @@ class Links:
 
 
 class DeltaReading:
-    """Deltas that are read from given places."""
+    """Reading of deltas from given places."""
 
     def __init__(self, load: Load, links: Links, wanted: Wanted) -> None:
-        """Prepare to read.
+        """Prepare the read.
 
         Args:
-            load: Of which this is a part.
-            links: What the deltas take.
+            load: The load it belongs to.
+            links: The chunks the deltas need.
             wanted: The deltas, and no other chunks.
         """
         self._load = load
@@ -80,7 +80,7 @@ class DeltaReading:
         self._wanted = wanted
 
     def run(self) -> list[Damage]:
-        """Read and decode; returns what is damaged, by number of the delta.
+        """Read and decode; return the damage, by number of the delta.
 
         Raises:
             BlobNotFoundError: A pack is gone.
@@ -97,7 +97,7 @@ class DeltaReading:
         return damaged
 
     def _impossible(self) -> list[Damage]:
-        """Give the deltas with a link whose entry cannot be right, so that what it says costs no memory."""
+        """Return the deltas with impossible entries among their links, before an entry costs memory."""
         begins, places = self._links.begins, self._links.places
         sizes = np.repeat(self._wanted.target.n_bytes, np.diff(begins))
         claimed = Wanted(digests=digests_of(places), target=Target.of_sizes(sizes), verify=False)
@@ -122,12 +122,12 @@ class DeltaReading:
         return self._read(np.array(sorted(damage.chunk for damage in damaged)), from_storage=True)
 
     def _decode(self, part: Any, firsts: Any, stored: StoredBytes) -> list[Damage]:
-        """Decode what was read.
+        """Decode the bytes read.
 
         Args:
-            part: Deltas, by number.
-            firsts: For each where its links begin in what was read.
-            stored: What was read.
+            part: Numbers of the deltas.
+            firsts: For each the number of its first link among the bytes read.
+            stored: The bytes read.
         """
         damaged: list[Damage] = []
         unread = {damage.chunk: damage for damage in stored.damaged}
@@ -153,14 +153,14 @@ class DeltaReading:
     def _decode_chain(
         self, delta: int, links: list[memoryview], areas: list[memoryview], *, checks_all: bool = False
     ) -> tuple[int, str] | None:
-        """Decode a delta into place; returns the first link in which a fault was found, and what it is.
+        """Decode a delta into place; return the first faulty link and its fault.
 
         Args:
             delta: Its number.
             links: The stored bytes of its links, its own first.
             areas: Two pieces of memory for bases, each as long as the chunk at least.
-            checks_all: Whether each link is compared with its digest: else a base that is wrong shows in what comes of
-                it.
+            checks_all: Whether to compare each link with its digest; otherwise a wrong base shows only in the
+                result.
         """
         out = self._wanted.target.view(delta)
         begin = int(self._links.begins[delta])
@@ -184,7 +184,7 @@ class DeltaReading:
         return None
 
     def _damage(self, delta: int, number: int, reason: str) -> Damage:
-        """Tell of damage in a link: the delta itself is the first, number 0."""
+        """Describe damage in a link: the delta itself is the first, number 0."""
         link = int(self._links.begins[delta]) + number
         places = self._links.places
         return Damage(
@@ -196,7 +196,7 @@ class DeltaReading:
 
 
 def _parts(deltas: Any, sizes: Any) -> list[Any]:
-    """Part deltas, in their order, so that each part has about as many bytes."""
+    """Split deltas, in their order, into parts of about equal size."""
     if len(deltas) == 0:
         return []
     begins = sizes.cumsum() - sizes

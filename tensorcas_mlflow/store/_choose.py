@@ -246,9 +246,9 @@ class RecentArrangements:
 class Chooser:
     """The choices of one save.
 
-    Tensors of one dtype and one role have one choice, so that most are not looked at: the role is the name without its
-    numbers, so that `blocks.3.up.weight` of all blocks is one. And all go back to bases of one depth, which the first
-    tensor decides that gains by a base: a series begins anew with all its tensors. So the largest is best asked for
+    Tensors of one dtype and one role share one choice, so most need no look: the role is the name without its
+    numbers, for example `blocks.3.up.weight` of all blocks. All tensors use bases of one depth, decided by the first
+    tensor that gains by a base: a series starts anew with all its tensors. So ask for the largest tensor
     first. For one thread.
     """
 
@@ -258,32 +258,32 @@ class Chooser:
         """Begin without any choice.
 
         Args:
-            max_depth: As for `choose`.
-            effort: As for `choose`.
-            arrangements: Those of the series to which the save belongs; None to find all anew.
+            max_depth: See `choose`.
+            effort: See `choose`.
+            arrangements: Those of the save's series; None to find all anew.
         """
         self._max_depth = max_depth
         self._effort = effort
         self._arrangements = arrangements or Arrangements()
         self._choices: dict[tuple[str, str, bool], Choice] = {}
         self._depth: int | None = None
-        """Of all bases, when it is decided; -1 if nothing is to have a base."""
+        """Depth of all bases, once decided; -1 for no bases."""
 
     def choice(self, name: str, dtype: str, itemsize: int, sample: Sample, *, has_bases: bool) -> Choice:
-        """Choose for a tensor.
+        """Choose the encoding of a tensor.
 
         Args:
-            name: The tensor's.
-            dtype: As a manifest says it.
+            name: The tensor's name.
+            dtype: Its dtype's name in manifests.
             itemsize: Size of an element; 1 for text.
-            sample: Called where no choice is known yet.
-            has_bases: Whether there is anything that it may be stored against.
+            sample: Called if no choice is known yet.
+            has_bases: Whether there is a possible base.
         """
         key = (dtype, _NUMBERS.sub("#", name), has_bases)
         choice = self._choices.get(key)
         if choice is None:
             raw, bases = sample(self._depth) if has_bases and self._depth != -1 else (sample(-1)[0], ())
-            # Where the depth is decided, this tensor need not have one of its own.
+            # Once the depth is decided, this tensor need not have one of its own.
             most = self._max_depth if self._depth is None or not bases else bases[0][0] + 1
             choice = choose(
                 raw,
@@ -303,10 +303,10 @@ class Chooser:
 
 
 def is_float(dtype: str) -> bool:
-    """Say whether a manifest's dtype is one of floating point numbers, alone or in pairs."""
+    """Tell whether a manifest's dtype is one of floating point numbers, alone or in pairs."""
     return dtype.startswith(("float", "bfloat", "complex"))
 
 
 def sample_number(n_chunks: int) -> int:
-    """Say which of a tensor's chunks is its sample: the last one may be short, and the first is often padding."""
+    """Return the number of a tensor's sample chunk: the last one may be short, and the first is often padding."""
     return max(0, (n_chunks - 1) // 2)

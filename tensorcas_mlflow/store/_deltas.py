@@ -1,4 +1,4 @@
-"""Chunks that are stored as deltas, for those who move packs about and look whether they are sound."""
+"""Deltas for maintenance: reading their bases, moving them and checking them."""
 
 from __future__ import annotations
 
@@ -28,36 +28,36 @@ from tensorcas_mlflow.threads import Lock
 
 _MAX_TABLES = 256
 _HELD_BYTES = 16 << 20
-"""Bases that are kept decoded: many deltas in a row may share one, and what is behind it is then decoded once."""
+"""Bound of decoded bases kept in memory: many consecutive deltas may share one, and its chain is decoded once."""
 
 
 class Bases:
-    """The bases of deltas, read one by one, each from the pack that its delta names. Shared by threads."""
+    """Reader of the bases of deltas, one by one, each from the pack its delta names. Shared by threads."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._tables: dict[str, Table] = {}
-        """By pack; a pack's table never changes."""
+        """Tables by pack; a pack's table never changes."""
         self._held: dict[tuple[str, bytes], Buffer] = {}
-        """Decoded bases, by pack and digest, the last used at the end; no pack's bytes ever change."""
+        """Decoded bases, by pack and digest, the most recently used at the end; no pack's bytes ever change."""
         self._held_bytes = 0
         self._lock = Lock()
 
     def of(self, delta: Any) -> Buffer | None:
-        """Read what a delta is to be added to, and what that takes.
+        """Read a delta's base, and the chunks needed to decode it.
 
         Args:
-            delta: An entry; for one that is no delta there is none. What comes of it says whether the base was right.
+            delta: An entry; None is returned for one in full. Decoding the delta shows whether the base was right.
 
         Returns:
-            The base's bytes, which others are given too.
+            The base's bytes, shared with other callers.
 
         Raises:
-            BlobNotFoundError: The pack that is to hold the base is gone: a collector may have moved it, and the chunk.
-            ChunkNotFoundError: That pack does not hold it.
+            BlobNotFoundError: The pack of the base is gone: a collector may have moved the base, and the chunk.
+            ChunkNotFoundError: The pack does not hold it.
             CorruptChunkError: The base is damaged there.
-            CorruptError: The table of the pack is.
-            BackendError: The storage does not give it.
+            CorruptError: The pack's table is damaged.
+            BackendError: The storage fails to deliver it.
         """
         if not is_delta(delta):
             return None
@@ -66,7 +66,7 @@ class Bases:
         entry = self._entry(delta, base)
         n_raw, n_stored = int(entry["raw_bytes"]), int(entry["stored_bytes"])
         if n_raw != int(delta["raw_bytes"]) or n_raw > MAX_CHUNK_BYTES or n_stored > 2 * n_raw + MOST_OVERHEAD_BYTES:
-            raise CorruptChunkError(text, key, f"its entry says {n_raw} bytes in {n_stored}")
+            raise CorruptChunkError(text, key, f"its entry states {n_raw} bytes in {n_stored}")
         if (held := self._find_held((base.pack, base.digest))) is not None:
             return held
         stored = memoryview(bytearray(n_stored))
@@ -79,9 +79,9 @@ class Bases:
             raise CorruptChunkError(text, key, str(error)) from error
 
     def copy(self, base: Base, n_bytes: int) -> Buffer:
-        """Read the copy of a chunk that a delta would name as its base; raises as `of`.
+        """Read the copy of a chunk a delta would name as its base; raise like `of`.
 
-        Another copy may be sound where that one is not, and would be of no use to whoever reads the delta.
+        If this copy is damaged, an intact copy elsewhere would not help readers of the delta.
         """
         delta = np.zeros(1, dtype=ENTRY)
         delta["codec"], delta["depth"], delta["raw_bytes"] = DELTA, base.depth + 1, n_bytes
@@ -92,32 +92,32 @@ class Bases:
         return raw
 
     def packs(self, delta: Any) -> set[str]:
-        """Name the packs that it takes to decode a delta, besides its own; raises as `of`."""
+        """Return the packs needed to decode a delta, besides its own; raise like `of`."""
         return set(self.chain(delta))
 
     def chain(self, delta: Any) -> Iterator[str]:
-        """Yield the pack of a delta's base, and that of the base's own, as far as it goes; raises as `of`."""
+        """Yield the pack of a delta's base, and that of the base's own, to the end of the chain; raise like `of`."""
         while is_delta(delta):
             [base] = bases_of(delta.reshape(1))
             yield base.pack
             delta = self._entry(delta, base)
 
     def decoded(self, entry: Any, stored: Buffer) -> Buffer:
-        """Decode a chunk as it is stored, with its base if it takes one; raises as `payload`."""
+        """Decode a stored chunk, with its base if it has one; raise like `payload`."""
         return decode_chunk(entry, stored, self.of(entry))
 
     def payload(self, entry: Any, stored: Buffer, *, begins_row: bool) -> Payload:
-        """Give a chunk as another pack takes it that may not rely on a base: what is a delta is encoded in full.
+        """Return a chunk as another pack may take it without relying on a base: a delta is encoded in full.
 
         Args:
-            entry: Of a pack's table.
-            stored: The bytes that lie where it says, in which no fault was found.
+            entry: Entry of a pack's table.
+            stored: The verified bytes at the entry's place.
             begins_row: See `Payload`.
 
         Raises:
-            FormatError: It is a delta, and with its base it does not make the chunk; or as `of`.
-            NotFoundError: As `of`.
-            BackendError: As `of`.
+            FormatError: It is a delta, and does not decode to the chunk with its base; or see `of`.
+            NotFoundError: See `of`.
+            BackendError: See `of`.
         """
         if not is_delta(entry):
             return payload_of(entry, stored, begins_row=begins_row)
@@ -138,15 +138,15 @@ class Bases:
         )
 
     def fault_of(self, entry: Any, stored: Buffer) -> str | None:
-        """Say what is wrong with a chunk as it is stored, or with the base it needs, if anything is.
+        """Return the fault of a stored chunk, or of the base it needs; None if there is none.
 
         Args:
-            entry: Of a pack's table; what it says is believed of nothing.
-            stored: The bytes that lie where it says.
+            entry: Entry of a pack's table; nothing in it is trusted.
+            stored: The bytes at the entry's place.
 
         Raises:
-            BlobNotFoundError: The pack of its base is gone, which says nothing of what it is either.
-            BackendError: The storage does not give its base, which says nothing of what it is.
+            BlobNotFoundError: The pack of its base is gone, so its state is unknown.
+            BackendError: The storage fails to deliver its base, so its state is unknown.
         """
         try:
             base = self.of(entry)

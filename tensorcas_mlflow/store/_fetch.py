@@ -1,4 +1,4 @@
-"""The ways of reading: each brings the stored bytes of one task, into place where they are the chunks themselves."""
+"""The ways of reading: each fetches the stored bytes of one task, raw chunks straight into place."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from tensorcas_mlflow.store._tasks import Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """What a task brought."""
+    """Result of a task."""
 
     stored: Stored
     scratch: Any = None
-    """A buffer that ``stored`` lies in, to be given back; None for none."""
+    """A buffer with ``stored`` in it, to be given back; None for none."""
     block: memoryview | None = None
-    """All that was read, where it is in one piece and nobody changes it: for the cache."""
+    """All bytes read, if they are in one piece and nobody changes them: for the cache."""
 
 
 Fetch = Callable[[Task, Target], Fetched]
-"""Carries a task out.
+"""Executes a task.
 
 Raises:
     BlobNotFoundError: The pack is gone.
-    CorruptError: It ends before what was to be read.
-    BackendError: The storage does not give it.
+    CorruptError: It ends before the end of the read.
+    BackendError: The storage fails to deliver it.
 """
 
 
@@ -44,7 +44,7 @@ class Ways:
         self.scratch = Scratch()
 
     def of(self, choice: Choice) -> Fetch:
-        """Find the function for a way; ``uring`` reads single tasks as ``pread`` does."""
+        """Return the function of a way; ``uring`` reads single tasks like ``pread``."""
         if choice.way == "ranges":
             return self._ranges
         if choice.way == "direct":
@@ -70,7 +70,7 @@ class Ways:
             return self._scatter(file, task, target)
 
     def _scatter(self, file: BlobFile, task: Task, target: Target) -> Fetched:
-        """Read raw chunks into place and the rest aside, in one call."""
+        """Read raw chunks into place and the rest into a buffer, in one call."""
         n_aside = task.stop - task.start - sum([strip.n_bytes for strip in task.strips if strip.is_plain])
         scratch = self.scratch.take(n_aside) if n_aside else None
         aside = memoryview(b"") if scratch is None else scratch.data
@@ -122,14 +122,14 @@ class Ways:
 
 
 def memory_of(task: Task, first: int, n_bytes: int, target: Target) -> memoryview:
-    """The memory of a strip, which begins with the member of that position."""
+    """Return the memory of a strip that begins with the member at a position."""
     chunk = task.members[first]
     start = int(target.start[chunk])
     return target.blocks[int(target.block[chunk])][start : start + n_bytes]
 
 
 def stored_in(task: Task, block: memoryview) -> Fetched:
-    """What a task brings of the cache."""
+    """Return the result of a task served by the cache."""
     return Fetched(stored=_strips_in(task, block))
 
 
@@ -138,7 +138,7 @@ def _strips_in(task: Task, block: memoryview) -> list[memoryview | None]:
 
 
 def _overlaps(task: Task) -> bool:
-    """Tell whether two chunks share bytes of the pack: one that is wanted twice, or what a hostile table says."""
+    """Tell whether two chunks share bytes of the pack: a repeated chunk, or the entries of a hostile table."""
     at = 0
     for strip in task.strips:
         if strip.start < at:

@@ -1,4 +1,4 @@
-"""One load from one store: what it has open, how it reads, and the cache that stands before the storage."""
+"""One load from one store: its open files, its ways of reading, and the cache in front of the storage."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ from tensorcas_mlflow.tensor import ALIGNMENT
 
 @dataclass(slots=True, kw_only=True)
 class StoredBytes:
-    """What lies in a store in some places, as it is stored."""
+    """Stored bytes of some places, not decoded."""
 
     target: Target
-    """Where the bytes of each are now."""
+    """Current place of each in memory."""
     damaged: list[Damage]
-    """What cannot be read; the number is that of the place."""
+    """Unreadable places, by number."""
     cached: list[Task]
-    """What came from the cache."""
+    """Tasks served by the cache."""
     fresh: list[tuple[str, int, memoryview]]
-    """What did not, if there is a cache: the pack, where it begins there, and the bytes."""
+    """Reads of the storage, if there is a cache: the pack, the start there, and the bytes."""
 
 
 class Load:
-    """Reads chunks of one store, from the cache what is there; a context manager. For many threads at once."""
+    """Reader of one store's chunks through the cache; a context manager. For many threads at once."""
 
     def __init__(self, backend: Backend, cache: ExtentCache | None, store_id: str, way: Way | None) -> None:
         """Begin a load.
 
         Args:
-            backend: Where the packs are.
-            cache: What keeps what was read on local disk; None keeps nothing.
-            store_id: What the cache knows the store by.
-            way: To be taken wherever it can be had; None leaves the choice to the rule.
+            backend: The backend of the packs.
+            cache: Cache of reads on local disk; None caches nothing.
+            store_id: Id of the store in the cache.
+            way: A way to use if it is available; None leaves the choice to the rule.
         """
         self._backend = backend
         self._cache = cache
@@ -74,21 +74,21 @@ class Load:
 
     @property
     def waits(self) -> bool:
-        """Whether threads wait for another machine most of the time."""
+        """True if threads spend most of their time waiting for another machine."""
         return self._backend.is_remote
 
     @property
     def scratch(self) -> Scratch:
-        """Memory that is used again by what is read next."""
+        """Memory reused by the next reads."""
         return self._ways.scratch
 
     def read(self, places: Places, wanted: Wanted, chunks: Any) -> list[Damage]:
-        """Read and decode chunks that take no base, on threads; returns those that are damaged.
+        """Read and decode chunks without bases, on threads; return the damaged ones.
 
         Args:
-            places: Of all wanted chunks.
-            wanted: All of them.
-            chunks: Which to read, by number.
+            places: Places of all wanted chunks.
+            wanted: All wanted chunks.
+            chunks: Numbers of the chunks to read.
 
         Raises:
             BlobNotFoundError: A pack is gone.
@@ -99,7 +99,7 @@ class Load:
         reading = Reading(self._backend, self._ways, places, wanted)
         if self._cache is not None:
             tasks, chunks = find_cached(self._cache, self._store_id, places, wanted.target, chunks)
-            # What has gone from the cache, or was damaged there, comes from the storage like all that never was there.
+            # After a cache miss, or damage in the cache, the chunk comes from the storage.
             chunks = np.concatenate([chunks, *reading.run_cached(tasks)])
         keep = None if self._filling is None else self._filling.add
         reading.run(self._planner.groups(places, wanted.target, chunks), keep)
@@ -107,14 +107,14 @@ class Load:
 
     @contextlib.contextmanager
     def stored(self, places: Places, *, from_storage: bool = False) -> Iterator[StoredBytes]:
-        """Read what lies in some places, without decoding it, in the calling thread.
+        """Read the stored bytes of some places, without decoding, in the calling thread.
 
         Args:
             places: In any order.
-            from_storage: Whether the cache is not to be asked.
+            from_storage: Whether to bypass the cache.
 
         Yields:
-            What was read, in memory that is the caller's as long as the context lasts; nothing of it is checked.
+            The bytes, in memory of the caller's for as long as the context lasts; unverified.
 
         Raises:
             BlobNotFoundError: A pack is gone.
@@ -122,7 +122,7 @@ class Load:
         """
         places = places.as_bytes()
         start, slack, n_bytes = _layout(places)
-        # What the cache is to have must stay as it is until the load has ended.
+        # Bytes for the cache must stay unchanged until the load has ended.
         scratch = self.scratch.take(n_bytes) if self._cache is None else None
         block = (aligned_buffer(n_bytes) if scratch is None else scratch).data
         sizes = places.entries["stored_bytes"].astype(np.int64)
@@ -143,13 +143,13 @@ class Load:
             self.scratch.give_back(scratch)
 
     def accept(self, stored: StoredBytes) -> None:
-        """Let the cache have what was read, in which no fault was found."""
+        """Put verified bytes into the cache."""
         if self._filling is not None:
             for extent in stored.fresh:
                 self._filling.add(*extent)
 
     def refuse(self, stored: StoredBytes) -> bool:
-        """Remove what came from the cache, in which a fault was found; returns whether anything did."""
+        """Remove the faulty bytes' extents from the cache; return whether any came from there."""
         for task in stored.cached:
             assert task.cached is not None
             task.cached.discard()
@@ -157,23 +157,23 @@ class Load:
 
 
 def digests_of(places: Places) -> Digests:
-    """The digests that the entries of some places say."""
+    """Return the digests in the entries of some places."""
     return np.ascontiguousarray(places.entries["digest"])
 
 
 def _layout(places: Places) -> tuple[Offsets, Offsets, int]:
-    """Lay stored bytes out in memory: what is near in a pack lies as there, so that it is read as one.
+    """Lay stored bytes out in memory: neighbours in a pack stay neighbours, so one read covers them.
 
     Returns:
-        For each place where its bytes begin, as far from a multiple of 64 as in the pack; how many bytes behind them
-        are nobody's; and how many bytes it all takes.
+        For each place the start of its bytes, with the same offset from a multiple of 64 as in the pack; the number
+        of unused bytes behind them; and the total size.
     """
     offset, size = (places.entries[name].astype(np.int64) for name in ("offset", "stored_bytes"))
     order = np.lexsort((offset, places.pack))
     offset, size, pack = offset[order], size[order], places.pack[order]
     gap = offset[1:] - offset[:-1] - size[:-1]
     is_near = (pack[1:] == pack[:-1]) & (gap >= 0) & (gap < ALIGNMENT)
-    # A stretch of what is near begins at a multiple of the alignment, and what it is further in the pack.
+    # A stretch of neighbours begins at a multiple of the alignment, plus its offset in the pack.
     at = np.flatnonzero(np.append(True, ~is_near))
     of_stretch = np.repeat(np.arange(len(at)), np.diff(np.append(at, len(order))))
     inside = offset - offset[at][of_stretch] + offset[at][of_stretch] % ALIGNMENT

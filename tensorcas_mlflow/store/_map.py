@@ -1,4 +1,4 @@
-"""Tensors as views of mapped packs: nothing is copied of what is stored raw and in one piece."""
+"""Tensors as views of memory-mapped packs: no copy for tensors stored raw and in one piece."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from tensorcas_mlflow.store._target import dtypes_of, shapes_of
 from tensorcas_mlflow.tensor import ALIGNMENT
 
 _NEAR_BYTES = 64 << 10
-"""What lies between two rows that are wanted, and is shorter, is read with them."""
+"""A gap between two wanted rows below this size is read with them."""
 _AHEAD = 8
-"""Parts that the disk is reading while one is hashed."""
+"""Number of parts prefetched from the disk while one is hashed."""
 _CHECKED_BYTES = 4 << 20
-"""What one thread hashes before it asks for more."""
+"""Bytes one thread hashes at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pieces:
-    """Rows that are stored raw and in one piece each, by position among those that are wanted."""
+    """Rows stored raw and in one piece each, by position among the wanted rows."""
 
     rows: Offsets
     pack: Offsets
@@ -40,7 +40,7 @@ class _Pieces:
 
 
 def mappable(places: Places, columns: Columns, rows: Offsets, chunk_bytes: int) -> Offsets:
-    """Find the rows that can be views of a mapped pack; returns their positions among ``rows``."""
+    """Find the rows that can be views of a mapped pack; return their positions among ``rows``."""
     return _find_pieces(places, columns, rows, chunk_bytes).rows
 
 
@@ -54,19 +54,19 @@ def map_rows(
     *,
     is_private: bool = False,
 ) -> dict[int, Array]:
-    """Map the rows that can be.
+    """Map the rows that can be mapped.
 
     Args:
-        files: What opens packs.
-        places: Where the chunks of the rows lie, one after the other.
-        columns: Of the manifest.
-        rows: Which rows are wanted, by number.
-        chunk_bytes: Of the manifest.
-        digests: What the chunks are to hash to; None does not look.
-        is_private: Whether the arrays may be written to; what is written never reaches the packs.
+        files: Opener of packs.
+        places: Places of the rows' chunks, one after the other.
+        columns: Columns of the manifest.
+        rows: Numbers of the wanted rows.
+        chunk_bytes: The manifest's chunk size.
+        digests: Digests of the chunks; None skips verification.
+        is_private: Whether the arrays are writable; writes never reach the packs.
 
     Returns:
-        Arrays by position among ``rows``. What cannot be mapped, or does not hash to its digest, is left out.
+        Arrays by position among ``rows``, without rows that cannot be mapped or do not hash to their digests.
     """
     pieces = _find_pieces(places, columns, rows, chunk_bytes)
     arrays: dict[int, Array] = {}
@@ -82,7 +82,7 @@ def map_rows(
                 stretch = file.map(begin, end, is_private=is_private)
                 is_cold = digests is not None and _is_cold(file, pieces, mine)
         except (BlobNotFoundError, CorruptError, BackendError):
-            continue  # whoever reads it otherwise finds out what is wrong
+            continue  # the ordinary read reports the error
         whole = pieces.rows[mine]
         begins = pieces.start[mine] - stretch.begin
         if digests is not None:
@@ -121,13 +121,13 @@ def _find_pieces(places: Places, columns: Columns, rows: Offsets, chunk_bytes: i
 
 
 def _is_cold(file: BlobFile, pieces: _Pieces, mine: Offsets) -> bool:
-    """Tell whether some of what is mapped is not in memory."""
+    """Tell whether some of the mapped bytes are not in memory."""
     stretches = list(zip(pieces.start[mine].tolist(), pieces.stop[mine].tolist(), strict=True))
     return file.share_in_memory(stretches) < 1
 
 
 def _runs(begins: Offsets, ends: Offsets) -> list[tuple[int, int]]:
-    """Put together what lies one after the other: rows that are wanted may be far apart, and in any order."""
+    """Merge adjacent stretches: wanted rows may be far apart, and in any order."""
     gaps = begins[1:] - ends[:-1]
     borders = np.flatnonzero((gaps < 0) | (gaps >= _NEAR_BYTES))
     firsts, lasts = np.append(0, borders + 1), np.append(borders, len(ends) - 1)
@@ -145,7 +145,7 @@ def _check(
     *,
     is_cold: bool,
 ) -> Any:
-    """Tell which of some mapped rows hash to their digests."""
+    """Return which of some mapped rows hash to their digests."""
     counts = columns.chunk_at[rows + 1] - columns.chunk_at[rows]
     expected = digests[ranges((counts.cumsum() - counts)[whole], counts[whole])]
     sizes = columns.chunk_sizes(chunk_bytes, rows[whole])
@@ -162,7 +162,7 @@ def _check(
         return _runs(stretch.begin + starts[low:high], stretch.begin + starts[low:high] + sizes[low:high])
 
     def announce(part: int) -> None:
-        # What is not announced before it is touched is read with what lies behind it, and one thread at a time.
+        # Without prefetching, the first touch also reads the bytes behind, and one thread at a time.
         if is_cold and part < len(parts):
             for first, stop in runs_of(part):
                 stretch.announce(first, stop)
@@ -187,7 +187,7 @@ def _check(
         for part in range(_AHEAD):
             announce(part)
     except BackendError:
-        is_cold = False  # a bad sector is found again where it matters
+        is_cold = False  # a bad sector is found again if it matters
     if len(parts) == 1:
         check(0)
     else:

@@ -1,4 +1,4 @@
-"""The pack files that one load has open: each is opened once, and few are open at a time."""
+"""The pack files of one load: each is opened once, and few are open at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Held:
 
 
 class OpenFiles:
-    """Opens blobs and keeps them open; a context manager that closes them all. For many threads at once."""
+    """Opener of blobs that keeps them open; a context manager that closes them all. For many threads at once."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -41,12 +41,12 @@ class OpenFiles:
 
     @contextlib.contextmanager
     def using(self, key: str) -> Iterator[BlobFile | None]:
-        """Give an open blob, which stays open for as long as the context lasts; see `Backend.open_file`."""
+        """Yield an open blob that stays open for as long as the context lasts; see `Backend.open_file`."""
         with self._lock:
             held = self._held.pop(key, None)
             if held is None:
                 held = _Held(self._backend.open_file(key))
-            self._held[key] = held  # the last one is the one used last
+            self._held[key] = held  # the most recently used one is the last
             held.n_users += 1
         try:
             yield held.file

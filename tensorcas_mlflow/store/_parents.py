@@ -1,4 +1,4 @@
-"""Earlier checkpoints and files, of which one that is saved may be a later state."""
+"""Earlier checkpoints and files: candidates for the earlier state of a save."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.store._store import Store
 
 RECENT = RecentManifests()
-"""Of all stores of this process."""
+"""Recent manifests of all stores of this process."""
 _N_LATEST = 3
 _N_LOOKED_AT = 48
-"""A model that is logged is some ten files, of which one holds its tensors."""
+"""Number of refs to check; a logged model is some ten files, and one of them holds its tensors."""
 
 Earlier = Callable[[], Manifest | None]
 
 
 @dataclass(slots=True, kw_only=True)
 class Parents:
-    """Where to look for the state that one checkpoint or file has come from, if there is something to store."""
+    """Search for the earlier state of one checkpoint or file, if there is something to store."""
 
     store: Store
     series: str | None = None
-    """Names the series it belongs to, the same for each of its steps; None if it is in none."""
+    """Name of its series, the same for each of its steps; None if it is in none."""
     earlier: Earlier | None = None
-    """Reads the last checkpoint of that series, where this process has not written it."""
+    """Reads the last checkpoint of that series, if this process has not written it."""
     nearest: Manifest | None = field(default=None, init=False)
-    """What was found for the last save, or the last batch of a stream."""
+    """Result of the search for the last save, or the last batch of a stream."""
 
     def plan(self, source: Source, new: Any) -> BasePlan | None:
-        """Find what new chunks may be stored against.
+        """Find possible bases of new chunks.
 
         Args:
             source: The rows of the save, and their bytes.
-            new: Numbers of its chunks that are not stored, ascending.
+            new: Numbers of its new chunks, ascending.
 
         Returns:
-            None if nothing is found. In an object store nothing is: each base would have to be fetched.
+            None if there are none. In an object store there are none: each base would have to be fetched.
         """
         store = self.store
         if store.backend.is_remote or store.backend.is_carrier:
@@ -66,7 +66,7 @@ class Parents:
         return plan
 
     def note(self, manifest: Manifest) -> None:
-        """Remember what was committed."""
+        """Remember a committed manifest."""
         RECENT.note(self.store.id, self.series or manifest.digest, manifest)
 
     def _candidates(self) -> list[Manifest]:
@@ -82,7 +82,7 @@ class Parents:
         return RECENT.of(self.store.id)
 
     def _latest(self) -> dict[str, Manifest]:
-        """Read the latest checkpoints and files that hold different tensors: by their digests, the latest first."""
+        """Read the latest checkpoints and files with different tensors: by their digests, the latest first."""
         found: dict[str, Manifest] = {}
         with suppress(NotFoundError, FormatError, BackendError):
             refs = [info for info in list_blobs(self.store.backend, "refs") if not info.key.startswith(f"{STAND_INS}/")]

@@ -1,4 +1,4 @@
-"""Policies: what a save spends its time on."""
+"""Policies: the encoding effort of a save."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from tensorcas_mlflow import config
 
 
 class Policy(Enum):
-    """What a save spends its time on. What is stored loads the same, whatever it was."""
+    """Encoding effort of a save. It does not change the loaded data."""
 
     FAST = "fast"
-    """Tensors are stored as they are, and can be mapped; text is compressed."""
+    """Tensors are stored raw, and can be memory-mapped; text is compressed."""
     BALANCED = "balanced"
-    """What shrinks at the speed of a disk is compressed."""
+    """Data that shrinks at the speed of a disk is compressed."""
     SMALL = "small"
-    """As `BALANCED`, and more time for fewer bytes where there is something to gain."""
+    """Like `BALANCED`, with more time for fewer bytes if there is something to gain."""
 
     @classmethod
     def of(cls, given: str | Policy | None) -> Policy:
-        """Say which policy is meant; unless given, the environment says it (TENSORCAS_POLICY).
+        """Return the policy of a name; by default the environment's (TENSORCAS_POLICY).
 
         Raises:
-            ValueError: There is no policy of that name.
+            ValueError: No policy has this name.
         """
         name = given.value if isinstance(given, Policy) else given or config.policy()
         for policy in cls:

@@ -1,4 +1,4 @@
-"""Carrying out what is planned: on threads, through the cache, and again in single chunks where a read fails."""
+"""Execution of a read plan: on threads, through the cache, and again in single chunks after a failure."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from tensorcas_mlflow.store._target import Target
 from tensorcas_mlflow.store._tasks import Task, cached_tasks, tasks_of
 
 Keep = Callable[[str, int, memoryview], None]
-"""Told of what was read from the storage, in which no fault was found: the pack, where it begins there, and the bytes,
-which stay as they are until the load has ended."""
+"""Called with each verified read of the storage: the pack, the start there, and the bytes, unchanged until the load
+has ended."""
 
 
 class Reading:
-    """Chunks that are read from given places. None of them is a delta."""
+    """Reading of chunks from given places. None of them is a delta."""
 
     def __init__(self, backend: Backend, ways: Ways, places: Places, wanted: Wanted) -> None:
         self.damaged: list[Damage] = []
-        """Copies that were found damaged so far."""
+        """Copies found damaged so far."""
         self._backend = backend
         self._places = places
         self._wanted = wanted
         self._ways = ways
 
     def run(self, groups: Sequence[Group], keep: Keep | None = None, *, is_alone: bool = False) -> None:
-        """Carry out what is planned.
+        """Execute a plan.
 
         Args:
             groups: The plan.
-            keep: Told of what could be kept.
-            is_alone: Whether the calling thread does it by itself, whatever the plan says.
+            keep: Called with each verified read.
+            is_alone: Whether the calling thread reads alone, whatever the plan is.
 
         Raises:
             BlobNotFoundError: A pack is gone.
@@ -65,7 +65,7 @@ class Reading:
                 threads.run_all(run, tasks, waits=waits)
 
     def _run_ring(self, tasks: Sequence[tuple[Choice, Task]]) -> None:
-        """Read through io_uring, and decode on the pool what has come; what fails there is read again, one by one."""
+        """Read through io_uring, and decode completed reads on the pool; repeat failed reads one by one."""
         if not tasks:
             return
         with contextlib.ExitStack() as opened:
@@ -92,7 +92,7 @@ class Reading:
             threads.run_all(take_block, ring.read(wanted))
 
     def run_cached(self, tasks: Sequence[Task], *, is_alone: bool = False) -> list[Any]:
-        """Take chunks out of the cache; returns those, in groups, that it did not have. ``is_alone`` as for `run`."""
+        """Take chunks from the cache; return the missing ones, in groups. ``is_alone`` is that of `run`."""
         missed: list[Any] = []
 
         def run(task: Task) -> None:
@@ -107,7 +107,7 @@ class Reading:
         return missed
 
     def _take_cached(self, task: Task) -> bool:
-        """Take chunks out of the cache; False if they have gone or are wrong, and then the cache has them no more."""
+        """Take chunks from the cache; return False if they are gone or wrong, and remove them from the cache."""
         assert task.cached is not None
         block = task.cached.read()
         if block is None:
@@ -130,7 +130,7 @@ class Reading:
                 waiting += self._split(each, choice, f"it cannot be read: {error.reason}", None)
                 continue
             except BackendError as error:
-                # Far away, a request that fails says nothing of the blob.
+                # A failed request to a remote store says nothing about the blob.
                 if self._backend.is_remote:
                     raise
                 waiting += self._split(each, choice, str(error), error)
@@ -144,11 +144,11 @@ class Reading:
                 keep(pack_name(each.key), each.start, fetched.block)
 
     def _split(self, task: Task, choice: Choice, reason: str, error: BackendError | None) -> list[Task]:
-        """Split a read that has failed into single chunks; one that is of a single chunk says that it is damaged."""
+        """Split a failed read into single chunks; if it has a single chunk, report the chunk as damaged."""
         if len(task.members) == 1:
             self.damaged.append(Damage(chunk=int(task.members[0]), key=task.key, reason=reason, error=error))
             return []
-        # A pack cut short, or one bad sector of a disk, is no reason to call all near it damaged.
+        # A truncated pack, or one bad sector of a disk, does not damage the chunks around it.
         target = self._wanted.target
         return [part for member in task.members for part in tasks_of(self._places, target, np.array([member]), choice)]
 
@@ -156,7 +156,7 @@ class Reading:
 def find_cached(
     cache: ExtentCache, store_id: str, places: Places, target: Target, chunks: Any
 ) -> tuple[list[Task], Any]:
-    """Find chunks in the cache; returns how to read them, and the chunks that are not there."""
+    """Find chunks in the cache; return the reads of them, and the missing chunks."""
     tasks: list[Task] = []
     left = [np.empty(0, dtype=np.intp)]
     for number in distinct(places.pack[chunks]):

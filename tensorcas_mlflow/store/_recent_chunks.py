@@ -1,4 +1,4 @@
-"""The bytes of chunks that were stored a moment ago: the bases of the next step of a small model."""
+"""The bytes of recently stored chunks: the bases of the next step of a small model."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from tensorcas_mlflow.store._lookup import Places
 from tensorcas_mlflow.threads import Lock
 
 MOST_SAVED_BYTES = 1 << 20
-"""Of a save that stores more nothing is remembered: to decode its bases takes little beside the rest of it."""
+"""Bound of a remembered save: for a larger one, decoding its bases takes little beside the rest of it."""
 _MOST_BYTES = 4 * MOST_SAVED_BYTES
-"""The longest chain that saves write, of chunks of the largest save, and one more."""
+"""The longest chain written by saves, for the largest remembered save, and one more."""
 
 
 class RecentChunks:
-    """Decoded chunks that this process has lately stored in one store, or read there as bases. For any thread.
+    """Decoded chunks this process has recently stored in one store, or read there as bases. For any thread.
 
-    They spare decoding, and nothing else: bytes that are given out have been hashed again, and whether a copy in a pack
-    can be read is seen there (`are_whole`).
+    They save decoding, and nothing else: returned bytes have been hashed again, and `are_whole` checks that the copies
+    in packs are readable.
     """
 
     def __init__(self, backend: Backend) -> None:
-        """Remember nothing yet; the backend is the store's."""
+        """Create an empty memory for a store's backend."""
         self._backend = backend
         self._lock = Lock()
         self._chunks: OrderedDict[bytes, Buffer] = OrderedDict()
         self._n_bytes = 0
 
     def note(self, digests: Digests, chunks: Sequence[Buffer]) -> None:
-        """Remember chunks, whose bytes nobody changes any more; the earliest of too many are forgotten."""
+        """Remember chunks with their final bytes; the oldest of too many are forgotten."""
         with self._lock:
             for row, chunk in zip(digests, chunks, strict=True):
                 key = row.tobytes()
@@ -49,18 +49,18 @@ class RecentChunks:
                 self._n_bytes -= memoryview(self._chunks.popitem(last=False)[1]).nbytes
 
     def find(self, digests: Digests) -> list[Buffer] | None:
-        """Give chunks, each of which hashes to its digest; None unless all are remembered."""
+        """Return chunks, each hashed to its digest; None unless all are remembered."""
         keys = [row.tobytes() for row in digests]
         with self._lock:
             if not all(key in self._chunks for key in keys):
                 return None
             for key in keys:
-                self._chunks.move_to_end(key)  # a base in full may be that of many later steps
+                self._chunks.move_to_end(key)  # a base in full may serve many later steps
             chunks = [self._chunks[key] for key in keys]
         return chunks if np.array_equal(digest_each(chunks), digests) else None
 
     def are_whole(self, places: Places) -> bool:
-        """Read copies of chunks as they are stored, those that were found, and see that they are what was written."""
+        """Read the stored bytes of the found copies, and check that they are unchanged."""
         for row in np.flatnonzero(places.found).tolist():
             entry, number = places.entries[row], int(places.pack[row])
             payload = memoryview(bytearray(int(entry["stored_bytes"])))

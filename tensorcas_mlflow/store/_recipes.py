@@ -1,4 +1,4 @@
-"""How the chunks of one save are encoded: what was chosen for their tensors, and the bases of those that have any."""
+"""Recipes for the chunks of one save: the choices for their tensors, and their bases."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from tensorcas_mlflow.store._policy import Policy
 from tensorcas_mlflow.store._sources import Pieces, Source
 
 _LEAST_ROW_BYTES = 16 << 10
-"""Smaller tensors are not looked at one by one."""
+"""Smaller tensors are not examined one by one."""
 
 
 def new_chooser(policy: Policy, arrangements: Arrangements | None = None) -> Chooser:
-    """Make what chooses for the tensors of one save; see `Chooser`."""
+    """Create the chooser for the tensors of one save; see `Chooser`."""
     effort = Effort.SMALL if policy is Policy.SMALL else Effort.BALANCED
     return Chooser(max_depth=MAX_DEPTH, effort=effort, arrangements=arrangements)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How one chunk is encoded."""
+    """Encoding of one chunk."""
 
     choice: Choice
     named: Base | None = None
-    """The base it may be stored against."""
+    """Possible base of the chunk."""
     base: Buffer | None = None
-    """That, decoded."""
+    """The same base, decoded."""
 
 
 class Recipes:
-    """The recipes of one save. For one thread: that which draws what the others encode."""
+    """The recipes of one save. For one thread: the one that draws the chunks the others encode."""
 
     def __init__(
         self, source: Source, chunks: Any, policy: Policy, plan: BasePlan | None, chooser: Chooser | None = None
     ) -> None:
-        """Choose nothing yet.
+        """Begin without any choice.
 
         Args:
-            source: Where the bytes are.
-            chunks: Which are to be encoded, ascending.
-            policy: What to spend time on.
-            plan: What they may be stored against, held by the save's intent.
-            chooser: What has chosen for earlier batches of the same stream, for the same policy.
+            source: Source of the bytes.
+            chunks: Numbers of the chunks to encode, ascending.
+            policy: Encoding effort.
+            plan: Possible bases, protected by the save's intent.
+            chooser: The choices for earlier batches of the same stream, under the same policy.
         """
         self._source = source
         self._chunks = chunks
@@ -61,11 +61,11 @@ class Recipes:
         if plan:
             rows = np.unique(columns.rows_of(chunks[plan.has(chunks)]))
             rows = rows[self._is_chosen[rows]]
-            if len(rows):  # the first one that is asked for decides how deep bases are
+            if len(rows):  # the first tensor asked for decides the depth of bases
                 self._choice(int(rows[np.argmax(columns.n_bytes[rows])]))
 
     def of(self, pieces: Pieces) -> list[Recipe | None]:
-        """Give each of some chunks its recipe; None to those that are too small to be looked at one by one."""
+        """Return the recipe of each chunk; None for chunks too small to be examined one by one."""
         out: list[Recipe | None] = [None] * len(pieces.data)
         chosen = np.flatnonzero(self._is_chosen[pieces.rows])
         if len(chosen) == 0:
@@ -82,7 +82,7 @@ class Recipes:
             for depth, members in by_depth.items():
                 found = self._plan.bases(pieces.chunks[members], pieces.digests[members], depth)
                 for at, named, base in zip(members, found.named, found.data, strict=True):
-                    # A manifest that somebody else wrote may give a place a chunk that does not fit there.
+                    # A manifest of another writer may have a chunk of another size at a place.
                     if base is not None and memoryview(base).nbytes == memoryview(pieces.data[at]).nbytes:
                         out[at] = Recipe(choice=self._choice(int(pieces.rows[at])), named=named, base=base)
         return out

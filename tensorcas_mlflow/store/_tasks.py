@@ -1,4 +1,4 @@
-"""From the places of chunks to reads that threads carry out one by one, and to strips of chunks that move as one."""
+"""Tasks: reads for single threads, planned from the places of chunks, and strips of chunks moved as one."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ from tensorcas_mlflow.store._target import Target
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strip:
-    """Chunks of one read that follow each other, and are all taken in one way."""
+    """Consecutive chunks of one read, all handled in one way."""
 
     first: int
     """Position of the first among the members of the read."""
     stop: int
     """One past the last."""
     start: int
-    """Where it begins in what is read."""
+    """Its start in the read."""
     n_bytes: int
-    """How long it is there."""
+    """Its size in the read."""
     is_plain: bool
-    """Whether the chunks are stored raw and lie in memory as they lie in the pack, so that all are moved at once. What
-    little lies between two of them belongs to nobody."""
+    """Whether the chunks are raw and have the same layout in memory as in the pack, so one copy moves all. The small
+    gaps between them are unused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One read, of a pack or of the cache, and the chunks it brings."""
+    """One read, of a pack or of the cache, and its chunks."""
 
     key: str
-    """Of the pack."""
+    """Key of the pack."""
     members: Any
-    """Which of the wanted chunks, by number, in order of offset."""
+    """Numbers of the wanted chunks in it, in order of offset."""
     begins: Any
-    """Where each begins in what is read."""
+    """Start of each in the read."""
     start: int
     stop: int
-    """Which bytes of the pack; for the cache they mean nothing."""
+    """Range of the pack's bytes; meaningless for the cache."""
     strips: list[Strip]
     """All members, in order."""
     cached: CachedRead | None = None
 
 
 def tasks_of(places: Places, target: Target, chunks: Any, choice: Choice) -> list[Task]:
-    """Plan how some of the wanted chunks, by number, are read from their packs."""
+    """Plan the reads of some wanted chunks, by number, from their packs."""
     offset = places.entries["offset"].astype(np.int64)
     extents = list(
         plan_reads(
@@ -80,7 +80,7 @@ def tasks_of(places: Places, target: Target, chunks: Any, choice: Choice) -> lis
 
 
 def cached_tasks(places: Places, target: Target, chunks: Any, key: str, reads: Iterable[CachedRead]) -> list[Task]:
-    """Plan how some of the wanted chunks, by number, are read from the cache, given the reads that bring them."""
+    """Plan the reads of some wanted chunks, by number, from the cache, given the cached reads."""
     found = list(reads)
     members = [chunks[read.members] for read in found]
     strips = _strips(places, target, members, [read.begins for read in found])
@@ -102,7 +102,7 @@ def _strips(places: Places, target: Target, members: list[Any], begins: list[Any
     block, start = target.block[order], target.start[order]
     joins = (read[1:] == read[:-1]) & (is_raw[1:] == is_raw[:-1])
     gap = begin[1:] - begin[:-1] - stored[:-1]
-    # Rows begin at multiples of 64 bytes, in packs and in memory: what lies between two is as long here as there.
+    # Rows begin at multiples of 64 bytes, in packs and in memory: the gap between two is the same in both.
     same_gap = (gap >= 0) & (gap <= target.slack[order[:-1]]) & (gap == start[1:] - start[:-1] - stored[:-1])
     joins &= ~is_raw[1:] | (same_gap & (block[1:] == block[:-1]))
     firsts = np.flatnonzero(np.append(True, ~joins))

@@ -1,4 +1,4 @@
-"""Reading self-contained files: only the rows that are wanted, straight into their arrays."""
+"""Reading of self-contained files: only the wanted rows, straight into their arrays."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tensorcas_mlflow.tensor import empty_array, pieces_of
 from tensorcas_mlflow.tensors_file import HEADER_BYTES, Header, Layout
 
 _IOV_MAX = 1024
-"""Buffers that one read fills at most, on Linux and macOS alike."""
+"""Maximum number of buffers one read fills, on Linux and macOS alike."""
 _MAX_READ_BYTES = 1 << 30
 
 
@@ -38,15 +38,15 @@ class _Spans:
     """Chunks of a file, as columns."""
 
     offset: Any
-    """Where each begins, counted from the start of the file."""
+    """Start of each, counted from the start of the file."""
     size: Any
     row: Any
-    """Number of the row each belongs to."""
+    """Number of the row of each."""
     digests: Digests
 
     @classmethod
     def of(cls, row: Row, start: int, ends: Any, number: int) -> _Spans:
-        """The chunks of one row, which begins at ``start``."""
+        """Return the chunks of one row that begins at ``start``."""
         begins = np.concatenate(([0], ends[:-1])) if len(ends) else ends
         return cls(
             offset=start + begins, size=ends - begins, row=np.full(len(ends), number, np.int64), digests=row.digests
@@ -54,7 +54,7 @@ class _Spans:
 
     @classmethod
     def joined(cls, parts: Sequence[_Spans]) -> _Spans:
-        """The chunks of several rows, one after the other."""
+        """Concatenate the chunks of several rows."""
         none = np.empty(0, np.int64)
         return cls(
             offset=np.concatenate([none, *(part.offset for part in parts)]),
@@ -64,14 +64,14 @@ class _Spans:
         )
 
     def some(self, which: Any) -> _Spans:
-        """Some of them: a stretch, or those of some numbers."""
+        """Return some of them: a range, or those of some numbers."""
         return _Spans(
             offset=self.offset[which], size=self.size[which], row=self.row[which], digests=self.digests[which]
         )
 
 
 class TensorsFile:
-    """A self-contained file whose manifest has been read and found sound.
+    """A self-contained file with a verified manifest.
 
     The file is opened anew for each read, so it may be moved away in between, and nothing has to be closed.
     """
@@ -80,14 +80,14 @@ class TensorsFile:
         """Read a file's manifest.
 
         Raises:
-            CorruptError: It is no such file, is damaged before its first tensor, or was cut off.
+            CorruptError: It is no such file, is damaged before its first tensor, or is truncated.
             NewerFormatError: A later release wrote it.
             BlobNotFoundError: There is no such file.
             BackendError: It cannot be read.
         """
         self.path = os.fspath(path)
         self.tally: Tally | None = None
-        """What counts the reads, if somebody wants to know."""
+        """Counter of the reads, if a caller wants one."""
         with self._opened() as descriptor:
             size = os.fstat(descriptor).st_size
             try:
@@ -99,7 +99,7 @@ class TensorsFile:
         self._layout = Layout.of(self.manifest)
         self._number = {name: at for at, name in enumerate(self.manifest.names())}
         if size != self._layout.n_bytes:
-            raise CorruptError(self.path, f"it has {size} bytes, and its manifest says {self._layout.n_bytes}")
+            raise CorruptError(self.path, f"it has {size} bytes, and its manifest implies {self._layout.n_bytes}")
 
     def read(
         self, names: Iterable[str] | None = None, *, verify: bool = True, out: Mapping[str, Array] | None = None
@@ -107,17 +107,17 @@ class TensorsFile:
         """Read tensors.
 
         Args:
-            names: Which, in any order; all if not given.
+            names: The tensors, in any order; all by default.
             verify: Whether to check every chunk's bytes against its digest.
-            out: Arrays to read into, for some of them: of the tensor's dtype and shape, writable and in C order.
+            out: Arrays to fill, for some of them: of the tensor's dtype and shape, writable and in C order.
 
         Returns:
-            Arrays by name: those of ``out``, and new ones, as `Store.read_tensors` makes them.
+            Arrays by name: those of ``out``, and new ones, like those of `Store.read_tensors`.
 
         Raises:
-            TensorNotFoundError: There is none of some name.
+            TensorNotFoundError: A name has no tensor.
             CorruptChunkError: A tensor is damaged.
-            CorruptError: The file was cut off since it was opened.
+            CorruptError: The file was truncated after it was opened.
         """
         wanted = self.manifest.names() if names is None else list(names)
         given = out or {}
@@ -134,13 +134,13 @@ class TensorsFile:
         return arrays
 
     def read_chunks(self, row: int, chunks: Any, outs: Sequence[memoryview], *, verify: bool = True) -> None:
-        """Read some chunks of one row, by their numbers in it, into buffers of their sizes; raises as `read` does."""
+        """Read some chunks of one row, by their numbers in it, into buffers of their sizes; raise like `read`."""
         found = self.manifest.rows[row]
         spans = _Spans.of(found, int(self._layout.starts[row]), found.ends(self.manifest.chunk_bytes), row)
         self._read(spans.some(chunks), outs, verify=verify)
 
     def fill(self, first: int, outs: list[memoryview]) -> None:
-        """Read chunks that follow each other and check them: a `tensors_file.Fill`; raises as `read` does."""
+        """Read consecutive chunks and verify them: a `tensors_file.Fill`; raise like `read`."""
         whole = self._all_spans
         self._read(whole.some(slice(first, first + len(outs))), outs, verify=True)
 
@@ -207,7 +207,7 @@ class TensorsFile:
 
 
 def _in_order(extent: Extent, spans: _Spans, outs: Sequence[memoryview]) -> list[memoryview]:
-    """Lay out the buffers of an extent's chunks, with something to read the gaps between them into."""
+    """Lay out the buffers of an extent's chunks, with spare memory for the gaps between them."""
     begins = spans.offset[extent.members]
     ends = begins + spans.size[extent.members]
     gaps = (begins - np.concatenate(([extent.start], ends[:-1]))).tolist()
@@ -221,7 +221,7 @@ def _in_order(extent: Extent, spans: _Spans, outs: Sequence[memoryview]) -> list
 
 
 def _a_read_of(buffers: list[memoryview], first: int) -> list[memoryview]:
-    """Take as many buffers as one call fills."""
+    """Return as many buffers as one call fills."""
     taken = [buffers[first][:_MAX_READ_BYTES]]
     n_bytes = len(taken[0])
     if n_bytes < _MAX_READ_BYTES:
