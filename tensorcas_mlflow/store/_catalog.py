@@ -194,7 +194,7 @@ class Catalog:
             self._distrusted.add((pack, digest))
 
     def suspects(self) -> list[str]:
-        """Return the keys of packs that may have held a lost chunk: damaged tables, then deleted packs, latest first."""
+        """Return the keys of packs that may have held a lost chunk: damaged tables, then lost packs, latest first."""
         with self._lock:
             return [pack_key(name) for name in (*sorted(self._unreadable), *reversed(self._lost))]
 
