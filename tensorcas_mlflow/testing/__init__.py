@@ -1,4 +1,4 @@
-"""Suites that an implementation of one of our contracts must pass. They need pytest."""
+"""Conformance suites for implementations of our contracts. They need pytest."""
 
 from tensorcas_mlflow.testing._backends import BackendConformance
 from tensorcas_mlflow.testing._faulty import FaultyBackend, SimulatedCrash

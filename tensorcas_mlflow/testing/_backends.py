@@ -35,7 +35,7 @@ KEYS = ("a", "a/b/c", "refs/@1", "A-Z_a.z=0~9%2F@x", "...", ".hidden", "x" * 200
 
 
 class BackendConformance(ConcurrencyConformance):
-    """What every backend promises. Subclass it and give it a fixture ``backend`` that makes an empty one.
+    """The promises of every backend. Subclass it and add a fixture ``backend`` that returns an empty one.
 
     ```python
     class TestLocalBackend(BackendConformance):

@@ -1,4 +1,4 @@
-"""What `tensorcas_mlflow.backends.Backend` promises to many that use one root at once, each promise as a test."""
+"""The promises of `tensorcas_mlflow.backends.Backend` to concurrent users of one root, each as a test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ConcurrencyConformance:
     """A part of `BackendConformance`."""
 
     rounds = 60
-    """How often what is done at once is done again; fewer where every call takes long."""
+    """Number of repetitions of each race; fewer for backends with slow calls."""
 
     def test_of_many_that_put_one_key_one_wins(self, backend: Backend) -> None:
         for turn in range(self.rounds // 3):
@@ -128,7 +128,7 @@ def _put(backend: Backend, key: str, n: int) -> bool:
 
 
 def _race(n_threads: int, act: Callable[[int], bool]) -> list[bool]:
-    """Let threads act at the same time; what they raise is raised here."""
+    """Let threads act at the same time; raise their exceptions here."""
     barrier = threading.Barrier(n_threads)
     results: dict[int, bool | BaseException] = {}
 

@@ -1,4 +1,4 @@
-"""A backend that fails or dies on purpose."""
+"""A backend that fails or crashes on purpose."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ When = Literal["before", "after"]
 
 
 class SimulatedCrash(BaseException):
-    """The process is thought to have died. No handler of ordinary errors sees it."""
+    """The simulated death of the process. No handler of ordinary errors sees it."""
 
 
 class FaultyBackend(Backend):
-    """Another backend, whose calls are counted and one of which can be made to fail or to be the last one."""
+    """Wrapper of a backend that counts its calls, and makes one of them fail or be the last one."""
 
     def __init__(self, inner: Backend) -> None:
         self.inner = inner
         self.uri = inner.uri
         self.is_remote = inner.is_remote
         self.calls: list[str] = []
-        """The operations called so far, by name."""
+        """Names of the operations called so far."""
         self._fault: tuple[int, frozenset[str] | None, When, bool] | None = None
         self._is_dead = False
 
     def fail(self, nth: int, *, operations: Iterable[str] | None = None, when: When = "before") -> None:
-        """Let one call raise BackendError, as a full or broken disk does.
+        """Let one call raise BackendError, like a full or broken disk.
 
         Args:
-            nth: Which call from now on, counted from 0.
-            operations: Names of the operations that count; all if not given.
+            nth: Number of the call from now on, counted from 0.
+            operations: Names of the operations that count; all by default.
             when: Whether the call fails before or after it took effect.
         """
         self._arm(nth, operations, when, crash=False)
 
     def crash(self, nth: int, *, operations: Iterable[str] | None = None, when: When = "before") -> None:
-        """Let one call raise `SimulatedCrash`, and every later one too: the dead do nothing. See `fail`."""
+        """Let one call raise `SimulatedCrash`, and every later one too: a dead process does nothing. See `fail`."""
         self._arm(nth, operations, when, crash=True)
 
     def has_met(self) -> bool:
-        """Tell whether the fault that was asked for last has been met."""
+        """Tell whether the last requested fault has occurred."""
         return self._fault is None
 
     def _arm(self, nth: int, operations: Iterable[str] | None, when: When, *, crash: bool) -> None:
