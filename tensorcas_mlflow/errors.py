@@ -83,7 +83,7 @@ class StoreNotFoundError(NotFoundError):
         if self.uri.startswith("mlflow-artifacts:"):
             return (
                 f"there is no store at {self.uri!r}: log a first model or checkpoint there to create one, or "
-                "set TENSORCAS_STORE to the right one"
+                "name the right one in TENSORCAS_STORE"
             )
         if self.below:
             more = f" and {len(self.below) - _MOST_BELOW} more" if len(self.below) > _MOST_BELOW else ""
@@ -91,7 +91,7 @@ class StoreNotFoundError(NotFoundError):
             return f"there is no store at {self.uri!r} or above it, but below it at {listed}{more}: name one of them"
         return (
             f"there is no store at {self.uri!r} or above it: create one with `tensorcas init {self.uri}`, "
-            "or set TENSORCAS_STORE to the right one"
+            "or name the right one in TENSORCAS_STORE"
         )
 
 
@@ -264,7 +264,7 @@ class WrongStoreError(FormatError):
     def __str__(self) -> str:
         return (
             f"this checkpoint was written to store {self.wanted}, but {self.uri!r} is store {self.found}: "
-            "set TENSORCAS_STORE to the right one"
+            "name the right one in TENSORCAS_STORE"
         )
 
 
