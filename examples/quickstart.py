@@ -1,7 +1,7 @@
-"""Train three models for twenty steps each, log every step, load some back, and count the bytes.
+"""Train three models for twenty steps each, log every step, load some steps back, and count the bytes.
 
-Run it with ``make demo``, or ``python examples/quickstart.py [FOLDER]`` where the package is installed with ``[all]``.
-Everything it makes is in FOLDER (default ``demo``): an SQLite tracking database and one store that all models share.
+Run it with ``make demo``. Or install the package with ``[all]`` and run ``python examples/quickstart.py [FOLDER]``. The
+program writes only to FOLDER (default ``demo``): an SQLite tracking database, and one store shared by all models.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PIXELS = (PIXELS / 16).astype(np.float32)
 
 
 def train_torch() -> Iterator[torch.nn.Module]:
-    """An MLP on the digits data set, its first half frozen."""
+    """Train an MLP on the digits data set, with its first half frozen."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Linear(64, 256),
@@ -67,7 +67,7 @@ def train_torch() -> Iterator[torch.nn.Module]:
 
 
 def train_sklearn() -> Iterator[GradientBoostingClassifier]:
-    """Gradient boosting with warm start: every step adds a tree for each of the ten classes."""
+    """Train gradient boosting with warm start: every step adds a tree for each of the ten classes."""
     model = GradientBoostingClassifier(n_estimators=1, warm_start=True, random_state=0)
     for step in range(1, N_STEPS + 1):
         model.n_estimators = step
@@ -75,7 +75,7 @@ def train_sklearn() -> Iterator[GradientBoostingClassifier]:
 
 
 def train_xgboost() -> Iterator[xgboost.Booster]:
-    """A booster that every step trains for one more round."""
+    """Train a booster for one more round per step."""
     data = xgboost.DMatrix(PIXELS, LABELS)
     booster = None
     for _ in range(N_STEPS):
@@ -83,7 +83,7 @@ def train_xgboost() -> Iterator[xgboost.Booster]:
         yield booster
 
 
-# --- what "the same, bit for bit" means for each
+# --- the bits to compare, for each framework
 
 
 def torch_bits(model: torch.nn.Module) -> list[tuple[str, bytes]]:
@@ -108,7 +108,7 @@ def torch_answers(model: torch.nn.Module) -> Any:
 
 @dataclass
 class Case:
-    """One framework's part of the demonstration."""
+    """One framework's part of the demo."""
 
     name: str
     train: Callable[[], Iterator[Any]]
@@ -124,7 +124,7 @@ class Case:
     stored_bytes: int = 0
     stored_s: float = 0.0
     changed_bytes: int = 0
-    """Size of the tensors that differ from the step before; torch only."""
+    """Size of the tensors changed since the previous step; torch only."""
 
 
 CASES = [
@@ -142,7 +142,7 @@ CASES = [
         train=train_sklearn,
         bits=sklearn_bits,
         answers=lambda model: model.predict(PIXELS),
-        # MLflow's default here, skops, writes about twenty times as much: the pickle is the stronger opponent.
+        # MLflow's default here, skops, writes about twenty times as many bytes, so the pickle is the stronger baseline.
         log_plain=lambda model: mlflow.sklearn.log_model(
             model, name="model", serialization_format="cloudpickle", pip_requirements=["scikit-learn"]
         ),
@@ -157,7 +157,7 @@ CASES = [
 ]
 
 
-# --- the demonstration
+# --- the demo
 
 
 def main(folder: Path) -> None:
@@ -176,7 +176,7 @@ def main(folder: Path) -> None:
 
 
 def prepare(folder: Path) -> tuple[Path, str]:
-    """Make an empty folder, in place of what an earlier run of this script made there."""
+    """Make an empty folder; delete the output of an earlier run of this script."""
     if folder.exists() and any(folder.iterdir()):
         if not (folder / MARKER).exists():
             sys.exit(f"{folder} is not empty and was not made by this script: name another folder")
@@ -187,7 +187,7 @@ def prepare(folder: Path) -> tuple[Path, str]:
 
 
 def log_plainly(case: Case, scratch: Path) -> None:
-    """Log one model a step the way MLflow does it, to know what that costs."""
+    """Log one model per step with MLflow's own flavor, as the baseline."""
     scratch.mkdir()
     mlflow.set_tracking_uri(f"sqlite:///{scratch / 'mlflow.db'}")
     mlflow.create_experiment(case.name, artifact_location=(scratch / "artifacts").as_uri())
@@ -202,7 +202,7 @@ def log_plainly(case: Case, scratch: Path) -> None:
 
 
 def log_deduplicated(case: Case, location: str, artifacts: Path) -> None:
-    """Log every step into the store. All frameworks share it, so what it grows by is what this one cost."""
+    """Log every step into the store shared by all frameworks; its growth is the cost of this one."""
     before = folder_bytes(artifacts)
     mlflow.create_experiment(case.name, artifact_location=location)
     mlflow.set_experiment(case.name)
@@ -223,7 +223,7 @@ def log_deduplicated(case: Case, location: str, artifacts: Path) -> None:
 
 
 def load_back(case: Case) -> None:
-    """Load some steps and see that they are what was trained, bit for bit."""
+    """Load some steps and compare them with the trained models, bit for bit."""
     for step, (bits, answers) in case.snapshots.items():
         model = mlflow.tensorcas.load_model(case.uris[step])
         assert case.bits(model) == bits, f"{case.name} step {step} did not come back bit for bit"
@@ -242,23 +242,23 @@ def print_table(artifacts: Path) -> None:
         )
     torch_case = CASES[0]
     print(
-        f"torch: the tensors that really changed are {torch_case.changed_bytes:,} B; "
-        f"stored {torch_case.stored_bytes / torch_case.changed_bytes:.3f} times that"
+        f"torch: {torch_case.changed_bytes:,} B of tensors changed; "
+        f"the store grew by {torch_case.stored_bytes / torch_case.changed_bytes:.3f} times as much"
     )
-    print(f"Counted: every file under {artifacts} but MLflow's own text files, which are left out on both sides.")
+    print(f"Counted: every file under {artifacts}, without MLflow's own text files on either side.")
 
 
 def folder_bytes(folder: Path) -> int:
-    """Size of all files below a folder but MLflow's own text files."""
+    """Return the size of all files below a folder, except MLflow's own text files."""
     files = [Path(root) / name for root, _, names in os.walk(folder) for name in names]
     return sum(file.stat().st_size for file in files if file.name not in MLFLOW_TEXT_FILES)
 
 
-def show_progress(what: str, step: int) -> None:
+def show_progress(title: str, step: int) -> None:
     if sys.stdout.isatty():
-        print(f"\r{what}, step {step} of {N_STEPS}", end="\n" if step == N_STEPS else "", flush=True)
+        print(f"\r{title}, step {step} of {N_STEPS}", end="\n" if step == N_STEPS else "", flush=True)
     elif step % 5 == 0:
-        print(f"{what}, step {step} of {N_STEPS}", flush=True)
+        print(f"{title}, step {step} of {N_STEPS}", flush=True)
 
 
 def ui_command(database: str) -> str:

@@ -1,7 +1,7 @@
-"""Bring a checkpoint of another format into a store, read one expert of it, and see what a step of training changed.
+"""Import a checkpoint from safetensors, read one expert of it, and measure the changes of a training step.
 
-Run it with ``python examples/read_parts.py [FOLDER]`` where the package is installed. Everything it makes is in FOLDER
-(default ``parts``), which must not exist.
+Install the package and run ``python examples/read_parts.py [FOLDER]``. The program writes only to FOLDER (default
+``parts``), a new folder.
 """
 
 from __future__ import annotations
