@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from tensorcas_mlflow.transfer import LocalPlainFiles, copy_plain
-
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.maintenance import copy_refs
 from tensorcas_mlflow.maintenance._plain_files import LocalPlainFiles, copy_plain

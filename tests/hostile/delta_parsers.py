@@ -6,7 +6,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from tensorcas_mlflow.census import census_bytes, read_census
 
 from tensorcas_mlflow.backends import BlobInfo, MemoryBackend
 from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, ZSTD, Codec, Transform

@@ -12,7 +12,6 @@ import numpy as np
 import obstore
 import pytest
 from obstore.store import MemoryStore
-from tensorcas_mlflow.transfer import LocalPlainFiles
 
 from tensorcas_mlflow.artifact_repo._plain_objects import ObjectTree
 from tensorcas_mlflow.backends import Bucket, LocalBackend, Root

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from mlflow.exceptions import MlflowException
-from tensorcas_mlflow.transfer import PlainFile
 
 from tensorcas_mlflow.artifact_repo import TensorCasArtifactRepository
 from tensorcas_mlflow.backends import Bucket, new_void
