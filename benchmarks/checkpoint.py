@@ -24,7 +24,7 @@ from benchmarks.harness import (
     sync,
     write_durably,
 )
-from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES
+from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES
 
 TITLE = "log_checkpoint, run resolved, metrics off; and the last step into a module that is there"
 CHANGED = at_most(4, "ms", "log_checkpoint of a changed 330 KB MLP, less two fsyncs")

@@ -15,8 +15,9 @@ import numpy as np
 
 from benchmarks.harness import Options, Section, Table, show_bytes
 from tensorcas_mlflow.backends import Backend, BlobInfo, LocalBackend, MemoryBackend
+from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.maintenance import plan_gc
-from tensorcas_mlflow.store import Ref, RefTarget, Store
+from tensorcas_mlflow.store import Store
 
 TITLE = "a collection after one new step and one that was dropped"
 CHUNK_BYTES = 4096

@@ -20,10 +20,11 @@ from benchmarks.harness import (
     disk_bytes,
     show_bytes,
 )
-from tensorcas_mlflow import TensorCasStore, config
 from tensorcas_mlflow.adapter import SKELETON
+from tensorcas_mlflow.base import config
 from tensorcas_mlflow.maintenance import plan_optimize
 from tensorcas_mlflow.store import Store
+from tensorcas_mlflow.tensorcas_store import TensorCasStore
 
 TITLE = "histories of trainings: bytes kept, and steps restored"
 SAVED = {

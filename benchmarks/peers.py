@@ -13,7 +13,7 @@ from safetensors.torch import load, save_file
 from benchmarks.contenders import OURS, TOOLS, Ours, Tool
 from benchmarks.data import History, histories, same_bytes
 from benchmarks.harness import Chart, Options, Section, Series, Table, disk_bytes, n_files, show_bytes
-from tensorcas_mlflow import TensorCasStore
+from tensorcas_mlflow.tensorcas_store import TensorCasStore
 
 TITLE = "histories as other tools keep them, every byte counted"
 HISTORIES = ("Adam states", "bf16 fine-tune", "fp32 CNN", "frozen backbone", "adapters")

@@ -24,7 +24,7 @@ from benchmarks.harness import (
     show_ms,
     show_ratio,
 )
-from tensorcas_mlflow.readplan import WAYS, Way
+from tensorcas_mlflow.chunk_io import WAYS, Way
 
 TITLE = "ways of reading, forced one by one, against the store's own choice"
 SIZES = (13_000_000, 650_000_000)

@@ -21,9 +21,10 @@ from obstore.store import S3Store
 
 from benchmarks.data import transformer
 from benchmarks.harness import Options, Section, Table
-from tensorcas_mlflow import threads
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.store import Ref, RefTarget, Store
+from tensorcas_mlflow.base import threads
+from tensorcas_mlflow.layout import Ref, RefTarget
+from tensorcas_mlflow.store import Store
 from tests.objects.proxy import Proxy, proxy
 from tests.objects.relay import Link
 from tests.objects.servers import S3Server, localstack

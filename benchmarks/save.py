@@ -42,7 +42,7 @@ from benchmarks.harness import (
     show_ratio,
     write_durably,
 )
-from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES
+from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES
 
 TITLE = "saves, each durable when it returns but where it is said"
 SIZES = (300_000, 13_000_000, 47_000_000, 650_000_000)

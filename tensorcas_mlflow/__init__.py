@@ -18,20 +18,24 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tensorcas_mlflow import errors
     from tensorcas_mlflow.callbacks import autolog
-    from tensorcas_mlflow.checkpoints import (
+    from tensorcas_mlflow.integration.checkpoints import (
         CheckpointInfo,
         CheckpointRecord,
         Keep,
         delete_checkpoint,
+        diff,
+        export_checkpoint,
+        import_checkpoint,
         list_checkpoints,
         load_checkpoint,
         log_checkpoint,
+        open_checkpoint,
+        safe_open,
         wait,
     )
-    from tensorcas_mlflow.flavor import export_model, load_model, log_model, save_model
-    from tensorcas_mlflow.parts import diff, export_checkpoint, import_checkpoint, open_checkpoint, safe_open
+    from tensorcas_mlflow.integration.models import export_model, load_model, log_model, save_model
     from tensorcas_mlflow.reader import CheckpointReader, Naming
-    from tensorcas_mlflow.runs import TensorCasStore
+    from tensorcas_mlflow.tensorcas_store import TensorCasStore
 
     __version__: str
 
@@ -70,7 +74,7 @@ def _load(name: str) -> object:
     """
     module: object
     if name == "__version__":
-        from tensorcas_mlflow._release import release
+        from tensorcas_mlflow.errors import release
 
         return release()
     if name == "errors":
@@ -78,7 +82,7 @@ def _load(name: str) -> object:
 
         return tensorcas_mlflow.errors
     if name == "TensorCasStore":
-        import tensorcas_mlflow.runs as module
+        import tensorcas_mlflow.tensorcas_store as module
     elif name == "autolog":
         import tensorcas_mlflow.callbacks as module
     elif name in ("CheckpointReader", "Naming"):
@@ -86,9 +90,9 @@ def _load(name: str) -> object:
     elif name in ("diff", "export_checkpoint", "import_checkpoint", "open_checkpoint", "safe_open"):
         import tensorcas_mlflow.parts as module
     elif name in ("export_model", "load_model", "log_model", "save_model"):
-        import tensorcas_mlflow.flavor as module
+        import tensorcas_mlflow.integration.models as module
     elif name in __all__:
-        import tensorcas_mlflow.checkpoints as module
+        import tensorcas_mlflow.integration.checkpoints as module
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(module, name)

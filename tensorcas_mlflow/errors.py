@@ -1,23 +1,20 @@
-"""Errors of this package, sorted by what the reader can do about them.
-
-* `BackendError`: the storage failed or did not answer; a retry may help, except against a `RefusedError`.
-* `NotFoundError`: a name is wrong, or its object is gone; check the name.
-* `FormatError`: bytes are damaged, or not what their format allows; run ``tensorcas verify``.
-* `ConflictError`: another writer was first, or something is there already; decide, then call again.
-* `AdapterError`: a model cannot be taken apart, or not put together again; read the message.
-* `ValueError`, `TypeError`: the call is wrong; fix the call.
-
-Functions, readers and stores raise the same classes. An error that leaves a function through MLflow is an
-`mlflow.exceptions.MlflowException`, too.
-
-The arguments of an error are its facts, so that a handler can use them and the error survives pickling; ``str`` is the
-sentence. URIs among them come without logins and signatures.
-"""
+"""The running release of this package."""
 
 from __future__ import annotations
 
-from tensorcas_mlflow._release import release
-from tensorcas_mlflow._texts import without_secrets
+from tensorcas_mlflow.base.text import without_secrets
+
+
+def release() -> str:
+    """Return the installed version of the package; ``0+unknown`` for a checkout that was never installed."""
+    # The import is slow, and `import mlflow` must not pay for it.
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("tensorcas-mlflow")
+    except PackageNotFoundError:
+        return "0+unknown"
+
 
 _N_NAMES = 3
 _MOST_BELOW = 10

@@ -71,7 +71,7 @@ def _artifact_repository(
 ) -> ArtifactRepository:
     """Make the repository of a ``tensorcas:`` URI, as MLflow's registry asks for it."""
     try:
-        from tensorcas_mlflow.artifact_repo import TensorCasArtifactRepository
+        from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository
     except ImportError:
         raise
     except Exception as error:

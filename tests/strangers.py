@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend, MemoryBackend
-from tensorcas_mlflow.blob_names import find_strangers
+from tensorcas_mlflow.layout import RefTarget, find_strangers
 from tensorcas_mlflow.maintenance import (
     copy_refs,
     find_shares,
@@ -19,7 +19,7 @@ from tensorcas_mlflow.maintenance import (
     store_stats,
     verify,
 )
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.store import Store
 
 CHUNK_BYTES = 4096
 FOLDERS = (

@@ -23,7 +23,7 @@ import sys
 import mlflow
 import numpy as np
 import tinymeans
-from tensorcas_mlflow.adapters import adapter_for, adapter_named
+from tensorcas_mlflow.adapter import adapter_for, adapter_named
 from tensorcas_mlflow.errors import AdapterError
 
 model = tinymeans.KMeans(np.eye(4), n_rounds=3)

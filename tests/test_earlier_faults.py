@@ -35,10 +35,10 @@ from sklearn.ensemble import GradientBoostingRegressor
 from tensorcas_flavors.pytorch import PyTorchAdapter
 from tensorcas_flavors.sklearn import SklearnAdapter
 from tensorcas_flavors.xgboost import XGBoostAdapter
-from tensorcas_mlflow import TensorCasStore
 from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import Store
+from tensorcas_mlflow.tensorcas_store import TensorCasStore
 
 N_STEPS = 20
 

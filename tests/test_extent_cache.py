@@ -17,10 +17,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensorcas_mlflow import config
-from tensorcas_mlflow.extent_cache import CachedPack, ExtentCache
-from tensorcas_mlflow.extent_cache._file import BLOCK_BYTES
-from tensorcas_mlflow.extent_cache._room import Room
+from tensorcas_mlflow.base import config
+from tensorcas_mlflow.chunk_io import CachedPack, ExtentCache
+from tensorcas_mlflow.chunk_io._cache_files import BLOCK_BYTES, Room
 
 STORE = "9f1c0e5a7b3d4c2e8f6a1b0c9d8e7f60"
 PACK = "00112233445566778899aabbccddeeff"

@@ -11,18 +11,31 @@ import pyarrow as pa
 import pytest
 
 from tensorcas_mlflow.backends import BlobInfo, MemoryBackend, check_key
+from tensorcas_mlflow.base.digest import digest
+from tensorcas_mlflow.base.dtypes import parse_dtype
 from tensorcas_mlflow.codecs import CODECS, RAW
-from tensorcas_mlflow.digest import digest
-from tensorcas_mlflow.dtypes import parse_dtype
-from tensorcas_mlflow.index import make_table, segment_bytes
-from tensorcas_mlflow.manifest import Manifest
-from tensorcas_mlflow.pack import ENTRY, FOOTER_BYTES, MAGIC, TABLE_ENTRY, TABLE_MAGIC, PackWriter, Payload, read_table
-from tensorcas_mlflow.store import MANIFEST_FILE, PAYLOAD_FILE, RefTarget, Store, write_payload
-from tensorcas_mlflow.store._keys import artifact_key, quote_segment
-from tensorcas_mlflow.store._records import parse_ref
+from tensorcas_mlflow.layout import (
+    ENTRY,
+    FOOTER_BYTES,
+    HEADER_BYTES,
+    MAGIC,
+    TABLE_ENTRY,
+    TABLE_MAGIC,
+    Header,
+    Manifest,
+    PackWriter,
+    Payload,
+    RefTarget,
+    artifact_key,
+    make_table,
+    read_table,
+    segment_bytes,
+)
+from tensorcas_mlflow.layout import MAGIC as TENSORS_MAGIC
+from tensorcas_mlflow.layout._keys import quote_segment
+from tensorcas_mlflow.layout._records import parse_ref
+from tensorcas_mlflow.store import MANIFEST_FILE, PAYLOAD_FILE, Store, write_payload
 from tensorcas_mlflow.store.protocol import condemned_bytes, parse_format, parse_intent
-from tensorcas_mlflow.tensors_file import HEADER_BYTES, Header
-from tensorcas_mlflow.tensors_file import MAGIC as TENSORS_MAGIC
 
 PAGE = (Path(__file__).parent.parent / "docs" / "format.md").read_text()
 

@@ -11,11 +11,9 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorcas_mlflow.digest import DIGEST_BYTES, digest, unique_rows
-from tensorcas_mlflow.hints import MAGIC, hint_bytes, read_hints, split_hints
-from tensorcas_mlflow.manifest import Manifest, Row
-from tensorcas_mlflow.pack import ENTRY, Entries
-from tensorcas_mlflow.tensor import Spec
+from tensorcas_mlflow.base.digest import DIGEST_BYTES, digest, unique_rows
+from tensorcas_mlflow.base.tensors import Spec
+from tensorcas_mlflow.layout import ENTRY, MAGIC, Entries, Manifest, Row, hint_bytes, read_hints, split_hints
 
 PACKS = ("a" * 32, "b" * 32, "c" * 32)
 

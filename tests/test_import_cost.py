@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcas_mlflow import TensorCasStore
+from tensorcas_mlflow.tensorcas_store import TensorCasStore
 
 LIGHT = {"mlflow.tensorcas", "tensorcas_mlflow", "tensorcas_mlflow._facade", "tensorcas_mlflow.plugin"}
 """All that `import mlflow` may load because of us."""

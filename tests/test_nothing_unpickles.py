@@ -98,8 +98,8 @@ class Case:
         return self.folder / "store"
 
     def store(self) -> Any:
-        from tensorcas_mlflow.adapters import adapter_named
-        from tensorcas_mlflow.runs import TensorCasStore
+        from tensorcas_mlflow.adapter import adapter_named
+        from tensorcas_mlflow.tensorcas_store import TensorCasStore
 
         return TensorCasStore(self.root, self.adapter, adapter_named(self.adapter))
 
@@ -147,13 +147,14 @@ class Case:
         return main(["copy", str(self.root), str(self.folder / "copies" / self.adapter), "--quiet"])
 
     def pages(self) -> Any:
-        from tensorcas_mlflow.artifact_repo._page import render_page
+        from tensorcas_mlflow.integration.artifacts._page import render_page
 
         store = self.store().store
         return [render_page(store, ref) for ref in store.checkpoints()]
 
     def read_a_file_of_its_own(self) -> Any:
-        from tensorcas_mlflow.store import TensorsFile, payload_pieces
+        from tensorcas_mlflow.chunk_io import TensorsFile
+        from tensorcas_mlflow.store import payload_pieces
 
         store = self.store().store
         file = self.folder / f"{self.adapter}.tensors"
@@ -161,7 +162,7 @@ class Case:
         return TensorsFile(file).read()
 
     def upload_again(self) -> Any:
-        from tensorcas_mlflow.artifact_repo import TensorCasArtifactRepository
+        from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository
 
         repository = TensorCasArtifactRepository(f"tensorcas://{self.folder}/uploads/{self.adapter}")
         for file in (self.folder / "downloads").rglob("*"):

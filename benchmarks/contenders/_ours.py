@@ -11,10 +11,10 @@ from typing import Any
 
 from benchmarks.contenders._contender import Contender
 from benchmarks.data import Case
-from tensorcas_mlflow import TensorCasStore
-from tensorcas_mlflow.manifest import Manifest
+from tensorcas_mlflow.layout import Manifest, RefTarget
 from tensorcas_mlflow.reader import CheckpointReader
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.store import Store
+from tensorcas_mlflow.tensorcas_store import TensorCasStore
 
 Write = Callable[[Case, int], None]
 """Saves a model as a step of one run, into a store that is open."""

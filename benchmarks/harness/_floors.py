@@ -10,7 +10,7 @@ from typing import Any
 
 import blake3
 
-from tensorcas_mlflow import config
+from tensorcas_mlflow.base import config
 
 
 class Hashing:

@@ -55,7 +55,7 @@ from tensorcas_flavors._pickle_tree import (
 )
 from tensorcas_flavors._pickling import TakeOut, dump_skeleton
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.dtypes import dtype_name, parse_dtype
+from tensorcas_mlflow.base.dtypes import dtype_name, parse_dtype
 from tensorcas_mlflow.errors import AdapterError, FormatError
 
 REMEDY = "load a new one, without into= (or original=)"

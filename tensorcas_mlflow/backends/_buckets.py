@@ -1,24 +1,229 @@
-"""Objects of one bucket below a prefix, through obstore, with retries and verified conditional writes."""
+"""Objects of one bucket through obstore: requests, retries, uploads, and the errors of object stores."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import random
+import re
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import wait
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tensorcas_mlflow import threads
-from tensorcas_mlflow.backends._flow import Flow, joined
-from tensorcas_mlflow.backends._object_errors import may_have_expired, may_pass, says_later, status_of, translated
-from tensorcas_mlflow.backends._object_info import ObjectInfo, PartlySentError, TakenError, TooLongError
-from tensorcas_mlflow.errors import BackendError, RefusedError
+from tensorcas_mlflow.base import config, threads
+from tensorcas_mlflow.base.text import without_secrets
+from tensorcas_mlflow.errors import BackendError, ForbiddenError, RefusedError
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectInfo:
+    """A store's description of one object."""
+
+    path: str
+    """Relative to the bucket's prefix."""
+    size: int
+    modified_s: float
+    token: str
+    """Its ETag, without quotes."""
+
+
+class TakenError(Exception):
+    """A new object whose path is taken."""
+
+
+class TooLongError(Exception):
+    """An object longer than allowed."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.size = size
+
+
+class PartlySentError(Exception):
+    """A failed upload, partly drawn; its cause has the reason."""
+
+
+_STATUS = re.compile(r"non-2xx status code: (\d{3})")
+_EXPIRED = re.compile(r"ExpiredToken|TokenRefreshRequired|RequestExpired|ExpiredAuthenticationToken")
+_SAID = re.compile(r"<(Code|Message)>([^<]*)")
+_OVERLOADED = frozenset({408, 409, 429})
+"""Statuses below 500 with the meaning: later."""
+_UNEXPLAINED = frozenset({400, 403})
+"""Statuses for expired credentials; the body gives the reason, except for HEAD."""
+
+
+def status_of(error: Exception) -> int | None:
+    """Return the status of the answer behind an error; None if there was no answer."""
+    found = _STATUS.search(str(error))
+    return int(found[1]) if found else None
+
+
+def says_later(error: Exception) -> bool:
+    """Tell whether another client is writing the object at this moment, and may yet fail."""
+    # Azure uses the same status for an existing object.
+    return status_of(error) == 409 and "BlobAlreadyExists" not in str(error)
+
+
+def may_have_expired(error: Exception) -> bool:
+    """Tell whether credentials have expired, or may have: not every answer has room for the reason."""
+    text, status = str(error), status_of(error)
+    return bool(_EXPIRED.search(text)) or status == 401 or (status in _UNEXPLAINED and "performing HEAD" in text)
+
+
+def may_pass(error: Exception) -> bool:
+    """Tell whether the same request may succeed a little later."""
+    import obstore
+
+    lasting = (
+        obstore.exceptions.InvalidPathError,
+        obstore.exceptions.PermissionDeniedError,
+        obstore.exceptions.UnauthenticatedError,
+        FileNotFoundError,
+    )
+    if isinstance(error, (*lasting, ValueError, TypeError, NotImplementedError)):
+        return False
+    status = status_of(error)
+    return status is None or status >= 500 or status in _OVERLOADED
+
+
+def translated(action: str, path: str, uri: str, error: Exception, *, n_attempts: int = 1) -> BackendError:
+    """Translate an error of obstore to ours.
+
+    Args:
+        action: The attempted action.
+        path: Path of the object.
+        uri: URI of the place.
+        error: The last error.
+        n_attempts: Number of attempts.
+    """
+    import obstore
+
+    # It appears as the cause of ours in every traceback.
+    error.args = tuple(without_credentials(fact) if isinstance(fact, str) else fact for fact in error.args)
+    reason = f"{_said(error)} (in {uri})"
+    if n_attempts > 1:
+        reason = f"after {n_attempts} attempts: {reason}"
+    # For a failed listing obstore raises only a general error.
+    status = status_of(error)
+    denied = obstore.exceptions.PermissionDeniedError, obstore.exceptions.UnauthenticatedError
+    if _EXPIRED.search(str(error)):
+        return ForbiddenError(action, path, f"the credentials have expired: renew them and try again; {reason}")
+    if may_have_expired(error):
+        return ForbiddenError(action, path, f"the credentials do not allow it or have expired; {reason}")
+    if isinstance(error, denied) or status == 403:
+        return ForbiddenError(action, path, reason)
+    if isinstance(error, FileNotFoundError) or status == 404:
+        return RefusedError(action, path, f"there is no such bucket or container; {reason}")
+    return (BackendError if may_pass(error) else RefusedError)(action, path, reason)
+
+
+def without_credentials(text: str) -> str:
+    """Remove the environment's secrets, logins and signatures from a message of obstore or a server."""
+    for secret in config.secrets():
+        text = text.replace(secret, "…")
+    return without_secrets(text)
+
+
+def _said(error: Exception) -> str:
+    """Return the sentence of an error; from an XML answer, perhaps of many lines, its facts."""
+    text = without_credentials(str(error))
+    said = text.partition("\n")[0].partition("<?xml")[0][:500].rstrip(" \ufeff")
+    if "<?xml" not in text.partition("Debug source")[0]:
+        return said
+    return " ".join([said, *(value for _, value in _SAID.findall(text.partition("Debug source")[0])[:2])])
+
+
+_MOST_WAITING_BYTES = 8 << 20
+
+
+def joined(pieces: Iterable[Any], most_bytes: int) -> bytes | Iterator[Any]:
+    """Join pieces, copied once, if their total is at most ``most_bytes``; otherwise return all of them in turn."""
+    source = iter(pieces)
+    drawn: list[memoryview] = []
+    n_bytes = 0
+    for piece in source:
+        drawn.append(memoryview(piece).cast("B"))
+        n_bytes += drawn[-1].nbytes
+        if n_bytes > most_bytes:
+            return itertools.chain(drawn, source)
+    return b"".join(drawn)
+
+
+class _BrokenOffError(Exception):
+    """Ends an incomplete upload."""
+
+
+class Flow:
+    """Queue of pieces from the drawing thread to the sending one; few wait in between."""
+
+    def __init__(self) -> None:
+        self.n_bytes = 0
+        self.is_fed = False
+        """Whether all pieces are in the queue."""
+        self.has_begun = False
+        """Whether the sender has asked for a piece; from then on the upload cannot be repeated."""
+        self._changed = threading.Condition()
+        self._pieces: deque[Any] = deque()
+        self._n_waiting_bytes = 0
+        self._is_broken = False
+        self._is_closed = False
+
+    def feed(self, pieces: Iterable[Any]) -> None:
+        """Queue pieces until there are no more, or the sender has stopped; raise their exceptions."""
+        try:
+            for piece in pieces:
+                view = memoryview(piece).cast("B")
+                if not view.nbytes:
+                    continue
+                with self._changed:
+                    while self._n_waiting_bytes > _MOST_WAITING_BYTES and not self._is_closed:
+                        self._changed.wait()
+                    if self._is_closed:
+                        return
+                    self._pieces.append(view)
+                    self._n_waiting_bytes += view.nbytes
+                    self.n_bytes += view.nbytes
+                    self._changed.notify_all()
+        except BaseException:
+            with self._changed:
+                self._is_broken = True
+                self._changed.notify_all()
+            raise
+        with self._changed:
+            self.is_fed = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Stop accepting pieces."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        with self._changed:
+            self.has_begun = True
+            while not (self._pieces or self.is_fed or self._is_broken):
+                self._changed.wait()
+            if self._is_broken:
+                raise _BrokenOffError
+            if not self._pieces:
+                raise StopIteration
+            piece = self._pieces.popleft()
+            self._n_waiting_bytes -= piece.nbytes
+            self._changed.notify_all()
+            return piece
+
 
 T = TypeVar("T")
 

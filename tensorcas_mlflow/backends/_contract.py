@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tensorcas_mlflow.backends._file import BlobFile
-from tensorcas_mlflow.backends._tally import Tally
+from tensorcas_mlflow.backends._file import BlobFile, Tally
 
 Buffer = Any
 """Anything with contiguous bytes: bytes, memoryview, a 1-d uint8 array."""
@@ -70,7 +69,7 @@ class Backend(ABC):
     """The root, in a form `open_backend` accepts."""
     is_carrier: bool = False
     """Whether it promises less than this contract: its `withdraw` does not exclude `promote`, and it reads blobs only
-    as a whole. Only the carrier sets it (`tensorcas_mlflow.carrier`); callers relying on either check it."""
+    as a whole. Only the carrier sets it (`tensorcas_mlflow.integration.server_store`); callers relying on either check it."""
     is_remote: bool = False
     """Whether each call is a request to another machine, so callers save requests and send many at once. A
     remote backend lists keys in order, and tokens of random blobs never come back."""

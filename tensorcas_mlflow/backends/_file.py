@@ -1,4 +1,4 @@
-"""Blobs that are files of this machine, and the ways of reading only files support."""
+"""A blob in a local file, with the reads that only files offer: mapped, direct, and through io_uring."""
 
 from __future__ import annotations
 
@@ -9,17 +9,46 @@ import mmap
 import os
 import sys
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from tensorcas_mlflow._mapping import map_privately
-from tensorcas_mlflow.backends._tally import Tally
+from tensorcas_mlflow.base.files import map_privately
+from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import BackendError, CorruptError
+
+
+class Tally:
+    """Counts of bytes and requests, for many threads at once."""
+
+    def __init__(self) -> None:
+        self.n_bytes = 0
+        self.n_requests = 0
+        self.n_mapped_bytes = 0
+        self.n_cached = 0
+        self._lock = Lock()
+
+    def add(self, n_bytes: int, n_requests: int = 1) -> None:
+        """Count requests and the bytes read."""
+        with self._lock:
+            self.n_bytes += n_bytes
+            self.n_requests += n_requests
+
+    def add_mapped(self, n_bytes: int) -> None:
+        """Count memory-mapped bytes."""
+        with self._lock:
+            self.n_mapped_bytes += n_bytes
+
+    def add_cached(self, n_chunks: int) -> None:
+        """Count chunks found in the chunk cache."""
+        with self._lock:
+            self.n_cached += n_chunks
+
 
 PAGE_BYTES = 4096
 """Unit of direct reads and page cache queries: at least a page and a disk's block on all known systems."""
@@ -308,3 +337,161 @@ def _find_mincore() -> Any:
 
 
 _mincore = _find_mincore()
+
+
+SCRATCH_BYTES = 1 << 20
+"""Length of an ordinary buffer."""
+_SMALL_BYTES = 256 << 10
+_HUGE_PAGE_BYTES = 2 << 20
+_PAGES_AT_ONCE = 2
+"""Numpy asks the system for huge pages from 4 MiB on."""
+
+
+class Scratch:
+    """Buffers reused by the next read: fresh memory costs more than a read.
+
+    They lie in huge pages, if the system has them. Each ordinary page is a segment of its own, so the disk's driver
+    splits a direct read into ordinary pages into many requests, and the read takes three times as long.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._small: list[Any] = []
+        self._idle: list[Any] = []
+
+    def take(self, n_bytes: int) -> Any:
+        """Return a buffer of at least so many bytes, aligned to a page; nobody else has it until it is given back."""
+        idle = self._small if n_bytes <= _SMALL_BYTES else self._idle
+        with self._lock:
+            while idle:
+                buffer = idle.pop()
+                if len(buffer) >= n_bytes:
+                    return buffer
+            if n_bytes <= _SMALL_BYTES:
+                return aligned_buffer(_SMALL_BYTES)
+            if n_bytes > SCRATCH_BYTES:
+                return _in_huge_pages(n_bytes)
+            slab = _in_huge_pages(_PAGES_AT_ONCE * _HUGE_PAGE_BYTES)
+            idle += [slab[at : at + SCRATCH_BYTES] for at in range(SCRATCH_BYTES, len(slab), SCRATCH_BYTES)]
+            return slab[:SCRATCH_BYTES]
+
+    def give_back(self, buffer: Any) -> None:
+        """Return a buffer for reuse; None is none."""
+        if buffer is not None:
+            with self._lock:
+                (self._small if len(buffer) <= _SMALL_BYTES else self._idle).append(buffer)
+
+
+def _in_huge_pages(n_bytes: int) -> Any:
+    whole = np.empty(max(n_bytes, _PAGES_AT_ONCE * _HUGE_PAGE_BYTES) + _HUGE_PAGE_BYTES, dtype=np.uint8)
+    begin = -whole.ctypes.data % _HUGE_PAGE_BYTES
+    return whole[begin : begin + n_bytes]
+
+
+T = TypeVar("T")
+DEPTH = 16
+"""Number of concurrent reads."""
+
+
+@lru_cache(maxsize=1)
+def has_ring() -> bool:
+    """Tell whether io_uring is available; containers often forbid it."""
+    try:
+        with contextlib.closing(Ring[None]()):
+            return True
+    except (ImportError, OSError, AttributeError):
+        return False
+
+
+class Ring(Generic[T]):
+    """An io_uring of one thread: reads start together and complete in any order."""
+
+    def __init__(self) -> None:
+        """Create a ring.
+
+        Raises:
+            ImportError: The package is not installed.
+            OSError: The kernel refuses it.
+            AttributeError: The package or the system is too old.
+        """
+        import liburing
+
+        self._uring: Any = liburing
+        self._ring = liburing.Ring()
+        # The package keeps the interpreter's lock while it waits for the ring; waiting for an eventfd releases it.
+        self._done = os.eventfd(0, os.EFD_CLOEXEC)
+        try:
+            liburing.io_uring_queue_init(DEPTH, self._ring)
+        except BaseException:
+            os.close(self._done)
+            raise
+        liburing.io_uring_register_eventfd(self._ring, self._done)
+        self._idle: list[bytearray] = []
+        self._under_way: dict[int, tuple[T, bytearray]] = {}
+
+    def close(self) -> None:
+        """Wait for reads under way, since the kernel still writes to their memory, and release the ring."""
+        while self._under_way:
+            for _ in self._completed():
+                pass
+        self._uring.io_uring_queue_exit(self._ring)
+        os.close(self._done)
+
+    def give_back(self, buffer: bytearray) -> None:
+        """Return a buffer for the next read; any thread may."""
+        self._idle.append(buffer)
+
+    def read(self, wanted: Iterable[tuple[T, int, int, int]]) -> Iterator[tuple[T, bytearray | None]]:
+        """Read stretches of open files.
+
+        Args:
+            wanted: For each read an id, the descriptor, the start, and the length.
+
+        Yields:
+            In any order the id of each read, and its bytes; None if the read failed or was short.
+        """
+        source = iter(wanted)
+        is_more = True
+        number = 0
+        while is_more or self._under_way:
+            while is_more and len(self._under_way) < DEPTH:
+                one = next(source, None)
+                if one is None:
+                    is_more = False
+                    break
+                tag, descriptor, start, n_bytes = one
+                buffer = self._buffer(n_bytes)
+                entry = self._uring.io_uring_get_sqe(self._ring)
+                self._uring.io_uring_prep_read(entry, descriptor, buffer, start)
+                number += 1
+                entry.user_data = number
+                self._under_way[number] = (tag, buffer)
+            if self._under_way:
+                # Each time: the kernel may stop at a read it refuses, and those behind it are still waiting.
+                self._uring.io_uring_submit(self._ring)
+                yield from self._completed()
+
+    def _buffer(self, n_bytes: int) -> bytearray:
+        # The package reads into a bytearray and fills it: the length of the array is the length of the read.
+        while self._idle:
+            buffer = self._idle.pop()
+            if len(buffer) == n_bytes:
+                return buffer
+        return bytearray(n_bytes)
+
+    def _completed(self) -> Iterator[tuple[T, bytearray | None]]:
+        """Wait until some reads have completed."""
+        os.eventfd_read(self._done)
+        found: list[tuple[T, bytearray | None]] = []
+        head = self._uring.Cqe()
+        for _ in range(self._uring.io_uring_cq_ready(self._ring)):
+            self._uring.io_uring_peek_cqe(self._ring, head)
+            entry = head[0]
+            tag, buffer = self._under_way.pop(entry.user_data)
+            try:
+                n_read = entry.res
+            except OSError:  # the package raises the kernel's error
+                n_read = -1
+            self._uring.io_uring_cqe_seen(self._ring, entry)
+            found.append((tag, buffer if n_read == len(buffer) else None))
+        yield from found

@@ -11,13 +11,33 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
-from tensorcas_mlflow import threads
-from tensorcas_mlflow.backends._buckets import PART_BYTES, Bucket
+from tensorcas_mlflow.backends._buckets import PART_BYTES, Bucket, ObjectInfo, TakenError, TooLongError, joined
 from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Buffer, Children, Token, check_key
-from tensorcas_mlflow.backends._flow import joined
-from tensorcas_mlflow.backends._object_info import ObjectInfo, TakenError, TooLongError
-from tensorcas_mlflow.backends._voids import VOID_BYTES, is_void, new_void
+from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CorruptError, RefusedError
+
+_VOID = b"\x00tensorcas: there is no blob here\x00"
+_VOID_NONCE_BYTES = 16
+VOID_BYTES = len(_VOID) + 2 * _VOID_NONCE_BYTES
+
+
+def new_void() -> bytes:
+    """Create a void; no two are equal."""
+    return _VOID + secrets.token_hex(_VOID_NONCE_BYTES).encode()
+
+
+def is_void(data: bytes) -> bool:
+    """Tell whether these bytes are those of a void."""
+    return len(data) == VOID_BYTES and data.startswith(_VOID)
+
+
+def is_void_object(bucket: Bucket, info: ObjectInfo) -> bool:
+    """Tell whether an object is a void, or gone; only one of a void's size has to be read."""
+    if info.size != VOID_BYTES:
+        return False
+    found = bucket.get(info.path)
+    return found is None or is_void(found[0])
+
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Roots: places of stores and artifacts, as one kind of value for paths and URIs."""
+"""Roots: the locations of stores and artifacts, one value for paths and URIs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,29 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
-from tensorcas_mlflow._texts import without_secrets
-from tensorcas_mlflow.backends._names import object_path
+from tensorcas_mlflow.base.text import without_secrets
+
+_QUOTED = re.compile(r"[%\x00-\x1f\x7f]")
+
+
+def object_path(path: str) -> str:
+    """Encode an artifact path as an object's: the same, with ``%`` and control characters percent-encoded."""
+    return _QUOTED.sub(lambda match: f"%{ord(match[0]):02X}", path)
+
+
+def artifact_path(path: str) -> str:
+    """Decode a path encoded by `object_path`."""
+    return unquote(path, errors="surrogateescape")
+
+
+def is_readable_name(name: str) -> bool:
+    """Tell whether an object's name is the encoding of an artifact path inside of the root.
+
+    Other programs may put any name into a bucket, such as one that decodes to a path outside of it.
+    """
+    path = artifact_path(name)
+    return object_path(path) == name and not any(part in ("", ".", "..") or "\0" in part for part in path.split("/"))
+
 
 SCHEME = "tensorcas"
 """The scheme of local folders."""

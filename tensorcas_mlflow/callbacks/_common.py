@@ -10,7 +10,7 @@ from typing import Any
 import mlflow
 from mlflow.tracking import MlflowClient
 
-from tensorcas_mlflow.checkpoints import CheckpointInfo, Keep, list_before_logging, log_checkpoint
+from tensorcas_mlflow.integration.checkpoints import CheckpointInfo, Keep, list_before_logging, log_checkpoint
 from tensorcas_mlflow.store import Policy
 
 logger = logging.getLogger("mlflow.tensorcas")  # shown the way MLflow's own messages are

@@ -14,7 +14,7 @@ import torch
 from mlflow.entities import Run
 
 from tensorcas_mlflow.callbacks._common import Recorder, positive
-from tensorcas_mlflow.checkpoints import Keep, load_checkpoint
+from tensorcas_mlflow.integration.checkpoints import Keep, load_checkpoint
 
 
 class CheckpointHooks:

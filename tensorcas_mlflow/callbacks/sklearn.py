@@ -20,7 +20,7 @@ from sklearn.base import is_classifier
 from sklearn.utils import gen_batches
 
 from tensorcas_mlflow.callbacks._common import Recorder, positive
-from tensorcas_mlflow.checkpoints import Keep
+from tensorcas_mlflow.integration.checkpoints import Keep
 
 __all__ = ["fit_with_checkpoints"]
 

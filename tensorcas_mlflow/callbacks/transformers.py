@@ -20,7 +20,7 @@ import transformers
 from mlflow.entities import Run
 
 from tensorcas_mlflow.callbacks._common import Recorder, positive
-from tensorcas_mlflow.checkpoints import Keep, load_checkpoint
+from tensorcas_mlflow.integration.checkpoints import Keep, load_checkpoint
 
 __all__ = ["TensorCasCallback", "write_trainer_checkpoint"]
 

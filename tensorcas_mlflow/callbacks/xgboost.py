@@ -12,7 +12,7 @@ from typing import Any
 import xgboost
 
 from tensorcas_mlflow.callbacks._common import Recorder, positive
-from tensorcas_mlflow.checkpoints import Keep
+from tensorcas_mlflow.integration.checkpoints import Keep
 
 __all__ = ["TensorCasCallback"]
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tensorcas_mlflow._texts import size_in
+from tensorcas_mlflow.base.text import size_in
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 

@@ -6,8 +6,8 @@ from argparse import Namespace
 from dataclasses import dataclass
 from functools import partial
 
-from tensorcas_mlflow import config
-from tensorcas_mlflow._texts import count_text, size_text
+from tensorcas_mlflow.base import config
+from tensorcas_mlflow.base.text import count_text, size_text
 from tensorcas_mlflow.cli._command import (
     ABANDON,
     DRY_RUN,
@@ -23,15 +23,7 @@ from tensorcas_mlflow.cli._command import (
 from tensorcas_mlflow.cli._output import Json, confirm, printable, ref_json, say, say_json
 from tensorcas_mlflow.cli._select import is_json, store_of
 from tensorcas_mlflow.errors import DirectAccessError
-from tensorcas_mlflow.maintenance import (
-    DEFAULT_GRACE_S,
-    DEFAULT_MAX_WASTE,
-    DEFAULT_QUARANTINE_S,
-    GcPlan,
-    GcReport,
-    plan_gc,
-)
-from tensorcas_mlflow.orphans import (
+from tensorcas_mlflow.integration.forgotten import (
     Holding,
     Kept,
     OrphanPlan,
@@ -42,7 +34,16 @@ from tensorcas_mlflow.orphans import (
     orphaned_refs,
     plan_orphans,
 )
-from tensorcas_mlflow.store import Ref, Store
+from tensorcas_mlflow.layout import Ref
+from tensorcas_mlflow.maintenance import (
+    DEFAULT_GRACE_S,
+    DEFAULT_MAX_WASTE,
+    DEFAULT_QUARANTINE_S,
+    GcPlan,
+    GcReport,
+    plan_gc,
+)
+from tensorcas_mlflow.store import Store
 
 
 def collect(options: Namespace) -> int:

@@ -6,7 +6,9 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tensorcas_mlflow._texts import count_text, size_text
+from tensorcas_mlflow.base.digest import unique_rows
+from tensorcas_mlflow.base.text import count_text, size_text
+from tensorcas_mlflow.chunk_io import WAYS, PackRead, way_named
 from tensorcas_mlflow.cli._command import LAST_STEP, NAME, ONLY_RUN, RUN, Command, count, flag, option, repeated
 from tensorcas_mlflow.cli._output import (
     Json,
@@ -21,13 +23,11 @@ from tensorcas_mlflow.cli._output import (
     tell_damaged,
 )
 from tensorcas_mlflow.cli._select import Wanted, checkpoint_of, is_json, of_run, store_of, the_one
-from tensorcas_mlflow.digest import unique_rows
+from tensorcas_mlflow.layout import Ref, Row
 from tensorcas_mlflow.maintenance import find_shares, run_stats, store_stats
-from tensorcas_mlflow.manifest import Row
 from tensorcas_mlflow.reader import CheckpointDiff, CheckpointReader, Node, Summary, ValueChange, open_ref
 from tensorcas_mlflow.reader import diff as diff_readers
-from tensorcas_mlflow.readplan import WAYS, PackRead, way_named
-from tensorcas_mlflow.store import Ref, Store
+from tensorcas_mlflow.store import Store
 
 DIFFERENT = 5
 """Exit status of ``diff`` if the two checkpoints are not equal."""

@@ -9,8 +9,9 @@ from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tensorcas_mlflow._texts import size_text
-from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES
+from tensorcas_mlflow.base.progress import Progress
+from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES
+from tensorcas_mlflow.base.text import size_text
 from tensorcas_mlflow.cli._command import (
     ABANDON,
     DRY_RUN,
@@ -30,13 +31,14 @@ from tensorcas_mlflow.cli._command import (
 from tensorcas_mlflow.cli._output import Json, ProgressLine, confirm, printable, ref_json, say, say_json
 from tensorcas_mlflow.cli._select import checkpoint_of, is_json, root_of, store_at, store_of
 from tensorcas_mlflow.errors import ConflictError, CorruptError, DirectAccessError, StoreNotFoundError
+from tensorcas_mlflow.integration.forgotten import find_lost, open_tracker, remove_copy
+from tensorcas_mlflow.layout import Ref
 from tensorcas_mlflow.maintenance import (
     FormatFix,
     Loss,
     OptimizePlan,
     OptimizeReport,
     Problem,
-    Progress,
     RepairPlan,
     RepairReport,
     Spent,
@@ -46,8 +48,7 @@ from tensorcas_mlflow.maintenance import (
     plan_repair,
 )
 from tensorcas_mlflow.maintenance import verify as verify_store
-from tensorcas_mlflow.orphans import find_lost, open_tracker, remove_copy
-from tensorcas_mlflow.store import Ref, Store
+from tensorcas_mlflow.store import Store
 
 PROBLEMS = 3
 """Exit status if ``verify`` found problems or ``repair`` left some."""

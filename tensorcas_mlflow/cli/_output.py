@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TextIO
 
-from tensorcas_mlflow._texts import without_secrets
-from tensorcas_mlflow.store import Ref
-from tensorcas_mlflow.tensor import Spec
+from tensorcas_mlflow.base.tensors import Spec
+from tensorcas_mlflow.base.text import without_secrets
+from tensorcas_mlflow.layout import Ref
 
 Json = dict[str, Any]
 

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from tensorcas_mlflow import config
-from tensorcas_mlflow._steps import DEFAULT_NAME
 from tensorcas_mlflow.backends import Root
+from tensorcas_mlflow.base import config
+from tensorcas_mlflow.base.steps import DEFAULT_NAME
 from tensorcas_mlflow.cli._output import steps_text
 from tensorcas_mlflow.errors import CheckpointNotFoundError, StoreNotFoundError
-from tensorcas_mlflow.store import Ref, Store, stores_below
+from tensorcas_mlflow.layout import Ref
+from tensorcas_mlflow.store import Store, stores_below
 
 _N_LISTED = 10
 _MOST_FOLDERS = 20_000
@@ -49,7 +50,9 @@ def store_of(options: Namespace) -> Store:
 def store_at(root: str) -> Store:
     """Open the store at a place, or the nearest one above; raise as `store_of` does."""
     if root.startswith("mlflow-artifacts:"):
-        from tensorcas_mlflow.carrier import find_carrier  # imports MLflow, which takes longer than most commands
+        from tensorcas_mlflow.integration.server_store import (
+            find_carrier,  # imports MLflow, which takes longer than most commands
+        )
 
         return find_carrier(root)[0]
     place = Root.parse(root)

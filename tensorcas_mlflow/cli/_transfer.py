@@ -8,7 +8,8 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tensorcas_mlflow._texts import count_text, size_text
+from tensorcas_mlflow.base.progress import Progress
+from tensorcas_mlflow.base.text import count_text, size_text
 from tensorcas_mlflow.cli._command import (
     DRY_RUN,
     LAST_STEP,
@@ -27,22 +28,21 @@ from tensorcas_mlflow.cli._command import (
 )
 from tensorcas_mlflow.cli._output import Json, ProgressLine, printable, ref_json, say, say_json
 from tensorcas_mlflow.cli._select import checkpoint_of, full_run_id, is_json, is_short_id, of_run, store_at, store_of
-from tensorcas_mlflow.exchange import import_checkpoint, plan_convert, plan_export
 from tensorcas_mlflow.file_formats import FORMATS_IN, FORMATS_OUT, WritePlan, open_listing
+from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.maintenance import (
     Copied,
     CopyEnd,
     CopyPlan,
     Failure,
     PlainReport,
-    Progress,
     copy_all,
     end_of,
     open_destination,
     read_source,
 )
-from tensorcas_mlflow.reader import open_ref
-from tensorcas_mlflow.store import Ref, RefTarget, Store
+from tensorcas_mlflow.reader import import_checkpoint, open_ref, plan_convert, plan_export
+from tensorcas_mlflow.store import Store
 
 FAILED, KEPT = 1, 4
 """Exit statuses of ``copy``: something could not be copied; the destination kept something else."""

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from tensorcas_mlflow.base.tensors import MAX_TENSOR_BYTES
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.file_formats._headers import item_bytes, tensor_or_skeleton
 from tensorcas_mlflow.file_formats._listing import Listing
@@ -50,7 +51,6 @@ from tensorcas_mlflow.file_formats._zip import (
     list_members,
     read_entry,
 )
-from tensorcas_mlflow.tensor import MAX_TENSOR_BYTES
 
 _SNIFF_BYTES = 512
 _MAX_NESTING = 2

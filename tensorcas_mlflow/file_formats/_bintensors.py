@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from tensorcas_mlflow.base.tensors import MAX_DIMENSIONS, Spec
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.file_formats._headers import (
     HeaderEntry,
@@ -35,7 +36,6 @@ from tensorcas_mlflow.file_formats._layout import (
 from tensorcas_mlflow.file_formats._listing import Listing, listing_of_entries
 from tensorcas_mlflow.file_formats._source import ByteSource
 from tensorcas_mlflow.file_formats._tape import FilePart, Tape
-from tensorcas_mlflow.tensor import MAX_DIMENSIONS, Spec
 
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tensorcas_mlflow.base.tensors import Spec, bytes_of
 from tensorcas_mlflow.errors import CorruptError, FormatError
 from tensorcas_mlflow.file_formats._listing import Listing, LocationTable
 from tensorcas_mlflow.file_formats._pickle_machine import PickledObject, PickleMachine, Symbol, global_name
@@ -28,7 +29,6 @@ from tensorcas_mlflow.file_formats._torch import (
 )
 from tensorcas_mlflow.file_formats._torch_pickle import size_of, torch_dtype
 from tensorcas_mlflow.file_formats._zip import LOCAL, list_members
-from tensorcas_mlflow.tensor import Spec, bytes_of
 
 DCP_METADATA = ".metadata"
 DCP_SUFFIX = ".distcp"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.errors import MalformedFileError
 from tensorcas_mlflow.file_formats._archives import is_archive, list_archive, split_archive
 from tensorcas_mlflow.file_formats._bhckpt import is_bhckpt, list_bhckpt, split_bhckpt
@@ -34,23 +35,9 @@ from tensorcas_mlflow.file_formats._safetensors import (
 )
 from tensorcas_mlflow.file_formats._self_contained import is_self_contained, list_self_contained, split_self_contained
 from tensorcas_mlflow.file_formats._source import ByteSource, LocalFile, OpenSibling, blaming, file_in, files_named
-from tensorcas_mlflow.file_formats._tape import (
-    UNREADABLE,
-    FilePart,
-    Learned,
-    PlainBytes,
-    Skeleton,
-    Splitter,
-    Tape,
-)
-from tensorcas_mlflow.file_formats._torch import (
-    is_torch_legacy,
-    lay_out_torch,
-    list_torch_legacy,
-    split_torch_legacy,
-)
+from tensorcas_mlflow.file_formats._tape import UNREADABLE, FilePart, Learned, PlainBytes, Skeleton, Splitter, Tape
+from tensorcas_mlflow.file_formats._torch import is_torch_legacy, lay_out_torch, list_torch_legacy, split_torch_legacy
 from tensorcas_mlflow.file_formats._xgboost import is_xgboost, list_xgboost, split_xgboost
-from tensorcas_mlflow.tensor import Spec
 
 _log = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn
 
-from tensorcas_mlflow.dtypes import DType, dtype_name, parse_dtype
+from tensorcas_mlflow.base.dtypes import DType, dtype_name, parse_dtype
+from tensorcas_mlflow.base.tensors import MAX_DIMENSIONS, MAX_TENSOR_BYTES
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.file_formats._tape import MIN_TENSOR_BYTES, FilePart, Skeleton, Tensor
-from tensorcas_mlflow.tensor import MAX_DIMENSIONS, MAX_TENSOR_BYTES
 
 JSON_SPACE = rb"[ \t\r\n]*+"
 JSON_TEXT = rb'"[^"\\\x00-\x1f]*+(?:\\[^\x00-\x1f][^"\\\x00-\x1f]*+)*+"'
@@ -54,7 +54,7 @@ class HeaderEntry(NamedTuple):
     kind: str
     """The file's own name of the dtype."""
     dtype: str | None
-    """A name of `tensorcas_mlflow.dtypes`; None if there is none."""
+    """A name of `tensorcas_mlflow.base.dtypes`; None if there is none."""
     shape: tuple[int, ...]
     begin: int
     """First byte, counted from the end of the header."""

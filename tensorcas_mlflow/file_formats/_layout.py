@@ -7,9 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
+from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.file_formats._listing import Tensors
-from tensorcas_mlflow.tensor import Spec
 
 Progress = Callable[[int, int], None]
 """Called with the number of tensor bytes written so far, and in all."""

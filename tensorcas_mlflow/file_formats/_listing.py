@@ -15,11 +15,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from tensorcas_mlflow.adapter import SKELETON, Array
-from tensorcas_mlflow.dtypes import DType
-from tensorcas_mlflow.errors import BackendError, CorruptError, FormatError
-from tensorcas_mlflow.file_formats._headers import HeaderEntry, item_bytes, name_or_none
-from tensorcas_mlflow.file_formats._source import ByteSource, FileRange
-from tensorcas_mlflow.tensor import (
+from tensorcas_mlflow.base.dtypes import DType
+from tensorcas_mlflow.base.tensors import (
     MAX_DIMENSIONS,
     MAX_NAME_BYTES,
     MAX_TENSOR_BYTES,
@@ -29,6 +26,9 @@ from tensorcas_mlflow.tensor import (
     bytes_of,
     empty_array,
 )
+from tensorcas_mlflow.errors import BackendError, CorruptError, FormatError
+from tensorcas_mlflow.file_formats._headers import HeaderEntry, item_bytes, name_or_none
+from tensorcas_mlflow.file_formats._source import ByteSource, FileRange
 
 EXAMPLE_INPUT = "example input"
 """Type, in ``left_out``, of a tensor that a model was traced with."""
@@ -436,7 +436,7 @@ class LocationTable(Mapping[str, TensorLocation]):
 
         Args:
             name: The tensor's name in the file.
-            dtype: A name of `tensorcas_mlflow.dtypes`.
+            dtype: A name of `tensorcas_mlflow.base.dtypes`.
             shape: Sides.
 
         Raises:
@@ -480,7 +480,7 @@ class LocationTable(Mapping[str, TensorLocation]):
 
         Args:
             name: The tensor's name in the file.
-            dtype: A name of `tensorcas_mlflow.dtypes`.
+            dtype: A name of `tensorcas_mlflow.base.dtypes`.
             shape: Sides.
             strides: Step of each dimension in elements.
             offset: First element of the tensor in the storage.

@@ -24,7 +24,8 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.lib.format import descr_to_dtype
 
-from tensorcas_mlflow.dtypes import DType
+from tensorcas_mlflow.base.dtypes import DType
+from tensorcas_mlflow.base.tensors import MAX_DIMENSIONS, MAX_TENSOR_BYTES, Spec
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.file_formats._headers import name_or_none, tensor_or_skeleton
 from tensorcas_mlflow.file_formats._layout import FileLayout, refuse
@@ -32,7 +33,6 @@ from tensorcas_mlflow.file_formats._listing import Listing, LocationTable, fortr
 from tensorcas_mlflow.file_formats._source import ByteSource, FileRange, SourceStream
 from tensorcas_mlflow.file_formats._tape import FilePart, Skeleton, Tape
 from tensorcas_mlflow.file_formats._zip import RAW_DEFLATE, NewMember, ZipLayout
-from tensorcas_mlflow.tensor import MAX_DIMENSIONS, MAX_TENSOR_BYTES, Spec
 
 _MAGIC = b"\x93NUMPY"
 _VERSIONS = {1: struct.Struct("<H"), 2: struct.Struct("<I"), 3: struct.Struct("<I")}

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tensorcas_mlflow.dtypes import parse_dtype
+from tensorcas_mlflow.base.dtypes import parse_dtype
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.file_formats._headers import item_bytes
 from tensorcas_mlflow.file_formats._listing import Listing, LocationTable

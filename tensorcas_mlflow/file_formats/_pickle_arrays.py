@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorcas_mlflow.dtypes import MAX_RECORD_BYTES, DType, parse_dtype
+from tensorcas_mlflow.base.dtypes import MAX_RECORD_BYTES, DType, parse_dtype
+from tensorcas_mlflow.base.tensors import MAX_TENSOR_BYTES
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.file_formats._headers import name_or_none
 from tensorcas_mlflow.file_formats._listing import RecordField, fortran_strides, record_fields
@@ -34,7 +35,6 @@ from tensorcas_mlflow.file_formats._pickle_machine import (
     Symbol,
     global_name,
 )
-from tensorcas_mlflow.tensor import MAX_TENSOR_BYTES
 
 FROM_BUFFER = frozenset({"numpy.core.numeric._frombuffer", "numpy._core.numeric._frombuffer"})
 """Functions that protocol 5 calls with an array's bytes."""

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final
 
+from tensorcas_mlflow.base.tensors import MAX_TENSOR_BYTES
 from tensorcas_mlflow.errors import FormatError
-from tensorcas_mlflow.tensor import MAX_TENSOR_BYTES
 
 Symbol = Any
 """One of the classes below, or what stands for itself."""

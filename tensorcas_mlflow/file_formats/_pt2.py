@@ -22,13 +22,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from tensorcas_mlflow.errors import FormatError
-from tensorcas_mlflow.file_formats._headers import (
-    JSON_SPACE,
-    JSON_TEXT,
-    json_entries,
-    strict_json,
-    whole_number,
-)
+from tensorcas_mlflow.file_formats._headers import JSON_SPACE, JSON_TEXT, json_entries, strict_json, whole_number
 from tensorcas_mlflow.file_formats._listing import EXAMPLE_INPUT, Listing, LocationTable
 from tensorcas_mlflow.file_formats._source import ByteSource, FileRange, SliceSource
 from tensorcas_mlflow.file_formats._tape import UNREADABLE

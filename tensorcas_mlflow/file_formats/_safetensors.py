@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tensorcas_mlflow.base.tensors import MAX_DIMENSIONS, Spec
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.file_formats._headers import (
     JSON_SPACE,
@@ -50,7 +51,6 @@ from tensorcas_mlflow.file_formats._layout import (
 from tensorcas_mlflow.file_formats._listing import Listing, listing_of_entries
 from tensorcas_mlflow.file_formats._source import ByteSource
 from tensorcas_mlflow.file_formats._tape import FilePart, Tape
-from tensorcas_mlflow.tensor import MAX_DIMENSIONS, Spec
 
 MAX_HEADER_BYTES = 100_000_000
 SHARD_FILES = re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors|model\.safetensors\.index\.json")

@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from tensorcas_mlflow.base.tensors import ALIGNMENT, Spec
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.file_formats._headers import (
     JSON_SPACE,
@@ -31,7 +32,6 @@ from tensorcas_mlflow.file_formats._layout import FileLayout, FlatLayout, check_
 from tensorcas_mlflow.file_formats._listing import Listing, LocationTable, is_c_order
 from tensorcas_mlflow.file_formats._source import LocalFile, file_in
 from tensorcas_mlflow.file_formats._torch import TORCH_DTYPES
-from tensorcas_mlflow.tensor import ALIGNMENT, Spec
 
 SERVERLESSLLM_INDEX = "tensor_index.json"
 _MAX_INDEX_BYTES = 256 << 20

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tensorcas_mlflow._mapping import map_privately
+from tensorcas_mlflow.base.files import map_privately
 from tensorcas_mlflow.errors import BackendError, CorruptError, FormatError, MalformedFileError, NewerFormatError
 from tensorcas_mlflow.file_formats._tape import UNREADABLE
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from tensorcas_mlflow.base.tensors import MAX_NAME_BYTES
 from tensorcas_mlflow.errors import FormatError
-from tensorcas_mlflow.tensor import MAX_NAME_BYTES
 
 MAX_PEEK_BYTES = 64 << 20
 """Longest look ahead of a splitter. A longer header is not understood."""
@@ -171,7 +171,7 @@ class Tensor:
     """The tensor's name as its users know it, such as ``encoder.weight``; "" if the file gives none. The caller makes
     names unique."""
     dtype: str | None = None
-    """A name of `tensorcas_mlflow.dtypes`; None if the file does not say it, or not yet."""
+    """A name of `tensorcas_mlflow.base.dtypes`; None if the file does not say it, or not yet."""
     shape: tuple[int, ...] | None = None
     """None: one dimension, as long as the bytes that come."""
     cuts: Sequence[int] | None = None

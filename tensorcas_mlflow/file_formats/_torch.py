@@ -19,6 +19,7 @@ import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
+from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.file_formats._layout import FileLayout, check_dtypes, strides_of
 from tensorcas_mlflow.file_formats._listing import Listing
@@ -36,7 +37,6 @@ from tensorcas_mlflow.file_formats._torch_pickle import (
     walk_torch_pickle,
 )
 from tensorcas_mlflow.file_formats._zip import NewMember, ZipLayout, read_member
-from tensorcas_mlflow.tensor import Spec
 
 UNNAMED_TENSOR = "tensor"
 """Name of a tensor that is saved by itself."""

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tensorcas_mlflow.dtypes import parse_dtype
+from tensorcas_mlflow.base.dtypes import parse_dtype
+from tensorcas_mlflow.base.tensors import MAX_TENSOR_BYTES
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.file_formats._headers import dtype_by_word
 from tensorcas_mlflow.file_formats._listing import LocationTable
@@ -35,7 +36,6 @@ from tensorcas_mlflow.file_formats._pickle_machine import (
 )
 from tensorcas_mlflow.file_formats._pickle_walk import HIDDEN
 from tensorcas_mlflow.file_formats._source import ByteSource, FileRange, Latin1Source, MemorySource
-from tensorcas_mlflow.tensor import MAX_TENSOR_BYTES
 
 STORAGE_FROM_BYTES = "torch.storage._load_from_bytes"
 """Function that a pickle of another kind calls for a storage, with bytes as its argument."""
@@ -101,7 +101,7 @@ class StorageInfo:
     n_elements: int
     """Number of elements in the pickle's own count."""
     dtype: str | None
-    """A name of `tensorcas_mlflow.dtypes`; None if it is unknown or has no name."""
+    """A name of `tensorcas_mlflow.base.dtypes`; None if it is unknown or has no name."""
     name: str
     """Name, in a state dict, of the tensor that fills the storage; "" if there is none."""
     shape: tuple[int, ...] | None

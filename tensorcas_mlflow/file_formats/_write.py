@@ -23,16 +23,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tensorcas_mlflow._durable import Settled, sync_folder
-from tensorcas_mlflow._texts import check_path, count_text, size_text
 from tensorcas_mlflow.adapter import SKELETON, Array
+from tensorcas_mlflow.base.files import Settled, sync_folder
+from tensorcas_mlflow.base.tensors import Spec, bytes_of
+from tensorcas_mlflow.base.text import check_path, count_text, size_text
 from tensorcas_mlflow.errors import BackendError, ConflictError
 from tensorcas_mlflow.file_formats._formats import FORMATS
 from tensorcas_mlflow.file_formats._layout import Feed, FileLayout, Progress
 from tensorcas_mlflow.file_formats._listing import Tensors
 from tensorcas_mlflow.file_formats._safetensors import SHARD_FILES, lay_out_safetensors_shards
 from tensorcas_mlflow.file_formats._serverlessllm import SERVERLESSLLM_FILES, lay_out_serverlessllm
-from tensorcas_mlflow.tensor import Spec, bytes_of
 
 FORMATS_OUT: Mapping[str, tuple[str, ...]] = {
     **{each.name: each.suffixes for each in FORMATS if each.lays_out},

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tensorcas_mlflow.dtypes import dtype_name
+from tensorcas_mlflow.base.dtypes import dtype_name
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.file_formats._listing import Listing, LocationTable
 from tensorcas_mlflow.file_formats._source import ByteSource, MemorySource, SourceStream

@@ -22,11 +22,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
+from tensorcas_mlflow.base.tensors import ALIGNMENT, Spec
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.file_formats._layout import Feed, FileLayout
 from tensorcas_mlflow.file_formats._source import ByteSource, FileRange
 from tensorcas_mlflow.file_formats._tape import FilePart, PlainBytes, Skeleton, Tape
-from tensorcas_mlflow.tensor import ALIGNMENT, Spec
 
 LOCAL = b"PK\x03\x04"
 CENTRAL = b"PK\x01\x02"

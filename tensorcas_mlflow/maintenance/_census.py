@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.blob_names import list_blobs
-from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest
+from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, digest
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, NewerFormatError
+from tensorcas_mlflow.layout import ENTRY, Entries, list_blobs
 from tensorcas_mlflow.maintenance._inventory import (
     NO_BASE,
     Inventory,
@@ -28,7 +28,6 @@ from tensorcas_mlflow.maintenance._inventory import (
     inventory_of_packs,
     merge_inventories,
 )
-from tensorcas_mlflow.pack import ENTRY, Entries
 
 VERSION = 3
 MAGIC = b"\x89TCCN\r\n\x01"

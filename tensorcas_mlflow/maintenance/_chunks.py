@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.chunking import MAX_CHUNK_BYTES
+from tensorcas_mlflow.base import threads
+from tensorcas_mlflow.base.digest import digest
+from tensorcas_mlflow.base.tensors import MAX_CHUNK_BYTES
+from tensorcas_mlflow.chunk_io import plan_reads
 from tensorcas_mlflow.codecs import CODECS
-from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import (
     BackendError,
     BlobNotFoundError,
@@ -27,9 +28,17 @@ from tensorcas_mlflow.errors import (
     NotFoundError,
     StarvedError,
 )
-from tensorcas_mlflow.index import Mask, Positions, Table, pack_key, pack_name
-from tensorcas_mlflow.pack import STORED_DIGEST_BYTES, Entries, Payload, decode_chunk
-from tensorcas_mlflow.readplan import plan_reads
+from tensorcas_mlflow.layout import (
+    STORED_DIGEST_BYTES,
+    Entries,
+    Mask,
+    Payload,
+    Positions,
+    Table,
+    decode_chunk,
+    pack_key,
+    pack_name,
+)
 from tensorcas_mlflow.store import protocol as p
 
 MAX_STORED_BYTES = 2 * MAX_CHUNK_BYTES

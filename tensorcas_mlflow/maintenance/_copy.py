@@ -8,9 +8,10 @@ import posixpath
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tensorcas_mlflow._progress import Watcher, ignore
 from tensorcas_mlflow.backends import STORE_FOLDER, LocalBackend, MemoryBackend, ObjectBackend, Root, open_bucket
+from tensorcas_mlflow.base.progress import Watcher, ignore
 from tensorcas_mlflow.errors import ConflictError, StoreNotFoundError
+from tensorcas_mlflow.layout import Ref
 from tensorcas_mlflow.maintenance._copy_refs import CopyPlan, CopyReport, copy_refs, plan_copy
 from tensorcas_mlflow.maintenance._plain_files import (
     LocalPlainFiles,
@@ -19,7 +20,7 @@ from tensorcas_mlflow.maintenance._plain_files import (
     PlainReport,
     copy_plain,
 )
-from tensorcas_mlflow.store import Ref, Store
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import read_condemned
 
 

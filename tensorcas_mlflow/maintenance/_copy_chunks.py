@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, unique_rows
+from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, unique_rows
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, FormatError, NotFoundError
-from tensorcas_mlflow.index import pack_key, pack_name
+from tensorcas_mlflow.layout import Base, Payload, is_delta, pack_key, pack_name, payload_of
 from tensorcas_mlflow.maintenance._chunks import Fault, Shard, Verdict, read_chunks
 from tensorcas_mlflow.maintenance._inventory import is_among
-from tensorcas_mlflow.pack import Base, Payload, is_delta, payload_of
 from tensorcas_mlflow.store import PendingBatch, Store
 from tensorcas_mlflow.store.protocol import Bases
 

@@ -9,12 +9,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tensorcas_mlflow import threads
-from tensorcas_mlflow._progress import Progress, Watcher, ignore
-from tensorcas_mlflow._texts import size_text
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.blob_names import list_blobs
-from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, hex_of, unique_rows
+from tensorcas_mlflow.base import threads
+from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, hex_of, unique_rows
+from tensorcas_mlflow.base.progress import Progress, Watcher, ignore
+from tensorcas_mlflow.base.text import size_text
 from tensorcas_mlflow.errors import (
     BackendError,
     CheckpointExistsError,
@@ -23,11 +22,10 @@ from tensorcas_mlflow.errors import (
     FencedError,
     FormatError,
 )
+from tensorcas_mlflow.layout import TARGET_BYTES, Manifest, Ref, list_blobs
 from tensorcas_mlflow.maintenance._copy_chunks import ChunkReader, Rebaser, plan_deltas
 from tensorcas_mlflow.maintenance._inventory import is_among
-from tensorcas_mlflow.manifest import Manifest
-from tensorcas_mlflow.pack import TARGET_BYTES
-from tensorcas_mlflow.store import PendingBatch, Ref, Store
+from tensorcas_mlflow.store import PendingBatch, Store
 from tensorcas_mlflow.store.protocol import STAND_INS
 
 MAX_BATCH_BYTES = 4 * TARGET_BYTES

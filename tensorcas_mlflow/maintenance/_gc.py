@@ -15,10 +15,9 @@ from typing import Literal
 
 import numpy as np
 
-from tensorcas_mlflow import threads
-from tensorcas_mlflow._texts import size_text
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.blob_names import find_strangers, list_blobs, strangers_text
+from tensorcas_mlflow.base import threads
+from tensorcas_mlflow.base.text import size_text
 from tensorcas_mlflow.errors import (
     BlobNotFoundError,
     ConflictError,
@@ -27,12 +26,11 @@ from tensorcas_mlflow.errors import (
     FormatError,
     PendingSavesError,
 )
-from tensorcas_mlflow.index import pack_key
+from tensorcas_mlflow.layout import Manifest, find_strangers, list_blobs, pack_key, strangers_text
 from tensorcas_mlflow.maintenance._census import Census
 from tensorcas_mlflow.maintenance._gc_copy import copy_out
 from tensorcas_mlflow.maintenance._gc_survey import Survey, is_damaged, learn, read_manifest, survey
 from tensorcas_mlflow.maintenance._inventory import map_reads
-from tensorcas_mlflow.manifest import Manifest
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.digest import unique_rows
+from tensorcas_mlflow.base.digest import unique_rows
 from tensorcas_mlflow.errors import (
     BackendError,
     BlobNotFoundError,
@@ -18,11 +18,21 @@ from tensorcas_mlflow.errors import (
     FormatError,
     NotFoundError,
 )
-from tensorcas_mlflow.index import Mask, Table, make_table, pack_key
+from tensorcas_mlflow.layout import (
+    TARGET_BYTES,
+    Entries,
+    Mask,
+    PackWriter,
+    Payload,
+    Table,
+    is_delta,
+    make_table,
+    pack_key,
+    payload_of,
+)
 from tensorcas_mlflow.maintenance._chunks import Verdict, read_chunks, shard_of
 from tensorcas_mlflow.maintenance._gc_survey import Survey
 from tensorcas_mlflow.maintenance._inventory import read_tables
-from tensorcas_mlflow.pack import TARGET_BYTES, Entries, PackWriter, Payload, is_delta, payload_of
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
 

@@ -14,10 +14,9 @@ from functools import partial
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend, BlobInfo
-from tensorcas_mlflow.blob_names import list_blobs
-from tensorcas_mlflow.digest import Digests
+from tensorcas_mlflow.base.digest import Digests
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NewerFormatError
-from tensorcas_mlflow.index import Mask, pack_key
+from tensorcas_mlflow.layout import MAX_BYTES, Entries, Manifest, Mask, Ref, list_blobs, pack_key
 from tensorcas_mlflow.maintenance._census import Census
 from tensorcas_mlflow.maintenance._inventory import (
     NO_DIGESTS,
@@ -30,9 +29,6 @@ from tensorcas_mlflow.maintenance._inventory import (
     map_reads,
     read_tables,
 )
-from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
-from tensorcas_mlflow.pack import Entries
-from tensorcas_mlflow.store import Ref
 from tensorcas_mlflow.store import protocol as p
 
 _INTENT_READS = 3

@@ -14,16 +14,29 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.blob_names import list_blobs
-from tensorcas_mlflow.chunking import Offsets
-from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, prefixes, unique_rows
+from tensorcas_mlflow.base import threads
+from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, prefixes, unique_rows
+from tensorcas_mlflow.base.tensors import Offsets
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, StarvedError
-from tensorcas_mlflow.index import IN_FULL, NOWHERE, Mask, Positions, Table, as_names, base_rows, make_table
-from tensorcas_mlflow.manifest import Manifest
-from tensorcas_mlflow.pack import ENTRY, MAX_DEPTH, Entries, is_delta
-from tensorcas_mlflow.store import Ref, Store
+from tensorcas_mlflow.layout import (
+    ENTRY,
+    IN_FULL,
+    MAX_DEPTH,
+    NOWHERE,
+    Entries,
+    Manifest,
+    Mask,
+    Positions,
+    Ref,
+    Table,
+    as_names,
+    base_rows,
+    is_delta,
+    list_blobs,
+    make_table,
+)
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
 
 T = TypeVar("T")

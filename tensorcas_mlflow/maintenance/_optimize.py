@@ -18,11 +18,11 @@ from itertools import chain
 
 import numpy as np
 
-from tensorcas_mlflow._progress import Progress, Watcher, ignore
-from tensorcas_mlflow._texts import size_text
-from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, unique_rows
+from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, unique_rows
+from tensorcas_mlflow.base.progress import Progress, Watcher, ignore
+from tensorcas_mlflow.base.text import size_text
 from tensorcas_mlflow.errors import BackendError, DirectAccessError
-from tensorcas_mlflow.index import Mask, pack_key
+from tensorcas_mlflow.layout import TARGET_BYTES, Manifest, Mask, PackWriter, Payload, Ref, pack_key
 from tensorcas_mlflow.maintenance._gc import DEFAULT_MAX_WASTE, GcPlan, GcReport, plan_gc
 from tensorcas_mlflow.maintenance._inventory import Inventory, manifest_of
 from tensorcas_mlflow.maintenance._optimize_done import DoneChunks
@@ -39,9 +39,7 @@ from tensorcas_mlflow.maintenance._optimize_encode import (
 )
 from tensorcas_mlflow.maintenance._optimize_tracks import Group, tracks_of
 from tensorcas_mlflow.maintenance._optimize_tree import SAMPLE_BYTES, plant
-from tensorcas_mlflow.manifest import Manifest
-from tensorcas_mlflow.pack import TARGET_BYTES, PackWriter, Payload
-from tensorcas_mlflow.store import Ref, Store
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
 
 _log = logging.getLogger(__name__)

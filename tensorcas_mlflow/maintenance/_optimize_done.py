@@ -8,12 +8,23 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.digest import Digests
+from tensorcas_mlflow.base.digest import Digests
 from tensorcas_mlflow.errors import CorruptError
-from tensorcas_mlflow.index import EMPTY, NOWHERE, Mask, Table, as_names, make_table, merge_tables, pack_key
+from tensorcas_mlflow.layout import (
+    EMPTY,
+    NOWHERE,
+    Entries,
+    Mask,
+    Table,
+    as_names,
+    bases_of,
+    is_delta,
+    make_table,
+    merge_tables,
+    pack_key,
+)
 from tensorcas_mlflow.maintenance._gc import DEFAULT_MAX_WASTE
 from tensorcas_mlflow.maintenance._inventory import BaseLinks, PackTables, is_among, links_of
-from tensorcas_mlflow.pack import Entries, bases_of, is_delta
 from tensorcas_mlflow.store import protocol as p
 
 _MOST_TABLES = 8

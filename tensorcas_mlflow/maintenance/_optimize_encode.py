@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.base import threads
+from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests
 from tensorcas_mlflow.codecs import (
     DELTA,
     PLANES,
@@ -26,12 +27,11 @@ from tensorcas_mlflow.codecs import (
     can_shuffle,
     typesize_of,
 )
-from tensorcas_mlflow.digest import DIGEST_BYTES, Digests
 from tensorcas_mlflow.errors import ChunkNotFoundError, CorruptChunkError, FormatError, NotFoundError
+from tensorcas_mlflow.layout import MAX_DEPTH, Base, Payload
 from tensorcas_mlflow.maintenance._optimize_done import DoneChunks
 from tensorcas_mlflow.maintenance._optimize_tracks import LEAST_DELTA_BYTES, Group, Plain
 from tensorcas_mlflow.maintenance._optimize_tree import IN_FULL, Stored, Tree
-from tensorcas_mlflow.pack import MAX_DEPTH, Base, Payload
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
 

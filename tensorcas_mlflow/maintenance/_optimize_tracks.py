@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.chunking import chunk_sizes
+from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, unique_rows
+from tensorcas_mlflow.base.tensors import chunk_sizes
 from tensorcas_mlflow.codecs import WORD_BYTES
-from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, unique_rows
+from tensorcas_mlflow.layout import Columns, Manifest
 from tensorcas_mlflow.maintenance._optimize_done import DoneChunks
-from tensorcas_mlflow.manifest import Columns, Manifest
 
 LEAST_DELTA_BYTES = 4096
 """Least bytes of a tensor that is stored as deltas: below, reading a base costs more than it saves."""

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow import threads
+from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.codecs import DECAYED_BYTES, DELTA, PLANES, Buffer, Transform, estimate_share
-from tensorcas_mlflow.pack import MAX_DEPTH
+from tensorcas_mlflow.layout import MAX_DEPTH
 
 Sizes = np.ndarray[Any, np.dtype[np.float64]]
 

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from tensorcas_mlflow import threads
-from tensorcas_mlflow._durable import Settled
-from tensorcas_mlflow._texts import size_text
 from tensorcas_mlflow.backends import STORE_FOLDER, Bucket, artifact_path, is_readable_name, is_void_object, object_path
-from tensorcas_mlflow.digest import digest
+from tensorcas_mlflow.base import threads
+from tensorcas_mlflow.base.digest import digest
+from tensorcas_mlflow.base.files import Settled
+from tensorcas_mlflow.base.text import size_text
+from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, ConflictError
+from tensorcas_mlflow.layout import MAX_BYTES, Manifest
 from tensorcas_mlflow.maintenance._copy_refs import Failure, of_store
-from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
-from tensorcas_mlflow.threads import Lock
 
 _PIECE_BYTES = 1 << 20
 

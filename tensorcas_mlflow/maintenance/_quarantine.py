@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend, Buffer
-from tensorcas_mlflow.blob_names import list_blobs
-from tensorcas_mlflow.digest import DIGEST_BYTES, digest
+from tensorcas_mlflow.base.digest import DIGEST_BYTES, digest
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError
+from tensorcas_mlflow.layout import ENTRY, MAX_BYTES, STORED_DIGEST_BYTES, list_blobs
 from tensorcas_mlflow.maintenance._chunks import MAX_STORED_BYTES
-from tensorcas_mlflow.manifest import MAX_BYTES
-from tensorcas_mlflow.pack import ENTRY, STORED_DIGEST_BYTES
 
 PREFIX = "quarantine"
 MAX_HEAD_BYTES = 4096

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow import threads
-from tensorcas_mlflow.blob_names import list_blobs, strangers_text
-from tensorcas_mlflow.digest import Digests
+from tensorcas_mlflow.base import threads
+from tensorcas_mlflow.base.digest import Digests
 from tensorcas_mlflow.errors import (
     BackendError,
     BlobNotFoundError,
@@ -24,7 +23,7 @@ from tensorcas_mlflow.errors import (
     PendingSavesError,
     StarvedError,
 )
-from tensorcas_mlflow.index import pack_key
+from tensorcas_mlflow.layout import MAX_BYTES, Manifest, Ref, list_blobs, pack_key, strangers_text
 from tensorcas_mlflow.maintenance._checked_packs import CheckedPacks
 from tensorcas_mlflow.maintenance._inventory import DigestSet, as_keys, read_holders, stands
 from tensorcas_mlflow.maintenance._quarantine import Quarantine
@@ -46,8 +45,7 @@ from tensorcas_mlflow.maintenance._repair_records import (
 )
 from tensorcas_mlflow.maintenance._salvage import Clues
 from tensorcas_mlflow.maintenance._sources import FoundManifest, FoundRef, Sources
-from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
-from tensorcas_mlflow.store import Ref, Store
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
 
 _N_NAMES = 3

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend, Root, open_backend
-from tensorcas_mlflow.blob_names import list_blobs
-from tensorcas_mlflow.digest import digest, unique_rows
+from tensorcas_mlflow.base.digest import digest, unique_rows
 from tensorcas_mlflow.errors import (
     BackendError,
     BlobExistsError,
@@ -30,15 +29,25 @@ from tensorcas_mlflow.errors import (
     StarvedError,
     StoreNotFoundError,
 )
-from tensorcas_mlflow.index import MAX_SEGMENT_BYTES, Table, make_table, read_segment, segment_bytes
+from tensorcas_mlflow.layout import (
+    ENTRY,
+    MAX_BYTES,
+    MAX_SEGMENT_BYTES,
+    Entries,
+    Manifest,
+    Ref,
+    Table,
+    list_blobs,
+    make_table,
+    read_segment,
+    segment_bytes,
+)
 from tensorcas_mlflow.maintenance._checked_packs import CheckedPacks
 from tensorcas_mlflow.maintenance._copy_chunks import ChunkReader
 from tensorcas_mlflow.maintenance._inventory import NO_DIGESTS, list_manifests
 from tensorcas_mlflow.maintenance._quarantine import PREFIX, Quarantine, keep_blob
 from tensorcas_mlflow.maintenance._sources import FoundRef
-from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
-from tensorcas_mlflow.pack import ENTRY, Entries
-from tensorcas_mlflow.store import PendingBatch, Ref, Store
+from tensorcas_mlflow.store import PendingBatch, Store
 from tensorcas_mlflow.store import protocol as p
 
 

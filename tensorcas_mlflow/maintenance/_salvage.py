@@ -7,15 +7,26 @@ from collections.abc import Iterable, Iterator, Set
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.blob_names import list_blobs
+from tensorcas_mlflow.base.digest import unique_rows
 from tensorcas_mlflow.codecs import codec_numbered
-from tensorcas_mlflow.digest import unique_rows
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NewerFormatError
-from tensorcas_mlflow.hints import read_hints
-from tensorcas_mlflow.index import MAX_SEGMENT_BYTES, Table, pack_key, read_segment
+from tensorcas_mlflow.layout import (
+    ENTRY,
+    FOOTER_BYTES,
+    MAGIC,
+    MAX_ENTRIES,
+    MAX_SEGMENT_BYTES,
+    TABLE_ENTRY,
+    Entries,
+    Manifest,
+    Table,
+    is_delta,
+    list_blobs,
+    pack_key,
+    read_hints,
+    read_segment,
+)
 from tensorcas_mlflow.maintenance._inventory import NO_ENTRIES
-from tensorcas_mlflow.manifest import Manifest
-from tensorcas_mlflow.pack import ENTRY, FOOTER_BYTES, MAGIC, MAX_ENTRIES, TABLE_ENTRY, Entries, is_delta
 
 _BLOCK_ROWS = 4096
 

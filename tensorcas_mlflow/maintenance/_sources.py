@@ -10,15 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.blob_names import list_blobs
-from tensorcas_mlflow.digest import Digests
+from tensorcas_mlflow.base.digest import Digests
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NotFoundError
+from tensorcas_mlflow.layout import MAX_BYTES, Manifest, Payload, Ref, decode_chunk, list_blobs, payload_of
 from tensorcas_mlflow.maintenance._copy_chunks import ChunkReader
 from tensorcas_mlflow.maintenance._inventory import as_keys
 from tensorcas_mlflow.maintenance._quarantine import Quarantine
-from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
-from tensorcas_mlflow.pack import Payload, decode_chunk, payload_of
-from tensorcas_mlflow.store import Ref, Store
+from tensorcas_mlflow.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.blob_names import list_blobs
 from tensorcas_mlflow.errors import BackendError, CorruptError, FormatError
+from tensorcas_mlflow.layout import Entries, Ref, list_blobs
 from tensorcas_mlflow.maintenance._census import Census
 from tensorcas_mlflow.maintenance._inventory import (
     DigestSet,
@@ -20,8 +20,7 @@ from tensorcas_mlflow.maintenance._inventory import (
     map_reads,
     read_tables,
 )
-from tensorcas_mlflow.pack import Entries
-from tensorcas_mlflow.store import Ref, Store
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
 
 _FOLD_ROWS = 1 << 20

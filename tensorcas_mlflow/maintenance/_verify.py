@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow import threads
-from tensorcas_mlflow._progress import Progress, Watcher, ignore
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.blob_names import find_strangers, list_blobs, strangers_text
-from tensorcas_mlflow.chunking import MAX_CHUNK_BYTES
+from tensorcas_mlflow.base import threads
+from tensorcas_mlflow.base.digest import hex_of, unique_rows
+from tensorcas_mlflow.base.progress import Progress, Watcher, ignore
+from tensorcas_mlflow.base.tensors import MAX_CHUNK_BYTES
 from tensorcas_mlflow.codecs import CODECS, MOST_OVERHEAD_BYTES, RAW
-from tensorcas_mlflow.digest import hex_of, unique_rows
 from tensorcas_mlflow.errors import (
     BackendError,
     BlobNotFoundError,
@@ -27,8 +26,24 @@ from tensorcas_mlflow.errors import (
     StarvedError,
     in_words,
 )
-from tensorcas_mlflow.hints import read_hints
-from tensorcas_mlflow.index import MAX_SEGMENT_BYTES, Mask, Table, make_table, pack_key, read_segment, with_bases
+from tensorcas_mlflow.layout import (
+    MAGIC,
+    MAX_BYTES,
+    MAX_SEGMENT_BYTES,
+    Entries,
+    Manifest,
+    Mask,
+    Ref,
+    Table,
+    find_strangers,
+    list_blobs,
+    make_table,
+    pack_key,
+    read_hints,
+    read_segment,
+    strangers_text,
+    with_bases,
+)
 from tensorcas_mlflow.maintenance._chunks import (
     Checked,
     Fault,
@@ -40,9 +55,7 @@ from tensorcas_mlflow.maintenance._chunks import (
     shard_of,
 )
 from tensorcas_mlflow.maintenance._inventory import PackTables, as_keys, links_of, read_holders, stands
-from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
-from tensorcas_mlflow.pack import MAGIC, Entries
-from tensorcas_mlflow.store import Ref, Store
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
 
 _N_NAMES = 3

@@ -1,4 +1,4 @@
-"""The tensors of files of foreign formats: on this machine, or in a store that has taken them apart."""
+"""Tensors of foreign files, on this machine or stored as artifacts."""
 
 from __future__ import annotations
 
@@ -8,28 +8,60 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
-from tensorcas_mlflow._lazy import Lazy
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import Tally
-from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES, Offsets
-from tensorcas_mlflow.digest import digest_all, digest_of
+from tensorcas_mlflow.base.digest import digest_all, digest_of
+from tensorcas_mlflow.base.lazy import Lazy
+from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES, Offsets, bytes_of
+from tensorcas_mlflow.base.threads import Lock
+from tensorcas_mlflow.chunk_io import Owner
 from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.file_formats import ByteSource, Listing, TensorLocation
-from tensorcas_mlflow.manifest import Manifest, Specs
+from tensorcas_mlflow.layout import Manifest, Specs
 from tensorcas_mlflow.reader._contents import (
     BATCH_BYTES,
     Contents,
     digest_of_metadata,
+    fill_from_chunks,
     identity_of,
     own_array,
     pieces_of_chunk_size,
 )
 from tensorcas_mlflow.reader._slices import Selection
-from tensorcas_mlflow.reader._stored import fill_from_chunks
-from tensorcas_mlflow.reader._stretches import stretches_between
-from tensorcas_mlflow.store import Owner, Store
-from tensorcas_mlflow.tensor import bytes_of
-from tensorcas_mlflow.threads import Lock
+from tensorcas_mlflow.store import Store
+
+
+def stretches_between(places: Iterable[TensorLocation], size: int) -> Iterator[tuple[int, int]]:
+    """Find the stretches of a file that no tensor lies in: headers, checksums, and what a reader cannot give.
+
+    Args:
+        places: The tensors of the file, in any order.
+        size: Of the file.
+
+    Yields:
+        Where each stretch begins and ends, ascending; two of them do not touch.
+    """
+    end = 0
+    for start, stop in sorted((place.start, place.start + place.n_bytes) for place in places if _has_each_byte(place)):
+        if start > end:
+            yield end, start
+        end = max(end, stop)
+    if end < size:
+        yield end, size
+
+
+def _has_each_byte(place: TensorLocation) -> bool:
+    """Tell whether each byte of the stretch of a tensor belongs to one of its elements."""
+    if place.strides is None:
+        return place.n_bytes > 0
+    n_elements = 1
+    for stride, side in sorted(zip(place.strides, place.spec.shape, strict=True)):
+        if side > 1 and stride:
+            if stride != n_elements:
+                return False
+            n_elements *= side
+    return 0 < place.n_bytes == n_elements * place.spec.numpy_dtype.itemsize
+
 
 _MANY_RUNS = 64
 """More pieces of a tensor are taken out of the mapped file, and not read one by one."""

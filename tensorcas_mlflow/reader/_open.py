@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from tensorcas_mlflow.backends import Tally
+from tensorcas_mlflow.chunk_io import TensorsFile
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.file_formats import ByteSource, Listing, OpenSibling, list_source, open_listing
-from tensorcas_mlflow.manifest import Manifest
-from tensorcas_mlflow.reader._contents import Contents
+from tensorcas_mlflow.layout import MAGIC, Manifest, Ref
+from tensorcas_mlflow.reader._contents import Contents, FileContents, StoredContents
 from tensorcas_mlflow.reader._listed import CountedSource, ListedContents, StoredFileContents, StoredSource
 from tensorcas_mlflow.reader._reader import CheckpointReader
-from tensorcas_mlflow.reader._stored import FileContents, StoredContents
-from tensorcas_mlflow.store import Ref, Store, TensorsFile
-from tensorcas_mlflow.tensors_file import MAGIC
+from tensorcas_mlflow.store import Store
 
 
 def open_ref(store: Store, ref: Ref, *, verify: bool = True, **options: Any) -> CheckpointReader:

@@ -1,4 +1,4 @@
-"""Outline of a checkpoint: the tensors of each layer and expert, by their names."""
+"""Outline of a checkpoint: layers and experts, found from patterns in tensor names."""
 
 from __future__ import annotations
 
@@ -9,14 +9,259 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from tensorcas_mlflow._lazy import Lazy
-from tensorcas_mlflow.chunking import Offsets
+from tensorcas_mlflow.base.arrow import array_of_texts, text_buffers, values_of
+from tensorcas_mlflow.base.lazy import Lazy
+from tensorcas_mlflow.base.tensors import Offsets, offsets_of
 from tensorcas_mlflow.errors import PartNotFoundError
-from tensorcas_mlflow.manifest import Specs
-from tensorcas_mlflow.reader._distinct import distinct
-from tensorcas_mlflow.reader._names import Patterns
-from tensorcas_mlflow.reader._naming import Naming, Reading, read_any, read_pattern
+from tensorcas_mlflow.layout import Specs
+
+
+def distinct(numbers: Any) -> Offsets:
+    """Give the different ones of whole numbers, ascending.
+
+    `numpy.unique` does the same, but imports masked arrays the first time, which takes longer than to read a manifest.
+    """
+    ordered = np.sort(numbers, axis=None)
+    found: Offsets = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
+    return found
+
+
+NUMBER = "\n"
+"""Stands for a number in a pattern; no name has a line break."""
+
+_MOST_DIGITS = 18
+"""Longer ones are text: they do not fit into 64 bits."""
+_ZERO, _NINE, _DOT = ord("0"), ord("9"), ord(".")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patterns:
+    """Names, each as a pattern and the numbers in it. A number is a whole part of a name, between dots."""
+
+    texts: Sequence[str]
+    """The different patterns, in the order in which they first occur, `NUMBER` in the place of each number."""
+    pattern: Offsets
+    """For each name which of them it has."""
+    numbers: Offsets
+    """The numbers of all names, one after the other."""
+    number_at: Offsets
+    """Where those of each name begin among ``numbers`` and, last, where those of the last one end."""
+
+    @classmethod
+    def of(cls, names: Any) -> Patterns:
+        """Find the patterns of names.
+
+        100,000 names take some tens of milliseconds: their bytes are looked at all at once.
+
+        Args:
+            names: A pyarrow array of utf8, its offsets sound.
+        """
+        at, data = text_buffers(names)
+        at = at.astype(np.int64)
+        begins, ends = _numbers_in(at, data)
+        of_name = np.searchsorted(at, begins, side="right") - 1
+        counts = np.bincount(of_name, minlength=len(names)) if len(names) else np.empty(0, np.int64)
+        texts, pattern = _patterns(at, data, begins, ends)
+        return cls(texts=texts, pattern=pattern, numbers=_values(data, begins, ends), number_at=offsets_of(counts))
+
+    def slot(self, rows: Any, nth: Any) -> Offsets:
+        """Give one of the numbers of some names.
+
+        Args:
+            rows: Which names.
+            nth: Which of its numbers, for each or for all.
+        """
+        values: Offsets = self.numbers[self.number_at[rows] + nth]
+        return values
+
+    def rows_by_pattern(self) -> list[Offsets]:
+        """For each pattern the names that have it, ascending."""
+        order = np.argsort(self.pattern, kind="stable")
+        borders = np.searchsorted(self.pattern[order], np.arange(1, len(self.texts)))
+        return list(np.split(order, borders)) if self.texts else []
+
+
+def _numbers_in(at: Offsets, data: Any) -> tuple[Offsets, Offsets]:
+    """Find the parts of names that are numbers: where each begins, and one past its end."""
+    n_bytes = len(data)
+    is_border = np.zeros(n_bytes + 1, dtype=bool)
+    is_border[at] = True  # a name begins here, and the one before has ended
+    is_digit = (data >= _ZERO) & (data <= _NINE)
+    is_dot = data == _DOT
+    starts = is_digit & is_border[:-1]
+    starts[1:] |= is_digit[1:] & is_dot[:-1]
+    begins = np.flatnonzero(starts)
+    # The end of the digits that begin there: the first place after it that is no digit, or that another name begins at.
+    stops = is_border.copy()
+    stops[:-1] |= ~is_digit
+    places = np.flatnonzero(stops)
+    ends = places[np.searchsorted(places, begins, side="right")] if len(begins) else begins
+    is_whole = is_border[ends]
+    inside = np.flatnonzero(~is_whole)
+    is_whole[inside] = is_dot[ends[inside]]
+    is_whole &= ends - begins <= _MOST_DIGITS
+    return begins[is_whole], ends[is_whole]
+
+
+def _values(data: Any, begins: Offsets, ends: Offsets) -> Offsets:
+    values = np.zeros(len(begins), dtype=np.int64)
+    for nth in range(int((ends - begins).max(initial=0))):
+        longer = np.flatnonzero(ends - begins > nth)
+        values[longer] = values[longer] * 10 + (data[begins[longer] + nth] - _ZERO)
+    return values
+
+
+def _patterns(at: Offsets, data: Any, begins: Offsets, ends: Offsets) -> tuple[list[str], Offsets]:
+    written = data.copy()
+    written[begins] = ord(NUMBER)
+    steps = np.zeros(len(data) + 1, dtype=np.int8)
+    steps[begins + 1] += 1
+    steps[ends] -= 1
+    is_kept = steps[:-1].cumsum(dtype=np.int8) == 0
+    written = written[is_kept]
+    kept_before = np.concatenate(([0], is_kept.cumsum()))
+    offsets = kept_before[at].astype(np.int32)
+    if len(at) == 1:
+        return [], np.empty(0, np.int64)
+    texts = pa.Array.from_buffers(
+        pa.utf8(), len(at) - 1, [None, pa.py_buffer(offsets.data), pa.py_buffer(written.data)]
+    ).dictionary_encode()
+    different: list[str] = [str(text) for text in texts.dictionary.to_pylist()]
+    return different, values_of(texts.indices).astype(np.int64)
+
+
+def array_of_names(names: Sequence[str]) -> Any:
+    """Put names into an array as `Patterns.of` takes it."""
+    return array_of_texts(names)
+
+
+_LAYERS = re.compile(
+    r"(?P<stack>(?:[^#]*?\.)??(?:[a-z_]+_)?(?:layers?|h|blocks?|resblocks|stages?))\.(?P<layer>#)(?=\.|$)"
+)
+"""``model.layers.#`` (Llama, Mistral, Mixtral, Qwen, DeepSeek, Gemma), ``transformer.h.#`` (GPT-2, Falcon),
+``encoder.layer.#`` (BERT, ViT), ``encoder.block.#`` (T5), ``blocks.#`` (timm, MPT), ``down_blocks.#`` (diffusers)."""
+_STAGES = re.compile(r"(?P<stack>(?:[^#]*?\.)??layer)(?P<stage>[0-9]{1,3})\.(?P<layer>#)(?=\.|$)")
+"""``layer1.#`` to ``layer4.#``: torchvision's ResNet and its kin. Blocks count through all stages."""
+_ANY = re.compile(r"(?P<stack>(?:[^#]*?(?=\.))??)\.?(?P<layer>#)(?=\.|$)")
+"""``#.weight``, ``features.#.weight``: `torch.nn.Sequential`, where nothing else is a layer."""
+_NO_STACKS = re.compile(r"(?:^|\.)(?:state|param_groups|optimizers?|schedulers?|__[a-z]+__)(?:\.|$)")
+"""What has numbers that count something else."""
+
+_EXPERT = re.compile(r"(?:^|\.)(?:[a-z]+_)??experts\.(?P<expert>#)(?=\.|$)")
+"""``mlp.experts.#`` (Qwen-MoE, DeepSeek), ``block_sparse_moe.experts.#`` (Mixtral)."""
+_FUSED = re.compile(r"(?:^|\.)(?:(?:local_)?experts\.(?!#)|block_sparse_moe\.(?:input|output)_linear\.weight$)")
+"""``mlp.experts.gate_up_proj``: one tensor for all experts of a layer, which are its rows (Llama 4, gpt-oss, Granite,
+and in newer releases of transformers all)."""
+_ROUTER = re.compile(r"(?:^|\.)(?:gate|router|wg)(?:\.(?:layer|linear|classifier|proj))?(?:\.weight)?$")
+"""``mlp.gate.weight``: its rows are as many as there are experts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """The layer, stage and expert that one pattern of names tells."""
+
+    stack: str
+    """What the layers belong to, such as ``model.layers``; "" for those of a plain `Sequential`."""
+    layer: int
+    """Which of the pattern's numbers counts layers."""
+    stage: int = 0
+    """Stages come one after the other, each with layers of its own."""
+    expert: int | None = None
+    """Which of the pattern's numbers counts experts; None where the pattern is not of one expert."""
+    is_fused: bool = False
+    """Whether it is a tensor that holds all experts of a layer, one after the other."""
+    is_router: bool = False
+    """Whether it is a tensor with a row for each expert."""
+
+
+def read_pattern(text: str) -> Reading | None:
+    """Read a pattern by the names that frameworks give; None if it names no layer that they do."""
+    if NUMBER not in text:
+        return None
+    text = _written(text)
+    match = _STAGES.match(text)
+    if match is not None:
+        return _reading(text, match, stage=int(match["stage"]))
+    match = _LAYERS.match(text)
+    return None if match is None or _NO_STACKS.search(match["stack"]) else _reading(text, match)
+
+
+def read_any(text: str) -> Reading | None:
+    """Read a pattern in a checkpoint of which no name is known: the first number counts layers."""
+    match = _ANY.match(_written(text))
+    return None if match is None or _NO_STACKS.search(match["stack"]) else _reading(_written(text), match)
+
+
+def _written(text: str) -> str:
+    # A part of a name that is itself "#" is no number.
+    return text.replace("#", "_").replace(NUMBER, "#")
+
+
+def _reading(text: str, match: re.Match[str], stage: int = 0) -> Reading:
+    rest = text[match.end() :]
+    n_before = text.count("#", 0, match.end())
+    expert = _EXPERT.search(rest)
+    return Reading(
+        stack=match["stack"],
+        layer=n_before - 1,
+        stage=stage,
+        expert=None if expert is None else n_before + rest.count("#", 0, expert.start("expert")),
+        is_fused=expert is None and _FUSED.search(rest) is not None,
+        is_router=_ROUTER.search(rest) is not None,
+    )
+
+
+_HOLES = ("{layer}", "{expert}")
+_ANYTHING = "[^.]*"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Naming:
+    """A rule for how a model names its layers and experts, for names that the reader does not know.
+
+    ```python
+    Naming(layer="net.stage{layer}.", expert="net.stage{layer}.moe.{expert}.")
+    Naming(layer="net.stage{layer}.", expert="net.stage{layer}.moe.w[{expert}]")
+    ```
+
+    A pattern matches the beginning of a name, up to a dot or the end. ``{layer}`` and ``{expert}`` match numbers, ``*``
+    matches anything without a dot. With ``[{expert}]`` at the end, experts are the rows of the tensors of that name.
+    """
+
+    layer: str
+    expert: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.layer.count("{layer}") != 1 or "{expert}" in self.layer:
+            raise ValueError(f"a pattern of layers has {{layer}} once and no {{expert}}, unlike {self.layer!r}")
+        if self.expert is not None and [self.expert.count(each) for each in ("{layer}", "{expert}")] != [1, 1]:
+            raise ValueError(f"a pattern of experts has {{layer}} and {{expert}} once, unlike {self.expert!r}")
+
+    @property
+    def _has_fused(self) -> bool:
+        """True if experts are rows of a tensor."""
+        return self.expert is not None and self.expert.endswith("[{expert}]")
+
+    def _layer_regex(self) -> re.Pattern[str]:
+        """Return the pattern that the names of a layer's tensors begin with."""
+        return _regex(self.layer)
+
+    def _expert_regex(self) -> re.Pattern[str] | None:
+        """Return the pattern that the names of experts' tensors begin with; None if the rule has none."""
+        return None if self.expert is None else _regex(self.expert.removesuffix("[{expert}]"))
+
+
+def _regex(pattern: str) -> re.Pattern[str]:
+    written = "".join(
+        rf"(?P<{part[1:-1]}>[0-9]{{1,18}})" if part in _HOLES else _ANYTHING if part == "*" else re.escape(part)
+        for part in re.split(r"(\{layer\}|\{expert\}|\*)", pattern.removesuffix("."))
+    )
+    # A number is a whole one: what is anything leaves no digit of it out.
+    written = written.replace(_ANYTHING + "(?P", r"(?:[^.]*[^.0-9])?(?P").replace(")" + _ANYTHING, r")(?![0-9])[^.]*")
+    return re.compile(written + r"(?=\.|$)")
+
 
 _NONE = -1
 _MOST_EXPERTS = 1 << 16

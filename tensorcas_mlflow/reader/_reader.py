@@ -1,37 +1,161 @@
-"""Reader for any part of a checkpoint: a summary, a tensor, some rows, a layer, an expert."""
+"""CheckpointReader: a summary, a tensor, some rows, a layer, an expert."""
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import re
+import time
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from tensorcas_mlflow._arrow import array_of_numbers
-from tensorcas_mlflow._lazy import Lazy
-from tensorcas_mlflow.adapter import Array, NotFilled
-from tensorcas_mlflow.adapters import adapter_for
-from tensorcas_mlflow.chunking import Offsets
-from tensorcas_mlflow.digest import digest, digest_of
+from tensorcas_mlflow.adapter import Array, NotFilled, adapter_for, adapter_named
+from tensorcas_mlflow.backends import Tally
+from tensorcas_mlflow.base.arrow import array_of_numbers
+from tensorcas_mlflow.base.digest import digest, digest_of
+from tensorcas_mlflow.base.lazy import Lazy
+from tensorcas_mlflow.base.tensors import Offsets, Spec
+from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import PartNotFoundError, TensorNotFoundError
 from tensorcas_mlflow.file_formats import left_out_parts
-from tensorcas_mlflow.manifest import Numbers, Specs
-from tensorcas_mlflow.reader._contents import BATCH_BYTES, Contents
-from tensorcas_mlflow.reader._frameworks import framework_named
-from tensorcas_mlflow.reader._naming import Naming
-from tensorcas_mlflow.reader._outline import Outline, Part
-from tensorcas_mlflow.reader._part import PartContents
+from tensorcas_mlflow.layout import Numbers, Specs
+from tensorcas_mlflow.reader._contents import BATCH_BYTES, Contents, PartContents
+from tensorcas_mlflow.reader._outline import Naming, Outline, Part
 from tensorcas_mlflow.reader._slices import select
-from tensorcas_mlflow.reader._stats import ReadStats, Watch
-from tensorcas_mlflow.reader._summary import Summary, summarize
-from tensorcas_mlflow.reader._table import table_of
-from tensorcas_mlflow.reader._tensor_slice import TensorSlice
-from tensorcas_mlflow.tensor import Spec
+from tensorcas_mlflow.reader._summary import Summary, summarize, table_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadStats:
+    """Figures of all reads of a reader, counted where the storage returned the bytes."""
+
+    read_bytes: int
+    """Bytes that were read: tensors, manifests, the index and headers."""
+    n_requests: int
+    """Reads, listings and look-ups at the storage; in a local file, each read of a stretch."""
+    mapped_bytes: int
+    """Bytes that were memory-mapped. The system reads the touched pages of them, which nobody counts."""
+    n_cache_hits: int
+    """Chunks that came from the chunk cache on local disk."""
+    read_s: float
+    """Seconds in which at least one call was reading."""
+
+
+class Watch:
+    """Clock of the calls that read; nested calls count once."""
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+        self._lock = Lock()
+        self._seconds = 0.0
+        self._depth = 0
+        self._began = 0.0
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Count the time of a block; threads that read at once count once."""
+        with self._lock:
+            if self._depth == 0:
+                self._began = time.perf_counter()
+            self._depth += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._depth -= 1
+                if self._depth == 0:
+                    self._seconds += time.perf_counter() - self._began
+
+    def stats(self) -> ReadStats:
+        """Return the figures so far."""
+        tally = self._tally
+        return ReadStats(
+            read_bytes=tally.n_bytes,
+            n_requests=tally.n_requests,
+            mapped_bytes=tally.n_mapped_bytes,
+            n_cache_hits=tally.n_cached,
+            read_s=self._seconds,
+        )
+
+
+class TensorSlice:
+    """One tensor of a checkpoint, which reads what it is indexed for."""
+
+    def __init__(self, spec: Spec, read: Callable[[Any], Any]) -> None:
+        """Stand for a tensor.
+
+        Args:
+            spec: Describes it.
+            read: Reads what an index chooses.
+        """
+        self.spec = spec
+        self._read = read
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return self.spec.shape
+
+    @property
+    def dtype(self) -> str | None:
+        """The name of its dtype."""
+        return self.spec.dtype
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a scalar has no length")
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> Any:
+        """Read what an index chooses: whole numbers, slices, ``...``, ``None``, and one list of numbers or bools.
+
+        Raises:
+            IndexError: It is out of bounds, or of another kind.
+            TensorCasError: See `CheckpointReader.tensor`.
+        """
+        return self._read(index)
+
+
+_ADAPTERS = {"pt": "pytorch", "torch": "pytorch", "pytorch": "pytorch"}
+_NUMPY = ("np", "numpy")
+
+
+class Framework(Protocol):
+    """Makes a framework's tensors of arrays."""
+
+    def __call__(self, arrays: Mapping[str, Array]) -> dict[str, Any]:
+        """Make tensors, by name; they share memory with the arrays where they can."""
+        ...
+
+
+def framework_named(name: str, device: Any = None) -> Framework:
+    """Find a framework.
+
+    Args:
+        name: ``np`` or ``pt``, as `safetensors.safe_open` has them, or ``numpy`` or ``torch``.
+        device: Where tensors go; the CPU unless given.
+
+    Raises:
+        ValueError: There is no such framework, or arrays are to go to a device.
+        AdapterError: There is no such device.
+    """
+    if name in _NUMPY:
+        if device is not None and str(device) != "cpu":
+            raise ValueError(f"numpy's arrays are in memory and not on {str(device)!r}: ask for framework='pt'")
+        return lambda arrays: dict(arrays)
+    if name not in _ADAPTERS:
+        raise ValueError(f"there is no framework {name!r}: it is 'np' or 'pt'")
+    adapter = adapter_named(_ADAPTERS[name])
+    options = {} if device is None else {"device": device}
+    if options:
+        adapter.weights({}, **options)  # says now, and not at the first tensor, that there is no such device
+    return lambda arrays: adapter.weights(arrays, **options)
 
 
 class CheckpointReader(Mapping[str, Any]):

@@ -8,8 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from tensorcas_mlflow.file_formats import SAFETENSORS_DTYPES
-from tensorcas_mlflow.reader._reader import CheckpointReader
-from tensorcas_mlflow.reader._tensor_slice import TensorSlice
+from tensorcas_mlflow.reader._reader import CheckpointReader, TensorSlice
 
 
 class SafeOpen:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.chunking import Offsets
-from tensorcas_mlflow.reader._distinct import distinct
+from tensorcas_mlflow.base.tensors import Offsets
+from tensorcas_mlflow.reader._outline import distinct
 
 Places = range | Offsets
 """Places of one axis, ascending, each once. An axis may have very many."""

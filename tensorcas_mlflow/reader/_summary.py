@@ -1,4 +1,4 @@
-"""Summary of a checkpoint as a tree, from names, dtypes and shapes alone."""
+"""Summary of a checkpoint as a tree or an Arrow table, from names, dtypes and shapes alone."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from tensorcas_mlflow._texts import count_text, size_text
-from tensorcas_mlflow.chunking import Offsets, ranges
+from tensorcas_mlflow.base.arrow import array_of_numbers, array_of_texts
+from tensorcas_mlflow.base.tensors import Offsets, ranges
+from tensorcas_mlflow.base.text import count_text, size_text
 from tensorcas_mlflow.file_formats import EXAMPLE_INPUT, OTHER_FILE, left_out_parts
-from tensorcas_mlflow.manifest import Specs
-from tensorcas_mlflow.reader._distinct import distinct
-from tensorcas_mlflow.reader._names import NUMBER, Patterns
-from tensorcas_mlflow.reader._outline import Outline, number_ranges
+from tensorcas_mlflow.layout import Specs
+from tensorcas_mlflow.reader._contents import Contents
+from tensorcas_mlflow.reader._outline import NUMBER, Outline, Patterns, distinct, number_ranges
 
 _MOST_PATTERNS, _MOST_STACKS = 4096, 256
 """Of more the first are shown."""
@@ -285,3 +286,30 @@ class _Branch:
     def _child(self, leaves: list[_Leaf]) -> _Branch:
         widest = max(leaves, key=lambda leaf: leaf.counts[self.depth])
         return _Branch(widest.parts[self.depth], leaves, self.depth + 1, widest.counts[self.depth])
+
+
+def table_of(contents: Contents, outline: Outline) -> pa.Table:
+    """Describe tensors; see `CheckpointReader.table`."""
+    specs, found = contents.specs, outline.assignment
+    dtypes = [str(name) for name in specs.dtypes]
+    offsets = array_of_numbers(specs.shape_at, pa.int32())
+    return pa.table(
+        {
+            "name": specs.names,
+            "dtype": array_of_texts([dtypes[code] for code in specs.dtype.tolist()]),
+            "shape": pa.ListArray.from_arrays(offsets, array_of_numbers(specs.sides, pa.int64())),
+            "n_bytes": array_of_numbers(specs.n_bytes, pa.int64()),
+            "stack": array_of_texts([found.stacks[at] if at >= 0 else None for at in found.stack.tolist()]),
+            "layer": _or_null(found.layer),
+            "expert": _or_null(found.expert),
+            "digest": array_of_texts([None if known is None else known.hex() for known in contents.known_identities()]),
+        }
+    )
+
+
+def _or_null(numbers: Any) -> Any:
+    return (
+        pa.array(np.asarray(numbers).tolist(), pa.int64())
+        if (numbers >= 0).all()
+        else pa.array([number if number >= 0 else None for number in numbers.tolist()], pa.int64())
+    )

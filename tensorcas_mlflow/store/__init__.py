@@ -1,9 +1,7 @@
-"""The store: saving and loading of checkpoints and files, and the refs keeping them alive."""
+"""Store: saves, loads and refs of one root, and the writer's side of the commit protocol."""
 
 from tensorcas_mlflow.store._batch import PendingBatch
-from tensorcas_mlflow.store._find import stores_below
-from tensorcas_mlflow.store._format import is_carried
-from tensorcas_mlflow.store._owner import Owner
+from tensorcas_mlflow.store._choose import Policy, RecentArrangements
 from tensorcas_mlflow.store._payload import (
     MANIFEST_FILE,
     PAYLOAD_FILE,
@@ -15,29 +13,22 @@ from tensorcas_mlflow.store._payload import (
     write_payload,
 )
 from tensorcas_mlflow.store._pending import abandon_pending, has_pending, hold_pending, take_pending
-from tensorcas_mlflow.store._policy import Policy
-from tensorcas_mlflow.store._records import Ref, RefTarget
 from tensorcas_mlflow.store._save import PendingSave
-from tensorcas_mlflow.store._store import Store
-from tensorcas_mlflow.store._tensors_file import TensorsFile
+from tensorcas_mlflow.store._store import Store, stores_below
 
 __all__ = [
     "MANIFEST_FILE",
     "PAYLOAD_FILE",
     "PAYLOAD_FILES",
-    "Owner",
     "PendingBatch",
     "PendingSave",
     "Policy",
-    "Ref",
-    "RefTarget",
+    "RecentArrangements",
     "Store",
-    "TensorsFile",
     "abandon_pending",
     "copy_payload",
     "has_pending",
     "hold_pending",
-    "is_carried",
     "payload_bytes",
     "payload_pieces",
     "read_payload",
@@ -45,12 +36,3 @@ __all__ = [
     "take_pending",
     "write_payload",
 ]
-
-
-def __getattr__(name: str) -> object:
-    # Python's own error for an AttributeError in ``from … import`` would not name the right module.
-    if name == "TensorCasStore":
-        raise ImportError(
-            "TensorCasStore is not in tensorcas_mlflow.store: from tensorcas_mlflow import TensorCasStore"
-        )
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow import threads
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, unique_rows
+from tensorcas_mlflow.base import threads
+from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, unique_rows
+from tensorcas_mlflow.chunk_io import Catalog, Places
 from tensorcas_mlflow.errors import (
     BackendError,
     BlobExistsError,
@@ -27,15 +28,20 @@ from tensorcas_mlflow.errors import (
     CheckpointExistsError,
     ChunkNotFoundError,
 )
-from tensorcas_mlflow.index import pack_key, pack_name
-from tensorcas_mlflow.manifest import Manifest
-from tensorcas_mlflow.pack import TARGET_BYTES, Base, Packed, Payload
-from tensorcas_mlflow.store._catalog import Catalog
-from tensorcas_mlflow.store._claim import Intent, declare, look, manifest_blob, probe, write_packs
-from tensorcas_mlflow.store._condemned import Condemnation
-from tensorcas_mlflow.store._lookup import Places
-from tensorcas_mlflow.store._packs import new_pack_name
-from tensorcas_mlflow.store._records import Ref, ref_bytes
+from tensorcas_mlflow.layout import (
+    TARGET_BYTES,
+    Base,
+    Condemnation,
+    Manifest,
+    Packed,
+    Payload,
+    Ref,
+    new_pack_name,
+    pack_key,
+    pack_name,
+    ref_bytes,
+)
+from tensorcas_mlflow.store._save import Intent, declare, look, manifest_blob, probe, write_packs
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Choice of each tensor's encoding, from a sample; chunks unlike the sample are encoded differently."""
+"""Choice of an encoding for each tensor: policies, samples, and the correction for atypical chunks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 
+from tensorcas_mlflow.base import config
+from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.codecs import (
     DELTA,
     PLANES,
@@ -23,7 +26,31 @@ from tensorcas_mlflow.codecs import (
     encode_best,
     estimate_share,
 )
-from tensorcas_mlflow.threads import Lock
+
+
+class Policy(Enum):
+    """Encoding effort of a save. It does not change the loaded data."""
+
+    FAST = "fast"
+    """Tensors are stored raw, and can be memory-mapped; text is compressed."""
+    BALANCED = "balanced"
+    """Data that shrinks at the speed of a disk is compressed."""
+    SMALL = "small"
+    """Like `BALANCED`, with more time for fewer bytes if there is something to gain."""
+
+    @classmethod
+    def of(cls, given: str | Policy | None) -> Policy:
+        """Return the policy of a name; by default the environment's (TENSORCAS_POLICY).
+
+        Raises:
+            ValueError: No policy has this name.
+        """
+        name = given.value if isinstance(given, Policy) else given or config.policy()
+        for policy in cls:
+            if policy.value == name:
+                return policy
+        raise ValueError(f"a policy is {', '.join(policy.value for policy in cls)}, not {name!r}")
+
 
 LEAST_DELTA_BYTES = 4096
 """A smaller chunk is not stored as a delta: reading its base costs more than the saved space is worth."""

@@ -8,23 +8,25 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.chunking import MAX_CHUNK_BYTES
+from tensorcas_mlflow.base.tensors import MAX_CHUNK_BYTES
+from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.codecs import MOST_OVERHEAD_BYTES, Buffer, encode_best
 from tensorcas_mlflow.errors import ChunkNotFoundError, CorruptChunkError, CorruptError, FormatError
-from tensorcas_mlflow.index import Table, make_table, pack_key
-from tensorcas_mlflow.pack import (
+from tensorcas_mlflow.layout import (
     DELTA,
     ENTRY,
     Base,
     Payload,
+    Table,
     bases_of,
     decode_chunk,
     is_base_of,
     is_delta,
+    make_table,
+    pack_key,
     payload_of,
+    read_pack_table,
 )
-from tensorcas_mlflow.store._packs import read_pack_table
-from tensorcas_mlflow.threads import Lock
 
 _MAX_TABLES = 256
 _HELD_BYTES = 16 << 20

@@ -7,12 +7,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tensorcas_mlflow.blob_names import list_blobs
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError
-from tensorcas_mlflow.manifest import Manifest
-from tensorcas_mlflow.store._base_plan import BasePlan, Wanted, nearest_parent, plan_bases
-from tensorcas_mlflow.store._bases import LEAST_ROW_BYTES, RecentManifests, may_be_base
-from tensorcas_mlflow.store._keys import STAND_INS
+from tensorcas_mlflow.layout import STAND_INS, Manifest, list_blobs
+from tensorcas_mlflow.store._bases import (
+    LEAST_ROW_BYTES,
+    BasePlan,
+    RecentManifests,
+    Wanted,
+    may_be_base,
+    nearest_parent,
+    plan_bases,
+)
 from tensorcas_mlflow.store._sources import Source
 
 if TYPE_CHECKING:

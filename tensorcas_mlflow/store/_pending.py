@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tensorcas_mlflow.store._records import RefTarget
+from tensorcas_mlflow.base.threads import Lock
+from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.store._save import PendingSave
 from tensorcas_mlflow.store._store import Store
-from tensorcas_mlflow.threads import Lock
 
 _lock = Lock()
 _held: dict[tuple[str, str, str | None], tuple[PendingSave, RefTarget]] = {}

@@ -11,14 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow._lazy import Lazy
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.chunking import Offsets, chunk_begins, chunk_counts, chunk_sizes, offsets_of
-from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest_all, digest_each, hex_of
+from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, digest_all, digest_each, hex_of
+from tensorcas_mlflow.base.lazy import Lazy
+from tensorcas_mlflow.base.tensors import Offsets, bytes_of, chunk_begins, chunk_counts, chunk_sizes, offsets_of
 from tensorcas_mlflow.errors import ChunkNotFoundError, FencedError
-from tensorcas_mlflow.index import Mask
-from tensorcas_mlflow.manifest import Columns, Row, Rows, Specs, row_cuts
-from tensorcas_mlflow.tensor import bytes_of
+from tensorcas_mlflow.layout import Columns, Mask, Row, Rows, Specs, row_cuts
 
 _SMALL_BYTES = 4096
 """Copying arrays of at most this size costs less than viewing them."""

@@ -1,48 +1,299 @@
-"""The store: all operations of a program on one root."""
+"""Store: everything a program does with one root."""
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
+from urllib.parse import unquote
 
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.backends import Backend, MeteredBackend, Root, Tally, open_backend
-from tensorcas_mlflow.blob_names import list_blobs
-from tensorcas_mlflow.chunking import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
-from tensorcas_mlflow.digest import unique_rows
+from tensorcas_mlflow.backends import (
+    STORE_FOLDER,
+    Backend,
+    MeteredBackend,
+    Root,
+    Tally,
+    Token,
+    open_backend,
+    open_bucket,
+)
+from tensorcas_mlflow.base import threads
+from tensorcas_mlflow.base.digest import unique_rows
+from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
+from tensorcas_mlflow.base.threads import Lock
+from tensorcas_mlflow.chunk_io import Calibration, Catalog, ChunkReader, ExtentCache, ReadPlan, Way, calibrate_on
 from tensorcas_mlflow.errors import (
     BlobExistsError,
     BlobNotFoundError,
     ConflictError,
     CorruptError,
+    ForbiddenError,
     FormatError,
     NewerFormatError,
     StoreNotFoundError,
     WrongStoreError,
 )
-from tensorcas_mlflow.extent_cache import ExtentCache
 from tensorcas_mlflow.file_formats import Readable, Tape
-from tensorcas_mlflow.hints import read_hints
-from tensorcas_mlflow.manifest import MAX_BYTES, Manifest
-from tensorcas_mlflow.readplan import Calibration, ReadPlan, Way
-from tensorcas_mlflow.store._calibrate import calibrate_on
-from tensorcas_mlflow.store._catalog import Catalog
-from tensorcas_mlflow.store._condemned import Generation, begin_first_generation
-from tensorcas_mlflow.store._find import OpenStores, check_free
-from tensorcas_mlflow.store._format import FORMAT, new_format, parse_format
+from tensorcas_mlflow.layout import (
+    FORMAT,
+    MAX_BYTES,
+    MAX_REF_BYTES,
+    STAND_INS,
+    Generation,
+    Manifest,
+    Ref,
+    Stamp,
+    artifact_key,
+    artifact_prefix,
+    begin_first_generation,
+    label_of,
+    list_blobs,
+    list_dir,
+    new_format,
+    parse_format,
+    read_hints,
+    read_ref,
+    read_refs_around,
+    stamp_of,
+)
+from tensorcas_mlflow.store._choose import Policy
 from tensorcas_mlflow.store._ingest import Ingest
 from tensorcas_mlflow.store._parents import RECENT, Earlier, Parents
-from tensorcas_mlflow.store._policy import Policy
-from tensorcas_mlflow.store._read import ChunkReader
-from tensorcas_mlflow.store._records import (
-    MAX_REF_BYTES,
-    Ref,
-)
-from tensorcas_mlflow.store._refs import Refs
 from tensorcas_mlflow.store._save import PendingSave
 from tensorcas_mlflow.store._sources import NoSource, TensorSource, Watch
+
+_log = logging.getLogger(__name__)
+
+
+class Refs:
+    """The refs of one store."""
+
+    backend: Backend
+
+    def ref(self, key: str) -> Ref | None:
+        """Read the ref at a key, or return None."""
+        return read_ref(self.backend, key)
+
+    def artifact(self, path: str) -> Ref | None:
+        """Return the ref of an artifact path, relative to the root; None if there is none."""
+        return None if path == "" else read_ref(self.backend, artifact_key(path))
+
+    def artifacts(self, directory: str = "", *, damaged: list[str] | None = None) -> tuple[list[Ref], list[str]]:
+        """List an artifact directory.
+
+        Args:
+            directory: The directory; ``""`` is the root.
+            damaged: Receives the paths of damaged refs in it, as far as their keys show them. Without it they raise.
+
+        Returns:
+            The refs directly in it, and the names of subdirectories with refs below them.
+
+        Raises:
+            CorruptError: A ref is damaged.
+        """
+        blobs, segments = list_dir(self.backend, artifact_prefix(directory))
+        refs = [ref for ref in self._read((info.key for info in blobs), damaged) if ref.path is not None]
+        prefix = f"{directory}/" if directory else ""
+
+        def name_of(segment: str) -> str | None:
+            # The segment is an encoding of the name; the refs below contain the name itself.
+            name = None
+            for info in list_blobs(self.backend, f"{artifact_prefix(directory)}/{segment}"):
+                refs, errors = read_refs_around(self.backend, [info.key])
+                for ref in refs:
+                    if ref.path is not None:
+                        return ref.path.removeprefix(prefix).split("/")[0]
+                if errors:
+                    name = unquote(segment)  # unless the name was long
+            return name
+
+        names = threads.ordered_map(name_of, segments, waits=True) if self.backend.is_remote else map(name_of, segments)
+        return refs, sorted({name for name in names if name is not None})
+
+    def walk_artifacts(self, directory: str = "", *, damaged: list[str] | None = None) -> list[Ref]:
+        """List all refs below an artifact directory, by path; ``damaged`` is that of `artifacts`."""
+        keys = (info.key for info in list_blobs(self.backend, artifact_prefix(directory)))
+        return sorted(self._read(keys, damaged), key=lambda ref: ref.path or "")
+
+    def _read(self, keys: Iterable[str], damaged: list[str] | None) -> list[Ref]:
+        refs, errors = read_refs_around(self.backend, keys)
+        for key, error in errors.items():
+            if damaged is None:
+                raise error
+            damaged.append(label_of(key) or key)
+        return refs
+
+    def artifact_token(self, path: str) -> Token | None:
+        """Return a token of an artifact path's ref, different from its replacement's; None if there is no ref."""
+        info = self.backend.stat(artifact_key(path))
+        return None if info is None else info.token
+
+    def drop_artifact(self, path: str, token: Token | None) -> bool:
+        """Drop the ref of an artifact path if it still has the token; return whether it had."""
+        return token is not None and self.backend.withdraw(artifact_key(path), token)
+
+    def drop_artifacts(self, path: str) -> int:
+        """Drop the ref of an artifact path and all refs below it; ``""`` means all artifacts.
+
+        The next collection removes their data.
+
+        Returns:
+            The number of dropped refs; dropping none is no error.
+        """
+        keys = [info.key for info in list_blobs(self.backend, artifact_prefix(path))]
+        if path and self.backend.stat(artifact_key(path)) is not None:
+            keys.append(artifact_key(path))
+        threads.run_all(self.backend.delete, keys, waits=self.backend.is_remote)
+        return len(keys)
+
+    def drop(self, ref: Ref) -> None:
+        """Drop one ref; a missing one is no error."""
+        self.backend.delete(ref.key)
+
+    def checkpoints(self) -> list[Ref]:
+        """List every ref of the store except stand-ins, in the order of their creation.
+
+        A damaged ref is left out, with a warning.
+        """
+        refs, damaged = self.readable_checkpoints()
+        for error in damaged.values():
+            _log.warning("%s; it is left out, and `tensorcas verify` says more", error)
+        return refs
+
+    def readable_checkpoints(self) -> tuple[list[Ref], dict[str, CorruptError]]:
+        """List refs like `checkpoints`, and the error of each damaged one, by its key."""
+        keys = (info.key for info in list_blobs(self.backend, "refs"))
+        refs, damaged = read_refs_around(self.backend, (key for key in keys if not key.startswith(f"{STAND_INS}/")))
+        return sorted(refs, key=lambda ref: (ref.created, ref.key)), damaged
+
+
+_LOOK_AGAIN_S = 60.0
+"""After this long a remote store is checked again: somebody may have replaced it."""
+_MOST_LISTED = 20_000
+"""Maximum number of objects searched for stores below a remote place; a bucket may hold any number."""
+
+
+class OpenStores:
+    """The stores found by this process."""
+
+    def __init__(self, open_at: Callable[[Root], Store]) -> None:
+        self._open_at = open_at
+        self._local: dict[str, tuple[Stamp, Store]] = {}
+        self._remote: dict[Root, tuple[float, Store]] = {}
+        self._lock = Lock()
+
+    def find(self, place: Root) -> tuple[Store, str]:
+        """Find the nearest store at a place or above; see `Store.find`."""
+        return self._find_local(place) if place.is_local else self._find_remote(place)
+
+    def _find_local(self, place: Root) -> tuple[Store, str]:
+        root = path = place.path
+        # Text and one `stat` a folder: every artifact path and every checkpoint needs this walk.
+        while (stamp := stamp_of(root)) is None:
+            root, below = os.path.dirname(root), root
+            if root == below:
+                raise StoreNotFoundError(place.uri)
+        with self._lock:
+            known, store = self._local.get(root, (None, None))
+            if store is None or known != stamp:
+                store = self._open_at(Root.parse(Path(root)))
+                self._local[root] = stamp, store
+        return store, path[len(root) :].lstrip(os.sep).replace(os.sep, "/")
+
+    def _find_remote(self, place: Root) -> tuple[Store, str]:
+        candidates = [place, *place.parents()]
+        since = time.monotonic() - _LOOK_AGAIN_S
+        with self._lock:
+            # Stores are never nested, so a known one is the nearest.
+            for root in candidates:
+                seen_s, store = self._remote.get(root, (since, None))
+                if store is not None and seen_s > since:
+                    return store, root.path_of(place) or ""
+        found: dict[Root, Store] = {}
+        refused: list[ForbiddenError] = []
+
+        def look(root: Root) -> None:
+            try:
+                found[root] = self._open_at(root)
+            except StoreNotFoundError:
+                pass
+            except ForbiddenError as error:
+                # A user with access to a part of a bucket may not read above it.
+                if root == place:
+                    refused.append(error)
+
+        threads.run_all(look, candidates, waits=True)
+        for root in candidates:
+            if root in found:
+                return self._keep(root, found[root]), root.path_of(place) or ""
+        if refused:
+            raise refused[0]
+        raise StoreNotFoundError(place.uri)
+
+    def _keep(self, root: Root, store: Store) -> Store:
+        """Keep a store open; prefer one that is open already and has its index in memory."""
+        with self._lock:
+            _, known = self._remote.get(root, (0.0, None))
+            if known is not None and known.id == store.id:
+                store = known
+            self._remote[root] = time.monotonic(), store
+        return store
+
+
+def check_free(place: Root) -> None:
+    """Check that no store lies above or below a place.
+
+    Raises:
+        ConflictError: One does.
+    """
+    for above in _stores_above(place):
+        raise ConflictError(f"{place.uri!r} lies inside the store at {above.uri!r}: use that one")
+    for below in islice(stores_below(place), 1):
+        raise ConflictError(f"{place.uri!r} lies above the store at {below.uri!r}: use that one, or another root")
+
+
+def _stores_above(place: Root) -> list[Root]:
+    if place.is_local:
+        return [root for root in place.parents() if (root.folder / STORE_FOLDER / FORMAT).is_file()]
+    found: list[Root] = []
+
+    def look(root: Root) -> None:
+        try:
+            if open_bucket(root, STORE_FOLDER).head(FORMAT) is not None:
+                found.append(root)
+        except ForbiddenError:
+            pass
+
+    threads.run_all(look, list(place.parents()), waits=True)
+    return found
+
+
+def stores_below(place: Root, *, most_folders: int | None = None) -> Iterator[Root]:
+    """Find the stores below a place.
+
+    Args:
+        place: A local folder, or a prefix in a bucket; of a bucket only a bounded number of objects is searched.
+        most_folders: Maximum number of local folders to search; all by default.
+    """
+    if place.is_local:
+        for folder, folders, _ in islice(os.walk(place.folder), most_folders):
+            folders.sort()
+            if STORE_FOLDER in folders and Path(folder) != place.folder:
+                yield Root.parse(Path(folder))
+                folders.clear()  # stores are never nested
+            elif STORE_FOLDER in folders:
+                folders.remove(STORE_FOLDER)
+        return
+    ending = f"/{STORE_FOLDER}/{FORMAT}"
+    for info in islice(open_bucket(place, "").walk(""), _MOST_LISTED):
+        if info.path.endswith(ending):
+            yield place.joined(info.path.removesuffix(ending))
+
 
 Place = str | os.PathLike[str] | Root
 """A root or a place below one, in a user's form; see `Root.parse`."""

@@ -10,44 +10,46 @@ import uuid
 from collections.abc import Collection, Iterator, Set
 
 from tensorcas_mlflow.backends import Backend, BlobInfo
-from tensorcas_mlflow.blob_names import list_blobs
+from tensorcas_mlflow.chunk_io import Catalog, names_of
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError, NewerFormatError
-from tensorcas_mlflow.index import (
+from tensorcas_mlflow.layout import (
+    FORMAT,
+    GENERATION,
+    MAX_REF_BYTES,
     MAX_SEGMENT_BYTES,
+    STAND_INS,
+    Condemnation,
+    Condemned,
+    Intent,
+    Payload,
+    Ref,
     Table,
+    _records,
+    begin_generation,
     check_segment_head,
+    condemned_bytes,
+    intent_bytes,
+    label_of,
+    list_blobs,
+    list_packs,
+    manifest_of_damaged_ref,
+    mark_loose,
+    new_format,
+    new_pack_name,
     only_packs,
+    parse_format,
+    parse_intent,
+    read_condemned,
+    read_list,
+    read_pack_table,
+    read_ref,
     read_segment,
     segment_bytes,
     segment_head_bytes,
 )
-from tensorcas_mlflow.pack import Payload
-from tensorcas_mlflow.store import _claim, _records
-from tensorcas_mlflow.store._catalog import Catalog
-from tensorcas_mlflow.store._claim import declare
-from tensorcas_mlflow.store._condemned import (
-    GENERATION,
-    Condemnation,
-    Condemned,
-    begin_generation,
-    condemned_bytes,
-    read_condemned,
-    read_list,
-)
+from tensorcas_mlflow.store import _save
 from tensorcas_mlflow.store._deltas import Bases
-from tensorcas_mlflow.store._format import FORMAT, new_format, parse_format
-from tensorcas_mlflow.store._keys import STAND_INS, label_of
-from tensorcas_mlflow.store._owner import names_of
-from tensorcas_mlflow.store._packs import list_packs, mark_loose, new_pack_name, read_pack_table
-from tensorcas_mlflow.store._records import (
-    MAX_REF_BYTES,
-    Intent,
-    Ref,
-    intent_bytes,
-    manifest_of_damaged_ref,
-    parse_intent,
-    read_ref,
-)
+from tensorcas_mlflow.store._save import declare
 
 __all__ = [
     "FORMAT",
@@ -95,7 +97,7 @@ def write_packs(backend: Backend, catalog: Catalog, payloads: Iterator[Payload])
     Returns:
         Size of the packs.
     """
-    return _claim.write_packs(backend, catalog, payloads, Condemnation(lists=(), generation=None))
+    return _save.write_packs(backend, catalog, payloads, Condemnation(lists=(), generation=None))
 
 
 def check_index(backend: Backend) -> None:

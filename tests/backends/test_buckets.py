@@ -8,7 +8,7 @@ import obstore
 import pytest
 from obstore.store import MemoryStore
 
-from tensorcas_mlflow.backends import Bucket, Root, _credentials, open_bucket
+from tensorcas_mlflow.backends import Bucket, Root, _open, open_bucket
 from tensorcas_mlflow.backends._buckets import PART_BYTES
 from tensorcas_mlflow.errors import BackendError, RefusedError
 
@@ -63,11 +63,11 @@ def test_a_setting_that_leads_nowhere_is_a_value_error(name: str, value: str, mo
 
 
 def test_however_many_buckets_are_named_few_are_kept_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_credentials, "_MAX_VIEWS", 3)
-    monkeypatch.setattr(_credentials, "_views", {})
+    monkeypatch.setattr(_open, "_MAX_VIEWS", 3)
+    monkeypatch.setattr(_open, "_views", {})
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     for n in range(5):
         open_bucket(Root.parse(f"tensorcas-s3://bucket{n}/path"), "")
 
-    assert len(_credentials._views) == 3
+    assert len(_open._views) == 3

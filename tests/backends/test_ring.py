@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.backends import Ring, has_ring
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.store import Store
 
 CONTENT = np.random.default_rng(0).integers(0, 256, 1_000_000, dtype=np.uint8).tobytes()
 needs_ring = pytest.mark.skipif(not has_ring(), reason="io_uring cannot be had here")

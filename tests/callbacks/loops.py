@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import xgboost
 
-from tensorcas_mlflow.checkpoints import list_checkpoints
+from tensorcas_mlflow.integration.checkpoints import list_checkpoints
 
 GENERATOR = np.random.default_rng(0)
 FEATURES = GENERATOR.normal(size=(64, 4)).astype("float32")

@@ -19,8 +19,8 @@ import xgboost
 from tensorcas_mlflow.callbacks import autolog
 from tensorcas_mlflow.callbacks.lightning import TensorCasCheckpoint
 from tensorcas_mlflow.callbacks.xgboost import TensorCasCallback
-from tensorcas_mlflow.checkpoints import Keep, load_checkpoint
-from tensorcas_mlflow.flavor import load_model
+from tensorcas_mlflow.integration.checkpoints import Keep, load_checkpoint
+from tensorcas_mlflow.integration.models import load_model
 from tests.callbacks.loops import (
     FEATURES,
     LABELS,

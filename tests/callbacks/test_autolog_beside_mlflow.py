@@ -15,7 +15,7 @@ import pytest
 import xgboost
 
 from tensorcas_mlflow.callbacks import autolog
-from tensorcas_mlflow.flavor import load_model
+from tensorcas_mlflow.integration.models import load_model
 from tests.callbacks.loops import (
     PARAMETERS,
     data,
@@ -127,7 +127,7 @@ import numpy as np
 data = xgboost.DMatrix(np.eye(4), np.arange(4))
 xgboost.train({{"nthread": 1}}, data, 4, evals=[(data, "train")], verbose_eval=False)
 (run,) = mlflow.search_runs(output_format="list")
-from tensorcas_mlflow.checkpoints import list_checkpoints
+from tensorcas_mlflow.integration.checkpoints import list_checkpoints
 print([record.step for record in list_checkpoints(run.info.run_id)], sorted(run.data.metrics)[-1])
 """
 

@@ -11,7 +11,7 @@ import xgboost
 
 from tensorcas_mlflow.callbacks import autolog
 from tensorcas_mlflow.callbacks.transformers import write_trainer_checkpoint
-from tensorcas_mlflow.checkpoints import list_checkpoints, load_checkpoint, log_checkpoint
+from tensorcas_mlflow.integration.checkpoints import list_checkpoints, load_checkpoint, log_checkpoint
 from tests.callbacks.loops import FEATURES, PARAMETERS, TARGETS, data, make_module, make_trainer
 from tests.callbacks.tokens import make_trainer as make_transformers_trainer
 

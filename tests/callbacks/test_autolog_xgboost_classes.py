@@ -16,8 +16,8 @@ from sklearn.preprocessing import StandardScaler
 
 from tensorcas_mlflow.callbacks import autolog
 from tensorcas_mlflow.callbacks.xgboost import TensorCasCallback
-from tensorcas_mlflow.checkpoints import load_checkpoint
-from tensorcas_mlflow.flavor import load_model
+from tensorcas_mlflow.integration.checkpoints import load_checkpoint
+from tensorcas_mlflow.integration.models import load_model
 from tests.callbacks.loops import FEATURES, LABELS, PARAMETERS, TARGETS, data, names_of, only_run, steps_of
 
 pytestmark = pytest.mark.long

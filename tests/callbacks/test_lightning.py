@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tensorcas_mlflow.callbacks.lightning import TensorCasCheckpoint, write_trainer_checkpoint
-from tensorcas_mlflow.checkpoints import Keep, load_checkpoint
+from tensorcas_mlflow.integration.checkpoints import Keep, load_checkpoint
 from tests.callbacks.loops import make_module, make_trainer, same, steps_of
 
 pytestmark = pytest.mark.long

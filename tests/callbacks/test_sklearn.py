@@ -17,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
 from tensorcas_mlflow.callbacks.sklearn import fit_with_checkpoints
-from tensorcas_mlflow.checkpoints import Keep, load_checkpoint
+from tensorcas_mlflow.integration.checkpoints import Keep, load_checkpoint
 from tests.callbacks.loops import FEATURES, LABELS, TARGETS, steps_of
 
 

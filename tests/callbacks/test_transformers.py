@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from tensorcas_mlflow.callbacks.transformers import TensorCasCallback, write_trainer_checkpoint
-from tensorcas_mlflow.checkpoints import Keep, load_checkpoint
+from tensorcas_mlflow.integration.checkpoints import Keep, load_checkpoint
 from tests.callbacks.loops import only_run, same, steps_of
 from tests.callbacks.tokens import make_trainer
 

@@ -11,7 +11,7 @@ import xgboost
 from sklearn.base import clone
 
 from tensorcas_mlflow.callbacks.xgboost import TensorCasCallback
-from tensorcas_mlflow.checkpoints import Keep, load_checkpoint
+from tensorcas_mlflow.integration.checkpoints import Keep, load_checkpoint
 from tests.callbacks.loops import FEATURES, LABELS, PARAMETERS, TARGETS, data, steps_of
 
 pytestmark = pytest.mark.long

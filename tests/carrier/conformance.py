@@ -1,4 +1,4 @@
-"""The promises of `tensorcas_mlflow.carrier.CarrierBackend`, each as a test."""
+"""The promises of `tensorcas_mlflow.integration.server_store.CarrierBackend`, each as a test."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tensorcas_mlflow.carrier import CarrierBackend
 from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError, CorruptError
+from tensorcas_mlflow.integration.server_store import CarrierBackend
 
 KEYS = (
     "format",

@@ -10,10 +10,10 @@ from pathlib import Path
 import mlflow
 import pytest
 
-from tensorcas_mlflow._mlflow_errors import to_mlflow
-from tensorcas_mlflow.carrier import NoAnswerError, Shelf, UnreachableError, shelf_at
-from tensorcas_mlflow.carrier._shelf import BrokenOffError
 from tensorcas_mlflow.errors import BlobNotFoundError, ForbiddenError, RefusedError, TensorCasError
+from tensorcas_mlflow.integration._errors import to_mlflow
+from tensorcas_mlflow.integration.server_store import NoAnswerError, Shelf, UnreachableError, shelf_at
+from tensorcas_mlflow.integration.server_store._shelf import BrokenOffError
 from tests.deploy.servers import free_port
 
 BLOB = bytes(range(256)) * 4096

@@ -15,7 +15,7 @@ import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.store.artifact import http_artifact_repo
 
-from tensorcas_mlflow.checkpoints import Keep
+from tensorcas_mlflow.integration.checkpoints import Keep
 from tests.carrier.conftest import Experiment
 
 
@@ -145,7 +145,7 @@ def test_the_requests_of_a_save_and_a_load_are_few(carried: Experiment, monkeypa
 def test_a_new_process_does_not_fetch_packs_to_know_what_is_in_them(
     carried: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tensorcas_mlflow.carrier import _open
+    from tensorcas_mlflow.integration.server_store import _open
 
     with mlflow.start_run():
         for step in range(3):
@@ -166,7 +166,7 @@ def test_a_new_process_does_not_fetch_packs_to_know_what_is_in_them(
 
 
 def test_many_small_tables_are_folded_into_one(carried: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensorcas_mlflow.store._catalog._FOLD_AT", 4)
+    monkeypatch.setattr("tensorcas_mlflow.chunk_io._catalog._FOLD_AT", 4)
     with mlflow.start_run():
         for step in range(7):
             log(step)
@@ -199,7 +199,9 @@ def test_a_run_that_mlflow_has_deleted_gets_its_folder_again_before_the_next_che
         mlflow.tensorcas.wait()
         shutil.rmtree(carried.folder / run.info.run_id)
         with monkeypatch.context() as patch:
-            patch.setattr("tensorcas_mlflow.checkpoints._show.show", lambda *_: None)  # what comes after the commit
+            patch.setattr(
+                "tensorcas_mlflow.integration.checkpoints._show.show", lambda *_: None
+            )  # what comes after the commit
             log(1)
 
         assert (carried.folder / run.info.run_id / "artifacts/checkpoints/checkpoint/step-00000001.arrow").is_file()

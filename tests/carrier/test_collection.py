@@ -19,12 +19,13 @@ from mlflow.cli import gc as mlflow_gc
 from sklearn.linear_model import LinearRegression
 
 from tensorcas_mlflow.backends import LocalBackend
-from tensorcas_mlflow.carrier import find_carrier
 from tensorcas_mlflow.cli import main
 from tensorcas_mlflow.errors import DirectAccessError, PendingSavesError
+from tensorcas_mlflow.integration.forgotten import orphaned_refs
+from tensorcas_mlflow.integration.server_store import find_carrier
+from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import plan_gc
-from tensorcas_mlflow.orphans import orphaned_refs
-from tensorcas_mlflow.store import PendingSave, RefTarget, Store
+from tensorcas_mlflow.store import PendingSave, Store
 from tests.carrier.conftest import Experiment
 from tests.deploy.servers import environment
 
@@ -58,7 +59,7 @@ def test_a_collection_refuses_while_a_save_is_under_way_whatever_its_age(carried
 def test_a_save_that_is_dead_is_given_up_by_its_id(carried: Experiment, capsys: pytest.CaptureFixture[str]) -> None:
     code = (
         "import os, sys, numpy as np, mlflow\n"
-        "from tensorcas_mlflow.carrier import find_carrier\n"
+        "from tensorcas_mlflow.integration.server_store import find_carrier\n"
         "save = find_carrier(sys.argv[1], create=True)[0].write_checkpoint({'w': np.arange(20_000.)})\n"
         "os.kill(os.getpid(), 9)\n"
     )

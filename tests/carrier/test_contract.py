@@ -9,12 +9,11 @@ import pytest
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
 from tensorcas_mlflow.backends import LocalBackend, MemoryBackend
-from tensorcas_mlflow.carrier import CarrierBackend, Entry, NoAnswerError, Shelf, UnreachableError
-from tensorcas_mlflow.carrier._artifacts import ArtifactShelf
-from tensorcas_mlflow.carrier._downloads import Downloads
-from tensorcas_mlflow.carrier._shelf import BrokenOffError
-from tensorcas_mlflow.digest import digest
+from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.errors import BlobNotFoundError
+from tensorcas_mlflow.integration.server_store import CarrierBackend, Entry, NoAnswerError, Shelf, UnreachableError
+from tensorcas_mlflow.integration.server_store._backend import Downloads
+from tensorcas_mlflow.integration.server_store._shelf import ArtifactShelf, BrokenOffError
 from tests.carrier.conformance import CarrierConformance, intent
 from tests.carrier.conftest import Experiment
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from mlflow.exceptions import MlflowException
 
-from tensorcas_mlflow.carrier import UnreachableError, _open
-from tensorcas_mlflow.carrier._artifacts import ArtifactShelf
-from tensorcas_mlflow.checkpoints import Keep, _cut_refs
+from tensorcas_mlflow.integration.checkpoints import Keep, _store_series
+from tensorcas_mlflow.integration.server_store import UnreachableError, _open
+from tensorcas_mlflow.integration.server_store._shelf import ArtifactShelf
 from tensorcas_mlflow.maintenance import verify
 from tests.carrier.conftest import Experiment
 from tests.deploy.test_uploads import half_an_upload
@@ -30,7 +30,7 @@ LAST_BYTE = b"{"
 
 @pytest.fixture(autouse=True)
 def _forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_cut_refs, "_told", set())
+    monkeypatch.setattr(_store_series, "_told", set())
 
 
 @pytest.fixture(params=[REF, LAST_BYTE], ids=["half", "empty"])

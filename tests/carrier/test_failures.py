@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from mlflow.exceptions import MlflowException
 
-from tensorcas_mlflow.carrier import CarrierBackend, find_carrier
+from tensorcas_mlflow.integration.server_store import CarrierBackend, find_carrier
 from tensorcas_mlflow.maintenance import plan_gc, verify
 from tests.carrier.conftest import Experiment
 from tests.deploy.servers import serve
@@ -103,7 +103,7 @@ class _killed_at_the_next_pack:  # noqa: N801
         self._patch = pytest.MonkeyPatch()
 
     def __enter__(self) -> None:
-        from tensorcas_mlflow.carrier._artifacts import ArtifactShelf
+        from tensorcas_mlflow.integration.server_store._shelf import ArtifactShelf
 
         real = ArtifactShelf.put
 

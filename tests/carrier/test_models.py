@@ -16,8 +16,8 @@ from mlflow.exceptions import MlflowException
 from sklearn.ensemble import RandomForestClassifier
 
 from tensorcas_mlflow.cli import main
+from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import verify
-from tensorcas_mlflow.store import RefTarget
 from tests.carrier.conftest import Experiment
 from tests.deploy.servers import environment, free_port
 

@@ -14,9 +14,9 @@ import torch
 from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
-from tensorcas_mlflow.carrier import SERVED_BY, find_carrier, is_served_by_us
-from tensorcas_mlflow.checkpoints import Keep
 from tensorcas_mlflow.errors import ConflictError, StoreNotFoundError
+from tensorcas_mlflow.integration.checkpoints import Keep
+from tensorcas_mlflow.integration.server_store import SERVED_BY, find_carrier, is_served_by_us
 from tensorcas_mlflow.store import Store
 from tests.carrier.conftest import Experiment
 

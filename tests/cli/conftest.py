@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.cli import main
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.store import Store
 from tests.objects.conftest import fresh_name, s3
 from tests.objects.servers import S3Server
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.backends import Root, open_bucket
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs
 
 Tensorcas = Callable[..., Any]

@@ -14,8 +14,9 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
-from tensorcas_mlflow.orphans import OrphanPlan, find_holdings, open_registry, open_tracker, plan_orphans
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.integration.forgotten import OrphanPlan, find_holdings, open_registry, open_tracker, plan_orphans
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.store import Store
 from tests.cli.conftest import Tensorcas
 from tests.cli.hosts import Gc, Host
 from tests.tracking import empty_database, no_stray_settings, tracking_uri

@@ -18,8 +18,9 @@ from sklearn.linear_model import LinearRegression
 
 from tensorcas_mlflow.backends import Token
 from tensorcas_mlflow.cli import main
-from tensorcas_mlflow.orphans import drop_orphans, orphaned_refs
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.integration.forgotten import drop_orphans, orphaned_refs
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.store import Store
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcas_mlflow import TensorCasStore
 from tensorcas_mlflow.backends import Root
+from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.reader import diff
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.store import Store
+from tensorcas_mlflow.tensorcas_store import TensorCasStore
 from tests.objects.servers import S3Server
 
 Tensorcas = Callable[..., Any]

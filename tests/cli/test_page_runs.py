@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from tensorcas_mlflow.file_formats import ArrayTensors, write
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.store import Store
 from tests.tracking import empty_database, no_stray_settings
 
 __all__ = ["empty_database", "no_stray_settings"]

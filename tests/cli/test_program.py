@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.file_formats import ArrayTensors, write
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.store import Store
 
 Tensorcas = Callable[..., Any]
 

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.readplan import rule_of_machine
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.chunk_io import rule_of_machine
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.store import Store
 
 Tensorcas = Callable[..., Any]
 

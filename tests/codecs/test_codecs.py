@@ -9,16 +9,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorcas_mlflow.codecs import (
-    CODECS,
-    PLANES,
-    RAW,
-    SHUFFLE_ZSTD,
-    ZSTD,
-    Codec,
-    codec_numbered,
-    encode_best,
-)
+from tensorcas_mlflow.codecs import CODECS, PLANES, RAW, SHUFFLE_ZSTD, ZSTD, Codec, codec_numbered, encode_best
 from tensorcas_mlflow.errors import FormatError
 
 rng = np.random.default_rng(0)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tensorcas_mlflow.threads import Background
+from tensorcas_mlflow.base.threads import Background
 
 
 def test_jobs_are_done_in_order_by_one_thread() -> None:

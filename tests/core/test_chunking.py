@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorcas_mlflow.chunking import chunk_ends
+from tensorcas_mlflow.base.tensors import chunk_ends
 from tensorcas_mlflow.errors import FormatError
 
 

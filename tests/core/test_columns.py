@@ -12,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorcas_mlflow.adapter import SKELETON
-from tensorcas_mlflow.chunking import chunk_begins, chunk_ends
-from tensorcas_mlflow.digest import digest
+from tensorcas_mlflow.base.digest import digest
+from tensorcas_mlflow.base.tensors import Spec, chunk_begins, chunk_ends
 from tensorcas_mlflow.errors import FormatError, TensorNotFoundError
-from tensorcas_mlflow.manifest import MANIFEST_SCHEMA, Manifest, Row, Specs
-from tensorcas_mlflow.tensor import Spec
+from tensorcas_mlflow.layout import MANIFEST_SCHEMA, Manifest, Row, Specs
 
 CHUNK = 4096
 N_MANY = 20_000

@@ -4,7 +4,7 @@ import blake3
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.digest import digest, digest_all, hex_of, unique_rows
+from tensorcas_mlflow.base.digest import digest, digest_all, hex_of, unique_rows
 
 
 @pytest.mark.parametrize("sizes", [[], [0], [1, 0, 7], [100] * 500, [9 << 20, 1, 5 << 20, 5 << 20, 0]])

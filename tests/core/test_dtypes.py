@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from tensorcas_mlflow.dtypes import MAX_RECORD_BYTES, dtype_name, parse_dtype
+from tensorcas_mlflow.base.dtypes import MAX_RECORD_BYTES, dtype_name, parse_dtype
 from tensorcas_mlflow.errors import FormatError
 
 STORABLE = [

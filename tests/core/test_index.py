@@ -8,10 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorcas_mlflow.digest import digest
+from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.errors import CorruptError, FormatError, NewerFormatError
-from tensorcas_mlflow.index import EMPTY, Table, make_table, merge_tables, read_segment, segment_bytes, with_bases
-from tensorcas_mlflow.pack import DELTA, ENTRY, Entries
+from tensorcas_mlflow.layout import (
+    DELTA,
+    EMPTY,
+    ENTRY,
+    Entries,
+    Table,
+    make_table,
+    merge_tables,
+    read_segment,
+    segment_bytes,
+    with_bases,
+)
 
 
 def name(n: int) -> str:

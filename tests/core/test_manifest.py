@@ -10,10 +10,10 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorcas_mlflow.digest import digest
+from tensorcas_mlflow.base.digest import digest
+from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.errors import FormatError, NewerFormatError, TensorNotFoundError
-from tensorcas_mlflow.manifest import Manifest, Row
-from tensorcas_mlflow.tensor import Spec
+from tensorcas_mlflow.layout import Manifest, Row
 
 CHUNK = 4096
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.codecs import RAW, ZSTD, Codec
-from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import CorruptError
-from tensorcas_mlflow.pack import (
+from tensorcas_mlflow.layout import (
     DELTA,
     FOOTER_BYTES,
     MAGIC,

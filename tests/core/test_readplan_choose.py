@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tensorcas_mlflow.readplan import (
+from tensorcas_mlflow.chunk_io import (
     WAYS,
     Rule,
     Situation,

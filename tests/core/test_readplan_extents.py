@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorcas_mlflow.readplan import MAX_GAP_BYTES, MAX_READ_BYTES, plan_reads
+from tensorcas_mlflow.chunk_io import MAX_GAP_BYTES, MAX_READ_BYTES, plan_reads
 
 
 def plan(places: list[tuple[int, int, int]]):  # type: ignore[no-untyped-def]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.adapter import SKELETON
+from tensorcas_mlflow.base.tensors import MAX_NAME_BYTES, Spec, bytes_of, pieces_of
 from tensorcas_mlflow.errors import FormatError
-from tensorcas_mlflow.tensor import MAX_NAME_BYTES, Spec, bytes_of, pieces_of
 
 
 def test_an_array_is_described_by_name_dtype_and_shape() -> None:

@@ -11,7 +11,7 @@ from concurrent.futures import wait
 
 import pytest
 
-from tensorcas_mlflow import config, threads
+from tensorcas_mlflow.base import config, threads
 
 
 @pytest.fixture(params=["1", "3"])

@@ -8,9 +8,10 @@ from functools import cache
 from pathlib import Path
 
 from tensorcas_mlflow.backends import MemoryBackend
+from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import copy_refs
 from tensorcas_mlflow.maintenance._plain_files import LocalPlainFiles, copy_plain
-from tensorcas_mlflow.store import RefTarget, Store, protocol
+from tensorcas_mlflow.store import Store, protocol
 from tests.crash.world import CHUNK_BYTES, World, chunk, long_file
 
 Act = Callable[[World], None]

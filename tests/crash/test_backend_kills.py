@@ -12,8 +12,9 @@ import pytest
 
 from tensorcas_mlflow.backends import Backend, LocalBackend, MemoryBackend
 from tensorcas_mlflow.errors import BackendError
+from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.maintenance import copy_refs, plan_gc, verify
-from tensorcas_mlflow.store import Ref, RefTarget, Store, _ingest, protocol
+from tensorcas_mlflow.store import Store, _ingest, protocol
 from tensorcas_mlflow.testing import FaultyBackend, SimulatedCrash
 from tests.crash.scenarios import source
 from tests.crash.world import CHUNK_BYTES, chunk, long_file

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.codecs import RAW
-from tensorcas_mlflow.digest import digest
-from tensorcas_mlflow.index import pack_key
+from tensorcas_mlflow.layout import Payload, RefTarget, pack_key
 from tensorcas_mlflow.maintenance import plan_gc, plan_repair
-from tensorcas_mlflow.pack import Payload
-from tensorcas_mlflow.store import RefTarget, Store, protocol
+from tensorcas_mlflow.store import Store, protocol
 from tensorcas_mlflow.testing import SimulatedCrash
 from tests.crash.cuts import Cuts
 from tests.crash.disk import Disk, Entry, Mark, Named, Plain, put_down

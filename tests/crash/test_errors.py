@@ -13,8 +13,9 @@ import pytest
 from mlflow.exceptions import MlflowException
 
 from tensorcas_mlflow.errors import BackendError
+from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import verify
-from tensorcas_mlflow.store import RefTarget, Store, _ingest
+from tensorcas_mlflow.store import Store, _ingest
 from tests.crash.recorder import LOOKS, WRITES, Fault
 from tests.crash.world import World, allowed, check, chunk, long_file, look
 

@@ -10,7 +10,7 @@ import mlflow
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.orphans import drop_orphans, orphaned_refs
+from tensorcas_mlflow.integration.forgotten import drop_orphans, orphaned_refs
 from tensorcas_mlflow.store import Store
 from tests.crash.disk import Disk, fates, put_down
 from tests.crash.recorder import Recorder

@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 from mlflow.exceptions import MlflowException
 
-from tensorcas_mlflow._durable import Settled
-from tensorcas_mlflow.artifact_repo import TensorCasArtifactRepository, _plain
 from tensorcas_mlflow.backends import LocalBackend, open_backend
+from tensorcas_mlflow.base.files import Settled
 from tensorcas_mlflow.errors import StoreNotFoundError
+from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository, _plain_files
+from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.maintenance import GcReport, plan_gc, verify
-from tensorcas_mlflow.store import Ref, RefTarget, Store, protocol
+from tensorcas_mlflow.store import Store, protocol
 from tensorcas_mlflow.store import _store as opening
-from tensorcas_mlflow.store._find import OpenStores
+from tensorcas_mlflow.store._store import OpenStores
 from tests.crash.disk import Entry, Mark
 from tests.crash.recorder import Recorder
 
@@ -123,7 +124,7 @@ class World:
 
 def forget_stores() -> None:
     """Close the stores that this process keeps open, and forget what it knows of plain folders."""
-    _plain._settled = Settled()
+    _plain_files._settled = Settled()
     opening._open_stores = OpenStores(lambda root: Store.open_backend(open_backend(root)))
 
 

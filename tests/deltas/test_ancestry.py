@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
-from tensorcas_mlflow.digest import DIGEST_BYTES, Digests, digest
-from tensorcas_mlflow.store import RefTarget, Store, _recent_chunks
-from tensorcas_mlflow.store._ancestry import Ancestry
-from tensorcas_mlflow.store._recent_chunks import RecentChunks
+from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, digest
+from tensorcas_mlflow.chunk_io import _recent_chunks
+from tensorcas_mlflow.chunk_io._recent_chunks import RecentChunks
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.store import Store
+from tensorcas_mlflow.store._bases import Ancestry
 from tests.deltas.made import (
     CHUNK_BYTES,
     a_chunk,

@@ -9,8 +9,9 @@ import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.errors import ChunkNotFoundError
+from tensorcas_mlflow.layout import Ref
 from tensorcas_mlflow.maintenance import plan_gc, verify
-from tensorcas_mlflow.store import Ref, Store
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import declare
 from tests.deltas.made import CHUNK_BYTES, base_packs, packs_of, save, weights, write_deltas
 

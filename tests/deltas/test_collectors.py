@@ -9,9 +9,10 @@ import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.errors import BackendError
+from tensorcas_mlflow.layout import Ref
 from tensorcas_mlflow.maintenance import Census, GcReport, plan_gc
 from tensorcas_mlflow.maintenance._gc_survey import survey
-from tensorcas_mlflow.store import Ref, Store
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import condemned_bytes, declare
 from tests.deltas.made import CHUNK_BYTES, BadSectors, a_chunk, base_packs, flip, lose, packs_of, put_pack, save_chunks
 

@@ -13,15 +13,14 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
-from tensorcas_mlflow.digest import digest_all
+from tensorcas_mlflow.base.digest import digest_all
+from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.errors import FencedError
+from tensorcas_mlflow.layout import Manifest, Ref, RefTarget, Row, is_delta
 from tensorcas_mlflow.maintenance import plan_gc, verify
-from tensorcas_mlflow.manifest import Manifest, Row
-from tensorcas_mlflow.pack import is_delta
-from tensorcas_mlflow.store import Ref, RefTarget, Store, _ingest, _parents
+from tensorcas_mlflow.store import Store, _ingest, _parents
 from tensorcas_mlflow.store._bases import RecentManifests
 from tensorcas_mlflow.store.protocol import condemned_bytes, read_pack_table
-from tensorcas_mlflow.tensor import Spec
 from tests.deltas.made import packs_of, save, weights
 from tests.file_formats.samples import pt2_entry, pt2_of, pt2_table
 

@@ -10,8 +10,9 @@ import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.errors import CorruptChunkError
+from tensorcas_mlflow.layout import Ref
 from tensorcas_mlflow.maintenance import copy_all, end_of, plan_gc, plan_repair, read_source, verify
-from tensorcas_mlflow.store import Ref, Store
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import declare, list_packs
 from tests.deltas.made import CHUNK_BYTES, base_packs, packs_of, save, weights, write_deltas
 

@@ -9,7 +9,8 @@ import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.errors import ChunkNotFoundError, CorruptChunkError
-from tensorcas_mlflow.store import Ref, Store
+from tensorcas_mlflow.layout import Ref
+from tensorcas_mlflow.store import Store
 from tests.deltas.made import CHUNK_BYTES, a_chunk, flip, lose, put_pack, save_chunks
 
 A, B, C, D, E = (a_chunk(seed) for seed in range(5))
@@ -37,7 +38,7 @@ def test_reader_finds_a_full_copy_beside_a_delta_without_its_base(
 ) -> None:
     """A collection leaves deltas without their bases where the chunk has another copy."""
     number = count()
-    monkeypatch.setattr("tensorcas_mlflow.store._claim.new_pack_name", lambda backend: f"{next(number):032x}")
+    monkeypatch.setattr("tensorcas_mlflow.store._save.new_pack_name", lambda backend: f"{next(number):032x}")
     gone = put_pack(store, C)
     put_pack(store, (A, C, gone))
     put_pack(store, A, (B, C, gone))

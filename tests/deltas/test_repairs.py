@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
-from tensorcas_mlflow.digest import digest
+from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.errors import ChunkNotFoundError
+from tensorcas_mlflow.layout import Ref
 from tensorcas_mlflow.maintenance import RepairReport, plan_repair
-from tensorcas_mlflow.store import Ref, Store
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import condemned_bytes, declare
 from tests.deltas.made import CHUNK_BYTES, BadSectors, a_chunk, flip, lose, packs_of, put_pack, save_chunks
 

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcas_mlflow import TensorCasStore
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.errors import ConflictError
+from tensorcas_mlflow.layout import MAX_DEPTH, RefTarget, is_delta
 from tensorcas_mlflow.maintenance import plan_gc
-from tensorcas_mlflow.pack import MAX_DEPTH, is_delta
-from tensorcas_mlflow.store import RefTarget, Store, _parents
-from tensorcas_mlflow.store._base_plan import MAX_DEPTH as DEPTH
+from tensorcas_mlflow.store import Store, _parents
+from tensorcas_mlflow.store._bases import MAX_DEPTH as DEPTH
 from tensorcas_mlflow.store._bases import RecentManifests
 from tensorcas_mlflow.store.protocol import condemned_bytes, read_pack_table
+from tensorcas_mlflow.tensorcas_store import TensorCasStore
 from tests.deltas.made import base_packs, flip, packs_of, put_pack, save, weights
 
 N = 100_000
@@ -213,7 +213,7 @@ def test_save_names_the_readable_one_of_two_copies_of_a_base(
     store: Store, bad: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     number = count()
-    monkeypatch.setattr("tensorcas_mlflow.store._claim.new_pack_name", lambda backend: f"{next(number):032x}")
+    monkeypatch.setattr("tensorcas_mlflow.store._save.new_pack_name", lambda backend: f"{next(number):032x}")
     before, after = weights(0, N), weights(1, N)
     save(store, {"w": before}, 0)
     [first] = packs_of(store.backend)

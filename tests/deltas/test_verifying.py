@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
+from tensorcas_mlflow.layout import Ref
 from tensorcas_mlflow.maintenance import VerifyReport, copy_refs, read_source, verify
-from tensorcas_mlflow.store import Ref, Store, _deltas
+from tensorcas_mlflow.store import Store, _deltas
 from tensorcas_mlflow.store.protocol import read_pack_table
 from tensorcas_mlflow.testing import FaultyBackend
 from tests.deltas.made import CHUNK_BYTES, BadSectors, a_chunk, flip, lose, packs_of, put_pack, save_chunks

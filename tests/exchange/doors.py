@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tensorcas_mlflow.exchange import import_checkpoint
 from tensorcas_mlflow.file_formats import open_listing
-from tensorcas_mlflow.reader import CheckpointReader, open_path, open_ref
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.reader import CheckpointReader, import_checkpoint, open_path, open_ref
+from tensorcas_mlflow.store import Store
 
 Door = Callable[..., CheckpointReader]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tensorcas_mlflow.adapter import Array
+from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.file_formats import Listing, LocalFile, TensorLocation
-from tensorcas_mlflow.tensor import Spec
 
 
 def listing_of(

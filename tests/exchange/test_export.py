@@ -15,10 +15,10 @@ import safetensors.numpy
 import torch
 
 from tensorcas_mlflow.errors import ConflictError, CorruptChunkError
-from tensorcas_mlflow.exchange import convert, export_checkpoint, plan_convert, plan_export
-from tensorcas_mlflow.reader import open_listed, open_ref
-from tensorcas_mlflow.runs import TensorCasStore
-from tensorcas_mlflow.store import Ref, RefTarget, Store
+from tensorcas_mlflow.layout import Ref, RefTarget
+from tensorcas_mlflow.reader import convert, export_checkpoint, open_listed, open_ref, plan_convert, plan_export
+from tensorcas_mlflow.store import Store
+from tensorcas_mlflow.tensorcas_store import TensorCasStore
 from tests.exchange.listings import listing_of
 
 ARRAYS: dict[str, Any] = {

@@ -15,12 +15,12 @@ import pytest
 import torch
 
 from tensorcas_mlflow.errors import AdapterError, BackendError, CheckpointExistsError, ConflictError
-from tensorcas_mlflow.exchange import export_checkpoint, import_checkpoint
 from tensorcas_mlflow.file_formats import LocalFile
+from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import verify
-from tensorcas_mlflow.reader import open_ref
-from tensorcas_mlflow.runs import TensorCasStore
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.reader import export_checkpoint, import_checkpoint, open_ref
+from tensorcas_mlflow.store import Store
+from tensorcas_mlflow.tensorcas_store import TensorCasStore
 from tests.exchange.listings import listing_of
 
 ONE = RefTarget(run_id="r", step=1)

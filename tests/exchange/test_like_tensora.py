@@ -10,9 +10,8 @@ import safetensors.numpy
 
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.errors import BackendError, FormatError, TensorNotFoundError
-from tensorcas_mlflow.exchange import convert
 from tensorcas_mlflow.file_formats import open_listing
-from tensorcas_mlflow.reader import CheckpointReader
+from tensorcas_mlflow.reader import CheckpointReader, convert
 from tests.exchange.doors import DOORS, Door
 from tests.reader.checkpoints import same
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.adapter import SKELETON
-from tensorcas_mlflow.exchange import convert, export_checkpoint, import_checkpoint
 from tensorcas_mlflow.file_formats import ArrayTensors, open_listing, write
-from tensorcas_mlflow.reader import open_path, open_ref
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.reader import convert, export_checkpoint, import_checkpoint, open_path, open_ref
+from tensorcas_mlflow.store import Store
 
 KINDS: dict[str, dict[str, Any]] = {
     "safetensors": {"format": "safetensors"},

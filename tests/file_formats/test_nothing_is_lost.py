@@ -38,10 +38,10 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from tensorcas_mlflow.exchange import convert, import_checkpoint
 from tensorcas_mlflow.file_formats import FORMATS_IN, open_listing
-from tensorcas_mlflow.reader import CheckpointReader, diff, open_path, open_ref
-from tensorcas_mlflow.store import PAYLOAD_FILE, RefTarget, Store, write_payload
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.reader import CheckpointReader, convert, diff, import_checkpoint, open_path, open_ref
+from tensorcas_mlflow.store import PAYLOAD_FILE, Store, write_payload
 from tests.file_formats.samples import (
     ARRAYS,
     bhckpt_file,

@@ -18,8 +18,9 @@ import torch.distributed.checkpoint as dcp
 
 from tensorcas_mlflow.errors import BackendError, CorruptError, FormatError, MalformedFileError, NoCheckpointError
 from tensorcas_mlflow.file_formats import open_listing
+from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.reader import open_path, open_ref
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.store import Store
 from tests.file_formats.test_read_fuzz import damaged, read_all
 
 STATE = {"model": {"w": torch.arange(12.0).reshape(3, 4), "b": torch.ones(5, dtype=torch.bfloat16)}, "step": 3}

@@ -12,9 +12,9 @@ from functools import cache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorcas_mlflow.dtypes import parse_dtype
+from tensorcas_mlflow.base.dtypes import parse_dtype
+from tensorcas_mlflow.base.tensors import MAX_NAME_BYTES
 from tensorcas_mlflow.file_formats import FilePart, Learned, More, PlainBytes, Tape, Tensor, split
-from tensorcas_mlflow.tensor import MAX_NAME_BYTES
 from tests.file_formats.parts import take_apart
 from tests.file_formats.split_samples import samples
 

@@ -5,7 +5,7 @@ import io
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.dtypes import dtype_name
+from tensorcas_mlflow.base.dtypes import dtype_name
 from tensorcas_mlflow.file_formats import PlainBytes, Skeleton, Tensor, _numpy
 from tests.file_formats.parts import damaged, joined, take_apart, tensors
 

@@ -25,8 +25,8 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 from xgboost import XGBClassifier
 
-from tensorcas_mlflow.content_cuts import content_cuts
-from tensorcas_mlflow.dtypes import dtype_name
+from tensorcas_mlflow.base.content_cuts import content_cuts
+from tensorcas_mlflow.base.dtypes import dtype_name
 from tensorcas_mlflow.file_formats import PlainBytes, Skeleton, Tensor, _pickle
 from tensorcas_mlflow.file_formats._pickle_machine import PickleLimits
 from tests.file_formats.parts import damaged, joined, kinds, take_apart, tensors

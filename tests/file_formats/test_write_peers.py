@@ -20,7 +20,7 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 
-from tensorcas_mlflow.dtypes import parse_dtype
+from tensorcas_mlflow.base.dtypes import parse_dtype
 from tensorcas_mlflow.file_formats import FORMATS_OUT, ArrayTensors, write
 
 PLAIN = [

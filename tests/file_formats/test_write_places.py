@@ -19,10 +19,10 @@ import safetensors
 import safetensors.numpy
 import torch
 
+from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.errors import BackendError, ConflictError, CorruptError
 from tensorcas_mlflow.file_formats import FORMATS_OUT, ArrayTensors, Tensors, plan_write, write
 from tensorcas_mlflow.file_formats import _zip as zips
-from tensorcas_mlflow.tensor import Spec
 
 FOLDERS = {"shards": {"shard_bytes": 100}, "serverlessllm": {"partitions": 2}}
 KINDS: list[dict[str, Any]] = [

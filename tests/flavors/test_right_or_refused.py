@@ -33,8 +33,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from tensorcas_flavors.generic import GenericAdapter
-from tensorcas_mlflow.adapter import Adapter, Array
-from tensorcas_mlflow.adapters import adapter_for
+from tensorcas_mlflow.adapter import Adapter, Array, adapter_for
 from tensorcas_mlflow.errors import AdapterError
 
 RNG = np.random.default_rng(0)

@@ -16,9 +16,9 @@ from sklearn.preprocessing import FunctionTransformer
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tensorcas_flavors.generic import GenericAdapter
-from tensorcas_mlflow.adapters import adapter_for, take_apart
+from tensorcas_mlflow.adapter import adapter_for, take_apart
 from tensorcas_mlflow.errors import AdapterError
-from tensorcas_mlflow.runs import TensorCasStore
+from tensorcas_mlflow.tensorcas_store import TensorCasStore
 
 
 class NeedsMore:

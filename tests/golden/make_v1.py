@@ -13,7 +13,9 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from tensorcas_mlflow.store import RefTarget, Store, _catalog, write_payload
+from tensorcas_mlflow.chunk_io import _catalog
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.store import Store, write_payload
 from tests.golden.golden_v1 import CUTS, FILE, METADATA, payload_tensors, tensors
 
 HERE = Path(__file__).parent / "v1"

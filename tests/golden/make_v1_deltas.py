@@ -21,8 +21,10 @@ import numpy as np
 import obstore
 from obstore.store import MemoryStore
 
+from tensorcas_mlflow.chunk_io import _catalog
+from tensorcas_mlflow.layout import RefTarget, _records
 from tensorcas_mlflow.maintenance import _census, plan_gc, plan_optimize
-from tensorcas_mlflow.store import RefTarget, Store, _catalog, _records
+from tensorcas_mlflow.store import Store
 from tests.golden.bucket import opened
 from tests.golden.golden_v1_deltas import counts, sha_of, tensors
 

@@ -25,10 +25,11 @@ import obstore
 from obstore.store import MemoryStore
 
 from tensorcas_mlflow.backends import ObjectBackend
-from tensorcas_mlflow.digest import unique_rows
+from tensorcas_mlflow.base.digest import unique_rows
+from tensorcas_mlflow.chunk_io import _catalog
+from tensorcas_mlflow.layout import RefTarget, _records, new_ref, ref_bytes
 from tensorcas_mlflow.maintenance import plan_gc
-from tensorcas_mlflow.store import PendingSave, RefTarget, Store, _catalog, _claim, _ingest, _records
-from tensorcas_mlflow.store._records import new_ref, ref_bytes
+from tensorcas_mlflow.store import PendingSave, Store, _ingest, _save
 from tensorcas_mlflow.store.protocol import condemned_bytes, intent_bytes, list_packs
 from tests.file_formats.split_samples import samples
 from tests.golden.bucket import opened
@@ -95,7 +96,7 @@ def leave_open(store: Store, expected: Expected) -> None:
     intent = path.read_bytes()
     path.write_bytes(ref_bytes(ref) + intent[len(ref_bytes(ref)) :])
     batch = store.write_checkpoint({"batch": noise(1_500, 13)})
-    _claim.declare(backend, "ab" * 32, unique_rows(batch.manifest.digests)[0])
+    _save.declare(backend, "ab" * 32, unique_rows(batch.manifest.digests)[0])
     batch.abandon()
     stand_in = {"stand-in": noise(1_500, 14)}
     save(store, expected, stand_in, RefTarget(run_id="stand-in", step=0))

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tensorcas_mlflow.chunk_io import TensorsFile
 from tensorcas_mlflow.file_formats import Tensor
+from tensorcas_mlflow.layout import Manifest, Ref, RefTarget
 from tensorcas_mlflow.maintenance import plan_gc
-from tensorcas_mlflow.manifest import Manifest
-from tensorcas_mlflow.store import MANIFEST_FILE, PAYLOAD_FILE, Ref, RefTarget, Store, TensorsFile, read_payload
+from tensorcas_mlflow.store import MANIFEST_FILE, PAYLOAD_FILE, Store, read_payload
 from tests.file_formats.parts import take_apart
 from tests.golden import golden_v1
 

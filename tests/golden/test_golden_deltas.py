@@ -15,12 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.codecs import CODECS, DELTA
-from tensorcas_mlflow.digest import digest
-from tensorcas_mlflow.index import pack_key
+from tensorcas_mlflow.layout import RefTarget, bases_of, is_delta, pack_key
 from tensorcas_mlflow.maintenance import Census, plan_gc, plan_optimize, plan_repair, verify
-from tensorcas_mlflow.pack import bases_of, is_delta
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs, parse_intent, read_pack_table
 from tests.golden import bucket
 from tests.golden import golden_v1_deltas as golden

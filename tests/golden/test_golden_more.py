@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.digest import digest
+from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.errors import PendingSavesError
-from tensorcas_mlflow.hints import split_hints
+from tensorcas_mlflow.layout import RefTarget, split_hints
 from tensorcas_mlflow.maintenance import plan_gc, verify
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs, parse_intent, read_condemned, read_pack_table
 from tests.golden import bucket, golden_v1
 

@@ -8,14 +8,26 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import BlobInfo, MemoryBackend
+from tensorcas_mlflow.base.digest import digest
+from tensorcas_mlflow.chunk_io._lookup import find_places
 from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, ZSTD, Codec, Transform
-from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import BlobNotFoundError
-from tensorcas_mlflow.index import base_rows, make_table, pack_key, read_segment, segment_bytes, with_bases
+from tensorcas_mlflow.layout import (
+    Base,
+    PackWriter,
+    Payload,
+    base_rows,
+    bases_of,
+    is_delta,
+    make_table,
+    pack_key,
+    read_segment,
+    read_table,
+    segment_bytes,
+    with_bases,
+)
 from tensorcas_mlflow.maintenance._census import census_bytes, read_census
 from tensorcas_mlflow.maintenance._inventory import inventory_of_manifests, inventory_of_packs, merge_inventories
-from tensorcas_mlflow.pack import Base, PackWriter, Payload, bases_of, is_delta, read_table
-from tensorcas_mlflow.store._lookup import find_places
 from tensorcas_mlflow.store.protocol import Bases, intent_bytes, parse_intent
 
 N_WORDS = 1_001

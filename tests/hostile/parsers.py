@@ -27,16 +27,32 @@ import pyarrow as pa
 
 from tensorcas_mlflow.backends import BlobInfo, MemoryBackend
 from tensorcas_mlflow.backends._objects import _MOVE, _Move
+from tensorcas_mlflow.base.digest import digest, unique_rows
+from tensorcas_mlflow.base.tensors import Spec
+from tensorcas_mlflow.chunk_io import TensorsFile
+from tensorcas_mlflow.chunk_io._cache_files import NAME, PutExtent, open_file, write_file
 from tensorcas_mlflow.codecs import PLANES, RAW, SHUFFLE_ZSTD, ZSTD, codec_numbered
-from tensorcas_mlflow.digest import digest, unique_rows
 from tensorcas_mlflow.errors import CorruptError, TensorCasError
-from tensorcas_mlflow.extent_cache._file import NAME, PutExtent, open_file, write_file
-from tensorcas_mlflow.hints import hint_bytes, read_hints, split_hints
-from tensorcas_mlflow.index import make_table, read_segment, segment_bytes
-from tensorcas_mlflow.manifest import Manifest, Row
-from tensorcas_mlflow.pack import ENTRY, FOOTER_BYTES, PackWriter, Payload, read_table
-from tensorcas_mlflow.store import RefTarget, TensorsFile
-from tensorcas_mlflow.store._records import new_ref, parse_ref, ref_bytes
+from tensorcas_mlflow.layout import (
+    ENTRY,
+    FOOTER_BYTES,
+    Layout,
+    Manifest,
+    PackWriter,
+    Payload,
+    RefTarget,
+    Row,
+    hint_bytes,
+    make_table,
+    new_ref,
+    read_hints,
+    read_segment,
+    read_table,
+    ref_bytes,
+    segment_bytes,
+    split_hints,
+)
+from tensorcas_mlflow.layout._records import parse_ref
 from tensorcas_mlflow.store.protocol import (
     condemned_bytes,
     intent_bytes,
@@ -45,8 +61,6 @@ from tensorcas_mlflow.store.protocol import (
     parse_intent,
     read_condemned,
 )
-from tensorcas_mlflow.tensor import Spec
-from tensorcas_mlflow.tensors_file import Layout
 from tests.hostile import delta_parsers as of_deltas
 from tests.hostile.damage import damaged
 

@@ -14,14 +14,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorcas_mlflow.backends import BlobInfo, MemoryBackend
+from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, ZSTD
-from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import CorruptError, FormatError, TensorCasError
-from tensorcas_mlflow.index import make_table, pack_key, read_segment, segment_bytes
+from tensorcas_mlflow.layout import (
+    Base,
+    PackWriter,
+    Payload,
+    RefTarget,
+    make_table,
+    pack_key,
+    read_segment,
+    read_table,
+    segment_bytes,
+)
+from tensorcas_mlflow.layout._records import record_bytes
 from tensorcas_mlflow.maintenance import copy_refs, plan_gc, plan_repair, read_source, verify
-from tensorcas_mlflow.pack import Base, PackWriter, Payload, read_table
-from tensorcas_mlflow.store import RefTarget, Store
-from tensorcas_mlflow.store._json import record_bytes
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import parse_intent
 
 CHUNK_BYTES = 4096

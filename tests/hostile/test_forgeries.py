@@ -13,14 +13,22 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tensorcas_mlflow.base.digest import digest
+from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.codecs import PLANES, RAW, SHUFFLE_ZSTD, ZSTD, Codec
-from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import CorruptChunkError, CorruptError, FormatError
-from tensorcas_mlflow.index import make_table, read_segment, segment_bytes
-from tensorcas_mlflow.manifest import Manifest, Row
-from tensorcas_mlflow.pack import ENTRY, PackWriter, Payload
-from tensorcas_mlflow.store import RefTarget, Store
-from tensorcas_mlflow.tensor import Spec
+from tensorcas_mlflow.layout import (
+    ENTRY,
+    Manifest,
+    PackWriter,
+    Payload,
+    RefTarget,
+    Row,
+    make_table,
+    read_segment,
+    segment_bytes,
+)
+from tensorcas_mlflow.store import Store
 
 WEIGHTS = np.linspace(0, 1, 2000, dtype=np.float32)
 MIB = 1 << 20

@@ -13,13 +13,14 @@ import obstore
 import pytest
 from obstore.store import MemoryStore
 
-from tensorcas_mlflow.artifact_repo._plain_objects import ObjectTree
 from tensorcas_mlflow.backends import Bucket, LocalBackend, Root
 from tensorcas_mlflow.cli import main
 from tensorcas_mlflow.errors import ChunkNotFoundError, CorruptError, RefusedError, TensorCasError
+from tensorcas_mlflow.integration.artifacts._plain_files import ObjectTree
+from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import plan_gc, verify
 from tensorcas_mlflow.maintenance._plain_files import LocalPlainFiles, ObjectPlainFiles
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.store import Store
 
 TENSORS = {"w": np.arange(5000, dtype=np.float32)}
 

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.artifact_repo import TensorCasArtifactRepository
+from tensorcas_mlflow.chunk_io import ExtentCache
 from tensorcas_mlflow.cli import main
-from tensorcas_mlflow.extent_cache import ExtentCache
+from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository
+from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import plan_gc
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.store import Store
 
 UMASKS = [0o022, 0o077, 0o002, 0o027]
 RANDOM = re.compile(r"[0-9a-f]{32}")

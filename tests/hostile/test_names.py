@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorcas_mlflow.artifact_repo._page import render_page
 from tensorcas_mlflow.backends import MemoryBackend
+from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.cli import main
 from tensorcas_mlflow.errors import FormatError
-from tensorcas_mlflow.store import Ref, RefTarget, Store
-from tensorcas_mlflow.tensor import Spec
+from tensorcas_mlflow.integration.artifacts._page import render_page
+from tensorcas_mlflow.layout import Ref, RefTarget
+from tensorcas_mlflow.store import Store
 
 ATTRIBUTES = {"html": {"lang"}, "meta": {"charset", "http-equiv", "content", "name"}, "td": {"class"}, "th": {"class"}}
 PLAIN = {"head", "title", "style", "body", "h1", "p", "ul", "li", "span", "table", "thead", "tbody", "tr"}

@@ -15,15 +15,9 @@ import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.http_artifact_repo import HttpArtifactRepository
 
-from tensorcas_mlflow._home import home_of
-from tensorcas_mlflow._mlflow_errors import to_mlflow
-from tensorcas_mlflow._store_root import root_of
-from tensorcas_mlflow._texts import without_secrets
-from tensorcas_mlflow.artifact_repo import TensorCasArtifactRepository
-from tensorcas_mlflow.artifact_repo._page import render_page
 from tensorcas_mlflow.backends import Root, open_bucket
-from tensorcas_mlflow.backends import _credentials as credentials
-from tensorcas_mlflow.carrier._artifacts import ArtifactShelf
+from tensorcas_mlflow.backends import _open as credentials
+from tensorcas_mlflow.base.text import without_secrets
 from tensorcas_mlflow.cli import main
 from tensorcas_mlflow.errors import (
     BackendError,
@@ -34,8 +28,15 @@ from tensorcas_mlflow.errors import (
     TensorCasError,
     WrongStoreError,
 )
-from tensorcas_mlflow.store import RefTarget, Store
-from tensorcas_mlflow.store._keys import copies_prefix
+from tensorcas_mlflow.integration._artifact_uri import root_of
+from tensorcas_mlflow.integration._errors import to_mlflow
+from tensorcas_mlflow.integration._home import home_of
+from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository
+from tensorcas_mlflow.integration.artifacts._page import render_page
+from tensorcas_mlflow.integration.server_store._shelf import ArtifactShelf
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.layout._keys import copies_prefix
+from tensorcas_mlflow.store import Store
 
 SECRET = "s3cr3tpassw0rd"
 URIS = [

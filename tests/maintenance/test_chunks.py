@@ -15,13 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorcas_mlflow.backends import Backend, LocalBackend, MemoryBackend
+from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.codecs import DELTA, RAW
-from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import BackendError, StarvedError
-from tensorcas_mlflow.index import Table, pack_key
+from tensorcas_mlflow.layout import Base, PackWriter, Payload, Table, pack_key
 from tensorcas_mlflow.maintenance._chunks import Checked, Shard, Verdict, check_chunks, divide, merge_checks, shard_of
 from tensorcas_mlflow.maintenance._inventory import PackTables
-from tensorcas_mlflow.pack import Base, PackWriter, Payload
 from tensorcas_mlflow.store import Store
 
 CHUNK_BYTES = 4096

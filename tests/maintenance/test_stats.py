@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcas_mlflow import TensorCasStore
 from tensorcas_mlflow.backends import LocalBackend
 from tensorcas_mlflow.errors import CorruptError, StoreNotFoundError
+from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.maintenance import disk_usage, plan_gc, run_stats, store_stats
-from tensorcas_mlflow.store import Ref, RefTarget, Store
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import condemned_bytes
+from tensorcas_mlflow.tensorcas_store import TensorCasStore
 
 KB = 4096
 

@@ -8,7 +8,7 @@ from typing import Any
 import mlflow
 import numpy as np
 
-from tensorcas_mlflow.checkpoints import CheckpointInfo
+from tensorcas_mlflow.integration.checkpoints import CheckpointInfo
 from tensorcas_mlflow.store import Store
 
 State = dict[str, Any]

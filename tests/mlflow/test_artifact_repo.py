@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from mlflow.exceptions import MlflowException
 
-from tensorcas_mlflow.artifact_repo import TensorCasArtifactRepository
+from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository
 from tensorcas_mlflow.store import Store
 
 RUN_ID = uuid.uuid4().hex

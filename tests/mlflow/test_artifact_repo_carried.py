@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from mlflow.exceptions import MlflowException
 
-from tensorcas_mlflow.artifact_repo import TensorCasArtifactRepository
-from tensorcas_mlflow.store import Store, is_carried
+from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository
+from tensorcas_mlflow.layout import is_carried
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import new_format
 
 RUN = "0123456789abcdef" * 2

@@ -9,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tensorcas_mlflow.artifact_repo import TensorCasArtifactRepository, _repository
-from tensorcas_mlflow.store import RefTarget, Store, hold_pending, take_pending
+from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository, _repository
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.store import Store, hold_pending, take_pending
 
 MODEL_ID = f"m-{uuid.uuid4().hex}"
 HOME = f"models/{MODEL_ID}/artifacts"

@@ -13,8 +13,8 @@ from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.artifact_repo import ArtifactRepository
 from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 
-from tensorcas_mlflow.artifact_repo import TensorCasArtifactRepository
-from tensorcas_mlflow.artifact_repo._plain import PlainTree
+from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository
+from tensorcas_mlflow.integration.artifacts._plain_files import PlainTree
 from tensorcas_mlflow.store import Store
 
 RUN_ID = uuid.uuid4().hex

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from mlflow.exceptions import MlflowException
 
-from tensorcas_mlflow._store_root import Owner, owner_of, store_root_for
-from tensorcas_mlflow.artifact_repo import TensorCasArtifactRepository
+from tensorcas_mlflow.integration._artifact_uri import Owner, owner_of, store_root_for
+from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository
 from tensorcas_mlflow.store import Store
 
 RUN = "0123456789abcdef" * 2

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from mlflow.exceptions import MlflowException
 
-from tensorcas_mlflow.artifact_repo import TensorCasArtifactRepository
+from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository
 from tensorcas_mlflow.store import Store
 
 LONG = 50 << 20

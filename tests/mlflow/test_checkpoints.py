@@ -40,7 +40,7 @@ def test_a_checkpoint_is_loaded_in_another_process(experiment: str, tracking_uri
     program = (
         "import mlflow, sys, numpy as np\n"
         f"mlflow.set_tracking_uri({tracking_uri!r})\n"
-        "from tensorcas_mlflow.checkpoints import load_checkpoint\n"
+        "from tensorcas_mlflow.integration.checkpoints import load_checkpoint\n"
         "np.save(sys.argv[2], load_checkpoint(sys.argv[1], step=5)['weights'])"
     )
     subprocess.run([sys.executable, "-c", program, run.info.run_id, tmp_path / "out.npy"], check=True)

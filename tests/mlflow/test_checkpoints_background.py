@@ -16,8 +16,8 @@ import pytest
 from mlflow.exceptions import MlflowException
 
 from tensorcas_mlflow.backends import LocalBackend
-from tensorcas_mlflow.checkpoints import CheckpointInfo
 from tensorcas_mlflow.errors import BackendError
+from tensorcas_mlflow.integration.checkpoints import CheckpointInfo
 from tensorcas_mlflow.store import Store
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import mlflow
 import pytest
 
-from tensorcas_mlflow.checkpoints import Keep
+from tensorcas_mlflow.integration.checkpoints import Keep
 from tests.mlflow.checkpoints import load, log, make_state, shown, steps
 
 
@@ -89,7 +89,7 @@ def test_long_histories_of_a_metric_are_not_read_at_every_step(
         return whole_history(client, run_id, key)
 
     monkeypatch.setattr(mlflow.MlflowClient, "get_metric_history", count)
-    monkeypatch.setattr("tensorcas_mlflow.checkpoints._keep._VALUES_PER_DROP", 2)
+    monkeypatch.setattr("tensorcas_mlflow.integration.checkpoints._log._VALUES_PER_DROP", 2)
     with mlflow.start_run():
         for step, loss in enumerate([5.0, 1.0, 3.0, 2.0, 4.0, 6.0, 7.0, 8.0, 9.0, 9.0, 9.0, 9.0]):
             mlflow.log_metric("loss", loss, step=step)

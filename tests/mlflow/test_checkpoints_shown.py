@@ -12,9 +12,9 @@ import pytest
 from mlflow.exceptions import MlflowException
 
 from tensorcas_mlflow.backends import LocalBackend
-from tensorcas_mlflow.checkpoints import Keep
+from tensorcas_mlflow.integration.checkpoints import Keep
+from tensorcas_mlflow.integration.forgotten import drop_orphans, orphaned_refs
 from tensorcas_mlflow.maintenance import plan_gc
-from tensorcas_mlflow.orphans import drop_orphans, orphaned_refs
 from tensorcas_mlflow.store import Store
 from tests.mlflow.checkpoints import assert_same, load, log, make_state, shown, steps, store_below
 

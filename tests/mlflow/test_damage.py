@@ -10,8 +10,8 @@ import pytest
 from mlflow.exceptions import MlflowException
 from sklearn.linear_model import LinearRegression
 
-from tensorcas_mlflow.checkpoints import load_checkpoint, log_checkpoint
-from tensorcas_mlflow.runs import TensorCasStore
+from tensorcas_mlflow.integration.checkpoints import load_checkpoint, log_checkpoint
+from tensorcas_mlflow.tensorcas_store import TensorCasStore
 from tests.mlflow.checkpoints import make_state
 
 

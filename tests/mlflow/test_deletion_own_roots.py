@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 from sklearn.linear_model import LinearRegression
 
 from tensorcas_mlflow.backends import LocalBackend
-from tensorcas_mlflow.orphans import drop_orphans, orphaned_refs
+from tensorcas_mlflow.integration.forgotten import drop_orphans, orphaned_refs
 from tensorcas_mlflow.store import Store
 from tests.mlflow.forgetting import N_BYTES, array, collect, forget, holders, packs_bytes
 from tests.tracking import active_experiment

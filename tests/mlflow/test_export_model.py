@@ -15,7 +15,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.models import Model
 from sklearn.linear_model import LinearRegression
 
-from tensorcas_mlflow.manifest import Manifest
+from tensorcas_mlflow.layout import Manifest
 from tensorcas_mlflow.store import MANIFEST_FILE, PAYLOAD_FILE, Store
 
 X = np.random.default_rng(0).normal(size=(50, 4))

@@ -14,7 +14,8 @@ import mlflow.tensorcas
 import pytest
 
 import tensorcas_mlflow
-from tensorcas_mlflow import flavor, plugin
+from tensorcas_mlflow import plugin
+from tensorcas_mlflow.integration import models
 
 
 def test_it_has_the_names_of_the_package_and_the_same_objects() -> None:
@@ -23,7 +24,7 @@ def test_it_has_the_names_of_the_package_and_the_same_objects() -> None:
     assert mlflow.tensorcas.__all__ == names
     assert set(names) <= set(dir(mlflow.tensorcas))
     assert [name for name in names if getattr(mlflow.tensorcas, name) is not getattr(tensorcas_mlflow, name)] == []
-    assert mlflow.tensorcas.log_model is flavor.log_model
+    assert mlflow.tensorcas.log_model is models.log_model
 
 
 def test_facade_is_one_plain_module_under_one_name() -> None:
@@ -34,7 +35,7 @@ def test_facade_is_one_plain_module_under_one_name() -> None:
 
 
 def test_functions_of_the_facade_are_pickled_by_reference() -> None:
-    assert pickle.loads(pickle.dumps(mlflow.tensorcas.log_model)) is flavor.log_model
+    assert pickle.loads(pickle.dumps(mlflow.tensorcas.log_model)) is models.log_model
     assert cloudpickle.loads(cloudpickle.dumps(mlflow.tensorcas)) is mlflow.tensorcas
 
 
@@ -59,7 +60,7 @@ def test_a_second_look_up_finds_the_same_facade() -> None:
 
 
 def test_a_broken_dependency_is_an_import_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tensorcas_mlflow.artifact_repo", None)
+    monkeypatch.setitem(sys.modules, "tensorcas_mlflow.integration.artifacts", None)
 
     with pytest.raises(ImportError):
         plugin.artifact_repository("tensorcas:///tmp/x")

@@ -14,8 +14,8 @@ from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 from sklearn.linear_model import LinearRegression
 
-from tensorcas_mlflow import config
-from tensorcas_mlflow.manifest import Manifest
+from tensorcas_mlflow.base import config
+from tensorcas_mlflow.layout import Manifest
 from tensorcas_mlflow.store import MANIFEST_FILE, Store
 
 X = np.random.default_rng(0).normal(size=(300, 40))
@@ -381,7 +381,7 @@ def test_a_model_that_is_there_keeps_its_ref_where_that_cannot_be_seen(
 
     setattr(Blind, broken, fail)
     with monkeypatch.context() as patch:
-        patch.setattr("tensorcas_mlflow.flavor._places.get_artifact_repository", Blind)
+        patch.setattr("tensorcas_mlflow.integration.models._log.get_artifact_repository", Blind)
         with pytest.raises(MlflowException, match="a/b"):
             mlflow.tensorcas.log_model(make_model(), name="model", registered_model_name="a/b")
 

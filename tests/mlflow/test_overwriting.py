@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from tensorcas_mlflow.artifact_repo import TensorCasArtifactRepository
-from tensorcas_mlflow.artifact_repo._plain import PlainTree
+from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository
+from tensorcas_mlflow.integration.artifacts._plain_files import PlainTree
 from tensorcas_mlflow.store import Store
 
 TEXT, OTHER = b"text\n" * 10, b"\0bin" * 1000
 
 WRITER = """
 import sys, time
-from tensorcas_mlflow.artifact_repo import TensorCasArtifactRepository
+from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository
 
 uri, file, run_s = sys.argv[1:]
 repo, until = TensorCasArtifactRepository(uri), time.monotonic() + float(run_s)
@@ -28,7 +28,7 @@ while time.monotonic() < until:
 READER = """
 import sys, tempfile, time
 from pathlib import Path
-from tensorcas_mlflow.artifact_repo import TensorCasArtifactRepository
+from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository
 
 uri, run_s, *files = sys.argv[1:]
 repo, until = TensorCasArtifactRepository(uri), time.monotonic() + float(run_s)

@@ -9,9 +9,11 @@ import mlflow
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.artifact_repo import _earlier, _page
-from tensorcas_mlflow.artifact_repo._page import render_page
-from tensorcas_mlflow.store import PAYLOAD_FILE, Ref, RefTarget, Store, write_payload
+from tensorcas_mlflow.integration.artifacts import _page
+from tensorcas_mlflow.integration.artifacts import _page as _earlier
+from tensorcas_mlflow.integration.artifacts._page import render_page
+from tensorcas_mlflow.layout import Ref, RefTarget
+from tensorcas_mlflow.store import PAYLOAD_FILE, Store, write_payload
 from tests.mlflow.checkpoints import log, make_state
 
 CHUNK_BYTES = 4096

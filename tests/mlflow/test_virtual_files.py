@@ -17,8 +17,10 @@ from mlflow.models.flavor_backend_registry import get_flavor_backend
 from mlflow.store.artifact.artifact_repo import ArtifactRepository
 from sklearn.linear_model import LinearRegression
 
-from tensorcas_mlflow.artifact_repo import TensorCasArtifactRepository
-from tensorcas_mlflow.store import RefTarget, Store, TensorsFile
+from tensorcas_mlflow.chunk_io import TensorsFile
+from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.store import Store
 from tests.mlflow.checkpoints import log, make_state
 
 X = np.random.default_rng(0).normal(size=(50, 4))

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import Root, open_backend
+from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import plan_gc
-from tensorcas_mlflow.store import RefTarget, Store, _claim
+from tensorcas_mlflow.store import Store, _save
 
 GRACE_S = 5.0
 """Longer than a save takes here, even where the machine is busy."""
@@ -33,7 +34,7 @@ def opened(uri: str) -> Store:
 
 def save_in_packs(uri: str, model: Model, pack_bytes: int) -> None:
     """Save a model in small packs."""
-    _claim.TARGET_BYTES = pack_bytes  # type: ignore[misc, attr-defined]
+    _save.TARGET_BYTES = pack_bytes  # type: ignore[misc, attr-defined]
     with opened(uri).write_checkpoint(model) as pending:
         pending.commit(RefTarget(run_id="run", step=0))
 

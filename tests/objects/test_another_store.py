@@ -7,7 +7,8 @@ import pytest
 
 from tensorcas_mlflow.backends import ObjectBackend
 from tensorcas_mlflow.errors import ConflictError, StoreNotFoundError
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.store import Store
 from tests.objects.proxy import Proxy
 from tests.objects.servers import S3Server
 from tests.objects.stores import backend_of, bucket_of

@@ -19,7 +19,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from sklearn.linear_model import LinearRegression
 
-from tensorcas_mlflow.artifact_repo import TensorCasArtifactRepository
+from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository
 from tests.deploy.calls import contents, fill
 from tests.objects.faults import Answer
 from tests.objects.proxy import Proxy
@@ -166,7 +166,7 @@ def test_checkpoints_are_logged_loaded_listed_and_deleted(experiment: str, track
     run_id = run.info.run_id
     mlflow.tensorcas.delete_checkpoint(run_id, step=1)
     program = (
-        "from tensorcas_mlflow.checkpoints import load_checkpoint\n"
+        "from tensorcas_mlflow.integration.checkpoints import load_checkpoint\n"
         "print(json.dumps(load_checkpoint(sys.argv[1], step=2)['weights'][:4].tolist()))"
     )
 

@@ -10,7 +10,8 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.store import Store
 from tests.cli.conftest import Tensorcas, tensorcas
 from tests.objects.servers import S3Server
 from tests.tracking import active_experiment, empty_database, no_stray_settings, tracking_uri

@@ -9,8 +9,9 @@ import pytest
 
 from tensorcas_mlflow.backends import _buckets
 from tensorcas_mlflow.errors import BackendError, BlobExistsError, CheckpointExistsError
+from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.maintenance import plan_gc
-from tensorcas_mlflow.store import PendingSave, Ref, RefTarget, Store
+from tensorcas_mlflow.store import PendingSave, Store
 from tests.objects.faults import SLOW_DOWN, Answer, LostAnswer, Stall
 from tests.objects.proxy import Proxy
 from tests.objects.requests_seen import Kind

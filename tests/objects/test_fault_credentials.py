@@ -149,7 +149,7 @@ def test_an_upload_that_meets_expired_credentials_is_reported_and_the_next_succe
 )
 def test_no_error_tells_a_secret(place: Place, monkeypatch: pytest.MonkeyPatch, fault: Fault) -> None:
     monkeypatch.setattr(_buckets, "GIVE_UP_S", 0.1)
-    monkeypatch.setattr("tensorcas_mlflow.backends._credentials._RETRIES", {"max_retries": 1})
+    monkeypatch.setattr("tensorcas_mlflow.backends._open._RETRIES", {"max_retries": 1})
     store = place.through()
     actions = (
         lambda: save(store, model_of(1), 1),

@@ -12,7 +12,7 @@ from multiprocessing.process import BaseProcess
 import pytest
 
 from tensorcas_mlflow.maintenance import plan_gc, verify
-from tensorcas_mlflow.store import Store, _claim
+from tensorcas_mlflow.store import Store, _save
 from tests.objects import crowd
 from tests.objects.proxy import Proxy
 from tests.objects.relay import Link
@@ -79,7 +79,7 @@ def sent_bytes(place: Place) -> int:
 def test_packs_that_arrived_before_a_kill_are_not_sent_again(
     place: Place, part: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_claim, "TARGET_BYTES", PACK_BYTES)
+    monkeypatch.setattr(_save, "TARGET_BYTES", PACK_BYTES)
     kill_at(place, int(part * MODEL_BYTES))
     time.sleep(0.2)  # what the dead process had sent arrives
     arrived = sum(info.size for info in place.direct().backend.list("packs"))

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from tensorcas_mlflow.backends import _buckets, _objects
+from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import plan_gc
-from tensorcas_mlflow.store import RefTarget
 from tests.objects.faults import (
     INTERNAL_ERROR,
     SLOW_DOWN,

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.backends import ObjectBackend
-from tensorcas_mlflow.backends._voids import VOID_BYTES
+from tensorcas_mlflow.backends._objects import VOID_BYTES
+from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import plan_gc, verify
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.store import Store
 from tests.objects.faults import Twice
 from tests.objects.proxy import Proxy
 from tests.objects.requests_seen import Kind

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from mlflow.exceptions import MlflowException
 
-from tensorcas_mlflow.artifact_repo import TensorCasArtifactRepository
 from tensorcas_mlflow.backends import Bucket, new_void
 from tensorcas_mlflow.errors import BlobNotFoundError
+from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository
 from tensorcas_mlflow.maintenance._plain_files import ObjectPlainFiles, PlainFile
 from tensorcas_mlflow.store import Store
 from tests.objects.faults import Answer

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.adapter import Array
+from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.maintenance import plan_gc
-from tensorcas_mlflow.store import Ref, RefTarget, Store
+from tensorcas_mlflow.store import Store
 from tests.objects.proxy import Proxy
 from tests.objects.requests_seen import Kind
 from tests.objects.servers import S3Server
@@ -193,8 +194,8 @@ def test_a_chunk_that_was_moved_is_found_although_the_manifest_says_where_it_was
 def test_a_store_of_many_packs_is_known_by_few_requests(
     s3: S3Server, bucket: str, way: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tensorcas_mlflow.store._catalog._FOLD_AT", 8)
-    monkeypatch.setattr("tensorcas_mlflow.store._catalog._LATE_S", 0.0)
+    monkeypatch.setattr("tensorcas_mlflow.chunk_io._catalog._FOLD_AT", 8)
+    monkeypatch.setattr("tensorcas_mlflow.chunk_io._catalog._LATE_S", 0.0)
     store = Store.init_backend(backend_of(s3.at(way.endpoint), bucket))
     states = [{"w": np.random.default_rng(n).integers(0, 256, 5000, dtype=np.uint8)} for n in range(20)]
     for step, state in enumerate(states):

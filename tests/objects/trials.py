@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.backends import Root, _buckets, _credentials, open_backend
+from tensorcas_mlflow.backends import Root, _buckets, _open, open_backend
+from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.maintenance import plan_gc, verify
-from tensorcas_mlflow.store import Ref, RefTarget, Store
+from tensorcas_mlflow.store import Store
 from tests.objects.faults import Fault, Late
 from tests.objects.proxy import Proxy
 from tests.objects.servers import S3Server
@@ -32,8 +33,8 @@ _SETTLE_S = 0.3
 def be_hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let buckets that are opened from now on wait and pause for a short time only."""
     soon = {"init_backoff": timedelta(milliseconds=2), "max_backoff": timedelta(milliseconds=20), "base": 2}
-    monkeypatch.setattr(_credentials, "_SILENCE_S", SILENCE_S)
-    monkeypatch.setattr(_credentials, "_RETRIES", _credentials._RETRIES | {"backoff": soon})
+    monkeypatch.setattr(_open, "_SILENCE_S", SILENCE_S)
+    monkeypatch.setattr(_open, "_RETRIES", _open._RETRIES | {"backoff": soon})
     monkeypatch.setattr(_buckets, "_FIRST_PAUSE_S", 0.005)
     monkeypatch.setattr(_buckets, "_LONGEST_PAUSE_S", 0.05)
 

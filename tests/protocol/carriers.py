@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.carrier import CarrierBackend, Entry, Shelf
+from tensorcas_mlflow.integration.server_store import CarrierBackend, Entry, Shelf
 from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store.protocol import FORMAT
 from tests.protocol.casts import Cast, open_store, save

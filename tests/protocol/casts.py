@@ -13,10 +13,9 @@ import numpy as np
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import Backend, MemoryBackend
 from tensorcas_mlflow.errors import ConflictError
-from tensorcas_mlflow.index import read_segment
+from tensorcas_mlflow.layout import Ref, RefTarget, bases_of, is_delta, read_segment
 from tensorcas_mlflow.maintenance import copy_refs, plan_gc, plan_repair, read_source
-from tensorcas_mlflow.pack import bases_of, is_delta
-from tensorcas_mlflow.store import Ref, RefTarget, Store
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import FORMAT, list_packs, new_format, read_condemned, read_pack_table, read_refs
 from tensorcas_mlflow.testing import FaultyBackend
 from tests.protocol.interleave import Blobs, Program, Run, blobs_of, memory_of

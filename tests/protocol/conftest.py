@@ -13,10 +13,10 @@ from tests.protocol.interleave import actors_uuid4
 @pytest.fixture(autouse=True)
 def _repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSORCAS_THREADS", "1")
-    monkeypatch.setattr("tensorcas_mlflow.threads._N_WAITING", 1)
+    monkeypatch.setattr("tensorcas_mlflow.base.threads._N_WAITING", 1)
     monkeypatch.setattr(uuid, "uuid4", actors_uuid4)
-    monkeypatch.setattr("tensorcas_mlflow.store._records.now", lambda: "2026-01-31T12:00:00.000+00:00")
-    monkeypatch.setattr("tensorcas_mlflow.store._condemned.now", lambda: "2026-01-31T12:00:00.000+00:00")
+    monkeypatch.setattr("tensorcas_mlflow.layout._records.now", lambda: "2026-01-31T12:00:00.000+00:00")
+    monkeypatch.setattr("tensorcas_mlflow.layout._condemned.now", lambda: "2026-01-31T12:00:00.000+00:00")
     # Packs of remote stores have the time in their names.
     for module in ("_catalog", "_packs"):
         monkeypatch.setattr(f"tensorcas_mlflow.store.{module}.time", SimpleNamespace(time=lambda: 1.77e9))

@@ -8,15 +8,12 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend, MemoryBackend
+from tensorcas_mlflow.base.digest import Digests, digest, unique_rows
 from tensorcas_mlflow.codecs import DELTA, RAW
-from tensorcas_mlflow.digest import Digests, digest, unique_rows
 from tensorcas_mlflow.errors import BlobNotFoundError, FencedError
-from tensorcas_mlflow.index import pack_key
-from tensorcas_mlflow.manifest import Manifest
-from tensorcas_mlflow.pack import Base, Payload
-from tensorcas_mlflow.store import RefTarget, Store
-from tensorcas_mlflow.store import _claim as claim
-from tensorcas_mlflow.store._records import new_ref, ref_bytes
+from tensorcas_mlflow.layout import Base, Manifest, Payload, RefTarget, new_ref, pack_key, ref_bytes
+from tensorcas_mlflow.store import Store
+from tensorcas_mlflow.store import _save as claim
 from tensorcas_mlflow.store.protocol import FORMAT, Condemnation, new_format, read_condemned, read_pack_table
 from tests.protocol.casts import CHUNK_BYTES, RUN_ID, STORE_ID, Cast, chunk, key_of, open_store, save, tensors_of
 from tests.protocol.interleave import Blobs, blobs_of, memory_of

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from tensorcas_mlflow.backends import Token
-from tensorcas_mlflow.carrier import CarrierBackend, _backend
+from tensorcas_mlflow.integration.server_store import CarrierBackend, _backend
 from tensorcas_mlflow.store import protocol
 from tests.protocol.carriers import CarrierCast
 from tests.protocol.casts import Cast

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from tensorcas_mlflow.backends import Backend, MemoryBackend
+from tensorcas_mlflow.chunk_io import Places
 from tensorcas_mlflow.maintenance import copy_refs, read_source
 from tensorcas_mlflow.store import PendingBatch
-from tensorcas_mlflow.store._lookup import Places
 from tests.protocol.casts import Cast, load, open_store
 from tests.protocol.delta_casts import stored
 from tests.protocol.interleave import Run

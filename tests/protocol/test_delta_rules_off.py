@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tensorcas_mlflow.chunk_io import _catalog, _lookup
 from tensorcas_mlflow.maintenance._gc_survey import Survey
-from tensorcas_mlflow.store import _catalog, _lookup
 from tensorcas_mlflow.store.protocol import Condemnation
 from tests.protocol.casts import Cast
 from tests.protocol.delta_casts import DeltaSave, delta_writer, stored

@@ -114,7 +114,7 @@ def everybody(draw: random.Random) -> Cast:
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.long) for part in range(1, N_PARTS))])
 def test_random_schedules_of_a_crowd_lose_no_base(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensorcas_mlflow.store._catalog._FOLD_AT", 3)
+    monkeypatch.setattr("tensorcas_mlflow.chunk_io._catalog._FOLD_AT", 3)
     for seed in range(part, N_RANDOM, N_PARTS):
         draw = random.Random(seed)
         cast = everybody(draw)

@@ -108,7 +108,7 @@ def test_no_schedule_over_objects_of_two_saves_of_one_step_loses_or_leaks() -> N
 def test_random_schedules_of_a_crowd_whose_answers_get_lost_lose_nothing(
     part: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tensorcas_mlflow.store._catalog._FOLD_AT", 2)
+    monkeypatch.setattr("tensorcas_mlflow.chunk_io._catalog._FOLD_AT", 2)
     for seed in range(part, N_OVER_OBJECTS if part else N_PARTS * N_ON_EVERY_CHANGE, N_PARTS):
         draw = random.Random(seed)
         cast = everybody(draw, ObjectCast)

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 
-from tensorcas_mlflow.digest import digest
+from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.errors import ChunkNotFoundError, ConflictError, CorruptChunkError
 from tensorcas_mlflow.maintenance import plan_gc, plan_repair
 from tensorcas_mlflow.store import Store

@@ -17,10 +17,11 @@ import pytest
 
 from tensorcas_mlflow.backends import Backend, BlobInfo, Buffer, MemoryBackend, Token
 from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError
-from tensorcas_mlflow.index import pack_key
+from tensorcas_mlflow.layout import pack_key
 from tensorcas_mlflow.maintenance import _gc
 from tensorcas_mlflow.maintenance._gc_survey import Survey, survey
-from tensorcas_mlflow.store import PendingSave, _claim, _save, protocol
+from tensorcas_mlflow.store import PendingSave, _save, protocol
+from tensorcas_mlflow.store import _save as _claim
 from tensorcas_mlflow.store.protocol import Condemnation, intent_bytes
 from tests.protocol.casts import Cast
 from tests.protocol.interleave import Run, WatchedBackend

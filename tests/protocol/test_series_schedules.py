@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tensorcas_mlflow.pack import is_delta
+from tensorcas_mlflow.layout import is_delta
 from tensorcas_mlflow.store import _save
-from tensorcas_mlflow.store._base_plan import BasePlan
+from tensorcas_mlflow.store._bases import BasePlan
 from tensorcas_mlflow.store.protocol import list_packs, read_pack_table
 from tests.protocol.interleave import memory_of
 from tests.protocol.schedules import explore

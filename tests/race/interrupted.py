@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from tensorcas_mlflow.maintenance import plan_gc
-from tensorcas_mlflow.runs import TensorCasStore
 from tensorcas_mlflow.store import Store
+from tensorcas_mlflow.tensorcas_store import TensorCasStore
 from tests.race.content import model, numbers_in
 from tests.race.racer import Plain
 
@@ -86,7 +86,7 @@ def collecting(it: Interrupted) -> Callable[[int], None]:
 
 
 def uploading(it: Interrupted) -> Callable[[int], None]:
-    from tensorcas_mlflow.artifact_repo import TensorCasArtifactRepository
+    from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository
 
     repo = TensorCasArtifactRepository(f"tensorcas://{it.root.removeprefix('tensorcas://')}")
     source, out = it.folder / "file", it.folder / "out"

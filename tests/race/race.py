@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tensorcas_mlflow.layout import Ref
 from tensorcas_mlflow.maintenance import plan_gc, verify
-from tensorcas_mlflow.store import Ref, Store
+from tensorcas_mlflow.store import Store
 from tests.race.content import numbers_in
 from tests.race.journal import Key, Value, allowed
 

@@ -21,9 +21,10 @@ import numpy as np
 
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.errors import CheckpointExistsError, FencedError, TensorCasError
+from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.maintenance import plan_gc, verify
-from tensorcas_mlflow.runs import TensorCasStore
-from tensorcas_mlflow.store import Ref, RefTarget, Store
+from tensorcas_mlflow.store import Store
+from tensorcas_mlflow.tensorcas_store import TensorCasStore
 from tests.race.content import N_TENSORS, Array, model, numbers_in
 from tests.race.journal import Journal
 
@@ -161,7 +162,7 @@ def upload(race: Race) -> None:
     """Upload files and streams over each other, delete them, and download them again."""
     from mlflow.exceptions import MlflowException
 
-    from tensorcas_mlflow.artifact_repo import TensorCasArtifactRepository
+    from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository
 
     journal, held = race.journal(), dict[str, str]()
     repo = TensorCasArtifactRepository(f"tensorcas://{race.root.removeprefix('tensorcas://')}/files")
@@ -230,7 +231,7 @@ def show(race: Race) -> None:
     """List folders, and make pages and self-contained files of what is in them."""
     from mlflow.exceptions import MlflowException
 
-    from tensorcas_mlflow.artifact_repo import TensorCasArtifactRepository
+    from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository
 
     store = race.store()
     repo = TensorCasArtifactRepository(f"tensorcas://{race.root.removeprefix('tensorcas://')}")

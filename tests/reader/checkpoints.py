@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from tensorcas_mlflow.adapter import Array
+from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.reader import CheckpointReader, open_ref
-from tensorcas_mlflow.store import Ref, RefTarget, Store
+from tensorcas_mlflow.store import Store
 
 N_LAYERS, N_EXPERTS = 3, 4
 

@@ -13,10 +13,11 @@ import pytest
 import statsmodels.api as sm
 import torch
 
-from tensorcas_mlflow import TensorCasStore
 from tensorcas_mlflow.adapter import SKELETON
+from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.reader import CheckpointReader, diff, open_path, open_ref
-from tensorcas_mlflow.store import PAYLOAD_FILE, RefTarget, Store, write_payload
+from tensorcas_mlflow.store import PAYLOAD_FILE, Store, write_payload
+from tensorcas_mlflow.tensorcas_store import TensorCasStore
 from tests.file_formats.samples import safetensors_of
 from tests.reader.checkpoints import moe, opened, save
 

@@ -13,10 +13,10 @@ import torch
 from tensorcas_mlflow.adapter import SKELETON
 from tensorcas_mlflow.backends import MemoryBackend, Tally
 from tensorcas_mlflow.errors import CorruptError
-from tensorcas_mlflow.manifest import Manifest
+from tensorcas_mlflow.layout import Manifest, RefTarget
 from tensorcas_mlflow.reader import CheckpointReader, diff, open_manifest, open_path, open_ref
 from tensorcas_mlflow.reader import _contents as contents_module
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.store import Store
 from tests.file_formats.samples import files, npz, torch_file
 from tests.reader.checkpoints import opened, same, save
 from tests.reader.test_slices import some_index

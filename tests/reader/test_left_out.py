@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from tensorcas_mlflow.errors import MalformedFileError, TensorNotFoundError
+from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.reader import CheckpointReader, open_path, open_ref
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.store import Store
 from tests.file_formats.samples import safetensors_of
 
 PACKED = safetensors_of(

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tensorcas_mlflow import TensorCasStore
 from tensorcas_mlflow.errors import AdapterError, CorruptChunkError
+from tensorcas_mlflow.tensorcas_store import TensorCasStore
 
 
 def module(seed: int, device: str = "cpu") -> torch.nn.Module:

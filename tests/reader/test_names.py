@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tensorcas_mlflow.reader._names import NUMBER, Patterns, array_of_names
+from tensorcas_mlflow.reader._outline import NUMBER, Patterns, array_of_names
 
 
 def as_expected(name: str) -> tuple[str, list[int]]:

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
+from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.errors import PartNotFoundError
-from tensorcas_mlflow.manifest import Specs
+from tensorcas_mlflow.layout import Specs
 from tensorcas_mlflow.reader import Naming
 from tensorcas_mlflow.reader._outline import Outline
 from tensorcas_mlflow.reader._summary import summarize
-from tensorcas_mlflow.tensor import Spec
 
 
 def outline(names: Iterable[str] | Mapping[str, tuple[int, ...]], naming: Naming | None = None) -> Outline:

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from tensorcas_mlflow import TensorCasStore
 from tensorcas_mlflow.adapter import SKELETON
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.errors import CorruptChunkError, PartNotFoundError, TensorNotFoundError
 from tensorcas_mlflow.reader import CheckpointReader, open_path, open_ref
 from tensorcas_mlflow.store import PAYLOAD_FILE, Store, write_payload
+from tensorcas_mlflow.tensorcas_store import TensorCasStore
 from tests.reader.checkpoints import N_EXPERTS, N_LAYERS, moe, opened, same, save
 
 MOE = moe()

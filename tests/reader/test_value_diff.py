@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorcas_mlflow.dtypes import parse_dtype
+from tensorcas_mlflow.base.dtypes import parse_dtype
 from tensorcas_mlflow.reader import ValueChange
-from tensorcas_mlflow.reader._value_diff import ValueDifference
+from tensorcas_mlflow.reader._diff import ValueDifference
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

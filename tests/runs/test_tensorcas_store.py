@@ -17,7 +17,6 @@ import pytest
 from sklearn.linear_model import LinearRegression
 
 from tensorcas_flavors.sklearn import SklearnAdapter
-from tensorcas_mlflow import TensorCasStore
 from tensorcas_mlflow.errors import (
     AdapterError,
     CheckpointExistsError,
@@ -26,6 +25,7 @@ from tensorcas_mlflow.errors import (
     StoreNotFoundError,
 )
 from tensorcas_mlflow.store import Store
+from tensorcas_mlflow.tensorcas_store import TensorCasStore
 from tensorcas_mlflow.testing import FaultyBackend, SimulatedCrash
 
 

@@ -13,8 +13,9 @@ import pytest
 
 from tensorcas_mlflow.backends import Backend, LocalBackend, MemoryBackend
 from tensorcas_mlflow.errors import ConflictError, StoreNotFoundError, TensorCasError
+from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import copy_refs, plan_gc, plan_optimize, read_source
-from tensorcas_mlflow.store import PendingSave, RefTarget, Store
+from tensorcas_mlflow.store import PendingSave, Store
 from tensorcas_mlflow.testing import FaultyBackend
 
 CHUNK_BYTES = 4096

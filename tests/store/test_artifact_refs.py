@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from tensorcas_mlflow.backends import LocalBackend, MemoryBackend, check_key
 from tensorcas_mlflow.errors import CorruptError
-from tensorcas_mlflow.store import Ref, RefTarget, Store
-from tensorcas_mlflow.store._json import record_bytes
-from tensorcas_mlflow.store._keys import artifact_key, quote_segment
+from tensorcas_mlflow.layout import Ref, RefTarget, artifact_key
+from tensorcas_mlflow.layout._keys import quote_segment
+from tensorcas_mlflow.layout._records import record_bytes
+from tensorcas_mlflow.store import Store
 
 PATHS = [
     "file",

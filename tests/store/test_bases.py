@@ -3,12 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.digest import digest_all
-from tensorcas_mlflow.manifest import Manifest, Row
+from tensorcas_mlflow.base.digest import digest_all
+from tensorcas_mlflow.base.tensors import Spec
+from tensorcas_mlflow.layout import Manifest, Row
 from tensorcas_mlflow.store import _bases
 from tensorcas_mlflow.store._bases import RecentManifests, matching_row, nearest
 from tensorcas_mlflow.store._sources import TensorSource
-from tensorcas_mlflow.tensor import Spec
 
 CHUNK = 4096
 

@@ -12,10 +12,11 @@ import pytest
 
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import BlobInfo, Buffer, MemoryBackend, Token
+from tensorcas_mlflow.chunk_io import _catalog, _read
 from tensorcas_mlflow.errors import BackendError, ChunkNotFoundError
-from tensorcas_mlflow.index import read_segment
+from tensorcas_mlflow.layout import Ref, RefTarget, read_segment
 from tensorcas_mlflow.maintenance import plan_gc
-from tensorcas_mlflow.store import Ref, RefTarget, Store, _catalog, _read
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
 
 

@@ -3,11 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tensorcas_mlflow.chunk_io import Places, _load
+from tensorcas_mlflow.chunk_io._load import _layout
 from tensorcas_mlflow.codecs import RAW, ZSTD
-from tensorcas_mlflow.pack import ENTRY
-from tensorcas_mlflow.store import _chains
-from tensorcas_mlflow.store._load import _layout
-from tensorcas_mlflow.store._lookup import Places
+from tensorcas_mlflow.layout import ENTRY
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -30,7 +29,7 @@ def test_deltas_are_read_in_parts_of_a_bounded_size_that_keep_all_threads_busy(
 ) -> None:
     monkeypatch.setenv("TENSORCAS_THREADS", "2")
     deltas = np.arange(len(sizes)) * 2
-    found = _chains._parts(deltas, np.array(sizes, dtype=np.int64))
+    found = _load._parts(deltas, np.array(sizes, dtype=np.int64))
 
     assert [len(part) for part in found] == parts
     assert [delta for part in found for delta in part.tolist()] == deltas.tolist()

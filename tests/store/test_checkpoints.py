@@ -23,8 +23,8 @@ from tensorcas_mlflow.errors import (
     TensorNotFoundError,
     WrongStoreError,
 )
-from tensorcas_mlflow.manifest import Manifest
-from tensorcas_mlflow.store import Ref, RefTarget, Store
+from tensorcas_mlflow.layout import Manifest, Ref, RefTarget
+from tensorcas_mlflow.store import Store
 
 CHUNK = 4096
 rng = np.random.default_rng(5)

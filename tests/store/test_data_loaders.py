@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import verify
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.store import Store
 
 N_ITEMS = 8
 _open: dict[str, Store] = {}

@@ -9,7 +9,8 @@ import pytest
 from tensorcas_mlflow.backends import LocalBackend
 from tensorcas_mlflow.codecs import RAW
 from tensorcas_mlflow.errors import FormatError
-from tensorcas_mlflow.store import Ref, RefTarget, Store
+from tensorcas_mlflow.layout import Ref, RefTarget
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs, read_pack_table
 
 CHUNK = 4096

@@ -15,8 +15,9 @@ import pytest
 
 from tensorcas_mlflow.backends import LocalBackend, MemoryBackend
 from tensorcas_mlflow.errors import BackendError
+from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.maintenance import plan_gc
-from tensorcas_mlflow.store import Ref, RefTarget, Store, protocol
+from tensorcas_mlflow.store import Store, protocol
 from tensorcas_mlflow.testing import FaultyBackend, SimulatedCrash
 
 

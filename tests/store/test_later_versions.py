@@ -16,15 +16,14 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow import __version__
-from tensorcas_mlflow.digest import digest
+from tensorcas_mlflow.base.digest import digest
+from tensorcas_mlflow.chunk_io import _catalog
 from tensorcas_mlflow.errors import CorruptError, NewerFormatError
-from tensorcas_mlflow.hints import hint_bytes
+from tensorcas_mlflow.layout import ENTRY, FOOTER_BYTES, Manifest, Ref, RefTarget, hint_bytes
 from tensorcas_mlflow.maintenance import copy_all, end_of, open_destination, plan_gc, read_source, verify
-from tensorcas_mlflow.manifest import Manifest
-from tensorcas_mlflow.pack import ENTRY, FOOTER_BYTES
-from tensorcas_mlflow.runs import TensorCasStore
-from tensorcas_mlflow.store import Ref, RefTarget, Store, _catalog
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import read_pack_table
+from tensorcas_mlflow.tensorcas_store import TensorCasStore
 
 NEEDS = f"needs a release of tensorcas-mlflow that reads format 9 or later, and this is {re.escape(__version__)}"
 LONG_AGO = 1_000_000_000

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tensorcas_mlflow import TensorCasStore
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.errors import TensorCasError
+from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.maintenance import find_shares, plan_gc, plan_repair, store_stats, verify
-from tensorcas_mlflow.store import Ref, RefTarget, Store
+from tensorcas_mlflow.store import Store
+from tensorcas_mlflow.tensorcas_store import TensorCasStore
 
 CHUNK_BYTES = 4096
 TENSORS = {"w": np.arange(2000, dtype=np.float32)}

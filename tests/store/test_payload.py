@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tensorcas_mlflow.chunk_io import TensorsFile
 from tensorcas_mlflow.errors import (
     BlobExistsError,
     BlobNotFoundError,
@@ -21,13 +22,11 @@ from tensorcas_mlflow.errors import (
     NotFoundError,
     TensorNotFoundError,
 )
-from tensorcas_mlflow.manifest import Manifest
+from tensorcas_mlflow.layout import Manifest, RefTarget
 from tensorcas_mlflow.store import (
     MANIFEST_FILE,
     PAYLOAD_FILE,
-    RefTarget,
     Store,
-    TensorsFile,
     copy_payload,
     payload_bytes,
     payload_pieces,

@@ -9,8 +9,9 @@ import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.errors import BackendError, ConflictError, FencedError
+from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import plan_gc
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.testing import FaultyBackend
 
 rng = np.random.default_rng(0)

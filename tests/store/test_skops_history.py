@@ -9,7 +9,8 @@ import numpy as np
 import skops.io
 from sklearn.ensemble import GradientBoostingRegressor
 
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.store import Store
 
 N_STEPS = 12
 

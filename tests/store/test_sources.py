@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.adapter import SKELETON
-from tensorcas_mlflow.digest import digest
+from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.errors import ChunkNotFoundError, FencedError
 from tensorcas_mlflow.store import _sources
 from tensorcas_mlflow.store._sources import NoSource, Source, TensorSource

@@ -10,8 +10,9 @@ import pytest
 
 from tensorcas_mlflow.backends import LocalBackend, MemoryBackend
 from tensorcas_mlflow.errors import ConflictError, CorruptError, NewerFormatError, StoreNotFoundError
-from tensorcas_mlflow.store import RefTarget, Store
-from tensorcas_mlflow.store._json import record_bytes
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.layout._records import record_bytes
+from tensorcas_mlflow.store import Store
 
 
 def blob(root: Path) -> Path:

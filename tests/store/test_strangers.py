@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from tensorcas_mlflow.backends import LocalBackend, MemoryBackend
-from tensorcas_mlflow.blob_names import find_strangers
 from tensorcas_mlflow.errors import CorruptError
+from tensorcas_mlflow.layout import find_strangers
+from tensorcas_mlflow.layout._records import now, record_bytes
 from tensorcas_mlflow.maintenance import plan_gc, plan_repair
 from tensorcas_mlflow.store import Store
-from tensorcas_mlflow.store._json import record_bytes
-from tensorcas_mlflow.store._records import now
 from tensorcas_mlflow.store.protocol import condemned_bytes
 from tests.strangers import FOLDERS, KEYS, OTHER_NAMES, fill, loads, save, use
 

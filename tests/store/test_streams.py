@@ -12,8 +12,9 @@ import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.errors import FencedError
+from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.maintenance import plan_gc
-from tensorcas_mlflow.store import Ref, RefTarget, Store, _ingest
+from tensorcas_mlflow.store import Store, _ingest
 
 CHUNK = 4096
 LONG = 600 * CHUNK

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.errors import CheckpointExistsError
+from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.maintenance import plan_gc, verify
-from tensorcas_mlflow.store import Ref, RefTarget, Store
+from tensorcas_mlflow.store import Store
 
 
 @pytest.fixture

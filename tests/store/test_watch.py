@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import MemoryBackend
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.store import Store
 
 
 def test_a_save_tells_of_all_bytes_that_are_hashed_and_of_those_that_are_stored() -> None:

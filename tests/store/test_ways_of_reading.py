@@ -13,15 +13,12 @@ import pytest
 
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import Ring, has_ring
+from tensorcas_mlflow.chunk_io import WAYS, Places, Rule, Situation, choose
+from tensorcas_mlflow.chunk_io._plan import Target, new_arrays, tasks_of
 from tensorcas_mlflow.errors import CorruptChunkError, NotFoundError, TensorCasError
+from tensorcas_mlflow.layout import ENTRY, Manifest, Ref, RefTarget
 from tensorcas_mlflow.maintenance import plan_gc
-from tensorcas_mlflow.manifest import Manifest
-from tensorcas_mlflow.pack import ENTRY
-from tensorcas_mlflow.readplan import WAYS, Rule, Situation, choose
-from tensorcas_mlflow.store import Ref, RefTarget, Store
-from tensorcas_mlflow.store._lookup import Places
-from tensorcas_mlflow.store._target import Target, new_arrays
-from tensorcas_mlflow.store._tasks import tasks_of
+from tensorcas_mlflow.store import Store
 
 CHUNK_BYTES = 64 * 1024
 

@@ -28,7 +28,7 @@ from tensorcas_flavors._pickling import (
 )
 from tensorcas_flavors.generic._parts import StoredParts, TakenParts
 from tensorcas_mlflow.adapter import SKELETON, Adapter, Array
-from tensorcas_mlflow.content_cuts import MIN_BYTES, content_cuts
+from tensorcas_mlflow.base.content_cuts import MIN_BYTES, content_cuts
 from tensorcas_mlflow.errors import AdapterError
 
 _NUMBERS = (int, float, complex, np.generic)

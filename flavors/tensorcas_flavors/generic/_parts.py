@@ -35,7 +35,7 @@ import numpy as np
 
 from tensorcas_flavors._facts import MEMBER, VALUE, is_taken, make_value, take_value
 from tensorcas_mlflow.adapter import SKELETON, Array
-from tensorcas_mlflow.dtypes import dtype_name
+from tensorcas_mlflow.base.dtypes import dtype_name
 from tensorcas_mlflow.errors import AdapterError
 
 _MAX_ITEMS = 1_000_000

@@ -39,7 +39,7 @@ from tensorcas_flavors.pytorch._tensors import (
 )
 from tensorcas_flavors.pytorch._tree import NamedItems, Opaque, StoredObject
 from tensorcas_mlflow.adapter import Array, NotFilled, ReadTensors, StoredTensor
-from tensorcas_mlflow.dtypes import parse_dtype
+from tensorcas_mlflow.base.dtypes import parse_dtype
 
 if TYPE_CHECKING:
     import torch

@@ -25,7 +25,7 @@ import numpy as np
 
 from tensorcas_flavors._facts import Facts, facts_of, is_taken, take_value
 from tensorcas_flavors.pytorch._tensors import pytorch_error
-from tensorcas_mlflow import dtypes
+from tensorcas_mlflow.base import dtypes
 
 if TYPE_CHECKING:
     import torch

@@ -23,8 +23,8 @@ from tensorcas_flavors._pickling import MAGIC, load_skeleton
 from tensorcas_flavors.pytorch._layout import ARRAY, ELSEWHERE, Rows, check_row
 from tensorcas_flavors.pytorch._tensors import dtype_name, pytorch_error, row_dtype
 from tensorcas_flavors.pytorch._tree import TreeWriter
-from tensorcas_mlflow import dtypes
 from tensorcas_mlflow.adapter import Array
+from tensorcas_mlflow.base import dtypes
 from tensorcas_mlflow.errors import AdapterError
 
 if TYPE_CHECKING:

@@ -66,8 +66,8 @@ from tensorcas_flavors.pytorch._objects import (
     unwrap,
 )
 from tensorcas_flavors.pytorch._tensors import dtype_name, pytorch_error, row_dtype
-from tensorcas_mlflow import dtypes
 from tensorcas_mlflow.adapter import SKELETON, Array
+from tensorcas_mlflow.base import dtypes
 from tensorcas_mlflow.errors import AdapterError, FormatError
 
 if TYPE_CHECKING:

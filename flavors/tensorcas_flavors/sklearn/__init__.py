@@ -37,7 +37,7 @@ from tensorcas_flavors.sklearn._parts import (
 from tensorcas_flavors.sklearn._trees import group_ends, is_table, odd_trees, tree_ends
 from tensorcas_flavors.sklearn._walk import PER_STAGE, Graph, Resizing, walk
 from tensorcas_mlflow.adapter import SKELETON, Adapter, Array
-from tensorcas_mlflow.content_cuts import MIN_BYTES, content_cuts
+from tensorcas_mlflow.base.content_cuts import MIN_BYTES, content_cuts
 from tensorcas_mlflow.errors import AdapterError
 
 _COME_BACK: set[type] = set()

@@ -18,10 +18,9 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.tree import DecisionTreeClassifier
 
 from tensorcas_flavors.generic import GenericAdapter
-from tensorcas_mlflow.adapter import SKELETON, Array
-from tensorcas_mlflow.adapters import adapter_for, adapter_named
+from tensorcas_mlflow.adapter import SKELETON, Array, adapter_for, adapter_named
+from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.errors import AdapterError
-from tensorcas_mlflow.tensor import Spec
 
 ADAPTER = GenericAdapter()
 TEXT = "".join(f"tree {i}\n" for i in range(1000))

@@ -11,7 +11,7 @@ import pytest
 
 from tensorcas_flavors.generic import GenericAdapter
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.tensor import Spec
+from tensorcas_mlflow.base.tensors import Spec
 
 ADAPTER = GenericAdapter()
 

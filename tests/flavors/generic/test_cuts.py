@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tensorcas_flavors.generic import GenericAdapter
 from tensorcas_mlflow.adapter import SKELETON, Array
-from tensorcas_mlflow.content_cuts import _BLOCK_BYTES, _GEAR, MIN_BYTES, ContentCutter, content_cuts, piece_sizes
+from tensorcas_mlflow.base.content_cuts import _BLOCK_BYTES, _GEAR, MIN_BYTES, ContentCutter, content_cuts, piece_sizes
 
 
 def random_bytes(n_bytes: int, seed: int = 0) -> Array:

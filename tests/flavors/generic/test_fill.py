@@ -219,7 +219,7 @@ def test_facts_of_a_class_of_main_are_equal_in_every_process(tmp_path: Path) -> 
     script = tmp_path / "script.py"
     script.write_text(
         "import sys, numpy as np\n"
-        "from tensorcas_mlflow.runs import TensorCasStore\n"
+        "from tensorcas_mlflow.tensorcas_store import TensorCasStore\n"
         "class Net:\n"
         "    rate = 0.5\n"
         "    def __init__(self, n): self.w, self.n = np.full(3, n), n\n"

@@ -22,9 +22,8 @@ from sklearn.datasets import make_regression
 from sklearn.linear_model import Ridge
 
 from tensorcas_flavors.generic import GenericAdapter
-from tensorcas_mlflow.adapter import SKELETON
-from tensorcas_mlflow.adapters import adapter_for
-from tensorcas_mlflow.runs import TensorCasStore
+from tensorcas_mlflow.adapter import SKELETON, adapter_for
+from tensorcas_mlflow.tensorcas_store import TensorCasStore
 
 pytestmark = pytest.mark.long
 
@@ -132,7 +131,7 @@ def test_steps_of_a_catboost_model_take_far_less_room_than_its_pickles(tmp_path:
 WRITE = """
 import sys
 import numpy as np
-from tensorcas_mlflow.runs import TensorCasStore
+from tensorcas_mlflow.tensorcas_store import TensorCasStore
 
 class Mean:
     def fit(self, X):
@@ -147,7 +146,7 @@ TensorCasStore(sys.argv[1], "run").save(Mean().fit(X), step=1)
 READ = """
 import sys
 import numpy as np
-from tensorcas_mlflow.runs import TensorCasStore
+from tensorcas_mlflow.tensorcas_store import TensorCasStore
 
 X = np.arange(2000.0).reshape(20, 100)
 model = TensorCasStore(sys.argv[1], "run").load(step=1)

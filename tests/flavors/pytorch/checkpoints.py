@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from tensorcas_mlflow.adapter import Array, NotFilled
-from tensorcas_mlflow.tensor import Spec
+from tensorcas_mlflow.base.tensors import Spec
 from tests.flavors.pytorch.models import ADAPTER, stored
 
 BOTH = [

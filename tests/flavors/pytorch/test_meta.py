@@ -165,7 +165,7 @@ MEMORY = """
 import re, sys
 import numpy as np, torch
 from tensorcas_flavors.pytorch import PyTorchAdapter
-from tensorcas_mlflow.tensor import Spec
+from tensorcas_mlflow.base.tensors import Spec
 
 with torch.device("meta"):
     model = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048, bias=False) for _ in range(24)])  # 384 MiB

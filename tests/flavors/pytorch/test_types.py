@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from tensorcas_flavors.pytorch import PyTorchAdapter
-from tensorcas_mlflow import TensorCasStore
 from tensorcas_mlflow.errors import TensorNotFoundError
 from tensorcas_mlflow.reader import diff, open_path
 from tensorcas_mlflow.store import write_payload
+from tensorcas_mlflow.tensorcas_store import TensorCasStore
 
 BYTES = torch.arange(64, dtype=torch.uint8)
 STATE = {

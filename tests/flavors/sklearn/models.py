@@ -27,7 +27,8 @@ from sklearn.utils.estimator_checks import _enforce_estimator_tags_X, _enforce_e
 
 from tensorcas_flavors.sklearn import SklearnAdapter
 from tensorcas_mlflow.errors import AdapterError
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.store import Store
 
 ADAPTER = SklearnAdapter()
 METHODS = (

@@ -19,7 +19,8 @@ from sklearn.base import clone
 from xgboost import Booster, DMatrix
 
 from tensorcas_flavors.xgboost import XGBoostAdapter
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.store import Store
 
 N_ROWS = 240
 RNG = np.random.default_rng(7)

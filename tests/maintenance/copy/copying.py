@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend, MemoryBackend
+from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.maintenance import CopyReport, copy_refs, read_source
-from tensorcas_mlflow.store import Ref, RefTarget, Store
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs, read_pack_table
 
 CHUNK_BYTES = 4096

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.backends import Backend, LocalBackend, MemoryBackend
+from tensorcas_mlflow.layout import MAX_DEPTH, RefTarget, bases_of, is_delta
 from tensorcas_mlflow.maintenance import _copy_refs, copy_refs, plan_gc, plan_optimize, read_source, verify
-from tensorcas_mlflow.pack import MAX_DEPTH, bases_of, is_delta
-from tensorcas_mlflow.store import RefTarget, Store, _batch, _claim
+from tensorcas_mlflow.store import Store, _batch, _save
 from tensorcas_mlflow.store.protocol import condemned_bytes, list_packs, parse_intent, read_pack_table
 from tensorcas_mlflow.testing import FaultyBackend
 from tests.maintenance.copy.copying import CHUNK_BYTES, copy
@@ -142,7 +142,7 @@ def test_a_second_copy_of_later_steps_takes_the_room_of_its_source(destination_b
 
 def test_a_copy_in_small_batches_of_many_packs_takes_the_room_of_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_copy_refs, "MAX_BATCH_BYTES", 60_000)
-    for module in (_claim, _batch):
+    for module in (_save, _batch):
         monkeypatch.setattr(module, "TARGET_BYTES", 30_000)
     source = train(new_store(), range(12))
     optimize(source)

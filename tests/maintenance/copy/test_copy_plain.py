@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.errors import BackendError, ConflictError
+from tensorcas_mlflow.integration.forgotten import orphaned_refs
+from tensorcas_mlflow.layout import Manifest, Ref
 from tensorcas_mlflow.maintenance import (
     Copied,
     CopyReport,
@@ -21,9 +23,7 @@ from tensorcas_mlflow.maintenance import (
     open_destination,
     read_source,
 )
-from tensorcas_mlflow.manifest import Manifest
-from tensorcas_mlflow.orphans import orphaned_refs
-from tensorcas_mlflow.store import Ref, Store
+from tensorcas_mlflow.store import Store
 from tests.maintenance.copy.copying import damage, new_store, save, state
 
 MODEL = "models/m-" + "0" * 32 + "/artifacts"

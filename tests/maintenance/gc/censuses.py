@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensorcas_mlflow.digest import digest
+from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.maintenance import Inventory, census_bytes, read_census
 from tensorcas_mlflow.store import Store
 from tests.maintenance.gc.collecting import keys

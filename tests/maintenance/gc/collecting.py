@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.maintenance import GcPlan, plan_gc
-from tensorcas_mlflow.store import Ref, RefTarget, Store
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import condemned_bytes, list_packs
 
 CHUNK_BYTES = 4096

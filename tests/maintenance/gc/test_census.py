@@ -12,9 +12,9 @@ import pytest
 
 from tensorcas_mlflow.backends import Backend, MemoryBackend
 from tensorcas_mlflow.errors import BackendError
+from tensorcas_mlflow.layout import ENTRY
 from tensorcas_mlflow.maintenance import Census, census_bytes, inventory_of_manifests, merge_inventories
 from tensorcas_mlflow.maintenance._gc_survey import Survey, survey
-from tensorcas_mlflow.pack import ENTRY
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.testing import FaultyBackend
 from tests.maintenance.gc.censuses import always_worth_it, census_of, inventory_in

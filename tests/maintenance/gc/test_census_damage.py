@@ -11,9 +11,9 @@ import pytest
 
 from tensorcas_mlflow.backends import LocalBackend
 from tensorcas_mlflow.errors import CorruptError, NewerFormatError
+from tensorcas_mlflow.layout._records import record_bytes
 from tensorcas_mlflow.maintenance import merge_inventories, read_census
 from tensorcas_mlflow.store import Store
-from tensorcas_mlflow.store._json import record_bytes
 from tests.maintenance.gc.censuses import always_worth_it, census_of, inventory_in, put_census, sealed
 from tests.maintenance.gc.collecting import keys, loads, overwrite, plan_now, save, target, tensors
 

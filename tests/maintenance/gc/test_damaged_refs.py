@@ -9,10 +9,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tensorcas_mlflow import TensorCasStore
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.layout._records import record_bytes
 from tensorcas_mlflow.maintenance import find_shares, plan_repair, store_stats, verify
-from tensorcas_mlflow.store import RefTarget, Store
-from tensorcas_mlflow.store._json import record_bytes
+from tensorcas_mlflow.store import Store
+from tensorcas_mlflow.tensorcas_store import TensorCasStore
 from tests.maintenance.gc.collecting import keys, loads, overwrite, plan_now, save, target, tensors
 
 

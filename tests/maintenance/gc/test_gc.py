@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcas_mlflow._pids import pid_space
 from tensorcas_mlflow.backends import BlobInfo, LocalBackend, MemoryBackend
+from tensorcas_mlflow.base.files import pid_space
 from tensorcas_mlflow.errors import CorruptError
-from tensorcas_mlflow.index import segment_bytes
+from tensorcas_mlflow.layout import segment_bytes
 from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs, parse_intent, read_pack_table
@@ -231,7 +231,7 @@ def test_a_pack_with_a_damaged_chunk_is_spared_and_others_are_rewritten(store: S
 
 
 def test_the_index_forgets_packs_that_are_gone(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensorcas_mlflow.store._catalog._FOLD_AT", 2)
+    monkeypatch.setattr("tensorcas_mlflow.chunk_io._catalog._FOLD_AT", 2)
     refs = [save(store, letter, step) for step, letter in enumerate("abcd")]
     assert any(key.endswith(".arrow") for key in keys(store, "index"))
     for ref in refs[1:]:

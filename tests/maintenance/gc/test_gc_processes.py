@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tensorcas_mlflow.layout import Ref
 from tensorcas_mlflow.maintenance import plan_gc
-from tensorcas_mlflow.store import Ref, Store
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs, read_condemned, read_pack_table, read_refs
 
 KILLS_S = 8.0

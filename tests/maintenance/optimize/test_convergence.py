@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
+from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import Spent, _copy_refs, copy_refs, plan_gc, plan_optimize, read_source
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.store import Store
 from tests.maintenance.optimize.trainings import CHUNK_BYTES, loads, new_store, save, tables, train
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
+from tensorcas_mlflow.base.digest import digest
+from tensorcas_mlflow.base.progress import Progress
 from tensorcas_mlflow.codecs import Buffer, Codec
-from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import BackendError
-from tensorcas_mlflow.index import pack_key
-from tensorcas_mlflow.maintenance import Progress, plan_optimize, verify
-from tensorcas_mlflow.pack import PackWriter, Payload, bases_of, is_delta
-from tensorcas_mlflow.store import Policy, RefTarget, Store
+from tensorcas_mlflow.layout import PackWriter, Payload, RefTarget, bases_of, is_delta, pack_key
+from tensorcas_mlflow.maintenance import plan_optimize, verify
+from tensorcas_mlflow.store import Policy, Store
 from tensorcas_mlflow.testing import FaultyBackend
 from tests.maintenance.optimize.hooks import Interrupted
 from tests.maintenance.optimize.trainings import CHUNK_BYTES, collect, loads, new_store, optimize, state, tables, train

@@ -9,20 +9,12 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.backends import Backend, MemoryBackend
+from tensorcas_mlflow.base.progress import Progress
 from tensorcas_mlflow.errors import DirectAccessError
-from tensorcas_mlflow.index import pack_key
-from tensorcas_mlflow.maintenance import (
-    Progress,
-    Spent,
-    _optimize,
-    _optimize_encode,
-    plan_optimize,
-    plan_repair,
-    verify,
-)
+from tensorcas_mlflow.layout import RefTarget, bases_of, is_delta, pack_key
+from tensorcas_mlflow.maintenance import Spent, _optimize, _optimize_encode, plan_optimize, plan_repair, verify
 from tensorcas_mlflow.maintenance._optimize import in_order
-from tensorcas_mlflow.pack import bases_of, is_delta
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.store import Store
 from tests.maintenance.optimize.trainings import (
     CHUNK_BYTES,
     base_packs,
@@ -322,7 +314,7 @@ def _carried(backend: MemoryBackend) -> MemoryBackend:
 
 
 def test_a_repair_of_an_optimized_store_finds_nothing_to_mend(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensorcas_mlflow.store._catalog._FOLD_AT", 2)
+    monkeypatch.setattr("tensorcas_mlflow.chunk_io._catalog._FOLD_AT", 2)
     optimize(train(store, range(2)))
     train(Store.open_backend(store.backend), range(2, 5))
     segments = [info.key for info in store.backend.list("index") if info.key.endswith(".arrow")]

@@ -9,9 +9,9 @@ import numpy as np
 
 from tensorcas_mlflow.adapter import SKELETON
 from tensorcas_mlflow.backends import Backend, MemoryBackend
+from tensorcas_mlflow.layout import Entries, RefTarget, bases_of, is_delta
 from tensorcas_mlflow.maintenance import OptimizeReport, Spent, plan_gc, plan_optimize, verify
-from tensorcas_mlflow.pack import Entries, bases_of, is_delta
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs, read_pack_table
 
 CHUNK_BYTES = 4096

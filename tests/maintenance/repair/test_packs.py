@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.backends import Buffer, MemoryBackend
+from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.codecs import Codec
-from tensorcas_mlflow.digest import digest
 from tensorcas_mlflow.errors import BackendError, CorruptChunkError, FencedError
-from tensorcas_mlflow.index import pack_key
+from tensorcas_mlflow.layout import PackWriter, Payload, RefTarget, pack_key
 from tensorcas_mlflow.maintenance import plan_gc, plan_repair, verify
-from tensorcas_mlflow.pack import PackWriter, Payload
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import condemned_bytes, read_pack_table
 from tests.maintenance.repair.damaging import (
     CHUNK_BYTES,

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tensorcas_mlflow import TensorCasStore
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.errors import CorruptError, PendingSavesError, StoreNotFoundError
-from tensorcas_mlflow.index import make_table, pack_key, segment_bytes
+from tensorcas_mlflow.layout import RefTarget, make_table, pack_key, segment_bytes
 from tensorcas_mlflow.maintenance import open_damaged, open_damaged_backend, plan_gc, plan_repair, verify
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import condemned_bytes, intent_bytes, list_packs, read_pack_table
+from tensorcas_mlflow.tensorcas_store import TensorCasStore
 from tests.maintenance.repair.damaging import (
     CHUNK_BYTES,
     afresh,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
-from tensorcas_mlflow.index import make_table, pack_key, segment_bytes
-from tensorcas_mlflow.pack import FOOTER_BYTES
+from tensorcas_mlflow.layout import FOOTER_BYTES, make_table, pack_key, segment_bytes
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import read_pack_table
 from tests.maintenance.repair.damaging import (

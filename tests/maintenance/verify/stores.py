@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
+from tensorcas_mlflow.chunk_io import _catalog
 from tensorcas_mlflow.errors import TensorCasError
+from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.maintenance import verify
-from tensorcas_mlflow.store import Ref, RefTarget, Store, _catalog
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import condemned_bytes
 
 CHUNK_BYTES = 4096

@@ -17,8 +17,9 @@ import zstandard
 
 from tensorcas_mlflow.cli import main
 from tensorcas_mlflow.errors import BackendError, StarvedError
+from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import plan_gc, plan_repair, verify
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.store import Store
 
 LOOKS: dict[str, Callable[[Store], Any]] = {
     "load": lambda store: [store.read_tensors(store.manifest(ref)) for ref in store.checkpoints()],

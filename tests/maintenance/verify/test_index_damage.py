@@ -10,7 +10,9 @@ import pyarrow as pa
 import pytest
 
 from tensorcas_mlflow.backends import Backend, MemoryBackend
-from tensorcas_mlflow.store import RefTarget, Store, _catalog
+from tensorcas_mlflow.chunk_io import _catalog
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs, tidy_index
 from tests.maintenance.verify.stores import CHUNK_BYTES, noise, put, save, told
 

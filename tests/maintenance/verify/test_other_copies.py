@@ -11,9 +11,9 @@ import pytest
 from tensorcas_mlflow.backends import Backend, LocalBackend, MemoryBackend
 from tensorcas_mlflow.codecs import codec_numbered
 from tensorcas_mlflow.errors import BackendError, CorruptChunkError
+from tensorcas_mlflow.layout import PackWriter, Payload, Ref, RefTarget
 from tensorcas_mlflow.maintenance import plan_gc, verify
-from tensorcas_mlflow.pack import PackWriter, Payload
-from tensorcas_mlflow.store import Ref, RefTarget, Store
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs, mark_loose, new_pack_name, read_pack_table
 from tests.maintenance.verify.stores import CHUNK_BYTES, noise, put, save, told
 

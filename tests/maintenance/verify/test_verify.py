@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.backends import Backend, BlobInfo, LocalBackend, MemoryBackend
-from tensorcas_mlflow.digest import digest
+from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.errors import TensorCasError
+from tensorcas_mlflow.layout import FOOTER_BYTES, TABLE_ENTRY, Ref, RefTarget
 from tensorcas_mlflow.maintenance import Problem, VerifyReport, plan_gc, verify
-from tensorcas_mlflow.pack import FOOTER_BYTES, TABLE_ENTRY
-from tensorcas_mlflow.store import Ref, RefTarget, Store
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import condemned_bytes, list_packs, read_pack_table
 from tensorcas_mlflow.testing import FaultyBackend
 
@@ -186,7 +186,7 @@ def test_a_pack_that_is_gone_is_named_with_what_it_breaks(store: Store, full: bo
 def test_a_pack_that_the_folded_index_names_is_named_when_it_is_gone(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tensorcas_mlflow.store._catalog._FOLD_AT", 1)
+    monkeypatch.setattr("tensorcas_mlflow.chunk_io._catalog._FOLD_AT", 1)
     save(store, 3, {"w": noise(7)})
     key = pack_with(store, noise(7))
     store.backend.delete(key)

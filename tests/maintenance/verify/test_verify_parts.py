@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
-from tensorcas_mlflow.maintenance import Problem, Progress, verify
+from tensorcas_mlflow.base.progress import Progress
+from tensorcas_mlflow.maintenance import Problem, verify
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs, read_pack_table
 from tests.maintenance.verify.stores import CHUNK_BYTES, noise, put, save

@@ -1,0 +1,157 @@
+"""Settings from the environment. No other module reads `os.environ`."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from tensorcas_mlflow.base.text import size_in
+
+_SECRETS = (
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AZURE_STORAGE_CONNECTION_STRING",
+    "AZURE_STORAGE_ACCESS_KEY",
+    "AZURE_STORAGE_ACCOUNT_KEY",
+    "AZURE_STORAGE_KEY",
+    "AZURE_STORAGE_SAS_TOKEN",
+    "AZURE_CLIENT_SECRET",
+    "MLFLOW_TRACKING_PASSWORD",
+    "MLFLOW_TRACKING_TOKEN",
+)
+_LEAST_SECRET = 8
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+
+
+def store_uri() -> str | None:
+    """Return the root of the store for logging and loading, independent of the artifact location; None if unset.
+
+    Raises:
+        ValueError: It is a relative path; it would name another place in each working directory.
+    """
+    named = os.environ.get("TENSORCAS_STORE")
+    if named and not os.path.isabs(named) and not _SCHEME.match(named):
+        raise ValueError(
+            f"TENSORCAS_STORE is the relative path {named!r}, which names another place in each working directory: "
+            "set it to an absolute path, or a URI like tensorcas-s3://bucket/path"
+        )
+    return named or None
+
+
+def tracking_uri() -> str | None:
+    """Return MLflow's tracking store, MLFLOW_TRACKING_URI; None if unset."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or None
+
+
+def registry_uri() -> str | None:
+    """Return MLflow's model registry, MLFLOW_REGISTRY_URI; None if unset."""
+    return os.environ.get("MLFLOW_REGISTRY_URI") or None
+
+
+def server_roots() -> tuple[str, ...]:
+    """Return the artifact roots this process's MLflow server was started with; empty outside of a server."""
+    names = ("_MLFLOW_SERVER_ARTIFACT_DESTINATION", "_MLFLOW_SERVER_ARTIFACT_ROOT")
+    return tuple(root for name in names if (root := os.environ.get(name)))
+
+
+def in_mlflow_server() -> bool:
+    """Tell whether this process is a worker of an MLflow server; a worker must not create stores for a client."""
+    return bool(server_roots())
+
+
+def given(*names: str) -> str | None:
+    """Return the value of the first variable that is set and not empty; None if none is.
+
+    The settings of object stores use it: their names are those of the stores' own tools and of MLflow.
+    """
+    return next((value for name in names if (value := os.environ.get(name))), None)
+
+
+def secrets() -> tuple[str, ...]:
+    """Return the secrets in the settings of object stores, to keep them out of messages; short values are none."""
+    return tuple(value for name in _SECRETS if len(value := os.environ.get(name, "")) >= _LEAST_SECRET)
+
+
+def policy() -> str:
+    """Return the default encoding policy of saves: TENSORCAS_POLICY, by default ``balanced``."""
+    return os.environ.get("TENSORCAS_POLICY") or "balanced"
+
+
+def n_threads() -> int:
+    """Return the number of threads for hashing, encoding and reading: TENSORCAS_THREADS, else one a core, at most 8.
+
+    Raises:
+        ValueError: TENSORCAS_THREADS is not a positive whole number.
+    """
+    value = os.environ.get("TENSORCAS_THREADS")
+    if value is None:
+        return min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    if not value.isdigit() or int(value) < 1:
+        raise ValueError(f"TENSORCAS_THREADS must be a positive whole number, not {value!r}")
+    return int(value)
+
+
+def reading_way() -> str | None:
+    """Return the forced way to read packs: TENSORCAS_READ; None if it is unset or ``auto``."""
+    value = os.environ.get("TENSORCAS_READ") or "auto"
+    return None if value == "auto" else value
+
+
+def cache_folder() -> Path | None:
+    """Return the folder of the chunk cache: TENSORCAS_CACHE, else `tensorcas` in XDG_CACHE_HOME or in ``~/.cache``.
+
+    Returns:
+        An absolute path; None if TENSORCAS_CACHE is ``off``, or if no variable is set and the user has no home.
+    """
+    named = os.environ.get("TENSORCAS_CACHE")
+    if named == "off":
+        return None
+    try:
+        if named:
+            return Path(named).expanduser().absolute()
+        base = os.environ.get("XDG_CACHE_HOME", "")
+        # The XDG specification tells programs to ignore a relative path.
+        return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "tensorcas"
+    except RuntimeError:
+        return None
+
+
+def cache_bytes() -> int | None:
+    """Return the bound of the chunk cache on disk: TENSORCAS_CACHE_BYTES; None if unset.
+
+    Raises:
+        ValueError: It is no size, in bytes or such as ``10GB``.
+    """
+    value = os.environ.get("TENSORCAS_CACHE_BYTES")
+    if not value:
+        return None
+    n_bytes = size_in(value)
+    if n_bytes < 1:
+        raise ValueError(f"TENSORCAS_CACHE_BYTES must be a size in bytes, or such as 10GB or 512MiB, not {value!r}")
+    return n_bytes
+
+
+def logs_metrics() -> bool:
+    """Tell whether MLflow gets storage figures of checkpoints as metrics: TENSORCAS_LOG_METRICS, by default yes.
+
+    Raises:
+        ValueError: It is neither true nor false.
+    """
+    return _flag("TENSORCAS_LOG_METRICS", default=True)
+
+
+def allows_pickle() -> bool:
+    """Tell whether unpickling models is allowed: MLflow's own switch, MLFLOW_ALLOW_PICKLE_DESERIALIZATION, default yes.
+
+    Raises:
+        ValueError: It is neither true nor false.
+    """
+    return _flag("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", default=True)
+
+
+def _flag(name: str, *, default: bool) -> bool:
+    value = os.environ.get(name, str(default)).lower()
+    if value not in ("true", "false", "1", "0"):
+        raise ValueError(f"{name} must be true or false, not {value!r}")
+    return value in ("true", "1")

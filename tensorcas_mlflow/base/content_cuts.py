@@ -1,0 +1,130 @@
+"""Content-defined boundaries for bytes that grow or shrink in the middle, such as a model's text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import shake_256
+
+import numpy as np
+
+from tensorcas_mlflow.adapter import Array
+
+WINDOW_BYTES = 32
+MIN_BYTES = 1 << 10
+"""The least distance between cuts in data shorter than 1 MiB."""
+
+# Manifests record the cuts, so a later release may choose others; it would store such bytes once more.
+_GEAR = np.frombuffer(shake_256(b"tensorcas gear").digest(1024), dtype="<u4").astype(np.uint32)
+_BLOCK_BYTES = 1 << 15  # what fits a processor's cache four times over, as uint32
+
+
+def piece_sizes(n_bytes: int) -> tuple[int, int, int]:
+    """Return the least, the wanted and the greatest distance between cuts for a size in bytes.
+
+    A chunk costs some 45 bytes at every step that includes it, and a change costs a chunk or two. The total is smallest
+    if chunks grow with the root of the size. They double in steps, so growing bytes keep their cuts for long.
+    """
+    n_doublings = min(((n_bytes >> 20).bit_length() + 1) // 2, 4)
+    least = MIN_BYTES << n_doublings
+    return least, 3 * least, 16 * least
+
+
+def content_cuts(data: Array) -> list[int]:
+    """Return cuts that give equal chunks for the common parts of two versions of some bytes.
+
+    Args:
+        data: 1-d uint8, of any length.
+
+    Returns:
+        Ascending offsets, the last one the length; empty for no bytes. The distances between neighbours, and from 0
+        to the first, are within the limits of `piece_sizes`; only the last piece may be shorter. The same bytes give
+        the same offsets, on any machine.
+    """
+    sizes = piece_sizes(len(data))
+    cutter = ContentCutter(lambda _: sizes)
+    cuts = cutter.feed(data)
+    if len(data) > cutter.last:
+        cuts.append(len(data))
+    return cuts
+
+
+class ContentCutter:
+    """Content-defined cuts for a stream of unknown length: pieces grow with the offset instead of the size."""
+
+    def __init__(self, sizes: Callable[[int], tuple[int, int, int]] = piece_sizes) -> None:
+        """Begin at offset 0.
+
+        Args:
+            sizes: Returns the sizes of a piece for the offset of its start.
+        """
+        self.last = 0
+        """Offset of the last cut; 0 before the first."""
+        self._sizes = sizes
+        self._n_bytes = 0
+        self._open = [np.empty(0, dtype=np.uint8)]
+        """The bytes since the last search, preceded by as many bytes as a window has."""
+        self._first = sizes(0)[0]
+        """The first possible place of a cut."""
+
+    def feed(self, data: Array) -> list[int]:
+        """Take the next bytes; the division of the bytes into calls changes nothing.
+
+        Returns:
+            The cuts in them, as ascending offsets from the very first byte; the end is no cut by itself.
+        """
+        self._open.append(data)
+        self._n_bytes += len(data)
+        # A file of many small tensors has a few bytes between any two of them, too few to search.
+        return self._look() if self._n_bytes >= self._first else []
+
+    def _look(self) -> list[int]:
+        """Find the cuts in the open bytes."""
+        before, *rest = self._open
+        data = rest[0] if len(rest) == 1 else np.concatenate(rest)
+        sums = np.empty((2, WINDOW_BYTES + min(len(data), _BLOCK_BYTES)), dtype=np.uint32)
+        cuts: list[int] = []
+        stop = self._n_bytes - len(data)
+        for at in range(0, len(data), _BLOCK_BYTES):
+            # The bytes before a place decide on its cut, so those before the block are hashed along.
+            hashed = np.concatenate((before, data[at : at + _BLOCK_BYTES]))
+            hashes = _hashes(hashed, sums)[len(before) :]
+            stop += len(hashes)
+            cuts += self._cuts_in(hashes, stop)
+            before = hashed[-WINDOW_BYTES:]
+        self._open = [before]
+        self._first = max(stop + 1, self.last + self._sizes(self.last)[0])
+        return cuts
+
+    def _cuts_in(self, hashes: Array, stop: int) -> list[int]:
+        """Choose cuts by hashes of consecutive places; the last place is ``stop``."""
+        start = stop - len(hashes)
+        cuts: list[int] = []
+        found: tuple[int, Array] | None = None
+        while True:
+            least, wanted, greatest = self._sizes(self.last)
+            # One in so many hashes is as small. Fewer end larger pieces, but some of the same.
+            small = 2**32 // (wanted - least)
+            if found is None or found[0] != small:
+                found = small, start + 1 + np.flatnonzero(hashes < np.uint32(small))
+            places = found[1]
+            at = np.searchsorted(places, self.last + least)
+            end = int(places[at]) if at < len(places) else stop + 1
+            end = min(end, self.last + greatest)
+            if end > stop:
+                return cuts
+            cuts.append(end)
+            self.last = end
+
+
+def _hashes(data: Array, sums: Array) -> Array:
+    """Return the hash of the window ending with each byte; the first 31 windows are incomplete."""
+    old, new = sums[0, : len(data)], sums[1, : len(data)]
+    np.take(_GEAR, data, out=old, mode="clip")
+    width = 1
+    while width < WINDOW_BYTES:
+        new[:width] = old[:width]
+        np.left_shift(old[:-width], np.uint32(width), out=new[width:])
+        new[width:] += old[width:]
+        old, new = new, old
+        width *= 2
+    return old

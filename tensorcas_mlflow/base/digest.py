@@ -1,0 +1,128 @@
+"""BLAKE3 digests of chunks, in bulk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import blake3
+import numpy as np
+
+from tensorcas_mlflow.base import config, threads
+
+DIGEST_BYTES = 32
+
+Digests = np.ndarray[Any, np.dtype[np.uint8]]
+"""Digests of many chunks: shape ``(n, 32)``, C order."""
+
+_LEAST_BYTES = 3 << 19
+"""Below this size, handing work to another thread costs more than it gains."""
+_MOST_BYTES = 8 << 20
+"""Bytes one thread hashes at a time."""
+
+
+def digest(data: Any) -> bytes:
+    """Hash a buffer of contiguous bytes."""
+    return blake3.blake3(data).digest()
+
+
+def digest_of(parts: Iterable[Any]) -> bytes:
+    """Hash buffers of contiguous bytes as if they were one."""
+    hasher = blake3.blake3()
+    for part in parts:
+        hasher.update(part)
+    return hasher.digest()
+
+
+def digest_each(pieces: Iterable[Any]) -> Digests:
+    """Hash buffers of contiguous bytes in the calling thread.
+
+    Returns:
+        One row a buffer, in order.
+    """
+    blake = blake3.blake3
+    joined = b"".join([blake(piece).digest() for piece in pieces])
+    return np.frombuffer(joined, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+
+
+def digest_all(pieces: Sequence[memoryview]) -> Digests:
+    """Hash many buffers, on all threads if there is enough to hash.
+
+    Returns:
+        One row a buffer, in order.
+    """
+    out = np.empty((len(pieces), DIGEST_BYTES), dtype=np.uint8)
+    batches = _batches(pieces)
+
+    def hash_batch(batch: tuple[int, int]) -> None:
+        begin, end = batch
+        out[begin:end] = digest_each(pieces[begin:end])
+
+    if len(batches) <= 1:
+        for batch in batches:
+            hash_batch(batch)
+    else:
+        threads.run_all(hash_batch, batches)
+    return out
+
+
+def _batches(pieces: Sequence[memoryview]) -> list[tuple[int, int]]:
+    """Split pieces into ranges of about equal size, equally many for each thread: the caller waits for the last one."""
+    total = sum([piece.nbytes for piece in pieces])
+    n_threads = config.n_threads()
+    n_batches = n_threads * -(-total // (n_threads * _MOST_BYTES))
+    n_batches = max(1, min(n_batches, total // _LEAST_BYTES))
+    if n_batches == 1:
+        return [(0, len(pieces))] if pieces else []
+    sizes = np.fromiter((piece.nbytes for piece in pieces), dtype=np.int64, count=len(pieces))
+    borders = np.searchsorted(sizes.cumsum(), np.arange(1, n_batches) * (total / n_batches)) + 1
+    ends = [0, *borders.tolist(), len(pieces)]
+    return [(begin, end) for begin, end in pairwise(ends) if begin < end]
+
+
+def hex_of(row: Any) -> str:
+    """Write one digest as 64 hex digits."""
+    return bytes(row).hex()
+
+
+def unique_rows(digests: Digests) -> tuple[Digests, Any, Any]:
+    """Find the distinct digests.
+
+    Returns:
+        The distinct digests, ascending; the first row of each; and for each row the index of its digest.
+    """
+    if len(digests) == 0:
+        none = np.empty(0, dtype=np.intp)
+        return digests, none, none
+    order, is_new = sorted_rows(digests)
+    first = order[is_new]
+    inverse = np.empty(len(digests), dtype=np.intp)
+    inverse[order] = np.cumsum(is_new) - 1
+    return np.ascontiguousarray(digests[first]), first, inverse
+
+
+def prefixes(digests: Digests) -> Any:
+    """Read the first eight bytes of many digests as big-endian numbers."""
+    return np.ascontiguousarray(digests[:, :8]).view(">u8").ravel().astype(np.uint64)
+
+
+def sorted_rows(digests: Digests) -> tuple[Any, Any]:
+    """Sort digests, by their numeric prefixes if these tell them apart.
+
+    Returns:
+        The row numbers in sorted order, equal digests in their original order; and flags for those that differ from
+        their predecessor.
+    """
+    prefix = prefixes(digests)
+    order = np.argsort(prefix, kind="stable")
+    ranked = prefix[order]
+    is_new = np.ones(len(order), dtype=bool)
+    is_new[1:] = ranked[1:] != ranked[:-1]
+    again = np.flatnonzero(~is_new)
+    if (digests[order[again]] != digests[order[again - 1]]).any():
+        # Different digests with equal prefixes: not a product of chance, but anybody may write them into a manifest.
+        keys = np.ascontiguousarray(digests).view(f"V{DIGEST_BYTES}").ravel()
+        order = np.argsort(keys, kind="stable")
+        is_new[1:] = keys[order][1:] != keys[order][:-1]
+    return order, is_new

@@ -1,0 +1,152 @@
+"""Files of this machine: durable names, private mappings, and what a process id means."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import platform
+import stat
+import sys
+import time
+
+_LONG_S = 3600.0
+"""Systems write unsynced data to disk within seconds, or a few minutes."""
+_MAX_SETTLED = 1 << 14
+"""Maximum number of remembered folders; beyond it all are forgotten, and synced once more."""
+
+
+def sync_folder(folder: str | os.PathLike[str]) -> None:
+    """Make the names in a folder durable."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot sync a folder, and need not.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(folder: str) -> None:
+    """Make a folder, its name and everything in it durable, after another program has written it without syncing.
+
+    Args:
+        folder: An absolute path. Links in it are left alone.
+    """
+    for place, _, names in os.walk(folder, onerror=_refuse):
+        for name in names:
+            path = os.path.join(place, name)
+            if stat.S_ISREG(os.lstat(path).st_mode):
+                descriptor = os.open(path, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+        sync_folder(place)
+    Settled().settle(folder)
+
+
+def _refuse(error: OSError) -> None:
+    raise error
+
+
+class Settled:
+    """Folders whose own names, and those of all folders above, are known to be durable."""
+
+    def __init__(self) -> None:
+        self._folders: set[str] = set()
+
+    def settle(self, folder: str) -> None:
+        """Make the names in a folder durable; the first time also its own, and those of its parents.
+
+        Another process may have created a folder and died before its name was durable. So this also syncs the parents,
+        up to the first folder unchanged for so long that its name has reached the disk by itself. It skips unreadable
+        parents: another user has created these.
+
+        Args:
+            folder: An absolute path.
+        """
+        sync_folder(folder)
+        if folder in self._folders:
+            return
+        new: list[str] = []
+        while folder not in self._folders:
+            new.append(folder)
+            above = os.path.dirname(folder)
+            found = os.stat(folder)
+            is_old = time.time() - found.st_ctime > _LONG_S
+            if is_old or above == folder or os.stat(above).st_dev != found.st_dev:
+                break
+            with contextlib.suppress(PermissionError):
+                sync_folder(above)
+            folder = above
+        if len(self._folders) > _MAX_SETTLED:
+            self._folders.clear()
+        self._folders.update(new)
+
+    def forget(self, folder: str) -> None:
+        """Record that a folder, and perhaps its parents, have been created anew."""
+        while (above := os.path.dirname(folder)) != folder:
+            self._folders.discard(folder)
+            folder = above
+
+
+def pid_space() -> str:
+    """Return an id for the processes that see each other under the same ids as this one; empty if all do.
+
+    Containers may share their host's name and boot and still number their processes separately: without this id, a save
+    alive in one container would count as dead in another.
+    """
+    try:
+        return f"{os.stat('/proc/self/ns/pid').st_ino:x}"
+    except OSError:
+        return ""
+
+
+def started(pid: int) -> int | None:
+    """Return the start of a process of this machine, in clock ticks since boot; None if there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name, in parentheses, may contain anything; the 20th field after it is the start time.
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+# The standard library has no name for this flag, and its number depends on the machine.
+_NORESERVE = 0x4000 if sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64") else 0
+_TO_BE_WRITTEN = mmap.PROT_READ | mmap.PROT_WRITE
+
+
+def map_privately(descriptor: int, n_bytes: int, offset: int = 0) -> mmap.mmap:
+    """Memory-map a stretch of a file privately: the memory is writable, and the file never changes.
+
+    Writable pages count as allocated memory. Without MAP_NORESERVE Linux refuses maps larger than the machine's memory,
+    although most are only ever read.
+
+    Raises:
+        ValueError: The file ends before the stretch does.
+        OSError: The mapping fails; a system without overcommit refuses it for its size.
+    """
+    return mmap.mmap(descriptor, n_bytes, flags=mmap.MAP_PRIVATE | _NORESERVE, prot=_TO_BE_WRITTEN, offset=offset)
+
+
+def sparse_memory(n_bytes: int) -> mmap.mmap:
+    """Reserve memory of which only a few pages will be touched.
+
+    Raises:
+        MemoryError: The system does not overcommit memory.
+    """
+    try:
+        memory = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE, prot=_TO_BE_WRITTEN)
+    except OSError as error:
+        raise MemoryError(f"the system refuses {n_bytes} bytes, although few of them would be used") from error
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return memory

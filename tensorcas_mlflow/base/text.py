@@ -1,0 +1,56 @@
+"""Text for people: sizes and counts in words, and URIs without their secrets."""
+
+from __future__ import annotations
+
+import re
+
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_LOGIN = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://[^\s/?#'\"]*@")
+_CONTAINER = re.compile(r"://[A-Za-z0-9][A-Za-z0-9._-]*@\Z")
+_CONTAINER_SCHEMES = ("tensorcas-az", "abfs", "abfss", "wasb", "wasbs")
+"""Schemes with a container in place of the login."""
+_QUERY = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^\s?'\"]*\?)[^\s'\"]+")
+
+
+def without_secrets(text: str) -> str:
+    """Remove the credentials from the URIs in a text: logins, and queries, since these hold signatures and tokens."""
+    return _QUERY.sub(r"\1…", _LOGIN.sub(_without_login, text)) if "://" in text else text
+
+
+def _without_login(match: re.Match[str]) -> str:
+    is_container = match[1].lower() in _CONTAINER_SCHEMES and _CONTAINER.search(match[0])
+    return match[0] if is_container else f"{match[1]}://…@"
+
+
+def check_path(path: str) -> None:
+    """Refuse a URI in place of a path of this machine: the file system would create a folder of that name.
+
+    Raises:
+        ValueError: It is a URI.
+    """
+    if _URI.match(path):
+        raise ValueError(f"{without_secrets(path)!r} is a URI, and what is written goes to a path of this machine")
+
+
+def size_text(n_bytes: float) -> str:
+    """Format a number of bytes for people."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if abs(n_bytes) < 1000:
+            return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.1f} {unit}"
+        n_bytes /= 1000
+    return f"{n_bytes:.1f} TB"
+
+
+def count_text(n: int, thing: str) -> str:
+    """Format a number of things."""
+    return f"{n} {thing}" if n == 1 else f"{n} {thing}s"
+
+
+def size_in(text: str) -> int:
+    """Parse a number of bytes such as ``5GB`` or ``512MiB``; 0 if the text is no size."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?(?:([kKMGT])(i?)B?|B)?", text)
+    if not match:
+        return 0
+    unit = " kMGT".index(match[2].lower() if match[2] in ("k", "K") else match[2]) if match[2] else 0
+    number = float(match[1]) if "." in match[1] else int(match[1])
+    return int(number * (1024 if match[3] else 1000) ** unit)

@@ -1,0 +1,312 @@
+"""Thread pools for computing and for waiting, and one background thread for each kind of deferred work."""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sized
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, ClassVar, TypeVar
+
+from tensorcas_mlflow.base import config
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Lock(_thread.RLock):  # type: ignore[misc]  # final for type checkers alone
+    """A re-entrant lock that is free in a child made by fork.
+
+    The thread holding the lock does not exist in the child, so nobody would ever release it there. The interpreter's
+    own code acquires it, not a Python method. In a Python method a KeyboardInterrupt could arrive between acquiring the
+    lock and promising to release it, and all other threads would wait for ever.
+    """
+
+    _all: ClassVar[weakref.WeakSet[Lock]] = weakref.WeakSet()
+
+    def __init__(self) -> None:
+        super().__init__()
+        Lock._all.add(self)
+
+    @classmethod
+    def open_all(cls) -> None:
+        """Release every lock, whoever holds it."""
+        for lock in list(cls._all):
+            lock._at_fork_reinit()  # type: ignore[attr-defined]  # as the locks of `logging` and `threading` are
+
+
+_N_WAITING = 16
+"""Threads for jobs spending most of their time waiting for another machine; also the number of concurrent requests."""
+
+_lock = Lock()
+_pools: dict[bool, ThreadPoolExecutor] = {}
+
+
+def _shared_pool(*, waits: bool = False) -> ThreadPoolExecutor:
+    with _lock:
+        if waits not in _pools:
+            n_threads, name = (_N_WAITING, "tensorcas-wait") if waits else (config.n_threads(), "tensorcas")
+            _pools[waits] = ThreadPoolExecutor(n_threads, thread_name_prefix=name)
+        return _pools[waits]
+
+
+def _begin_anew() -> None:
+    # A child made by fork has the pools' objects but none of their threads: a job given to one would wait for ever.
+    _pools.clear()
+    Lock.open_all()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)
+
+
+def ordered_map(
+    function: Callable[[T], R], items: Iterable[T], *, window: int | None = None, waits: bool = False
+) -> Iterator[R]:
+    """Apply a function on the pool and yield its results in the order of the items.
+
+    The caller takes part: it runs a call itself if no thread has begun it when its result is needed.
+
+    Args:
+        function: Must not itself use this pool: the pool's threads do not wait for each other.
+        items: Consumed only as the caller takes results, so memory stays bounded.
+        window: Maximum number of items under way at once; by default twice the number of threads.
+        waits: Whether the function spends most of its time waiting for another machine: selects the larger pool.
+
+    Raises:
+        Exception: The first exception of a call, at its place in the order. Calls not yet begun are dropped, and those
+            under way are over when it is raised.
+    """
+    n_threads = _N_WAITING if waits else config.n_threads()
+    if n_threads == 1:
+        yield from map(function, items)
+        return
+    pool = _shared_pool(waits=waits)
+    ahead = window or 2 * n_threads
+    # Each item is in a list of its own, and a call takes it out: a cancelled call stays in the pool's queue for a while
+    # and would keep its item alive.
+    waiting: deque[tuple[Future[R], list[T]]] = deque()
+
+    def call(box: list[T]) -> R:
+        return function(box.pop())
+
+    def next_result() -> R:
+        future, box = waiting.popleft()
+        return call(box) if future.cancel() else future.result()
+
+    try:
+        for item in items:
+            box = [item]
+            del item
+            waiting.append((_submit(pool, call, box), box))
+            if len(waiting) >= ahead:
+                yield next_result()
+        while waiting:
+            yield next_result()
+    except GeneratorExit:
+        # The garbage collector may run this in one of the pool's own threads, so waiting here could be for oneself.
+        for future, box in waiting:
+            if future.cancel():
+                box.clear()
+        raise
+    except BaseException:
+        # A call under way may still write into a buffer the caller is about to reuse.
+        wait([future for future, _ in waiting if not future.cancel()])
+        for _, box in waiting:
+            box.clear()
+        raise
+
+
+def _submit(pool: ThreadPoolExecutor, function: Callable[[T], R], item: T) -> Future[R]:
+    try:
+        return pool.submit(function, item)
+    except RuntimeError:
+        # At its end the interpreter's pools accept no work, but it waits for threads: a save on one of those goes on.
+        future: Future[R] = Future()
+        try:
+            future.set_result(function(item))
+        except Exception as error:  # noqa: BLE001 -- as a pool does
+            future.set_exception(error)
+        return future
+
+
+def run_all(function: Callable[[T], None], items: Iterable[T], *, waits: bool = False) -> None:
+    """Apply a function to every item, on the pool and in the calling thread, and return when all calls are done.
+
+    The caller takes part; this measures faster than waiting for the pool alone (``docs/design/decisions.md``).
+
+    Args:
+        function: Must not itself use this pool.
+        items: Consumed by one thread at a time.
+        waits: Whether the function spends most of its time waiting for another machine: selects the larger pool.
+
+    Raises:
+        Exception: The exception of the first failed call in the order of the items. Items not yet begun are
+            dropped, and calls under way are over when it is raised.
+        KeyboardInterrupt: It came meanwhile, whatever else has failed; the same holds.
+    """
+    n_threads = _N_WAITING if waits else config.n_threads()
+    if isinstance(items, Sized):
+        n_threads = min(n_threads, len(items))
+    if n_threads <= 1:
+        for item in items:
+            function(item)
+        return
+    source = enumerate(items)
+    lock = threading.Lock()
+    errors: list[tuple[int, BaseException]] = []
+
+    def work() -> None:
+        at = -1
+        try:
+            while True:
+                with lock:
+                    entry = None if errors else next(source, None)
+                if entry is None:
+                    return
+                at, item = entry
+                function(item)
+        except BaseException as error:  # noqa: BLE001 -- it is raised in the calling thread
+            with lock:
+                errors.append((at, error))
+
+    pool = _shared_pool(waits=waits)
+    helpers: list[Future[None]] = []
+    try:
+        helpers += (_submit(pool, _call, work) for _ in range(n_threads - 1))
+        work()
+        wait([helper for helper in helpers if not helper.cancel()])
+    except BaseException as error:
+        with lock:
+            errors.append((-1, error))
+        wait(helpers)
+        raise
+    if errors:
+        # An interrupt is not a call's failure, and no such failure may hide it.
+        raise min(errors, key=lambda each: (isinstance(each[1], Exception), each[0]))[1]
+
+
+def start(job: Callable[[], T], name: str) -> Future[T]:
+    """Run a job on a thread of its own, at once.
+
+    The thread is a daemon: a job waiting for a vanished client keeps no interpreter from ending.
+    """
+    future: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(job())
+        except BaseException as error:  # noqa: BLE001 -- it is raised where the job is waited for
+            future.set_exception(error)
+
+    threading.Thread(target=work, name=name, daemon=True).start()
+    return future
+
+
+def _call(job: Callable[[], None]) -> None:
+    job()
+
+
+class Background:
+    """Runner of jobs, one after the other, on a thread that lives as long as there are jobs.
+
+    The thread is no daemon: an interpreter at its end waits for it. A child made by fork has none of its parent's jobs.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._begin_anew()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._begin_anew)
+
+    def _begin_anew(self) -> None:
+        self._lock = threading.Lock()
+        self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._thread: threading.Thread | None = None
+        self._is_ending = False
+        self._open: list[Future[Any]] = []
+
+    def submit(self, job: Callable[[], T]) -> Future[T]:
+        """Queue a job after the earlier ones; run it at once in the caller if no thread can be started.
+
+        If a KeyboardInterrupt comes meanwhile, the job may be in the queue all the same; then it runs, at the latest
+        when somebody waits.
+        """
+        future: Future[T] = Future()
+        with self._lock:
+            self._open.append(future)
+            self._jobs.append((job, future))
+        self._see_to_it()
+        return future
+
+    def _see_to_it(self) -> None:
+        """Make the thread, or else the caller, run the queued jobs."""
+        with self._lock:
+            if not self._jobs:
+                return
+            if not self._is_ending:
+                if self._thread is not None and self._thread.is_alive():
+                    return
+                self._thread = threading.Thread(target=self._work, name=self._name, daemon=False)
+                with contextlib.suppress(RuntimeError):  # there are too many
+                    self._thread.start()
+                    return
+                self._thread = None
+        self._work()
+
+    def end(self) -> None:
+        """Run later jobs in their callers: the interpreter is ending and waits for no more threads."""
+        self._is_ending = True
+
+    def result(self, future: Future[T]) -> T:
+        """Wait for one job; raise its exception, once: `wait` does not raise it again.
+
+        Raises:
+            RuntimeError: The job belongs to another process, the parent of this one.
+        """
+        with self._lock:
+            if not future.done() and future not in self._open:
+                raise RuntimeError("this is done by the process that began it; wait for it there")
+        self._see_to_it()  # whoever gave it may have been interrupted before
+        try:
+            return future.result()
+        finally:
+            if future.done():
+                self._forget(future)
+
+    def wait(self) -> None:
+        """Wait for all jobs queued so far; raise the exception of the first failed one nobody has seen yet."""
+        with self._lock:
+            waiting = list(self._open)
+        for future in waiting:
+            self.result(future)
+
+    def _forget(self, future: Future[Any]) -> None:
+        with self._lock:
+            if future in self._open:
+                self._open.remove(future)
+
+    def _work(self) -> None:
+        is_here = threading.current_thread() is not self._thread
+        while True:
+            with self._lock:
+                if not self._jobs:
+                    self._thread = None
+                    return
+                job, future = self._jobs.popleft()
+            try:
+                result = job()
+            except BaseException as error:
+                # It is raised where the job is waited for; but an interrupt of the caller is the caller's, at once.
+                future.set_exception(error)
+                if is_here and not isinstance(error, Exception):
+                    self._forget(future)
+                    raise
+            else:
+                future.set_result(result)
+                self._forget(future)
+            del job, future

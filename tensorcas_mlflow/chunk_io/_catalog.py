@@ -1,0 +1,415 @@
+"""Catalog: the places of chunks that this process knows for one open store."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Collection, Mapping
+
+import numpy as np
+
+from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.base import threads
+from tensorcas_mlflow.base.digest import Digests, prefixes
+from tensorcas_mlflow.base.threads import Lock
+from tensorcas_mlflow.chunk_io._lookup import LastLookups, Places, find_bases, find_chains, find_places, rows_that_take
+from tensorcas_mlflow.chunk_io._recent_chunks import RecentChunks
+from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, StarvedError
+from tensorcas_mlflow.layout import (
+    MAX_SEGMENT_BYTES,
+    Entries,
+    Generation,
+    Hints,
+    Identity,
+    Mask,
+    Table,
+    drawn_s,
+    list_blobs,
+    list_packs,
+    make_table,
+    mark_loose,
+    merge_tables,
+    only_packs,
+    pack_key,
+    read_pack_table,
+    read_segment,
+    segment_bytes,
+)
+from tensorcas_mlflow.store import RecentArrangements
+
+_log = logging.getLogger(__name__)
+
+_MERGED_AT = 8
+"""A table is merged with the next one unless it has more than so many times its rows. So a search covers few tables,
+and each row moves a few times at most, however many packs arrive one by one."""
+_MAX_LISTINGS = 3
+_FOLD_AT = 64
+"""Number of loose packs at which their tables are folded into one segment."""
+_MAX_HINTS = 4
+_MAX_REMEMBERED = 4096
+"""Bound of the digests of a remembered lookup; comparing more would take too long."""
+_LATE_S = 3600.0
+"""Time allowed between drawing a pack's name and its arrival in a remote store, with inaccurate clocks, for processes
+that list new packs meanwhile. A later pack is found after a failed lookup."""
+_MAX_MANIFESTS = 4096
+"""Bound of remembered names of manifests; beyond it all are forgotten, and an equal save writes its own copy."""
+
+
+class Catalog:
+    """Tables of packs, read from a backend and searched together. Shared by threads."""
+
+    def __init__(self, backend: Backend, store_id: str) -> None:
+        self.identity = Identity(backend, store_id)
+        self.recent = RecentChunks(backend)
+        self.arrangements = RecentArrangements()
+        self._backend = backend
+        self._store_id = store_id
+        self._lock = Lock()
+        self._tables: list[Table] = []
+        self._hints: list[Table] = []
+        """Hints of recently read manifests; searched last."""
+        self._packs: set[str] = set()
+        self._segments: set[str] = set()
+        self._loose: dict[str, str | None] = {}
+        """Packs outside of shared segments, by name, each with the key of its own index blob if it has one."""
+        self._gone: set[str] = set()
+        self._unreadable: set[str] = set()
+        """Packs with damaged tables."""
+        self.refusal: BackendError | None = None
+        """The reason a pack's table may not be read, if any. A missing chunk may be in that pack."""
+        self._lost: dict[str, None] = {}
+        """Packs named in the index and missing in the store, in the order of discovery."""
+        self._distrusted: set[tuple[str, bytes]] = set()
+        """Copies found damaged: the pack and the digest of each."""
+        self._has_bad_segments = False
+        """Whether a segment was unreadable, so packs may exist that the index does not cover."""
+        self._manifests: dict[str, str] = {}
+        self._lately = LastLookups()
+        self._newest = ""
+        """Name of the newest pack listed in a remote store."""
+        self._seen: tuple[Generation | None, set[str]] = (None, set())
+
+    def copied(self, backend: Backend) -> Catalog:
+        """Return a catalog with the same knowledge, reading through another backend of the same blobs."""
+        other = Catalog(backend, self._store_id)
+        with self._lock:
+            other._tables, other._hints = list(self._tables), list(self._hints)
+            other._packs, other._segments = set(self._packs), set(self._segments)
+            other._loose, other._lost = dict(self._loose), dict(self._lost)
+            other._gone, other._unreadable = set(self._gone), set(self._unreadable)
+            other._distrusted, other._newest = set(self._distrusted), self._newest
+            other._has_bad_segments = self._has_bad_segments
+        return other
+
+    def refresh(self) -> set[str]:
+        """Read the additions to the index since the last time.
+
+        Returns:
+            Keys of packs that existed at the time of the call or later.
+        """
+        with self._lock:
+            if self._backend.is_remote:
+                return self._read_new_packs()
+            # Another process may fold segments during the reading: the rows of a deleted one are in a new one.
+            for _ in range(_MAX_LISTINGS):
+                if self._read_index():
+                    break
+            return set()
+
+    def refresh_from_packs(self) -> None:
+        """Read the table of every pack anew: packs are the truth, and the index a cache and possibly wrong."""
+        with self._lock:
+            before = self._tables, self._hints, self._packs, self._unreadable
+            self._tables, self._hints, self._packs, self._unreadable = [], [], set(), set()
+            try:
+                self._load_packs(dict(list_packs(self._backend)))
+            except BaseException:
+                # Known packs are not listed again; forgetting them would store their chunks again.
+                self._tables, self._hints, self._packs, self._unreadable = before
+                raise
+            # If a pack's own table is damaged, its index entries are the only source; a reader verifies what it reads
+            # there.
+            known = self._unreadable & before[2]
+            if known:
+                self._packs |= known
+                self._tables += [only_packs(table, known) for table in before[0]]
+                self._merge()
+
+    def seen(self, generation: Generation | None) -> set[str]:
+        """Return the keys of blobs of a remote store known to exist; the caller adds to them.
+
+        Args:
+            generation: The caller's listing of condemned lists. Keys of another generation are forgotten: their blobs
+                may have been deleted.
+        """
+        if generation is None:
+            return set()
+        with self._lock:
+            if self._seen[0] != generation:
+                self._seen = (generation, set())
+            return self._seen[1]
+
+    def publish(self, name: str, entries: Entries) -> None:
+        """Add a pack of this process to the index, for other processes and for itself."""
+        if self._backend.is_carrier:
+            # Other processes would have to fetch the whole pack for its table. So the table gets a blob of its own,
+            # named after the pack.
+            segment = segment_bytes(make_table({name: entries}))
+            self._backend.put_new(f"index/{name}.arrow", [segment], durable=False)
+            self._segments.add(name)
+        elif self._backend.is_remote:
+            self._loose[name] = None
+        else:
+            mark_loose(self._backend, name)
+        self.add(name, entries)
+
+    def add(self, name: str, entries: Entries) -> None:
+        """Add a pack to the catalog, unless another thread has found it in the index already."""
+        with self._lock:
+            if name in self._packs:
+                return
+            self._tables.append(make_table({name: entries}))
+            self._packs.add(name)  # last: after an interrupt the pack is looked up again
+            self._merge()
+
+    def forget(self, packs: Collection[str]) -> None:
+        """Remove packs that are gone for good: a pack's name is never used again."""
+        with self._lock:
+            self._gone.update(packs)
+
+    def miss(self, packs: Collection[str]) -> None:
+        """Remove packs a reader found missing although the index named them."""
+        with self._lock:
+            self._gone.update(packs)
+            self._lost |= dict.fromkeys(packs)
+
+    def miss_all_gone(self) -> None:
+        """List the existing packs, and remove all others: for a reader that has missed several in a row."""
+        with self._lock:
+            known = set(self._packs)
+        # A pack known before the listing and absent from it is gone for good.
+        self.miss(known - dict(list_packs(self._backend)).keys() - self._gone)
+
+    def distrust(self, pack: str, digest: bytes) -> None:
+        """Remember a copy found damaged: no save of this process may rely on it."""
+        with self._lock:
+            self._distrusted.add((pack, digest))
+
+    def suspects(self) -> list[str]:
+        """Return the keys of packs that may have held a lost chunk: damaged tables, then lost packs, latest first."""
+        with self._lock:
+            return [pack_key(name) for name in (*sorted(self._unreadable), *reversed(self._lost))]
+
+    def take_hints(self, hints: Hints) -> None:
+        """Add the hinted places of a manifest's chunks."""
+        table = Table(
+            packs=hints.packs, pack=hints.pack, entries=hints.entries, prefix=prefixes(hints.entries["digest"])
+        )
+        with self._lock:
+            self._hints = [table, *self._hints[: _MAX_HINTS - 1]]
+
+    def know_manifest(self, digest: str, name: str) -> None:
+        """Remember the name of a manifest written by this process, so an equal save can share it."""
+        if len(self._manifests) >= _MAX_MANIFESTS:
+            self._manifests.clear()
+        self._manifests[digest] = name
+
+    def known_manifest(self, digest: str) -> str | None:
+        """Return the name of a manifest with a digest; it may be gone or condemned by now."""
+        return self._manifests.get(digest)
+
+    def find(self, digests: Digests, excluded: Collection[str] = ()) -> Places:
+        """Look up many digests at once.
+
+        Args:
+            digests: The digests to find, shape ``(n, 32)``.
+            excluded: Packs to ignore, together with deltas based on them.
+        """
+        tables, without = self._searched(excluded)
+        if len(digests) > _MAX_REMEMBERED:
+            return find_places(tables, digests, without)
+        # A save asks for the same digests several times, and saves of an unchanged state again and again.
+        return self._lately.find(digests, tables, without)
+
+    def find_bases(self, deltas: Entries, excluded: Collection[str] = ()) -> Places:
+        """Look up the bases of some deltas; see `_lookup.find_bases`."""
+        tables, without = self._searched(excluded)
+        return find_bases(tables, deltas, without)
+
+    def find_chains(self, places: Places, excluded: Collection[str] = ()) -> tuple[Mask, set[str]]:
+        """Follow deltas to their bases, and those to theirs; see `_lookup.find_chains`."""
+        tables, without = self._searched(excluded)
+        return find_chains(tables, places, without)
+
+    def find_sound(self, digests: Digests, excluded: Collection[str]) -> Places:
+        """Look up chunks a save may rely on: like `find`, without copies known as damaged and chunks that need them."""
+        with self._lock:
+            doubted, without = set(self._distrusted), {*excluded, *self._unreadable}
+        places = self.find(digests, without)
+        waiting = [(np.arange(len(digests)), frozenset(without))] if doubted else []
+        while waiting:
+            rows, besides = waiting.pop()
+            tables, _ = self._searched()
+            for pack, again in places.by_pack(rows[rows_that_take(tables, places.some(rows), doubted)]):
+                others = besides | {pack}
+                places = places.replaced(again, self.find(digests[again], others))
+                waiting.append((again, others))
+        return places
+
+    def _searched(self, excluded: Collection[str] = ()) -> tuple[list[Table], set[str]]:
+        """Return the tables to search, and the packs to ignore."""
+        with self._lock:
+            return [*reversed(self._hints), *self._tables], self._gone | set(excluded)
+
+    def fold(self) -> None:
+        """Fold the tables of loose packs into one segment, once there are many.
+
+        Markers are removed only after the segment exists, and the pack itself supplies a chunk lost from the index. So
+        nothing depends on folding, or on folding once.
+        """
+        with self._lock:
+            if len(self._loose) < _FOLD_AT:
+                return
+            loose = sorted(self._loose)
+            tables = [only_packs(table, set(loose)) for table in self._tables]
+            name = uuid.uuid4().hex
+            try:
+                self._backend.put_new(f"index/{name}.arrow", [segment_bytes(merge_tables(tables))])
+                self._segments.add(name)
+                # Packs published meanwhile are not in this segment.
+                for pack in loose:
+                    marker = self._loose.pop(pack)
+                    if marker is not None:
+                        self._backend.delete(marker)
+            except BackendError as error:
+                _log.warning("the index could not be folded, which costs time but no data: %s", error)
+
+    def _read_index(self) -> bool:
+        """List the index once; return whether all listed blobs still existed when read."""
+        loose: list[str] = []
+        is_whole = True
+        self._loose.clear()
+        for info in list(list_blobs(self._backend, "index")):
+            name, _, ending = info.key.removeprefix("index/").partition(".")
+            if ending == "loose":
+                self._loose[name] = info.key
+                loose.append(name)
+            elif ending == "arrow":
+                if name not in self._segments and not self._load_segment(name, info.key):
+                    is_whole = False
+                elif name in self._packs:
+                    self._loose[name] = info.key
+        self._load_packs(dict.fromkeys(loose))
+        if self._has_bad_segments:
+            self._load_packs(dict(list_packs(self._backend)))
+            self._has_bad_segments = False
+        return is_whole
+
+    def _read_new_packs(self) -> set[str]:
+        """List the packs of a remote store from about the newest known one on, and read the tables of new ones.
+
+        A pack needs no marker there, since one request lists a thousand and can begin anywhere. Only if many are new
+        are segments read, each of which covers many at once.
+        """
+        found = self._list_new_packs(most_new=_FOLD_AT)
+        if found is None:
+            self._read_segments()
+            found = self._list_new_packs(most_new=None)
+        assert found is not None
+        new = {name: size for name, size in found.items() if self._is_new(name)}
+        self._load_packs(new)
+        self._loose.update(dict.fromkeys(new))
+        return {pack_key(name) for name in found}
+
+    def _list_new_packs(self, *, most_new: int | None) -> dict[str, int] | None:
+        """List packs and their sizes; None if more than so many are new: the listing then stops."""
+        # Clocks differ, so a pack may arrive after one with a greater name. No clock moves this limit into the future.
+        newest_s = min(drawn_s(self._newest), time.time())
+        found: dict[str, int] = {}
+        n_new = 0
+        for name, size in list_packs(self._backend, since_s=newest_s - _LATE_S):
+            found[name] = size
+            n_new += self._is_new(name)
+            if most_new is not None and n_new > most_new:
+                return None
+        self._newest = max([self._newest, *found])
+        return found
+
+    def _read_segments(self) -> None:
+        segments = [info.key for info in list_blobs(self._backend, "index") if info.key.endswith(".arrow")]
+        names = {key.removeprefix("index/").removesuffix(".arrow"): key for key in segments}
+        loaded = set(self._packs)
+        for name, key in names.items():
+            if name not in self._segments:
+                self._load_segment(name, key)
+        folded = self._packs - loaded
+        for name in folded:
+            self._loose.pop(name, None)
+        if not self._has_bad_segments:
+            self._newest = max([self._newest, *folded])
+        self._has_bad_segments = False
+
+    def _load_segment(self, name: str, key: str) -> bool:
+        try:
+            table = read_segment(key, self._backend.get(key, max_bytes=MAX_SEGMENT_BYTES))
+        except BlobNotFoundError:
+            return False
+        except FormatError as error:
+            _log.warning("%s; chunks are looked up in their packs instead", error)
+            self._segments.add(name)
+            self._has_bad_segments = True
+            return True
+        new = set(table.packs) - self._packs
+        if new and not table.is_checked:
+            self._load_packs(dict.fromkeys(sorted(new)))
+        elif new:
+            self._tables.append(only_packs(table, new))
+            self._packs |= new
+            self._merge()
+        self._segments.add(name)
+        return True
+
+    def _load_packs(self, packs: Mapping[str, int | None]) -> None:
+        """Read the tables of packs, given by name and, if known, size."""
+        tables: dict[str, Entries] = {}
+
+        def load(name: str) -> None:
+            try:
+                tables[name] = read_pack_table(self._backend, name, size=packs[name])
+            except BlobNotFoundError:
+                self._gone.add(name)
+                self._lost[name] = None
+            except CorruptError as error:
+                _log.warning("%s; chunks in it cannot be found", error)
+                self._unreadable.add(name)
+            except BackendError as error:
+                # A failed request to a remote store says nothing about the blob; a bad sector here affects one pack.
+                if self._backend.is_remote or isinstance(error, StarvedError):
+                    raise
+                if isinstance(error.__cause__, PermissionError):
+                    self.refusal = error
+                _log.warning("%s; chunks in it cannot be found", error)
+                self._unreadable.add(name)
+
+        new = [name for name in packs if self._is_new(name)]
+        if self._backend.is_remote and len(new) > 1:
+            threads.run_all(load, new, waits=True)
+        else:
+            for name in new:
+                load(name)
+        if tables:
+            self._tables.append(make_table({name: tables[name] for name in new if name in tables}))
+            self._packs |= tables.keys()
+            self._merge()
+
+    def _is_new(self, pack: str) -> bool:
+        return pack not in self._packs and pack not in self._gone and pack not in self._unreadable
+
+    def _merge(self) -> None:
+        """Merge small tables; a lookup still finds the latest copy of a chunk first."""
+        tables = list(self._tables)
+        while len(tables) > 1 and len(tables[-2]) <= _MERGED_AT * len(tables[-1]):
+            latest = tables.pop()
+            tables[-1] = merge_tables([latest, tables[-1]])
+        self._tables = tables

@@ -1,0 +1,330 @@
+"""Reader of tensors: locate, plan, read, decode straight into place, verify."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tensorcas_mlflow.adapter import Array
+from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.base.digest import Digests
+from tensorcas_mlflow.base.tensors import Offsets
+from tensorcas_mlflow.chunk_io._cache import ExtentCache
+from tensorcas_mlflow.chunk_io._catalog import Catalog
+from tensorcas_mlflow.chunk_io._fetch import Damage, Wanted, check_sizes, find_cached
+from tensorcas_mlflow.chunk_io._load import DeltaReading, Links, Load
+from tensorcas_mlflow.chunk_io._lookup import Places
+from tensorcas_mlflow.chunk_io._map import map_rows, mappable
+from tensorcas_mlflow.chunk_io._plan import ChosenRows, OpenFiles, Planner, Target, check_outs, new_arrays
+from tensorcas_mlflow.chunk_io._ways import ReadPlan, Way, way_of_environment
+from tensorcas_mlflow.errors import BlobNotFoundError, ChunkNotFoundError, CorruptChunkError
+from tensorcas_mlflow.layout import Columns, Manifest, Row, Rows, is_delta, pack_key, pack_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """The checkpoint or file of some consecutive chunks."""
+
+    label: str | None = None
+    """Its name in words; None if it is unknown."""
+    rows: Sequence[Row] = ()
+    """All rows that count in the chunks' numbers."""
+    first: int = 0
+    """Number of the first of the chunks, counted over all rows."""
+
+    def names(self, chunks: Any) -> tuple[str, ...]:
+        """Return the names of some chunks' tensors, by the chunks' numbers; stretches of a file have no name."""
+        return names_of(self.rows, np.asarray(chunks) + self.first)
+
+
+def names_of(rows: Sequence[Row], chunks: Any) -> tuple[str, ...]:
+    """Return the names of some chunks' tensors, by the chunks' numbers counted over all rows."""
+    columns = rows.columns if isinstance(rows, Rows) else Columns.of_rows(rows)
+    at = np.unique(columns.rows_of(chunks))
+    return tuple(name for row in at.tolist() if row < len(columns) and (name := columns.name(row)))
+
+
+NOBODY = Owner()
+
+
+_FILE_BATCH_BYTES = 16 << 20
+_MAX_ATTEMPTS = 100
+"""Maximum number of moves of a chunk during one read. Each move takes a whole collection during the read. Many in a row
+occur only if rewriting collections run without a pause and the reader hardly runs."""
+
+
+class ChunkReader:
+    """Reader of the chunks of one store, through the local cache.
+
+    Every method raises:
+        ChunkNotFoundError: No pack of this store holds a chunk.
+        CorruptChunkError: A chunk is damaged. Without ``verify`` it shows only if decoding fails.
+    """
+
+    def __init__(self, backend: Backend, catalog: Catalog, *, cache: ExtentCache | None = None, store_id: str = ""):
+        """Create a reader.
+
+        Args:
+            backend: The backend of the packs.
+            catalog: The catalog of that backend.
+            cache: Cache of reads on local disk; None caches nothing.
+            store_id: Id of the store in the cache.
+        """
+        self._backend = backend
+        self._catalog = catalog
+        self._cache = cache
+        self._store_id = store_id
+
+    def tensors(
+        self,
+        manifest: Manifest,
+        names: Iterable[str] | None,
+        *,
+        verify: bool,
+        out: Mapping[str, Array] | None = None,
+        copy: bool | None = None,
+        way: Way | None = None,
+    ) -> dict[str, Array]:
+        """Read whole tensors; see `Store.read_tensors`.
+
+        Raises:
+            TensorNotFoundError: A name has no tensor.
+            ValueError: An array to fill does not fit.
+        """
+        wanted = manifest.names() if names is None else list(names)
+        columns = manifest.columns
+        rows = np.arange(len(columns)) if names is None else manifest.numbers(wanted)
+        outs = {} if out is None else check_outs(columns, rows, wanted, out)
+        arrays = self.rows(manifest, rows, verify=verify, outs=outs, copy=copy, way=way)
+        return dict(zip(wanted, arrays, strict=True))
+
+    def rows(
+        self,
+        manifest: Manifest,
+        rows: Offsets,
+        *,
+        verify: bool,
+        outs: Mapping[int, Array] | None = None,
+        copy: bool | None = None,
+        is_private: bool = False,
+        way: Way | None = None,
+    ) -> list[Array]:
+        """Read whole rows by their numbers; otherwise like `tensors`.
+
+        Args:
+            manifest: A manifest of this store.
+            rows: Numbers of the rows.
+            verify: Whether to check every chunk.
+            outs: Arrays to fill, by position among ``rows``, checked by `check_outs`.
+            copy: See `Store.read_tensors`.
+            is_private: Whether views of mapped packs are writable; writes never reach the packs.
+            way: See `Store.read_tensors`.
+
+        Returns:
+            An array a row, in their order.
+        """
+        columns, outs = manifest.columns, outs or {}
+        is_all = len(rows) == len(columns) and bool((rows == np.arange(len(rows))).all())
+        digests = columns.digests if is_all else columns.digests[columns.chunks_of(rows)]
+        mapped: dict[int, Array] = {}
+        if copy is False and not outs:
+            chosen = digests if verify else None
+            mapped = self._map(columns, rows, digests, manifest.chunk_bytes, chosen, is_private=is_private)
+            if len(mapped) == len(rows):
+                return [mapped[at] for at in range(len(rows))]
+        left = np.delete(np.arange(len(rows)), list(mapped)) if mapped else np.arange(len(rows))
+        if mapped:
+            digests = columns.digests[columns.chunks_of(rows[left])]
+        arrays, target = new_arrays(columns, rows[left], manifest.chunk_bytes, outs)
+        owner = Owner(label=manifest.label, rows=ChosenRows(columns, rows[left]))
+        self._read(Wanted(digests=digests, target=target, verify=verify), owner, way)
+        if not mapped:
+            return list(arrays)
+        found = dict(zip(left.tolist(), arrays, strict=True)) | mapped
+        return [found[at] for at in range(len(rows))]
+
+    def explain(
+        self, manifest: Manifest, names: Iterable[str] | None, *, copy: bool | None = None, way: Way | None = None
+    ) -> ReadPlan:
+        """Return the plan `tensors` would follow now; see `Store.explain`."""
+        columns = manifest.columns
+        rows = np.arange(len(columns)) if names is None else manifest.numbers(names)
+        digests = columns.digests[columns.chunks_of(rows)]
+        owner = Owner(label=manifest.label, rows=ChosenRows(columns, rows))
+        places = self._locate(digests, frozenset(), np.arange(len(digests)), owner)
+        mapped = mappable(places, columns, rows, manifest.chunk_bytes) if copy is False else rows[:0]
+        counts = columns.chunk_at[rows + 1] - columns.chunk_at[rows]
+        is_mapped = np.isin(np.arange(len(rows)), mapped)
+        chunks = np.flatnonzero(~np.repeat(is_mapped, counts))
+        with OpenFiles(self._backend) as files:
+            planner = Planner(self._backend, files, way or way_of_environment())
+            sizes = columns.chunk_sizes(manifest.chunk_bytes, rows)
+            n_cached = 0
+            if self._cache is not None:
+                target = Target.of_sizes(sizes)
+                tasks, chunks = find_cached(self._cache, self._store_id, places, target, chunks)
+                n_cached = sum(len(task.members) for task in tasks)
+            packs = planner.reads(places, Target.of_sizes(sizes), chunks)
+        return ReadPlan(
+            n_tensors=len(rows),
+            n_bytes=int(columns.n_bytes[rows].sum()),
+            n_mapped=len(mapped),
+            n_cached=n_cached,
+            packs=packs,
+            rule=planner.rule.source,
+        )
+
+    def _map(
+        self,
+        columns: Columns,
+        rows: Offsets,
+        digests: Digests,
+        chunk_bytes: int,
+        expected: Digests | None,
+        *,
+        is_private: bool,
+    ) -> dict[int, Array]:
+        """Memory-map rows stored raw and in one piece; return arrays by position among the rows."""
+        places = self._catalog.find(digests)
+        if not places.found.all():
+            self._catalog.refresh()
+            places = self._catalog.find(digests)
+        with OpenFiles(self._backend) as files:
+            return map_rows(files, places, columns, rows, chunk_bytes, expected, is_private=is_private)
+
+    def pieces(self, manifest: Manifest, *, verify: bool) -> Iterator[memoryview]:
+        """Yield the bytes of all rows, one after the other, some 16 MiB at a time."""
+        sizes = manifest.columns.chunk_sizes(manifest.chunk_bytes)
+        stops = sizes.cumsum()
+        begin = 0
+        while begin < len(sizes):
+            base = int(stops[begin - 1]) if begin else 0
+            end = max(begin + 1, int(np.searchsorted(stops, base + _FILE_BATCH_BYTES, side="right")))
+            block = np.empty(int(stops[end - 1]) - base, dtype=np.uint8).data
+            target = Target.of_block(block, sizes[begin:end])
+            owner = Owner(label=manifest.label, rows=manifest.rows, first=begin)
+            self._read(Wanted(digests=manifest.digests[begin:end], target=target, verify=verify), owner)
+            yield block
+            begin = end
+
+    def read(self, digests: Digests, outs: list[memoryview], *, verify: bool, owner: Owner = NOBODY) -> None:
+        """Read chunks, each into a buffer of its size.
+
+        If a chunk is damaged in one pack and intact in another, the intact copy is used.
+
+        Args:
+            digests: The chunks.
+            outs: Buffer of each.
+            verify: Whether to check each against its digest.
+            owner: Owner of the chunks, for errors.
+        """
+        self._read(Wanted(digests=digests, target=Target.of_buffers(outs), verify=verify), owner)
+
+    def _read(self, wanted: Wanted, owner: Owner, way: Way | None = None) -> None:
+        if way is None:
+            way = way_of_environment()
+        everything = np.arange(len(wanted.target))
+        damaged = self._read_from(wanted, everything, frozenset(), owner, way)
+        if any(damage.error is None for damage in damaged):
+            # The index may be the damaged part: a pack's table carries a digest of its own.
+            self._catalog.refresh_from_packs()
+            damaged = self._read_from(wanted, _chunks_of(damaged), frozenset(), owner, way)
+        if damaged:
+            self._read_other_copies(wanted, damaged, owner, way)
+
+    def _read_other_copies(self, wanted: Wanted, damaged: list[Damage], owner: Owner, way: Way | None) -> None:
+        """Read chunks with one damaged copy from other packs; an error reports the first copy."""
+        lost: list[Damage] = []
+        waiting = [(frozenset[str](), damaged, damaged)]
+        while waiting:
+            without, found, told = waiting.pop()
+            first = {damage.chunk: damage for damage in told}
+            by_pack: dict[str, list[Damage]] = {}
+            for damage in found:
+                by_pack.setdefault(pack_name(damage.key), []).append(damage)
+                if damage.error is None:
+                    is_of = damage.base or wanted.digests[damage.chunk].tobytes()
+                    self._catalog.distrust(pack_name(damage.key), is_of)
+            for pack, group in by_pack.items():
+                chunks, besides = _chunks_of(group), without | {pack}
+                places = self._catalog.find(wanted.digests[chunks], besides)
+                lost += [first[chunk] for chunk in chunks[~places.found].tolist()]
+                again = self._read_from(wanted, chunks[places.found], besides, owner, way)
+                if again:
+                    waiting.append((besides, again, [first[damage.chunk] for damage in again]))
+        if not lost:
+            return
+        damage = min(lost, key=lambda each: (each.error is not None, each.chunk))
+        if damage.error is not None:
+            raise damage.error
+        names = owner.names(sorted(each.chunk for each in lost))
+        digest_text = wanted.digests[damage.chunk].tobytes().hex()
+        raise CorruptChunkError(digest_text, damage.key, damage.reason, owner.label, names)
+
+    def _read_from(
+        self, wanted: Wanted, chunks: Any, without: frozenset[str], owner: Owner, way: Way | None
+    ) -> list[Damage]:
+        """Read some of the wanted chunks, avoiding some packs; return the damaged copies."""
+        part = wanted if len(chunks) == len(wanted.target) else wanted.some(chunks)
+        n_moves = 0
+        while True:
+            places = self._locate(part.digests, without, chunks, owner)
+            try:
+                return self._read_at(places, part, chunks, way)
+            except BlobNotFoundError:
+                # A collector has moved a chunk before this read; its new place is in the index.
+                used = {places.packs[number] for number in np.unique(places.pack)}
+                is_whole, bases = self._catalog.find_chains(places)
+                moved = {pack_name(key) for key in self._backend.missing(map(pack_key, used | bases))}
+                n_moves += 1
+                # The catalog already misses the packs another thread has found missing.
+                if n_moves == _MAX_ATTEMPTS or not (moved or not is_whole.all()):
+                    raise
+                self._catalog.miss(moved)
+                if n_moves > 1:
+                    # A long idle reader may know of a chunk in very many packs that collections have emptied.
+                    self._catalog.miss_all_gone()
+                self._catalog.refresh()
+
+    def _locate(self, digests: Digests, without: frozenset[str], chunks: Any, owner: Owner) -> Places:
+        catalog = self._catalog
+        places = catalog.find(digests, without)
+        # Read the packs twice: a chunk moved during the listing may be in a new pack not yet listed.
+        for refresh in (catalog.refresh, catalog.refresh_from_packs, catalog.refresh_from_packs):
+            if places.found.all():
+                return places
+            refresh()
+            places = catalog.find(digests, without)
+        if not places.found.all():
+            if catalog.refusal is not None:
+                raise catalog.refusal
+            missing = np.flatnonzero(~places.found)
+            names, suspects = owner.names(chunks[missing]), tuple(catalog.suspects())
+            digest_text = digests[missing[0]].tobytes().hex()
+            raise ChunkNotFoundError(digest_text, len(missing), owner.label, names, suspects)
+        return places
+
+    def _read_at(self, places: Places, wanted: Wanted, numbers: Any, way: Way | None) -> list[Damage]:
+        """Read chunks from places; return the damaged ones, by ``numbers``.
+
+        Raises:
+            BlobNotFoundError: A pack is gone: one of these, or one needed to decode their chunks.
+        """
+        found = check_sizes(places, wanted)
+        possible = np.delete(np.arange(len(wanted.target)), [damage.chunk for damage in found])
+        is_added = is_delta(places.entries[possible])
+        deltas = possible[is_added]
+        with Load(self._backend, self._cache, self._store_id, way) as load:
+            found += load.read(places, wanted, possible[~is_added])
+            if len(deltas):
+                links = Links.of(self._catalog, places.some(deltas))
+                damaged = DeltaReading(load, links, wanted.some(deltas)).run()
+                found += [replace(damage, chunk=int(deltas[damage.chunk])) for damage in damaged]
+        return [replace(damage, chunk=int(numbers[damage.chunk])) for damage in found]
+
+
+def _chunks_of(damaged: Sequence[Damage]) -> Any:
+    return np.array(sorted(damage.chunk for damage in damaged), dtype=np.intp)

@@ -1,0 +1,401 @@
+"""Choice of a way to read: extents, the rule that compares ways, and the plan as a printable value."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from tensorcas_mlflow.backends import PAGE_BYTES, SCRATCH_BYTES
+from tensorcas_mlflow.base import config
+from tensorcas_mlflow.base.text import size_text
+
+_FILE = "reading.json"
+_FORMAT = 1
+_MOST_BYTES = 64 * 1024
+_NEVER = 1 << 62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """Thresholds of the ways of reading. ``docs/design/reading.md`` explains the defaults."""
+
+    threads_from_bytes: int = 1 << 20
+    """Less than this is read by the calling thread alone, if some of it needs decoding."""
+    raw_threads_from_bytes: int = 3 << 20
+    """The same if nothing needs decoding: then waking a thread costs as much as reading and hashing 1 MiB."""
+    least_chunk_bytes: int = 8 << 10
+    """Chunks smaller than this on average are read by the calling thread alone too."""
+    warm_read_bytes: int = 1 << 20
+    """Size of one thread's reads from memory: small enough to stay in its core's cache until decoding and
+    hashing."""
+    cold_read_bytes: int = SCRATCH_BYTES - 16 * PAGE_BYTES
+    """Size of one thread's reads from the disk; many are under way. Direct reads fetch up to two pages more."""
+    gap_bytes: int = 16 << 10
+    """Chunks nearer to each other than this are read together."""
+    direct_from_bytes: int = 4 << 20
+    """From this size on, the wanted bytes of one pack outside of memory are read past the page cache."""
+    uses_ring: bool = False
+    """Whether io_uring replaces threads for data outside of memory."""
+    source: str = "measured by the authors; `tensorcas calibrate` measures this machine"
+    """Origin of the numbers, in words."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "threads_from_bytes",
+            "raw_threads_from_bytes",
+            "least_chunk_bytes",
+            "warm_read_bytes",
+            "cold_read_bytes",
+            "gap_bytes",
+            "direct_from_bytes",
+        ):
+            if not 0 <= getattr(self, name) <= _NEVER:
+                raise ValueError(f"a rule's {name} is not {getattr(self, name)}")
+        if not min(self.warm_read_bytes, self.cold_read_bytes) >= 64 << 10:
+            raise ValueError("a rule's reads have 64 KiB or more")
+        if max(self.warm_read_bytes, self.cold_read_bytes) > 2 << 20:
+            raise ValueError("a rule's reads have at most 2 MiB: many are under way at once, and memory is bounded")
+
+
+NEVER_DIRECT = _NEVER
+"""For `Rule.direct_from_bytes`: no read is so long."""
+
+
+def keep_rule(rule: Rule) -> Path | None:
+    """Store a rule for this machine, in the folder of the chunk cache; later processes of this user follow it.
+
+    Returns:
+        The file; None if the environment allows no such folder.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    folder = config.cache_folder()
+    if folder is None:
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / _FILE
+    staging = folder / f"{_FILE}.{uuid.uuid4().hex}"
+    staging.write_text(json.dumps({"format": _FORMAT, "machine": platform.node(), "rule": asdict(rule)}) + "\n")
+    staging.replace(path)
+    rule_of_machine.cache_clear()
+    return path
+
+
+@lru_cache(maxsize=1)
+def rule_of_machine() -> Rule:
+    """Return the stored rule of this machine; the defaults if there is none, or only an unreadable one."""
+    folder = config.cache_folder()
+    if folder is None:
+        return Rule()
+    try:
+        with open(folder / _FILE, "rb") as file:
+            if os.fstat(file.fileno()).st_uid != os.geteuid():
+                return Rule()  # it affects nothing but speed, yet no other user may set it
+            said = json.loads(file.read(_MOST_BYTES))
+        if said["format"] != _FORMAT or said["machine"] != platform.node():
+            return Rule()
+        return Rule(**_checked(said["rule"]))
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return Rule()
+
+
+def _checked(said: dict[str, Any]) -> dict[str, Any]:
+    defaults = Rule()
+    known = {field.name: getattr(defaults, field.name) for field in fields(Rule)}
+    for name, value in said.items():
+        if type(value) is not type(known[name]):
+            raise ValueError(f"a rule's {name} is not {value!r:.100}")
+    return said
+
+
+MAX_GAP_BYTES = 64 * 1024
+"""Chunks nearer to each other than this are read together: reading the gap costs less than a second read."""
+MAX_READ_BYTES = 8 << 20
+"""Longer reads are split, so threads share them and memory stays bounded."""
+
+Positions = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """One read: a range of one pack, and the chunks in it."""
+
+    pack: int
+    start: int
+    stop: int
+    members: Positions
+    """Numbers of the planned chunks in it, in order of offset."""
+
+
+def plan_reads(
+    pack: Any,
+    offset: Any,
+    stored_bytes: Any,
+    *,
+    max_gap_bytes: int = MAX_GAP_BYTES,
+    max_read_bytes: int = MAX_READ_BYTES,
+) -> Iterator[Extent]:
+    """Join the places of chunks into reads.
+
+    Args:
+        pack: For each chunk the number of its pack.
+        offset: For each chunk its start in its pack.
+        stored_bytes: For each chunk its size in its pack.
+        max_gap_bytes: Chunks nearer to each other than this are read together.
+        max_read_bytes: Longer reads are split, between chunks.
+
+    Yields:
+        Extents, ascending by pack and start; together they hold every chunk whole.
+    """
+    if len(pack) == 0:
+        return
+    order = np.lexsort((offset, pack))
+    packs = pack[order].astype(np.int64)
+    starts = offset[order].astype(np.int64)
+    stops = starts + stored_bytes[order].astype(np.int64)
+    far = np.empty(len(order), dtype=bool)
+    far[0] = True
+    # Chunks do not overlap in a pack (but a caller may want one chunk twice), so the previous one ends last.
+    far[1:] = (packs[1:] != packs[:-1]) | (starts[1:] > stops[:-1] + max_gap_bytes)
+    groups = np.flatnonzero(far).tolist()
+    for begin, end in zip(groups, [*groups[1:], len(order)], strict=True):
+        first = begin
+        while first < end:
+            limit = starts[first] + max_read_bytes
+            last = max(first + 1, begin + int(np.searchsorted(stops[begin:end], limit, side="right")))
+            yield Extent(
+                pack=int(packs[first]),
+                start=int(starts[first]),
+                stop=int(stops[first:last].max()),
+                members=order[first:last],
+            )
+            first = last
+
+
+Way = Literal["pread", "direct", "map", "uring", "ranges"]
+"""``pread``: positioned reads of the page cache, on threads; ``direct``: past it (O_DIRECT); ``map``: a memory-mapped
+file; ``uring``: io_uring; ``ranges``: requests to a backend, the only way for storage without files of this machine."""
+WAYS: tuple[Way, ...] = get_args(Way)
+_WARM_SHARE = 0.5
+LEAST_ASKED_BYTES = 2 << 20
+"""Below this size, checking whether a pack is in memory takes longer than it could save."""
+_LEAST_ASKED_IN_ALL_BYTES = 4 << 20
+"""The same for all packs together: the disk delivers less in about the time many threads take to start."""
+_LEAST_STRETCH_BYTES = 256 << 10
+"""Direct reads of shorter stretches fetch more than is wanted, and readahead does not help them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """Wanted bytes of one pack, and their storage."""
+
+    n_bytes: int
+    """Stored bytes wanted of this pack."""
+    total_bytes: int
+    """Stored bytes wanted of all packs together."""
+    n_chunks: int
+    """Number of wanted chunks."""
+    is_raw: bool = False
+    """Whether none of it needs decoding."""
+    n_stretches: int = 1
+    """Number of separate stretches the wanted chunks of this pack form."""
+    is_remote: bool = False
+    pack_bytes: int | None = None
+    """Size of the pack, if it is a file of this machine; otherwise None."""
+    share_in_memory: Callable[[], float] = lambda: 1.0
+    """Estimates the share of it in the page cache, from 0 to 1; called only if it matters."""
+    can_direct: Callable[[], bool] = lambda: False
+    """Tells whether the file system supports direct reads."""
+    can_ring: Callable[[], bool] = lambda: False
+    """Tells whether io_uring is available."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A way, and its parameters."""
+
+    way: Way
+    reason: str
+    read_bytes: int
+    """Maximum size of a read, unless a single chunk is longer."""
+    gap_bytes: int
+    """Chunks nearer to each other than this are read together."""
+    waits: bool
+    """Whether threads spend most of their time waiting for a disk or another machine, so more threads than cores are
+    used."""
+    is_alone: bool = False
+    """Whether the calling thread reads alone."""
+    is_exact: bool = False
+    """Whether to turn readahead off, as only a part of the pack is wanted."""
+
+
+def way_named(name: str) -> Way:
+    """Check the name of a way.
+
+    Raises:
+        ValueError: No way has this name.
+    """
+    for way in WAYS:
+        if way == name:
+            return way
+    raise ValueError(f"a way of reading is one of {', '.join(WAYS)}, not {name!r}")
+
+
+def way_of_environment() -> Way | None:
+    """Return the way in TENSORCAS_READ; None if it is unset or ``auto``.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    name = config.reading_way()
+    if name is None:
+        return None
+    try:
+        return way_named(name)
+    except ValueError as error:
+        raise ValueError(f"TENSORCAS_READ: {error}") from None
+
+
+def choose(situation: Situation, rule: Rule, forced: Way | None = None) -> Choice:
+    """Choose the way for one pack.
+
+    Args:
+        situation: The wanted bytes.
+        rule: The rule to apply.
+        forced: A way to use if it is available.
+    """
+    if situation.pack_bytes is None:
+        told = "" if forced in (None, "ranges") else f"; {forced} reads need a file of this machine"
+        what = "it lies on another machine" if situation.is_remote else "it is no file"
+        return _ranges(situation, rule, what + told)
+    if forced == "ranges":
+        return _ranges(situation, rule, "it was asked for")
+    if forced is not None:
+        missing = _missing(situation, forced)
+        if missing is None:
+            return _taken(situation, rule, forced, "it was asked for", is_cold=forced in ("direct", "uring"))
+        chosen = choose(situation, rule)
+        return replace(chosen, reason=f"{missing}; {chosen.reason}")
+    if situation.n_bytes < LEAST_ASKED_BYTES:
+        return _taken(situation, rule, "pread", "it is small", is_cold=False, is_exact=True)
+    if situation.total_bytes < _LEAST_ASKED_IN_ALL_BYTES:
+        return _taken(situation, rule, "pread", "it is small", is_cold=False)
+    share = situation.share_in_memory()
+    told = f"{share:.0%} of it is in memory"
+    if share >= _WARM_SHARE:
+        return _taken(situation, rule, "pread", told, is_cold=False)
+    if rule.uses_ring and situation.can_ring():
+        return _taken(situation, rule, "uring", f"{told}, and io_uring measured best here", is_cold=True)
+    is_long = situation.n_bytes >= situation.n_stretches * _LEAST_STRETCH_BYTES
+    if situation.n_bytes >= rule.direct_from_bytes and is_long and situation.can_direct():
+        return _taken(situation, rule, "direct", f"{told}, and it is long", is_cold=True)
+    return _taken(situation, rule, "pread", told, is_cold=True)
+
+
+def _missing(situation: Situation, way: Way) -> str | None:
+    """Return the reason a way is unavailable; None if it is available."""
+    if way == "direct" and not situation.can_direct():
+        return "the file system does not support direct reads"
+    if way == "uring" and not situation.can_ring():
+        return "io_uring is not available"
+    return None
+
+
+def _taken(situation: Situation, rule: Rule, way: Way, reason: str, *, is_cold: bool, is_exact: bool = False) -> Choice:
+    assert situation.pack_bytes is not None
+    return Choice(
+        way=way,
+        reason=reason,
+        read_bytes=rule.cold_read_bytes if is_cold else rule.warm_read_bytes,
+        gap_bytes=rule.gap_bytes,
+        waits=is_cold,
+        is_alone=not is_cold and _is_for_one(situation, rule),
+        is_exact=is_exact or 2 * situation.n_bytes < situation.pack_bytes,
+    )
+
+
+def _ranges(situation: Situation, rule: Rule, reason: str) -> Choice:
+    return Choice(
+        way="ranges",
+        reason=reason,
+        read_bytes=MAX_READ_BYTES,
+        gap_bytes=MAX_GAP_BYTES,
+        waits=situation.is_remote,
+        is_alone=not situation.is_remote and _is_for_one(situation, rule),
+    )
+
+
+def _is_for_one(situation: Situation, rule: Rule) -> bool:
+    """Tell whether threads would gain nothing."""
+    # For small chunks Python takes most of the time, and its threads wait for each other.
+    pays_from = rule.raw_threads_from_bytes if situation.is_raw else rule.threads_from_bytes
+    few = max(pays_from, situation.n_chunks * rule.least_chunk_bytes)
+    return situation.total_bytes < few
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackRead:
+    """The reads of one pack."""
+
+    key: str
+    """Key of the pack."""
+    n_chunks: int
+    n_bytes: int
+    """Stored bytes of the chunks."""
+    n_reads: int
+    read_bytes: int
+    """Size of the reads: the chunks, and the gaps between near ones."""
+    choice: Choice
+
+    def __str__(self) -> str:
+        many = "1 read" if self.n_reads == 1 else f"{self.n_reads:,} reads"
+        chunks = "1 chunk" if self.n_chunks == 1 else f"{self.n_chunks:,} chunks"
+        how = "by the caller alone" if self.choice.is_alone else "on threads"
+        said = f"{self.key}: {chunks}, {size_text(self.n_bytes)} stored; {many} by {self.choice.way} {how}, "
+        return f"{said}because {self.choice.reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadPlan:
+    """The way some tensors of a checkpoint would be read now. The page cache changes, and the plan with it."""
+
+    n_tensors: int
+    n_bytes: int
+    """Size of the tensors."""
+    n_mapped: int
+    """Tensors read as views of memory-mapped packs, without a copy."""
+    n_cached: int
+    """Chunks read from the chunk cache."""
+    packs: tuple[PackRead, ...]
+    rule: str
+    """Origin of the rule's numbers."""
+
+    @property
+    def ways(self) -> dict[str, int]:
+        """Stored bytes by way."""
+        bytes_by_way: Counter[str] = Counter()
+        for pack in self.packs:
+            bytes_by_way[pack.choice.way] += pack.n_bytes
+        return dict(bytes_by_way)
+
+    def __str__(self) -> str:
+        tensors = "1 tensor" if self.n_tensors == 1 else f"{self.n_tensors:,} tensors"
+        lines = [f"{tensors}, {size_text(self.n_bytes)}"]
+        if self.n_mapped:
+            lines.append(f"{self.n_mapped:,} of them stored raw and in one piece: views of mapped packs")
+        if self.n_cached:
+            lines.append(f"{self.n_cached:,} chunks from the chunk cache")
+        lines += [str(pack) for pack in self.packs]
+        lines.append(f"rule: {self.rule}")
+        return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""Integration: everything that knows MLflow."""

@@ -1,0 +1,137 @@
+"""The store of an artifact root: found, or made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlflow.utils.file_utils import local_file_uri_to_path
+from mlflow.utils.uri import is_local_uri
+
+from tensorcas_mlflow.backends import is_ours
+from tensorcas_mlflow.base import config
+from tensorcas_mlflow.base.text import without_secrets
+from tensorcas_mlflow.errors import StoreNotFoundError
+from tensorcas_mlflow.integration._artifact_uri import store_root_for
+from tensorcas_mlflow.integration.server_store import find_carrier, is_carrier_uri, is_served_by_us, open_carrier
+from tensorcas_mlflow.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """The store for the artifacts of one root."""
+
+    store: Store
+    path: str | None
+    """The root relative to the store's, or None if it lies elsewhere."""
+    is_ours: bool
+    """Whether our artifact repository serves the root from this very store."""
+
+
+def home_of(artifact_uri: str, *, create: bool) -> Home:
+    """Find the store for the artifacts of a root.
+
+    If TENSORCAS_STORE is set, its store serves every root. Otherwise it is the store around the root,
+    or a new one at the experiment's artifact location. Behind an MLflow server clients carry it in the artifact root.
+    Ask `sends_files` first, since a server may keep a store of its own.
+
+    Args:
+        artifact_uri: Artifact root of a run or model, as given by MLflow.
+        create: Whether to create a missing store.
+
+    Raises:
+        ValueError: MLflow keeps these artifacts where no store can be.
+        StoreNotFoundError: There is none and ``create`` is False, or this is a server, which makes none at a client's
+            word.
+    """
+    named = config.store_uri()
+    create = create and not config.in_mlflow_server()
+    if named is not None:
+        store = open_root(named, create=create)
+        path = _path_in(store, artifact_uri)
+    elif is_carrier_uri(artifact_uri):
+        store, path = find_carrier(artifact_uri, create=create)
+    elif (lookup := as_lookup(artifact_uri)) is not None:
+        store, path = _find_or_make(lookup, create=create)
+    else:
+        raise ValueError(
+            "tensors cannot be put beside the artifacts of this experiment, at "
+            f"{without_secrets(artifact_uri)!r}: set TENSORCAS_STORE to a store (a folder, "
+            "or a URI like tensorcas-s3://bucket/path), or use an experiment whose artifact "
+            "location is a tensorcas URI, a local folder, or behind an MLflow server (mlflow-artifacts:)"
+        )
+    return Home(store=store, path=path, is_ours=path is not None and is_ours(artifact_uri))
+
+
+def sends_files(artifact_uri: str) -> bool:
+    """Tell whether the artifacts of a root go as files to a server with a store of its own.
+
+    Raises:
+        BackendError: The server cannot be asked.
+    """
+    return config.store_uri() is None and is_carrier_uri(artifact_uri) and is_served_by_us(artifact_uri)
+
+
+def find_store(uri: str) -> tuple[Store, str] | None:
+    """Find the store around an artifact URI or path.
+
+    Returns:
+        The store and the place relative to its root; None if no store of ours can be there.
+
+    Raises:
+        StoreNotFoundError: There is none.
+    """
+    if is_carrier_uri(uri):
+        return find_carrier(uri)
+    lookup = as_lookup(uri)
+    return None if lookup is None else Store.find(lookup)
+
+
+def as_lookup(uri: str) -> str | None:
+    """Return a local path or a URI of ours in its form for store lookups; None for other URIs."""
+    if is_ours(uri):
+        return uri
+    if is_local_uri(uri, is_tracking_or_registry_uri=False):
+        return str(Path(local_file_uri_to_path(uri)).absolute())
+    return None
+
+
+def open_root(uri: str, *, create: bool = False) -> Store:
+    """Open the store at exactly this root, or reuse the one this process has open.
+
+    Raises:
+        StoreNotFoundError: There is none, and ``create`` is False.
+    """
+    if is_carrier_uri(uri):
+        return open_carrier(uri, create=create)
+    try:
+        store, below = Store.find(uri)
+        if below == "":
+            return store
+    except StoreNotFoundError:
+        pass
+    # An open store has its index in memory, so the lookup returns the one just created.
+    return Store.find(Store.open(uri, create=create).uri)[0]
+
+
+def _find_or_make(lookup: str, *, create: bool) -> tuple[Store, str]:
+    try:
+        return Store.find(lookup)
+    except StoreNotFoundError:
+        if not create:
+            raise
+    # All runs of an experiment share one store, and so do all steps; each step has an artifact root of its own.
+    open_root(store_root_for(lookup), create=True)
+    return Store.find(lookup)
+
+
+def _path_in(store: Store, uri: str) -> str | None:
+    """Return a place relative to a store's root, or None if it lies outside."""
+    if is_carrier_uri(uri) and not is_carrier_uri(store.uri):
+        return None
+    try:
+        found = find_store(uri)
+    except StoreNotFoundError:
+        return None
+    # The id does not decide: a copy of a store has the same id.
+    return found[1] if found is not None and found[0].uri == store.uri else None

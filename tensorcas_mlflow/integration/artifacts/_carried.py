@@ -1,0 +1,118 @@
+"""Stores that clients had carried to this server before it kept one of its own: still the plain files they are to them.
+
+A server that is started with a store as its destination, where it kept plain files before, may find such stores in
+experiments' folders. Their clients go on as before: the server serves the files of each as it serves any plain file,
+and does not say that it has a store of its own. What else is uploaded to such an experiment goes into that store too,
+which is the nearest one; so the two ways of writing meet in it, as the protocol allows (``docs/design/protocol.md``,
+Carriers).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import uuid
+from contextlib import suppress
+from pathlib import Path
+
+from mlflow.entities import FileInfo
+
+from tensorcas_mlflow.backends import STORE_FOLDER, Root, check_key
+from tensorcas_mlflow.base import config
+from tensorcas_mlflow.base.files import Settled
+from tensorcas_mlflow.file_formats import Readable
+from tensorcas_mlflow.integration._artifact_uri import root_of
+from tensorcas_mlflow.integration.artifacts._paths import UPLOADING, is_visible
+from tensorcas_mlflow.layout import is_carried
+
+_BLOCK_BYTES = 1 << 20
+
+_settled = Settled()
+
+
+class CarriedStores:
+    """The files of carried stores below a repository's root, by artifact path; in a server of local files alone."""
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+
+    def find(self, path: str) -> Path | None:
+        """Give the file or folder of a carried store that an artifact path names, there or not; None for any other."""
+        folders, key = _parted(path)
+        if folders is None or not self._root.is_local or not config.in_mlflow_server():
+            return None
+        place = self._root.folder.joinpath(*folders)
+        real = Path(os.path.realpath(self._root.folder), *folders)
+        is_own = any(_is_folder_of(root, real) for root in config.server_roots())
+        if is_own or Path(os.path.realpath(place)) != real or not is_carried(real):
+            return None
+        return real / STORE_FOLDER / key
+
+    def children(self, path: str, folder: Path) -> list[FileInfo]:
+        """List a folder; nothing if it is none."""
+        infos = []
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+            for entry in entries:
+                if not is_visible(entry.name):
+                    continue
+                with suppress(FileNotFoundError):
+                    found = entry.stat(follow_symlinks=False)
+                    is_dir = entry.is_dir(follow_symlinks=False)
+                    infos.append(FileInfo(f"{path}/{entry.name}", is_dir, None if is_dir else found.st_size))
+        return sorted(infos, key=lambda info: str(info.path))
+
+    def fetch(self, file: Path, out: Path) -> bool:
+        """Copy a file; False if there is none."""
+        with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            shutil.copyfile(file, out)
+            return True
+        return False
+
+    def write(self, stream: Readable, file: Path) -> None:
+        """Write a file whole and durably, in place of the one there."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        staging = file.with_name(f"{UPLOADING}{uuid.uuid4().hex}")
+        block = memoryview(bytearray(_BLOCK_BYTES))
+        try:
+            with staging.open("xb") as out:
+                while n_read := stream.readinto(block):
+                    out.write(block[:n_read])
+                out.flush()
+                os.fsync(out.fileno())
+            staging.replace(file)
+        except BaseException:
+            staging.unlink(missing_ok=True)
+            raise
+        _settled.settle(os.path.abspath(file.parent))
+
+    def remove(self, file: Path) -> None:
+        """Remove a file; none there, and a folder, is no error."""
+        try:
+            file.unlink(missing_ok=True)
+        except OSError as error:
+            if error.errno not in (errno.EISDIR, errno.EPERM, errno.ENOTDIR):
+                raise
+
+
+def _parted(path: str) -> tuple[list[str] | None, str]:
+    """Part a path into the folders above a store's and the key below it; None if it leads to no place of a store."""
+    segments = path.split("/")
+    if segments.count(STORE_FOLDER) != 1:
+        return None, ""
+    at = segments.index(STORE_FOLDER)
+    folders, key = segments[:at], "/".join(segments[at + 1 :])
+    if not all(map(is_visible, segments[:at] + segments[at + 1 :])):
+        return None, ""
+    if key:
+        try:
+            check_key(key)
+        except ValueError:
+            return None, ""
+    return folders, key
+
+
+def _is_folder_of(root: str, folder: Path) -> bool:
+    with suppress(ValueError):
+        return Path(os.path.realpath(root_of(root).folder)) == folder
+    return False

@@ -1,0 +1,513 @@
+"""A checkpoint as virtual files: an HTML page of its tensors and of what changed, made on download."""
+
+from __future__ import annotations
+
+import html
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tensorcas_mlflow.base import config
+from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests
+from tensorcas_mlflow.base.steps import STEP_TEXT, step_of_text
+from tensorcas_mlflow.base.text import size_text
+from tensorcas_mlflow.base.threads import Lock
+from tensorcas_mlflow.errors import TensorCasError
+from tensorcas_mlflow.integration._artifact_uri import store_root_for
+from tensorcas_mlflow.layout import Manifest, Ref, Row, list_blobs, list_dir
+from tensorcas_mlflow.store import Store, payload_bytes, payload_pieces
+
+MAX_CHECKPOINTS = 50
+"""How many checkpoints of the same series are looked at, and how many others."""
+MAX_ROWS = 200_000
+"""How many rows of manifests are looked at in all."""
+MIN_FILE_BYTES = 64 * 1024
+"""Smaller files are not looked at."""
+MAX_BESIDE = 200
+MAX_REFS = 2_000
+"""How many refs of the same folder, and how many others, are read to find checkpoints."""
+
+_STEP = re.compile(rf"step-({STEP_TEXT})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where one tensor comes from."""
+
+    shared_with: str | None
+    """In words, the checkpoint that held this very tensor before; None if none did."""
+    n_chunks: int
+    n_new_chunks: int
+    """Chunks that no checkpoint looked at holds; 0 if the tensor is shared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Earlier:
+    """What was there before a checkpoint."""
+
+    origins: Sequence[Origin]
+    """One for each row of its manifest, in order."""
+    new_chunks: Digests
+    """Digests of the chunks that no checkpoint looked at holds, each once."""
+    n_new_bytes: int
+    """Size of those chunks."""
+    n_looked_at: int
+    """Checkpoints whose manifests were read."""
+    is_complete: bool
+    """Whether all that come into question were looked at."""
+
+
+def look_back(store: Store, ref: Ref, manifest: Manifest) -> Earlier:
+    """Find out what of a checkpoint was there before.
+
+    A tensor that an earlier step of the same series holds is said to be shared with the earliest such step that was
+    looked at, and one that no step holds with some earlier checkpoint besides. Checkpoints that cannot be read are left
+    out.
+    """
+    series, others, is_complete = _candidates(store, ref)
+    rows_of: dict[tuple[str | None, tuple[int, ...], bytes], list[int]] = {}
+    for at, content in enumerate(manifest.columns.contents()):
+        rows_of.setdefault(content, []).append(at)
+    seen = _Seen(manifest)
+    found: dict[int, str] = {}
+    n_rows = n_looked_at = 0
+    earlier = [*((other, True) for other in series), *((other, False) for other in others)]
+    # The latest first, so that of several steps the earliest is what is said in the end; what a step of the series
+    # holds is not looked for elsewhere.
+    for other, is_of_series in earlier:
+        if n_rows >= MAX_ROWS:
+            is_complete = False
+            break
+        try:
+            held = store.manifest(other)
+        except TensorCasError:
+            is_complete = False
+            continue
+        n_looked_at += 1
+        n_rows += len(held.rows)
+        seen.add(held.digests)
+        label = _label(other, ref, in_series=is_of_series)
+        for content in held.columns.contents():
+            for at in rows_of.get(content, ()):
+                if is_of_series or at not in found:
+                    found[at] = label
+    return Earlier(
+        origins=seen.origins(found),
+        new_chunks=seen.new_chunks(),
+        n_new_bytes=seen.n_new_bytes(),
+        n_looked_at=n_looked_at,
+        is_complete=is_complete,
+    )
+
+
+class _Seen:
+    """Which chunks of a checkpoint other checkpoints hold too."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._chunk_at = manifest.columns.chunk_at
+        self._keys = _as_keys(manifest.digests)
+        self._seen = np.zeros(len(self._keys), dtype=bool)
+        self._sizes = manifest.chunk_sizes
+
+    def add(self, digests: Digests) -> None:
+        unknown = np.flatnonzero(~self._seen)
+        if len(unknown) and len(digests):
+            self._seen[unknown] = np.isin(self._keys[unknown], _as_keys(digests))
+
+    def origins(self, found: dict[int, str]) -> list[Origin]:
+        n_new = np.concatenate(([0], np.cumsum(~self._seen)))
+        return [
+            Origin(
+                shared_with=found.get(at),
+                n_chunks=int(end - begin),
+                n_new_chunks=0 if at in found else int(n_new[end] - n_new[begin]),
+            )
+            for at, (begin, end) in enumerate(pairwise(self._chunk_at.tolist()))
+        ]
+
+    def new_chunks(self) -> Digests:
+        return np.ascontiguousarray(self._keys[self._first_new()]).view(np.uint8).reshape(-1, DIGEST_BYTES)
+
+    def n_new_bytes(self) -> int:
+        return int(self._sizes[self._first_new()].sum())
+
+    def _first_new(self) -> Any:
+        new = np.flatnonzero(~self._seen)
+        return new[np.unique(self._keys[new], return_index=True)[1]]
+
+
+def _as_keys(digests: Digests) -> Any:
+    return np.ascontiguousarray(digests).reshape(-1, DIGEST_BYTES).view(f"V{DIGEST_BYTES}").ravel()
+
+
+def _candidates(store: Store, ref: Ref) -> tuple[list[Ref], list[Ref], bool]:
+    """Find the checkpoints to look at: earlier ones of the same series, others, and whether these are all.
+
+    Of each the latest come first; of the others those of the same run, and checkpoints before files.
+    """
+    near = _by_nearness(list_dir(store.backend, posixpath.dirname(ref.key))[0], ref)
+    far = _latest(info for info in list_blobs(store.backend, "refs") if not _is_beside(info.key, ref))
+    is_complete = len(near) <= MAX_BESIDE and len(far) <= MAX_REFS
+    series: list[Ref] = []
+    others: list[Ref] = []
+    for other in _refs(store, near[:MAX_BESIDE] + far[:MAX_REFS]):
+        if other.key == ref.key or not _may_be_named(other, ref):
+            continue
+        if _is_of_series(other, ref):
+            if _is_earlier(other, ref):
+                series.append(other)
+        elif other.created <= ref.created and (other.kind == "checkpoint" or other.n_bytes >= MIN_FILE_BYTES):
+            others.append(other)
+    series.sort(key=_order, reverse=True)
+    others.sort(key=lambda other: (_is_of_run(other, ref), other.kind == "checkpoint", other.created), reverse=True)
+    is_complete = is_complete and len(series) <= MAX_CHECKPOINTS and len(others) <= MAX_CHECKPOINTS
+    return series[:MAX_CHECKPOINTS], others[:MAX_CHECKPOINTS], is_complete
+
+
+def _refs(store: Store, keys: Iterable[str]) -> Iterator[Ref]:
+    for key in keys:
+        try:
+            found = store.ref(key)
+        except TensorCasError:
+            continue
+        if found is not None:
+            yield found
+
+
+def _by_nearness(infos: Iterable[Any], ref: Ref) -> list[str]:
+    """Order the keys of a folder so that the steps just before a ref come first: names of steps are padded."""
+    keys = sorted((info.key for info in infos), reverse=True)
+    return [key for key in keys if key < ref.key] + [key for key in keys if key > ref.key]
+
+
+def _latest(infos: Iterable[Any]) -> list[str]:
+    return [info.key for info in sorted(infos, key=lambda info: info.modified_s, reverse=True)]
+
+
+def _is_beside(key: str, ref: Ref) -> bool:
+    return posixpath.dirname(key) == posixpath.dirname(ref.key)
+
+
+def _may_be_named(other: Ref, ref: Ref) -> bool:
+    # Who may see one experiment of a server's may not see the others.
+    if not config.in_mlflow_server():
+        return True
+    return None not in (other.uri, ref.uri) and store_root_for(str(other.uri)) == store_root_for(str(ref.uri))
+
+
+def _is_of_run(other: Ref, ref: Ref) -> bool:
+    return ref.run_id is not None and other.run_id == ref.run_id
+
+
+def _is_of_series(other: Ref, ref: Ref) -> bool:
+    """Whether two refs are checkpoints of one name in one run, or models of one run."""
+    if not _is_of_run(other, ref) or (other.name, other.kind) != (ref.name, ref.kind):
+        return False
+    if ref.model_id is not None or other.model_id is not None:
+        return ref.model_id is not None and other.model_id is not None
+    return _is_beside(other.key, ref)
+
+
+def step_of(ref: Ref) -> int | None:
+    """The step a ref is of, or that the name of its file says; None if neither says one."""
+    if ref.step is not None:
+        return ref.step
+    match = _STEP.match(posixpath.basename(ref.path or ""))
+    return step_of_text(match[1]) if match else None
+
+
+def _is_earlier(other: Ref, ref: Ref) -> bool:
+    if step_of(other) is None or step_of(ref) is None:
+        return other.created < ref.created
+    return _order(other) < _order(ref)
+
+
+def _order(ref: Ref) -> tuple[int, str]:
+    step = step_of(ref)
+    return (-(2**63) if step is None else step), ref.created
+
+
+def _label(other: Ref, ref: Ref, *, in_series: bool) -> str:
+    """Name a checkpoint in as few words as tell it from the others."""
+    step = step_of(other)
+    if in_series and step is not None:
+        return f"step {step}"
+    path = other.path or ""
+    if step is not None and other.step is None:
+        path = posixpath.dirname(path)  # the file's own name says the step, and its folder's the series
+    words = [f"model {other.model_id}" if other.model_id else other.name or posixpath.basename(path)]
+    if step is not None:
+        words.append(f"step {step}")
+    if other.run_id is not None and not _is_of_run(other, ref):
+        words.append(f"of run {other.run_id}")
+    return " ".join(filter(None, words)) or other.label
+
+
+MAX_ROWS_SHOWN = 5_000
+_MAX_TEXT = 300
+
+_STYLE = """
+:root { color-scheme: light; }
+body { margin: 24px; background: #fff; color: #1f272d; font: 14px/1.45 system-ui, sans-serif; }
+h1 { margin: 0 0 4px; font-size: 20px; font-weight: 600; overflow-wrap: anywhere; }
+p { margin: 4px 0; color: #5f7281; overflow-wrap: anywhere; }
+ul { display: flex; flex-wrap: wrap; gap: 8px 32px; margin: 16px 0; padding: 0; list-style: none; }
+li { font-size: 18px; } li span { display: block; color: #5f7281; font-size: 12px; }
+table { border-collapse: collapse; width: 100%; margin-top: 16px; }
+th, td { padding: 5px 12px 5px 0; border-bottom: 1px solid #e8ecf0; text-align: left; vertical-align: top; }
+th { color: #5f7281; font-size: 12px; font-weight: 600; }
+td { unicode-bidi: isolate; overflow-wrap: anywhere; } td.name { min-width: 12em; }
+td.name, td.shape { font-family: ui-monospace, monospace; font-size: 13px; }
+th.size, td.size { text-align: right; white-space: nowrap; }
+.new { color: #0a6640; font-weight: 600; } .part { color: #925d00; } .shared { color: #5f7281; }
+"""
+
+_HEAD = (
+    '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
+    '<meta name="viewport" content="width=device-width">\n'
+)
+
+
+def render_page(store: Store, ref: Ref) -> bytes:
+    """Make the page of a checkpoint.
+
+    Args:
+        store: Where it is kept.
+        ref: Of a checkpoint, or of a file.
+
+    Returns:
+        One HTML document that needs nothing else, in UTF-8.
+
+    Raises:
+        CorruptError: Its manifest is damaged or gone.
+    """
+    manifest = store.manifest(ref)
+    earlier = look_back(store, ref, manifest)
+    return "".join(_document(store, ref, manifest, earlier)).encode()
+
+
+def _document(store: Store, ref: Ref, manifest: Manifest, earlier: Earlier) -> Iterator[str]:
+    title = _title(ref)
+    yield f"{_HEAD}<title>{_text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{_text(title)}</h1>\n"
+    for line in _about(ref, manifest):
+        yield f"<p>{_text(line)}</p>\n"
+    yield "<ul>\n"
+    for what, value in _totals(store, manifest, earlier):
+        yield f"<li><span>{what}</span>{value}</li>\n"
+    yield "</ul>\n"
+    if not earlier.is_complete:
+        yield f"<p>{_limits(earlier)}</p>\n"
+    yield "<table>\n<thead><tr><th>Tensor</th><th>Dtype</th><th>Shape</th>"
+    yield '<th class="size">Size</th><th>Before this step</th></tr></thead>\n<tbody>\n'
+    for row, origin in zip(manifest.rows[:MAX_ROWS_SHOWN], earlier.origins[:MAX_ROWS_SHOWN], strict=True):
+        yield _table_row(row, origin, manifest.left_out.get(row.spec.name))
+    yield "</tbody>\n</table>\n"
+    n_more = len(manifest.rows) - MAX_ROWS_SHOWN
+    if n_more > 0:
+        n_bytes = int(manifest.columns.n_bytes[MAX_ROWS_SHOWN:].sum())
+        yield f"<p>and {n_more:,} more tensors of {size_text(n_bytes)} together</p>\n"
+    yield "</body>\n</html>\n"
+
+
+def _title(ref: Ref) -> str:
+    step = step_of(ref)
+    if ref.model_id is not None:
+        name = f"Model {ref.model_id}"
+    elif ref.run_id is not None:
+        name = f"Run {ref.run_id}" + ("" if ref.name is None else f", {ref.name}")
+    else:
+        name = ref.label
+    return name if step is None else f"{name}, step {step}"
+
+
+def _about(ref: Ref, manifest: Manifest) -> Iterator[str]:
+    if ref.model_id is not None and ref.run_id is not None:
+        yield f"of run {ref.run_id}"
+    created = ref.created.replace("T", " ").partition(".")[0]
+    yield f"stored {created} UTC" + ("" if manifest.flavor is None else f" by the adapter {manifest.flavor}")
+    if ref.metrics:
+        yield ", ".join(f"{name} {value:g}" for name, value in ref.metrics.items())
+
+
+def _totals(store: Store, manifest: Manifest, earlier: Earlier) -> Iterator[tuple[str, str]]:
+    n_bytes = manifest.n_bytes
+    yield "Tensors", f"{len(manifest.rows):,}"
+    yield "Size", size_text(n_bytes)
+    share = f" ({100 * earlier.n_new_bytes / n_bytes:.1f} %)" if n_bytes else ""
+    yield "New here", size_text(earlier.n_new_bytes) + share
+    stored = _stored_bytes(store, earlier.new_chunks)
+    if stored is not None:
+        yield "On disk for what is new", size_text(stored)
+
+
+def _stored_bytes(store: Store, digests: Digests) -> int | None:
+    """Count what chunks take in packs; None where the index does not know all of them."""
+    places: Any = store.catalog.find(digests)
+    if not places.found.all():
+        store.catalog.refresh()
+        places = store.catalog.find(digests)
+    return int(places.entries["stored_bytes"].sum()) if places.found.all() else None
+
+
+def _limits(earlier: Earlier) -> str:
+    return (
+        f"Compared with {earlier.n_looked_at:,} earlier checkpoints and files: at most {MAX_CHECKPOINTS} of the same "
+        f"series and {MAX_CHECKPOINTS} others, the latest of each. What is called new may be in one that was not "
+        "looked at, and what is shared may be older than is said."
+    )
+
+
+def _table_row(row: Row, origin: Origin, type: str | None) -> str:
+    spec = row.spec
+    kind, words = _before(origin)
+    cells = (
+        ("name", spec.name or "(bytes between tensors)"),
+        ("dtype", type or spec.dtype or "bytes"),
+        ("shape", " \N{MULTIPLICATION SIGN} ".join(map(str, spec.shape)) or "scalar"),
+        ("size", size_text(spec.n_bytes)),
+        (kind, words),
+    )
+    return "<tr>" + "".join(f'<td class="{name}">{_text(value)}</td>' for name, value in cells) + "</tr>\n"
+
+
+def _before(origin: Origin) -> tuple[str, str]:
+    if origin.shared_with is not None:
+        return "shared", f"shared with {origin.shared_with}"
+    if origin.n_chunks == 0:
+        return "shared", "empty"
+    if origin.n_new_chunks == origin.n_chunks:
+        return "new", "new at this step"
+    if origin.n_new_chunks == 0:
+        return "part", f"put together anew: all of {origin.n_chunks:,} chunks are known"
+    return "part", f"in part: {origin.n_new_chunks:,} of {origin.n_chunks:,} chunks are new"
+
+
+def _text(value: str) -> str:
+    """Write any text so that nothing in it is markup, and nothing in it can turn around or hide what is beside it."""
+    if len(value) > _MAX_TEXT:
+        value = value[:_MAX_TEXT] + "…"
+    visible = "".join(c if c.isprintable() else f"\\u{{{ord(c):x}}}" for c in value)
+    return html.escape(visible)
+
+
+MANIFEST_ENDING = ".arrow"
+PAYLOAD_ENDING = ".tensors"
+PAGE_ENDING = ".html"
+
+_MAX_SIZES = 16_384
+_sizes: dict[str, int] = {}
+"""Sizes of self-contained files, by the names of their manifests, which say all there is to say: a listing of many
+checkpoints reads no manifest twice."""
+_sizes_lock = Lock()
+
+_leaves_out_tensors: ContextVar[bool] = ContextVar("leaves_out_tensors", default=False)
+"""What `folders_without_tensors` says. MLflow's own code lists a folder in the thread that asked for its download."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VirtualFile:
+    """The page or the self-contained file of a checkpoint."""
+
+    store: Store
+    path: str
+    """Relative to the store's root."""
+    ref: Ref
+    """What the artifact beside it shows."""
+
+    @property
+    def is_page(self) -> bool:
+        """Whether it is the page."""
+        return self.path.endswith(PAGE_ENDING)
+
+    @property
+    def n_bytes(self) -> int | None:
+        """How long it is; None for a page, which would have to be made, and where the manifest cannot be read."""
+        if self.is_page:
+            return None
+        with _sizes_lock:
+            known = _sizes.get(self.ref.manifest)
+        if known is not None:
+            return known
+        with suppress(TensorCasError):
+            known = payload_bytes(self.store, self.ref)
+            with _sizes_lock:
+                if len(_sizes) >= _MAX_SIZES:
+                    _sizes.clear()
+                _sizes[self.ref.manifest] = known
+        return known
+
+    def pieces(self) -> Iterator[bytes | bytearray]:
+        """Make it; raises as `Store.iter_file` does."""
+        if self.is_page:
+            yield render_page(self.store, self.ref)
+        else:
+            yield from payload_pieces(self.store, self.store.manifest(self.ref))
+
+
+def beside(store: Store, ref: Ref) -> list[VirtualFile]:
+    """Name the virtual files beside what an artifact path shows; where one path has a real artifact, that goes first.
+
+    Beside a checkpoint these are its page and its self-contained file, and beside a self-contained file its page.
+    """
+    stem, ending = posixpath.splitext(ref.path or "")
+    endings: tuple[str, ...] = ()
+    if ref.kind == "checkpoint" and ending == MANIFEST_ENDING:
+        endings = PAGE_ENDING, PAYLOAD_ENDING
+    elif ref.kind == "file" and ending == PAYLOAD_ENDING:
+        endings = (PAGE_ENDING,)
+    return [VirtualFile(store=store, path=stem + each, ref=ref) for each in endings]
+
+
+def in_folder(store: Store, ref: Ref) -> list[VirtualFile]:
+    """Name the virtual files beside what an artifact path shows that the download of a folder under way brings along.
+
+    A model's self-contained file belongs to its folder, unless `folders_without_tensors` says otherwise. The
+    checkpoints of a series are downloaded one by one: all steps of a run, each with all its tensors, are nothing that
+    anybody wants by accident. Pages are for browsers.
+    """
+    if _leaves_out_tensors.get() or ref.name is not None:
+        return []
+    return [file for file in beside(store, ref) if not file.is_page]
+
+
+@contextmanager
+def folders_without_tensors(leaves_out: bool) -> Iterator[None]:
+    """Say whether folders that are downloaded in a block, by the thread it runs in, go without self-contained files."""
+    before = _leaves_out_tensors.set(leaves_out)
+    try:
+        yield
+    finally:
+        _leaves_out_tensors.reset(before)
+
+
+def virtual_at(store: Store, path: str) -> VirtualFile | None:
+    """Find the virtual file that a path, relative to the store's root, shows if nothing real is there; or None."""
+    stem, ending = posixpath.splitext(path)
+    if ending not in (PAGE_ENDING, PAYLOAD_ENDING) or any(store.artifacts(path)):
+        return None
+    for origin in (stem + MANIFEST_ENDING, stem + PAYLOAD_ENDING):
+        ref = None if origin == path else store.artifact(origin)
+        for file in () if ref is None else beside(store, ref):
+            if file.path == path:
+                return file
+    return None
+
+
+def write_pieces(pieces: Iterable[bytes | bytearray | memoryview], out: Path) -> None:
+    """Write a local file, or none at all."""
+    try:
+        with out.open("wb") as file:
+            for piece in pieces:
+                file.write(piece)
+    except BaseException:
+        out.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,151 @@
+"""Artifact paths: valid names, hidden names, and symbolic links."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlflow.utils.validation import bad_path_message, path_not_unique
+
+from tensorcas_mlflow.backends import STORE_FOLDER
+
+UPLOADING = ".artifact.uploading."
+"""How the name begins under which a plain file is written at first; MLflow's LocalArtifactRepository does the same, and
+takes no artifact of such a name."""
+
+
+def is_store(name: str) -> bool:
+    """Tell whether a folder's entry of this name is, to some file system, a store. No artifact lies in one."""
+    return name.casefold() == STORE_FOLDER
+
+
+def is_visible(name: str) -> bool:
+    """Tell whether a folder's entry of this name can be an artifact."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # a name that is no text cannot be told to a client, nor asked for by one
+        return False
+    return not is_store(name) and not name.startswith(UPLOADING)
+
+
+def is_visible_path(path: str) -> bool:
+    """Tell whether an artifact path leads through visible names only; the root's, "", does."""
+    return all(map(is_visible, path.split("/")))
+
+
+def path_to_read(path: str | None) -> str:
+    """Bring a path that is to be read or deleted into its one form.
+
+    Args:
+        path: As MLflow hands it on: None for the root, perhaps with slashes at the end or ``.`` in between.
+
+    Returns:
+        The path relative to the root, without such; "" for the root.
+
+    Raises:
+        ValueError: The path leads out of the root, or holds a NUL.
+    """
+    if not path:
+        return ""
+    if path.startswith("/") or ".." in path.split("/") or "\0" in path:
+        raise ValueError(f"Invalid path: {path!r}")
+    normal = posixpath.normpath(path)
+    return "" if normal == "." else normal
+
+
+def path_to_write(name: str, folder: str | None) -> str:
+    """Make the path of an artifact that is to be written.
+
+    Args:
+        name: File name, or "" for the folder itself.
+        folder: Artifact path of its folder in normal form, as MLflow demands; None or "" for the root.
+
+    Raises:
+        ValueError: The folder is not in normal form, or no artifact can have this path.
+    """
+    if folder and path_not_unique(folder):
+        why = bad_path_message(folder)
+        raise ValueError(f"Invalid path: {folder!r}. {why}")
+    path = posixpath.join(folder or "", name) if name else folder or ""
+    if path_to_read(path) != path:
+        raise ValueError(f"Invalid path: {path!r}")
+    if not is_visible_path(path):
+        raise ValueError(
+            f"Invalid path: {path!r}. Artifact names starting with {UPLOADING!r} and folders called "
+            f"{STORE_FOLDER!r} are reserved, and a name must be valid Unicode."
+        )
+    return path
+
+
+NOT_FOLLOWED = "leads out of the artifact root, to the folder of a store, or back to a folder that it lies in"
+"""The reason why a link is not followed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Followed:
+    """The place to which links lead from an artifact path."""
+
+    path: str
+    """The artifact path of that place, on which no link lies; the path itself where a link is not followed."""
+    crossed: tuple[str, ...] = ()
+    """The links on the way, each by its own path on which no link lies."""
+    refused: str | None = None
+    """The link that is not followed, if one is not; see `NOT_FOLLOWED`."""
+
+
+class Links:
+    """The links below one local root."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def follow(self, path: str) -> Followed:
+        """Follow all links on the way to an artifact path and at its end. Nothing need be there."""
+        if not path or not is_visible_path(path) or not self._has_any(path):
+            return Followed(path=path)
+        place = ""
+        crossed: tuple[str, ...] = ()
+        for name in path.split("/"):
+            step = posixpath.join(place, name)
+            if not os.path.islink(self._root / step):
+                place = step
+                continue
+            target = self._target(step, crossed)
+            if target is None:
+                return Followed(path=path, refused=step)
+            place, crossed = target, (*crossed, step)
+        return Followed(path=place, crossed=crossed)
+
+    def in_folder(self, folder: Followed) -> Iterator[tuple[str, Followed]]:
+        """List the links right in a folder that are followed, by their own paths, and where they lead."""
+        try:
+            with os.scandir(self._root / folder.path) as entries:
+                names = [entry.name for entry in entries if entry.is_symlink() and is_visible(entry.name)]
+        except OSError:  # no folder, or deleted since
+            return
+        for name in names:
+            link = posixpath.join(folder.path, name)
+            target = self._target(link, folder.crossed)
+            if target is not None:
+                yield link, Followed(path=target, crossed=(*folder.crossed, link))
+
+    def _has_any(self, path: str) -> bool:
+        return os.path.realpath(self._root / path) != os.path.join(os.path.realpath(self._root), path)
+
+    def _target(self, link: str, crossed: tuple[str, ...]) -> str | None:
+        try:
+            target = Path(os.path.realpath(self._root / link)).relative_to(os.path.realpath(self._root)).as_posix()
+        except ValueError:
+            return None
+        target = "" if target == "." else target
+        # A folder that holds a link that was crossed would be listed within itself, for ever.
+        is_round = any(each == target or not target or each.startswith(f"{target}/") for each in (*crossed, link))
+        return None if is_round or not is_visible_path(target) else target
+
+
+def moved(path: str, old: str, new: str) -> str:
+    """Give the path of something at or below one folder as it is at or below another."""
+    return posixpath.join(new, path.removeprefix(old).removeprefix("/")) if path != old else new

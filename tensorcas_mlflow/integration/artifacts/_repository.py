@@ -1,0 +1,602 @@
+"""The artifact repository: plain files of a folder and the content of its store, in one view."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import posixpath
+import shutil
+import sys
+import time
+from collections.abc import AsyncIterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from mlflow.entities.file_info import FileInfo
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, PERMISSION_DENIED, RESOURCE_DOES_NOT_EXIST
+from mlflow.store.artifact.artifact_repo import ArtifactRepository, StreamUploadMixin
+
+from tensorcas_mlflow.backends import Root, open_backend
+from tensorcas_mlflow.base import config
+from tensorcas_mlflow.base.text import without_secrets
+from tensorcas_mlflow.base.threads import start
+from tensorcas_mlflow.errors import (
+    BackendError,
+    ChunkNotFoundError,
+    ConflictError,
+    CorruptChunkError,
+    CorruptError,
+    FencedError,
+    FormatError,
+    NotFoundError,
+    StoreNotFoundError,
+    WrongStoreError,
+)
+from tensorcas_mlflow.file_formats import Readable
+from tensorcas_mlflow.integration._artifact_uri import owner_of, root_of, store_root_for
+from tensorcas_mlflow.integration._errors import to_mlflow, translate_errors
+from tensorcas_mlflow.integration.artifacts._carried import CarriedStores
+from tensorcas_mlflow.integration.artifacts._page import (
+    beside,
+    folders_without_tensors,
+    in_folder,
+    virtual_at,
+    write_pieces,
+)
+from tensorcas_mlflow.integration.artifacts._paths import (
+    NOT_FOLLOWED,
+    Followed,
+    is_visible_path,
+    moved,
+    path_to_read,
+    path_to_write,
+)
+from tensorcas_mlflow.integration.artifacts._plain_files import ObjectTree, PlainTree
+from tensorcas_mlflow.integration.artifacts._streams import Inflow, Reading, Rejoined, n_announced, read_head
+from tensorcas_mlflow.integration.server_store import announcement
+from tensorcas_mlflow.layout import Manifest, RefTarget
+from tensorcas_mlflow.store import PendingSave, Store, has_pending, take_pending
+
+_log = logging.getLogger(__name__)
+
+_CODES = {
+    errno.ENOENT: RESOURCE_DOES_NOT_EXIST,
+    errno.EACCES: PERMISSION_DENIED,
+    errno.EPERM: PERMISSION_DENIED,
+    errno.EROFS: PERMISSION_DENIED,
+    errno.EEXIST: INVALID_PARAMETER_VALUE,
+    errno.EINVAL: INVALID_PARAMETER_VALUE,
+    errno.EISDIR: INVALID_PARAMETER_VALUE,
+    errno.ELOOP: INVALID_PARAMETER_VALUE,
+    errno.ENAMETOOLONG: INVALID_PARAMETER_VALUE,
+    errno.ENOTDIR: INVALID_PARAMETER_VALUE,
+}
+
+
+@contextmanager
+def for_mlflow() -> Iterator[None]:
+    """Turn our errors and those of the file system into `MlflowException`, around a block."""
+    with translate_errors():
+        try:
+            yield
+        except (CorruptError, CorruptChunkError, ChunkNotFoundError) as error:
+            if config.in_mlflow_server():  # a client may be told something else in its place
+                _log.error("%s", error)
+            raise
+        except shutil.SameFileError as error:
+            raise MlflowException.invalid_parameter_value(
+                f"an artifact cannot be downloaded onto itself; give another dst_path: {error}"
+            ) from error
+        except OSError as error:
+            code = _CODES.get(error.errno or 0)
+            if code is None:
+                raise BackendError("reach", str(error.filename or ""), str(error)) from error
+            raise MlflowException(str(error), error_code=code) from error
+
+
+_CLIENTS = "/api/2.0/mlflow-artifacts/artifacts"
+
+
+def is_for_client() -> bool:
+    """Tell whether this thread answers a client's request for a listing of proxied artifacts.
+
+    A client downloads a folder by listing it and asking for each file. The UI lists by other requests.
+    """
+    flask = sys.modules.get("flask")
+    if flask is None or not flask.has_request_context():
+        return False
+    return bool(flask.request.path.rstrip("/").endswith(_CLIENTS)) and "/ajax-api/" not in flask.request.path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A folder whose virtual files one store keeps."""
+
+    store: Store
+    in_store: str
+    """The folder, relative to the store's root."""
+    path: str
+    """The folder, relative to the repository's root."""
+
+    def child(self, path: str) -> str:
+        """Give a path below the folder, relative to the store's root, relative to the repository's."""
+        return posixpath.join(self.path, path.removeprefix(self.in_store).removeprefix("/"))
+
+
+class StoreFinder:
+    """Finds the stores at, above and below one artifact root."""
+
+    def __init__(self, artifact_uri: str, root: Root, plain: PlainTree | ObjectTree) -> None:
+        self._artifact_uri = artifact_uri
+        self._root = root
+        self._plain = plain
+
+    def find(self, path: str) -> tuple[Store | None, str]:
+        """Find the store that holds a path, and the path relative to that store's root; None if there is none.
+
+        Raises:
+            MlflowException: A server was sent to a folder that is none of its own, and something lies there.
+        """
+        folder = path
+        if self._root.is_local:
+            # Asked from the innermost folder there is: a link may lead into another store.
+            folder = next((part for part in (path, *parents(path)) if self._plain.has_folder(part)), "")
+        try:
+            store, in_store = Store.find(self._root.joined(folder))
+            return store, "/".join(filter(None, (in_store, path[len(folder) :].lstrip("/"))))
+        except StoreNotFoundError:
+            # A client may name any folder of the server's machine as an experiment's artifact location.
+            if config.in_mlflow_server() and self.servers_folder() is None and not self._plain.is_empty():
+                raise self._refusal() from None
+            return None, ""
+
+    def find_to_write(self, path: str, *, as_folder: bool = False) -> tuple[Store, str]:
+        """Find the store for a path that is to become a file, or a folder; it is made if there is none.
+
+        Raises:
+            ValueError: The path is taken by the other kind, or one of the folders it lies in is a file.
+        """
+        store, in_store = self.find(path)
+        if store is None:
+            self._make()
+            store, in_store = self.find(path)
+            assert store is not None
+        folder, in_folder = (path, in_store) if as_folder else (posixpath.dirname(path), posixpath.dirname(in_store))
+        blocker = self._plain.blocker(folder) or next(
+            (part for part in (in_folder, *parents(in_folder)) if has_ref(store, part)), None
+        )
+        if blocker is not None:
+            raise ValueError(f"{path!r} cannot be written: {blocker!r} is not a folder")
+        if not as_folder and (self._plain.is_folder(path) or any(store.artifacts(in_store))):
+            raise ValueError(f"{path!r} cannot be written as a file: it is a folder")
+        return store, in_store
+
+    def holding(self, path: str) -> list[Held]:
+        """Find the store that holds a path, or else the stores that lie below it."""
+        if not is_visible_path(path):
+            return []
+        store, in_store = self.find(path)
+        if store is not None:
+            return [Held(store=store, in_store=in_store, path=path)]
+        return [
+            Held(store=Store.open(self._root.joined(folder)), in_store="", path=folder)
+            for folder in self._plain.stores_below(path)
+        ]
+
+    def servers_folder(self) -> Root | None:
+        """The artifact root of the server this process serves, if this root lies there."""
+        for root in config.server_roots():
+            with suppress(ValueError):
+                folder = root_of(root)
+                if folder.path_of(self._root) is not None:
+                    return folder
+        return None
+
+    def _make(self) -> None:
+        if not config.in_mlflow_server():
+            Store.open(root_of(store_root_for(self._artifact_uri)), create=True)
+            return
+        place = self.servers_folder()
+        if place is None:
+            raise self._refusal()
+        if not place.is_local:
+            # In a bucket stores that were found are not looked for again, so there is never one around another.
+            Store.open(place, create=True)
+            return
+        # Around stores that may lie in experiments' folders already; what is nearest counts.
+        with suppress(ConflictError):
+            Store.init_backend(open_backend(place))
+
+    def _refusal(self) -> MlflowException:
+        return MlflowException(
+            f"This server does not touch {without_secrets(self._artifact_uri)!r}: "
+            "there is no store at or above it, and it is not the "
+            "server's own artifact destination. Make a store there with `tensorcas init`, or log to it without the "
+            "server.",
+            error_code=PERMISSION_DENIED,
+        )
+
+
+def has_ref(store: Store | None, in_store: str) -> bool:
+    """Tell whether a store, if there is one, has a ref for a path."""
+    return store is not None and in_store != "" and store.artifact(in_store) is not None
+
+
+def parents(path: str) -> Iterator[str]:
+    """The folders a path lies in, the innermost first; not the root."""
+    while path := posixpath.dirname(path):
+        yield path
+
+
+PLAIN_BYTES = 64 * 1024
+"""Text of at most this size stays a plain file: MLmodel, requirements, parameters, notes."""
+
+MANIFEST_BYTES = 256 * 1024 * 1024
+"""A longer file is not looked at as a manifest, for that is done in memory."""
+
+_MAX_ATTEMPTS = 3
+_FEWEST_LOOKS, _MAX_LOOKS = 5, 14
+
+
+class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
+    """Artifacts of one root; what its methods promise is said by MLflow's `ArtifactRepository`.
+
+    A small text is a plain file below the root. All other files are kept by the store whose folder lies at or above
+    the root; listings show them in their full size, and they are made when they are downloaded. Where the store has a
+    ref for a path, that ref alone says what the path shows; a plain file beside it is a leftover of a crash.
+
+    An object of this class has no state and is safe in threads. All errors are `MlflowException`, with codes that do
+    not make a server's client try again for minutes where that cannot help.
+    """
+
+    def __init__(self, artifact_uri: str, tracking_uri: str | None = None, registry_uri: str | None = None) -> None:
+        super().__init__(artifact_uri, tracking_uri, registry_uri)
+        with for_mlflow():
+            root = root_of(artifact_uri)
+            if not is_visible_path(root.path):
+                raise ValueError(f"{artifact_uri!r} leads into a store's own folder: artifacts have no place there")
+            self._plain = PlainTree(root.folder) if root.is_local else ObjectTree(root)
+            self._carried = CarriedStores(root)
+            self._stores = StoreFinder(artifact_uri, root, self._plain)
+
+    def log_artifact(self, local_file: str | Path, artifact_path: str | None = None) -> None:
+        with for_mlflow():
+            source = Path(local_file)
+            self._write_file(source, path_to_write(source.name, artifact_path))
+
+    def log_artifacts(self, local_dir: str | Path, artifact_path: str | None = None) -> None:
+        with for_mlflow():
+            top = path_to_write("", artifact_path)
+            if not Path(local_dir).is_dir():
+                raise ValueError(f"there is no folder {str(local_dir)!r} to log")
+            # All names are checked before the first file is written.
+            paths = {source: path_to_write(name, top) for source, name in _walk(Path(local_dir))}
+            self._write_folder(top)
+            for source, path in paths.items():
+                # As everywhere in MLflow, a link to a folder becomes a folder with nothing in it.
+                if source.is_dir():
+                    self._write_folder(path)
+                else:
+                    self._write_file(source, path)
+
+    def log_artifact_from_stream(
+        self, stream: BinaryIO, artifact_file_name: str, artifact_path: str | None = None
+    ) -> None:
+        with for_mlflow():
+            path = self._path_of_upload(posixpath.basename(artifact_file_name), artifact_path)
+            self._write(Reading(stream, n_announced=n_announced(stream)), path)
+
+    async def log_artifact_from_async_stream(
+        self, chunks: AsyncIterable[bytes], artifact_file_name: str, artifact_path: str | None = None
+    ) -> None:
+        with for_mlflow():
+            path = self._path_of_upload(posixpath.basename(artifact_file_name), artifact_path)
+            inflow = Inflow()
+
+            def write() -> None:
+                try:
+                    self._write(inflow, path)
+                finally:
+                    inflow.close()
+
+            # A server awaits this on its event loop, so what takes its time is done in a thread: one for each upload,
+            # as a pool might be full of uploads that wait for slow clients.
+            done = start(write, "tensorcas-upload")
+            await inflow.feed(chunks)
+            await asyncio.wrap_future(done)
+
+    def list_artifacts(self, path: str | None = None) -> list[FileInfo]:
+        with for_mlflow():
+            asked = path_to_read(path)
+            if not is_visible_path(asked):
+                carried = self._carried.find(asked)
+                if carried is not None:
+                    return self._carried.children(asked, carried)
+                entry = announcement(asked)
+                return [entry] if entry is not None and self._stores.servers_folder() is not None else []
+            folder = self._follow(asked)
+            found = self._children(folder.path)
+            for link, target in self._links_in(folder):
+                info = self._entry(target.path)
+                if info is not None:
+                    found.setdefault(link, FileInfo(link, info.is_dir, info.file_size))
+            return [_at(moved(child, folder.path, asked), found[child]) for child in sorted(found)]
+
+    def _children(self, folder: str) -> dict[str, FileInfo]:
+        """List what a folder holds, links that lead to folders or into the store left out."""
+        store, in_store = self._stores.find(folder)
+        if has_ref(store, in_store):
+            return {}
+        found = {info.path: info for info in self._plain.children(folder)}
+        if store is not None:
+            damaged: list[str] = []  # listed too, so that who reads the folder comes upon them
+            refs, names = store.artifacts(in_store, damaged=damaged)
+            for child in (posixpath.join(folder, posixpath.basename(path)) for path in damaged):
+                found[child] = FileInfo(child, False, None)
+            for child in (posixpath.join(folder, name) for name in names):
+                found[child] = FileInfo(child, True, None)
+            for ref in refs:
+                child = posixpath.join(folder, posixpath.basename(ref.path or ""))
+                found[child] = FileInfo(child, False, ref.n_bytes)
+            virtual = (file for ref in refs for file in beside(store, ref))
+            for file in (file for file in virtual if not (file.is_page and is_for_client())):
+                child = posixpath.join(folder, posixpath.basename(file.path))
+                if child not in found:  # what is real goes first
+                    found[child] = FileInfo(child, False, file.n_bytes)
+        return found
+
+    def _entry(self, path: str) -> FileInfo | None:
+        """Describe what an artifact path shows on which no link lies; None if it shows nothing."""
+        return self._children(posixpath.dirname(path)).get(path)
+
+    def _follow(self, path: str) -> Followed:
+        return Followed(path=path) if self._plain.links is None else self._plain.links.follow(path)
+
+    def _links_in(self, folder: Followed) -> Iterator[tuple[str, Followed]]:
+        return iter(()) if self._plain.links is None else self._plain.links.in_folder(folder)
+
+    def _is_directory(self, artifact_path: str | None) -> bool:
+        with for_mlflow():
+            path = path_to_read(artifact_path)
+            if not is_visible_path(path):
+                return False
+            path = self._follow(path).path
+            store, in_store = self._stores.find(path)
+            return self._plain.has_folder(path) or (store is not None and any(store.artifacts(in_store)))
+
+    def download_artifacts(self, artifact_path: str | None, dst_path: str | None = None) -> str:
+        """Download a file or folder.
+
+        A folder comes without pages. With a ``dst_path`` it is complete: a model's tensors are in it too, so that it
+        can be taken anywhere. Without one it is for this process, which reaches the store: no tensor is written.
+        """
+        in_server = config.in_mlflow_server()
+        with for_mlflow(), folders_without_tensors(not dst_path and not in_server):
+            if in_server and dst_path and artifact_path and not self._is_directory(artifact_path):
+                # MLflow draws a bar for each download, and here each file that a client asks for is one.
+                out = self._create_download_destination(artifact_path, dst_path)  # type: ignore[no-untyped-call]
+                self._download_file(artifact_path, out)
+                return str(out)
+            return str(super().download_artifacts(artifact_path, dst_path))  # type: ignore[no-untyped-call]
+
+    def _iter_artifacts_recursive(self, path: str | None) -> Iterator[FileInfo]:
+        with for_mlflow():
+            top = path_to_read(path)
+            place = self._follow(top)
+            below = self._below(place)
+            found = {(child := moved(each, place.path, top)): _at(child, info) for each, info in below.items()}
+        full = {parent for child in found for parent in parents(child)}
+        if top and not found:
+            yield FileInfo(top, True, None)
+        for child in sorted(found.keys() - full):
+            yield found[child]
+
+    def _below(self, top: Followed) -> dict[str, FileInfo]:
+        """List all files and folders below a folder, and below those that links in it lead to."""
+        found = {info.path: info for info in self._plain.walk(top.path)}
+        folders = [top.path, *(info.path for info in found.values() if info.is_dir)]
+        made: dict[str, FileInfo] = {}
+        for held in self._stores.holding(top.path):
+            damaged: list[str] = []  # whoever downloads the folder has to come upon them
+            refs = held.store.walk_artifacts(held.in_store, damaged=damaged)
+            found.update({held.child(path): FileInfo(held.child(path), False, None) for path in damaged})
+            for ref in refs:
+                found[held.child(ref.path or "")] = FileInfo(held.child(ref.path or ""), False, ref.n_bytes)
+                for file in in_folder(held.store, ref):
+                    made[held.child(file.path)] = FileInfo(held.child(file.path), False, file.n_bytes)
+        for folder in folders:
+            for link, target in self._links_in(Followed(path=folder, crossed=top.crossed)):
+                info = self._entry(target.path)
+                if info is None:
+                    continue
+                found.setdefault(link, _at(link, info))
+                for each, below in self._below(target).items() if info.is_dir else ():
+                    child = moved(each, target.path, link)
+                    found.setdefault(child, _at(child, below))
+        return made | found  # what is real goes first
+
+    def _download_file(self, remote_file_path: str, local_path: str | Path) -> None:
+        with for_mlflow():
+            asked = path_to_read(remote_file_path)
+            followed = self._follow(asked)
+            path = followed.path
+            for look in range(_MAX_LOOKS):
+                if self._fetch(path, Path(local_path)):
+                    return
+                # A file may go from the folder to the store, or back, between two looks: then the next one finds it.
+                if look >= _FEWEST_LOOKS:
+                    if not self._plain.is_changing(posixpath.dirname(path)):
+                        break
+                    time.sleep(0.001 * 2 ** (look - _FEWEST_LOOKS))
+            reason = "" if followed.refused is None else f" ({followed.refused!r} is a link that {NOT_FOLLOWED})"
+            raise to_mlflow(NotFoundError(f"No such artifact: {asked!r}{reason}"))
+
+    def get_local_path(self, artifact_path: str) -> str | None:
+        """Give the real path of a plain artifact, or None for what the store keeps and for what is not there.
+
+        It is called on a server's event loop: the store is asked only where there is a plain file.
+        """
+        with for_mlflow():
+            path = path_to_read(artifact_path)
+            plain = self._plain.find(path)
+            if plain is None:
+                path = self._follow(path).path
+                plain = self._plain.find(path)
+            if plain is None or has_ref(*self._stores.find(path)):
+                return None
+            return os.fspath(plain)
+
+    def delete_artifacts(self, artifact_path: str | None = None) -> None:
+        """Delete a file, or a folder with all it holds, or all artifacts of this root; nothing there is no error.
+
+        The store's own folder stays, even if this root is the store's: collection frees what no ref names any more.
+        """
+        with for_mlflow():
+            path = path_to_read(artifact_path)
+            carried = self._carried.find(path)
+            if carried is not None:
+                self._carried.remove(carried)
+                return
+            place = self._follow(posixpath.dirname(path))
+            if place.crossed:
+                # What lies there is shown here too; to delete nothing and to say nothing would not do.
+                raise ValueError(
+                    f"{path!r} is not deleted through the link {place.crossed[0]!r}: delete "
+                    f"{posixpath.join(place.path, posixpath.basename(path))!r}, or the link"
+                )
+            for held in self._stores.holding(path):
+                held.store.drop_artifacts(held.in_store)
+            self._plain.remove(path)
+
+    def _write_file(self, source: Path, path: str) -> None:
+        if not source.is_file():
+            raise ValueError(f"there is no file {str(source)!r} to log")
+        is_itself = self._plain.is_file(path, source)
+        if is_itself and not has_ref(*self._stores.find(path)):
+            return
+        for attempt in range(_MAX_ATTEMPTS):
+            try:
+                with source.open("rb", buffering=0) as file:
+                    self._write(file, path, modified_ns=source.stat().st_mtime_ns, keeps_plain=is_itself)
+                return
+            except FencedError:  # unlike a stream, a file can be read again
+                if attempt == _MAX_ATTEMPTS - 1:
+                    raise
+
+    def _write(self, stream: Readable, path: str, *, modified_ns: int | None = None, keeps_plain: bool = False) -> None:
+        """Write an artifact.
+
+        Args:
+            stream: Its bytes.
+            path: Where.
+            modified_ns: When it was last modified, if it was a file: a plain one says so too.
+            keeps_plain: Whether a plain file at the path, which the store's copy hides, is not ours to remove.
+        """
+        carried = self._carried.find(path)
+        if carried is not None:
+            self._carried.write(stream, carried)
+            return
+        store, in_store = self._stores.find_to_write(path)
+        head = read_head(stream, PLAIN_BYTES + 1)
+        self._plain.make_folder(posixpath.dirname(path))
+
+        # Whatever the path showed before, it shows at any moment: the old copy goes when the new one is there. Only
+        # what was there before goes, and nothing that somebody else has put there meanwhile.
+        def is_in_store() -> bool:
+            return store.artifact_token(in_store) is not None
+
+        while _is_small_text(head):
+            replaced = store.artifact_token(in_store)
+            self._plain.write(path, head, modified_ns=modified_ns)
+            store.drop_artifact(in_store, replaced)
+            # A ref is not dropped in one step with the look at it: the one just dropped may have been somebody's who
+            # relied on it and has removed the plain file.
+            if self._plain.has_file(path) or is_in_store():
+                return
+        with self._plain.replacing(path) as remove:
+            save, target = self._save(store, head, stream, path, in_store)
+            with save:
+                save.commit(target)
+            if not keeps_plain:
+                remove(is_in_store)
+
+    def _path_of_upload(self, name: str, folder: str | None) -> str:
+        """Make the path of an artifact that a client sends; see `path_to_write`."""
+        path = path_to_read(posixpath.join(folder or "", name))
+        return path if self._carried.find(path) is not None else path_to_write(name, folder)
+
+    def _write_folder(self, path: str) -> None:
+        self._stores.find_to_write(path, as_folder=True)
+        self._plain.make_folder(path)
+
+    def _save(
+        self, store: Store, head: bytes, rest: Readable, path: str, in_store: str
+    ) -> tuple[PendingSave, RefTarget]:
+        """Store a file. A manifest of this store is not stored, but pins what it names: it came with a save."""
+        uri = posixpath.join(self.artifact_uri, path)
+        owner = owner_of(uri)
+        target = RefTarget(path=in_store, uri=uri, run_id=owner.run_id, model_id=owner.model_id)
+        # A server need not look unless it has logged a model itself: what others send is no more to it than a file.
+        if Manifest.looks_like(head) and (has_pending(store) or not config.in_mlflow_server()):
+            head += read_head(rest, MANIFEST_BYTES)
+            manifest = _manifest_in(head)
+            if manifest is not None and manifest.store_id == store.id and manifest.kind == "checkpoint":
+                held = take_pending(store, manifest.digest, in_store)
+                if held is not None:
+                    return held
+                # In a server, knowing digests must not open other people's weights.
+                if not config.in_mlflow_server():
+                    with suppress(ChunkNotFoundError, WrongStoreError):
+                        return store.adopt(manifest), target
+        return store.write_stream(Rejoined(head, rest)), target
+
+    def _fetch(self, path: str, out: Path) -> bool:
+        """Write an artifact to a local file; False if there is no such artifact."""
+        if not is_visible_path(path):
+            carried = self._carried.find(path)
+            return carried is not None and self._carried.fetch(carried, out)
+        store, in_store = self._stores.find(path)
+        ref = store.artifact(in_store) if store is not None and in_store else None
+        if store is not None and ref is not None:
+            write_pieces(store.iter_file(ref), out)
+            return True
+        if self._plain.fetch(path, out):
+            return True
+        virtual = None if store is None or self._plain.has_folder(path) else virtual_at(store, in_store)
+        if virtual is not None:
+            write_pieces(virtual.pieces(), out)
+        return virtual is not None
+
+
+def _at(path: str, info: FileInfo) -> FileInfo:
+    return FileInfo(path, info.is_dir, info.file_size)
+
+
+def _is_small_text(head: bytes) -> bool:
+    if len(head) > PLAIN_BYTES or b"\0" in head:
+        return False
+    try:
+        head.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _manifest_in(data: bytes) -> Manifest | None:
+    if len(data) <= MANIFEST_BYTES:
+        with suppress(FormatError):
+            return Manifest.from_bytes(data)
+    return None
+
+
+def _walk(top: Path) -> Iterator[tuple[Path, str]]:
+    """All folders and files below a local folder with their POSIX paths relative to it, folders first."""
+    for folder, folders, files in os.walk(top):
+        for name in [*folders, *files]:
+            source = Path(folder, name)
+            yield source, source.relative_to(top).as_posix()

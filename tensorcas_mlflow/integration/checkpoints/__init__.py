@@ -1,0 +1,34 @@
+"""Checkpoints of a training loop: states of a run by step, light enough to log at every step.
+
+Users import these functions from ``tensorcas_mlflow``. A checkpoint is no logged model: it has no environment, no
+signature and no row in MLflow's database.
+"""
+
+from tensorcas_mlflow.integration.checkpoints._background import wait
+from tensorcas_mlflow.integration.checkpoints._exchange import export_checkpoint, import_checkpoint
+from tensorcas_mlflow.integration.checkpoints._load import (
+    CheckpointRecord,
+    delete_checkpoint,
+    list_before_logging,
+    list_checkpoints,
+    load_checkpoint,
+)
+from tensorcas_mlflow.integration.checkpoints._log import CheckpointInfo, Keep, log_checkpoint
+from tensorcas_mlflow.integration.checkpoints._open import diff, open_checkpoint, safe_open
+
+__all__ = [
+    "CheckpointInfo",
+    "CheckpointRecord",
+    "Keep",
+    "delete_checkpoint",
+    "diff",
+    "export_checkpoint",
+    "import_checkpoint",
+    "list_before_logging",
+    "list_checkpoints",
+    "load_checkpoint",
+    "log_checkpoint",
+    "open_checkpoint",
+    "safe_open",
+    "wait",
+]

@@ -1,0 +1,171 @@
+"""Checkpoints sent to a server that keeps its artifacts in a store of its own: one self-contained file a step.
+
+The server takes each file apart and stores only what is new of it. So nothing is carried here, and there is never a
+store within a store.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from tensorcas_mlflow.adapter import Array
+from tensorcas_mlflow.chunk_io import TensorsFile
+from tensorcas_mlflow.errors import BlobNotFoundError, CheckpointExistsError
+from tensorcas_mlflow.integration.checkpoints._series import FOLDER, Checkpoint, RunRoot, Saving, Series, step_named
+from tensorcas_mlflow.integration.server_store import Shelf, shelf_at
+from tensorcas_mlflow.layout import HEADER_BYTES, MAGIC, Manifest
+from tensorcas_mlflow.reader import Reader
+from tensorcas_mlflow.store import PAYLOAD_FILE, Policy, write_payload
+
+if TYPE_CHECKING:
+    from tensorcas_mlflow.reader import CheckpointReader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileSeries(Series):
+    """The checkpoints of one name in one run, as files among its artifacts.
+
+    Two processes that log the same step at the same moment may both succeed, and the later one's checkpoint stays.
+    A user may have logged files of his own beside them, even under the name of a step: those are never replaced or
+    deleted.
+    """
+
+    suffix = ".tensors"
+
+    def steps(self) -> list[int]:
+        return [step for step, size in self._files() if size >= HEADER_BYTES]
+
+    def find(self, step: int) -> Checkpoint | None:
+        return _FileCheckpoint(self, step) if self.has(step) and self.is_ours(step) else None
+
+    def has(self, step: int) -> bool:
+        return any(step == each for each, _ in self._files())
+
+    def checkpoints(self) -> list[Checkpoint]:
+        return [_FileCheckpoint(self, step) for step in self.steps()]
+
+    def begin(
+        self,
+        step: int,
+        tensors: Mapping[str, Array],
+        *,
+        flavor: str,
+        cuts: Mapping[str, Sequence[int]] | None,
+        overwrite: bool,
+        policy: Policy,
+        metadata: Mapping[str, Any] | None = None,
+        left_out: Mapping[str, str] | None = None,
+        watch: Callable[[int], None] | None = None,
+    ) -> Saving:
+        scratch = TemporaryDirectory(prefix="tensorcas-")
+        try:
+            manifest = write_payload(
+                Path(scratch.name), tensors, flavor=flavor, cuts=cuts, metadata=metadata, left_out=left_out
+            )
+        except BaseException:
+            scratch.cleanup()
+            raise
+        return _FileSaving(self, step, manifest, scratch, overwrite=overwrite)
+
+    def is_ours(self, step: int) -> bool:
+        """Tell whether the file that has the name of a step is a self-contained file; False if there is none."""
+        try:
+            head = self.shelf().head(self.file(step), HEADER_BYTES)
+        except BlobNotFoundError:
+            return False
+        return head[: len(MAGIC) - 1] == MAGIC[:-1]  # the last byte is the version
+
+    def _files(self) -> list[tuple[int, int]]:
+        """List the steps whose files' names are there, ascending, and the files' sizes."""
+        found: list[tuple[int, int]] = []
+        for entry in self.shelf().entries(""):
+            step = None if entry.size is None else step_named(entry.name, self.suffix)
+            if step is not None and entry.name == self.file(step):
+                found.append((step, entry.size or 0))
+        return sorted(found)
+
+    def shelf(self) -> Shelf:
+        """The shelf that holds the files."""
+        return shelf_at(self.run.artifact_uri, f"{FOLDER}/{self.name}")
+
+    def file(self, step: int) -> str:
+        """Name of the file of a step."""
+        return posixpath.basename(self.artifact(step))
+
+
+class _FileCheckpoint(Checkpoint):
+    """A file on a server."""
+
+    created = None
+    flavor = None
+
+    def __init__(self, series: FileSeries, step: int) -> None:
+        self.step = step
+        self._series = series
+
+    @contextmanager
+    def opened(self) -> Iterator[tuple[Manifest, Reader]]:
+        with TemporaryDirectory(prefix="tensorcas-") as scratch:
+            local = Path(scratch, PAYLOAD_FILE)
+            self._series.shelf().fetch(self._series.file(self.step), local)
+            file = TensorsFile(local)
+            yield file.manifest, file.read
+
+    def reader(self, **options: Any) -> CheckpointReader:
+        from tensorcas_mlflow.reader import open_path  # who only saves need not wait for it
+
+        kept = ExitStack()
+        with ExitStack() as opened:
+            local = Path(opened.enter_context(TemporaryDirectory(prefix="tensorcas-")), PAYLOAD_FILE)
+            self._series.shelf().fetch(self._series.file(self.step), local)
+            reader = open_path(local, label=self._series.uri(self.step), end=kept.close, **options)
+            kept.push(opened.pop_all())  # what cannot be opened is not kept
+            return reader
+
+    def drop(self) -> None:
+        self._series.shelf().delete(self._series.file(self.step))
+
+
+class _FileSaving(Saving):
+    """A self-contained file, written here and not yet sent."""
+
+    def __init__(
+        self, series: FileSeries, step: int, manifest: Manifest, scratch: TemporaryDirectory[str], *, overwrite: bool
+    ) -> None:
+        self.manifest = manifest
+        self.n_new_bytes = None
+        self._series = series
+        self._step = step
+        self._scratch = scratch
+        self._overwrite = overwrite
+
+    def detach(self) -> None:
+        """Nothing is left to copy: the file is written."""
+
+    def finish(self) -> None:
+        try:
+            series, file = self._series, Path(self._scratch.name, self._series.file(self._step))
+            if series.has(self._step):
+                if not self._overwrite:
+                    raise CheckpointExistsError(f"{series.name!r} of run {series.run.run_id} at step {self._step}")
+                if not series.is_ours(self._step):
+                    raise series.in_the_way(self._step)
+            os.replace(file.parent / PAYLOAD_FILE, file)
+            series.shelf().put(file.name, file)
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        self._scratch.cleanup()
+
+
+def names_on_server(run: RunRoot) -> list[str]:
+    """List the names under which a server keeps checkpoints of a run."""
+    return sorted(entry.name for entry in shelf_at(run.artifact_uri, FOLDER).entries("") if entry.size is None)

@@ -1,0 +1,181 @@
+"""Loading, listing and deleting the checkpoints of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mlflow.entities import Run
+
+from tensorcas_mlflow.adapter import adapter_named
+from tensorcas_mlflow.base import config
+from tensorcas_mlflow.base.steps import DEFAULT_NAME, as_step
+from tensorcas_mlflow.errors import CorruptError, StoreNotFoundError
+from tensorcas_mlflow.integration._errors import translate_errors
+from tensorcas_mlflow.integration.checkpoints._background import saves
+from tensorcas_mlflow.integration.checkpoints._find import all_series_of, series_of
+from tensorcas_mlflow.integration.checkpoints._series import parse_checkpoint_uri, run_to_read
+from tensorcas_mlflow.reader import check_call, given, rebuild
+
+
+@translate_errors()
+def load_checkpoint(
+    source: str | Run | None = None,
+    *,
+    step: int | None = None,
+    name: str = DEFAULT_NAME,
+    into: Any = None,
+    weights_only: bool = False,
+    verify: bool = True,
+    strict: bool | None = None,
+    device: Any = None,
+    dtype: Any = None,
+) -> Any:
+    """Load a checkpoint that `log_checkpoint` stored, bit for bit.
+
+    Errors are also `mlflow.exceptions.MlflowException`.
+
+    Args:
+        source: The run (its id, ``runs:/<id>`` or a `mlflow.entities.Run`), or the URI of one checkpoint. By default
+            the active run, else the last one that was active in this process.
+        step: A step of the run; by default the highest.
+        name: The series of checkpoints.
+        into: A live state of the same structure to fill in place, without unpickling. In ``{"model": model,
+            "optimizer": optimizer, "epoch": 0}`` the call fills the model and the optimizer and replaces the epoch.
+            All tensors are read into new memory and checked before anything changes; to read into a module's own
+            memory, use ``open_checkpoint(…).load_into(module)``.
+        weights_only: Return the tensors by name, without unpickling.
+        verify: Check each chunk against its digest.
+        strict: For PyTorch with ``into``, as in ``load_state_dict``; by default True. False also keeps those values of
+            ``into`` that only a pickle could replace; True refuses them.
+        device: For PyTorch, the device of new tensors; by default the CPU.
+        dtype: For PyTorch, the dtype that floating point tensors are converted to.
+
+    Returns:
+        The state; ``into``, filled; or the tensors by name.
+
+    Raises:
+        NotFoundError: There is no such run, checkpoint or store.
+        FormatError: The checkpoint is damaged.
+        AdapterError: ``into`` does not fit, or the state needs a pickle and MLFLOW_ALLOW_PICKLE_DESERIALIZATION forbids
+            it.
+        BackendError: The storage failed.
+        ValueError: The call asks for two things at once.
+        TensorCasError: An earlier save in the background failed, and no call has raised its error yet.
+    """
+    check_call(into=into, weights_only=weights_only)
+    saves.wait()
+    one = parse_checkpoint_uri(source, step=step, name=name) if isinstance(source, str) else None
+    if one is not None:
+        source, name, step = one
+    checkpoint = series_of(run_to_read(source), name).get(step)
+    with checkpoint.opened() as (manifest, read):
+        if manifest.flavor is None:
+            raise CorruptError(f"step {checkpoint.step} of {name!r}", "it does not say which adapter it is of")
+        return rebuild(
+            adapter_named(manifest.flavor),
+            manifest,
+            read,
+            into=into,
+            weights_only=weights_only,
+            verify=verify,
+            options=given(strict=strict, device=device, dtype=dtype),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRecord:
+    """An entry of `list_checkpoints`: one checkpoint, without its content."""
+
+    run_id: str
+    name: str
+    step: int
+    uri: str
+    """``runs:/<run>/checkpoints/<name>/step-…``; `load_checkpoint` takes it."""
+    created: str | None
+    """ISO 8601, UTC. None where a server keeps it as a file."""
+    flavor: str | None
+    """The adapter that saved it. None where a server keeps it as a file."""
+
+
+@translate_errors()
+def list_checkpoints(run_id: str | Run | None = None, *, name: str | None = None) -> list[CheckpointRecord]:
+    """List the checkpoints of a run, by name and step. Nothing of them is read.
+
+    Errors are also `mlflow.exceptions.MlflowException`.
+
+    Args:
+        run_id: The run: its id, ``runs:/<id>`` or a `mlflow.entities.Run`. By default the active run, else the last one
+            that was active in this process.
+        name: The series of checkpoints; by default all series.
+
+    Returns:
+        The checkpoints, ascending by name, then by step.
+
+    Raises:
+        NotFoundError: There is no such run, or TENSORCAS_STORE names a place without a store.
+        BackendError: The storage failed.
+        TensorCasError: An earlier save in the background failed, and no call has raised its error yet.
+    """
+    saves.wait()
+    try:
+        return _records(run_id, name)
+    except StoreNotFoundError:
+        if config.store_uri() is not None:
+            raise  # the checkpoints may be in the store that was meant
+        return []
+
+
+@translate_errors()
+def list_before_logging(run_id: str | Run | None, name: str | None = None) -> list[CheckpointRecord]:
+    """List checkpoints as `list_checkpoints` does, but none where logging is going to make the store."""
+    saves.wait()
+    try:
+        return _records(run_id, name)
+    except StoreNotFoundError:
+        return []
+
+
+def _records(run_id: str | Run | None, name: str | None) -> list[CheckpointRecord]:
+    run = run_to_read(run_id)
+    every_series = all_series_of(run) if name is None else [series_of(run, name)]
+    return [
+        CheckpointRecord(
+            run_id=run.run_id,
+            name=series.name,
+            step=checkpoint.step,
+            uri=series.uri(checkpoint.step),
+            created=checkpoint.created,
+            flavor=checkpoint.flavor,
+        )
+        for series in every_series
+        for checkpoint in series.checkpoints()
+    ]
+
+
+@translate_errors()
+def delete_checkpoint(run_id: str | Run | None = None, *, step: int, name: str = DEFAULT_NAME) -> bool:
+    """Delete a checkpoint of a run. The next collection (``tensorcas gc``) frees the bytes that only it needed.
+
+    Errors are also `mlflow.exceptions.MlflowException`.
+
+    Args:
+        run_id: The run: its id, ``runs:/<id>`` or a `mlflow.entities.Run`. By default the active run, else the last one
+            that was active in this process.
+        step: The step of the checkpoint.
+        name: The series of checkpoints.
+
+    Returns:
+        Whether there was such a checkpoint.
+
+    Raises:
+        NotFoundError: There is no such run or store.
+        BackendError: The storage failed.
+        TensorCasError: An earlier save in the background failed, and no call has raised its error yet.
+    """
+    saves.wait()
+    checkpoint = series_of(run_to_read(run_id), name).find(as_step(step))
+    if checkpoint is None:
+        return False
+    checkpoint.drop()
+    return True

@@ -1,0 +1,349 @@
+"""Logging a checkpoint: take the state apart, store new chunks, commit one ref, apply keep rules."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import re
+import time
+from collections.abc import Collection, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import mlflow
+from mlflow.entities import Run
+from mlflow.tracking import MlflowClient
+
+from tensorcas_mlflow.adapter import SKELETON, adapter_for, take_apart
+from tensorcas_mlflow.base import config
+from tensorcas_mlflow.base.steps import DEFAULT_NAME, as_step
+from tensorcas_mlflow.base.text import without_secrets
+from tensorcas_mlflow.errors import CheckpointExistsError, TensorCasError
+from tensorcas_mlflow.integration._errors import translate_errors
+from tensorcas_mlflow.integration.checkpoints._background import saves
+from tensorcas_mlflow.integration.checkpoints._find import series_of
+from tensorcas_mlflow.integration.checkpoints._series import Saving, Series, run_to_write
+from tensorcas_mlflow.integration.checkpoints._show import log_figures
+from tensorcas_mlflow.store import Policy
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """A rule for which checkpoints of a series stay: those that any field asks for, and the one just logged.
+
+    ```python
+    Keep(last=3)  # the three highest steps
+    Keep(last=1, every=1000)  # the highest, and steps 0, 1000, 2000, …
+    Keep(best="val_loss", mode="min")  # the highest, and the best by a metric logged at the same step
+    ```
+
+    The rule goes by steps, not by the order of logging. Where a training continues from an earlier step than the
+    highest, delete the steps above it first, or log under another name.
+    """
+
+    last: int | None = None
+    """The number of highest steps that stay."""
+    every: int | None = None
+    """Steps that are multiples of this number stay."""
+    best: str | None = None
+    """The name of a metric of the run; the steps with its best values stay.
+
+    The last value that was logged at a step counts, even if it was logged late. A step without a value is not among the
+    best. While the run has no value of the metric, every step stays.
+    """
+    mode: Literal["min", "max"] = "min"
+    """Whether small or large values of the metric are good. NaN never is."""
+    n_best: int = 1
+    """The number of best steps that stay; of equal values the lowest steps."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("last", self.last), ("every", self.every), ("n_best", self.n_best)):
+            if value is not None and (type(value) is not int or value < 1):
+                raise ValueError(f"{name} of a keep rule is a whole number above 0, not {value!r}")
+        if self.mode not in ("min", "max"):
+            raise ValueError(f"mode of a keep rule is 'min' or 'max', not {self.mode!r}")
+        if self.last is None and self.every is None and self.best is None:
+            raise ValueError("a keep rule that keeps nothing needs no rule: give last, every or best")
+        if self.best is None and (self.n_best != 1 or self.mode != "min"):
+            raise ValueError("n_best and mode of a keep rule say how to choose by a metric: give its name as best, too")
+
+    def choose(self, steps: Collection[int], metric: Mapping[int, float]) -> set[int]:
+        """Return the steps that stay.
+
+        Args:
+            steps: All steps of the series.
+            metric: Values of the metric `best` by step.
+        """
+        ordered = sorted(steps)
+        kept = set(ordered[-(self.last or 1) :])
+        if self.every is not None:
+            kept |= {step for step in ordered if step % self.every == 0}
+        if self.best is not None:
+            sign = 1 if self.mode == "min" else -1
+            rated = [(sign * metric[step], step) for step in ordered if not math.isnan(metric.get(step, math.nan))]
+            kept |= {step for _, step in sorted(rated)[: self.n_best]}
+        return kept
+
+
+def prune(series: Series, keep: Keep, *, newest: int, tracking_uri: str) -> None:
+    """Drop what a rule does not keep of a series. A failure is worth a warning, not a training run.
+
+    Args:
+        series: The series to prune.
+        keep: The rule.
+        newest: The step just saved, which stays though a run that was resumed may have higher ones.
+        tracking_uri: Where the metrics of the run are.
+    """
+    try:
+        dropped = _to_drop(series, keep, newest, tracking_uri)
+    except Exception as error:  # noqa: BLE001 -- the tracking store may fail in its own ways
+        _warn(series, str(error))
+        return
+    for step in dropped:
+        try:
+            checkpoint = series.find(step)
+            if checkpoint is not None:
+                checkpoint.drop()
+        except TensorCasError as error:
+            _warn(series, str(error))
+
+
+def _to_drop(series: Series, keep: Keep, newest: int, tracking_uri: str) -> list[int]:
+    steps = series.steps()
+    # Without the values of the metric: all that may go.
+    spare = set(steps) - keep.choose(steps, {}) - {newest}
+    if keep.best is None or not spare:
+        return sorted(spare)
+    key = (tracking_uri, series.run.run_id, keep.best)
+    if len(spare) - keep.n_best < _n_values.get(key, 0) // _VALUES_PER_DROP:
+        return []
+    history = MlflowClient(tracking_uri).get_metric_history(series.run.run_id, keep.best)
+    if not history:
+        if key not in _n_values:
+            _warn(series, f"the run has no metric {keep.best!r} for the keep rule; log it, or correct its name")
+        _n_values[key] = 0
+        return []
+    if len(_n_values) >= _MAX_KNOWN:
+        _n_values.clear()
+    _n_values[key] = len(history)
+    values = {each.step: each.value for each in sorted(history, key=lambda each: each.timestamp)}
+    return sorted(spare - keep.choose(steps, values))
+
+
+def _warn(series: Series, reason: str) -> None:
+    _logger.warning(
+        "older checkpoints %r of run %s stay for now: %s", series.name, series.run.run_id, without_secrets(reason)
+    )
+
+
+_VALUES_PER_DROP = 1000
+"""Values of a metric that are read for each checkpoint that is dropped.
+
+A value may be logged late or corrected, and MLflow tells only the newest one without its whole history. So the whole
+history is read before anything is dropped. To read a long one at every step would take time in proportion to the square
+of the training; so of a history of 10,000 values up to 10 checkpoints more than the rule says wait for the next look.
+"""
+_MAX_KNOWN = 256
+_n_values: dict[tuple[str, str, str], int] = {}
+"""Numbers of values found at the last look, by tracking store, run and metric."""
+
+
+_NO_METRIC = re.compile(r"[^A-Za-z0-9_. -]")
+"""What MLflow does not take in a metric's name, and what would part it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointInfo:
+    """The result of `log_checkpoint` or `import_checkpoint`."""
+
+    uri: str
+    """``runs:/<run>/checkpoints/<name>/step-…``; `load_checkpoint` takes it."""
+    run_id: str
+    name: str
+    step: int
+    n_tensors: int
+    total_bytes: int
+    """Bytes of the whole state."""
+    new_bytes: int | None
+    """Bytes of the chunks that the store did not hold. None where a server has the store: it gets the whole state, and
+    does not tell."""
+    stored_bytes: int | None
+    """Bytes that the store grew by: encoded chunks, manifest and ref. None until a save in the background is finished,
+    and where a server has the store."""
+    blocked_s: float
+    """Seconds that the call blocked its caller."""
+    _saved: Future[CheckpointInfo] | None = field(default=None, repr=False, compare=False)
+
+    def wait(self) -> CheckpointInfo:
+        """Wait until the checkpoint is saved, and return the final figures.
+
+        Raises:
+            TensorCasError: It could not be saved. The error is also an `mlflow.exceptions.MlflowException`.
+        """
+        return self if self._saved is None else saves.result(self._saved)
+
+
+@translate_errors()
+def log_checkpoint(
+    state: Any,
+    *,
+    step: int,
+    name: str = DEFAULT_NAME,
+    run_id: str | Run | None = None,
+    blocking: bool = True,
+    overwrite: bool = False,
+    keep: Keep | None = None,
+    log_metrics: bool | None = None,
+    policy: str | None = None,
+) -> CheckpointInfo:
+    """Log a state as a step of a run, and store only the chunks that the store does not hold.
+
+    It is light enough for every step: it records no environment, and makes no model in MLflow's database. Errors are
+    also `mlflow.exceptions.MlflowException`.
+
+    Args:
+        state: A module, an estimator, a booster, a state dict, a training state such as ``{"model": model, "optimizer":
+            optimizer, "epoch": 3}``, or any other object that can be pickled, but no lone number or text. It is not
+            changed.
+        step: Any whole number of 64 bits.
+        name: The series of checkpoints in the run.
+        run_id: The run: its id, ``runs:/<id>`` or a `mlflow.entities.Run`. By default the active run, else a new one,
+            as with `mlflow.log_metric`.
+        blocking: Return only when the checkpoint is durable. With False the call copies the new chunks and a thread
+            saves them. The next call, `CheckpointInfo.wait`, `wait` and the end of the interpreter wait for the thread;
+            the first three raise its error.
+        overwrite: Replace a checkpoint of this step, atomically.
+        keep: A rule for which earlier checkpoints of the series stay; the next collection frees the others' bytes.
+        log_metrics: Whether to log ``tensorcas/total_bytes``, ``tensorcas/new_bytes`` and ``tensorcas/saved_ratio`` as
+            metrics of the step, in the background; for another series as ``tensorcas/<name>/…``. Where a server has the
+            store, none is logged. None takes TENSORCAS_LOG_METRICS, by default True.
+        policy: ``fast`` stores tensors as they are, ``balanced`` compresses at the speed of a disk, ``small`` spends
+            more time on fewer bytes. It does not change what is loaded. None takes TENSORCAS_POLICY, by default
+            ``balanced``.
+
+    Returns:
+        The checkpoint's URI and figures.
+
+    Raises:
+        CheckpointExistsError: The step is there and ``overwrite`` is False; it is untouched.
+        AdapterError: The state cannot be taken apart exactly.
+        NotFoundError: There is no such run.
+        BackendError: The storage failed.
+        ValueError: An argument is wrong, or there is no place for a store.
+        TensorCasError: An earlier save in the background failed, and no call has raised its error yet.
+    """
+    began = time.perf_counter()
+    saves.wait()
+    step = as_step(step)
+    chosen = Policy.of(policy)
+    if keep is not None and not isinstance(keep, Keep):
+        raise ValueError(f"keep is a Keep, such as Keep(last=3), and not {keep!r}")
+    series = series_of(run_to_write(run_id), name, create=True)
+    # It is looked at again by the commit; here it spares taking apart what is refused.
+    if not overwrite and series.has(step):
+        raise CheckpointExistsError(f"{name!r} of run {series.run.run_id} at step {step}")
+    if log_metrics is None:
+        log_metrics = config.logs_metrics()
+    tracking_uri = mlflow.get_tracking_uri()
+    adapter = adapter_for(state)
+    tensors = take_apart(adapter, state)
+    saving = series.begin(
+        step,
+        tensors,
+        flavor=adapter.name,
+        cuts=adapter.cuts(tensors),
+        left_out=adapter.left_out(tensors),
+        overwrite=overwrite,
+        policy=chosen,
+    )
+    try:
+        finish = _Finish(
+            series=series,
+            saving=saving,
+            keep=keep,
+            log_metrics=log_metrics,
+            tracking_uri=tracking_uri,
+            info=_begun(series, saving, step=step, n_tensors=len(tensors) - (SKELETON in tensors)),
+        )
+        if blocking:
+            info = finish()
+            return dataclasses.replace(info, blocked_s=time.perf_counter() - began)
+        saving.detach()
+    except BaseException:
+        saving.abandon()
+        raise
+    finish.info = dataclasses.replace(finish.info, blocked_s=time.perf_counter() - began)
+    return dataclasses.replace(finish.info, _saved=saves.submit(finish))
+
+
+def finish_now(
+    series: Series, saving: Saving, *, step: int, n_tensors: int, log_metrics: bool, tracking_uri: str, began: float
+) -> CheckpointInfo:
+    """Finish a save that has begun, and log its figures.
+
+    Args:
+        series: What it is a step of.
+        saving: What has begun; given up if it cannot be finished.
+        step: Which step.
+        n_tensors: How many tensors it has.
+        log_metrics: Whether to log figures.
+        tracking_uri: Where to.
+        began: When the caller was called, by `time.perf_counter`.
+    """
+    info = _begun(series, saving, step=step, n_tensors=n_tensors)
+    finish = _Finish(
+        series=series, saving=saving, keep=None, log_metrics=log_metrics, tracking_uri=tracking_uri, info=info
+    )
+    return dataclasses.replace(finish(), blocked_s=time.perf_counter() - began)
+
+
+def _begun(series: Series, saving: Saving, *, step: int, n_tensors: int) -> CheckpointInfo:
+    return CheckpointInfo(
+        uri=series.uri(step),
+        run_id=series.run.run_id,
+        name=series.name,
+        step=step,
+        n_tensors=n_tensors,
+        total_bytes=saving.manifest.n_bytes,
+        new_bytes=saving.n_new_bytes,
+        stored_bytes=None,
+        blocked_s=0.0,
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Finish:
+    """The part of a save that may be done in the background."""
+
+    series: Series
+    saving: Saving
+    keep: Keep | None
+    log_metrics: bool
+    tracking_uri: str
+    info: CheckpointInfo
+
+    @translate_errors()
+    def __call__(self) -> CheckpointInfo:
+        info = self.info
+        try:
+            n_stored_bytes = self.saving.finish()
+        finally:
+            self.saving.abandon()
+        if self.log_metrics and info.new_bytes is not None:
+            prefix = "tensorcas" if info.name == DEFAULT_NAME else f"tensorcas/{_NO_METRIC.sub('_', info.name)}"
+            log_figures(info.run_id, info.step, _figures(info.total_bytes, info.new_bytes, prefix), self.tracking_uri)
+        if self.keep is not None:
+            prune(self.series, self.keep, newest=info.step, tracking_uri=self.tracking_uri)
+        return dataclasses.replace(info, stored_bytes=n_stored_bytes)
+
+
+def _figures(n_total: int, n_new: int, prefix: str) -> dict[str, float]:
+    return {
+        f"{prefix}/total_bytes": float(n_total),
+        f"{prefix}/new_bytes": float(n_new),
+        f"{prefix}/saved_ratio": 1 - n_new / n_total if n_total else 1.0,
+    }

@@ -1,0 +1,169 @@
+"""Opening a checkpoint, model or file by its URI, to read parts of it."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from mlflow.entities import Run, RunInfo
+
+from tensorcas_mlflow.base.steps import DEFAULT_NAME
+from tensorcas_mlflow.base.text import without_secrets
+from tensorcas_mlflow.integration._errors import translate_errors
+from tensorcas_mlflow.integration.checkpoints._background import saves
+from tensorcas_mlflow.integration.checkpoints._find import series_of
+from tensorcas_mlflow.integration.checkpoints._series import parse_checkpoint_uri, run_id_of, run_to_read
+from tensorcas_mlflow.integration.models import open_artifact
+from tensorcas_mlflow.reader import CheckpointDiff, CheckpointReader, Naming, SafeOpen
+from tensorcas_mlflow.reader import diff as diff_readers
+
+Source = str | bytes | os.PathLike[str] | Run
+"""A thing to read: a run, a URI or a path; see `open_checkpoint`."""
+
+_BACKENDS = ("mmap", "pread")
+_RUN_URI = re.compile(r"(?:runs:/+)?(?P<run_id>[0-9a-f]{32})/?")
+
+
+@translate_errors()
+def open_checkpoint(
+    source: Source | None = None,
+    *,
+    step: int | None = None,
+    name: str = DEFAULT_NAME,
+    framework: str = "np",
+    device: Any = None,
+    naming: Naming | None = None,
+    verify: bool = True,
+) -> CheckpointReader:
+    """Open a checkpoint, model or file to read parts of it: a tensor, rows of one, a layer, an expert.
+
+    Errors are also `mlflow.exceptions.MlflowException`.
+
+    Args:
+        source: A run (its id, ``runs:/<id>`` or a `mlflow.entities.Run`); the URI of one checkpoint; a model that this
+            package logged (``models:/…``, ``runs:/…``); a file artifact that holds tensors, from any program
+            (``runs:/<id>/model/data/model.pth``), or a folder with one such file; or a path of this machine: a file of
+            any format that ``tensorcas import`` reads, or a folder of them. By default the active run, else the last
+            one that was active in this process.
+        step: A step of the run; by default the highest. Other sources have no steps, and refuse one.
+        name: The series of checkpoints of the run. Other sources have no series, and refuse another name.
+        framework: ``np`` for arrays, ``pt`` for PyTorch's tensors.
+        device: For ``pt``, the device of the tensors; by default the CPU.
+        naming: A rule for the names of layers and experts, where the reader does not know them.
+        verify: Check each chunk against its digest.
+
+    Returns:
+        A reader, which is a mapping of names to arrays and a context manager.
+
+    Raises:
+        NotFoundError: There is no such source, or its store is gone. For a path of this machine the error is a
+            `FileNotFoundError`, too.
+        FormatError: It is damaged, holds no tensors, or belongs to another store.
+        BackendError: The storage failed.
+        ValueError: Several files of a folder hold tensors, or the source has no such option.
+        TensorCasError: An earlier save in the background failed, and no call has raised its error yet.
+    """
+    options: dict[str, Any] = {"framework": framework, "device": device, "naming": naming, "verify": verify}
+    saves.wait()
+    if isinstance(source, Run | RunInfo):
+        source = run_id_of(source)
+    if not isinstance(source, str | bytes | os.PathLike | None):
+        raise TypeError(f"a checkpoint is opened by a run's id, a URI or a path, and not by {source!r:.200}")
+    text = None if source is None else os.fsdecode(source)
+    if text == "":
+        raise ValueError("an empty text names nothing: leave it out for the active run, or say '.' for this folder")
+    one = None if text is None else parse_checkpoint_uri(text, step=step, name=name)
+    if one is not None:
+        run_id, series, step = one
+        return series_of(run_to_read(run_id), series).get(step).reader(**options)
+    of_run = None if text is None else _RUN_URI.fullmatch(text)
+    if text is None or of_run is not None:
+        run = run_to_read(None if of_run is None else of_run["run_id"])
+        return series_of(run, name).get(step).reader(**options)
+    if step is not None:
+        raise ValueError(f"a step is one of a run, and {without_secrets(text)!r} is none: leave step out")
+    if name != DEFAULT_NAME:
+        raise ValueError(f"a series is one of a run, and {without_secrets(text)!r} is none: leave name out")
+    return open_artifact(text, **options)
+
+
+@translate_errors()
+def safe_open(
+    filename: Source,
+    framework: str = "np",
+    device: Any = "cpu",
+    *,
+    backend: str = "mmap",
+    step: int | None = None,
+) -> SafeOpen:
+    """Open a checkpoint with the methods of `safetensors.safe_open`, for code that was written for that.
+
+    Args:
+        filename: The ``source`` of `open_checkpoint`.
+        framework: ``pt`` or ``np``.
+        device: For ``pt``, the device of the tensors.
+        backend: ``mmap`` or ``pread``, which do the same: tensors are memory-mapped where that is possible.
+        step: A step of the run; by default the highest.
+
+    Returns:
+        An object with the methods of `safetensors.safe_open`, over a `CheckpointReader`.
+
+    Raises:
+        ValueError: There is no such backend.
+        TensorCasError: As `open_checkpoint`.
+    """
+    if backend not in _BACKENDS:
+        raise ValueError(f"there is no backend {backend!r}: it is {' or '.join(map(repr, _BACKENDS))}")
+    return SafeOpen(open_checkpoint(filename, step=step, framework=framework, device=device))
+
+
+@translate_errors()
+def diff(
+    before: Source | CheckpointReader | tuple[str | Run, int],
+    after: Source | CheckpointReader | tuple[str | Run, int],
+    *,
+    values: bool = False,
+) -> CheckpointDiff:
+    """Compare two checkpoints, steps, models or files, of any runs and stores.
+
+    ```python
+    found = tensorcas.diff((run_id, 10), (run_id, 20), values=True)
+    found.changed, found.values["lm_head.weight"].relative_norm
+    ```
+
+    Tensors are equal if their digests are equal, which takes no reading. Only tensors that are cut into different
+    chunks, and those of files of other formats, are read and hashed. Errors are also
+    `mlflow.exceptions.MlflowException`.
+
+    Args:
+        before: A reader, the ``source`` of `open_checkpoint`, or a run and a step.
+        after: The same.
+        values: Read the tensors that changed, and tell by how much.
+
+    Returns:
+        Names of tensors by what became of them, in the order of the checkpoints; true if anything differs.
+
+    Raises:
+        TensorCasError: As `open_checkpoint`.
+    """
+    with opened(before) as old, opened(after) as new:
+        return diff_readers(old, new, values=values)
+
+
+def opened(
+    source: Source | CheckpointReader | tuple[str | Run, int], *, step: int | None = None, name: str = DEFAULT_NAME
+) -> AbstractContextManager[CheckpointReader]:
+    """Open a source for the time of a block; a reader stays open.
+
+    Raises:
+        ValueError: A reader is given, and a step or a series.
+    """
+    if isinstance(source, tuple):
+        source, step = source
+    if not isinstance(source, CheckpointReader):
+        return open_checkpoint(source, step=step, name=name)
+    if step is not None or name != DEFAULT_NAME:
+        raise ValueError("a reader is of one checkpoint: leave step and name out")
+    return nullcontext(source)

@@ -1,0 +1,310 @@
+"""Checkpoint series of a run: one series per name, one checkpoint per step."""
+
+from __future__ import annotations
+
+import logging
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import mlflow
+from mlflow.entities import Run, RunInfo
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
+from mlflow.tracking import MlflowClient
+
+from tensorcas_mlflow.adapter import Array
+from tensorcas_mlflow.base.steps import DEFAULT_NAME, STEP_TEXT, as_step, step_of_text, step_text
+from tensorcas_mlflow.errors import CheckpointNotFoundError, ConflictError, CorruptError, NotFoundError
+from tensorcas_mlflow.layout import Manifest
+from tensorcas_mlflow.reader import Reader
+from tensorcas_mlflow.store import Policy
+
+if TYPE_CHECKING:
+    from tensorcas_mlflow.reader import CheckpointReader
+
+
+_MAX_KNOWN = 1024
+_RUN_URI = re.compile(r"runs:/+(?P<run_id>[^/]+)/?")
+
+_known: dict[tuple[str, str], RunRoot] = {}
+"""Runs that were asked for by id. A run's artifact root never changes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRoot:
+    """A run and its artifact root."""
+
+    run_id: str
+    artifact_uri: str
+
+
+def run_to_write(run_id: str | Run | None) -> RunRoot:
+    """Find a run to log to: the one named, else the active one, else, as everywhere in MLflow, a new active one."""
+    if run_id is not None:
+        return _named(run_id)
+    run = mlflow.active_run() or mlflow.start_run()
+    return RunRoot(run_id=run.info.run_id, artifact_uri=run.info.artifact_uri)
+
+
+def run_to_read(run_id: str | Run | None) -> RunRoot:
+    """Find a run to read from: the one named, else the active one, else the last that was active in this process.
+
+    Raises:
+        NotFoundError: There is none.
+    """
+    if run_id is not None:
+        return _named(run_id)
+    run = mlflow.active_run() or mlflow.last_active_run()
+    if run is None:
+        raise NotFoundError("no run is active: name the one that is meant")
+    return RunRoot(run_id=run.info.run_id, artifact_uri=run.info.artifact_uri)
+
+
+def run_id_of(run: object) -> str:
+    """Give the id of a run: a `mlflow.entities.Run` or its info, ``runs:/<id>``, or the id itself.
+
+    Raises:
+        TypeError: It is none of these.
+    """
+    if isinstance(run, Run):
+        run = run.info
+    if isinstance(run, RunInfo):
+        run = run.run_id
+    if not isinstance(run, str):
+        raise TypeError(f"a run is named by its id, such as mlflow.active_run().info.run_id, and not by {run!r:.200}")
+    uri = _RUN_URI.fullmatch(run)
+    return run if uri is None else uri["run_id"]
+
+
+def _named(run: object) -> RunRoot:
+    run_id = run_id_of(run)
+    active = mlflow.active_run()
+    if active is not None and active.info.run_id == run_id:
+        return RunRoot(run_id=run_id, artifact_uri=active.info.artifact_uri)
+    key = (mlflow.get_tracking_uri(), run_id)
+    if key not in _known:
+        try:
+            info = MlflowClient().get_run(run_id).info
+        except MlflowException as error:
+            if error.error_code == ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+                raise NotFoundError(error.message) from error
+            raise
+        if len(_known) >= _MAX_KNOWN:
+            _known.clear()
+        _known[key] = RunRoot(run_id=info.run_id, artifact_uri=info.artifact_uri)
+    return _known[key]
+
+
+_log = logging.getLogger(__name__)
+
+FOLDER = "checkpoints"
+"""Artifact folder of a run in which its checkpoints are shown."""
+
+_CHECKPOINT_URI = re.compile(
+    rf"runs:/+(?P<run_id>[^/]+)/{FOLDER}/(?P<name>[^/]+)/step-(?P<step>{STEP_TEXT})\.(?:arrow|tensors)"
+)
+
+_MAX_NAME_BYTES = 100
+_NOT_IN_NAMES = re.compile(r"[/%?#]")
+"""What parts an artifact path, and what MLflow loses or decodes when it reads a URI."""
+
+
+def parse_checkpoint_uri(text: str, *, step: int | None, name: str) -> tuple[str, str, int] | None:
+    """Read the URI of one checkpoint, as MLflow has it for artifacts.
+
+    Args:
+        text: Any text.
+        step: The step that the caller asks for besides, if any.
+        name: The series that the caller asks for besides; `DEFAULT_NAME` is none in particular.
+
+    Returns:
+        The run's id, the series and the step, or None if the text is no such URI.
+
+    Raises:
+        ValueError: The URI names another step or series than the caller.
+    """
+    found = _CHECKPOINT_URI.fullmatch(text)
+    if found is None:
+        return None
+    named = step_of_text(found["step"])
+    if step is not None and step != named:
+        raise ValueError(f"{text!r} is step {named}, and step={step} is asked for")
+    if name not in (DEFAULT_NAME, found["name"]):
+        raise ValueError(f"{text!r} is of the series {found['name']!r}, and name={name!r} is asked for")
+    return found["run_id"], found["name"], named
+
+
+class Saving(ABC):
+    """One checkpoint on its way. `abandon` ends one that is not to be finished, and does nothing to one that is."""
+
+    manifest: Manifest
+    n_new_bytes: int | None
+    """Size of the chunks that the store did not hold; None where that is found out elsewhere."""
+
+    @abstractmethod
+    def detach(self) -> None:
+        """Copy what is still to be written, so that the caller may change the arrays."""
+
+    @abstractmethod
+    def finish(self) -> int | None:
+        """Write what is new, make the checkpoint permanent, and show it.
+
+        Returns:
+            Bytes the store has grown by, or None where that is not known.
+
+        Raises:
+            CheckpointExistsError: There is one of this step, which was not to be replaced.
+            TensorCasError: It could not be saved; what was there before is untouched.
+        """
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Give it up if it is not finished."""
+
+
+class Checkpoint(ABC):
+    """One checkpoint that is there."""
+
+    step: int
+    created: str | None
+    """ISO 8601, UTC; None where that is not known."""
+    flavor: str | None
+    """The adapter that took it apart; None where it would have to be read to tell."""
+    is_cut = False
+    """Whether the save has died on the way and nothing can be read: it may be dropped, and is shown by nothing."""
+
+    @abstractmethod
+    def opened(self) -> AbstractContextManager[tuple[Manifest, Reader]]:
+        """Give its manifest and what reads its tensors, for as long as the block lasts."""
+
+    @abstractmethod
+    def reader(self, **options: Any) -> CheckpointReader:
+        """Open it for reading parts of it.
+
+        Args:
+            options: ``verify``, and those of `CheckpointReader`.
+        """
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Delete it; if it is gone already that is no error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series(ABC):
+    """The checkpoints of one name in one run."""
+
+    run: RunRoot
+    name: str
+
+    suffix = ""
+    """What artifacts that show a step end in."""
+
+    @abstractmethod
+    def steps(self) -> list[int]:
+        """List the steps there are, ascending, going by names alone: `find` tells which are checkpoints."""
+
+    @abstractmethod
+    def find(self, step: int) -> Checkpoint | None:
+        """Find a step, or return None. A plain file that a user has logged under such a name is none."""
+
+    @abstractmethod
+    def has(self, step: int) -> bool:
+        """Tell whether the place of a step is taken."""
+
+    @abstractmethod
+    def begin(
+        self,
+        step: int,
+        tensors: Mapping[str, Array],
+        *,
+        flavor: str,
+        cuts: Mapping[str, Sequence[int]] | None,
+        overwrite: bool,
+        policy: Policy,
+        metadata: Mapping[str, Any] | None = None,
+        left_out: Mapping[str, str] | None = None,
+        watch: Callable[[int], None] | None = None,
+    ) -> Saving:
+        """Begin to save a step; see `Store.begin_checkpoint`.
+
+        Args:
+            overwrite: Whether it may take the place of one that is there.
+            policy: What to spend time on, where the series is kept by a store.
+            metadata: Plain JSON values to keep with it.
+            left_out: Tensors that cannot be read as arrays, by name, with their types.
+            watch: Told, where the series is kept by a store, how many bytes more are hashed, and how many stored.
+        """
+
+    def artifact(self, step: int) -> str:
+        """The artifact path of a step in its run. Padded, so that a listing by name is one by step."""
+        return f"{FOLDER}/{self.name}/step-{step_text(step)}{self.suffix}"
+
+    def in_the_way(self, step: int) -> ConflictError:
+        """Return the error of a save where a user's own artifact has the name of a step."""
+        return ConflictError(
+            f"the artifact {self.artifact(step)!r} of run {self.run.run_id} is no checkpoint and stays as it is: "
+            "save under another step or name, or delete it yourself"
+        )
+
+    def uri(self, step: int) -> str:
+        """The URI of a step, as MLflow has it for artifacts of runs."""
+        return f"runs:/{self.run.run_id}/{self.artifact(step)}"
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """List the checkpoints, by step. One of which the ref is damaged is left out, with a warning."""
+        found: list[Checkpoint] = []
+        for step in self.steps():
+            try:
+                checkpoint = self.find(step)
+            except CorruptError as error:
+                _log.warning("step %s of %r is left out of the list: %s", step, self.name, error)
+                continue
+            if checkpoint is not None and not checkpoint.is_cut:
+                found.append(checkpoint)
+        return found
+
+    def get(self, step: int | None) -> Checkpoint:
+        """Find a step, the latest one if none is said.
+
+        Raises:
+            CheckpointNotFoundError: It is not there; the message says which are.
+        """
+        what = f"{self.name!r} in run {self.run.run_id!r}"
+        if step is not None:
+            what += f" at step {step}"
+            found = self.find(as_step(step))
+        else:
+            all_of_them = (self.find(each) for each in reversed(self.steps()))
+            found = next((each for each in all_of_them if each is not None and not each.is_cut), None)
+        if found is None:
+            # A step that a listing shows may be no checkpoint of ours.
+            known = ", ".join(str(each) for each in self.steps()[-10:] if step is not None and each != step)
+            raise CheckpointNotFoundError(what, known and f"steps {known}")
+        return found
+
+
+_STEP_FILE = re.compile(rf"(?:step-)?(?P<step>{STEP_TEXT})(?P<suffix>\.arrow|\.tensors)?")
+
+
+def step_named(name: str, suffix: str) -> int | None:
+    """Read a step from the name of a file of a series, or a ref's last segment; None if it is of something else."""
+    match = _STEP_FILE.fullmatch(name)
+    return step_of_text(match["step"]) if match is not None and match["suffix"] in (None, suffix) else None
+
+
+def check_name(name: str) -> str:
+    """Refuse what cannot be the name of a series: it is one segment of an artifact path."""
+    if not isinstance(name, str):
+        raise TypeError(f"a checkpoint's name is a text, not {name!r:.200}")
+    is_short = name.isprintable() and 0 < len(name.encode()) <= _MAX_NAME_BYTES
+    if not is_short or name in (".", "..") or _NOT_IN_NAMES.search(name):
+        raise ValueError(
+            f"a checkpoint's name has 1 to {_MAX_NAME_BYTES} printable bytes and no '/', '%', '?' or '#', "
+            f"and is not {name[:120]!r}"
+        )
+    return name

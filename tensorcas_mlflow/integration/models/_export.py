@@ -1,0 +1,123 @@
+"""The function that exports a model to a folder that needs no store, no server and no database."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mlflow import pyfunc
+from mlflow.models import Model
+from mlflow.models.model import MLMODEL_FILE_NAME
+from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS
+
+from tensorcas_mlflow.base.text import check_path
+from tensorcas_mlflow.errors import BackendError, ConflictError
+from tensorcas_mlflow.integration._errors import to_mlflow, translate_errors
+from tensorcas_mlflow.integration.models._folder import FLAVOR, STORE_KEY
+from tensorcas_mlflow.integration.models._load import store_for
+from tensorcas_mlflow.integration.models._saved import SavedModel, load_mlmodel, open_folder
+from tensorcas_mlflow.layout import Manifest
+from tensorcas_mlflow.store import MANIFEST_FILE, PAYLOAD_FILES, copy_payload
+
+_PAGE_FILE = Path(MANIFEST_FILE).with_suffix(".html").name
+"""The page that our artifact repository shows beside a manifest; a download through a server brings it along."""
+
+
+@translate_errors()
+def export_model(model_uri: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
+    """Write a model to a folder that can be taken anywhere and loaded there, by this flavor and by ``mlflow.pyfunc``.
+
+    The folder has all files of the model. For a model of this flavor it has the tensors, too, and its MLmodel names no
+    store and no place. Tensors are copied some 16 MiB at a time, and each is checked. The folder appears complete or
+    not at all. Errors are also `mlflow.exceptions.MlflowException`.
+
+    Args:
+        model_uri: ``models:/…``, ``runs:/…``, an artifact URI or a local path, of a model of any flavor. The store is
+            found as `load_model` finds it.
+        path: A folder that does not exist yet, or is empty.
+
+    Raises:
+        NotFoundError: There is no such model, or its store is gone.
+        FormatError: The model is damaged, or belongs to another store.
+        ConflictError: The folder holds something.
+        BackendError: The storage failed, or the folder cannot be written.
+    """
+    check_path(os.fspath(path))
+    out = Path(path).absolute()
+    with _appearing_at(out) as folder, open_folder(os.fspath(model_uri)) as model:
+        model.copy_to(folder)
+        if FLAVOR in load_mlmodel(model).flavors:
+            _bring_tensors(SavedModel(model), folder)
+
+
+def _bring_tensors(saved: SavedModel, folder: Path) -> None:
+    """Put a model's tensors into a copy of its folder, and make its MLmodel say so."""
+    data = folder / saved.data
+    # Whatever the copy brought is replaced: it may say which store it came from, or have a form of long ago.
+    with _set_aside(data, [MANIFEST_FILE, *PAYLOAD_FILES, _PAGE_FILE]) as aside:
+        store = store_for(saved, saved.configured_store())
+        if store is not None:
+            saved.check_manifest(store)
+        manifest = copy_payload(data, store if store is not None else aside, saved.manifest)
+    _name_no_store(folder / MLMODEL_FILE_NAME, manifest)
+
+
+def _name_no_store(file: Path, manifest: Manifest) -> None:
+    model = Model.load(file)
+    section = model.flavors[FLAVOR]
+    section["manifest"] = manifest.digest
+    for key in ("store", "store_id"):
+        section.pop(key, None)
+    function = model.flavors.get(pyfunc.FLAVOR_NAME, {})
+    settings = function.get(pyfunc.MODEL_CONFIG)
+    if settings:
+        settings.pop(STORE_KEY, None)
+    if not settings:
+        function.pop(pyfunc.MODEL_CONFIG, None)
+    model.artifact_path = None
+    model.save(os.fspath(file))
+
+
+@contextmanager
+def _appearing_at(out: Path) -> Iterator[Path]:
+    """Give a new folder that takes a place when the block is over, and vanishes if it fails.
+
+    Raises:
+        MlflowException: Something is at the place already.
+        BackendError: The folder cannot be made.
+    """
+    _check_free(out)
+    staging = out.with_name(f".{out.name}.{uuid.uuid4().hex}")
+    try:
+        staging.mkdir(parents=True)
+        yield staging
+        _check_free(out)
+        staging.rename(out)  # POSIX lets it take the place of an empty folder, and of nothing else
+    except OSError as error:
+        raise BackendError("write", os.fspath(out), f"{type(error).__name__}: {error}") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _check_free(out: Path) -> None:
+    if os.path.lexists(out) and not (out.is_dir() and not out.is_symlink() and not any(out.iterdir())):
+        there = ConflictError(f"Path {os.fspath(out)!r} already exists and is not empty")
+        raise to_mlflow(there, RESOURCE_ALREADY_EXISTS)
+
+
+@contextmanager
+def _set_aside(folder: Path, names: list[str]) -> Iterator[Path]:
+    """Move files of a folder into one beside it, which is there as long as the block."""
+    aside = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
+    aside.mkdir()
+    try:
+        for name in names:
+            if (folder / name).is_file():
+                (folder / name).rename(aside / name)
+        yield aside
+    finally:
+        shutil.rmtree(aside)

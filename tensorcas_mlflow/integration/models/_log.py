@@ -1,0 +1,365 @@
+"""Logging and saving a model: tensors go to the store, everything else to MLflow."""
+
+from __future__ import annotations
+
+import logging
+import os
+import posixpath
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from mlflow.exceptions import MlflowException
+from mlflow.models import Model, ModelSignature
+from mlflow.models.model import ModelInfo
+from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
+from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+from mlflow.tracking._model_registry import DEFAULT_AWAIT_MAX_SLEEP_SECONDS
+
+from tensorcas_mlflow.adapter import Adapter, Array, adapter_for, take_apart
+from tensorcas_mlflow.backends import is_ours
+from tensorcas_mlflow.base.files import sync_tree
+from tensorcas_mlflow.base.text import check_path, without_secrets
+from tensorcas_mlflow.errors import BackendError, TensorCasError
+from tensorcas_mlflow.integration._errors import translate_errors
+from tensorcas_mlflow.integration._home import as_lookup, home_of, sends_files
+from tensorcas_mlflow.integration.models._folder import DATA, Extras, Stored, write_folder
+from tensorcas_mlflow.layout import Manifest, Ref, RefTarget
+from tensorcas_mlflow.store import MANIFEST_FILE, PendingSave, Store, abandon_pending, hold_pending, write_payload
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The store for one logged model, and what its ref will say."""
+
+    store: Store
+    destination: str
+    """Artifact root of the model."""
+    target: RefTarget
+    is_committed_on_arrival: bool
+    """Our artifact repository serves the destination from this very store, and commits when the manifest arrives."""
+
+    def settle(self) -> None:
+        """Make durable what MLflow has uploaded, where that is a local folder.
+
+        The ref is, and a manifest that is lost in a crash of the machine would be taken for that of a deleted model.
+
+        Raises:
+            BackendError: It cannot be.
+        """
+        folder = as_lookup(self.destination)
+        if folder is not None and not is_ours(self.destination):
+            try:
+                sync_tree(folder)
+            except OSError as error:
+                raise BackendError("sync", folder, f"{type(error).__name__}: {error}") from error
+
+
+def place_for(destination: str, *, run_id: str | None, model_id: str | None, step: int | None) -> Place:
+    """Find the store for a model, or make it; raises as `home_of` does.
+
+    Args:
+        destination: Artifact root of the model, as MLflow gave it.
+    """
+    home = home_of(destination, create=True)
+    path = None if home.path is None else posixpath.join(home.path, DATA, MANIFEST_FILE)
+    return Place(
+        store=home.store,
+        destination=destination,
+        target=RefTarget(
+            path=path if home.is_ours else None,
+            copy_path=None if home.is_ours else path,
+            uri=posixpath.join(destination, DATA, MANIFEST_FILE),
+            run_id=run_id,
+            step=step,
+            model_id=model_id,
+        ),
+        is_committed_on_arrival=home.is_ours,
+    )
+
+
+def withdraw(place: Place, ref: Ref) -> None:
+    """Drop the ref of a model whose upload failed, if its manifest is certain not to be where MLflow would show it.
+
+    What failed may have come after the upload, such as registering a version. And what made it fail may hide what is
+    there, so where there is any doubt the ref stays: it costs space until ``tensorcas gc --orphans`` drops it, while a
+    model that is there without its ref is lost.
+    """
+    try:
+        shown = _shown_at(place.destination)
+    except Exception as error:  # noqa: BLE001 -- MLflow's repositories fail in their own ways
+        _logger.warning(
+            "the tensors of a model stay, as it cannot be seen whether it is at %r: %s",
+            ref.uri,
+            without_secrets(str(error)),
+        )
+        return
+    if shown is None or shown.digest != place.store.manifest(ref).digest:
+        place.store.drop(ref)
+
+
+def _shown_at(destination: str) -> Manifest | None:
+    """Read the manifest that a model's artifact root shows; None if it is certain to show none.
+
+    Raises:
+        FormatError: There is something else.
+        Exception: It cannot be seen what is there.
+    """
+    repository = get_artifact_repository(destination)
+    try:
+        names = {posixpath.basename(info.path) for info in repository.list_artifacts(DATA)}
+    except MlflowException as error:
+        if error.error_code == ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+            return None
+        raise
+    if MANIFEST_FILE not in names:
+        return None
+    with TemporaryDirectory(prefix="tensorcas-") as scratch:
+        file = repository.download_artifacts(f"{DATA}/{MANIFEST_FILE}", scratch)
+        return Manifest.from_bytes(Path(file).read_bytes())
+
+
+@translate_errors()
+def save_model(
+    model: Any,
+    path: str | os.PathLike[str],
+    *,
+    mlflow_model: Model | None = None,
+    step: int | None = None,
+    signature: ModelSignature | bool | None = None,
+    input_example: Any = None,
+    pip_requirements: Sequence[str] | str | None = None,
+    extra_pip_requirements: Sequence[str] | str | None = None,
+    conda_env: Mapping[str, Any] | str | None = None,
+    code_paths: Sequence[str] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> None:
+    """Save a model to a self-contained folder, which can be moved and loaded without any store.
+
+    Errors are also `mlflow.exceptions.MlflowException`.
+
+    Args:
+        model: A model of a framework that has an adapter.
+        path: A folder that does not exist yet, or is empty.
+        mlflow_model: The `mlflow.models.Model` to add this flavor to.
+        step: The training step to record with the model.
+        signature: The signature; None infers it from ``input_example``, False records none.
+        input_example: An input of the model, to save with it.
+        pip_requirements: All requirements of the model, or a requirements file. By default the framework and this
+            package, in the installed versions; nothing is inferred.
+        extra_pip_requirements: Requirements besides the default ones.
+        conda_env: A conda environment, or a file with one, instead of requirements.
+        code_paths: Files and folders of code to save with the model.
+        metadata: Values for MLmodel, as they are.
+
+    Raises:
+        AdapterError: No adapter takes the model, or it cannot be stored exactly.
+        BackendError: The folder cannot be written.
+        ValueError: An argument is wrong.
+        mlflow.exceptions.MlflowException: The folder holds something, or MLflow refuses an argument.
+    """
+    adapter = adapter_for(model)
+    extras = Extras(
+        step=step,
+        signature=signature,
+        input_example=input_example,
+        pip_requirements=pip_requirements,
+        extra_pip_requirements=extra_pip_requirements,
+        conda_env=conda_env,
+        code_paths=code_paths,
+        metadata=metadata,
+    )
+    check_path(os.fspath(path))
+    tensors = take_apart(adapter, model)
+
+    def write_tensors(data: Path) -> Stored:
+        cuts, left_out = adapter.cuts(tensors), adapter.left_out(tensors)
+        manifest = write_payload(data, tensors, flavor=adapter.name, cuts=cuts, left_out=left_out)
+        return Stored(manifest=manifest, store=None)
+
+    write_folder(
+        path,
+        adapter=adapter,
+        tensors=tensors,
+        mlflow_model=mlflow_model,
+        extras=extras,
+        write_tensors=write_tensors,
+    )
+
+
+@translate_errors()
+def log_model(
+    model: Any,
+    name: str | None = None,
+    *,
+    step: int | None = None,
+    registered_model_name: str | None = None,
+    await_registration_for: int | None = DEFAULT_AWAIT_MAX_SLEEP_SECONDS,
+    params: Mapping[str, Any] | None = None,
+    tags: Mapping[str, Any] | None = None,
+    model_type: str | None = None,
+    model_id: str | None = None,
+    signature: ModelSignature | bool | None = None,
+    input_example: Any = None,
+    pip_requirements: Sequence[str] | str | None = None,
+    extra_pip_requirements: Sequence[str] | str | None = None,
+    conda_env: Mapping[str, Any] | str | None = None,
+    code_paths: Sequence[str] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> ModelInfo:
+    """Log a model as deduplicated tensors, to the active run if there is one.
+
+    TENSORCAS_STORE names the store; by default it is the one that the experiment's artifact location lies in, and the
+    call makes it if there is none. A server that keeps its artifacts in a store of its own gets the whole model. Errors
+    are also `mlflow.exceptions.MlflowException`.
+
+    Args:
+        model: A model of a framework that has an adapter. It may change once this returns.
+        name: The name of the logged model; by default MLflow makes one up.
+        step: The training step of the model.
+        registered_model_name: Register the model as a new version of this name.
+        await_registration_for: Seconds to wait until the version is ready; 0 or None does not wait.
+        params: Parameters of the logged model, besides those of the run.
+        tags: Tags of the logged model.
+        model_type: The kind of model, in words of your own.
+        model_id: Log into this existing logged model instead of a new one.
+        signature: The signature; None infers it from ``input_example``, False records none.
+        input_example: An input of the model, to save with it.
+        pip_requirements: All requirements of the model, or a requirements file. By default the framework and this
+            package, in the installed versions; nothing is inferred.
+        extra_pip_requirements: Requirements besides the default ones.
+        conda_env: A conda environment, or a file with one, instead of requirements.
+        code_paths: Files and folders of code to save with the model.
+        metadata: Values for MLmodel, as they are.
+
+    Returns:
+        MLflow's description of the model; ``model_uri`` loads it.
+
+    Raises:
+        AdapterError: No adapter takes the model, or it cannot be stored exactly.
+        BackendError: The storage failed.
+        ValueError: An argument is wrong, or there is no place for a store.
+        mlflow.exceptions.MlflowException: MLflow refuses the model's name or another argument.
+    """
+    adapter = adapter_for(model)
+    extras = Extras(
+        step=step,
+        signature=signature,
+        input_example=input_example,
+        pip_requirements=pip_requirements,
+        extra_pip_requirements=extra_pip_requirements,
+        conda_env=conda_env,
+        code_paths=code_paths,
+        metadata=metadata,
+    )
+    # Before MLflow makes a logged model, so that a model that is refused leaves none behind.
+    flavor = _StoringFlavor(model, adapter, take_apart(adapter, model), extras)
+    try:
+        info: ModelInfo = Model.log(
+            artifact_path=None,
+            name=name,
+            flavor=flavor,
+            registered_model_name=registered_model_name,
+            await_registration_for=await_registration_for,
+            params=params,
+            tags=tags,
+            model_type=model_type,
+            model_id=model_id,
+            step=extras.step or 0,
+            # It would load the model again, at every step. The example went through the live model already.
+            validate_serving_input=False,
+        )
+    except BaseException:
+        flavor.withdraw()
+        raise
+    finally:
+        flavor.let_go()
+    flavor.confirm()
+    return info
+
+
+class _StoringFlavor:
+    """Stand-in for a flavor's module in one call of `Model.log`.
+
+    Only its `save_model` is told where the model is going, so the store is found there.
+    """
+
+    __name__ = "mlflow.tensorcas"
+
+    def __init__(self, model: Any, adapter: Adapter, tensors: dict[str, Array], extras: Extras) -> None:
+        self._adapter = adapter
+        self._tensors = tensors
+        self._extras = extras
+        self._held: PendingSave | None = None
+        self._committed: tuple[Place, Ref] | None = None
+
+    def save_model(self, path: str | os.PathLike[str], mlflow_model: Model, **_: Any) -> None:
+        """Store the tensors, and write the rest to the folder that MLflow uploads next."""
+
+        def write_tensors(data: Path) -> Stored:
+            return self._store(data, mlflow_model)
+
+        write_folder(
+            path,
+            adapter=self._adapter,
+            tensors=self._tensors,
+            mlflow_model=mlflow_model,
+            extras=self._extras,
+            write_tensors=write_tensors,
+        )
+
+    def withdraw(self) -> None:
+        """Take back what was committed for an upload that failed."""
+        if self._committed is not None:
+            # The ref that stays if this fails costs space; the reader wants to know why the upload failed.
+            with suppress(TensorCasError):
+                withdraw(*self._committed)
+
+    def confirm(self) -> None:
+        """See that what was committed before the upload is still committed, now that its manifest is in its place.
+
+        Until then a collection told to drop the refs of models that are gone may have taken it for one of those.
+        """
+        if self._committed is not None:
+            place, ref = self._committed
+            place.settle()
+            if place.store.ref(ref.key) is None:
+                self._write(place).commit(place.target)
+
+    def let_go(self) -> None:
+        """Abandon what no artifact repository has taken over."""
+        if self._held is not None:
+            abandon_pending(self._held)
+
+    def _store(self, data: Path, mlflow_model: Model) -> Stored:
+        if sends_files(mlflow_model.artifact_path):
+            cuts, left_out = self._adapter.cuts(self._tensors), self._adapter.left_out(self._tensors)
+            manifest = write_payload(data, self._tensors, flavor=self._adapter.name, cuts=cuts, left_out=left_out)
+            return Stored(manifest=manifest, store=None)
+        place = place_for(
+            mlflow_model.artifact_path,
+            run_id=mlflow_model.run_id,
+            model_id=mlflow_model.model_id,
+            step=self._extras.step,
+        )
+        save = self._write(place)
+        try:
+            (data / MANIFEST_FILE).write_bytes(save.manifest.to_bytes())
+            if place.is_committed_on_arrival:
+                hold_pending(place.store, save, place.target)
+                self._held = save
+            else:
+                self._committed = place, save.commit(place.target)
+        except BaseException:
+            save.abandon()
+            raise
+        return Stored(manifest=save.manifest, store=place.store)
+
+    def _write(self, place: Place) -> PendingSave:
+        cuts, left_out = self._adapter.cuts(self._tensors), self._adapter.left_out(self._tensors)
+        return place.store.write_checkpoint(self._tensors, flavor=self._adapter.name, cuts=cuts, left_out=left_out)

@@ -1,0 +1,162 @@
+"""Opening what MLflow has for reading parts of it: a model of this flavor, or a file that holds tensors."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from mlflow.models.model import MLMODEL_FILE_NAME
+from mlflow.utils.file_utils import get_local_path_or_none
+
+from tensorcas_mlflow.backends import Tally, is_ours
+from tensorcas_mlflow.errors import (
+    CorruptError,
+    FormatError,
+    MalformedFileError,
+    NewerFormatError,
+    NoCheckpointError,
+    StoreNotFoundError,
+)
+from tensorcas_mlflow.file_formats import FORMATS_IN
+from tensorcas_mlflow.integration._errors import NoSuchFileError
+from tensorcas_mlflow.integration._home import find_store
+from tensorcas_mlflow.integration.models._folder import FLAVOR
+from tensorcas_mlflow.integration.models._load import store_for
+from tensorcas_mlflow.integration.models._saved import LocalFolder, SavedModel, load_mlmodel, open_folder, resolve
+from tensorcas_mlflow.reader import CheckpointReader, open_manifest, open_path, open_ref
+
+_MOST_LISTED = 10
+_MOST_TRIED = 1000
+"""A folder of more files is no artifact, but somebody's home."""
+
+
+def open_artifact(uri: str, **options: Any) -> CheckpointReader:
+    """Open a model, a file artifact, or a file of this machine.
+
+    Args:
+        uri: Any that MLflow has for a model or an artifact, or a local path. In a folder of which only one file holds
+            tensors that file is meant, unless all of it is one checkpoint.
+        options: See `open_ref`.
+
+    Raises:
+        MlflowException: There is no such thing, or the store of a model cannot be found.
+        FormatError: It holds no tensors, or is damaged.
+        ValueError: Several files in it do; the message names them.
+    """
+    local = get_local_path_or_none(uri)
+    if local is not None:
+        return _open_local(Path(local), options)
+    repository, path = resolve(uri)
+    place = posixpath.join(repository.artifact_uri, path) if path else repository.artifact_uri
+    if is_ours(place):
+        found = _open_in_store(place, options)
+        if found is not None:
+            return found
+    local = get_local_path_or_none(place)
+    if local is not None:
+        return _open_local(Path(local), options)
+    if any(posixpath.basename(info.path) == MLMODEL_FILE_NAME for info in repository.list_artifacts(path)):
+        found = _open_model(uri, options)
+        if found is not None:
+            return found
+    kept = ExitStack()
+    with ExitStack() as opened:
+        scratch = opened.enter_context(TemporaryDirectory(prefix="tensorcas-"))
+        fetched = Path(repository.download_artifacts(path, scratch))
+        reader = _open_local(fetched, options | {"end": kept.close})
+        kept.push(opened.pop_all())  # what cannot be opened is not kept
+        return reader
+
+
+def _open_local(path: Path, options: dict[str, Any]) -> CheckpointReader:
+    if not os.path.exists(path):  # of a name that is too long Path.exists raises
+        found = _open_in_store(os.fspath(path.absolute()), options)
+        if found is not None:
+            return found
+        raise NoSuchFileError(os.fspath(path))
+    if (path / MLMODEL_FILE_NAME).is_file():
+        found = _open_model(os.fspath(path), options)
+        return _one_of_files(path, options) if found is None else found
+    try:
+        return open_path(path, **options)
+    except NoCheckpointError:
+        return _one_of_files(path, options)
+
+
+def _one_of_files(folder: Path, options: dict[str, Any]) -> CheckpointReader:
+    below = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
+    files = sorted(islice((each for each in below if os.path.isfile(each)), _MOST_TRIED + 1))
+    if len(files) > _MOST_TRIED:
+        raise FormatError(f"{folder.name!r} is no checkpoint, and holds more files than are tried: name one of them")
+    return _the_one(folder.name, (partial(open_path, each, **options) for each in files))
+
+
+def _open_in_store(place: str, options: dict[str, Any]) -> CheckpointReader | None:
+    """Open what the store shows at an artifact's place, or in that folder; None where it has nothing of it."""
+    try:
+        found = find_store(place)
+    except StoreNotFoundError:
+        return None
+    if found is None:
+        return None
+    store, path = found
+    ref = store.artifact(path)
+    if ref is not None:
+        return open_ref(store, ref, **options)
+    refs = store.walk_artifacts(path)
+    return _the_one(path, (partial(open_ref, store, each, **options) for each in refs)) if refs else None
+
+
+def _the_one(label: str, files: Iterable[Callable[[], CheckpointReader]]) -> CheckpointReader:
+    """Open the one of several files that holds tensors."""
+    found: list[CheckpointReader] = []
+    for opens in files:
+        try:
+            reader = opens()
+        except FormatError as error:
+            # What is damaged may be the one, or another part of the same checkpoint.
+            if isinstance(error, CorruptError | NewerFormatError) or _is_of_tensors(error):
+                raise
+            continue
+        if len(reader) or reader.left_out:
+            found.append(reader)
+    if not found:
+        raise FormatError(f"there is no file that holds tensors in {label!r}")
+    if len(found) > 1:
+        listed = ", ".join(repr(reader.label) for reader in found[:_MOST_LISTED])
+        raise ValueError(f"{len(found)} files in {label!r} hold tensors, name one of them: {listed}")
+    return found[0]
+
+
+def _is_of_tensors(error: FormatError) -> bool:
+    """Tell whether a file is refused that should hold tensors, or say where they are."""
+    return isinstance(error, MalformedFileError) and error.format in (*FORMATS_IN, "zip", "index")
+
+
+def _open_model(uri: str, options: dict[str, Any]) -> CheckpointReader | None:
+    """Open a model that this flavor has logged; None for one of another flavor."""
+    kept = ExitStack()
+    with ExitStack() as opened:
+        folder = opened.enter_context(open_folder(uri))
+        if FLAVOR not in load_mlmodel(folder).flavors:
+            return None
+        saved = SavedModel(folder)
+        store = store_for(saved, saved.configured_store())
+        if store is None:
+            file = folder.file(saved.payload or "")
+            ends = {} if isinstance(folder, LocalFolder) else {"end": kept.close}
+            reader = open_path(file, label=saved.label, **(options | ends))
+            if ends:
+                kept.push(opened.pop_all())
+            return reader
+        saved.check_manifest(store)
+        tally = Tally()
+        tally.add(len(saved.manifest.stream))
+        return open_manifest(store.metered(tally), saved.manifest, tally, label=saved.label, **options)

@@ -1,0 +1,136 @@
+"""Hints: places of the chunks of one manifest at the time of writing (``docs/format.md``, Hints).
+
+They follow the manifest in its blob, so a remote reader needs no index. They may be stale, since collections rewrite
+packs and not manifests. So they are never evidence, and a reader asks the index after a miss.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import zstandard
+
+from tensorcas_mlflow.base.digest import Digests, digest
+from tensorcas_mlflow.base.tensors import MAX_CHUNK_BYTES
+from tensorcas_mlflow.codecs import check_zstd_has_memory
+from tensorcas_mlflow.layout._pack import ENTRY, Entries, is_delta
+
+MAGIC = b"\x89TCHNT\r\x01"
+_FOOTER = struct.Struct("<I16s8s")
+_DIGEST_BYTES = 16
+_MAX_OFFSET = 1 << 56
+_PACK_BYTES = 40
+"""Bound for a pack's name in JSON."""
+_PACK_NAME = re.compile(r"[0-9a-f]{32}")
+_COLUMNS = (
+    ("pack", "<u4"),
+    ("offset", "<i8"),
+    ("stored_bytes", "<u4"),
+    ("raw_bytes", "<u4"),
+    ("codec", "u1"),
+    ("typesize", "u1"),
+)
+_ROW_BYTES = sum(np.dtype(dtype).itemsize for _, dtype in _COLUMNS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hints:
+    """Places of chunks, one row a chunk, ascending by digest."""
+
+    packs: tuple[str, ...]
+    pack: Any
+    """For each row the position of its pack in ``packs``."""
+    entries: Entries
+    """For each row its entry in that pack, without the digest of its stored bytes."""
+
+
+def hint_bytes(packs: Sequence[str], pack: Any, entries: Entries) -> bytes:
+    """Write hints.
+
+    Args:
+        packs: Names of packs.
+        pack: For each chunk the position of its pack in ``packs``.
+        entries: For each chunk its entry; ascending by digest, none twice.
+    """
+    used, number = np.unique(pack, return_inverse=True)
+    head = json.dumps({"packs": [packs[at] for at in used.tolist()], "n": len(entries)}).encode() + b"\n"
+    columns = {name: entries[name] for name, _ in _COLUMNS if name != "pack"} | {"pack": number}
+    # Chunks of a tensor are adjacent, so differences are small numbers.
+    columns["offset"] = np.diff(entries["offset"].astype(np.int64), prepend=np.int64(0))
+    body = b"".join(columns[name].astype(dtype).tobytes() for name, dtype in _COLUMNS)
+    packed = zstandard.ZstdCompressor(level=3).compress(head + body)
+    return packed + _FOOTER.pack(len(packed), digest(packed)[:_DIGEST_BYTES], MAGIC)
+
+
+def split_hints(blob: bytes) -> tuple[bytes, bytes]:
+    """Split a manifest's blob into the manifest and its hints; the hints may be empty."""
+    # This accepts any version: `read_hints` skips versions unknown to this release.
+    if blob[-len(MAGIC) : -1] != MAGIC[:-1] or len(blob) < _FOOTER.size:
+        return blob, b""
+    n_bytes, _, _ = _FOOTER.unpack_from(blob, len(blob) - _FOOTER.size)
+    at = len(blob) - _FOOTER.size - n_bytes
+    return (blob, b"") if at < 0 else (blob[:at], blob[at:])
+
+
+def read_hints(data: bytes, digests: Digests) -> Hints | None:
+    """Read hints; None if they are damaged, of a later version, or for other chunks.
+
+    Args:
+        data: Hints from `split_hints`.
+        digests: The distinct chunks of their manifest, ascending.
+    """
+    if len(data) < _FOOTER.size:
+        return None
+    packed = data[: -_FOOTER.size]
+    n_packed, said, magic = _FOOTER.unpack(data[-_FOOTER.size :])
+    if magic != MAGIC or n_packed != len(packed) or digest(packed)[:_DIGEST_BYTES] != said:
+        return None
+    try:
+        # At most as many packs as chunks: a small manifest must not claim hints that take much memory.
+        most_bytes = len(digests) * (_ROW_BYTES + _PACK_BYTES) + 1024
+        if not 0 < zstandard.frame_content_size(packed) <= most_bytes:
+            return None
+        head, _, body = zstandard.ZstdDecompressor().decompress(packed).partition(b"\n")
+        facts = json.loads(head)
+        packs, n_rows = facts["packs"], facts["n"]
+    except zstandard.ZstdError as error:
+        check_zstd_has_memory(error)
+        return None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    if n_rows != len(digests) or len(body) != n_rows * _ROW_BYTES or not isinstance(packs, list):
+        return None
+    if not all(isinstance(name, str) and _PACK_NAME.fullmatch(name) for name in packs):
+        return None
+    entries = np.zeros(n_rows, dtype=ENTRY)
+    entries["digest"] = digests
+    at = 0
+    pack = np.empty(0, np.uint32)
+    for name, dtype in _COLUMNS:
+        column = np.frombuffer(body, dtype, n_rows, at)
+        at += column.nbytes
+        if name == "pack":
+            pack = column
+        elif name == "offset":
+            offset = np.cumsum(column)
+            if n_rows and offset.min() < 0:
+                return None
+            entries[name] = offset
+        else:
+            entries[name] = column
+    if n_rows and (int(pack.max()) >= len(packs) or not _is_possible(entries)):
+        return None
+    return Hints(packs=tuple(packs), pack=pack.astype(np.uint32), entries=entries)
+
+
+def _is_possible(entries: Entries) -> bool:
+    """Tell whether such chunks are possible, to bound the memory a reader allocates for them."""
+    is_short = entries["stored_bytes"].max() <= 2 * MAX_CHUNK_BYTES and entries["raw_bytes"].max() <= MAX_CHUNK_BYTES
+    # Hints do not record the base of a delta.
+    return bool(is_short and entries["offset"].max() <= _MAX_OFFSET and not is_delta(entries).any())

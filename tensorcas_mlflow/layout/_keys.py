@@ -1,0 +1,162 @@
+"""Keys: the names of a store's blobs (``docs/format.md``, Blobs, Refs and intents)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from urllib.parse import unquote
+
+from tensorcas_mlflow.backends import Backend, BlobInfo, Children
+from tensorcas_mlflow.base.digest import digest
+
+_N_NAMED = 3
+_MANIFEST = r"[0-9a-f]{64}(?:\.[0-9a-f]{8})?"
+_HEX = r"[0-9a-f]{32}"
+_SEGMENT = r"[A-Za-z0-9._=%~-]{1,200}"
+_MANIFEST_NAME = re.compile(_MANIFEST)
+_KEY = re.compile(
+    "format"
+    rf"|packs/{_HEX}\.pack"
+    rf"|index/{_HEX}\.(?:loose|arrow)"
+    rf"|manifests/{_MANIFEST}"
+    rf"|(?:intents|census)/{_HEX}"
+    rf"|condemned/(?:{_HEX}|@generation)"
+    rf"|quarantine/(?:{_HEX}-[0-9a-f]{{1,16}}-[0-9a-f]{{1,16}}\.[0-9a-f]{{8}}|@{_HEX})"
+    rf"|refs/runs/{_SEGMENT}/(?:{_SEGMENT}/)?@(?:-?[0-9]+|True|False)"  # an earlier release accepted a bool as a step
+    rf"|refs/copies/[0-9a-f]{{64}}/@{_HEX}"
+    rf"|refs/replacing/@{_HEX}"
+    # A ref of a later kind keeps a manifest alive like any other.
+    r"|refs/(?:artifacts|runs|copies|replacing)"  # a file in place of a folder of refs: damage
+    rf"|refs/(?!runs/|copies/|replacing/)(?:{_SEGMENT}/)+@{_SEGMENT}"
+)
+
+
+def is_blob_key(key: str) -> bool:
+    """Tell whether a key has the form of a blob's key in a store."""
+    return _KEY.fullmatch(key) is not None
+
+
+def is_manifest_name(name: object) -> bool:
+    """Tell whether an object is the name of a manifest, in the form of its key."""
+    return isinstance(name, str) and _MANIFEST_NAME.fullmatch(name) is not None
+
+
+def list_blobs(backend: Backend, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
+    """List the blobs of a store below a prefix, like `Backend.list`, without foreign files."""
+    return filter(_is_ours, backend.list(prefix, after=after))
+
+
+def list_dir(backend: Backend, prefix: str) -> Children:
+    """List the direct children of a prefix, like `Backend.list_dir`, without foreign files."""
+    blobs, names = backend.list_dir(prefix)
+    # A folder of refs is named by a segment of a path, and quoting removes "@" from it.
+    return list(filter(_is_ours, blobs)), [name for name in names if "@" not in name]
+
+
+def _is_ours(info: BlobInfo) -> bool:
+    # A link among refs may have replaced a folder of refs: every collector has to see it.
+    return is_blob_key(info.key) or (info.is_link and info.key.startswith("refs/"))
+
+
+def find_strangers(backend: Backend) -> tuple[str, ...]:
+    """Return the foreign files in a store's folder, or the foreign objects at its place."""
+    return tuple(sorted(path for path in backend.paths() if not is_blob_key(path)))
+
+
+def strangers_text(strangers: Sequence[str]) -> str:
+    """Count and name foreign files."""
+    named = ", ".join(repr(path) for path in strangers[:_N_NAMED])
+    more = f" and {len(strangers) - _N_NAMED} more" if len(strangers) > _N_NAMED else ""
+    are = "1 file that is" if len(strangers) == 1 else f"{len(strangers)} files that are"
+    return f"{are} not of the store ({named}{more})"
+
+
+_PLAIN = re.compile(r"[A-Za-z0-9._=~-]*")
+_MAX_SEGMENT = 180
+
+ARTIFACTS = "refs/artifacts/"
+"""Prefix of the keys of refs by artifact path."""
+
+RUNS = "refs/runs/"
+"""Prefix of the keys of refs of runs' steps."""
+
+COPIES = "refs/copies/"
+"""Prefix of the keys of refs of models with a copy of the manifest in MLflow."""
+
+STAND_INS = "refs/replacing"
+"""Key prefix of stand-ins: refs holding a save while it replaces another through a carrier."""
+
+
+def quote_segment(text: str) -> str:
+    """Encode any text as a segment of a key, reversibly unless it is long."""
+    quoted = text
+    if not _PLAIN.fullmatch(text):
+        encoded = text.encode("utf-8", "surrogateescape")
+        quoted = "".join(chr(c) if _PLAIN.fullmatch(chr(c)) else f"%{c:02X}" for c in encoded)
+    if len(quoted) <= _MAX_SEGMENT and quoted not in ("", ".", "..") and not quoted.startswith("~"):
+        return quoted
+    return _hashed_segment(text)
+
+
+def _hashed_segment(text: str) -> str:
+    return "~" + digest(text.encode("utf-8", "surrogateescape")).hex()[:32]
+
+
+def is_run_key(key: str, run_id: str, name: str | None, step: int | None) -> bool:
+    """Tell whether a key is that of a run's step; a carrier writes quoted segments like long ones."""
+    *folders, leaf = key.removeprefix(RUNS).split("/")
+    texts = [run_id, *([] if name is None else [name])]
+    return (
+        leaf == f"@{step}"
+        and len(folders) == len(texts)
+        and all(
+            segment in (quote_segment(text), _hashed_segment(text))
+            for segment, text in zip(folders, texts, strict=True)
+        )
+    )
+
+
+def run_prefix(run_id: str, name: str | None = None) -> str:
+    """Return the key prefix of the refs of a run's steps, or of those of one name."""
+    return "/".join([RUNS.rstrip("/"), quote_segment(run_id), *([] if name is None else [quote_segment(name)])])
+
+
+def copies_prefix(place: str) -> str:
+    """Return the key prefix of the refs of models with a copy of the manifest at a place in MLflow."""
+    return COPIES + digest(place.encode()).hex()
+
+
+def label_of(key: str) -> str | None:
+    """Describe the ref at a key in words, like `Ref.label`, as far as the key shows it."""
+    folders, _, leaf = key.rpartition("/@")
+    texts = [unquote(segment, errors="replace") for segment in folders.split("/")[2:]]
+    if key.startswith(RUNS) and 1 <= len(texts) <= 2:
+        return f"run {' '.join(texts)} step {unquote(leaf, errors='replace')}"
+    if key.startswith(ARTIFACTS):
+        return "/".join([*texts, unquote(leaf, errors="replace")])
+    return None
+
+
+def artifact_prefix(directory: str) -> str:
+    """Return the key prefix of the refs below an artifact directory."""
+    return "/".join([ARTIFACTS.rstrip("/"), *map(quote_segment, path_segments(directory))])
+
+
+def artifact_key(path: str) -> str:
+    """Return the key of the ref of an artifact path."""
+    *folders, leaf = path_segments(path)
+    return ARTIFACTS + "/".join([*map(quote_segment, folders), "@" + quote_segment(leaf)])
+
+
+def path_segments(path: str) -> list[str]:
+    """Split an artifact path.
+
+    Raises:
+        ValueError: It is no artifact path.
+    """
+    if path == "":
+        return []
+    segments = path.split("/")
+    if any(segment in ("", ".", "..") or "\0" in segment for segment in segments):
+        raise ValueError(f"not an artifact path: {path[:200]!r}")
+    return segments

@@ -1,0 +1,387 @@
+"""Import and export: checkpoints from files of foreign formats, and back."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from tensorcas_mlflow.adapter import SKELETON, Array
+from tensorcas_mlflow.base.tensors import ALIGNMENT, Spec
+from tensorcas_mlflow.base.text import count_text
+from tensorcas_mlflow.errors import BackendError, CheckpointExistsError
+from tensorcas_mlflow.file_formats import (
+    Listing,
+    TensorLocation,
+    Tensors,
+    WritePlan,
+    Written,
+    left_out_parts,
+    plan_write,
+)
+from tensorcas_mlflow.layout import Manifest, Ref, RefTarget, list_dir
+from tensorcas_mlflow.store import Policy, Store
+
+
+def arrays_of(listing: Listing, *, watch: Callable[[int], None] | None = None) -> dict[str, Array]:
+    """Give all arrays of a listing, holding some 16 MiB of them in memory at most.
+
+    Those that lie in a mapped file as they are, are views of it. All others (deflated, in another order, or in a file
+    that is not on this machine) are put into a temporary file without a name, and are views of that.
+
+    Args:
+        listing: Of a file or several.
+        watch: Told of the bytes that are put there.
+
+    Returns:
+        Read-only arrays by name, in the listing's order. A view keeps alive what it views.
+
+    Raises:
+        CorruptError: The file is damaged, where that shows.
+        BackendError: It cannot be read, or there is no room for a temporary file.
+    """
+    spilled = {name: place.spec for name, place in listing.locations.items() if not _is_mapped(listing, place)}
+    views = _spill(listing, spilled, watch)
+    return {name: views[name] if name in views else listing.array(name) for name in listing.locations}
+
+
+def _is_mapped(listing: Listing, place: TensorLocation) -> bool:
+    return place.is_plain and (
+        place.n_bytes == 0 or listing.sources[place.source].view(place.start, place.n_bytes) is not None
+    )
+
+
+def _spill(listing: Listing, specs: dict[str, Spec], watch: Callable[[int], None] | None) -> dict[str, Array]:
+    if not specs:
+        return {}
+    starts: dict[str, int] = {}
+    try:
+        with tempfile.TemporaryFile(buffering=0) as file:
+            end = 0
+            for name in specs:
+                end += -end % ALIGNMENT
+                starts[name] = end
+                for _, piece in listing.stream([name]):
+                    end += _put(piece, file, end)
+                    if watch is not None:
+                        watch(len(piece))
+            is_empty = os.fstat(file.fileno()).st_size == 0
+            mapped = memoryview(b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except OSError as error:
+        raise BackendError("write", tempfile.gettempdir(), f"{type(error).__name__}: {error}") from error
+    views = {}
+    for name, spec in specs.items():
+        start = starts[name]
+        data = mapped[start : start + spec.n_bytes]
+        views[name] = np.frombuffer(data, np.uint8).view(spec.numpy_dtype).reshape(spec.shape)
+    return views
+
+
+def _put(data: memoryview, file: BinaryIO, start: int) -> int:
+    """Write bytes at a place, and return their number."""
+    at = 0
+    # Not through the map: where no room is left, writing to one kills the process.
+    while at < len(data):
+        at += os.pwrite(file.fileno(), data[at:], start + at)
+    return len(data)
+
+
+_FLAVORS = dict.fromkeys(("npz", "npy", "pickle", "skops", "xgboost"), "generic")
+_FLAVOR = "pytorch"
+"""Of all other formats: that adapter fills modules by the tensors' names, and gives tensors of any dtype."""
+_PHASES = 3
+"""A tensor is put where it can be viewed, hashed, and stored."""
+
+
+def import_checkpoint(
+    store: Store,
+    source: Listing,
+    target: RefTarget,
+    *,
+    flavor: str | None = None,
+    allow_left_out: bool = False,
+    overwrite: bool = False,
+    policy: Policy | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Ref:
+    """Store the tensors of a file, or of several that belong together, as a checkpoint.
+
+    The tensors are read from the mapped file, and those that cannot be viewed there from a temporary file, so that
+    memory stays bounded. The manifest says what the tensors and the file's metadata say, and not where they came from:
+    equal files, whatever their names, and files of one content in formats without metadata, share one. Nothing is
+    unpickled.
+
+    Args:
+        store: Where to.
+        source: The file, from `formats.open_listing`. It must not change meanwhile; if it does, nothing is committed.
+        target: What the checkpoint is called.
+        flavor: Name of the adapter that is to load it; unless given, ``generic`` for those of arrays (npz, npy, pickle,
+            skops, xgboost) and ``pytorch`` for all others. Whoever loads it gives a live model to fill, or takes the
+            weights only.
+        allow_left_out: Whether to import a file of which some tensors cannot be stored, without them.
+        overwrite: Whether a checkpoint of that name is replaced.
+        policy: As for `Store.begin_checkpoint`.
+        progress: Called with how much is done, and how much there is to do, in bytes of which each counts once for
+            each time that it is gone through.
+
+    Returns:
+        The ref of the checkpoint; when it is returned all is on disk.
+
+    Raises:
+        ValueError: Tensors would be left out, and that was not allowed; the message names them. Or a name is one that
+            no tensor may have.
+        CheckpointExistsError: There is one and ``overwrite`` is False; it is untouched.
+        CorruptError: The file is damaged, where that shows.
+        ConflictError: The file was changed meanwhile.
+        BackendError: It cannot be read, or the store not be written.
+    """
+    if not overwrite and store.ref(target.key) is not None:
+        raise CheckpointExistsError(f"step {target.step} of run {target.run_id!r}")
+    prepared = prepare_import(source, flavor=flavor, allow_left_out=allow_left_out, progress=progress)
+    with store.begin_checkpoint(
+        prepared.arrays,
+        flavor=prepared.flavor,
+        metadata=prepared.metadata,
+        left_out=prepared.left_out,
+        series=target.key.rpartition("/")[0],
+        earlier=lambda: _earlier(store, target),
+        policy=policy,
+        watch=prepared.watch,
+    ) as save:
+        prepared.hashed(save.n_new_bytes)
+        save.write(watch=prepared.watch)
+        ref = save.commit(target, replace=overwrite)
+    prepared.stored()
+    return ref
+
+
+class PreparedImport:
+    """The tensors of a file, where a save can view them; and how far it has come."""
+
+    def __init__(self, source: Listing, flavor: str, told: _Told) -> None:
+        """View tensors.
+
+        Args:
+            source: The file.
+            flavor: Name of the adapter that is to load them.
+            told: Counts what is done.
+        """
+        self.flavor = flavor
+        self.metadata = source.metadata
+        self.left_out = source.left_out
+        self._told = told
+        self.arrays = arrays_of(source, watch=told.more)
+        told.reach(1)
+
+    def watch(self, n_bytes: int) -> None:
+        """Take note of bytes that a save has gone through."""
+        self._told.more(n_bytes)
+
+    def hashed(self, n_new_bytes: int) -> None:
+        """Take note that all is hashed, and how much of it is new."""
+        self._told.reach(2)
+        self._told.more(self._told.n_bytes - n_new_bytes)
+
+    def stored(self) -> None:
+        """Take note that all is stored."""
+        self._told.reach(_PHASES)
+
+
+def prepare_import(
+    source: Listing,
+    *,
+    flavor: str | None = None,
+    allow_left_out: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> PreparedImport:
+    """Do what an import does before a save begins; see `import_checkpoint`, whose arguments these are.
+
+    Raises:
+        ValueError: As there.
+        CorruptError: As there.
+        BackendError: The file cannot be read, or there is no room for a temporary one.
+    """
+    check_left_out(source, allow_left_out=allow_left_out)
+    if SKELETON in source.locations:
+        # What is stored under this name is read as a pickle when the checkpoint is loaded, and the file is anybody's.
+        raise ValueError(f"a tensor is named {SKELETON!r}, which says something else in a store: rename it")
+    told = _Told(sum(spec.n_bytes for spec in source.specs()), progress)
+    return PreparedImport(source, _FLAVORS.get(source.format, _FLAVOR) if flavor is None else flavor, told)
+
+
+def check_left_out(source: Tensors, *, allow_left_out: bool) -> None:
+    """Refuse tensors of which some would be left out. Example inputs are no part of a model.
+
+    Raises:
+        ValueError: There are such tensors, and that is not allowed; the message names them.
+    """
+    left_out = left_out_parts(source.left_out)
+    if left_out and not allow_left_out:
+        listed = ", ".join(f"{name!r} ({kind})" for name, kind in left_out.items())
+        what = count_text(len(left_out), "tensor")
+        raise ValueError(f"{what} cannot be taken as such; pass allow_left_out=True to leave out: {listed}")
+
+
+def _earlier(store: Store, target: RefTarget) -> Manifest | None:
+    """Find the last step before, which this one may be stored as a difference from."""
+    if target.step is None or target.run_id is None:
+        return None
+    prefix = target.key.rpartition("/")[0]
+    leaves = (info.key.rpartition("/@")[2] for info in list_dir(store.backend, prefix)[0])
+    steps = [int(leaf) for leaf in leaves if leaf.removeprefix("-").isdecimal()]
+    before = max((step for step in steps if step < target.step), default=None)
+    ref = None if before is None else store.ref(f"{prefix}/@{before}")
+    return None if ref is None else store.manifest(ref)
+
+
+class _Told:
+    """Counts what is done, and tells it."""
+
+    def __init__(self, n_bytes: int, progress: Callable[[int, int], None] | None) -> None:
+        self.n_bytes = n_bytes
+        self._progress = progress
+        self._n_done = 0
+
+    def more(self, n_bytes: int) -> None:
+        """Take note of bytes that are done."""
+        self._tell(self._n_done + n_bytes)
+
+    def reach(self, phase: int) -> None:
+        """Take note that so many phases are over, with whatever nobody has told of."""
+        self._tell(phase * self.n_bytes)
+
+    def _tell(self, n_done: int) -> None:
+        if self._progress is not None and n_done > self._n_done:
+            self._progress(n_done, _PHASES * self.n_bytes)
+        self._n_done = max(n_done, self._n_done)
+
+
+Progress = Callable[[int, int], None]
+
+
+def plan_export(
+    checkpoint: Tensors,
+    out: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    match: str | None = None,
+    shard_bytes: int | None = None,
+    partitions: int | None = None,
+    overwrite: bool = False,
+    allow_left_out: bool = False,
+) -> WritePlan:
+    """Say what `export_checkpoint` would write; takes its arguments, and reads no tensor.
+
+    Raises:
+        ValueError: As `formats.plan_write`, or no tensor is named so, or tensors would be left out, and that was not
+            allowed.
+        ConflictError: Something is there that may not be replaced.
+    """
+    chosen = checkpoint if match is None else _Matching(checkpoint, match)
+    check_left_out(chosen, allow_left_out=allow_left_out)
+    return plan_write(chosen, out, format=format, shard_bytes=shard_bytes, partitions=partitions, overwrite=overwrite)
+
+
+def export_checkpoint(
+    checkpoint: Tensors,
+    out: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    match: str | None = None,
+    shard_bytes: int | None = None,
+    partitions: int | None = None,
+    overwrite: bool = False,
+    allow_left_out: bool = False,
+    progress: Progress | None = None,
+) -> Written:
+    """Write the tensors of an open checkpoint into a file or folder of another format.
+
+    Each chunk is checked against its digest as it is read. What is not a tensor (the skeleton of a model) is left out.
+
+    Args:
+        checkpoint: What to write.
+        out: The file or folder; see `formats.write`.
+        format: See `formats.write`.
+        match: Write only tensors whose names this pattern matches, as in `fnmatch`: ``*`` stands for any characters,
+            dots too.
+        shard_bytes: See `formats.write`.
+        partitions: See `formats.write`.
+        overwrite: See `formats.write`.
+        allow_left_out: Whether to write a file of which some tensors cannot be read, without them.
+        progress: See `formats.write`.
+
+    Raises:
+        ValueError: As `plan_export`; nothing is written.
+        TensorCasError: As `plan_export` and `formats.WritePlan.execute`.
+    """
+    plan = plan_export(
+        checkpoint,
+        out,
+        format=format,
+        match=match,
+        shard_bytes=shard_bytes,
+        partitions=partitions,
+        overwrite=overwrite,
+        allow_left_out=allow_left_out,
+    )
+    return plan.execute(progress=progress)
+
+
+def plan_convert(
+    source: Listing, out: str | os.PathLike[str], *, allow_left_out: bool = False, **options: Any
+) -> WritePlan:
+    """Say what `convert` would write; takes its arguments, and reads no tensor.
+
+    Raises:
+        ValueError: As `plan_export`, or tensors would be left out, and that was not allowed.
+        ConflictError: Something is there that may not be replaced.
+    """
+    return plan_export(source, out, allow_left_out=allow_left_out, **options)
+
+
+def convert(
+    source: Listing,
+    out: str | os.PathLike[str],
+    *,
+    allow_left_out: bool = False,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Written:
+    """Write the tensors of a file into one of another format, without a store.
+
+    Args:
+        source: The file, from `formats.open_listing`.
+        out: The file or folder; see `formats.write`.
+        allow_left_out: Whether to convert a file of which some tensors cannot be read, without them.
+        progress: See `formats.write`.
+        options: ``format``, ``match``, ``shard_bytes``, ``partitions`` and ``overwrite``, as `export_checkpoint` takes
+            them.
+
+    Raises:
+        ValueError: As `plan_convert`; nothing is written.
+        TensorCasError: As `plan_convert` and `formats.WritePlan.execute`.
+    """
+    return plan_convert(source, out, allow_left_out=allow_left_out, **options).execute(progress=progress)
+
+
+class _Matching:
+    """Those of some tensors whose names match a pattern."""
+
+    def __init__(self, tensors: Tensors, pattern: str) -> None:
+        self.metadata: Mapping[str, Any] = tensors.metadata
+        self.left_out = {name: kind for name, kind in tensors.left_out.items() if fnmatchcase(name, pattern)}
+        self._tensors = tensors
+        self._specs = [spec for spec in tensors.specs() if fnmatchcase(spec.name, pattern)]
+        if not self._specs:
+            raise ValueError(f"no tensor has a name like {pattern!r}")
+
+    def specs(self) -> Sequence[Spec]:
+        return self._specs
+
+    def stream(self, names: Sequence[str]) -> Iterator[tuple[str, memoryview]]:
+        return self._tensors.stream(names)

@@ -1,0 +1,70 @@
+"""Rebuilding a model from stored tensors, under MLflow's rule for pickles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tensorcas_mlflow.adapter import SKELETON, Adapter, Array
+from tensorcas_mlflow.base import config
+from tensorcas_mlflow.errors import PickleForbiddenError
+from tensorcas_mlflow.layout import Manifest
+
+Reader = Callable[..., dict[str, Array]]
+"""Reader of tensors: called with ``names`` (None for all) and ``verify``."""
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """Keep the options a caller gave: those that are not None."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def check_call(*, into: Any, weights_only: bool) -> None:
+    """Refuse contradictory arguments of `rebuild`, before anything is read.
+
+    Raises:
+        ValueError: ``into`` and ``weights_only`` are both given.
+    """
+    if into is not None and weights_only:
+        raise ValueError("into fills a model and weights_only makes none: give one of the two")
+
+
+def rebuild(
+    adapter: Adapter,
+    manifest: Manifest,
+    read: Reader,
+    *,
+    into: Any = None,
+    weights_only: bool = False,
+    verify: bool = True,
+    options: Mapping[str, Any] | None = None,
+) -> Any:
+    """Read tensors and rebuild their model.
+
+    Args:
+        adapter: The adapter that took the model apart.
+        manifest: Manifest of the tensors.
+        read: Reader of the tensors.
+        into: A live model to fill; nothing is unpickled.
+        weights_only: Return the tensors by name; nothing is unpickled.
+        verify: Check each chunk against its digest.
+        options: Options for the adapter; see `Adapter.options`.
+
+    Raises:
+        ValueError: The adapter has no such option.
+        AdapterError: The tensors do not fit together, or do not fit ``into``.
+        PickleForbiddenError: The model needs a pickle, and MLFLOW_ALLOW_PICKLE_DESERIALIZATION forbids it.
+    """
+    options = options or {}
+    unknown = sorted(options.keys() - adapter.options)
+    if unknown:
+        raise ValueError(f"this model was stored by the adapter {adapter.name!r}, which has no option {unknown[0]!r}")
+    if weights_only:
+        return adapter.weights(read(verify=verify), **options)
+    if into is not None:
+        return adapter.reconstruct(read(verify=verify), original=into, **options)
+    if not config.allows_pickle():
+        names = [SKELETON] if SKELETON in manifest.by_name else []
+        if adapter.unpickles(read(names, verify=verify)):
+            raise PickleForbiddenError(adapter.name)
+    return adapter.reconstruct(read(verify=verify), **options)
