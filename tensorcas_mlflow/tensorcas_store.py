@@ -11,10 +11,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from tensorcas_mlflow.adapter import Adapter, Array, ModelAdapter, adapter_for, adapter_named, take_apart
-from tensorcas_mlflow.base.steps import as_step
 from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES
 from tensorcas_mlflow.errors import AdapterError, CheckpointExistsError, CheckpointNotFoundError, TensorNotFoundError
-from tensorcas_mlflow.layout import Manifest, Ref, RefTarget, list_dir
+from tensorcas_mlflow.layout import Manifest, Ref, RefTarget, as_step, list_dir
 from tensorcas_mlflow.maintenance import (
     DEFAULT_GRACE_S,
     DEFAULT_MAX_WASTE,

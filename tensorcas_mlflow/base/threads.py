@@ -1,4 +1,4 @@
-"""Thread pools for computing and for waiting, and one background thread for each kind of deferred work."""
+"""Attributes that compute their value at the first access."""
 
 from __future__ import annotations
 
@@ -10,9 +10,31 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from tensorcas_mlflow.base import config
+
+Value = TypeVar("T")
+
+
+class Lazy(Generic[Value]):
+    """An attribute computed on first access.
+
+    Before Python 3.12 `functools.cached_property` holds one lock for all instances during the computation: threads wait
+    for each other, and a child forked meanwhile waits for ever.
+    """
+
+    def __init__(self, compute: Callable[[Any], Value]) -> None:
+        self._compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Value:
+        value = instance.__dict__[self._name] = self._compute(instance)
+        return value
+
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -2,10 +2,9 @@
 
 from tensorcas_mlflow.chunk_io._cache import CachedPack, CachedRead, ExtentCache, Filling, Found
 from tensorcas_mlflow.chunk_io._calibrate import Calibration, Measured, calibrate, calibrate_on
-from tensorcas_mlflow.chunk_io._catalog import Catalog
+from tensorcas_mlflow.chunk_io._catalog import MOST_SAVED_BYTES, Catalog
 from tensorcas_mlflow.chunk_io._lookup import Places
 from tensorcas_mlflow.chunk_io._read import ChunkReader, Owner, names_of
-from tensorcas_mlflow.chunk_io._recent_chunks import MOST_SAVED_BYTES
 from tensorcas_mlflow.chunk_io._tensors_file import TensorsFile
 from tensorcas_mlflow.chunk_io._ways import (
     LEAST_ASKED_BYTES,

@@ -10,10 +10,9 @@ from itertools import islice
 
 from tensorcas_mlflow.backends import Root
 from tensorcas_mlflow.base import config
-from tensorcas_mlflow.base.steps import DEFAULT_NAME
 from tensorcas_mlflow.cli._output import steps_text
 from tensorcas_mlflow.errors import CheckpointNotFoundError, StoreNotFoundError
-from tensorcas_mlflow.layout import Ref
+from tensorcas_mlflow.layout import DEFAULT_NAME, Ref
 from tensorcas_mlflow.store import Store, stores_below
 
 _N_LISTED = 10
@@ -50,9 +49,7 @@ def store_of(options: Namespace) -> Store:
 def store_at(root: str) -> Store:
     """Open the store at a place, or the nearest one above; raise as `store_of` does."""
     if root.startswith("mlflow-artifacts:"):
-        from tensorcas_mlflow.integration.server_store import (
-            find_carrier,  # imports MLflow, which takes longer than most commands
-        )
+        from tensorcas_mlflow.integration.server_store import find_carrier
 
         return find_carrier(root)[0]
     place = Root.parse(root)

@@ -1,17 +1,23 @@
 """Layout: the bytes of a store on disk, as values (``docs/format.md``)."""
 
-from tensorcas_mlflow.layout._condemned import (
+from tensorcas_mlflow.layout._format_blob import (
+    FORMAT,
     GENERATION,
     Condemnation,
     Condemned,
     Generation,
+    Identity,
+    Stamp,
     begin_first_generation,
     begin_generation,
     condemned_bytes,
+    is_carried,
+    new_format,
+    parse_format,
     read_condemned,
     read_list,
+    stamp_of,
 )
-from tensorcas_mlflow.layout._format_blob import FORMAT, Identity, Stamp, is_carried, new_format, parse_format, stamp_of
 from tensorcas_mlflow.layout._hints import Hints, hint_bytes, read_hints, split_hints
 from tensorcas_mlflow.layout._index import (
     EMPTY,
@@ -40,13 +46,18 @@ from tensorcas_mlflow.layout._index import (
     with_bases,
 )
 from tensorcas_mlflow.layout._keys import (
+    DEFAULT_NAME,
     STAND_INS,
+    STEP_TEXT,
     artifact_key,
     artifact_prefix,
+    as_step,
     find_strangers,
     label_of,
     list_blobs,
     list_dir,
+    step_of_text,
+    step_text,
     strangers_text,
 )
 from tensorcas_mlflow.layout._manifest import MANIFEST_SCHEMA, MAX_BYTES, Manifest
@@ -93,6 +104,7 @@ from tensorcas_mlflow.layout._rows import Columns, Numbers, Row, Rows, Specs, ro
 from tensorcas_mlflow.layout._tensors_file import HEADER_BYTES, Fill, Header, Layout, file_pieces
 
 __all__ = [
+    "DEFAULT_NAME",
     "DELTA",
     "EMPTY",
     "ENTRY",
@@ -111,6 +123,7 @@ __all__ = [
     "NOWHERE",
     "RAW_ALIGNMENT",
     "STAND_INS",
+    "STEP_TEXT",
     "STORED_DIGEST_BYTES",
     "TABLE_ENTRY",
     "TABLE_MAGIC",
@@ -146,6 +159,7 @@ __all__ = [
     "artifact_prefix",
     "as_names",
     "as_rows",
+    "as_step",
     "base_rows",
     "bases_of",
     "begin_first_generation",
@@ -192,6 +206,8 @@ __all__ = [
     "segment_head_bytes",
     "split_hints",
     "stamp_of",
+    "step_of_text",
+    "step_text",
     "strangers_text",
     "with_bases",
 ]

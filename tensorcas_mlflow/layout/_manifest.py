@@ -27,8 +27,8 @@ from tensorcas_mlflow.base.arrow import (
     values_or_any,
 )
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, digest, digest_of
-from tensorcas_mlflow.base.lazy import Lazy
 from tensorcas_mlflow.base.tensors import MAX_CHUNK_BYTES, Offsets, RowCuts
+from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.codecs import check_zstd_has_memory
 from tensorcas_mlflow.errors import FormatError, NewerFormatError, TensorNotFoundError
 from tensorcas_mlflow.layout._hints import split_hints

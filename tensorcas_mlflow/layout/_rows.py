@@ -15,7 +15,6 @@ from tensorcas_mlflow.adapter import SKELETON, Array
 from tensorcas_mlflow.base.arrow import array_of_numbers, array_of_texts, text_buffers, values_of
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, digest
 from tensorcas_mlflow.base.dtypes import dtype_name, parse_dtype
-from tensorcas_mlflow.base.lazy import Lazy
 from tensorcas_mlflow.base.tensors import (
     MAX_DIMENSIONS,
     MAX_NAME_BYTES,
@@ -32,6 +31,7 @@ from tensorcas_mlflow.base.tensors import (
     offsets_of,
     ranges,
 )
+from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.errors import FormatError
 
 _NOT_IN_NAMES = np.frombuffer(NOT_IN_NAMES.encode(), dtype=np.uint8)

@@ -19,8 +19,8 @@ from tensorcas_mlflow.backends import Tally
 from tensorcas_mlflow.base.arrow import array_of_texts
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, digest, digest_all, digest_of
 from tensorcas_mlflow.base.files import sparse_memory
-from tensorcas_mlflow.base.lazy import Lazy
 from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES, Offsets, aligned_bytes, bytes_of
+from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.chunk_io import Owner, TensorsFile
 from tensorcas_mlflow.layout import Manifest, Specs
 from tensorcas_mlflow.reader._slices import Selection, divided

@@ -11,9 +11,8 @@ import numpy as np
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import Tally
 from tensorcas_mlflow.base.digest import digest_all, digest_of
-from tensorcas_mlflow.base.lazy import Lazy
 from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES, Offsets, bytes_of
-from tensorcas_mlflow.base.threads import Lock
+from tensorcas_mlflow.base.threads import Lazy, Lock
 from tensorcas_mlflow.chunk_io import Owner
 from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.file_formats import ByteSource, Listing, TensorLocation

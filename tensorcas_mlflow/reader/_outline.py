@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from tensorcas_mlflow.base.arrow import array_of_texts, text_buffers, values_of
-from tensorcas_mlflow.base.lazy import Lazy
 from tensorcas_mlflow.base.tensors import Offsets, offsets_of
+from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.errors import PartNotFoundError
 from tensorcas_mlflow.layout import Specs
 

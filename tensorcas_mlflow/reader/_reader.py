@@ -19,9 +19,8 @@ from tensorcas_mlflow.adapter import Array, NotFilled, adapter_for, adapter_name
 from tensorcas_mlflow.backends import Tally
 from tensorcas_mlflow.base.arrow import array_of_numbers
 from tensorcas_mlflow.base.digest import digest, digest_of
-from tensorcas_mlflow.base.lazy import Lazy
 from tensorcas_mlflow.base.tensors import Offsets, Spec
-from tensorcas_mlflow.base.threads import Lock
+from tensorcas_mlflow.base.threads import Lazy, Lock
 from tensorcas_mlflow.errors import PartNotFoundError, TensorNotFoundError
 from tensorcas_mlflow.file_formats import left_out_parts
 from tensorcas_mlflow.layout import Numbers, Specs

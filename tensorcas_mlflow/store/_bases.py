@@ -1,12 +1,13 @@
-"""Delta bases of a save: found by tensor name in earlier checkpoints, and pinned by an intent."""
+"""Delta bases of a save: found by series or tensor name in earlier checkpoints, and pinned by an intent."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,9 +17,24 @@ from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.chunk_io import MOST_SAVED_BYTES, Catalog, ChunkReader, Places
 from tensorcas_mlflow.codecs import Buffer
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError, TensorNotFoundError
-from tensorcas_mlflow.layout import ENTRY, Base, Manifest, Mask, Row, is_delta, pack_key, pack_name
+from tensorcas_mlflow.layout import (
+    ENTRY,
+    STAND_INS,
+    Base,
+    Manifest,
+    Mask,
+    Row,
+    is_delta,
+    list_blobs,
+    pack_key,
+    pack_name,
+)
 from tensorcas_mlflow.store._choose import sample_number, share_against
 from tensorcas_mlflow.store._sources import Source
+
+if TYPE_CHECKING:
+    from tensorcas_mlflow.store._store import Store
+
 
 _N_LARGEST = 4
 """Number of tensors, the largest changed ones, that decide which earlier checkpoint is nearest."""
@@ -466,3 +482,82 @@ def plan_bases(
         return None
     plan = BasePlan(catalog, reader, np.concatenate(chunks), np.ascontiguousarray(np.concatenate(found)))
     return plan or None
+
+
+RECENT = RecentManifests()
+"""Recent manifests of all stores of this process."""
+_N_LATEST = 3
+_N_LOOKED_AT = 48
+"""Number of refs to check; a logged model is some ten files, and one of them holds its tensors."""
+
+Earlier = Callable[[], Manifest | None]
+
+
+@dataclass(slots=True, kw_only=True)
+class Parents:
+    """Search for the earlier state of one checkpoint or file, if there is something to store."""
+
+    store: Store
+    series: str | None = None
+    """Name of its series, the same for each of its steps; None if it is in none."""
+    earlier: Earlier | None = None
+    """Reads the last checkpoint of that series, if this process has not written it."""
+    nearest: Manifest | None = field(default=None, init=False)
+    """Result of the search for the last save, or the last batch of a stream."""
+
+    def plan(self, source: Source, new: Any) -> BasePlan | None:
+        """Find possible bases of new chunks.
+
+        Args:
+            source: The rows of the save, and their bytes.
+            new: Numbers of its new chunks, ascending.
+
+        Returns:
+            None if there are none. In an object store there are none: each base would have to be fetched.
+        """
+        store = self.store
+        if store.backend.is_remote or store.backend.is_carrier:
+            return None
+        wanted = Wanted.of(source, new[source.holds(new)])
+        if not wanted.rows:
+            return None
+        plan = None
+        if self.nearest is not None:
+            plan = plan_bases(store.catalog, store.chunks, wanted, store.chunk_bytes, self.nearest)
+        if plan is None:
+            candidates = self._candidates()
+            self.nearest = nearest_parent(store.catalog, store.chunks, wanted, store.chunk_bytes, candidates)
+            if self.nearest is not None:
+                plan = plan_bases(store.catalog, store.chunks, wanted, store.chunk_bytes, self.nearest)
+        return plan
+
+    def note(self, manifest: Manifest) -> None:
+        """Remember a committed manifest."""
+        RECENT.note(self.store.id, self.series or manifest.digest, manifest)
+
+    def _candidates(self) -> list[Manifest]:
+        if self.series is not None:
+            last = RECENT.named(self.store.id, self.series)
+            with suppress(NotFoundError, FormatError, BackendError):
+                last = last or (self.earlier() if self.earlier else None)
+            if last is not None:
+                return [last]
+        if RECENT.begin(self.store.id):
+            for digest, manifest in reversed(self._latest().items()):
+                RECENT.note(self.store.id, digest, manifest)
+        return RECENT.of(self.store.id)
+
+    def _latest(self) -> dict[str, Manifest]:
+        """Read the latest checkpoints and files with different tensors: by their digests, the latest first."""
+        found: dict[str, Manifest] = {}
+        with suppress(NotFoundError, FormatError, BackendError):
+            refs = [info for info in list_blobs(self.store.backend, "refs") if not info.key.startswith(f"{STAND_INS}/")]
+            refs.sort(key=lambda info: -info.modified_s)
+            for info in refs[:_N_LOOKED_AT]:
+                ref = None if len(found) == _N_LATEST else self.store.ref(info.key)
+                if ref is None or (ref.kind == "file" and ref.n_bytes < LEAST_ROW_BYTES):
+                    continue
+                digest = ref.manifest.partition(".")[0]
+                if digest not in found and may_be_base(manifest := self.store.manifest(ref)):
+                    found[digest] = manifest
+        return found

@@ -23,10 +23,9 @@ from tensorcas_mlflow.codecs import guess_itemsize
 from tensorcas_mlflow.errors import BackendError, FencedError, FormatError
 from tensorcas_mlflow.file_formats import FilePart, Learned, More, Skeleton, Tape, Tensor, split
 from tensorcas_mlflow.layout import Manifest, Mask, Row
-from tensorcas_mlflow.store._bases import BasePlan, matching_row
+from tensorcas_mlflow.store._bases import BasePlan, Parents, matching_row
 from tensorcas_mlflow.store._choose import Policy
 from tensorcas_mlflow.store._encode import encode_chunks, new_chooser
-from tensorcas_mlflow.store._parents import Parents
 from tensorcas_mlflow.store._save import Intent, declare, look, probe, write_packs
 from tensorcas_mlflow.store._sources import Reader, Source
 

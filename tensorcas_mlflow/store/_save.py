@@ -36,10 +36,9 @@ from tensorcas_mlflow.layout import (
     read_condemned,
     ref_bytes,
 )
-from tensorcas_mlflow.store._bases import BasePlan
+from tensorcas_mlflow.store._bases import BasePlan, Parents
 from tensorcas_mlflow.store._choose import Policy
 from tensorcas_mlflow.store._encode import encode_chunks, new_chooser
-from tensorcas_mlflow.store._parents import Parents
 from tensorcas_mlflow.store._sources import NoSource, Source, Watch
 
 Intent = tuple[str, Token]

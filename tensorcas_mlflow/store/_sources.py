@@ -13,8 +13,8 @@ import numpy as np
 
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, digest_all, digest_each, hex_of
-from tensorcas_mlflow.base.lazy import Lazy
 from tensorcas_mlflow.base.tensors import Offsets, bytes_of, chunk_begins, chunk_counts, chunk_sizes, offsets_of
+from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.errors import ChunkNotFoundError, FencedError
 from tensorcas_mlflow.layout import Columns, Mask, Row, Rows, Specs, row_cuts
 

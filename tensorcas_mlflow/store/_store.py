@@ -61,9 +61,9 @@ from tensorcas_mlflow.layout import (
     read_refs_around,
     stamp_of,
 )
+from tensorcas_mlflow.store._bases import RECENT, Earlier, Parents
 from tensorcas_mlflow.store._choose import Policy
 from tensorcas_mlflow.store._ingest import Ingest
-from tensorcas_mlflow.store._parents import RECENT, Earlier, Parents
 from tensorcas_mlflow.store._save import PendingSave
 from tensorcas_mlflow.store._sources import NoSource, TensorSource, Watch
 

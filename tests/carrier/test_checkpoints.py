@@ -200,7 +200,7 @@ def test_a_run_that_mlflow_has_deleted_gets_its_folder_again_before_the_next_che
         shutil.rmtree(carried.folder / run.info.run_id)
         with monkeypatch.context() as patch:
             patch.setattr(
-                "tensorcas_mlflow.integration.checkpoints._show.show", lambda *_: None
+                "tensorcas_mlflow.integration.checkpoints._store_series.show", lambda *_: None
             )  # what comes after the commit
             log(1)
 

@@ -18,7 +18,7 @@ from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.errors import FencedError
 from tensorcas_mlflow.layout import Manifest, Ref, RefTarget, Row, is_delta
 from tensorcas_mlflow.maintenance import plan_gc, verify
-from tensorcas_mlflow.store import Store, _ingest, _parents
+from tensorcas_mlflow.store import Store, _bases, _ingest
 from tensorcas_mlflow.store._bases import RecentManifests
 from tensorcas_mlflow.store.protocol import condemned_bytes, read_pack_table
 from tests.deltas.made import packs_of, save, weights
@@ -36,8 +36,8 @@ def _forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """What another process would know of the store: nothing."""
-    monkeypatch.setattr(_parents, "RECENT", RecentManifests())
-    monkeypatch.setattr("tensorcas_mlflow.store._store.RECENT", _parents.RECENT)
+    monkeypatch.setattr(_bases, "RECENT", RecentManifests())
+    monkeypatch.setattr("tensorcas_mlflow.store._store.RECENT", _bases.RECENT)
 
 
 @pytest.fixture
@@ -294,7 +294,7 @@ def test_a_manifest_that_gives_a_place_a_chunk_of_another_size_is_no_harm(store:
     save(store, {"odd": np.frombuffer(odd[0], np.uint8)}, 0)
     row = Row(spec=Spec(name="w", dtype="float32", shape=(N,)), cuts=None, digests=digest_all(odd))
     lie = Manifest(kind="file", chunk_bytes=CHUNK_BYTES, store_id=store.id, flavor=None, rows=[row])
-    _parents.RECENT.note(store.id, "lie", lie)
+    _bases.RECENT.note(store.id, "lie", lie)
     ref, _ = commit(store, safetensors(w=weights(1, N)))
 
     assert read(store, ref) == safetensors(w=weights(1, N))

@@ -13,7 +13,7 @@ from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.errors import ConflictError
 from tensorcas_mlflow.layout import MAX_DEPTH, RefTarget, is_delta
 from tensorcas_mlflow.maintenance import plan_gc
-from tensorcas_mlflow.store import Store, _parents
+from tensorcas_mlflow.store import Store, _bases
 from tensorcas_mlflow.store._bases import MAX_DEPTH as DEPTH
 from tensorcas_mlflow.store._bases import RecentManifests
 from tensorcas_mlflow.store.protocol import condemned_bytes, read_pack_table
@@ -25,8 +25,8 @@ N = 100_000
 
 @pytest.fixture(autouse=True)
 def _forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_parents, "RECENT", RecentManifests())
-    monkeypatch.setattr("tensorcas_mlflow.store._store.RECENT", _parents.RECENT)
+    monkeypatch.setattr(_bases, "RECENT", RecentManifests())
+    monkeypatch.setattr("tensorcas_mlflow.store._store.RECENT", _bases.RECENT)
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_no_chain_is_deeper_than_the_bound(store: Store) -> None:
 
 def test_save_finds_bases_that_another_process_saved(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     save(store, {"w": weights(0, N)}, 0)
-    monkeypatch.setattr(_parents, "RECENT", RecentManifests())
+    monkeypatch.setattr(_bases, "RECENT", RecentManifests())
     save(Store.open_backend(store.backend), {"w": weights(1, N)}, 1, run_id="other")
 
     assert depths(store) == {0, 1}
@@ -84,7 +84,7 @@ def test_a_run_goes_on_from_its_own_last_step(tmp_path: Path, monkeypatch: pytes
     far = np.random.default_rng(1).normal(0, 1, N).astype(np.float32)
     runs["a"].save(weights(0, N), 0)
     runs["b"].save(far, 0)
-    monkeypatch.setattr(_parents, "RECENT", RecentManifests())
+    monkeypatch.setattr(_bases, "RECENT", RecentManifests())
     runs["a"].save(weights(1, N), 1)
 
     assert depths(runs["a"].store) == {0, 1}

@@ -16,7 +16,7 @@ def _repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tensorcas_mlflow.base.threads._N_WAITING", 1)
     monkeypatch.setattr(uuid, "uuid4", actors_uuid4)
     monkeypatch.setattr("tensorcas_mlflow.layout._records.now", lambda: "2026-01-31T12:00:00.000+00:00")
-    monkeypatch.setattr("tensorcas_mlflow.layout._condemned.now", lambda: "2026-01-31T12:00:00.000+00:00")
+    monkeypatch.setattr("tensorcas_mlflow.layout._format_blob.now", lambda: "2026-01-31T12:00:00.000+00:00")
     # Packs of remote stores have the time in their names.
     for module in ("_catalog", "_packs"):
         monkeypatch.setattr(f"tensorcas_mlflow.store.{module}.time", SimpleNamespace(time=lambda: 1.77e9))

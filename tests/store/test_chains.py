@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.chunk_io import Places, _load
-from tensorcas_mlflow.chunk_io._load import _layout
+from tensorcas_mlflow.chunk_io import Places, _read
+from tensorcas_mlflow.chunk_io._read import _layout
 from tensorcas_mlflow.codecs import RAW, ZSTD
 from tensorcas_mlflow.layout import ENTRY
 
@@ -29,7 +29,7 @@ def test_deltas_are_read_in_parts_of_a_bounded_size_that_keep_all_threads_busy(
 ) -> None:
     monkeypatch.setenv("TENSORCAS_THREADS", "2")
     deltas = np.arange(len(sizes)) * 2
-    found = _load._parts(deltas, np.array(sizes, dtype=np.int64))
+    found = _read._parts(deltas, np.array(sizes, dtype=np.int64))
 
     assert [len(part) for part in found] == parts
     assert [delta for part in found for delta in part.tolist()] == deltas.tolist()

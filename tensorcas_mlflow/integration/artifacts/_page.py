@@ -17,12 +17,11 @@ import numpy as np
 
 from tensorcas_mlflow.base import config
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests
-from tensorcas_mlflow.base.steps import STEP_TEXT, step_of_text
 from tensorcas_mlflow.base.text import size_text
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import TensorCasError
 from tensorcas_mlflow.integration._artifact_uri import store_root_for
-from tensorcas_mlflow.layout import Manifest, Ref, Row, list_blobs, list_dir
+from tensorcas_mlflow.layout import STEP_TEXT, Manifest, Ref, Row, list_blobs, list_dir, step_of_text
 from tensorcas_mlflow.store import Store, payload_bytes, payload_pieces
 
 MAX_CHECKPOINTS = 50

@@ -11,7 +11,6 @@ from mlflow.entities import Run
 
 from tensorcas_mlflow import exchange
 from tensorcas_mlflow.base import config
-from tensorcas_mlflow.base.steps import DEFAULT_NAME, as_step
 from tensorcas_mlflow.errors import CheckpointExistsError
 from tensorcas_mlflow.file_formats import Written, open_listing
 from tensorcas_mlflow.integration._errors import translate_errors
@@ -20,6 +19,7 @@ from tensorcas_mlflow.integration.checkpoints._find import series_of
 from tensorcas_mlflow.integration.checkpoints._log import CheckpointInfo, finish_now
 from tensorcas_mlflow.integration.checkpoints._open import Source, opened
 from tensorcas_mlflow.integration.checkpoints._series import run_to_write
+from tensorcas_mlflow.layout import DEFAULT_NAME, as_step
 from tensorcas_mlflow.reader import CheckpointReader
 from tensorcas_mlflow.store import Policy
 

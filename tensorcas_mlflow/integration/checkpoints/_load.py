@@ -9,12 +9,12 @@ from mlflow.entities import Run
 
 from tensorcas_mlflow.adapter import adapter_named
 from tensorcas_mlflow.base import config
-from tensorcas_mlflow.base.steps import DEFAULT_NAME, as_step
 from tensorcas_mlflow.errors import CorruptError, StoreNotFoundError
 from tensorcas_mlflow.integration._errors import translate_errors
 from tensorcas_mlflow.integration.checkpoints._background import saves
 from tensorcas_mlflow.integration.checkpoints._find import all_series_of, series_of
 from tensorcas_mlflow.integration.checkpoints._series import parse_checkpoint_uri, run_to_read
+from tensorcas_mlflow.layout import DEFAULT_NAME, as_step
 from tensorcas_mlflow.reader import check_call, given, rebuild
 
 

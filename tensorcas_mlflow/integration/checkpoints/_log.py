@@ -18,14 +18,14 @@ from mlflow.tracking import MlflowClient
 
 from tensorcas_mlflow.adapter import SKELETON, adapter_for, take_apart
 from tensorcas_mlflow.base import config
-from tensorcas_mlflow.base.steps import DEFAULT_NAME, as_step
 from tensorcas_mlflow.base.text import without_secrets
 from tensorcas_mlflow.errors import CheckpointExistsError, TensorCasError
 from tensorcas_mlflow.integration._errors import translate_errors
 from tensorcas_mlflow.integration.checkpoints._background import saves
 from tensorcas_mlflow.integration.checkpoints._find import series_of
 from tensorcas_mlflow.integration.checkpoints._series import Saving, Series, run_to_write
-from tensorcas_mlflow.integration.checkpoints._show import log_figures
+from tensorcas_mlflow.integration.checkpoints._store_series import log_figures
+from tensorcas_mlflow.layout import DEFAULT_NAME, as_step
 from tensorcas_mlflow.store import Policy
 
 _logger = logging.getLogger(__name__)

@@ -9,13 +9,13 @@ from typing import Any
 
 from mlflow.entities import Run, RunInfo
 
-from tensorcas_mlflow.base.steps import DEFAULT_NAME
 from tensorcas_mlflow.base.text import without_secrets
 from tensorcas_mlflow.integration._errors import translate_errors
 from tensorcas_mlflow.integration.checkpoints._background import saves
 from tensorcas_mlflow.integration.checkpoints._find import series_of
 from tensorcas_mlflow.integration.checkpoints._series import parse_checkpoint_uri, run_id_of, run_to_read
 from tensorcas_mlflow.integration.models import open_artifact
+from tensorcas_mlflow.layout import DEFAULT_NAME
 from tensorcas_mlflow.reader import CheckpointDiff, CheckpointReader, Naming, SafeOpen
 from tensorcas_mlflow.reader import diff as diff_readers
 

@@ -28,11 +28,10 @@ from mlflow.utils.model_utils import _validate_and_copy_code_paths, _validate_an
 from mlflow.utils.yaml_utils import write_yaml
 
 from tensorcas_mlflow.adapter import Adapter, Array
-from tensorcas_mlflow.base.steps import as_step
 from tensorcas_mlflow.base.text import without_secrets
 from tensorcas_mlflow.errors import TensorCasError, release
 from tensorcas_mlflow.integration._errors import to_mlflow
-from tensorcas_mlflow.layout import Manifest
+from tensorcas_mlflow.layout import Manifest, as_step
 from tensorcas_mlflow.store import Store
 
 
