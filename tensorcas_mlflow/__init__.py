@@ -87,8 +87,6 @@ def _load(name: str) -> object:
         import tensorcas_mlflow.callbacks as module
     elif name in ("CheckpointReader", "Naming"):
         import tensorcas_mlflow.reader as module
-    elif name in ("diff", "export_checkpoint", "import_checkpoint", "open_checkpoint", "safe_open"):
-        import tensorcas_mlflow.parts as module
     elif name in ("export_model", "load_model", "log_model", "save_model"):
         import tensorcas_mlflow.integration.models as module
     elif name in __all__:

@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
-from tensorcas_mlflow.base.text import without_secrets
+import re
+
+_LOGIN = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://[^\s/?#'\"]*@")
+_CONTAINER = re.compile(r"://[A-Za-z0-9][A-Za-z0-9._-]*@\Z")
+_CONTAINER_SCHEMES = ("tensorcas-az", "abfs", "abfss", "wasb", "wasbs")
+"""Schemes with a container in place of the login."""
+_QUERY = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^\s?'\"]*\?)[^\s'\"]+")
+
+
+def without_secrets(text: str) -> str:
+    """Remove the credentials from the URIs in a text: logins, and queries, since these hold signatures and tokens."""
+    return _QUERY.sub(r"\1…", _LOGIN.sub(_without_login, text)) if "://" in text else text
+
+
+def _without_login(match: re.Match[str]) -> str:
+    is_container = match[1].lower() in _CONTAINER_SCHEMES and _CONTAINER.search(match[0])
+    return match[0] if is_container else f"{match[1]}://…@"
 
 
 def release() -> str:

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tensorcas_mlflow.base import config, threads
-from tensorcas_mlflow.base.text import without_secrets
-from tensorcas_mlflow.errors import BackendError, ForbiddenError, RefusedError
+from tensorcas_mlflow.errors import BackendError, ForbiddenError, RefusedError, without_secrets
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

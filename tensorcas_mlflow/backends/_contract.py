@@ -68,8 +68,10 @@ class Backend(ABC):
     uri: str
     """The root, in a form `open_backend` accepts."""
     is_carrier: bool = False
-    """Whether it promises less than this contract: its `withdraw` does not exclude `promote`, and it reads blobs only
-    as a whole. Only the carrier sets it (`tensorcas_mlflow.integration.server_store`); callers relying on either check it."""
+    """Whether the backend keeps less than the contract: no `promote` that `withdraw` excludes, and no ranged reads.
+
+    Only the backend on a shelf says so (`tensorcas_mlflow.integration.server_store`).
+    """
     is_remote: bool = False
     """Whether each call is a request to another machine, so callers save requests and send many at once. A
     remote backend lists keys in order, and tokens of random blobs never come back."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
-from tensorcas_mlflow.base.text import without_secrets
+from tensorcas_mlflow.errors import without_secrets
 
 _QUOTED = re.compile(r"[%\x00-\x1f\x7f]")
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from tensorcas_mlflow.base import config
 
-Value = TypeVar("T")
+Value = TypeVar("Value")
 
 
 class Lazy(Generic[Value]):

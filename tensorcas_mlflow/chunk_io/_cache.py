@@ -313,7 +313,7 @@ class ExtentCache:
 
     @classmethod
     def of_environment(cls) -> ExtentCache | None:
-        """Create the cache configured in the environment; None if it is ``off`` (see `tensorcas_mlflow.base.config`)."""
+        """Create the cache that the environment configures; None if it is ``off`` (see `config.cache_folder`)."""
         folder = config.cache_folder()
         return None if folder is None else cls(folder, max_bytes=config.cache_bytes())
 

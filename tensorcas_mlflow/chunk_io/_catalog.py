@@ -38,7 +38,6 @@ from tensorcas_mlflow.layout import (
     read_segment,
     segment_bytes,
 )
-from tensorcas_mlflow.store import RecentArrangements
 
 MOST_SAVED_BYTES = 1 << 20
 """Bound of a remembered save: for a larger one, decoding its bases takes little beside the rest of it."""
@@ -121,7 +120,6 @@ class Catalog:
     def __init__(self, backend: Backend, store_id: str) -> None:
         self.identity = Identity(backend, store_id)
         self.recent = RecentChunks(backend)
-        self.arrangements = RecentArrangements()
         self._backend = backend
         self._store_id = store_id
         self._lock = Lock()

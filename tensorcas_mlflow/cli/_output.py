@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any, TextIO
 
 from tensorcas_mlflow.base.tensors import Spec
-from tensorcas_mlflow.base.text import without_secrets
+from tensorcas_mlflow.errors import without_secrets
 from tensorcas_mlflow.layout import Ref
 
 Json = dict[str, Any]

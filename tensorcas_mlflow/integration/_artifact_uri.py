@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 from tensorcas_mlflow.backends import Root, is_ours
-from tensorcas_mlflow.base.text import without_secrets
+from tensorcas_mlflow.errors import without_secrets
 
 # MLflow's names for the roots below an experiment's artifact location: one for each run, logged model and trace.
 # The first match from the left counts: an outer store holds everything deeper; an inner one would lock out the outer.

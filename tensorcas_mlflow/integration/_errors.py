@@ -19,7 +19,6 @@ from mlflow.protos.databricks_pb2 import (
     ErrorCode,
 )
 
-from tensorcas_mlflow.base.text import without_secrets
 from tensorcas_mlflow.errors import (
     AdapterError,
     BackendError,
@@ -33,6 +32,7 @@ from tensorcas_mlflow.errors import (
     RefusedError,
     TensorCasError,
     WrongStoreError,
+    without_secrets,
 )
 
 # The first match counts. A client of an MLflow server repeats a call for minutes when the code maps to HTTP 429 or

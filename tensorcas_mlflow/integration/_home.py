@@ -10,8 +10,7 @@ from mlflow.utils.uri import is_local_uri
 
 from tensorcas_mlflow.backends import is_ours
 from tensorcas_mlflow.base import config
-from tensorcas_mlflow.base.text import without_secrets
-from tensorcas_mlflow.errors import StoreNotFoundError
+from tensorcas_mlflow.errors import StoreNotFoundError, without_secrets
 from tensorcas_mlflow.integration._artifact_uri import store_root_for
 from tensorcas_mlflow.integration.server_store import find_carrier, is_carrier_uri, is_served_by_us, open_carrier
 from tensorcas_mlflow.store import Store

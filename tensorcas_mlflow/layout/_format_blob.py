@@ -1,4 +1,4 @@
-"""State of a store: its ``format`` blob, its identity, and the condemned lists with their generation (``docs/design/protocol.md``)."""
+"""State of a store: ``format`` blob, identity, condemned lists and generation (``docs/design/protocol.md``)."""
 
 from __future__ import annotations
 

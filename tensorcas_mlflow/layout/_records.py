@@ -20,8 +20,7 @@ from tensorcas_mlflow.backends import Backend, BlobInfo
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, digest
 from tensorcas_mlflow.base.files import pid_space, started
-from tensorcas_mlflow.base.text import without_secrets
-from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError, NewerFormatError
+from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError, NewerFormatError, without_secrets
 from tensorcas_mlflow.layout._index import is_pack_name
 from tensorcas_mlflow.layout._keys import (
     ARTIFACTS,

@@ -1,7 +1,7 @@
 """Store: saves, loads and refs of one root, and the writer's side of the commit protocol."""
 
 from tensorcas_mlflow.store._batch import PendingBatch
-from tensorcas_mlflow.store._choose import Policy, RecentArrangements
+from tensorcas_mlflow.store._choose import Policy
 from tensorcas_mlflow.store._payload import (
     MANIFEST_FILE,
     PAYLOAD_FILE,
@@ -23,7 +23,6 @@ __all__ = [
     "PendingBatch",
     "PendingSave",
     "Policy",
-    "RecentArrangements",
     "Store",
     "abandon_pending",
     "copy_payload",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,18 +23,15 @@ from tensorcas_mlflow.layout import (
     Base,
     Manifest,
     Mask,
+    Ref,
     Row,
     is_delta,
     list_blobs,
     pack_key,
     pack_name,
 )
-from tensorcas_mlflow.store._choose import sample_number, share_against
+from tensorcas_mlflow.store._choose import RecentArrangements, sample_number, share_against
 from tensorcas_mlflow.store._sources import Source
-
-if TYPE_CHECKING:
-    from tensorcas_mlflow.store._store import Store
-
 
 _N_LARGEST = 4
 """Number of tensors, the largest changed ones, that decide which earlier checkpoint is nearest."""
@@ -493,11 +490,29 @@ _N_LOOKED_AT = 48
 Earlier = Callable[[], Manifest | None]
 
 
+class ParentStore(Protocol):
+    """The parts of an open store that the search for a parent needs."""
+
+    backend: Backend
+    catalog: Catalog
+    chunks: ChunkReader
+    chunk_bytes: int
+    id: str
+    arrangements: RecentArrangements
+    """Arrangements of the series that this process saves in the store."""
+
+    def ref(self, key: str) -> Ref | None:
+        """Read a ref; see `Store.ref`."""
+
+    def manifest(self, ref: Ref) -> Manifest:
+        """Read the manifest of a ref; see `Store.manifest`."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Parents:
     """Search for the earlier state of one checkpoint or file, if there is something to store."""
 
-    store: Store
+    store: ParentStore
     series: str | None = None
     """Name of its series, the same for each of its steps; None if it is in none."""
     earlier: Earlier | None = None

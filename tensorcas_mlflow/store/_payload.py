@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,10 +18,7 @@ from tensorcas_mlflow.chunk_io import Catalog, ChunkReader, Owner, TensorsFile
 from tensorcas_mlflow.errors import BlobNotFoundError, ConflictError, CorruptError
 from tensorcas_mlflow.layout import MAX_BYTES, Fill, Layout, Manifest, Ref, file_pieces, pack_key, read_pack_table
 from tensorcas_mlflow.store._sources import TensorSource
-
-if TYPE_CHECKING:
-    from tensorcas_mlflow.store._store import Store
-
+from tensorcas_mlflow.store._store import Store
 
 PACKED_FILE = "chunks.pack"
 """Name of the pack."""

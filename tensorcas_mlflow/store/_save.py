@@ -398,7 +398,7 @@ class PendingSave:
             return encode_chunks(self._source, new, self._policy, self._plan)
         # For a small state, choosing and decoding would take most of the time. The next step finds both done.
         series = self._parents.series
-        arrangements = None if series is None else self._catalog.arrangements.of((series, self._policy))
+        arrangements = None if series is None else self._parents.store.arrangements.of((series, self._policy))
         chooser = new_chooser(self._policy, arrangements)
         return encode_chunks(self._source, new, self._policy, self._plan, chooser, keep=self._catalog.recent.note)
 

@@ -62,7 +62,7 @@ from tensorcas_mlflow.layout import (
     stamp_of,
 )
 from tensorcas_mlflow.store._bases import RECENT, Earlier, Parents
-from tensorcas_mlflow.store._choose import Policy
+from tensorcas_mlflow.store._choose import Policy, RecentArrangements
 from tensorcas_mlflow.store._ingest import Ingest
 from tensorcas_mlflow.store._save import PendingSave
 from tensorcas_mlflow.store._sources import NoSource, TensorSource, Watch
@@ -316,6 +316,7 @@ class Store(Refs):
         self.chunk_bytes = chunk_bytes
         cache = ExtentCache.of_environment() if backend.is_remote else None
         self.chunks = ChunkReader(backend, self.catalog, cache=cache, store_id=store_id)
+        self.arrangements = RecentArrangements()
 
     def __repr__(self) -> str:
         return f"Store({self.uri!r})"

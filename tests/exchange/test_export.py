@@ -98,7 +98,7 @@ def test_a_plan_reads_no_tensor(store: Store, tmp_path: Path) -> None:
 
 KILLED = """
 import os, signal, sys
-from tensorcas_mlflow.exchange import export_checkpoint
+from tensorcas_mlflow.reader import export_checkpoint
 from tensorcas_mlflow.reader import open_listed, open_ref
 from tensorcas_mlflow.store import Store
 

@@ -216,7 +216,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import numpy as np
-from tensorcas_mlflow.exchange import export_checkpoint, import_checkpoint
+from tensorcas_mlflow.reader import export_checkpoint, import_checkpoint
 from tensorcas_mlflow.store import RefTarget, Store
 from tests.exchange.listings import listing_of
 

@@ -20,7 +20,7 @@ ALLOWED_BYTES = 128 << 20
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from tensorcas_mlflow.exchange import convert, export_checkpoint, import_checkpoint
+from tensorcas_mlflow.reader import convert, export_checkpoint, import_checkpoint
 from tensorcas_mlflow.file_formats import open_listing
 from tensorcas_mlflow.reader import open_ref
 from tensorcas_mlflow.store import RefTarget, Store

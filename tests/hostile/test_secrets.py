@@ -17,7 +17,6 @@ from mlflow.store.artifact.http_artifact_repo import HttpArtifactRepository
 
 from tensorcas_mlflow.backends import Root, open_bucket
 from tensorcas_mlflow.backends import _open as credentials
-from tensorcas_mlflow.base.text import without_secrets
 from tensorcas_mlflow.cli import main
 from tensorcas_mlflow.errors import (
     BackendError,
@@ -27,6 +26,7 @@ from tensorcas_mlflow.errors import (
     StoreNotFoundError,
     TensorCasError,
     WrongStoreError,
+    without_secrets,
 )
 from tensorcas_mlflow.integration._artifact_uri import root_of
 from tensorcas_mlflow.integration._errors import to_mlflow

@@ -23,7 +23,6 @@ from mlflow.store.artifact.artifact_repo import ArtifactRepository, StreamUpload
 
 from tensorcas_mlflow.backends import Root, open_backend
 from tensorcas_mlflow.base import config
-from tensorcas_mlflow.base.text import without_secrets
 from tensorcas_mlflow.base.threads import start
 from tensorcas_mlflow.errors import (
     BackendError,
@@ -36,6 +35,7 @@ from tensorcas_mlflow.errors import (
     NotFoundError,
     StoreNotFoundError,
     WrongStoreError,
+    without_secrets,
 )
 from tensorcas_mlflow.file_formats import Readable
 from tensorcas_mlflow.integration._artifact_uri import owner_of, root_of, store_root_for

@@ -7,8 +7,8 @@ import logging
 import sys
 from typing import Any
 
-from tensorcas_mlflow.base.text import without_secrets
 from tensorcas_mlflow.base.threads import Background
+from tensorcas_mlflow.errors import without_secrets
 from tensorcas_mlflow.integration._errors import translate_errors
 
 _logger = logging.getLogger(__name__)

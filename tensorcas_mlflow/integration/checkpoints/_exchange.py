@@ -9,7 +9,7 @@ from collections.abc import Callable
 import mlflow
 from mlflow.entities import Run
 
-from tensorcas_mlflow import exchange
+from tensorcas_mlflow import reader as reading
 from tensorcas_mlflow.base import config
 from tensorcas_mlflow.errors import CheckpointExistsError
 from tensorcas_mlflow.file_formats import Written, open_listing
@@ -74,7 +74,7 @@ def import_checkpoint(
     if not overwrite and series.has(step):
         raise CheckpointExistsError(f"{name!r} of run {series.run.run_id} at step {step}")
     tracking_uri = mlflow.get_tracking_uri()
-    prepared = exchange.prepare_import(
+    prepared = reading.prepare_import(
         open_listing(path, format=format), allow_left_out=allow_left_out, progress=progress
     )
     saving = series.begin(
@@ -150,7 +150,7 @@ def export_checkpoint(
         BackendError: The storage failed, or the file cannot be written.
     """
     with opened(source, step=step, name=name) as reader:
-        return exchange.export_checkpoint(
+        return reading.export_checkpoint(
             reader,
             path,
             format=format,

@@ -18,8 +18,7 @@ from mlflow.tracking import MlflowClient
 
 from tensorcas_mlflow.adapter import SKELETON, adapter_for, take_apart
 from tensorcas_mlflow.base import config
-from tensorcas_mlflow.base.text import without_secrets
-from tensorcas_mlflow.errors import CheckpointExistsError, TensorCasError
+from tensorcas_mlflow.errors import CheckpointExistsError, TensorCasError, without_secrets
 from tensorcas_mlflow.integration._errors import translate_errors
 from tensorcas_mlflow.integration.checkpoints._background import saves
 from tensorcas_mlflow.integration.checkpoints._find import series_of

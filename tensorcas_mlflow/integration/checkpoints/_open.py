@@ -9,7 +9,7 @@ from typing import Any
 
 from mlflow.entities import Run, RunInfo
 
-from tensorcas_mlflow.base.text import without_secrets
+from tensorcas_mlflow.errors import without_secrets
 from tensorcas_mlflow.integration._errors import translate_errors
 from tensorcas_mlflow.integration.checkpoints._background import saves
 from tensorcas_mlflow.integration.checkpoints._find import series_of

@@ -24,12 +24,9 @@ from mlflow.tracking import MlflowClient
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import Root, is_ours
 from tensorcas_mlflow.base.files import sync_folder
-from tensorcas_mlflow.base.text import without_secrets
 from tensorcas_mlflow.base.threads import Lock
-from tensorcas_mlflow.errors import BackendError, CorruptError
+from tensorcas_mlflow.errors import BackendError, CorruptError, without_secrets
 from tensorcas_mlflow.integration._home import Home, as_lookup
-from tensorcas_mlflow.integration.checkpoints import _store_series
-from tensorcas_mlflow.integration.checkpoints import _store_series as _show
 from tensorcas_mlflow.integration.checkpoints._background import reports
 from tensorcas_mlflow.integration.checkpoints._series import FOLDER, Checkpoint, RunRoot, Saving, Series, step_named
 from tensorcas_mlflow.integration.server_store import is_carrier_uri, shelf_at
@@ -301,8 +298,8 @@ class StoreSeries(Series):
         except CorruptError as error:
             if not self.store.backend.is_carrier:
                 raise
-            saved = _store_series.stand_ins_for(self.store, target)
-            _store_series.tell(self.store, error, has_stand_in=bool(saved))
+            saved = stand_ins_for(self.store, target)
+            tell(self.store, error, has_stand_in=bool(saved))
             return _StoredCheckpoint(self, step, saved[-1]) if saved else _CutCheckpoint(self, step, error)
         return _StoredCheckpoint(self, step, ref) if ref is not None and ref.kind == "checkpoint" else None
 
@@ -340,9 +337,9 @@ class StoreSeries(Series):
         target = self.target(step)
         self.store.backend.delete(target.key)
         if self.store.backend.is_carrier:
-            for ref in _store_series.stand_ins_for(self.store, target):
+            for ref in stand_ins_for(self.store, target):
                 self.store.drop(ref)
-        _show.hide(self, step)
+        hide(self, step)
 
     def _before(self, step: int) -> Manifest | None:
         """Read the step before another; None if there is none."""
@@ -394,11 +391,11 @@ class _CutCheckpoint(Checkpoint):
 
     @contextmanager
     def opened(self) -> Iterator[tuple[Manifest, Reader]]:
-        raise _store_series.explained(self._error) from self._error
+        raise explained(self._error) from self._error
         yield
 
     def reader(self, **options: Any) -> CheckpointReader:
-        raise _store_series.explained(self._error) from self._error
+        raise explained(self._error) from self._error
 
     def drop(self) -> None:
         self._series.drop(self.step)
@@ -430,17 +427,17 @@ class _StoreSaving(Saving):
     def finish(self) -> int:
         with self._save as save:
             save.write(watch=self._watch)
-            is_shown = _show.prepare(self._series, self._step, self.manifest)
+            is_shown = prepare(self._series, self._step, self.manifest)
             target = self._series.target(self._step)
             try:
                 save.commit(target, replace=self._overwrite)
             except BaseException:
                 if is_shown:
-                    _show.hide(self._series, self._step)
+                    hide(self._series, self._step)
                 raise
         self._confirm(target)
         if not is_shown:
-            _show.show(self._series, self._step, self.manifest)
+            show(self._series, self._step, self.manifest)
         return save.n_stored_bytes
 
     def abandon(self) -> None:
@@ -471,7 +468,7 @@ def names_in_store(run: RunRoot, home: Home) -> list[str]:
                 ref = store.ref(info.key)
             except CorruptError as error:
                 if store.backend.is_carrier:
-                    _store_series.tell(store, error)
+                    tell(store, error)
                     has_cut = True
                 elif not segment.startswith("~"):
                     names.add(unquote(segment))  # whoever asks for its steps is told of the damage
@@ -481,5 +478,5 @@ def names_in_store(run: RunRoot, home: Home) -> list[str]:
                 break
     if has_cut:
         # Perhaps all that is whole of some series stands in for it.
-        names.update(ref.name for ref in _store_series.stand_ins(store) if ref.run_id == run.run_id and ref.name)
+        names.update(ref.name for ref in stand_ins(store) if ref.run_id == run.run_id and ref.name)
     return sorted(names)

@@ -11,8 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from tensorcas_mlflow.base.text import without_secrets
-from tensorcas_mlflow.errors import BackendError
+from tensorcas_mlflow.errors import BackendError, without_secrets
 from tensorcas_mlflow.integration.forgotten._holdings import Kind
 from tensorcas_mlflow.integration.forgotten._tracker import Artifacts, Experiment, Registry, Tracker
 

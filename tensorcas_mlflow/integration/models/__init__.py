@@ -1,16 +1,13 @@
-"""The MLflow flavor: models as deduplicated tensors. Users import its functions from ``tensorcas_mlflow``.
-
-The name of this package and of `_load_pyfunc` stand in every MLmodel as ``loader_module``: they are never renamed.
-"""
+"""MLflow flavor: models as deduplicated tensors. Users import its functions from ``tensorcas_mlflow``."""
 
 from __future__ import annotations
 
 from tensorcas_mlflow.integration.models._code import without_code_of_models
-from tensorcas_mlflow.integration.models._open import open_artifact
 
 with without_code_of_models():
     from tensorcas_mlflow.integration.models._export import export_model
     from tensorcas_mlflow.integration.models._load import _load_pyfunc, load_model
     from tensorcas_mlflow.integration.models._log import log_model, save_model
+    from tensorcas_mlflow.integration.models._open import open_artifact
 
 __all__ = ["_load_pyfunc", "export_model", "load_model", "log_model", "open_artifact", "save_model"]

@@ -1,4 +1,4 @@
-"""A model's own code on Python's search path. `tensorcas_mlflow.integration.models` imports this module before anything else."""
+"""Model code on Python's search path. The package imports this module before anything else."""
 
 from __future__ import annotations
 

@@ -28,8 +28,7 @@ from mlflow.utils.model_utils import _validate_and_copy_code_paths, _validate_an
 from mlflow.utils.yaml_utils import write_yaml
 
 from tensorcas_mlflow.adapter import Adapter, Array
-from tensorcas_mlflow.base.text import without_secrets
-from tensorcas_mlflow.errors import TensorCasError, release
+from tensorcas_mlflow.errors import TensorCasError, release, without_secrets
 from tensorcas_mlflow.integration._errors import to_mlflow
 from tensorcas_mlflow.layout import Manifest, as_step
 from tensorcas_mlflow.store import Store
@@ -56,7 +55,7 @@ class PyFuncWrapper:
 
 FLAVOR = "tensorcas"
 """Name of our section in an MLmodel: on-disk format."""
-LOADER = "tensorcas_mlflow.integration.models"
+LOADER = "tensorcas_mlflow.pyfunc"
 """What ``mlflow.pyfunc`` imports to load a model: on-disk format."""
 DATA = "data"
 """Folder of the manifest inside a model folder. Each MLmodel says it, so it may change."""

@@ -22,8 +22,8 @@ from mlflow.tracking._model_registry import DEFAULT_AWAIT_MAX_SLEEP_SECONDS
 from tensorcas_mlflow.adapter import Adapter, Array, adapter_for, take_apart
 from tensorcas_mlflow.backends import is_ours
 from tensorcas_mlflow.base.files import sync_tree
-from tensorcas_mlflow.base.text import check_path, without_secrets
-from tensorcas_mlflow.errors import BackendError, TensorCasError
+from tensorcas_mlflow.base.text import check_path
+from tensorcas_mlflow.errors import BackendError, TensorCasError, without_secrets
 from tensorcas_mlflow.integration._errors import translate_errors
 from tensorcas_mlflow.integration._home import as_lookup, home_of, sends_files
 from tensorcas_mlflow.integration.models._folder import DATA, Extras, Stored, write_folder

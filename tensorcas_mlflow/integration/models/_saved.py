@@ -27,8 +27,14 @@ from mlflow.utils.file_utils import get_local_path_or_none
 from mlflow.utils.model_utils import _get_overridden_pyfunc_model_config
 
 from tensorcas_mlflow.backends import is_ours
-from tensorcas_mlflow.base.text import without_secrets
-from tensorcas_mlflow.errors import CorruptError, FormatError, MalformedFileError, NewerFormatError, NotFoundError
+from tensorcas_mlflow.errors import (
+    CorruptError,
+    FormatError,
+    MalformedFileError,
+    NewerFormatError,
+    NotFoundError,
+    without_secrets,
+)
 from tensorcas_mlflow.integration.models._folder import FLAVOR, STORE_KEY
 from tensorcas_mlflow.layout import Manifest, list_blobs
 from tensorcas_mlflow.store import MANIFEST_FILE, PAYLOAD_FILES, Store

@@ -15,9 +15,8 @@ from mlflow.tracking import MlflowClient, get_tracking_uri
 
 from tensorcas_mlflow.backends import STORE_FOLDER
 from tensorcas_mlflow.base.digest import digest
-from tensorcas_mlflow.base.text import without_secrets
 from tensorcas_mlflow.base.threads import Lock
-from tensorcas_mlflow.errors import BackendError, ConflictError, StoreNotFoundError
+from tensorcas_mlflow.errors import BackendError, ConflictError, StoreNotFoundError, without_secrets
 from tensorcas_mlflow.integration._artifact_uri import store_root_for
 from tensorcas_mlflow.integration.server_store._backend import CarrierBackend
 from tensorcas_mlflow.integration.server_store._shelf import ArtifactShelf, NoAnswerError, Shelf
