@@ -25,10 +25,10 @@ from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.store import Store
-from tests.objects.proxy import Proxy, proxy
-from tests.objects.relay import Link
-from tests.objects.servers import S3Server, localstack
-from tests.objects.stores import backend_of
+from tests.backends.objects.proxy import Proxy, proxy
+from tests.backends.objects.relay import Link
+from tests.backends.objects.servers import S3Server, localstack
+from tests.backends.objects.stores import backend_of
 
 TITLE = "a store far away, against plain uploads and downloads"
 N_BYTES = 650_000_000

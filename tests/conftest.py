@@ -10,7 +10,7 @@ import pytest
 # times as long. Set before any framework is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-TOGETHER = ("deploy", "carrier", "served")
+TOGETHER = ("deploy", "server_store", "served")
 """Folders whose tests share servers, which take longer to start than most tests to run."""
 
 

@@ -15,8 +15,8 @@ import pytest
 from tensorcas_mlflow.cli import main
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.store import Store
-from tests.objects.conftest import fresh_name, s3
-from tests.objects.servers import S3Server
+from tests.backends.objects.conftest import fresh_name, s3
+from tests.backends.objects.servers import S3Server
 
 __all__ = ["s3"]
 

@@ -16,7 +16,7 @@ from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.reader import diff
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.tensorcas_store import TensorCasStore
-from tests.objects.servers import S3Server
+from tests.backends.objects.servers import S3Server
 
 Tensorcas = Callable[..., Any]
 

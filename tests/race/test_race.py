@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tensorcas_mlflow.store import Store
-from tests.objects.conftest import s3, second_s3
-from tests.objects.servers import S3Server
+from tests.backends.objects.conftest import s3, second_s3
+from tests.backends.objects.servers import S3Server
 from tests.race.content import make_files
 from tests.race.race import Race, assert_empties, assert_sound
 

@@ -13,7 +13,7 @@ from tensorcas_mlflow.layout._records import now, record_bytes
 from tensorcas_mlflow.maintenance import plan_gc, plan_repair
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import condemned_bytes
-from tests.strangers import FOLDERS, KEYS, OTHER_NAMES, fill, loads, save, use
+from tests.store.strangers import FOLDERS, KEYS, OTHER_NAMES, fill, loads, save, use
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

@@ -1,0 +1,323 @@
+"""The page of a checkpoint: what it says of tensors, of what was there before, and of hostile names."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from pathlib import Path
+
+import mlflow
+import numpy as np
+import pytest
+
+from tensorcas_mlflow.integration.artifacts import _page
+from tensorcas_mlflow.integration.artifacts import _page as _earlier
+from tensorcas_mlflow.integration.artifacts._page import render_page
+from tensorcas_mlflow.layout import Ref, RefTarget
+from tensorcas_mlflow.store import PAYLOAD_FILE, Store, write_payload
+from tests.integration.checkpoints.states import log, make_state
+
+CHUNK_BYTES = 4096
+
+
+class Page(HTMLParser):
+    """A page as a browser reads it: its texts, its elements, the cells of its table."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__()
+        self.elements: list[str] = []
+        self.texts: list[str] = []
+        self.rows: list[list[str]] = []
+        self.feed(data.decode())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+        if self.rows and self.rows[-1]:
+            self.rows[-1][-1] += data.strip()
+
+    @property
+    def tensors(self) -> dict[str, list[str]]:
+        """What it says of each tensor, by name."""
+        return {name: cells for name, *cells in self.rows[1:]}
+
+    def before(self, name: str) -> str:
+        """Where it says that a tensor comes from."""
+        return self.tensors[name][-1]
+
+    @property
+    def text(self) -> str:
+        return " ".join(text.strip() for text in self.texts)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.init(tmp_path / "root", chunk_bytes=CHUNK_BYTES)
+
+
+def noise(seed: int, n_bytes: int = 3 * CHUNK_BYTES) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, n_bytes).astype(np.uint8)
+
+
+def save(store: Store, tensors: dict[str, np.ndarray], path: str, **said: object) -> Ref:
+    with store.write_checkpoint(tensors, flavor="test") as pending:
+        return pending.commit(RefTarget(path=path, **said))  # type: ignore[arg-type]
+
+
+def step(store: Store, number: int, tensors: dict[str, np.ndarray], *, name: str = "net", run_id: str = "r1") -> Ref:
+    path = f"{run_id}/artifacts/checkpoints/{name}/step-{number:08d}.arrow"
+    return save(store, tensors, path, run_id=run_id, step=number, name=name)
+
+
+def page(store: Store, ref: Ref) -> Page:
+    return Page(render_page(store, ref))
+
+
+# --- what is said
+
+
+def test_a_page_says_what_the_tensors_are(store: Store) -> None:
+    tensors = {"w": np.zeros((30, 100), np.float32), "n": np.array(3), "__skeleton__": np.zeros(5_000, np.uint8)}
+    shown = page(store, step(store, 3, tensors))
+
+    assert shown.rows[0] == ["Tensor", "Dtype", "Shape", "Size", "Before this step"]
+    assert shown.tensors["w"][:3] == ["float32", "30 \N{MULTIPLICATION SIGN} 100", "12.0 KB"]
+    assert shown.tensors["n"][:3] == ["int64", "scalar", "8 B"]
+    assert shown.tensors["__skeleton__"][:3] == ["bytes", "5000", "5.0 KB"]
+    assert "Run r1, net, step 3" in shown.texts
+    assert "by the adapter test" in shown.text
+
+
+def test_tensors_of_the_first_step_are_new(store: Store) -> None:
+    shown = page(store, step(store, 0, {"a": noise(0), "b": noise(1)}))
+
+    assert {shown.before(name) for name in "ab"} == {"new at this step"}
+    assert "New here 24.6 KB (100.0 %)" in shown.text
+
+
+def test_a_tensor_is_shared_with_the_earliest_step_that_held_it(store: Store) -> None:
+    step(store, 1, {"frozen": noise(0), "head": noise(1)})
+    step(store, 2, {"frozen": noise(0), "head": noise(2)})
+    ref = step(store, 3, {"frozen": noise(0), "head": noise(2), "added": noise(3), "empty": np.zeros(0)})
+    step(store, 4, {"added": noise(3)})
+    shown = page(store, ref)
+
+    assert shown.before("frozen") == "shared with step 1"
+    assert shown.before("head") == "shared with step 2"
+    assert shown.before("added") == "new at this step"
+    assert shown.before("empty") == "empty"
+    assert "New here 12.3 KB (33.3 %)" in shown.text
+
+
+def test_a_tensor_under_another_name_is_the_same_tensor(store: Store) -> None:
+    step(store, 1, {"before": noise(0)})
+
+    assert page(store, step(store, 2, {"after": noise(0)})).before("after") == "shared with step 1"
+
+
+def test_a_tensor_of_another_shape_or_dtype_is_not_the_same(store: Store) -> None:
+    step(store, 1, {"a": np.arange(4096.0)})
+    shown = page(store, step(store, 2, {"a": np.arange(4096.0).reshape(64, 64)}))
+
+    assert shown.before("a") == "put together anew: all of 8 chunks are known"
+    assert "New here 0 B (0.0 %)" in shown.text
+
+
+def test_a_tensor_that_changed_in_part_says_how_much(store: Store) -> None:
+    changed = noise(0).copy()
+    changed[CHUNK_BYTES] ^= 1
+    step(store, 1, {"a": noise(0)})
+    shown = page(store, step(store, 2, {"a": changed}))
+
+    assert shown.before("a") == "in part: 1 of 3 chunks are new"
+    assert "New here 4.1 KB (33.3 %)" in shown.text
+
+
+def test_page_names_the_checkpoint_outside_the_series_that_holds_a_tensor(store: Store) -> None:
+    step(store, 7, {"a": noise(0)}, name="ema")
+    save(store, {"b": noise(1)}, "models/m-1/artifacts/data/checkpoint.arrow", run_id="r1", model_id="m-1", step=5)
+    step(store, 2, {"c": noise(2)}, run_id="r0")
+    shown = page(store, step(store, 1, {"a": noise(0), "b": noise(1), "c": noise(2)}))
+
+    assert shown.before("a") == "shared with ema step 7"
+    assert shown.before("b") == "shared with model m-1 step 5"
+    assert shown.before("c") == "shared with net step 2 of run r0"
+
+
+def test_models_of_one_run_are_steps_of_each_other(store: Store) -> None:
+    for number in (1, 2, 3):
+        path = f"models/m-{number}/artifacts/data/checkpoint.arrow"
+        tensors = {"frozen": noise(0), "head": noise(number)}
+        ref = save(store, tensors, path, run_id="r1", model_id=f"m-{number}", step=number)
+    shown = page(store, ref)
+
+    assert shown.before("frozen") == "shared with step 1"
+    assert shown.before("head") == "new at this step"
+    assert "Model m-3, step 3" in shown.texts
+    assert "of run r1" in shown.texts
+
+
+def test_page_of_a_step_ignores_later_steps(store: Store) -> None:
+    ref = step(store, 1, {"a": noise(0)})
+    step(store, 2, {"a": noise(0)})
+    step(store, 0, {"a": noise(0)}, run_id="r2")
+
+    assert page(store, ref).before("a") == "new at this step"
+
+
+def test_files_that_hold_the_same_tensors_are_named(store: Store, tmp_path: Path) -> None:
+    np.save(tmp_path / "weights.npy", noise(0, 80_000))
+    with store.write_file(tmp_path / "weights.npy") as pending:
+        pending.commit(RefTarget(path="r0/artifacts/weights.npy", run_id="r0"))
+
+    assert page(store, step(store, 1, {"a": noise(0, 80_000)})).before("a") == "shared with weights.npy of run r0"
+
+
+def test_a_file_that_is_a_step_of_another_run_is_named_as_that(store: Store, tmp_path: Path) -> None:
+    write_payload(tmp_path, {"a": noise(0, 80_000)}, flavor="test")
+    with store.write_file(tmp_path / PAYLOAD_FILE) as pending:
+        pending.commit(RefTarget(path="r0/artifacts/checkpoints/net/step-00000002.tensors", run_id="r0"))
+
+    assert page(store, step(store, 1, {"a": noise(0, 80_000)})).before("a") == "shared with net step 2 of run r0"
+
+
+def test_steps_that_came_as_files_are_steps_of_each_other(store: Store, tmp_path: Path) -> None:
+    for number in (8, 9, 10):
+        folder = tmp_path / str(number)
+        write_payload(folder, {"frozen": noise(0), "head": noise(number)})
+        path = f"r1/artifacts/checkpoints/net/step-{number:08d}.tensors"
+        with store.write_file(folder / PAYLOAD_FILE) as pending:
+            ref = pending.commit(RefTarget(path=path, run_id="r1"))
+    shown = page(store, ref)
+
+    assert "Run r1, step 10" in shown.texts
+    assert shown.before("frozen") == "shared with step 8"
+    assert shown.before("head") == "new at this step"
+
+
+def test_page_leaves_out_and_names_an_unreadable_checkpoint(store: Store, tmp_path: Path) -> None:
+    step(store, 1, {"a": noise(0)})
+    damaged = step(store, 2, {"a": noise(0), "b": noise(1)})
+    (tmp_path / "root/.tensorcas/manifests" / damaged.manifest).write_bytes(b"damaged")
+    shown = page(store, step(store, 3, {"a": noise(0), "b": noise(2)}))
+
+    assert shown.before("a") == "shared with step 1"
+    assert "Compared with 1 earlier" in shown.text
+
+
+# --- in a server
+
+
+def test_a_server_names_no_run_of_another_experiment(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_ids = [digit * 32 for digit in "012"]
+    for experiment, run_id in zip(("1", "2", "2"), run_ids, strict=True):
+        path = f"{experiment}/{run_id}/artifacts/x.arrow"
+        ref = save(store, {"a": noise(0)}, path, run_id=run_id, uri=f"tensorcas:///own/{path}")
+
+    monkeypatch.setenv("_MLFLOW_SERVER_ARTIFACT_ROOT", "tensorcas:///own")
+    assert page(store, ref).before("a") == f"shared with x.arrow of run {run_ids[1]}"
+    assert run_ids[0] not in page(store, ref).text
+
+
+# --- bounds
+
+
+def test_a_page_says_when_it_has_not_looked_at_everything(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_earlier, "MAX_CHECKPOINTS", 3)
+    refs = [step(store, number, {"a": noise(0), "b": noise(number)}) for number in range(6)]
+
+    assert page(store, refs[5]).before("a") == "shared with step 2"
+    assert "Compared with 3 earlier" in page(store, refs[5]).text
+    assert "Compared with" not in page(store, refs[3]).text
+
+
+def test_a_page_stops_at_so_many_rows_and_says_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_earlier, "MAX_ROWS", 1)
+    refs = [step(store, number, {"a": noise(number)}) for number in range(3)]
+
+    assert "Compared with 1 earlier" in page(store, refs[2]).text
+
+
+def test_a_page_reads_a_bounded_number_of_refs(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_earlier, "MAX_REFS", 2)
+    for number in range(5):
+        step(store, number, {"a": noise(number)}, run_id=f"r{number}")
+    shown = page(store, step(store, 9, {number: noise(int(number)) for number in "01234"}, run_id="r9"))
+
+    assert [shown.before(number)[:6] for number in "01234"] == ["new at", "new at", "new at", "shared", "shared"]
+    assert "Compared with 2 earlier" in shown.text
+
+
+def test_many_tensors_are_counted_and_not_all_shown(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_page, "MAX_ROWS_SHOWN", 10)
+    shown = page(store, step(store, 1, {f"t{number}": np.full(100, number) for number in range(25)}))
+
+    assert len(shown.tensors) == 10
+    assert "and 15 more tensors of 12.0 KB together" in shown.texts
+
+
+# --- hostile names
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "\"><img src=x onerror='alert(1)'>",
+    "</td></tr></table><h1>taken over</h1>",
+    "a\u202etxt.exe\u2066",
+    "zero\u200bwidth\u0007\u2028",
+    "&lt;b&gt;",
+    "{{7*7}} ${x} <!--",
+]
+EXPECTED = {"html", "head", "meta", "title", "style", "body", "h1", "p", "ul", "li", "span"}
+EXPECTED |= {"table", "thead", "tbody", "tr", "th", "td"}
+
+
+def test_names_are_shown_as_text_whatever_they_are(store: Store) -> None:
+    tensors = {name: noise(number) for number, name in enumerate(HOSTILE)}
+    for name in HOSTILE:
+        step(store, 1, tensors, name=name.replace("/", ""), run_id="r1")
+    path = "models/x/artifacts/data/checkpoint.arrow"
+    ref = save(store, tensors, path, run_id=HOSTILE[0], model_id=HOSTILE[1], name=HOSTILE[2], metrics={HOSTILE[4]: 1.0})
+    data = render_page(store, ref)
+    shown = Page(data)
+
+    assert set(shown.elements) == EXPECTED
+    assert shown.elements.count("h1") == 1
+    for name in HOSTILE[:3] + HOSTILE[5:]:
+        assert name in shown.tensors
+    assert "a\\u{202e}txt.exe\\u{2066}" in shown.tensors
+    assert not any(ord(c) < 32 or 0x2000 <= ord(c) <= 0x206F for c in data.decode().replace("\n", "").replace("…", ""))
+
+
+def test_a_long_name_is_cut_off(store: Store) -> None:
+    data = render_page(store, step(store, 1, {"x" * 4_000: noise(0)}))
+
+    assert b"x" * 300 + "…".encode() in data
+    assert b"x" * 301 not in data
+
+
+def test_a_page_loads_nothing_and_runs_nothing(store: Store) -> None:
+    data = render_page(store, step(store, 1, {"a": noise(0)})).decode()
+
+    assert "default-src 'none'" in data
+    assert not any(word in data for word in ("<script", "http:", "https:", "src=", "url(", "@import"))
+
+
+# --- through MLflow
+
+
+def test_a_page_is_downloaded_from_a_run(cas_experiment: str, tmp_path: Path) -> None:
+    with mlflow.start_run() as run:
+        for number in range(2):
+            log({**make_state(number, 100), "frozen": np.arange(10_000.0)}, step=number)
+    artifact = "checkpoints/checkpoint/step-00000001.html"
+    file = mlflow.artifacts.download_artifacts(run_id=run.info.run_id, artifact_path=artifact, dst_path=str(tmp_path))
+    shown = Page(Path(file).read_bytes())
+
+    assert f"Run {run.info.run_id}, checkpoint, step 1" in shown.texts
+    assert shown.before("frozen") == "shared with step 0"
+    assert shown.before("weights") == "new at this step"
