@@ -8,8 +8,8 @@ Some are looked for elsewhere already, in these modules of ``tests/``:
 | saving a step again destroys it | test_tensorcas_store: a_step_saved_twice_leaves_the_first_intact |
 | a death while a step is replaced destroys it | test_tensorcas_store: a_death_while_a_step_is_replaced_… |
 | a run's name leads out of the root | test_tensorcas_store: a_run_id_is_a_name_and_never_a_path |
-| gc deletes the chunks of an unreadable manifest | test_gc_damage: what_says_what_is_needed_and_cannot_be_read_… |
-| gc deletes what a save under way relies on | test_gc: what_a_pending_save_relies_on_is_spared; protocol/ |
+| gc deletes the chunks of an unreadable manifest | test_gc_damage: collection_stops_at_an_unreadable_blob_… |
+| gc deletes what a save under way relies on | test_gc: collection_spares_chunks_a_pending_save_relies_on; protocol/ |
 | gc never collects what a killed save wrote | test_kill: a_crash_at_any_call_leaves_only_garbage |
 | some kinds of arrays do not come back | test_checkpoints: every_kind_of_array_is_read_back_bit_for_bit |
 | figures leave out most of what is on disk | test_stats: every_byte_of_the_store_is_counted |

@@ -46,7 +46,7 @@ def plain_files(root: Path) -> set[str]:
     return {path for path in found if not path.startswith(".tensorcas/")}
 
 
-def test_copy_makes_a_backup_and_reports_it(tensorcas: Tensorcas, store: Store, backup: Path) -> None:
+def test_copy_makes_a_backup_and_reports_its_steps(tensorcas: Tensorcas, store: Store, backup: Path) -> None:
     write(store, "MLmodel")
     done = tensorcas("copy", store.uri, backup)
 

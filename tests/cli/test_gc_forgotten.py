@@ -353,7 +353,7 @@ def test_gc_asks_the_registries_of_the_environment_and_of_the_tracking_stores(
     assert host.kept() == {kept_run, here, there}
 
 
-def test_gc_refuses_a_missing_registry_and_does_not_make_it(host: Host, gc: Gc, tmp_path: Path) -> None:
+def test_gc_refuses_a_missing_registry_and_makes_none(host: Host, gc: Gc, tmp_path: Path) -> None:
     experiment = host.experiment("a")
     run_id, model_id = host.run(experiment), host.model(experiment)
     host.forget(model_id)

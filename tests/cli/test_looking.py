@@ -401,7 +401,7 @@ def test_a_command_that_meets_damage_points_to_verify(tensorcas: Tensorcas, stor
     assert tensorcas("verify", "--root", root(store)).status == 3
 
 
-def test_verify_reads_a_part_or_a_sample_and_reports_it(tensorcas: Tensorcas, store: Store) -> None:
+def test_verify_reads_a_part_or_a_sample_and_reports_the_share(tensorcas: Tensorcas, store: Store) -> None:
     parts = [tensorcas("verify", "--part", f"{k}/3", "--root", root(store), "--json").json for k in (1, 2, 3)]
     sample = tensorcas("verify", "--sample", "50%", "--root", root(store), "--json").json
     seed = ["--sample", "50%", "--seed", str(sample["seed"])]

@@ -597,7 +597,7 @@ DOORS = {
 
 
 @pytest.mark.parametrize(("kind", "name"), CASES, ids=[f"{kind}, {name}" for kind, name in CASES])
-def test_what_a_library_gives_is_listed_or_named(kind: str, name: str, tmp_path: Path) -> None:
+def test_every_tensor_that_a_library_reads_is_listed_or_named(kind: str, name: str, tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     made = FILES[kind][name](tmp_path / "files")
     assert made.given.arrays
@@ -645,7 +645,7 @@ def test_the_arrays_of_an_xgboost_model_are_those_of_its_json(booster: str, tmp_
         assert all(array.tolist() == np.array(numbers[name], array.dtype).tolist() for name, array in listed.items())
 
 
-def test_what_skops_saves_is_called_by_the_way_to_it_at_every_save(tmp_path: Path) -> None:
+def test_skops_arrays_are_named_by_their_path_at_every_save(tmp_path: Path) -> None:
     model = {"forest": estimators()["forest"], "sparse": scipy.sparse.eye(5).tocsr(), "twice": [WEIGHT, WEIGHT]}
     readers = []
     for nth in range(2):

@@ -79,7 +79,7 @@ def test_shards_of_several_processes_are_put_together(tmp_path: Path) -> None:
             assert reader.get_slice(f"shard {axis}")[2:6, 1:4].tolist() == whole[2:6, 1:4].tolist()
 
 
-def test_a_folder_in_a_store_is_read_there(folder: Path, tmp_path: Path) -> None:
+def test_dcp_folder_in_a_store_is_read_as_on_disk(folder: Path, tmp_path: Path) -> None:
     store = Store.init(tmp_path / "store")
     for file in folder.iterdir():
         with store.write_file(file) as pending:

@@ -84,7 +84,7 @@ def test_every_sample_is_told_by_its_first_bytes_wherever_it_lies(read: Read, na
 
 
 @pytest.mark.parametrize("name", files())
-def test_what_streams_is_what_the_array_holds(read: Read, name: str) -> None:
+def test_streamed_bytes_are_the_bytes_of_the_array(read: Read, name: str) -> None:
     listing = read(files()[name])
     streamed: dict[str, bytes] = dict.fromkeys(listing.locations, b"")
     for key, piece in listing.stream([*listing.locations]):
@@ -159,7 +159,7 @@ def test_little_more_than_headers_is_read(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in TORCH_DTYPES if dtype != torch.complex128], ids=str)
-def test_every_dtype_that_safetensors_has_comes_back_from_it(read: Read, dtype: torch.dtype) -> None:
+def test_every_dtype_of_safetensors_comes_back_from_a_safetensors_file(read: Read, dtype: torch.dtype) -> None:
     tensor = some_of(dtype)
     listing = read(safetensors.torch.save({"t": tensor}))
 
@@ -176,7 +176,7 @@ def test_dtypes_of_torch_come_back_from_bintensors(read: Read, dtype: torch.dtyp
     assert same(listing.array("t"), of_torch(tensor))
 
 
-def test_metadata_come_along(read: Read) -> None:
+def test_metadata_of_a_file_is_kept(read: Read) -> None:
     assert read(files()["plain.safetensors"]).metadata == {"format": "pt", "note": 'a "quoted" {brace}'}
     assert read(files()["plain.bt"]).metadata == {"format": "np", "note": "x" * 300}
     assert read(files()["plain.bckpt"]).metadata == {"arch": {"dim": 10}}
@@ -303,7 +303,7 @@ def test_npy_files_of_the_library_are_read(read: Read) -> None:
 
 
 @pytest.mark.parametrize("name", ["stored.npz", "state.pt", "plain.safetensors", "plain.bt"])
-def test_of_a_tensor_no_byte_is_read_before_it_is_asked_for(name: str) -> None:
+def test_listing_a_file_reads_no_byte_of_a_tensor(name: str) -> None:
     source = Elsewhere(large_files()[name])
     listing = list_source(source)
     assert listing is not None

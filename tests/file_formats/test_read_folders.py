@@ -96,7 +96,7 @@ def test_shards_of_torch_are_one_checkpoint(tmp_path: Path) -> None:
     assert [*arrays_of(folder)] == ["a", "b", "c"]
 
 
-def test_safetensors_are_taken_where_torch_files_lie_beside_them(tmp_path: Path) -> None:
+def test_safetensors_files_are_preferred_to_torch_files_beside_them(tmp_path: Path) -> None:
     files = {"model.safetensors": safetensors.numpy.save(FIRST), "pytorch_model.bin": torch_file({"x": torch.ones(1)})}
     folder = written(tmp_path / "model", files)
 
@@ -140,7 +140,7 @@ def test_an_index_with_a_tensor_twice_is_refused(tmp_path: Path) -> None:
         open_listing(written(tmp_path / "model", files))
 
 
-def test_shards_of_which_one_is_missing_are_refused_without_an_index_too(tmp_path: Path) -> None:
+def test_missing_shard_is_refused_without_an_index(tmp_path: Path) -> None:
     for number in (1, 3):
         file = tmp_path / f"model-0000{number}-of-00003.safetensors"
         safetensors.numpy.save_file({f"w{number}": np.ones(3)}, file)

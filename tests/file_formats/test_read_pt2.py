@@ -206,7 +206,7 @@ def test_a_tensor_of_a_subclass_is_read_from_its_own_file(read: Read) -> None:
         ),
     ],
 )
-def test_what_is_no_plain_tensor_is_named(read: Read, entry: Any, storage: bytes, kind: str) -> None:
+def test_objects_other_than_plain_tensors_are_named(read: Read, entry: Any, storage: bytes, kind: str) -> None:
     listing = read(by_hand({"w": entry}, storage=storage))
 
     assert (list(listing.locations), listing.left_out) == ([], {"w": kind})
@@ -262,13 +262,13 @@ def meta(**fields: Any) -> dict[str, Any]:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_the_format_forbids_is_refused(read: Read, data: bytes, reason: str) -> None:
+def test_entry_that_the_pt2_format_forbids_is_refused(read: Read, data: bytes, reason: str) -> None:
     with pytest.raises(MalformedFileError, match=reason):
         read(data)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_what_torchscript_holds_is_what_torch_loads(read: Read) -> None:
+def test_torchscript_tensors_are_those_that_torch_loads(read: Read) -> None:
     module = torch.jit.load(io.BytesIO(scripted_file()))
     listing = read(scripted_file())
     loaded = {name: array for name, array in arrays(listing).items() if name.split(".")[0] != "constants"}
@@ -288,7 +288,7 @@ def test_files_that_are_not_known_in_torchscript_are_named(read: Read) -> None:
     assert read(data).left_out["bytecode.pkl"] == "a file that is not known"
 
 
-def test_neither_torch_nor_pickle_is_imported(tmp_path: Path) -> None:
+def test_reading_an_exported_program_imports_neither_torch_nor_pickle(tmp_path: Path) -> None:
     path = tmp_path / "model.pt2"
     path.write_bytes(files()["exported.pt2"])
     script = f"""

@@ -133,7 +133,7 @@ def test_a_large_transposed_tensor_streams_in_pieces(saved: Read) -> None:
     assert b"".join(pieces) == of_torch(tensor).tobytes()
 
 
-def test_what_is_no_plain_tensor_is_left_out(saved: Read) -> None:
+def test_objects_other_than_plain_tensors_are_left_out(saved: Read) -> None:
     quantized = torch.quantize_per_tensor(torch.randn(4), 0.1, 0, torch.qint8)
     listing = saved(
         {
@@ -164,7 +164,7 @@ def test_one_dict_in_two_places_has_its_tensors_twice(saved: Read) -> None:
     assert [*saved({"model": state, "ema": state}).locations] == ["model.w", "ema.w"]
 
 
-def test_things_that_hold_each_other_end(saved: Read) -> None:
+def test_pickle_walk_ends_at_objects_that_hold_each_other(saved: Read) -> None:
     state: dict[str, Any] = {"w": torch.ones(2)}
     state["self"] = state
 

@@ -142,7 +142,7 @@ def test_small_tensors_stay_in_the_skeleton(make: Make, weights: np.ndarray) -> 
     assert joined(take_apart(data)) == data
 
 
-def test_a_tensor_of_an_unknown_type_goes_up_to_the_next_one(make: Make, weights: np.ndarray) -> None:
+def test_gguf_tensor_of_an_unknown_type_reaches_to_the_next_tensor(make: Make, weights: np.ndarray) -> None:
     data = make({"new": weights, "known": weights})
     at = data.index(b"new") + 3 + 4 + 3 * 8
 
@@ -164,7 +164,7 @@ def test_tensors_are_found_whatever_the_order_of_the_header(make: Make, weights:
     assert found["b"][1] == weights[1].tobytes()
 
 
-def test_where_tensors_overlap_the_rest_is_plain(make: Make, weights: np.ndarray) -> None:
+def test_overlapping_tensors_leave_the_rest_of_the_file_plain(make: Make, weights: np.ndarray) -> None:
     data = make({"a": weights, "b": weights})
     at = data.index(b"b\x03\0\0\0") + 1 + 4 + 3 * 8 + 4
     overlapping = data[:at] + struct.pack("<Q", 32) + data[at + 8 :]

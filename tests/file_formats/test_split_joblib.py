@@ -38,7 +38,7 @@ def test_a_file_of_joblib_gives_its_arrays(protocol: int) -> None:
     assert found["last"][1] == (2 * array).tobytes()
 
 
-def test_arrays_in_an_array_of_objects_of_joblib_are_found_and_what_follows_too() -> None:
+def test_arrays_inside_and_after_a_joblib_array_of_objects_are_found() -> None:
     objects = np.empty(3, dtype=object)
     objects[:] = [np.arange(900.0), {"inner": np.arange(901.0)}, None]
     data = dumped({"objects": objects, "last": np.arange(902.0)})

@@ -64,7 +64,7 @@ def test_an_array_of_objects_is_all_skeleton() -> None:
 
 
 @pytest.mark.parametrize("array", [np.float64(3), np.zeros((0, 5)), np.arange(7.0)], ids=["scalar", "empty", "small"])
-def test_what_is_too_small_for_a_row_stays_in_the_skeleton(array: np.ndarray) -> None:
+def test_tensors_too_small_for_a_row_stay_in_the_skeleton(array: np.ndarray) -> None:
     data = npy(np.asarray(array))
     parts = take_apart(data)
 

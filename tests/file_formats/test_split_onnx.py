@@ -64,7 +64,7 @@ def test_elements_smaller_than_a_byte_have_no_dtype() -> None:
     assert (part.dtype, part.shape, len(taken)) == (None, None, WEIGHTS.size // 2)
 
 
-def test_floats_that_are_no_raw_data_are_a_tensor_whose_name_comes_behind_them() -> None:
+def test_typed_float_fields_of_onnx_are_tensors_even_ahead_of_their_name() -> None:
     doubles = helper.make_tensor("doubles", onnx.TensorProto.DOUBLE, [600], WEIGHTS.ravel())
     pairs = onnx.TensorProto(name="pairs", data_type=onnx.TensorProto.COMPLEX64, dims=[300], float_data=WEIGHTS.ravel())
     data = model([with_floats("floats", WEIGHTS), doubles, pairs])

@@ -126,7 +126,7 @@ def test_a_small_array_stays_in_the_skeleton(protocol: int) -> None:
     assert kinds(pickle.dumps([np.zeros(500)] * 3, protocol)) == [Skeleton]
 
 
-def test_what_protocol_2_writes_as_text_stays_in_the_skeleton() -> None:
+def test_bytes_that_protocol_2_writes_as_text_stay_in_the_skeleton() -> None:
     assert kinds(pickle.dumps(np.zeros(5000), 2)) == [Skeleton]
 
 
@@ -264,7 +264,7 @@ def test_pickles_in_a_row_are_walked_and_what_follows_them_is_plain() -> None:
     assert (type(parts[-1][0]), parts[-1][1]) == (PlainBytes, b"and a tail")
 
 
-def test_what_is_left_of_a_pickle_too_long_to_be_walked_is_skeleton(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rest_of_a_pickle_too_long_to_be_walked_is_skeleton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_pickle, "_LIMITS", PickleLimits(max_ops=5000, max_items=64, max_memo=100))
     data = pickle.dumps([np.zeros(700), *(str(number) for number in range(200_000)), np.ones(700)])
 
@@ -281,7 +281,7 @@ def test_other_files_are_not_taken_for_pickles() -> None:
 # --- hostile files
 
 
-def test_what_a_pickle_wants_to_be_called_is_never_called(tmp_path: Path) -> None:
+def test_callables_named_by_a_pickle_are_never_called(tmp_path: Path) -> None:
     marker = tmp_path / "was-run"
     found: list[str] = []
     listening = [True]

@@ -67,7 +67,7 @@ def test_a_header_of_another_writer_is_read() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["F4", "F6_E2M3", "Q8_9"])
-def test_packed_and_unknown_dtypes_are_tensors_without_one(dtype: str) -> None:
+def test_packed_and_unknown_dtypes_make_tensors_without_a_dtype(dtype: str) -> None:
     data = written({"a": entry(0, 96, dtype, [128])}, 96)
     [(tensor, _)] = tensors(data).values()
 

@@ -148,7 +148,7 @@ def test_a_scripted_module_gives_its_weights(network: Network) -> None:
     assert {raw(network.first.weight), raw(network.first.bias), raw(network.second.weight)} <= contents
 
 
-def test_what_is_no_tensor_is_skeleton(network: Network) -> None:
+def test_bytes_outside_of_tensors_are_skeleton(network: Network) -> None:
     parts = take_apart(saved(network))
 
     assert {type(part) for part, _ in parts} == {Skeleton, Tensor}
@@ -192,7 +192,7 @@ def test_a_thousand_tensors_are_found() -> None:
 # --- what the pickle says, and the archive does not have
 
 
-def test_a_tensor_whose_storage_is_not_there_changes_nothing_for_the_others() -> None:
+def test_tensor_without_its_storage_changes_no_other_tensor() -> None:
     state = {"gone": torch.arange(100.0), "there": torch.arange(200)}
     data = archive(pickled_state(saved(state)), **{"1": raw(state["there"])})
 

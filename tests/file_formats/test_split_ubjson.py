@@ -52,7 +52,7 @@ def test_a_saved_classifier_is_all_skeleton(table: tuple[np.ndarray, np.ndarray]
     assert kinds((tmp_path / "model.json").read_bytes()) == {Skeleton}
 
 
-def test_a_pickled_booster_is_recognised_too(linear: xgb.Booster) -> None:
+def test_pickled_booster_is_recognised(linear: xgb.Booster) -> None:
     data = bytes(linear.__getstate__()["handle"])
 
     assert b"Config" in data[:20]

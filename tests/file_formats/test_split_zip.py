@@ -121,7 +121,7 @@ def test_skops_gives_the_large_arrays_of_an_estimator_by_number() -> None:
     assert all(name.isdecimal() and int(name) < 99 for name in found)
 
 
-def test_what_is_small_in_a_file_of_skops_is_one_plain_piece() -> None:
+def test_small_members_of_a_skops_file_are_one_plain_piece() -> None:
     data = skops.io.dumps({"a": np.arange(100.0), "b": np.arange(3), "c": np.arange(1000.0), "d": np.arange(50)})
 
     assert joined(take_apart(data)) == data
@@ -156,7 +156,7 @@ def test_archives_nested_without_end_are_not_followed() -> None:
     assert joined(take_apart(data)) == data
 
 
-def test_what_follows_an_archive_is_plain() -> None:
+def test_bytes_after_an_archive_are_plain() -> None:
     data = zipped({"a": NOISE[:1000]}) + NOISE[:100]
     parts = take_apart(data)
 

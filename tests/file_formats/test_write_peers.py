@@ -276,7 +276,7 @@ def test_the_largest_tensor_goes_first_into_the_emptiest_partition(tmp_path: Pat
     }  # fmt: skip
 
 
-def test_there_are_no_partitions_without_a_tensor(tmp_path: Path) -> None:
+def test_partition_without_a_tensor_is_not_written(tmp_path: Path) -> None:
     write(ArrayTensors({"w": np.ones(3)}), tmp_path / "m", partitions=8)
 
     assert sorted(path.name for path in (tmp_path / "m").iterdir()) == ["tensor.data_0", "tensor_index.json"]
@@ -286,7 +286,7 @@ def test_there_are_no_partitions_without_a_tensor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS_OUT)
-def test_no_tensors_are_a_file_too(tmp_path: Path, format: str) -> None:
+def test_empty_set_of_tensors_is_written_as_a_file(tmp_path: Path, format: str) -> None:
     written = write(ArrayTensors({}), tmp_path / "none", format=format)
 
     assert written.n_tensors == 0

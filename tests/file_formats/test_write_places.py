@@ -207,7 +207,7 @@ def test_a_skeleton_is_no_tensor() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_there_is_replaced_only_if_that_was_said(tmp_path: Path, kind: dict[str, Any]) -> None:
+def test_writer_replaces_an_existing_file_only_if_told_to(tmp_path: Path, kind: dict[str, Any]) -> None:
     write(some(1), tmp_path / "out", **kind)
     before = held(tmp_path / "out")
     with pytest.raises(ConflictError, match="pass overwrite=True"):
@@ -242,7 +242,7 @@ def test_a_folder_takes_the_place_of_an_empty_one_and_a_file_of_none(tmp_path: P
     assert len(held(tmp_path / "empty")) > 2
 
 
-def test_who_has_mapped_a_file_keeps_it_when_it_is_replaced(tmp_path: Path) -> None:
+def test_reader_that_mapped_a_file_keeps_its_bytes_when_the_file_is_replaced(tmp_path: Path) -> None:
     write(some(1), tmp_path / "m.safetensors")
     with safetensors.safe_open(tmp_path / "m.safetensors", "np") as file:
         write(ArrayTensors({}), tmp_path / "m.safetensors", overwrite=True)
@@ -300,7 +300,9 @@ write(ArrayTensors(arrays), sys.argv[1], progress=die, **eval(sys.argv[2]))
 
 
 @pytest.mark.parametrize("kind", [{"format": "torch"}, {"shard_bytes": 20_000}], ids=["file", "folder"])
-def test_what_a_killed_writer_leaves_is_hidden_and_removed_by_the_next(tmp_path: Path, kind: dict[str, Any]) -> None:
+def test_leftovers_of_a_killed_writer_are_hidden_and_removed_by_the_next_writer(
+    tmp_path: Path, kind: dict[str, Any]
+) -> None:
     words = [sys.executable, "-c", KILLED, os.fspath(tmp_path / "out"), repr(kind)]
     ended = subprocess.run(words, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, timeout=60)
 
@@ -313,7 +315,7 @@ def test_what_a_killed_writer_leaves_is_hidden_and_removed_by_the_next(tmp_path:
     assert sorted(os.listdir(tmp_path)) == ["another", "out"]
 
 
-def test_what_a_living_writer_has_under_way_is_left_alone(tmp_path: Path) -> None:
+def test_temporary_file_of_a_living_writer_is_left_alone(tmp_path: Path) -> None:
     seen: list[str] = []
 
     def meanwhile(done: int, n_all: int) -> None:

@@ -136,7 +136,7 @@ def test_a_check_gives_each_chunk_its_verdict(store: tuple[BadSectors, Table]) -
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_any_division_into_shards_merged_in_any_order_gives_the_result_of_one(
+def test_shards_merged_in_any_order_give_the_result_of_one_check(
     store: tuple[BadSectors, Table], decode: bool, whole: tuple[list[int], list[object]], data: st.DataObject
 ) -> None:
     backend, table = store

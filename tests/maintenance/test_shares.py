@@ -72,7 +72,7 @@ def test_a_run_needs_alone_what_no_other_does(store: Store) -> None:
     assert found["one"].shared_bytes == found["two"].shared_bytes == KB
 
 
-def test_chunks_that_were_there_before_add_no_marginal_bytes(store: Store) -> None:
+def test_chunks_of_an_earlier_run_add_no_marginal_bytes(store: Store) -> None:
     one, two = save(store, "abc", "one", 0), save(store, "cd", "two", 0)
     found = {share.run_id: share.marginal_bytes for share in find_shares(store, "run").shares}
 
@@ -137,7 +137,7 @@ def test_shares_are_the_same_by_a_census(store: Store, monkeypatch: pytest.Monke
     }
 
 
-def test_one_run_is_told_with_what_it_shares_with_others(store: Store) -> None:
+def test_stats_of_one_run_tell_the_bytes_it_shares_with_others(store: Store) -> None:
     save(store, "ab", "one", 0)
     save(store, "bc", "two", 0)
     [share] = find_shares(store, "step", run_id="one").shares

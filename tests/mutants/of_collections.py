@@ -56,7 +56,7 @@ MUTANTS = (
     ),
     Mutant(
         fault="a save that goes through between a collector's look and its list",
-        test="test_what_a_save_has_come_to_rely_on_before_the_list_was_there_is_spared",
+        test="test_collection_spares_chunks_a_save_relied_on_before_the_condemned_list",
         definition="_execute",
         before="spared = still_needed(state, doomed)",
         after="",

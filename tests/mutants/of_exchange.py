@@ -35,7 +35,7 @@ MUTANTS = (
     ),
     Mutant(
         fault="a writer that is taken for dead",
-        test="test_what_a_living_writer_has_under_way_is_left_alone",
+        test="test_temporary_file_of_a_living_writer_is_left_alone",
         definition="_remove_what_the_dead_left",
         before="fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)",
         after="",

@@ -52,7 +52,7 @@ MUTANTS = (
     ),
     Mutant(
         fault="a weight of an exported program that reaches beyond its storage",
-        test="test_what_the_format_forbids_is_refused",
+        test="test_entry_that_the_pt2_format_forbids_is_refused",
         definition="_Archive._add_view",
         before="begin + n_bytes",
         after="begin",

@@ -35,14 +35,14 @@ MUTANTS = (
     ),
     Mutant(
         fault="an optimize that dies when its packs are written and the old ones are not gone",
-        test="test_what_was_written_before_a_death_is_not_written_again",
+        test="test_optimization_writes_no_chunk_again_that_was_written_before_a_death",
         definition="_NUMBERS",
         before='("offset", "stored_bytes", "raw_bytes", "codec", "typesize", "depth", "effort")',
         after='("offset", "stored_bytes", "raw_bytes", "codec", "typesize", "depth", "depth")',
     ),
     Mutant(
         fault="a base that is condemned while an optimize is about to store deltas against it",
-        test="test_a_base_that_somebody_condemns_at_the_last_moment_is_none",
+        test="test_optimization_uses_no_base_condemned_at_the_last_moment",
         definition="Holdings.there",
         before="condemned | {name for name in packs if pack_key(name) in gone}",
         after="{name for name in packs if pack_key(name) in gone}",
@@ -94,7 +94,7 @@ MUTANTS = (
     ),
     Mutant(
         fault="a base that has rotted at the destination of a copy",
-        test="test_a_base_that_has_rotted_in_the_destination_is_none",
+        test="test_copy_uses_no_base_that_has_rotted_in_the_destination",
         definition="Rebaser.base_of",
         before="base if self._is_sound(base, delta.raw_bytes) else None",
         after="base",

@@ -21,7 +21,7 @@ MUTANTS = (
     ),
     Mutant(
         fault="a chunk that is damaged in the backup too",
-        test="test_what_is_damaged_in_the_other_store_too_is_not_taken",
+        test="test_repair_takes_no_chunk_that_is_damaged_in_the_other_store",
         definition="ChunkReader._read",
         before="fault is None",
         after='fault != ""',
@@ -80,7 +80,7 @@ MUTANTS = (
     ),
     Mutant(
         fault="a damaged condemned list that may name a copy",
-        test="test_beside_a_damaged_list_no_copy_counts_that_it_may_name",
+        test="test_repair_counts_no_copy_that_a_damaged_condemned_list_may_name",
         definition="_copy",
         before="""
             if lists.damaged:
@@ -121,7 +121,7 @@ MUTANTS = (
     ),
     Mutant(
         fault="a bad sector of which a backup has a copy, and a collection after the repair",
-        test="test_what_a_backup_healed_of_a_bad_sector_outlives_the_next_collection",
+        test="test_chunks_healed_from_a_backup_outlive_the_next_collection",
         definition="_replace_unread",
         before="holdings.give_up_replaced()",
         after="frozenset()",

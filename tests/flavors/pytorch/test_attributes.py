@@ -136,7 +136,7 @@ class TestModules:
 
         assert live.inner.cos.tolist() == [1, 1]
 
-    def test_a_synchronized_batch_norm_is_filled_from_a_plain_one(self) -> None:
+    def test_synchronized_batch_norm_is_filled_from_a_plain_batch_norm(self) -> None:
         model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, eps=0.1))
         live = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
 

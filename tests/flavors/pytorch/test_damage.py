@@ -205,7 +205,7 @@ class TestDamage:
         with pytest.raises(AdapterError):
             ADAPTER.reconstruct(rows)
 
-    def test_too_few_numbers_are_noticed(self) -> None:
+    def test_too_few_numbers_in_a_stored_tree_are_refused(self) -> None:
         rows = forge(stored({"w": torch.ones(4), "n": 1}), lambda layout: layout.update(values=[]))
 
         with pytest.raises(AdapterError, match="StopIteration"):

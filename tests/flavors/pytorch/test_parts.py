@@ -100,7 +100,7 @@ class TestFill:
         assert target.encode.weight is target.decode.weight
         assert same(target.encode.weight, source.encode.weight)
 
-    def test_one_of_two_tied_names_is_enough(self) -> None:
+    def test_filling_a_tied_weight_needs_one_of_its_two_names(self) -> None:
         source, target = Tied(), Tied()
         checkpoint = Checkpoint({"encode.weight": stored(source)["encode.weight"]})
 
@@ -258,7 +258,7 @@ class TestParts:
         assert len(checkpoint.arrays) == 3
         assert checkpoint.fill(target) == NotFilled(passed_over=("__tensor__/plain",))
 
-    def test_shapes_must_fit_without_strict_too(self) -> None:
+    def test_shapes_must_fit_without_strict(self) -> None:
         with pytest.raises(AdapterError, match="does not fit"):
             Checkpoint({"weight": np.zeros(3, np.float32)}).fill(nn.Linear(3, 1), strict=False)
 
@@ -294,6 +294,6 @@ class TestParts:
             Checkpoint.of(nn.Linear(2, 2)).fill(model)
 
     @pytest.mark.parametrize("target", [{"weight": torch.zeros(2)}, torch.zeros(2), None])
-    def test_only_modules_are_filled(self, target: Any) -> None:
+    def test_pytorch_adapter_fills_only_modules(self, target: Any) -> None:
         with pytest.raises(AdapterError, match="only a module"):
             Checkpoint({}).fill(target)

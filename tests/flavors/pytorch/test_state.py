@@ -211,7 +211,7 @@ class TestFilling:
         assert state["a"].tolist() == [0.0, 0.0]
 
     @pytest.mark.parametrize("persistent", [True, False])
-    def test_an_expanded_buffer_is_filled_with_one_that_repeats_too(self, persistent: bool) -> None:
+    def test_expanded_buffer_is_filled_from_a_buffer_that_repeats(self, persistent: bool) -> None:
         def make(value: float) -> nn.Module:
             module = nn.Linear(2, 2)
             module.register_buffer("grid", torch.full((1, 4), value).expand(5, 4), persistent=persistent)

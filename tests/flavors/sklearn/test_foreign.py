@@ -224,7 +224,7 @@ def test_other_class_labels_in_an_array_of_objects_come_back() -> None:
     assert original.predict(IRIS[0]).tolist() == stored.predict(IRIS[0]).tolist()
 
 
-def test_another_vocabulary_comes_back() -> None:
+def test_filled_vectorizer_has_the_stored_vocabulary() -> None:
     stored, original = (CountVectorizer().fit([text]) for text in ("one two", "two three"))
     filled(stored, original)
 

@@ -134,7 +134,7 @@ def test_only_chunks_that_are_missing_are_read_and_written() -> None:
     assert new.key in {ref.key for ref in destination.checkpoints()}
 
 
-def test_what_the_destination_has_from_elsewhere_is_not_moved() -> None:
+def test_copy_moves_no_chunk_that_the_destination_has_from_elsewhere() -> None:
     source = new_store()
     destination = new_store()
     save_steps(source, 1)
@@ -156,7 +156,7 @@ def test_many_small_checkpoints_share_a_pack() -> None:
     assert len(list(protocol.list_packs(destination.backend))) == 1
 
 
-def test_what_is_new_is_committed_before_all_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy_commits_new_steps_before_it_has_moved_all(monkeypatch: pytest.MonkeyPatch) -> None:
     source = new_store()
     destination = new_store(like=source)
     save_steps(source, *range(6))
@@ -170,7 +170,7 @@ def test_what_is_new_is_committed_before_all_is_moved(monkeypatch: pytest.Monkey
     assert any(0 < n_done < 6 and read < report.read_bytes for n_done, read in seen)
 
 
-def test_refs_of_one_manifest_share_it_in_the_copy_too() -> None:
+def test_refs_of_one_manifest_share_a_manifest_in_the_copy() -> None:
     source = new_store()
     destination = new_store(like=source)
     for step in (1, 2, 3):
@@ -196,7 +196,7 @@ def test_an_empty_store_is_copied_in_no_time() -> None:
     assert copy(source, new_store(like=source)).n_copied == 0
 
 
-def test_what_was_dropped_and_collected_is_copied_again_under_another_name() -> None:
+def test_step_dropped_and_collected_is_copied_again_under_another_manifest_name() -> None:
     source = new_store()
     destination = new_store(like=source)
     [ref] = save_steps(source, 1)

@@ -42,7 +42,7 @@ def test_a_checkpoint_with_a_damaged_chunk_is_told_with_its_tensor_and_the_other
 
 
 @pytest.mark.parametrize("tensor", ["changing", "noise"])
-def test_neither_encoded_nor_raw_bytes_are_moved_unchecked(tensor: str) -> None:
+def test_copy_checks_encoded_and_raw_bytes_before_it_moves_them(tensor: str) -> None:
     source = new_store()
     destination = new_store(like=source)
     [ref] = save_steps(source, 1)
@@ -150,7 +150,7 @@ def test_a_manifest_of_another_store_is_told() -> None:
     assert source.id in report.failed[0].reason
 
 
-def test_what_is_dropped_while_it_is_copied_is_left_out_and_is_no_failure() -> None:
+def test_step_dropped_during_its_copy_is_left_out_without_a_failure() -> None:
     source = new_store()
     destination = new_store(like=source)
     save_steps(source, 1, 2)

@@ -192,7 +192,7 @@ def test_a_chunk_that_the_destination_has_from_elsewhere_is_a_base() -> None:
     assert_holds(destination, range(4))
 
 
-def test_a_base_that_has_rotted_in_the_destination_is_none() -> None:
+def test_copy_uses_no_base_that_has_rotted_in_the_destination() -> None:
     source = train(new_store(), range(2))
     destination = train(new_store(), range(1))
     [(name, _)] = list_packs(destination.backend)
@@ -214,7 +214,7 @@ def test_a_base_that_has_rotted_in_the_destination_is_none() -> None:
         assert all(base.digest != wanted for base in bases_of(deltas))
 
 
-def test_a_base_that_is_condemned_at_the_last_moment_is_none() -> None:
+def test_copy_uses_no_base_condemned_at_the_last_moment() -> None:
     source = train(new_store(), range(2))
     destination = train(new_store(), range(1))
     names = frozenset(name for name, _ in list_packs(destination.backend))

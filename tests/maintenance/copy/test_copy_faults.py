@@ -119,7 +119,7 @@ def test_a_death_at_any_call_leaves_what_loads_and_garbage(when: str) -> None:
         assert_no_garbage_after_collection(Store.open_backend(inner))
 
 
-def test_what_arrived_before_a_death_is_not_moved_again() -> None:
+def test_chunks_copied_before_a_death_are_not_moved_again() -> None:
     source = make_source()
     inner = new_store(like=source).backend
     faulty = FaultyBackend(inner)

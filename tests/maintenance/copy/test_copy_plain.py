@@ -166,7 +166,7 @@ def test_no_path_leads_out_of_the_root_or_into_a_store(destination: Path, path: 
         pass
 
 
-def test_a_file_whose_pieces_end_in_an_error_is_not_there(destination: Path) -> None:
+def test_copy_of_a_plain_file_that_breaks_off_leaves_no_file(destination: Path) -> None:
     def pieces():  # type: ignore[no-untyped-def]
         yield b"half"
         raise RuntimeError("no more")

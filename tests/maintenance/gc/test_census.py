@@ -122,7 +122,7 @@ def test_a_plan_leaves_no_census(store: Store) -> None:
     assert keys(store, "census") == []
 
 
-def test_the_censuses_of_two_collectors_become_one(store: Store) -> None:
+def test_collection_merges_the_censuses_of_two_collectors(store: Store) -> None:
     save(store, "ab", 0)
     plans = [plan_now(store), plan_now(store)]
     for plan in plans:
@@ -210,7 +210,7 @@ def test_digests_that_begin_alike_are_told_apart() -> None:
     assert inventory.find(np.concatenate([alike, alike + np.uint8(1)])).tolist() == [2, 0, 1, 0, -1, -1, -1, -1]
 
 
-def test_what_is_known_takes_little_more_memory_than_the_census() -> None:
+def test_learned_manifests_take_little_more_memory_than_the_census() -> None:
     universe = np.random.default_rng(0).integers(0, 256, (30_000, 32), dtype=np.uint8)
     census = Census(MemoryBackend())
     tables = np.zeros(30_000, ENTRY)

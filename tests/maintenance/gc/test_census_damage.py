@@ -189,7 +189,7 @@ def test_a_ref_in_a_file_is_read_though_its_file_looks_as_it_did(local_store: St
     assert loads(local_store, "cd", 0)
 
 
-def test_what_a_census_says_of_packs_that_are_gone_means_nothing(store: Store) -> None:
+def test_census_rows_of_packs_that_are_gone_are_ignored(store: Store) -> None:
     save(store, "ab", 0)
     plan_now(store).execute()
     inventory = inventory_in(store)

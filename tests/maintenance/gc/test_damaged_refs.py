@@ -69,7 +69,7 @@ def test_everything_goes_on_around_a_damaged_ref(store: Store, damage: str, capl
     assert (f"manifests/{dropped.manifest}" in keys(store, "manifests")) == (damage in UNKNOWN)
 
 
-def test_what_no_manifest_names_goes_beside_a_damaged_ref(store: Store) -> None:
+def test_collection_deletes_unnamed_chunks_beside_a_damaged_ref(store: Store) -> None:
     bad = save(store, "ab", 0)
     overwrite(store.backend, bad.key, b"")
     pending = store.write_checkpoint(tensors("cd"))

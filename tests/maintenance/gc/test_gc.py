@@ -80,7 +80,7 @@ def test_impossible_settings_are_refused(store: Store, options: dict[str, Any]) 
 # --- execution
 
 
-def test_what_no_ref_needs_is_deleted(store: Store) -> None:
+def test_collection_deletes_blobs_that_no_ref_needs(store: Store) -> None:
     save(store, "ab", 0)
     store.drop(save(store, "cd", 1))
     report = plan_now(store).execute()
@@ -112,7 +112,7 @@ def test_a_plan_that_was_executed_can_be_executed_again(store: Store) -> None:
     assert plan.execute().n_packs == 0
 
 
-def test_what_a_save_has_come_to_rely_on_since_the_plan_is_spared(store: Store) -> None:
+def test_collection_spares_chunks_a_save_relied_on_since_the_plan(store: Store) -> None:
     store.drop(save(store, "ab", 0))
     plan = plan_now(store)
     save(store, "ab", 1)
@@ -122,7 +122,7 @@ def test_what_a_save_has_come_to_rely_on_since_the_plan_is_spared(store: Store) 
     assert loads(store, "ab", 1)
 
 
-def test_what_a_pending_save_relies_on_is_spared(store: Store) -> None:
+def test_collection_spares_chunks_a_pending_save_relies_on(store: Store) -> None:
     store.drop(save(store, "ab", 0))
     plan = plan_gc(store)
     with store.write_checkpoint(tensors("ac")) as pending:

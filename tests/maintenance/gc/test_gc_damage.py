@@ -30,7 +30,7 @@ from tests.maintenance.gc.collecting import (
 
 
 @pytest.mark.parametrize("prefix", ["manifests", "packs", "condemned"])
-def test_what_says_what_is_needed_and_cannot_be_read_stops_a_collection(store: Store, prefix: str) -> None:
+def test_collection_stops_at_an_unreadable_blob_that_tells_what_is_needed(store: Store, prefix: str) -> None:
     save(store, "ab", 0)
     store.drop(save(store, "cd", 1))
     store.backend.put_new("condemned/" + "c" * 32, [condemned_bytes(frozenset(), frozenset())])
@@ -144,7 +144,7 @@ def test_an_unreadable_intent_stops_a_collection_until_it_has_been_silent_for_th
     assert everything(store) == {}
 
 
-def test_what_becomes_unreadable_while_a_collection_runs_leaves_no_list_behind(store: Store) -> None:
+def test_blob_that_becomes_unreadable_during_a_collection_leaves_no_list_behind(store: Store) -> None:
     class Spoiling(MemoryBackend):
         def put_new(self, key: str, pieces: Any, *, durable: bool = True) -> str:
             token = super().put_new(key, pieces, durable=durable)
@@ -177,7 +177,7 @@ def test_the_list_of_a_dead_collector_is_finished(store: Store) -> None:
     assert everything(store) == {}
 
 
-def test_what_lives_is_copied_out_of_the_packs_of_a_dead_collector(store: Store) -> None:
+def test_living_chunks_are_copied_out_of_the_packs_of_a_dead_collector(store: Store) -> None:
     save(store, "ab", 0)
     packs = frozenset(name for name, _ in list_packs(store.backend))
     store.backend.put_new("condemned/" + "d" * 32, [condemned_bytes(packs, frozenset())])
@@ -243,7 +243,7 @@ def test_an_error_of_a_torn_intent_says_how_to_give_it_up(store: Store) -> None:
     assert everything(store) == {}
 
 
-def test_what_lies_in_quarantine_for_long_enough_is_collected_and_the_plan_says_so(store: Store) -> None:
+def test_old_quarantined_blobs_are_collected_and_the_plan_names_them(store: Store) -> None:
     save(store, "ab", 0)
     piece, note = f"quarantine/{'a' * 32}-0-5.{'b' * 8}", "quarantine/@" + "c" * 32
     store.backend.put_new(piece, [b"bytes"])

@@ -80,7 +80,7 @@ def test_a_store_that_is_not_what_was_opened_any_more_is_not_collected(
     assert everything(store) == before
 
 
-def test_what_lies_below_unknown_prefixes_is_left_alone(store: Store) -> None:
+def test_collection_leaves_blobs_below_unknown_prefixes_alone(store: Store) -> None:
     store.backend.put_new("quarantine/some/thing", [b"?"])
     store.drop(save(store, "ab", 0))
     plan_now(store).execute()
@@ -179,7 +179,7 @@ def test_a_deletion_that_fails_leaves_the_list(store: Store) -> None:
     assert everything(store) == {}
 
 
-def test_what_a_save_has_come_to_rely_on_before_the_list_was_there_is_spared() -> None:
+def test_collection_spares_chunks_a_save_relied_on_before_the_condemned_list() -> None:
     class Overtaken(MemoryBackend):
         """Lets a save go through just before the first list of a collector is there."""
 
@@ -238,7 +238,7 @@ def test_a_plan_adds_up_the_bytes_of_each_reason(store: Store) -> None:
     assert "2 packs to delete (21.1 KB: 12.6 KB of dropped checkpoints, 8.5 KB of dead saves)" in str(plan)
 
 
-def test_a_manifest_that_nobody_needs_and_nobody_can_read_goes_all_the_same(store: Store) -> None:
+def test_collection_deletes_an_unneeded_manifest_that_cannot_be_read(store: Store) -> None:
     ref = save(store, "ab", 0)
     store.drop(ref)
     overwrite(store.backend, f"manifests/{ref.manifest}", b"?")

@@ -146,7 +146,7 @@ def n_changes(made: Store) -> int:
     return sum(call in CHANGES for call in counting.calls)
 
 
-def test_the_run_after_one_that_died_ends_where_that_would_have() -> None:
+def test_optimization_after_a_dead_one_ends_in_the_same_store() -> None:
     made = half_done()
     n = n_changes(made)
     assert n >= 8
@@ -158,7 +158,7 @@ def test_the_run_after_one_that_died_ends_where_that_would_have() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("is_remote", [False, True])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_the_run_after_a_death_at_any_change_ends_where_that_would_have(when: When, is_remote: bool) -> None:
+def test_optimization_after_a_death_at_any_change_ends_in_the_same_store(when: When, is_remote: bool) -> None:
     made = half_done(is_remote=is_remote)
     for nth in range(n_changes(made)):
         die_and_go_on(made, nth, when)
@@ -180,7 +180,7 @@ def test_an_optimization_whose_storage_fails_at_any_call_ends_and_the_next_run_g
         assert is_done(store.backend)
 
 
-def test_what_was_written_before_a_death_is_not_written_again() -> None:
+def test_optimization_writes_no_chunk_again_that_was_written_before_a_death() -> None:
     store = train(new_store(), range(4))
     faulty = FaultyBackend(store.backend)
     faulty.crash(0, operations=["delete"])
@@ -205,7 +205,7 @@ def bases_elsewhere(store: Store, before: set[str]) -> set[str]:
     return {pack for name, packs in base_packs(store.backend).items() if name not in before for pack in packs - {name}}
 
 
-def test_a_base_that_somebody_condemns_at_the_last_moment_is_none() -> None:
+def test_optimization_uses_no_base_condemned_at_the_last_moment() -> None:
     store = half_done()
     before = optimized_packs(store)
 

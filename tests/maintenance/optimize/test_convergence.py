@@ -85,7 +85,7 @@ def test_a_collection_keeps_the_copies_that_were_optimized_though_the_run_died_b
     assert all(loads(store, step) for step in range(8))
 
 
-def test_what_takes_more_room_optimized_is_not_offered_again() -> None:
+def test_chunk_that_takes_more_room_optimized_is_not_offered_again() -> None:
     # Bytes that shrink by a little: a save stores them encoded, an optimization raw, so that they can be mapped.
     store = new_store()
     drawn = np.random.default_rng(0).integers(0, 246, 40 * CHUNK_BYTES, dtype=np.uint8)

@@ -56,7 +56,7 @@ def test_every_step_loads_as_it_was_and_the_store_is_smaller(is_remote: bool) ->
     assert report.n_bytes_after == n_bytes_of(store.backend) < before == report.n_bytes_before
 
 
-def test_files_of_a_local_store_are_optimized_too(tmp_path: Path) -> None:
+def test_optimization_covers_files_of_a_local_store(tmp_path: Path) -> None:
     store = train(Store.init(tmp_path, chunk_bytes=CHUNK_BYTES), range(4))
 
     optimize(store)
@@ -152,7 +152,7 @@ def test_refs_are_ordered_by_the_beginning_of_their_runs(store: Store) -> None:
     assert [(ref.run_id, ref.step) for ref in refs] == [("b", 0), ("b", 1), ("a", 0), ("a", 1)]
 
 
-def test_more_effort_does_again_what_was_done_with_less_and_less_does_not(store: Store) -> None:
+def test_only_more_effort_optimizes_an_optimized_store_again(store: Store) -> None:
     optimize(train(store, range(3)), Spent.BALANCED)
     assert {int(each) for rows in tables(store.backend).values() for each in rows["effort"]} == {Spent.BALANCED}
 

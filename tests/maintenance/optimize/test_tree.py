@@ -55,7 +55,7 @@ def test_no_tree_is_worse_than_all_in_full_nor_deeper_than_allowed(n: int) -> No
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_of_a_few_versions_the_best_tree_is_found_or_nearly_so(seed: int) -> None:
+def test_best_delta_tree_of_a_few_versions_is_found_or_nearly_found(seed: int) -> None:
     n = 4
     full, hops = random_hops(seed, n)
     ways = [Stored(IN_FULL), *(Stored(base, hop) for base, hop in product(range(n), range(len(hops))))]
@@ -87,7 +87,7 @@ def test_the_version_in_the_middle_becomes_the_base_of_those_before_and_behind()
     assert [each.base for each in tree] == [2, 2, IN_FULL, 2, 2]
 
 
-def test_what_is_stored_already_stays_and_is_a_base_for_nothing() -> None:
+def test_version_that_is_stored_already_stays_and_is_a_base_at_no_cost() -> None:
     sizes = np.full((3, 3), 0.5)
 
     tree = choose(np.ones(3), [Hop(sizes=sizes, cost=0.7)], fixed=np.array([0.3, NAN, NAN]))
@@ -95,7 +95,7 @@ def test_what_is_stored_already_stays_and_is_a_base_for_nothing() -> None:
     assert tree == [Stored(IN_FULL), Stored(0), Stored(0)]
 
 
-def test_what_takes_long_already_is_no_base() -> None:
+def test_version_that_takes_long_to_read_is_no_base() -> None:
     sizes = np.full((2, 2), 0.5)
 
     tree = choose(np.ones(2), [Hop(sizes=sizes, cost=0.7)], fixed=np.array([2.9, NAN]))

@@ -91,7 +91,7 @@ def deaths(*, is_remote: bool = False) -> Iterator[tuple[int, When]]:
     yield n_changes - 1, "after"
 
 
-def test_the_repair_after_one_that_died_ends_where_that_would_have() -> None:
+def test_repair_after_a_dead_repair_ends_in_the_same_store() -> None:
     wreck, backup = wrecked(), healthy()
     for nth, when in list(deaths())[::2]:
         die_and_repair(wreck, backup, nth, when)
@@ -114,7 +114,7 @@ def die_and_repair(wreck: Store, backup: Store, nth: int, when: When) -> None:
     check(store, backup)
 
 
-def test_what_was_good_loads_after_every_death_before_anything_else_is_done() -> None:
+def test_good_steps_load_after_a_repair_dies_at_any_call() -> None:
     wreck, backup = wrecked(), healthy()
     for nth, _ in deaths():
         store = copy_of(wreck)

@@ -165,7 +165,7 @@ def test_another_store_heals_packs_that_are_gone(store: Store, backup: Store) ->
     assert verify(afresh(store), full=True).problems == ()
 
 
-def test_what_is_damaged_in_the_other_store_too_is_not_taken(store: Store, backup: Store) -> None:
+def test_repair_takes_no_chunk_that_is_damaged_in_the_other_store(store: Store, backup: Store) -> None:
     flip_chunk(store.backend, "b")
     flip_chunk(backup.backend, "b")
     report = repair(store, backup)
@@ -175,7 +175,7 @@ def test_what_is_damaged_in_the_other_store_too_is_not_taken(store: Store, backu
     assert packs_of(store.backend, "b") == []
 
 
-def test_what_one_store_lacks_is_taken_from_the_next(store: Store, backup: Store) -> None:
+def test_chunk_that_one_backup_lacks_is_taken_from_the_next_backup(store: Store, backup: Store) -> None:
     flip_chunk(store.backend, "b")
     flip_chunk(store.backend, "d")
     flip_chunk(backup.backend, "b")
@@ -256,7 +256,7 @@ def test_a_save_under_way_that_relies_on_a_good_chunk_of_a_damaged_pack_goes_on(
     assert loads(store, "ae", 3)
 
 
-def test_chunks_that_nothing_needs_yet_are_copied_too(store: Store) -> None:
+def test_repair_copies_good_chunks_that_nothing_needs_yet(store: Store) -> None:
     ref = store.ref(target(0).key)
     assert ref is not None
     flip_chunk(store.backend, "b")
@@ -284,7 +284,7 @@ class BadSector(MemoryBackend):
         super().read_into(key, start, out)
 
 
-def test_what_cannot_be_read_is_not_called_damaged_until_it_is_given_up(store: Store) -> None:
+def test_unreadable_chunk_is_not_damaged_until_it_is_given_up(store: Store) -> None:
     disk = BadSector(store)
     first = plan_repair(Store.open_backend(disk)).execute()
     assert disk.pack in keys(disk, "packs")
@@ -306,7 +306,7 @@ def test_a_pack_with_a_bad_sector_stays_although_another_chunk_of_it_is_damaged(
     assert loads(store, "ab", 0, "a")
 
 
-def test_what_a_backup_healed_of_a_bad_sector_outlives_the_next_collection(store: Store, backup: Store) -> None:
+def test_chunks_healed_from_a_backup_outlive_the_next_collection(store: Store, backup: Store) -> None:
     disk = BadSector(store)
     report = plan_repair(Store.open_backend(disk), sources=[backup]).execute()
     plan_gc(Store.open_backend(disk), grace_s=0, max_waste=0).execute()

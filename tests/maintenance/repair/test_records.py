@@ -96,7 +96,7 @@ def test_a_store_of_another_id_restores_a_manifest_that_is_the_same_but_for_the_
     assert loads(store, "ab", 0)
 
 
-def test_a_manifest_that_a_collector_is_about_to_delete_is_left_to_it(store: Store, backup: Store) -> None:
+def test_repair_leaves_a_manifest_that_a_collector_is_about_to_delete(store: Store, backup: Store) -> None:
     key = manifest_key(store, 0)
     store.backend.delete(key)
     plan = plan_repair(afresh(store), sources=[backup])
@@ -193,7 +193,7 @@ def test_a_store_that_clients_of_a_server_made_stays_one(store: Store) -> None:
     assert json.loads(store.backend.get("format"))["carried"] is True
 
 
-def test_a_damaged_format_of_a_store_without_manifests_is_no_guess() -> None:
+def test_damaged_format_of_a_store_without_manifests_is_not_guessed() -> None:
     store = new_store()
     overwrite(store.backend, "format", b"?")
 
@@ -201,7 +201,7 @@ def test_a_damaged_format_of_a_store_without_manifests_is_no_guess() -> None:
         open_damaged_backend(store.backend)
 
 
-def test_a_place_without_a_store_is_none(tmp_path: Path) -> None:
+def test_repair_of_a_place_without_a_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreNotFoundError):
         open_damaged(tmp_path / "here")
 
@@ -274,7 +274,7 @@ def test_a_damaged_list_stops_saves_until_its_collector_is_said_to_be_dead(store
     assert loads(store, "e", 3)
 
 
-def test_beside_a_damaged_list_no_copy_counts_that_it_may_name(store: Store) -> None:
+def test_repair_counts_no_copy_that_a_damaged_condemned_list_may_name(store: Store) -> None:
     everything = frozenset(name for name, _ in list_packs(store.backend))
     store.backend.put_new("condemned/" + "a" * 32, [condemned_bytes(everything, frozenset())])
     save(afresh(store), "a", 3)
@@ -288,7 +288,7 @@ def test_beside_a_damaged_list_no_copy_counts_that_it_may_name(store: Store) -> 
     assert loads(store, "ab", 0, "a")
 
 
-def test_only_what_is_damaged_can_be_abandoned(store: Store) -> None:
+def test_only_damaged_refs_can_be_abandoned(store: Store) -> None:
     key = "condemned/" + "e" * 32
     store.backend.put_new(key, [condemned_bytes(frozenset(), frozenset())])
 

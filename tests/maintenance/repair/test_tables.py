@@ -32,7 +32,7 @@ def test_a_pack_with_a_damaged_table_gives_back_what_hashes_right(store: Store, 
     assert loads(store, "ab", 0)
 
 
-def test_what_a_table_says_wrongly_of_a_chunk_does_not_bring_it_back(store: Store) -> None:
+def test_wrong_row_of_a_table_restores_no_chunk(store: Store) -> None:
     key = pack_key(pack_of(store.backend, "a"))
     flip(store.backend, key, len(store.backend.get(key)) - FOOTER_BYTES - 60)  # the digest of b, which is the last row
     report = repair(store)

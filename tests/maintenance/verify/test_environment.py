@@ -131,7 +131,7 @@ def test_too_few_descriptors_are_no_damage(
 
 
 @pytest.mark.parametrize("folder", ["packs", "manifests", "refs"])
-def test_what_may_not_be_read_is_told_as_that_and_not_as_damage(
+def test_permission_error_is_reported_as_such_and_not_as_damage(
     root: Path, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store.open(root)

@@ -85,7 +85,7 @@ def test_a_sound_store_loads_and_has_no_problem() -> None:
         assert told(backend) == ()
 
 
-def test_a_damaged_format_blob_is_told_and_opens_as_nothing_else() -> None:
+def test_damaged_format_blob_is_reported_and_opens_no_other_store() -> None:
     made = made_once(is_remote=False)
     for what, data in damages(made.blobs, "format", 1_000, random.Random(3)):
         if data is None:

@@ -346,7 +346,7 @@ def test_steps_dropped_and_collected_during_verify_are_no_problem(tmp_path: Path
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_chunks_that_are_moved_meanwhile_are_found_where_they_went(tmp_path: Path, full: bool) -> None:
+def test_verify_finds_chunks_that_move_during_the_check(tmp_path: Path, full: bool) -> None:
     class Slow(LocalBackend):
         """Files; a pack's table is read only once a collector has moved what is in it."""
 

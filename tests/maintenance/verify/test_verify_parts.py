@@ -71,7 +71,7 @@ def test_a_sample_may_be_nothing_or_everything(backend: MemoryBackend) -> None:
 @pytest.mark.parametrize(
     ("sample", "part"), [(-0.1, None), (1.1, None), (None, (0, 3)), (None, (4, 3)), (None, (1, 0))]
 )
-def test_a_sample_or_part_that_there_is_not_is_refused(
+def test_impossible_sample_or_part_is_refused(
     backend: MemoryBackend, sample: float | None, part: tuple[int, int] | None
 ) -> None:
     with pytest.raises(ValueError, match="a part the k-th of n"):
