@@ -251,7 +251,8 @@ def test_a_pool_forked_while_threads_save_and_collect_can_save_and_load(
 ENDING = """
 import sys, threading, time
 import numpy as np
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.store import Store
 
 store = Store.open(sys.argv[1])
 begun = threading.Event()

@@ -20,7 +20,8 @@ import random, sys, time
 import numpy as np
 from tensorcas_mlflow.errors import FencedError
 from tensorcas_mlflow.maintenance import plan_gc
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.maintenance import copy_refs, read_source
 stores = [Store.open(root) for root in sys.argv[3:]]
 store = stores[0]

@@ -273,7 +273,8 @@ def test_a_segment_that_names_only_living_packs_is_left_alone(store: Store) -> N
 SAVER = """
 import sys
 import numpy as np
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.store import Store
 store = Store.open(sys.argv[1])
 rng = np.random.default_rng(1)
 pending = store.write_checkpoint({"x": rng.integers(0, 256, 20_000, dtype=np.uint8)})

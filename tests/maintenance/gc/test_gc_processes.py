@@ -25,7 +25,8 @@ import random, sys, time
 import numpy as np
 from tensorcas_mlflow.errors import FencedError
 from tensorcas_mlflow.maintenance import plan_gc
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.store import Store
 store = Store.open(sys.argv[1])
 seed, until = int(sys.argv[2]), time.monotonic() + float(sys.argv[3])
 draw = random.Random(seed)

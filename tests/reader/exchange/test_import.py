@@ -217,7 +217,8 @@ import os, signal, sys
 from pathlib import Path
 import numpy as np
 from tensorcas_mlflow.reader import export_checkpoint, import_checkpoint
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.store import Store
 from tests.reader.exchange.listings import listing_of
 
 def die(done, n_all):

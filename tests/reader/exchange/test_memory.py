@@ -23,7 +23,8 @@ from pathlib import Path
 from tensorcas_mlflow.reader import convert, export_checkpoint, import_checkpoint
 from tensorcas_mlflow.file_formats import open_listing
 from tensorcas_mlflow.reader import open_ref
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.store import Store
 
 def imported(path, folder):
     import_checkpoint(Store.init(folder / "store"), open_listing(path), RefTarget(run_id="r", step=1))
