@@ -65,9 +65,9 @@ from tensorcas_mlflow.layout._pack import (
     DELTA,
     ENTRY,
     FOOTER_BYTES,
-    MAGIC,
     MAX_DEPTH,
     MAX_ENTRIES,
+    PACK_MAGIC,
     RAW_ALIGNMENT,
     STORED_DIGEST_BYTES,
     TABLE_ENTRY,
@@ -101,7 +101,7 @@ from tensorcas_mlflow.layout._records import (
     ref_bytes,
 )
 from tensorcas_mlflow.layout._rows import Columns, Numbers, Row, Rows, Specs, row_cuts
-from tensorcas_mlflow.layout._tensors_file import HEADER_BYTES, Fill, Header, Layout, file_pieces
+from tensorcas_mlflow.layout._tensors_file import HEADER_BYTES, TENSORS_FILE_MAGIC, Fill, Header, Layout, file_pieces
 
 __all__ = [
     "DEFAULT_NAME",
@@ -113,7 +113,6 @@ __all__ = [
     "GENERATION",
     "HEADER_BYTES",
     "IN_FULL",
-    "MAGIC",
     "MANIFEST_SCHEMA",
     "MAX_BYTES",
     "MAX_DEPTH",
@@ -121,6 +120,7 @@ __all__ = [
     "MAX_REF_BYTES",
     "MAX_SEGMENT_BYTES",
     "NOWHERE",
+    "PACK_MAGIC",
     "RAW_ALIGNMENT",
     "STAND_INS",
     "STEP_TEXT",
@@ -128,6 +128,7 @@ __all__ = [
     "TABLE_ENTRY",
     "TABLE_MAGIC",
     "TARGET_BYTES",
+    "TENSORS_FILE_MAGIC",
     "Base",
     "Columns",
     "Condemnation",

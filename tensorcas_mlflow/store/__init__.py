@@ -1,5 +1,6 @@
 """Store: saves, loads and refs of one root, and the writer's side of the commit protocol."""
 
+from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.store._batch import PendingBatch
 from tensorcas_mlflow.store._choose import Policy
 from tensorcas_mlflow.store._payload import (
@@ -23,6 +24,8 @@ __all__ = [
     "PendingBatch",
     "PendingSave",
     "Policy",
+    "Ref",
+    "RefTarget",
     "Store",
     "abandon_pending",
     "copy_payload",
@@ -35,3 +38,12 @@ __all__ = [
     "take_pending",
     "write_payload",
 ]
+
+
+def __getattr__(name: str) -> object:
+    # Python turns an AttributeError in ``from … import`` into an error that does not name the new module.
+    if name == "TensorCasStore":
+        raise ImportError(
+            "TensorCasStore is not in tensorcas_mlflow.store: from tensorcas_mlflow import TensorCasStore"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

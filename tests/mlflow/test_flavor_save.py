@@ -94,7 +94,7 @@ def test_description_of_a_model_is_in_its_mlmodel(tmp_path: Path) -> None:
     assert saved.signature == mlflow.models.infer_signature(X[:2], MODEL.predict(X[:2]))
     assert saved.metadata == {"origin": "here"}
     assert (saved.flavors["tensorcas"]["adapter"], saved.flavors["tensorcas"]["step"]) == ("sklearn", 5)
-    assert saved.flavors["python_function"]["loader_module"] == "tensorcas_mlflow.integration.models"
+    assert saved.flavors["python_function"]["loader_module"] == "tensorcas_mlflow.pyfunc"
     assert mlflow_model.model_uuid == saved.model_uuid
 
 
