@@ -1,4 +1,22 @@
-"""Layout: the bytes of a store on disk, as values (``docs/format.md``)."""
+"""Layout: the bytes of a store on disk, as values (``docs/format.md``).
+
+Bytes of a blob come in and a checked value goes out, or a `FormatError`; and the other way round. A function that needs
+a blob takes a backend and reads it. The room decides nothing: savers and collectors do. It imports `backends`,
+`codecs`, `base`, `adapter` and `errors`.
+
+| module | holds |
+|---|---|
+| `_keys` | names of blobs, and the text form of steps |
+| `_manifest`, `_rows` | manifests, and their rows as columns |
+| `_pack` | packs, payloads and their tables |
+| `_index` | the index, from digests to places |
+| `_records` | refs and intents |
+| `_format_blob` | ``format``, identity, condemned lists, generation |
+| `_hints` | places of a manifest's chunks at its write |
+| `_tensors_file` | self-contained files |
+
+Change ``docs/format.md`` first, and keep the stores in ``tests/golden`` readable.
+"""
 
 from tensorcas_mlflow.layout._format_blob import (
     FORMAT,

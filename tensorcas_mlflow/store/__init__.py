@@ -1,4 +1,19 @@
-"""Store: saves, loads and refs of one root, and the writer's side of the commit protocol."""
+"""Store: saves, loads and refs of one root, and the writer's side of the commit protocol.
+
+Tensors, files and streams come in, and a ref goes out; a ref comes in, and tensors and bytes go out
+(``docs/design/protocol.md``). The room imports `chunk_io`, `file_formats` and everything below them. It deletes
+no pack and no manifest; a collection does (`tensorcas_mlflow.maintenance`).
+
+| module | holds |
+|---|---|
+| `_store` | `Store`, which opens a root, and its refs |
+| `_save`, `_batch`, `_pending` | one save, many in step, and saves that wait for their manifest |
+| `_ingest`, `_sources` | bytes of a save: files, streams, arrays |
+| `_bases`, `_choose`, `_encode` | bases of deltas, choice of codecs, encoding |
+| `_deltas` | deltas for maintenance |
+| `_payload` | self-contained checkpoints |
+| `protocol` | records, lists and tables that savers and collectors share |
+"""
 
 from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.store._batch import PendingBatch
