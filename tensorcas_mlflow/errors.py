@@ -1,4 +1,4 @@
-"""The running release of this package."""
+"""Errors of this package, sorted by what a reader can do; texts without secrets; and the running release."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import pytest
 
 from tensorcas_mlflow.tensorcas_store import TensorCasStore
 
-LIGHT = {"mlflow.tensorcas", "tensorcas_mlflow", "tensorcas_mlflow._facade", "tensorcas_mlflow.plugin"}
+LIGHT = {"mlflow.tensorcas", "tensorcas_mlflow", "tensorcas_mlflow.plugin"}
 """All that `import mlflow` may load because of us."""
 
 # MLflow asks importlib.metadata for plugins by this function, at the end of its own import.

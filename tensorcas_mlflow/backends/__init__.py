@@ -1,4 +1,18 @@
-"""Backends: blobs by key, in folders, buckets and memory."""
+"""Backends: blobs by key, in folders, buckets and memory.
+
+A root, keys and bytes come in; bytes, sizes and tokens go out, or a `BackendError`. The room knows no chunk, pack or
+manifest, and imports `base` and `errors` only. `Backend` is the contract, written for object stores as much as for
+files; every backend passes `tensorcas_mlflow.testing.BackendConformance`.
+
+| module | holds |
+|---|---|
+| `_contract` | `Backend`, `BlobInfo`, and the grammar of keys |
+| `_root` | `Root`, the one value for places |
+| `_open` | the backend of a root, with its credentials |
+| `_local`, `_file` | folders, and the ways to read one file |
+| `_objects`, `_buckets` | object stores, and all use of obstore |
+| `_memory`, `_metered` | memory, and a backend that counts reads |
+"""
 
 from tensorcas_mlflow.backends._buckets import Bucket, ObjectInfo
 from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Buffer, Children, Token, check_key

@@ -1,4 +1,4 @@
-"""Attributes that compute their value at the first access."""
+"""Threads: ordered maps, background work, locks that survive a fork, and attributes computed at the first access."""
 
 from __future__ import annotations
 

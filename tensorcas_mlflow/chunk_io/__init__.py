@@ -1,4 +1,20 @@
-"""Chunk I/O: locate, read, decode and verify chunks."""
+"""Chunk I/O: locate, read, decode and verify chunks.
+
+Rows of a manifest come in; filled arrays go out, or an error that names the damaged chunk. The room only reads. It
+imports `layout`, `codecs`, `backends` and rooms below them; it knows no store, no ref and no file format.
+
+| module | holds |
+|---|---|
+| `_read` | `ChunkReader`, and one load from its first look-up to its last chain of deltas |
+| `_catalog`, `_lookup` | places of chunks that this process knows |
+| `_plan` | target memory of each chunk, and tasks |
+| `_ways` | choice of a way to read, as a printable `ReadPlan` |
+| `_fetch` | execution of tasks |
+| `_map` | memory-mapped tensors |
+| `_cache`, `_cache_files` | the chunk cache on local disk |
+| `_tensors_file` | self-contained files |
+| `_calibrate` | measurement of this machine |
+"""
 
 from tensorcas_mlflow.chunk_io._cache import CachedPack, CachedRead, ExtentCache, Filling, Found
 from tensorcas_mlflow.chunk_io._calibrate import Calibration, Measured, calibrate, calibrate_on

@@ -139,7 +139,7 @@ class TensorsFile:
         self._read(spans.some(chunks), outs, verify=verify)
 
     def fill(self, first: int, outs: list[memoryview]) -> None:
-        """Read consecutive chunks and verify them: a `tensors_file.Fill`; raise like `read`."""
+        """Read consecutive chunks and verify them: a `Fill`; raise like `read`."""
         whole = self._all_spans
         self._read(whole.some(slice(first, first + len(outs))), outs, verify=True)
 

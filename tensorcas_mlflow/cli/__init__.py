@@ -1,7 +1,7 @@
 """The command line, ``tensorcas``; ``docs/command-line.md`` is its page.
 
-Words of a command line come in; text or JSON and an exit status go out. This room calls public functions of the others
-and holds no logic of the store.
+Words of a command line come in; text or JSON and an exit status go out. This room imports the integration, maintenance,
+the reader and the rooms below them. It calls their functions and holds no logic of the store.
 
 | module | holds |
 |---|---|

@@ -12,7 +12,7 @@ The table is `FORMATS` in ``_formats.py``. A format is a module with up to four 
 Splitter and lister share one parser of the format's header. No function trusts a file: it checks every claim before it
 spends memory or time on it. Nothing here imports a framework, and nothing unpickles.
 
-The room may import `adapter`, `tensors_file`, `tensor`, `dtypes`, `errors` and helpers below them; it knows no store.
+The room imports `layout` (for self-contained files), `base`, `adapter` and `errors`; it knows no store.
 """
 
 from tensorcas_mlflow.file_formats import _ubjson as ubjson

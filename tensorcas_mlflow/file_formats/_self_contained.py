@@ -9,7 +9,7 @@ from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.file_formats._listing import Listing, LocationTable
 from tensorcas_mlflow.file_formats._source import ByteSource
 from tensorcas_mlflow.file_formats._tape import MIN_TENSOR_BYTES, FilePart, Skeleton, Tape, Tensor
-from tensorcas_mlflow.layout import HEADER_BYTES, MAGIC, Header, Layout
+from tensorcas_mlflow.layout import HEADER_BYTES, TENSORS_FILE_MAGIC, Header, Layout
 
 _MAX_ROWS = 1 << 17
 """A file with more rows is plain bytes: all rows are in memory before the first tensor."""
@@ -17,7 +17,7 @@ _MAX_ROWS = 1 << 17
 
 def is_self_contained(head: memoryview) -> bool:
     """Recognise a self-contained file of any version by its magic number."""
-    return head[: len(MAGIC) - 1] == MAGIC[:-1]
+    return head[: len(TENSORS_FILE_MAGIC) - 1] == TENSORS_FILE_MAGIC[:-1]
 
 
 def split_self_contained(tape: Tape) -> Iterator[FilePart]:

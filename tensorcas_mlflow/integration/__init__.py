@@ -1,1 +1,16 @@
-"""Integration: everything that knows MLflow."""
+"""Integration: everything that knows MLflow.
+
+Models, training states and artifacts come in, with runs and URIs of MLflow; they go out again. What users call raises
+our errors as `MlflowException` as well (`_errors`). The room imports the rooms below it; below it nothing knows MLflow.
+
+| room | holds |
+|---|---|
+| `checkpoints` | states of a run, by step |
+| `models` | the flavor |
+| `artifacts` | the artifact repository of ``tensorcas:`` locations |
+| `forgotten` | what MLflow's deletions leave behind |
+| `server_store` | a store in the artifact root of a stock MLflow server |
+
+`checkpoints` may import the others. `models`, `artifacts` and `forgotten` do not import each other. `server_store`
+imports none of them.
+"""

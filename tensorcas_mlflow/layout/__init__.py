@@ -1,4 +1,22 @@
-"""Layout: the bytes of a store on disk, as values (``docs/format.md``)."""
+"""Layout: the bytes of a store on disk, as values (``docs/format.md``).
+
+Bytes of a blob come in and a checked value goes out, or a `FormatError`; and the other way round. A function that needs
+a blob takes a backend and reads it. The room decides nothing: savers and collectors do. It imports `backends`,
+`codecs`, `base`, `adapter` and `errors`.
+
+| module | holds |
+|---|---|
+| `_keys` | names of blobs, and the text form of steps |
+| `_manifest`, `_rows` | manifests, and their rows as columns |
+| `_pack` | packs, payloads and their tables |
+| `_index` | the index, from digests to places |
+| `_records` | refs and intents |
+| `_format_blob` | ``format``, identity, condemned lists, generation |
+| `_hints` | places of a manifest's chunks at its write |
+| `_tensors_file` | self-contained files |
+
+Change ``docs/format.md`` first, and keep the stores in ``tests/golden`` readable.
+"""
 
 from tensorcas_mlflow.layout._format_blob import (
     FORMAT,
@@ -65,9 +83,9 @@ from tensorcas_mlflow.layout._pack import (
     DELTA,
     ENTRY,
     FOOTER_BYTES,
-    MAGIC,
     MAX_DEPTH,
     MAX_ENTRIES,
+    PACK_MAGIC,
     RAW_ALIGNMENT,
     STORED_DIGEST_BYTES,
     TABLE_ENTRY,
@@ -101,7 +119,7 @@ from tensorcas_mlflow.layout._records import (
     ref_bytes,
 )
 from tensorcas_mlflow.layout._rows import Columns, Numbers, Row, Rows, Specs, row_cuts
-from tensorcas_mlflow.layout._tensors_file import HEADER_BYTES, Fill, Header, Layout, file_pieces
+from tensorcas_mlflow.layout._tensors_file import HEADER_BYTES, TENSORS_FILE_MAGIC, Fill, Header, Layout, file_pieces
 
 __all__ = [
     "DEFAULT_NAME",
@@ -113,7 +131,6 @@ __all__ = [
     "GENERATION",
     "HEADER_BYTES",
     "IN_FULL",
-    "MAGIC",
     "MANIFEST_SCHEMA",
     "MAX_BYTES",
     "MAX_DEPTH",
@@ -121,6 +138,7 @@ __all__ = [
     "MAX_REF_BYTES",
     "MAX_SEGMENT_BYTES",
     "NOWHERE",
+    "PACK_MAGIC",
     "RAW_ALIGNMENT",
     "STAND_INS",
     "STEP_TEXT",
@@ -128,6 +146,7 @@ __all__ = [
     "TABLE_ENTRY",
     "TABLE_MAGIC",
     "TARGET_BYTES",
+    "TENSORS_FILE_MAGIC",
     "Base",
     "Columns",
     "Condemnation",

@@ -14,7 +14,7 @@ from tensorcas_mlflow.base.tensors import MAX_CHUNK_BYTES
 from tensorcas_mlflow.codecs import RAW, Buffer, Codec, codec_numbered
 from tensorcas_mlflow.errors import CorruptError, FormatError, NewerFormatError
 
-MAGIC = b"\x89TCPK\r\n\x01"
+PACK_MAGIC = b"\x89TCPK\r\n\x01"
 TABLE_MAGIC = b"TCPTBL\r\x01"
 TABLE_MAGIC_2 = b"TCPTBL\r\x02"
 _VERSION = TABLE_MAGIC_2[-1]
@@ -114,8 +114,8 @@ class PackWriter:
 
     def pieces(self, payloads: Iterable[Packed]) -> Iterator[Buffer]:
         """Yield a pack's bytes, holding one payload or group at a time."""
-        yield MAGIC
-        at = len(MAGIC)
+        yield PACK_MAGIC
+        at = len(PACK_MAGIC)
         for payload in payloads:
             gap = -at % RAW_ALIGNMENT if _is_aligned(payload) else 0
             if gap:
@@ -250,7 +250,7 @@ def read_table(key: str, size: int, read: Callable[[int, int], Buffer]) -> Entri
         CorruptError: The pack is truncated or damaged.
         NewerFormatError: A later release wrote it.
     """
-    if size < len(MAGIC) + FOOTER_BYTES:
+    if size < len(PACK_MAGIC) + FOOTER_BYTES:
         raise CorruptError(key, f"a pack cannot have only {size} bytes")
     footer = bytes(read(size - FOOTER_BYTES, size))
     magic, entry_bytes, n_entries, offset, n_bases, _, wanted = _FOOTER.unpack(footer)
@@ -274,7 +274,9 @@ def read_table(key: str, size: int, read: Callable[[int, int], Buffer]) -> Entri
     entries: Entries = rows.view(ENTRY).ravel()
     _put_bases(key, entries, np.frombuffer(table, dtype=_BASE, offset=table_bytes))
     ends = entries["offset"] + entries["stored_bytes"]
-    if n_entries and (entries["offset"].min() < len(MAGIC) or ends.max() > offset or (ends < entries["offset"]).any()):
+    if n_entries and (
+        entries["offset"].min() < len(PACK_MAGIC) or ends.max() > offset or (ends < entries["offset"]).any()
+    ):
         raise CorruptError(key, "its table points outside of it")
     return entries
 

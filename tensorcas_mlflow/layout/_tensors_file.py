@@ -18,13 +18,13 @@ from tensorcas_mlflow.base.tensors import chunk_begins
 from tensorcas_mlflow.errors import FormatError, NewerFormatError
 from tensorcas_mlflow.layout._manifest import MAX_BYTES, Manifest
 
-MAGIC = b"\x89TCTF\r\n\x01"
+TENSORS_FILE_MAGIC = b"\x89TCTF\r\n\x01"
 """The first bytes of a file; the last byte is the version."""
 ALIGNMENT = 64
 HEADER_BYTES = 64
 
 _HEADER = struct.Struct("<8sQ32s16x")
-_VERSION = MAGIC[-1]
+_VERSION = TENSORS_FILE_MAGIC[-1]
 _BATCH_BYTES = 16 << 20
 
 Fill = Callable[[int, list[memoryview]], None]
@@ -46,7 +46,7 @@ class Header:
             FormatError: They are not the header of such a file.
             NewerFormatError: A later release wrote it.
         """
-        if len(head) < HEADER_BYTES or head[: len(MAGIC) - 1] != MAGIC[:-1]:
+        if len(head) < HEADER_BYTES or head[: len(TENSORS_FILE_MAGIC) - 1] != TENSORS_FILE_MAGIC[:-1]:
             raise FormatError("it does not begin as a self-contained file")
         magic, manifest_bytes, manifest_digest = _HEADER.unpack_from(head)
         if magic[-1] > _VERSION:
@@ -97,7 +97,7 @@ class Layout:
     def head(self) -> bytes:
         """Return the bytes before the first row: header, manifest and padding."""
         stream = self.manifest.stream
-        header = _HEADER.pack(MAGIC, len(stream), digest(stream))
+        header = _HEADER.pack(TENSORS_FILE_MAGIC, len(stream), digest(stream))
         return (header + stream).ljust(_first_row(len(stream)), b"\0")
 
     def chunks(self) -> tuple[Any, Any]:

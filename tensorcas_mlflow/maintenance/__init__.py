@@ -26,7 +26,7 @@ The room imports the store and everything below it. It knows no MLflow, no comma
 
 A new command goes into a module ``_x`` of its own. It takes an `Inventory` or a `PackTables`, and never lists and reads
 packs by itself; it checks chunks by `check_chunks`; it deletes only by a collection, or by its rules. Name its function
-here, and call that from ``cli/_x.py``.
+here, and call that from a module of ``cli/``.
 """
 
 from __future__ import annotations

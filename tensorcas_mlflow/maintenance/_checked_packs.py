@@ -11,7 +11,7 @@ import numpy as np
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
-from tensorcas_mlflow.layout import MAGIC, RAW_ALIGNMENT, Entries, Table, make_table, pack_key, with_bases
+from tensorcas_mlflow.layout import PACK_MAGIC, RAW_ALIGNMENT, Entries, Table, make_table, pack_key, with_bases
 from tensorcas_mlflow.maintenance._chunks import Shard, Verdict, check_chunks
 from tensorcas_mlflow.maintenance._inventory import NO_ENTRIES, PackTables, as_keys, links_of
 from tensorcas_mlflow.maintenance._quarantine import Piece, stretches
@@ -183,7 +183,7 @@ class CheckedPacks:
         spans = [(int(entry["offset"]), int(entry["offset"]) + int(entry["stored_bytes"])) for entry in good]
         pieces = [
             Piece(key=key, start=start, n_bytes=stop - start, reason=reason)
-            for start, stop in stretches(size, [(0, min(size, len(MAGIC))), *spans])
+            for start, stop in stretches(size, [(0, min(size, len(PACK_MAGIC))), *spans])
             if stop - start >= RAW_ALIGNMENT or not self._is_zero(key, start, stop)
         ]
         # An empty pack has nothing to keep, and has to go all the same.

@@ -13,9 +13,9 @@ from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptErro
 from tensorcas_mlflow.layout import (
     ENTRY,
     FOOTER_BYTES,
-    MAGIC,
     MAX_ENTRIES,
     MAX_SEGMENT_BYTES,
+    PACK_MAGIC,
     TABLE_ENTRY,
     Entries,
     Manifest,
@@ -75,16 +75,16 @@ def _segments(backend: Backend) -> Iterator[Table]:
 
 def _rows_of_table(backend: Backend, name: str, size: int) -> Entries:
     """Read backwards from the end of a pack, as long as the bytes look like rows of a table."""
-    stop = min(size, max(size - FOOTER_BYTES, len(MAGIC)))
-    block = _read(backend, name, max(len(MAGIC), stop - _BLOCK_ROWS * TABLE_ENTRY.itemsize), size)
+    stop = min(size, max(size - FOOTER_BYTES, len(PACK_MAGIC)))
+    block = _read(backend, name, max(len(PACK_MAGIC), stop - _BLOCK_ROWS * TABLE_ENTRY.itemsize), size)
     # If the end is cut off, or more bytes follow it, rows begin elsewhere than the size says.
     by_phase = [_possible(_rows(block, phase), size) for phase in range(TABLE_ENTRY.itemsize)]
     phase = max(range(TABLE_ENTRY.itemsize), key=lambda phase: len(by_phase[phase]))
     parts = [by_phase[phase]]
     stop = size - len(block) + (len(block) - phase) % TABLE_ENTRY.itemsize if len(block) else 0
     n_rows = len(by_phase[phase])
-    while n_rows and stop > len(MAGIC) and sum(map(len, parts)) < MAX_ENTRIES:
-        start = max(len(MAGIC), stop - _BLOCK_ROWS * TABLE_ENTRY.itemsize)
+    while n_rows and stop > len(PACK_MAGIC) and sum(map(len, parts)) < MAX_ENTRIES:
+        start = max(len(PACK_MAGIC), stop - _BLOCK_ROWS * TABLE_ENTRY.itemsize)
         start += (stop - start) % TABLE_ENTRY.itemsize
         found = _possible(_rows(_read(backend, name, start, stop), 0), size)
         parts.append(found)
@@ -116,7 +116,12 @@ def _read(backend: Backend, name: str, start: int, stop: int) -> bytes:
 def _possible(entries: Entries, size: int) -> Entries:
     """Drop entries that are impossible in a pack of some size, and repeated ones."""
     ends = entries["offset"] + entries["stored_bytes"]
-    fits = (entries["offset"] >= len(MAGIC)) & (ends <= size) & (ends > entries["offset"]) & (entries["raw_bytes"] > 0)
+    fits = (
+        (entries["offset"] >= len(PACK_MAGIC))
+        & (ends <= size)
+        & (ends > entries["offset"])
+        & (entries["raw_bytes"] > 0)
+    )
     known = np.zeros(256, dtype=bool)
     for number in range(256):
         try:

@@ -27,9 +27,9 @@ from tensorcas_mlflow.errors import (
     in_words,
 )
 from tensorcas_mlflow.layout import (
-    MAGIC,
     MAX_BYTES,
     MAX_SEGMENT_BYTES,
+    PACK_MAGIC,
     Entries,
     Manifest,
     Mask,
@@ -222,14 +222,14 @@ class _Packs:
                 self.problems.append(found)
 
     def _head_problem(self, name: str) -> Problem | None:
-        key, head = pack_key(name), bytearray(len(MAGIC))
+        key, head = pack_key(name), bytearray(len(PACK_MAGIC))
         try:
             self._backend.read_into(key, 0, memoryview(head))
         except BlobNotFoundError:
             return None
         except (FormatError, BackendError) as error:
             return Problem(key=key, reason=reason_of(error))
-        return None if head == MAGIC else Problem(key=key, reason="it does not begin as a pack (nothing is lost)")
+        return None if head == PACK_MAGIC else Problem(key=key, reason="it does not begin as a pack (nothing is lost)")
 
     def entries_of(self, name: str) -> Entries | None:
         """Return the table of a pack; None if it is gone or cannot be read."""

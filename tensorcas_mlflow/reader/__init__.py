@@ -1,4 +1,21 @@
-"""Reader: any part of one checkpoint; import and export."""
+"""Reader: any part of one checkpoint; import and export.
+
+A ref, a manifest or a path comes in. Arrays, summaries and differences go out, or files of other formats, or a
+checkpoint of such a file. The room imports the store and everything below it. It knows no MLflow and takes no
+inventory, so it does not import `maintenance`.
+
+| module | holds |
+|---|---|
+| `_reader` | `CheckpointReader`, a mapping of names to arrays |
+| `_open` | readers of refs, manifests and paths |
+| `_contents`, `_listed` | sources of a reader's tensors |
+| `_slices` | byte ranges that an index needs |
+| `_outline`, `_summary` | layers and experts, and the tree of a checkpoint |
+| `_diff` | differences of two checkpoints |
+| `_exchange` | import, export and conversion |
+| `_rebuild` | models from tensors, under MLflow's rule for pickles |
+| `_safe_open` | the methods of `safetensors.safe_open` |
+"""
 
 from tensorcas_mlflow.reader._diff import CheckpointDiff, ValueChange, diff
 from tensorcas_mlflow.reader._exchange import (

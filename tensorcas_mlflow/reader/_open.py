@@ -12,7 +12,7 @@ from tensorcas_mlflow.backends import Tally
 from tensorcas_mlflow.chunk_io import TensorsFile
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.file_formats import ByteSource, Listing, OpenSibling, list_source, open_listing
-from tensorcas_mlflow.layout import MAGIC, Manifest, Ref
+from tensorcas_mlflow.layout import TENSORS_FILE_MAGIC, Manifest, Ref
 from tensorcas_mlflow.reader._contents import Contents, FileContents, StoredContents
 from tensorcas_mlflow.reader._listed import CountedSource, ListedContents, StoredFileContents, StoredSource
 from tensorcas_mlflow.reader._reader import CheckpointReader
@@ -138,6 +138,6 @@ def open_listed(
 def _is_tensors_file(path: Path) -> bool:
     try:
         with path.open("rb") as file:
-            return file.read(len(MAGIC))[:-1] == MAGIC[:-1]  # the last byte is the version
+            return file.read(len(TENSORS_FILE_MAGIC))[:-1] == TENSORS_FILE_MAGIC[:-1]  # the last byte is the version
     except OSError:
         return False

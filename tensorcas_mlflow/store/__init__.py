@@ -1,5 +1,21 @@
-"""Store: saves, loads and refs of one root, and the writer's side of the commit protocol."""
+"""Store: saves, loads and refs of one root, and the writer's side of the commit protocol.
 
+Tensors, files and streams come in, and a ref goes out; a ref comes in, and tensors and bytes go out
+(``docs/design/protocol.md``). The room imports `chunk_io`, `file_formats` and everything below them. It deletes
+no pack and no manifest; a collection does (`tensorcas_mlflow.maintenance`).
+
+| module | holds |
+|---|---|
+| `_store` | `Store`, which opens a root, and its refs |
+| `_save`, `_batch`, `_pending` | one save, many in step, and saves that wait for their manifest |
+| `_ingest`, `_sources` | bytes of a save: files, streams, arrays |
+| `_bases`, `_choose`, `_encode` | bases of deltas, choice of codecs, encoding |
+| `_deltas` | deltas for maintenance |
+| `_payload` | self-contained checkpoints |
+| `protocol` | records, lists and tables that savers and collectors share |
+"""
+
+from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.store._batch import PendingBatch
 from tensorcas_mlflow.store._choose import Policy
 from tensorcas_mlflow.store._payload import (
@@ -23,6 +39,8 @@ __all__ = [
     "PendingBatch",
     "PendingSave",
     "Policy",
+    "Ref",
+    "RefTarget",
     "Store",
     "abandon_pending",
     "copy_payload",
@@ -35,3 +53,12 @@ __all__ = [
     "take_pending",
     "write_payload",
 ]
+
+
+def __getattr__(name: str) -> object:
+    # Python turns an AttributeError in ``from … import`` into an error that does not name the new module.
+    if name == "TensorCasStore":
+        raise ImportError(
+            "TensorCasStore is not in tensorcas_mlflow.store: from tensorcas_mlflow import TensorCasStore"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -58,7 +58,7 @@ class PackedPayload:
         return self._chunks.tensors(self.manifest, names, verify=verify)
 
     def fill(self, first: int, outs: list[memoryview]) -> None:
-        """Read consecutive chunks and verify them: a `tensors_file.Fill`."""
+        """Read consecutive chunks and verify them: a `Fill`."""
         digests = self.manifest.digests[first : first + len(outs)]
         owner = Owner(label=self.manifest.label, rows=self.manifest.rows, first=first)
         self._chunks.read(digests, outs, verify=True, owner=owner)

@@ -24,7 +24,6 @@ from tensorcas_mlflow.layout import (
     Payload,
     Ref,
     Table,
-    _records,
     begin_generation,
     check_segment_head,
     condemned_bytes,
@@ -43,6 +42,7 @@ from tensorcas_mlflow.layout import (
     read_list,
     read_pack_table,
     read_ref,
+    read_refs_around,
     read_segment,
     segment_bytes,
     segment_head_bytes,
@@ -88,7 +88,7 @@ _HEAD_BYTES = 64 << 10
 def read_refs(backend: Backend, *, but: Collection[str] = ()) -> list[Ref]:
     """Read every ref of a store, except damaged ones and those at some keys."""
     keys = (info.key for info in list_blobs(backend, "refs") if info.key not in but)
-    return _records.read_refs_around(backend, keys)[0]
+    return read_refs_around(backend, keys)[0]
 
 
 def write_packs(backend: Backend, catalog: Catalog, payloads: Iterator[Payload]) -> int:

@@ -18,9 +18,10 @@ from tensorcas_mlflow.layout import (
     ENTRY,
     FOOTER_BYTES,
     HEADER_BYTES,
-    MAGIC,
+    PACK_MAGIC,
     TABLE_ENTRY,
     TABLE_MAGIC,
+    TENSORS_FILE_MAGIC,
     Header,
     Manifest,
     PackWriter,
@@ -31,7 +32,6 @@ from tensorcas_mlflow.layout import (
     read_table,
     segment_bytes,
 )
-from tensorcas_mlflow.layout import MAGIC as TENSORS_MAGIC
 from tensorcas_mlflow.layout._keys import quote_segment
 from tensorcas_mlflow.layout._records import parse_ref
 from tensorcas_mlflow.store import MANIFEST_FILE, PAYLOAD_FILE, Store, write_payload
@@ -103,7 +103,7 @@ def test_the_table_of_the_footer_gives_its_fields_where_they_lie() -> None:
         at += int(size)
 
     assert at == FOOTER_BYTES == 64
-    assert MAGIC.hex(" ") in section("Packs")
+    assert PACK_MAGIC.hex(" ") in section("Packs")
     assert TABLE_MAGIC.hex(" ") in section("Packs")
 
 
@@ -113,7 +113,7 @@ def test_the_header_of_a_self_contained_file_that_is_printed_is_read() -> None:
 
     assert len(bytes.fromhex(text)) == HEADER_BYTES
     assert (header.manifest_bytes, header.manifest_digest) == (5, digest(b"hello"))
-    assert TENSORS_MAGIC.hex(" ") in section("Self-contained files")
+    assert TENSORS_FILE_MAGIC.hex(" ") in section("Self-contained files")
 
 
 def test_a_self_contained_file_is_laid_out_as_printed(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_self_contained_file_is_laid_out_as_printed(tmp_path: Path) -> None:
     manifest_end = 64 + int.from_bytes(fields["manifest_bytes"], "little")
     first = -(-manifest_end // 64) * 64
 
-    assert fields["magic"] == TENSORS_MAGIC
+    assert fields["magic"] == TENSORS_FILE_MAGIC
     assert fields["manifest_digest"] == digest(data[64:manifest_end])
     assert data[64:manifest_end] == manifest.to_bytes() == (tmp_path / MANIFEST_FILE).read_bytes()
     assert data[first : first + 400] == arrays["a"].tobytes()

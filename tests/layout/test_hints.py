@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, digest, unique_rows
 from tensorcas_mlflow.base.tensors import Spec
-from tensorcas_mlflow.layout import ENTRY, MAGIC, Entries, Manifest, Row, hint_bytes, read_hints, split_hints
+from tensorcas_mlflow.layout import ENTRY, Entries, Manifest, Row, hint_bytes, read_hints, split_hints
+from tensorcas_mlflow.layout._hints import MAGIC
 
 PACKS = ("a" * 32, "b" * 32, "c" * 32)
 

@@ -15,7 +15,7 @@ from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.layout import (
     DELTA,
     FOOTER_BYTES,
-    MAGIC,
+    PACK_MAGIC,
     TABLE_ENTRY,
     Base,
     Entries,
@@ -68,7 +68,7 @@ def test_a_raw_tensor_begins_at_a_multiple_of_64_and_its_chunks_lie_adjacent() -
     blob = write([payload(b"x" * 10), payload(b"y" * 10, begins_row=False), payload(b"z" * 10)])
 
     assert table_of(blob)["offset"].tolist() == [64, 74, 128]
-    assert blob[:8] == MAGIC
+    assert blob[:8] == PACK_MAGIC
     assert blob[8:64] == bytes(56)
 
 

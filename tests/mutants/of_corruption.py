@@ -78,8 +78,8 @@ MUTANTS = (
     Mutant(
         fault="stored bytes change, and are looked at without being decoded",
         test="test_the_parts_together_find_every_damaged_chunk_once[False]",
-        definition="_stored_fault",
-        before='actual == entry["stored_digest"].tobytes()',
+        definition="_fault_in",
+        before="actual == wanted",
         after="True",
     ),
     Mutant(

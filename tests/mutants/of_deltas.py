@@ -64,7 +64,7 @@ MUTANTS = (
     Mutant(
         fault="the checkpoint of a base is dropped, and that of its delta is not",
         test="test_bases_that_only_live_deltas_need_are_kept",
-        definition="Survey.bases_of",
+        definition="BaseLinks.bases_of",
         before="return bases",
         after="return bases & False",
     ),
@@ -85,8 +85,8 @@ MUTANTS = (
     Mutant(
         fault="two collectors, one of which would delete a base and the other the copy in full",
         test="test_plays_of_deltas_with_all_rules_lose_nothing[two_copies]",
-        definition="Survey.copies",
-        before="copies[deltas] &= copies[self.base[deltas]]",
+        definition="BaseLinks.with_dependents",
+        before="found[deltas] |= found[self.base[deltas]]",
         after="",
     ),
     Mutant(
@@ -107,13 +107,13 @@ MUTANTS = (
         fault="a bad sector in a delta beside damage in the pack of its base",
         test="test_the_base_of_a_delta_that_could_not_be_read_stays",
         definition="mend_packs",
-        before="anchored(backend, holdings) & holdings.damaged()",
-        after="anchored(backend, holdings) & frozenset()",
+        before="anchored(backend, checked) & checked.damaged()",
+        after="anchored(backend, checked) & frozenset()",
     ),
     Mutant(
         fault="a repair where a collection has left deltas without their bases",
         test="test_a_delta_that_a_collection_has_left_without_its_base_is_no_damage",
-        definition="_judged",
+        definition="_baseless",
         before="Verdict.BASELESS if is_as_written else Verdict.BAD",
         after="Verdict.BAD",
     ),
@@ -121,32 +121,29 @@ MUTANTS = (
         fault="a base is damaged of which another pack has a copy",
         test="test_repair_decodes_a_delta_with_another_copy_of_its_base[damaged]",
         definition="mend_packs",
-        before="done.n_healed += revive(store, holdings, sources, needed)",
+        before="done.n_healed += revive(store, checked, sources, needed)",
         after="",
     ),
     Mutant(
         fault="a repair of a base while a save relies on a delta against it",
         test="test_a_save_that_relies_on_a_delta_whose_base_is_damaged_begins_again",
         definition="mend_packs",
-        before="np.concatenate([_owed(holdings, doomed), as_keys(holdings.baseless())])",
-        after="_owed(holdings, doomed)",
+        before="np.concatenate([_owed(checked, doomed), as_keys(checked.baseless())])",
+        after="_owed(checked, doomed)",
     ),
     Mutant(
         fault="damage of a base that is nobody's chunk any more",
         test="test_damage_of_a_base_alone_is_not_called_unneeded",
-        definition="_sorted_out",
-        before="bad = {**bad, **_dependents(table, bad, is_sound)}",
+        definition="_sort_out",
+        before="bad = {**bad, **dict(...)}",
         after="",
     ),
     Mutant(
         fault="a base that is moved while its delta is verified",
         test="test_deltas_that_a_collector_moves_during_verify_are_no_problem",
-        definition="read_chunks",
-        before="""
-            gone.add(pack_name(error.key))
-            continue
-        """,
-        after="reason = str(error)",
+        definition="_read_chunks",
+        before="{row: fault.reason for row, fault in {**impossible, **checked.faults}.items() if not fault.gone}",
+        after="{row: fault.reason for row, fault in {**impossible, **checked.faults}.items()}",
     ),
     Mutant(
         fault="a segment that tells of a chain of ten",

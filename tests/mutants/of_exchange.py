@@ -36,7 +36,7 @@ MUTANTS = (
     Mutant(
         fault="a writer that is taken for dead",
         test="test_temporary_file_of_a_living_writer_is_left_alone",
-        definition="_remove_what_the_dead_left",
+        definition="_remove_abandoned",
         before="fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)",
         after="",
     ),
@@ -59,7 +59,7 @@ MUTANTS = (
         fault="a pickle in a tensor that is named as a skeleton",
         test="test_a_file_cannot_bring_a_pickle_in_under_the_name_of_a_skeleton",
         definition="prepare_import",
-        before="SKELETON in source.places",
+        before="SKELETON in source.locations",
         after="False",
     ),
     Mutant(

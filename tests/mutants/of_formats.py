@@ -8,14 +8,14 @@ MUTANTS = (
     Mutant(
         fault="bytes hidden behind a bintensors header",
         test="test_bytes_hidden_behind_a_bintensors_header_are_refused_where_the_library_lets_them_pass",
-        definition="_Reader.end",
+        definition="_HeaderReader.end",
         before='self._data[self.at :].strip(b" ") or len(self._data) - self.at > 7',
         after='self._data[self.at :].strip(b" ") == b"x"',
     ),
     Mutant(
         fault="tensors of a foreign file that share bytes or leave holes",
         test="test_a_safetensors_header_that_is_not_sound_is_refused",
-        definition="in_order",
+        definition="sorted_entries",
         before="begins != ends[:-1]",
         after="begins and begins[0]",
     ),
@@ -29,16 +29,16 @@ MUTANTS = (
     Mutant(
         fault="an index of shards that says other than they do",
         test="test_an_index_that_says_other_than_the_shards_is_refused",
-        definition="list_indexed",
+        definition="_list_indexed",
         before="shards != weight_map",
         after="not shards",
     ),
     Mutant(
         fault="a torch tensor that reaches beyond its storage",
         test="test_a_tensor_that_reaches_beyond_its_storage_is_refused",
-        definition="PicklePlaces._add_tensor",
-        before="begin + n_bytes",
-        after="begin",
+        definition="LocationTable.add_view",
+        before="begin + n_bytes > storage.raw_bytes",
+        after="begin > storage.raw_bytes",
     ),
     Mutant(
         fault="a member of an exported program that nothing accounts for",
@@ -53,9 +53,9 @@ MUTANTS = (
     Mutant(
         fault="a weight of an exported program that reaches beyond its storage",
         test="test_entry_that_the_pt2_format_forbids_is_refused",
-        definition="_Archive._add_view",
-        before="begin + n_bytes",
-        after="begin",
+        definition="LocationTable.add_view",
+        before="n_bytes and begin + n_bytes > storage.raw_bytes",
+        after="n_bytes > storage.raw_bytes",
     ),
     Mutant(
         fault="an example input taken for a part of the model that an export leaves out",
@@ -67,7 +67,7 @@ MUTANTS = (
     Mutant(
         fault="a storage named for one of many tensors that see a part of it",
         test="test_a_storage_of_which_tensors_see_parts_has_a_dtype_and_no_shape",
-        definition="TorchArchive._learn",
+        definition="StorageTables._learn",
         before="path not in learned or learned[path].shape is None",
         after="path not in learned",
     ),
@@ -81,14 +81,14 @@ MUTANTS = (
     Mutant(
         fault="an .npz member whose bytes are not those of its checksum",
         test="test_a_damaged_member_of_an_npz_shows_by_its_checksum",
-        definition="_check",
-        before="place.checksum[0] != crc",
+        definition="_check_crc",
+        before="location.checksum[0] != crc",
         after="crc < 0",
     ),
     Mutant(
         fault="a skeleton that a foreign file brings along",
         test="test_an_index_of_serverlessllm_that_is_not_sound_is_refused",
-        definition="Places._check_name",
+        definition="LocationTable._check_name",
         before="not name or name == SKELETON",
         after="not name",
     ),

@@ -22,7 +22,7 @@ MUTANTS = (
     Mutant(
         fault="steps that are dropped after they were optimized beside others",
         test="test_steps_that_are_dropped_give_their_room_back_though_bases_lie_beside_them",
-        definition="Holdings._find_wasteful",
+        definition="DoneChunks._find_wasteful",
         before="DEFAULT_MAX_WASTE * total",
         after="total",
     ),
@@ -43,7 +43,7 @@ MUTANTS = (
     Mutant(
         fault="a base that is condemned while an optimize is about to store deltas against it",
         test="test_optimization_uses_no_base_condemned_at_the_last_moment",
-        definition="Holdings.there",
+        definition="DoneChunks.there",
         before="condemned | {name for name in packs if pack_key(name) in gone}",
         after="{name for name in packs if pack_key(name) in gone}",
     ),
@@ -67,13 +67,13 @@ MUTANTS = (
     Mutant(
         fault="a step that is replaced, and collected, while an optimize reads what there is",
         test="test_a_step_that_is_replaced_and_collected_meanwhile_is_no_damage",
-        definition="_manifest",
-        before="now is None or now.manifest != ref.manifest",
-        after="now is None",
+        definition="manifest_of",
+        before="now is not None and now.manifest == ref.manifest",
+        after="now is not None",
     ),
     Mutant(
         fault="a pack of chunks that are optimized and others that are not",
-        test="test_a_pack_with_chunks_that_are_optimized_and_others_that_are_not",
+        test="test_a_pack_that_is_optimized_in_part_is_optimized_to_an_end",
         definition="_MOST_ROUNDS",
         before="_MOST_ROUNDS = 4",
         after="_MOST_ROUNDS = 1",

@@ -9,8 +9,8 @@ MUTANTS = (
         fault="a disk that fails while good chunks of a damaged pack are copied",
         test="test_a_pack_stays_if_a_good_chunk_of_it_could_not_be_copied",
         definition="mend_packs",
-        before="_owed(...) if name in replaced else _kept(holdings, name)",
-        after="_owed(holdings, frozenset({name})) if name in replaced else _kept(holdings, name)[:0]",
+        before="_owed(...) if name in replaced else _kept(checked, name)",
+        after="_owed(checked, frozenset({name})) if name in replaced else _kept(checked, name)[:0]",
     ),
     Mutant(
         fault="a machine that reads a good chunk wrongly once",
@@ -22,16 +22,16 @@ MUTANTS = (
     Mutant(
         fault="a chunk that is damaged in the backup too",
         test="test_repair_takes_no_chunk_that_is_damaged_in_the_other_store",
-        definition="ChunkReader._read",
-        before="fault is None",
-        after='fault != ""',
+        definition="_fault_in",
+        before="return Fault(verdict=Verdict.BAD, reason=str(error))",
+        after="return None",
     ),
     Mutant(
         fault="a good copy that a collector deletes while the bad one is repaired",
         test="test_a_good_copy_that_a_collector_is_about_to_delete_is_copied_and_does_not_count",
         definition="_copy",
-        before="frozenset(holdings.packs) - doomed - lists.packs",
-        after="frozenset(holdings.packs) - doomed",
+        before="frozenset(checked.packs) - doomed - lists.packs",
+        after="frozenset(checked.packs) - doomed",
     ),
     Mutant(
         fault="a save that relies on a damaged chunk while it is repaired",
@@ -50,7 +50,7 @@ MUTANTS = (
     Mutant(
         fault="a bad sector in a pack of which another chunk is damaged",
         test="test_a_pack_with_a_bad_sector_stays_although_another_chunk_of_it_is_damaged",
-        definition="Holdings.damaged",
+        definition="CheckedPacks.damaged",
         before="pack.damage and pack.failure is None",
         after="pack.damage",
     ),
@@ -73,7 +73,7 @@ MUTANTS = (
     ),
     Mutant(
         fault="a repair that dies between a damaged ref and its replacement",
-        test="test_one_that_dies_between_a_damaged_ref_and_its_replacement_is_finished",
+        test="test_a_repair_that_dies_between_a_damaged_ref_and_its_replacement_is_finished",
         definition="_remove",
         before='backend.put_new(_note_key(key), [json.dumps({"format": 1, "key": key}).encode()])',
         after="",
@@ -108,9 +108,9 @@ MUTANTS = (
     Mutant(
         fault="a chunk of a codec of a later release, in a repair",
         test="test_a_chunk_of_a_codec_of_a_later_release_is_left_where_it_is",
-        definition="look_at",
-        before='np.isin(entries["codec"], list(CODECS))',
-        after="fits",
+        definition="_not_read",
+        before='fits & ~np.isin(entries["codec"], list(CODECS))',
+        after="~fits & fits",
     ),
     Mutant(
         fault="a commit that a repair meets half way, of a chunk that is lost",
@@ -123,7 +123,7 @@ MUTANTS = (
         fault="a bad sector of which a backup has a copy, and a collection after the repair",
         test="test_chunks_healed_from_a_backup_outlive_the_next_collection",
         definition="_replace_unread",
-        before="holdings.give_up_replaced()",
+        before="checked.give_up_replaced()",
         after="frozenset()",
     ),
 )

@@ -193,8 +193,7 @@ def use_memory(patch: pytest.MonkeyPatch) -> None:
     for name in ("head", "get", "get_range", "list", "list_with_delimiter", "put", "delete"):
         patch.setattr(obstore, name, lambda store, *args, _name=name, **more: getattr(store, _name)(*args, **more))
     drawn = SimpleNamespace(token_hex=lambda n_bytes: actors_uuid4().hex, randbits=lambda n_bits: actors_uuid4().int)
-    for module in ("_objects", "_voids"):
-        patch.setattr(f"tensorcas_mlflow.backends.{module}.secrets", drawn)
+    patch.setattr("tensorcas_mlflow.backends._objects.secrets", drawn)
     patch.setattr(
         "tensorcas_mlflow.backends._buckets.time", SimpleNamespace(sleep=lambda seconds: None, monotonic=lambda: 0.0)
     )

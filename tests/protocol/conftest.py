@@ -18,8 +18,8 @@ def _repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tensorcas_mlflow.layout._records.now", lambda: "2026-01-31T12:00:00.000+00:00")
     monkeypatch.setattr("tensorcas_mlflow.layout._format_blob.now", lambda: "2026-01-31T12:00:00.000+00:00")
     # Packs of remote stores have the time in their names.
-    for module in ("_catalog", "_packs"):
-        monkeypatch.setattr(f"tensorcas_mlflow.store.{module}.time", SimpleNamespace(time=lambda: 1.77e9))
+    for module in ("chunk_io._catalog", "layout._index"):
+        monkeypatch.setattr(f"tensorcas_mlflow.{module}.time", SimpleNamespace(time=lambda: 1.77e9))
     # Every chunk of a stream is a batch.
     monkeypatch.setattr("tensorcas_mlflow.store._ingest.BATCH_BYTES", 4096)
     monkeypatch.setattr("tensorcas_mlflow.store._ingest._TAKE_BYTES", 4096)

@@ -20,9 +20,9 @@ MORE_PREEMPTIONS = int(os.environ.get("TENSORCAS_PREEMPTIONS", "0"))
 
 @pytest.fixture(autouse=True)
 def _stores_small_tensors_as_deltas(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("_bases.LEAST", "_base_plan.LEAST", "_parents.LEAST", "_recipes._LEAST"):
+    for module in ("_bases.LEAST", "_encode._LEAST"):
         monkeypatch.setattr(f"tensorcas_mlflow.store.{module}_ROW_BYTES", 1024)
-    for module in ("_parents", "_store"):
+    for module in ("_bases", "_store"):
         monkeypatch.setattr(f"tensorcas_mlflow.store.{module}.RECENT", EachItsOwn())
 
 

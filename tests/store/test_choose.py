@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, SHUFFLE_ZSTD, ZSTD, Buffer, Codec, Effort, Transform
-from tensorcas_mlflow.store import RecentArrangements
 from tensorcas_mlflow.store._choose import (
     _STEPS_OF_ARRANGEMENT,
     Choice,
     Chooser,
+    RecentArrangements,
     choose,
     choose_depth,
     encode_chosen,

@@ -1,7 +1,9 @@
 """Checkpoints of a training loop: states of a run by step, light enough to log at every step.
 
-Users import these functions from ``tensorcas_mlflow``. A checkpoint is no logged model: it has no environment, no
-signature and no row in MLflow's database.
+A live state comes in, and a `CheckpointInfo` goes out; a run and a step come in, and the state goes out. A checkpoint
+is no logged model: it has no environment, no signature and no row in MLflow's database. The room imports `models`
+and `server_store`, and the rooms below the integration. Users import these functions from
+``tensorcas_mlflow``.
 """
 
 from tensorcas_mlflow.integration.checkpoints._background import wait

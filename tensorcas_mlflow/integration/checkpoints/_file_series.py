@@ -20,7 +20,7 @@ from tensorcas_mlflow.chunk_io import TensorsFile
 from tensorcas_mlflow.errors import BlobNotFoundError, CheckpointExistsError
 from tensorcas_mlflow.integration.checkpoints._series import FOLDER, Checkpoint, RunRoot, Saving, Series, step_named
 from tensorcas_mlflow.integration.server_store import Shelf, shelf_at
-from tensorcas_mlflow.layout import HEADER_BYTES, MAGIC, Manifest
+from tensorcas_mlflow.layout import HEADER_BYTES, TENSORS_FILE_MAGIC, Manifest
 from tensorcas_mlflow.reader import Reader
 from tensorcas_mlflow.store import PAYLOAD_FILE, Policy, write_payload
 
@@ -80,7 +80,7 @@ class FileSeries(Series):
             head = self.shelf().head(self.file(step), HEADER_BYTES)
         except BlobNotFoundError:
             return False
-        return head[: len(MAGIC) - 1] == MAGIC[:-1]  # the last byte is the version
+        return head[: len(TENSORS_FILE_MAGIC) - 1] == TENSORS_FILE_MAGIC[:-1]  # the last byte is the version
 
     def _files(self) -> list[tuple[int, int]]:
         """List the steps whose files' names are there, ascending, and the files' sizes."""

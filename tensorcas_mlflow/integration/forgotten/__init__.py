@@ -1,9 +1,12 @@
-"""What nobody can reach through MLflow any more: what its own deletions leave behind, and how to be rid of it.
+"""Forgotten content: what MLflow's deletions leave behind in a store, and plans to drop it.
 
-Under a ``tensorcas:`` root, and behind a server that keeps its artifacts in a store, the artifact repository drops refs
-when MLflow deletes artifacts. But MLflow forgets logged models, traces and now and then a run without deleting what
-they hold: `plan_orphans` asks its tracking stores. Under a root of MLflow's own nobody tells us of any deletion:
-`orphaned_refs` looks there.
+A store comes in, with the tracking stores of MLflow; a plan goes out, whose ``execute()`` drops refs and plain files.
+`tensorcas_mlflow.maintenance` then collects what no ref needs. The room imports the store and everything below it.
+
+The artifact repository drops refs when MLflow deletes artifacts under a ``tensorcas:`` root, or behind a server with
+such a root. But MLflow forgets logged models, traces and now and then a run without deleting their artifacts:
+`plan_orphans` asks its tracking stores. Under a root of MLflow's own, no deletion reaches this package: `orphaned_refs`
+looks there. `find_lost` goes the other way, from MLflow's lists to refs that are missing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""MLflow flavor: models as deduplicated tensors. Users import its functions from ``tensorcas_mlflow``."""
+"""MLflow flavor: models as deduplicated tensors.
+
+A live model comes in, and MLflow's ``ModelInfo`` goes out; a model's URI comes in, and the model goes out. The tensors
+go to the store, all other files of the model's folder to MLflow. The room imports the rooms below the integration, and
+finds frameworks by the entry points of `tensorcas_mlflow.adapter`. Users import its functions from
+``tensorcas_mlflow``.
+"""
 
 from __future__ import annotations
 

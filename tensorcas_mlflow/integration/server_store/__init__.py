@@ -1,7 +1,8 @@
-"""The carrier: a store inside an MLflow server's artifact root, reached through MLflow's own artifact API.
+"""Carrier: a store inside an MLflow server's artifact root, reached through MLflow's own artifact API.
 
-For servers that know nothing of this package. It keeps less than a backend promises, which `CarrierBackend` and
-``docs/design/protocol.md`` (Carriers) say precisely.
+An ``mlflow-artifacts:`` URI comes in, and a `Store` over a `CarrierBackend` goes out, for servers that know nothing of
+this package. A carrier keeps fewer promises than a backend; `CarrierBackend` and ``docs/design/protocol.md`` (Carriers)
+list them. The room imports the store and everything below it, and no other room of the integration.
 """
 
 from tensorcas_mlflow.integration.server_store._backend import CarrierBackend

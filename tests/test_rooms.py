@@ -1,0 +1,73 @@
+"""The rooms of the package: few, without circles, and imported through their front doors.
+
+The linter holds the order of the rooms (``pyproject.toml``). It does not see all of this.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = {"tensorcas_mlflow": ROOT, "tensorcas_flavors": ROOT / "flavors"}
+
+
+def modules() -> dict[str, Path]:
+    """Return the file of each module of both packages."""
+    found = {}
+    for package, folder in FOLDERS.items():
+        for path in (folder / package).rglob("*.py"):
+            parts = path.relative_to(folder).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+ROOMS = {name for name, path in MODULES.items() if path.name == "__init__.py" and name not in FOLDERS}
+
+
+def imports(name: str) -> Iterator[str]:
+    """Yield the modules that a module imports, also in functions and for type checkers alone."""
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in MODULES)
+        elif isinstance(node, ast.ImportFrom) and node.module in MODULES:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in MODULES else node.module
+
+
+def test_package_has_at_most_a_dozen_rooms() -> None:
+    rooms = [name for name in ROOMS if name.startswith("tensorcas_mlflow.") and name.count(".") == 1]
+
+    assert len(rooms) <= 12
+
+
+def test_no_import_leads_in_a_circle() -> None:
+    # The root of the package imports its public names on first use, and a compiled module is none of these files.
+    graph = {name: {other for other in imports(name) if other not in FOLDERS} for name in MODULES}
+    graph["tensorcas_mlflow"] = set()
+    for name in graph:
+        if graph[name] & {"tensorcas_mlflow.codecs"} and name.startswith("tensorcas_mlflow.codecs."):
+            graph[name] = graph[name] - {"tensorcas_mlflow.codecs"}
+
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(error.args[1][::-1]))
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_module_imports_other_rooms_through_their_init(name: str) -> None:
+    own = name if name in ROOMS else name.rpartition(".")[0]
+    private = {
+        other
+        for other in imports(name)
+        if other.rpartition(".")[2].startswith("_") and not f"{own}.".startswith(other.rpartition(".")[0] + ".")
+    }
+
+    assert private == set()
