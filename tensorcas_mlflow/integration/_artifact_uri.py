@@ -1,4 +1,4 @@
-"""Artifact URIs: the folder, the store root, and the run or model that a URI names. Opens nothing."""
+"""Artifact URIs, split into folder, store root, and run or model. Opens nothing."""
 
 from __future__ import annotations
 

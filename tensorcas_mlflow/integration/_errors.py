@@ -1,4 +1,4 @@
-"""Translation of our errors to MlflowException, once, where MLflow or its user calls us."""
+"""Translation of our errors to `MlflowException`, done once, at the calls from MLflow and its users."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _CODES: tuple[tuple[type[Exception], int], ...] = (
 
 
 class _OfMlflow(MlflowException):
-    """One of our errors that MLflow's callers can catch, too."""
+    """One of our errors, made catchable as an error of MLflow."""
 
     _ours: TensorCasError | ValueError
 
@@ -66,7 +66,7 @@ class _OfMlflow(MlflowException):
 
 
 class NoSuchFileError(MlflowException, NotFoundError, FileNotFoundError):
-    """A path of this machine that is not there, for those who catch what MLflow raises and for those who open files."""
+    """A missing path of this machine: an error for users of MLflow and of files alike."""
 
     def __init__(self, path: str) -> None:
         path = without_secrets(path)
@@ -82,18 +82,18 @@ class NoSuchFileError(MlflowException, NotFoundError, FileNotFoundError):
 
 
 def to_mlflow(error: TensorCasError | ValueError, code: int | None = None) -> MlflowException:
-    """Make the exception of MLflow that is also the same error of ours; raise it ``from`` the error it stands for.
+    """Return an `MlflowException` of the same class as an error of ours; raise it ``from`` the original.
 
     Args:
         error: The error. Its class, its facts and its sentence stay.
-        code: An error code of MLflow; by default that of the error's class.
+        code: An error code of MLflow; by default the code of the error's class.
     """
     if code is None:
         code = next((code for kind, code in _CODES if isinstance(error, kind)), INTERNAL_ERROR)
     told = MlflowException(without_secrets(str(error)), error_code=code)
     kind: type[Exception] = type(error) if isinstance(error, TensorCasError) else ValueError
     both = _with_mlflow(kind)
-    # Not by its constructor: the facts are there, and classes take them in different ways.
+    # The constructor is not called: the facts are set already, and each class takes different arguments.
     made = both.__new__(both, *error.args)
     made.args = error.args if isinstance(error, TensorCasError) else told.args
     vars(made).update(vars(error), **vars(told), _ours=error)
@@ -114,7 +114,7 @@ def translate_errors() -> Iterator[None]:
     """
     try:
         yield
-    except MlflowException:  # its own, or one of ours that was translated further in
+    except MlflowException:  # MLflow's own error, or one of ours, translated by an inner call
         raise
     except (TensorCasError, ValueError) as error:
         raise to_mlflow(error) from error

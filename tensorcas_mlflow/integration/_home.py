@@ -1,4 +1,4 @@
-"""The store of an artifact root: found, or made."""
+"""Store of an artifact root: found, or created."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class Home:
 def home_of(artifact_uri: str, *, create: bool) -> Home:
     """Find the store for the artifacts of a root.
 
-    If TENSORCAS_STORE is set, its store serves every root. Otherwise it is the store around the root,
-    or a new one at the experiment's artifact location. Behind an MLflow server clients carry it in the artifact root.
-    Ask `sends_files` first, since a server may keep a store of its own.
+    If TENSORCAS_STORE is set, its store serves every root. Otherwise it is the store around the root, or a new one at
+    the experiment's artifact location. Behind an MLflow server clients carry it in the artifact root. Ask `sends_files`
+    first, since a server may keep a store of its own.
 
     Args:
         artifact_uri: Artifact root of a run or model, as given by MLflow.
         create: Whether to create a missing store.
 
     Raises:
-        ValueError: MLflow keeps these artifacts where no store can be.
-        StoreNotFoundError: There is none and ``create`` is False, or this is a server, which makes none at a client's
-            word.
+        ValueError: MLflow keeps these artifacts in a place unsuitable for a store.
+        StoreNotFoundError: There is none and ``create`` is False, or this process is a server. A server creates no
+            store at a client's request.
     """
     named = config.store_uri()
     create = create and not config.in_mlflow_server()

@@ -1,10 +1,9 @@
-"""Stores that clients had carried to this server before it kept one of its own: still the plain files they are to them.
+"""Carried stores from the time before this server kept a store of its own; the server serves them as plain files.
 
-A server that is started with a store as its destination, where it kept plain files before, may find such stores in
-experiments' folders. Their clients go on as before: the server serves the files of each as it serves any plain file,
-and does not say that it has a store of its own. What else is uploaded to such an experiment goes into that store too,
-which is the nearest one; so the two ways of writing meet in it, as the protocol allows (``docs/design/protocol.md``,
-Carriers).
+A server may be started with a store in a folder of plain files. Experiments' folders may then hold stores carried there
+by clients. These clients continue as before: the server serves the files of such a store like any plain file, and does
+not announce its own store there. Other uploads to such an experiment go into the carried store too, because it is the
+nearest. The protocol allows both ways of writing in one store (``docs/design/protocol.md``, Carriers).
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ _settled = Settled()
 
 
 class CarriedStores:
-    """The files of carried stores below a repository's root, by artifact path; in a server of local files alone."""
+    """Files of carried stores below a repository's root, by artifact path. Only a server of local files has them."""
 
     def __init__(self, root: Root) -> None:
         self._root = root
 
     def find(self, path: str) -> Path | None:
-        """Give the file or folder of a carried store that an artifact path names, there or not; None for any other."""
+        """Return the file or folder of a carried store for an artifact path, existing or not; None for another path."""
         folders, key = _parted(path)
         if folders is None or not self._root.is_local or not config.in_mlflow_server():
             return None
@@ -70,7 +69,7 @@ class CarriedStores:
         return False
 
     def write(self, stream: Readable, file: Path) -> None:
-        """Write a file whole and durably, in place of the one there."""
+        """Write a complete, durable file, replacing an existing one."""
         file.parent.mkdir(parents=True, exist_ok=True)
         staging = file.with_name(f"{UPLOADING}{uuid.uuid4().hex}")
         block = memoryview(bytearray(_BLOCK_BYTES))
@@ -87,7 +86,7 @@ class CarriedStores:
         _settled.settle(os.path.abspath(file.parent))
 
     def remove(self, file: Path) -> None:
-        """Remove a file; none there, and a folder, is no error."""
+        """Remove a file; a missing file or a folder is no error."""
         try:
             file.unlink(missing_ok=True)
         except OSError as error:
@@ -96,7 +95,7 @@ class CarriedStores:
 
 
 def _parted(path: str) -> tuple[list[str] | None, str]:
-    """Part a path into the folders above a store's and the key below it; None if it leads to no place of a store."""
+    """Split a path into the folders above a store and the key inside it; None if it leads to no place of a store."""
     segments = path.split("/")
     if segments.count(STORE_FOLDER) != 1:
         return None, ""

@@ -1,4 +1,4 @@
-"""A checkpoint as virtual files: an HTML page of its tensors and of what changed, made on download."""
+"""Virtual files of a checkpoint: an HTML page of its tensors and changes, and its self-contained file."""
 
 from __future__ import annotations
 
@@ -25,51 +25,50 @@ from tensorcas_mlflow.layout import STEP_TEXT, Manifest, Ref, Row, list_blobs, l
 from tensorcas_mlflow.store import Store, payload_bytes, payload_pieces
 
 MAX_CHECKPOINTS = 50
-"""How many checkpoints of the same series are looked at, and how many others."""
+"""Checkpoints examined per page: at most this many of the same series, and as many others."""
 MAX_ROWS = 200_000
-"""How many rows of manifests are looked at in all."""
+"""Rows of manifests examined per page."""
 MIN_FILE_BYTES = 64 * 1024
-"""Smaller files are not looked at."""
+"""Smaller files are not examined."""
 MAX_BESIDE = 200
 MAX_REFS = 2_000
-"""How many refs of the same folder, and how many others, are read to find checkpoints."""
+"""Refs read to find checkpoints: at most this many of the same folder, and as many others."""
 
 _STEP = re.compile(rf"step-({STEP_TEXT})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where one tensor comes from."""
+    """Origin of one tensor."""
 
     shared_with: str | None
-    """In words, the checkpoint that held this very tensor before; None if none did."""
+    """A label for the earlier checkpoint with the same tensor, or None."""
     n_chunks: int
     n_new_chunks: int
-    """Chunks that no checkpoint looked at holds; 0 if the tensor is shared."""
+    """Chunks absent from all examined checkpoints; 0 if the tensor is shared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Earlier:
-    """What was there before a checkpoint."""
+    """Content of a checkpoint already present in earlier ones."""
 
     origins: Sequence[Origin]
     """One for each row of its manifest, in order."""
     new_chunks: Digests
-    """Digests of the chunks that no checkpoint looked at holds, each once."""
+    """Digests of the chunks absent from all examined checkpoints, each once."""
     n_new_bytes: int
     """Size of those chunks."""
     n_looked_at: int
-    """Checkpoints whose manifests were read."""
+    """Checkpoints with a manifest read."""
     is_complete: bool
-    """Whether all that come into question were looked at."""
+    """Whether every candidate was examined."""
 
 
 def look_back(store: Store, ref: Ref, manifest: Manifest) -> Earlier:
-    """Find out what of a checkpoint was there before.
+    """Find the tensors and chunks of a checkpoint in earlier checkpoints.
 
-    A tensor that an earlier step of the same series holds is said to be shared with the earliest such step that was
-    looked at, and one that no step holds with some earlier checkpoint besides. Checkpoints that cannot be read are left
-    out.
+    A tensor is shared with the earliest examined step of the same series that holds it. A tensor new to the series may
+    be shared with another earlier checkpoint. Unreadable checkpoints are skipped.
     """
     series, others, is_complete = _candidates(store, ref)
     rows_of: dict[tuple[str | None, tuple[int, ...], bytes], list[int]] = {}
@@ -79,8 +78,8 @@ def look_back(store: Store, ref: Ref, manifest: Manifest) -> Earlier:
     found: dict[int, str] = {}
     n_rows = n_looked_at = 0
     earlier = [*((other, True) for other in series), *((other, False) for other in others)]
-    # The latest first, so that of several steps the earliest is what is said in the end; what a step of the series
-    # holds is not looked for elsewhere.
+    # The latest step comes first, so the earliest step with a tensor is recorded last and stays. Tensors of the series
+    # are not searched for elsewhere.
     for other, is_of_series in earlier:
         if n_rows >= MAX_ROWS:
             is_complete = False
@@ -108,7 +107,7 @@ def look_back(store: Store, ref: Ref, manifest: Manifest) -> Earlier:
 
 
 class _Seen:
-    """Which chunks of a checkpoint other checkpoints hold too."""
+    """Chunks of a checkpoint found in other checkpoints."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._chunk_at = manifest.columns.chunk_at
@@ -150,7 +149,8 @@ def _as_keys(digests: Digests) -> Any:
 def _candidates(store: Store, ref: Ref) -> tuple[list[Ref], list[Ref], bool]:
     """Find the checkpoints to look at: earlier ones of the same series, others, and whether these are all.
 
-    Of each the latest come first; of the others those of the same run, and checkpoints before files.
+    In both lists the latest come first. Among the others, checkpoints of the same run precede, and checkpoints precede
+    files.
     """
     near = _by_nearness(list_dir(store.backend, posixpath.dirname(ref.key))[0], ref)
     far = _latest(info for info in list_blobs(store.backend, "refs") if not _is_beside(info.key, ref))
@@ -182,7 +182,9 @@ def _refs(store: Store, keys: Iterable[str]) -> Iterator[Ref]:
 
 
 def _by_nearness(infos: Iterable[Any], ref: Ref) -> list[str]:
-    """Order the keys of a folder so that the steps just before a ref come first: names of steps are padded."""
+    """Order the keys of a folder with the steps just before a ref first; step names are padded, so their order is
+    numeric.
+    """
     keys = sorted((info.key for info in infos), reverse=True)
     return [key for key in keys if key < ref.key] + [key for key in keys if key > ref.key]
 
@@ -196,7 +198,7 @@ def _is_beside(key: str, ref: Ref) -> bool:
 
 
 def _may_be_named(other: Ref, ref: Ref) -> bool:
-    # Who may see one experiment of a server's may not see the others.
+    # Access to one experiment of a server does not imply access to the others.
     if not config.in_mlflow_server():
         return True
     return None not in (other.uri, ref.uri) and store_root_for(str(other.uri)) == store_root_for(str(ref.uri))
@@ -207,7 +209,7 @@ def _is_of_run(other: Ref, ref: Ref) -> bool:
 
 
 def _is_of_series(other: Ref, ref: Ref) -> bool:
-    """Whether two refs are checkpoints of one name in one run, or models of one run."""
+    """Tell whether two refs are checkpoints of one name in one run, or models of one run."""
     if not _is_of_run(other, ref) or (other.name, other.kind) != (ref.name, ref.kind):
         return False
     if ref.model_id is not None or other.model_id is not None:
@@ -216,7 +218,7 @@ def _is_of_series(other: Ref, ref: Ref) -> bool:
 
 
 def step_of(ref: Ref) -> int | None:
-    """The step a ref is of, or that the name of its file says; None if neither says one."""
+    """Return the step of a ref, from the ref or from the name of its file; None if neither has one."""
     if ref.step is not None:
         return ref.step
     match = _STEP.match(posixpath.basename(ref.path or ""))
@@ -235,13 +237,13 @@ def _order(ref: Ref) -> tuple[int, str]:
 
 
 def _label(other: Ref, ref: Ref, *, in_series: bool) -> str:
-    """Name a checkpoint in as few words as tell it from the others."""
+    """Return the shortest unambiguous name of a checkpoint."""
     step = step_of(other)
     if in_series and step is not None:
         return f"step {step}"
     path = other.path or ""
     if step is not None and other.step is None:
-        path = posixpath.dirname(path)  # the file's own name says the step, and its folder's the series
+        path = posixpath.dirname(path)  # the file's own name has the step, and its folder's name the series
     words = [f"model {other.model_id}" if other.model_id else other.name or posixpath.basename(path)]
     if step is not None:
         words.append(f"step {step}")
@@ -280,11 +282,11 @@ def render_page(store: Store, ref: Ref) -> bytes:
     """Make the page of a checkpoint.
 
     Args:
-        store: Where it is kept.
+        store: The store of the checkpoint.
         ref: Of a checkpoint, or of a file.
 
     Returns:
-        One HTML document that needs nothing else, in UTF-8.
+        One self-contained HTML document, in UTF-8.
 
     Raises:
         CorruptError: Its manifest is damaged or gone.
@@ -349,7 +351,7 @@ def _totals(store: Store, manifest: Manifest, earlier: Earlier) -> Iterator[tupl
 
 
 def _stored_bytes(store: Store, digests: Digests) -> int | None:
-    """Count what chunks take in packs; None where the index does not know all of them."""
+    """Return the stored size of chunks in packs; None if the index misses one of them."""
     places: Any = store.catalog.find(digests)
     if not places.found.all():
         store.catalog.refresh()
@@ -391,7 +393,7 @@ def _before(origin: Origin) -> tuple[str, str]:
 
 
 def _text(value: str) -> str:
-    """Write any text so that nothing in it is markup, and nothing in it can turn around or hide what is beside it."""
+    """Escape text: remove its meaning as markup, and make invisible and direction-changing characters visible."""
     if len(value) > _MAX_TEXT:
         value = value[:_MAX_TEXT] + "…"
     visible = "".join(c if c.isprintable() else f"\\u{{{ord(c):x}}}" for c in value)
@@ -404,12 +406,12 @@ PAGE_ENDING = ".html"
 
 _MAX_SIZES = 16_384
 _sizes: dict[str, int] = {}
-"""Sizes of self-contained files, by the names of their manifests, which say all there is to say: a listing of many
-checkpoints reads no manifest twice."""
+"""Sizes of self-contained files, by the names of their manifests. A manifest never changes, so a listing of many
+checkpoints reads none twice."""
 _sizes_lock = Lock()
 
 _leaves_out_tensors: ContextVar[bool] = ContextVar("leaves_out_tensors", default=False)
-"""What `folders_without_tensors` says. MLflow's own code lists a folder in the thread that asked for its download."""
+"""Set by `folders_without_tensors`. MLflow's own code lists a folder in the thread of the download."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -420,16 +422,16 @@ class VirtualFile:
     path: str
     """Relative to the store's root."""
     ref: Ref
-    """What the artifact beside it shows."""
+    """The ref shown by the artifact beside it."""
 
     @property
     def is_page(self) -> bool:
-        """Whether it is the page."""
+        """Tell whether it is the page."""
         return self.path.endswith(PAGE_ENDING)
 
     @property
     def n_bytes(self) -> int | None:
-        """How long it is; None for a page, which would have to be made, and where the manifest cannot be read."""
+        """Return the size; None for a page, known only once rendered, and for an unreadable manifest."""
         if self.is_page:
             return None
         with _sizes_lock:
@@ -445,7 +447,7 @@ class VirtualFile:
         return known
 
     def pieces(self) -> Iterator[bytes | bytearray]:
-        """Make it; raises as `Store.iter_file` does."""
+        """Generate the content; raises as `Store.iter_file` does."""
         if self.is_page:
             yield render_page(self.store, self.ref)
         else:
@@ -453,7 +455,7 @@ class VirtualFile:
 
 
 def beside(store: Store, ref: Ref) -> list[VirtualFile]:
-    """Name the virtual files beside what an artifact path shows; where one path has a real artifact, that goes first.
+    """List the virtual files beside an artifact; a real artifact of the same path takes precedence.
 
     Beside a checkpoint these are its page and its self-contained file, and beside a self-contained file its page.
     """
@@ -467,11 +469,11 @@ def beside(store: Store, ref: Ref) -> list[VirtualFile]:
 
 
 def in_folder(store: Store, ref: Ref) -> list[VirtualFile]:
-    """Name the virtual files beside what an artifact path shows that the download of a folder under way brings along.
+    """List the virtual files to include in the folder download under way.
 
-    A model's self-contained file belongs to its folder, unless `folders_without_tensors` says otherwise. The
-    checkpoints of a series are downloaded one by one: all steps of a run, each with all its tensors, are nothing that
-    anybody wants by accident. Pages are for browsers.
+    A model's self-contained file belongs to its folder, unless `folders_without_tensors` excludes it. The checkpoints
+    of a series are downloaded one by one: a download of all steps of a run, with all their tensors, is never intended.
+    Pages are for browsers.
     """
     if _leaves_out_tensors.get() or ref.name is not None:
         return []
@@ -480,7 +482,7 @@ def in_folder(store: Store, ref: Ref) -> list[VirtualFile]:
 
 @contextmanager
 def folders_without_tensors(leaves_out: bool) -> Iterator[None]:
-    """Say whether folders that are downloaded in a block, by the thread it runs in, go without self-contained files."""
+    """Omit self-contained files from folders downloaded by this thread within the block."""
     before = _leaves_out_tensors.set(leaves_out)
     try:
         yield
@@ -489,7 +491,7 @@ def folders_without_tensors(leaves_out: bool) -> Iterator[None]:
 
 
 def virtual_at(store: Store, path: str) -> VirtualFile | None:
-    """Find the virtual file that a path, relative to the store's root, shows if nothing real is there; or None."""
+    """Return the virtual file at a path in the store; None if there is none or a real artifact is there."""
     stem, ending = posixpath.splitext(path)
     if ending not in (PAGE_ENDING, PAYLOAD_ENDING) or any(store.artifacts(path)):
         return None
@@ -502,7 +504,7 @@ def virtual_at(store: Store, path: str) -> VirtualFile | None:
 
 
 def write_pieces(pieces: Iterable[bytes | bytearray | memoryview], out: Path) -> None:
-    """Write a local file, or none at all."""
+    """Write a complete local file, or none."""
     try:
         with out.open("wb") as file:
             for piece in pieces:

@@ -13,12 +13,12 @@ from mlflow.utils.validation import bad_path_message, path_not_unique
 from tensorcas_mlflow.backends import STORE_FOLDER
 
 UPLOADING = ".artifact.uploading."
-"""How the name begins under which a plain file is written at first; MLflow's LocalArtifactRepository does the same, and
-takes no artifact of such a name."""
+"""Prefix for the names of plain files under construction; MLflow's LocalArtifactRepository uses the same one, and
+refuses such artifacts."""
 
 
 def is_store(name: str) -> bool:
-    """Tell whether a folder's entry of this name is, to some file system, a store. No artifact lies in one."""
+    """Tell whether some file system takes this name of a folder's entry for a store. No artifact lies in one."""
     return name.casefold() == STORE_FOLDER
 
 
@@ -26,24 +26,24 @@ def is_visible(name: str) -> bool:
     """Tell whether a folder's entry of this name can be an artifact."""
     try:
         name.encode()
-    except UnicodeEncodeError:  # a name that is no text cannot be told to a client, nor asked for by one
+    except UnicodeEncodeError:  # a client can neither see nor request a name that is not text
         return False
     return not is_store(name) and not name.startswith(UPLOADING)
 
 
 def is_visible_path(path: str) -> bool:
-    """Tell whether an artifact path leads through visible names only; the root's, "", does."""
+    """Tell whether all names in an artifact path are visible; the root's path, "", qualifies."""
     return all(map(is_visible, path.split("/")))
 
 
 def path_to_read(path: str | None) -> str:
-    """Bring a path that is to be read or deleted into its one form.
+    """Normalize a path for reading or deleting.
 
     Args:
-        path: As MLflow hands it on: None for the root, perhaps with slashes at the end or ``.`` in between.
+        path: As passed by MLflow: None for the root, perhaps with slashes at the end or ``.`` in between.
 
     Returns:
-        The path relative to the root, without such; "" for the root.
+        The path relative to the root in normal form; "" for the root.
 
     Raises:
         ValueError: The path leads out of the root, or holds a NUL.
@@ -57,11 +57,11 @@ def path_to_read(path: str | None) -> str:
 
 
 def path_to_write(name: str, folder: str | None) -> str:
-    """Make the path of an artifact that is to be written.
+    """Return the path for a new artifact.
 
     Args:
         name: File name, or "" for the folder itself.
-        folder: Artifact path of its folder in normal form, as MLflow demands; None or "" for the root.
+        folder: Artifact path of its folder, in the normal form MLflow demands; None or "" for the root.
 
     Raises:
         ValueError: The folder is not in normal form, or no artifact can have this path.
@@ -81,19 +81,19 @@ def path_to_write(name: str, folder: str | None) -> str:
 
 
 NOT_FOLLOWED = "leads out of the artifact root, to the folder of a store, or back to a folder that it lies in"
-"""The reason why a link is not followed."""
+"""The reason for not following a link."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Followed:
-    """The place to which links lead from an artifact path."""
+    """The place of an artifact path once its links are followed."""
 
     path: str
-    """The artifact path of that place, on which no link lies; the path itself where a link is not followed."""
+    """The artifact path of that place, free of links; for a refused link, the path itself."""
     crossed: tuple[str, ...] = ()
-    """The links on the way, each by its own path on which no link lies."""
+    """The links on the way, each by its own link-free path."""
     refused: str | None = None
-    """The link that is not followed, if one is not; see `NOT_FOLLOWED`."""
+    """The link not followed, if any; see `NOT_FOLLOWED`."""
 
 
 class Links:
@@ -103,7 +103,7 @@ class Links:
         self._root = root
 
     def follow(self, path: str) -> Followed:
-        """Follow all links on the way to an artifact path and at its end. Nothing need be there."""
+        """Follow all links on the way to an artifact path and at its end. The path need not exist."""
         if not path or not is_visible_path(path) or not self._has_any(path):
             return Followed(path=path)
         place = ""
@@ -120,11 +120,11 @@ class Links:
         return Followed(path=place, crossed=crossed)
 
     def in_folder(self, folder: Followed) -> Iterator[tuple[str, Followed]]:
-        """List the links right in a folder that are followed, by their own paths, and where they lead."""
+        """List the followed links directly in a folder, by their own paths, with their targets."""
         try:
             with os.scandir(self._root / folder.path) as entries:
                 names = [entry.name for entry in entries if entry.is_symlink() and is_visible(entry.name)]
-        except OSError:  # no folder, or deleted since
+        except OSError:  # missing folder, or deleted since
             return
         for name in names:
             link = posixpath.join(folder.path, name)
@@ -141,11 +141,11 @@ class Links:
         except ValueError:
             return None
         target = "" if target == "." else target
-        # A folder that holds a link that was crossed would be listed within itself, for ever.
+        # A folder with a link already crossed would be listed within itself, forever.
         is_round = any(each == target or not target or each.startswith(f"{target}/") for each in (*crossed, link))
         return None if is_round or not is_visible_path(target) else target
 
 
 def moved(path: str, old: str, new: str) -> str:
-    """Give the path of something at or below one folder as it is at or below another."""
+    """Move a path from below one folder to below another."""
     return posixpath.join(new, path.removeprefix(old).removeprefix("/")) if path != old else new

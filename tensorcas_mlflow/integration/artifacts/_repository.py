@@ -85,7 +85,7 @@ def for_mlflow() -> Iterator[None]:
         try:
             yield
         except (CorruptError, CorruptChunkError, ChunkNotFoundError) as error:
-            if config.in_mlflow_server():  # a client may be told something else in its place
+            if config.in_mlflow_server():  # a client may get another error in its place
                 _log.error("%s", error)
             raise
         except shutil.SameFileError as error:
@@ -115,7 +115,7 @@ def is_for_client() -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A folder whose virtual files one store keeps."""
+    """A folder with virtual files kept by one store."""
 
     store: Store
     in_store: str
@@ -124,7 +124,7 @@ class Held:
     """The folder, relative to the repository's root."""
 
     def child(self, path: str) -> str:
-        """Give a path below the folder, relative to the store's root, relative to the repository's."""
+        """Convert a path below the folder from relative to the store's root to relative to the repository's."""
         return posixpath.join(self.path, path.removeprefix(self.in_store).removeprefix("/"))
 
 
@@ -137,14 +137,14 @@ class StoreFinder:
         self._plain = plain
 
     def find(self, path: str) -> tuple[Store | None, str]:
-        """Find the store that holds a path, and the path relative to that store's root; None if there is none.
+        """Find the store for a path, and the path relative to its root; None if there is no store.
 
         Raises:
-            MlflowException: A server was sent to a folder that is none of its own, and something lies there.
+            MlflowException: A client sent this server to a folder outside its artifact root, and something lies there.
         """
         folder = path
         if self._root.is_local:
-            # Asked from the innermost folder there is: a link may lead into another store.
+            # The search starts at the innermost existing folder, because a link may lead into another store.
             folder = next((part for part in (path, *parents(path)) if self._plain.has_folder(part)), "")
         try:
             store, in_store = Store.find(self._root.joined(folder))
@@ -156,10 +156,10 @@ class StoreFinder:
             return None, ""
 
     def find_to_write(self, path: str, *, as_folder: bool = False) -> tuple[Store, str]:
-        """Find the store for a path that is to become a file, or a folder; it is made if there is none.
+        """Find the store for a new file or folder; create it if there is none.
 
         Raises:
-            ValueError: The path is taken by the other kind, or one of the folders it lies in is a file.
+            ValueError: The other kind occupies the path, or one of its folders is a file.
         """
         store, in_store = self.find(path)
         if store is None:
@@ -177,7 +177,7 @@ class StoreFinder:
         return store, in_store
 
     def holding(self, path: str) -> list[Held]:
-        """Find the store that holds a path, or else the stores that lie below it."""
+        """Find the store for a path, or else the stores below it."""
         if not is_visible_path(path):
             return []
         store, in_store = self.find(path)
@@ -189,7 +189,7 @@ class StoreFinder:
         ]
 
     def servers_folder(self) -> Root | None:
-        """The artifact root of the server this process serves, if this root lies there."""
+        """The artifact root of the server in this process, if this root lies there."""
         for root in config.server_roots():
             with suppress(ValueError):
                 folder = root_of(root)
@@ -205,10 +205,10 @@ class StoreFinder:
         if place is None:
             raise self._refusal()
         if not place.is_local:
-            # In a bucket stores that were found are not looked for again, so there is never one around another.
+            # In a bucket a found store is cached, so no later store can enclose it.
             Store.open(place, create=True)
             return
-        # Around stores that may lie in experiments' folders already; what is nearest counts.
+        # These roots may enclose stores in experiments' folders; the nearest store counts.
         with suppress(ConflictError):
             Store.init_backend(open_backend(place))
 
@@ -237,21 +237,21 @@ PLAIN_BYTES = 64 * 1024
 """Text of at most this size stays a plain file: MLmodel, requirements, parameters, notes."""
 
 MANIFEST_BYTES = 256 * 1024 * 1024
-"""A longer file is not looked at as a manifest, for that is done in memory."""
+"""Larger files are not checked for being manifests: the check holds the file in memory."""
 
 _MAX_ATTEMPTS = 3
 _FEWEST_LOOKS, _MAX_LOOKS = 5, 14
 
 
 class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
-    """Artifacts of one root; what its methods promise is said by MLflow's `ArtifactRepository`.
+    """Artifacts of one root; MLflow's `ArtifactRepository` documents the contract of its methods.
 
-    A small text is a plain file below the root. All other files are kept by the store whose folder lies at or above
-    the root; listings show them in their full size, and they are made when they are downloaded. Where the store has a
-    ref for a path, that ref alone says what the path shows; a plain file beside it is a leftover of a crash.
+    A small text is a plain file below the root. The store at or above the root keeps all other files: listings show
+    their full size, and a download generates them. A ref for a path alone decides its content; a plain file beside the
+    ref is a leftover of a crash.
 
-    An object of this class has no state and is safe in threads. All errors are `MlflowException`, with codes that do
-    not make a server's client try again for minutes where that cannot help.
+    The object has no state and is thread-safe. All errors are `MlflowException`. A client of a server retries some
+    error codes for minutes, so errors that no retry can fix have other codes.
     """
 
     def __init__(self, artifact_uri: str, tracking_uri: str | None = None, registry_uri: str | None = None) -> None:
@@ -278,7 +278,7 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
             paths = {source: path_to_write(name, top) for source, name in _walk(Path(local_dir))}
             self._write_folder(top)
             for source, path in paths.items():
-                # As everywhere in MLflow, a link to a folder becomes a folder with nothing in it.
+                # As everywhere in MLflow, a link to a folder becomes an empty folder.
                 if source.is_dir():
                     self._write_folder(path)
                 else:
@@ -304,8 +304,8 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
                 finally:
                     inflow.close()
 
-            # A server awaits this on its event loop, so what takes its time is done in a thread: one for each upload,
-            # as a pool might be full of uploads that wait for slow clients.
+            # A server awaits this on its event loop, so the slow part runs in a thread. Each upload has its own thread:
+            # uploads of slow clients could fill a pool.
             done = start(write, "tensorcas-upload")
             await inflow.feed(chunks)
             await asyncio.wrap_future(done)
@@ -328,13 +328,13 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
             return [_at(moved(child, folder.path, asked), found[child]) for child in sorted(found)]
 
     def _children(self, folder: str) -> dict[str, FileInfo]:
-        """List what a folder holds, links that lead to folders or into the store left out."""
+        """List a folder, without links to folders or into the store."""
         store, in_store = self._stores.find(folder)
         if has_ref(store, in_store):
             return {}
         found = {info.path: info for info in self._plain.children(folder)}
         if store is not None:
-            damaged: list[str] = []  # listed too, so that who reads the folder comes upon them
+            damaged: list[str] = []  # listed too, so that readers of the folder find them
             refs, names = store.artifacts(in_store, damaged=damaged)
             for child in (posixpath.join(folder, posixpath.basename(path)) for path in damaged):
                 found[child] = FileInfo(child, False, None)
@@ -346,12 +346,12 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
             virtual = (file for ref in refs for file in beside(store, ref))
             for file in (file for file in virtual if not (file.is_page and is_for_client())):
                 child = posixpath.join(folder, posixpath.basename(file.path))
-                if child not in found:  # what is real goes first
+                if child not in found:  # real artifacts take precedence
                     found[child] = FileInfo(child, False, file.n_bytes)
         return found
 
     def _entry(self, path: str) -> FileInfo | None:
-        """Describe what an artifact path shows on which no link lies; None if it shows nothing."""
+        """Describe the artifact at a path free of links; None if there is none."""
         return self._children(posixpath.dirname(path)).get(path)
 
     def _follow(self, path: str) -> Followed:
@@ -372,13 +372,14 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
     def download_artifacts(self, artifact_path: str | None, dst_path: str | None = None) -> str:
         """Download a file or folder.
 
-        A folder comes without pages. With a ``dst_path`` it is complete: a model's tensors are in it too, so that it
-        can be taken anywhere. Without one it is for this process, which reaches the store: no tensor is written.
+        A folder comes without pages. With a ``dst_path`` the copy is complete, a model's tensors included, and works
+        anywhere. Without one the copy is for this process, and leaves out the tensors: the process reads them from the
+        store.
         """
         in_server = config.in_mlflow_server()
         with for_mlflow(), folders_without_tensors(not dst_path and not in_server):
             if in_server and dst_path and artifact_path and not self._is_directory(artifact_path):
-                # MLflow draws a bar for each download, and here each file that a client asks for is one.
+                # MLflow draws a bar for each download, and here each file requested by a client is a download.
                 out = self._create_download_destination(artifact_path, dst_path)  # type: ignore[no-untyped-call]
                 self._download_file(artifact_path, out)
                 return str(out)
@@ -397,12 +398,12 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
             yield found[child]
 
     def _below(self, top: Followed) -> dict[str, FileInfo]:
-        """List all files and folders below a folder, and below those that links in it lead to."""
+        """List all files and folders below a folder and below its links' targets."""
         found = {info.path: info for info in self._plain.walk(top.path)}
         folders = [top.path, *(info.path for info in found.values() if info.is_dir)]
         made: dict[str, FileInfo] = {}
         for held in self._stores.holding(top.path):
-            damaged: list[str] = []  # whoever downloads the folder has to come upon them
+            damaged: list[str] = []  # readers of the folder must find them
             refs = held.store.walk_artifacts(held.in_store, damaged=damaged)
             found.update({held.child(path): FileInfo(held.child(path), False, None) for path in damaged})
             for ref in refs:
@@ -418,7 +419,7 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
                 for each, below in self._below(target).items() if info.is_dir else ():
                     child = moved(each, target.path, link)
                     found.setdefault(child, _at(child, below))
-        return made | found  # what is real goes first
+        return made | found  # real artifacts take precedence
 
     def _download_file(self, remote_file_path: str, local_path: str | Path) -> None:
         with for_mlflow():
@@ -428,7 +429,7 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
             for look in range(_MAX_LOOKS):
                 if self._fetch(path, Path(local_path)):
                     return
-                # A file may go from the folder to the store, or back, between two looks: then the next one finds it.
+                # A file may move between folder and store between two lookups; then the next lookup finds it.
                 if look >= _FEWEST_LOOKS:
                     if not self._plain.is_changing(posixpath.dirname(path)):
                         break
@@ -437,9 +438,9 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
             raise to_mlflow(NotFoundError(f"No such artifact: {asked!r}{reason}"))
 
     def get_local_path(self, artifact_path: str) -> str | None:
-        """Give the real path of a plain artifact, or None for what the store keeps and for what is not there.
+        """Return the real path of a plain artifact, or None for a stored or missing one.
 
-        It is called on a server's event loop: the store is asked only where there is a plain file.
+        Runs on a server's event loop, so it asks the store only if there is a plain file.
         """
         with for_mlflow():
             path = path_to_read(artifact_path)
@@ -452,9 +453,9 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
             return os.fspath(plain)
 
     def delete_artifacts(self, artifact_path: str | None = None) -> None:
-        """Delete a file, or a folder with all it holds, or all artifacts of this root; nothing there is no error.
+        """Delete a file, or a folder with its content, or all artifacts of this root; a missing path is no error.
 
-        The store's own folder stays, even if this root is the store's: collection frees what no ref names any more.
+        The store's own folder stays, even if this root is the store's: collection frees unreferenced content.
         """
         with for_mlflow():
             path = path_to_read(artifact_path)
@@ -464,7 +465,7 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
                 return
             place = self._follow(posixpath.dirname(path))
             if place.crossed:
-                # What lies there is shown here too; to delete nothing and to say nothing would not do.
+                # Artifacts of the target are visible here too, so a silent refusal to delete them would be wrong.
                 raise ValueError(
                     f"{path!r} is not deleted through the link {place.crossed[0]!r}: delete "
                     f"{posixpath.join(place.path, posixpath.basename(path))!r}, or the link"
@@ -493,9 +494,10 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
 
         Args:
             stream: Its bytes.
-            path: Where.
-            modified_ns: When it was last modified, if it was a file: a plain one says so too.
-            keeps_plain: Whether a plain file at the path, which the store's copy hides, is not ours to remove.
+            path: Its artifact path.
+            modified_ns: Modification time of the source file, if any; a plain artifact gets the same time.
+            keeps_plain: Whether to leave a plain file at the path, hidden by the store's copy, because another program
+                wrote it.
         """
         carried = self._carried.find(path)
         if carried is not None:
@@ -505,8 +507,8 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
         head = read_head(stream, PLAIN_BYTES + 1)
         self._plain.make_folder(posixpath.dirname(path))
 
-        # Whatever the path showed before, it shows at any moment: the old copy goes when the new one is there. Only
-        # what was there before goes, and nothing that somebody else has put there meanwhile.
+        # The path shows the old content until the new content is there. Only the old content is then removed, never a
+        # concurrent write.
         def is_in_store() -> bool:
             return store.artifact_token(in_store) is not None
 
@@ -514,8 +516,8 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
             replaced = store.artifact_token(in_store)
             self._plain.write(path, head, modified_ns=modified_ns)
             store.drop_artifact(in_store, replaced)
-            # A ref is not dropped in one step with the look at it: the one just dropped may have been somebody's who
-            # relied on it and has removed the plain file.
+            # Looking at a ref and dropping it are two steps. In between another process may have relied on the dropped
+            # ref and removed the plain file.
             if self._plain.has_file(path) or is_in_store():
                 return
         with self._plain.replacing(path) as remove:
@@ -526,7 +528,7 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
                 remove(is_in_store)
 
     def _path_of_upload(self, name: str, folder: str | None) -> str:
-        """Make the path of an artifact that a client sends; see `path_to_write`."""
+        """Return the path for an artifact from a client; see `path_to_write`."""
         path = path_to_read(posixpath.join(folder or "", name))
         return path if self._carried.find(path) is not None else path_to_write(name, folder)
 
@@ -537,11 +539,11 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
     def _save(
         self, store: Store, head: bytes, rest: Readable, path: str, in_store: str
     ) -> tuple[PendingSave, RefTarget]:
-        """Store a file. A manifest of this store is not stored, but pins what it names: it came with a save."""
+        """Store a file. A manifest of this store is not stored: it pins the chunks of the save it came with."""
         uri = posixpath.join(self.artifact_uri, path)
         owner = owner_of(uri)
         target = RefTarget(path=in_store, uri=uri, run_id=owner.run_id, model_id=owner.model_id)
-        # A server need not look unless it has logged a model itself: what others send is no more to it than a file.
+        # A server checks only if it has logged a model itself: a manifest from elsewhere is a plain file to it.
         if Manifest.looks_like(head) and (has_pending(store) or not config.in_mlflow_server()):
             head += read_head(rest, MANIFEST_BYTES)
             manifest = _manifest_in(head)
@@ -549,7 +551,7 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
                 held = take_pending(store, manifest.digest, in_store)
                 if held is not None:
                     return held
-                # In a server, knowing digests must not open other people's weights.
+                # In a server, knowledge of digests must not give access to other people's weights.
                 if not config.in_mlflow_server():
                     with suppress(ChunkNotFoundError, WrongStoreError):
                         return store.adopt(manifest), target
@@ -595,7 +597,7 @@ def _manifest_in(data: bytes) -> Manifest | None:
 
 
 def _walk(top: Path) -> Iterator[tuple[Path, str]]:
-    """All folders and files below a local folder with their POSIX paths relative to it, folders first."""
+    """Yield all folders and files below a local folder with their POSIX paths relative to it, folders first."""
     for folder, folders, files in os.walk(top):
         for name in [*folders, *files]:
             source = Path(folder, name)

@@ -1,4 +1,4 @@
-"""Uploads as they come in: read by whoever stores them, without a file in between."""
+"""Upload streams, read directly by the storing thread, without a temporary file."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import BinaryIO
 from tensorcas_mlflow.file_formats import Readable
 
 _MOST_WAITING_BYTES = 16 << 20
-"""What may lie between the event loop and the thread that stores; a faster client has to wait."""
+"""Bound on the bytes between the event loop and the storing thread; a faster client has to wait."""
 
 
 class Rejoined:
-    """A stream of which a beginning has been read already, whole again."""
+    """A stream with its already read beginning put back."""
 
     def __init__(self, head: bytes, rest: Readable) -> None:
         self._head = memoryview(head)
@@ -33,14 +33,14 @@ class Rejoined:
 
 
 class Reading:
-    """A stream that has ``read`` alone, and must not end before all that was announced has come."""
+    """A stream that needs only ``read``, and fails if it ends before the announced length."""
 
     def __init__(self, stream: BinaryIO, *, n_announced: int | None = None) -> None:
         """Take a stream.
 
         Args:
-            stream: What to read.
-            n_announced: Bytes it has to have; None if nobody has said.
+            stream: The stream to read.
+            n_announced: Its announced length in bytes; None if unknown.
         """
         self._stream = stream
         self._n_announced = n_announced or 0
@@ -61,9 +61,9 @@ class Reading:
 
 
 def n_announced(stream: BinaryIO) -> int | None:
-    """Tell how many bytes a client has announced, if the stream is the body of the request that is being answered.
+    """Return the length announced by a client, if the stream is the body of the current request.
 
-    Gunicorn ends the body of a client that has gone away as if it were complete, and Flask does not look.
+    Gunicorn ends the body of a vanished client as if it were complete, and Flask does not check.
     """
     flask = sys.modules.get("flask")
     if flask is None or not flask.has_request_context() or flask.request.stream is not stream:
@@ -73,7 +73,7 @@ def n_announced(stream: BinaryIO) -> int | None:
 
 
 def read_head(stream: Readable, n_bytes: int) -> bytes:
-    """Read the beginning of a stream: so many bytes, or all if it has fewer."""
+    """Read up to this many bytes from the start of a stream; fewer if it is shorter."""
     head = bytearray()
     block = memoryview(bytearray(min(n_bytes, 1 << 20)))
     while len(head) < n_bytes and (n_read := stream.readinto(block[: n_bytes - len(head)])):
@@ -82,7 +82,7 @@ def read_head(stream: Readable, n_bytes: int) -> bytes:
 
 
 class Inflow:
-    """Pieces on their way from an event loop to a thread, which never blocks the loop and holds a bounded number."""
+    """A bounded queue of pieces from an event loop to a thread; it never blocks the loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -98,13 +98,13 @@ class Inflow:
         """Hand over all pieces; on the event loop.
 
         Raises:
-            BaseException: What the pieces raise, or a cancellation: the thread's reading then fails too.
+            BaseException: An error of the pieces, or a cancellation; the thread's reading then fails too.
         """
         try:
             async for chunk in chunks:
                 while self._n_bytes >= _MOST_WAITING_BYTES and not self._is_closed:
                     self._room.clear()
-                    # Looked at once more: the thread may have made room just before.
+                    # A second check: the thread may have made room just before.
                     if self._n_bytes >= _MOST_WAITING_BYTES and not self._is_closed:
                         await self._room.wait()
                 if self._is_closed:
@@ -144,7 +144,7 @@ class Inflow:
         return n_bytes
 
     def close(self) -> None:
-        """Say that the thread reads no more."""
+        """Stop reading, on behalf of the thread."""
         with self._changed:
             self._is_closed = True
             self._pieces.clear()
@@ -158,5 +158,5 @@ class Inflow:
             self._changed.notify()
 
     def _wake(self) -> None:
-        with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed, so nothing waits any more
             self._loop.call_soon_threadsafe(self._room.set)

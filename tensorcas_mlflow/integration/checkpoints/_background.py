@@ -1,4 +1,4 @@
-"""Work that continues after `log_checkpoint` returns: saves, whose errors a later call raises, and reports."""
+"""Work continued after `log_checkpoint` returns: saves and reports. A later call raises the error of a failed save."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ reports = Background("tensorcas-report")
 
 @translate_errors()
 def wait() -> None:
-    """Wait until all checkpoints that this process logged are saved and MLflow has their figures.
+    """Wait until MLflow has the figures of all checkpoints logged by this process, and all are saved.
 
     Raises:
         TensorCasError: A save in the background failed, and no call has raised its error yet. It is also an
@@ -30,7 +30,7 @@ def wait() -> None:
 
 
 def _finish_at_exit() -> None:
-    # Threads are over by now, unless another function that runs at exit has logged a checkpoint.
+    # Threads are over by now, unless another exit function has logged a checkpoint.
     while True:
         try:
             saves.wait()
@@ -39,23 +39,23 @@ def _finish_at_exit() -> None:
             _logger.error("a checkpoint was not saved in the background: %s", without_secrets(str(error)))
             _end_with_status_120()
     reports.wait()
-    # Of functions that run at exit, those registered first come last.
+    # Exit functions run in reverse order of their registration.
     saves.end()
     reports.end()
 
 
 def _end_with_status_120() -> None:
-    """Let this interpreter end with the status that Python has for an error in its cleanup.
+    """End this interpreter with Python's exit status for a failed cleanup.
 
-    Python ignores what functions that run at exit raise. It looks at one thing after them: whether the standard streams
-    can be flushed.
+    Python ignores exceptions of exit functions. Afterwards it checks one thing: a failed flush of a standard stream
+    sets the status.
     """
     if not isinstance(sys.stderr, _UnflushedAtEnd):
         sys.stderr = _UnflushedAtEnd(sys.stderr)
 
 
 class _UnflushedAtEnd:
-    """Standard error of which only the interpreter's own last flush fails."""
+    """Standard error with a failing last flush, called by the interpreter itself."""
 
     closed = False
 
@@ -68,7 +68,7 @@ class _UnflushedAtEnd:
     def flush(self) -> None:
         if self._stream is not None:
             self._stream.flush()
-        if sys._getframe().f_back is None:  # the interpreter itself calls, and no code in Python
+        if sys._getframe().f_back is None:  # the interpreter itself calls, not Python code
             raise OSError("a checkpoint was not saved in the background")
 
 

@@ -37,10 +37,10 @@ def import_checkpoint(
     policy: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> CheckpointInfo:
-    """Log the tensors of a file of another format, or of a folder of files that belong together, as a step of a run.
+    """Log the tensors of a foreign file, or of a folder of files that belong together, as a step of a run.
 
-    The tensors are read from the memory-mapped file, so memory stays bounded, and nothing is unpickled. Chunks that the
-    store holds are not stored again. The checkpoint has no model's structure: fill a live model with it
+    The tensors are read from the memory-mapped file, so memory stays bounded, and nothing is unpickled. Chunks already
+    in the store are not stored again. The checkpoint has no model's structure: fill a live model with it
     (`load_checkpoint` with ``into=``, `CheckpointReader.load_into`), or load the weights only. Errors are also
     `mlflow.exceptions.MlflowException`.
 
@@ -50,19 +50,18 @@ def import_checkpoint(
         name: The series of checkpoints in the run.
         run_id: The run: its id, ``runs:/<id>`` or a `mlflow.entities.Run`. By default the active run, else a new one.
         format: The format of the file, such as ``safetensors`` or ``torch``; by default it is recognised.
-        allow_left_out: Import the file without the tensors that cannot be stored, such as quantized ones.
+        allow_left_out: Import the file without unsupported tensors, such as quantized ones.
         overwrite: Replace a checkpoint of this step, atomically.
         policy: As for `log_checkpoint`.
-        progress: Called with the bytes that are done and the bytes that there are to do. A byte counts once for each
-            pass over it.
+        progress: Called with the bytes done and the bytes in total. A byte counts once for each pass over it.
 
     Returns:
         The checkpoint's URI and figures.
 
     Raises:
-        MalformedFileError: The file is not what its format allows.
+        MalformedFileError: The file violates its format.
         CheckpointExistsError: The step is there and ``overwrite`` is False; it is untouched.
-        ValueError: Tensors would be left out, and that was not allowed.
+        ValueError: Some tensors cannot be stored, and ``allow_left_out`` is False.
         BackendError: The file cannot be read, or the storage failed.
         TensorCasError: An earlier save in the background failed, and no call has raised its error yet.
     """
@@ -130,23 +129,23 @@ def export_checkpoint(
         name: The series of checkpoints of the run.
         format: ``safetensors``, ``torch``, ``npz``, ``bintensors`` or ``serverlessllm``; by default the ending of
             ``path`` tells.
-        match: Write only tensors whose names match this pattern.
-        shard_bytes: For ``safetensors``: the most bytes of tensors in one file. The index that `transformers` reads is
-            written beside the files.
+        match: Write only tensors with names that match this pattern.
+        shard_bytes: For ``safetensors``: the most bytes of tensors in one file. The index for `transformers` is written
+            beside the files.
         n_partitions: For ``serverlessllm``: the number of files.
-        allow_left_out: Write the file without the tensors that cannot be read, such as quantized ones.
-        overwrite: Replace what such a call wrote there.
-        progress: Called with the bytes that are written and the bytes that there are to write.
+        allow_left_out: Write the file without unsupported tensors, such as quantized ones.
+        overwrite: Replace an earlier export at this path.
+        progress: Called with the bytes written and the bytes in total.
 
     Returns:
-        What was written.
+        A summary of the written files.
 
     Raises:
         NotFoundError: There is no such source.
         FormatError: The checkpoint is damaged.
         ConflictError: Something is there already.
-        ValueError: The format has no such dtype, an option does not fit, or tensors would be left out, and that was not
-            allowed; nothing is written.
+        ValueError: The format has no such dtype, an option does not fit, or ``allow_left_out`` is False and tensors
+            would be left out. Nothing is written.
         BackendError: The storage failed, or the file cannot be written.
     """
     with opened(source, step=step, name=name) as reader:

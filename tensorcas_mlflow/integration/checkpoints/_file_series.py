@@ -1,7 +1,7 @@
-"""Checkpoints sent to a server that keeps its artifacts in a store of its own: one self-contained file a step.
+"""Checkpoints on a server with a store of its own: one self-contained file a step.
 
-The server takes each file apart and stores only what is new of it. So nothing is carried here, and there is never a
-store within a store.
+The server takes each file apart and stores only its new chunks. So nothing is carried here, and no store lies within a
+store.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ if TYPE_CHECKING:
 class FileSeries(Series):
     """The checkpoints of one name in one run, as files among its artifacts.
 
-    Two processes that log the same step at the same moment may both succeed, and the later one's checkpoint stays.
-    A user may have logged files of his own beside them, even under the name of a step: those are never replaced or
-    deleted.
+    If two processes log the same step at the same moment, both may succeed; the later checkpoint stays. A user's own
+    files beside them are never replaced or deleted, even under the name of a step.
     """
 
     suffix = ".tensors"
@@ -75,7 +74,7 @@ class FileSeries(Series):
         return _FileSaving(self, step, manifest, scratch, overwrite=overwrite)
 
     def is_ours(self, step: int) -> bool:
-        """Tell whether the file that has the name of a step is a self-contained file; False if there is none."""
+        """Tell whether the file named for a step is a self-contained file; False if there is no file."""
         try:
             head = self.shelf().head(self.file(step), HEADER_BYTES)
         except BlobNotFoundError:
@@ -83,7 +82,7 @@ class FileSeries(Series):
         return head[: len(TENSORS_FILE_MAGIC) - 1] == TENSORS_FILE_MAGIC[:-1]  # the last byte is the version
 
     def _files(self) -> list[tuple[int, int]]:
-        """List the steps whose files' names are there, ascending, and the files' sizes."""
+        """List the steps with a file, ascending, and the files' sizes."""
         found: list[tuple[int, int]] = []
         for entry in self.shelf().entries(""):
             step = None if entry.size is None else step_named(entry.name, self.suffix)
@@ -92,7 +91,7 @@ class FileSeries(Series):
         return sorted(found)
 
     def shelf(self) -> Shelf:
-        """The shelf that holds the files."""
+        """The shelf for the files."""
         return shelf_at(self.run.artifact_uri, f"{FOLDER}/{self.name}")
 
     def file(self, step: int) -> str:
@@ -119,14 +118,14 @@ class _FileCheckpoint(Checkpoint):
             yield file.manifest, file.read
 
     def reader(self, **options: Any) -> CheckpointReader:
-        from tensorcas_mlflow.reader import open_path  # who only saves need not wait for it
+        from tensorcas_mlflow.reader import open_path  # a process that only saves need not wait for it
 
         kept = ExitStack()
         with ExitStack() as opened:
             local = Path(opened.enter_context(TemporaryDirectory(prefix="tensorcas-")), PAYLOAD_FILE)
             self._series.shelf().fetch(self._series.file(self.step), local)
             reader = open_path(local, label=self._series.uri(self.step), end=kept.close, **options)
-            kept.push(opened.pop_all())  # what cannot be opened is not kept
+            kept.push(opened.pop_all())  # a file that fails to open is not kept
             return reader
 
     def drop(self) -> None:
@@ -134,7 +133,7 @@ class _FileCheckpoint(Checkpoint):
 
 
 class _FileSaving(Saving):
-    """A self-contained file, written here and not yet sent."""
+    """A self-contained file, written locally and not yet sent."""
 
     def __init__(
         self, series: FileSeries, step: int, manifest: Manifest, scratch: TemporaryDirectory[str], *, overwrite: bool
@@ -147,7 +146,7 @@ class _FileSaving(Saving):
         self._overwrite = overwrite
 
     def detach(self) -> None:
-        """Nothing is left to copy: the file is written."""
+        """Do nothing: the file is already written, so no array is left to copy."""
 
     def finish(self) -> None:
         try:
@@ -167,5 +166,5 @@ class _FileSaving(Saving):
 
 
 def names_on_server(run: RunRoot) -> list[str]:
-    """List the names under which a server keeps checkpoints of a run."""
+    """List the names of a run's checkpoint series on a server."""
     return sorted(entry.name for entry in shelf_at(run.artifact_uri, FOLDER).entries("") if entry.size is None)

@@ -12,14 +12,14 @@ def series_of(run: RunRoot, name: str, *, create: bool = False) -> Series:
     """Find the series of a name.
 
     Args:
-        run: Whose.
+        run: The run of the series.
         name: One segment of an artifact path.
         create: Whether to make a store if there is none.
 
     Raises:
         ValueError: The name cannot be a file's.
-        StoreNotFoundError: There is no store, and none is to be made.
-        MlflowException: MLflow keeps the run's artifacts where no store can be.
+        StoreNotFoundError: There is no store, and ``create`` is False.
+        MlflowException: MLflow keeps the run's artifacts in a place unsuitable for a store.
     """
     check_name(name)
     if sends_files(run.artifact_uri):

@@ -31,25 +31,25 @@ def load_checkpoint(
     device: Any = None,
     dtype: Any = None,
 ) -> Any:
-    """Load a checkpoint that `log_checkpoint` stored, bit for bit.
+    """Load a checkpoint stored by `log_checkpoint`, bit for bit.
 
     Errors are also `mlflow.exceptions.MlflowException`.
 
     Args:
         source: The run (its id, ``runs:/<id>`` or a `mlflow.entities.Run`), or the URI of one checkpoint. By default
-            the active run, else the last one that was active in this process.
+            the active run, else the last active run of this process.
         step: A step of the run; by default the highest.
         name: The series of checkpoints.
         into: A live state of the same structure to fill in place, without unpickling. In ``{"model": model,
-            "optimizer": optimizer, "epoch": 0}`` the call fills the model and the optimizer and replaces the epoch.
-            All tensors are read into new memory and checked before anything changes; to read into a module's own
-            memory, use ``open_checkpoint(…).load_into(module)``.
+            "optimizer": optimizer, "epoch": 0}`` the call fills the model and the optimizer and replaces the epoch. All
+            tensors are read into new memory and checked before anything changes; to read into a module's own memory,
+            use ``open_checkpoint(…).load_into(module)``.
         weights_only: Return the tensors by name, without unpickling.
         verify: Check each chunk against its digest.
-        strict: For PyTorch with ``into``, as in ``load_state_dict``; by default True. False also keeps those values of
-            ``into`` that only a pickle could replace; True refuses them.
+        strict: For PyTorch with ``into``, as in ``load_state_dict``; by default True. False also keeps values of
+            ``into`` replaceable only by a pickle; True refuses them.
         device: For PyTorch, the device of new tensors; by default the CPU.
-        dtype: For PyTorch, the dtype that floating point tensors are converted to.
+        dtype: For PyTorch, the new dtype of floating point tensors.
 
     Returns:
         The state; ``into``, filled; or the tensors by name.
@@ -93,20 +93,20 @@ class CheckpointRecord:
     uri: str
     """``runs:/<run>/checkpoints/<name>/step-…``; `load_checkpoint` takes it."""
     created: str | None
-    """ISO 8601, UTC. None where a server keeps it as a file."""
+    """ISO 8601, UTC. None if a server keeps it as a file."""
     flavor: str | None
-    """The adapter that saved it. None where a server keeps it as a file."""
+    """The adapter used for the save. None if a server keeps it as a file."""
 
 
 @translate_errors()
 def list_checkpoints(run_id: str | Run | None = None, *, name: str | None = None) -> list[CheckpointRecord]:
-    """List the checkpoints of a run, by name and step. Nothing of them is read.
+    """List the checkpoints of a run, by name and step, without reading them.
 
     Errors are also `mlflow.exceptions.MlflowException`.
 
     Args:
-        run_id: The run: its id, ``runs:/<id>`` or a `mlflow.entities.Run`. By default the active run, else the last one
-            that was active in this process.
+        run_id: The run: its id, ``runs:/<id>`` or a `mlflow.entities.Run`. By default the active run, else the last
+            active run of this process.
         name: The series of checkpoints; by default all series.
 
     Returns:
@@ -122,13 +122,13 @@ def list_checkpoints(run_id: str | Run | None = None, *, name: str | None = None
         return _records(run_id, name)
     except StoreNotFoundError:
         if config.store_uri() is not None:
-            raise  # the checkpoints may be in the store that was meant
+            raise  # the checkpoints may be in the store named by the setting
         return []
 
 
 @translate_errors()
 def list_before_logging(run_id: str | Run | None, name: str | None = None) -> list[CheckpointRecord]:
-    """List checkpoints as `list_checkpoints` does, but none where logging is going to make the store."""
+    """List checkpoints as `list_checkpoints` does, but return none if logging will first create the store."""
     saves.wait()
     try:
         return _records(run_id, name)
@@ -155,18 +155,18 @@ def _records(run_id: str | Run | None, name: str | None) -> list[CheckpointRecor
 
 @translate_errors()
 def delete_checkpoint(run_id: str | Run | None = None, *, step: int, name: str = DEFAULT_NAME) -> bool:
-    """Delete a checkpoint of a run. The next collection (``tensorcas gc``) frees the bytes that only it needed.
+    """Delete a checkpoint of a run. The next collection (``tensorcas gc``) frees the bytes used by it alone.
 
     Errors are also `mlflow.exceptions.MlflowException`.
 
     Args:
-        run_id: The run: its id, ``runs:/<id>`` or a `mlflow.entities.Run`. By default the active run, else the last one
-            that was active in this process.
+        run_id: The run: its id, ``runs:/<id>`` or a `mlflow.entities.Run`. By default the active run, else the last
+            active run of this process.
         step: The step of the checkpoint.
         name: The series of checkpoints.
 
     Returns:
-        Whether there was such a checkpoint.
+        True if there was such a checkpoint.
 
     Raises:
         NotFoundError: There is no such run or store.

@@ -32,32 +32,30 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """A rule for which checkpoints of a series stay: those that any field asks for, and the one just logged.
+    """A rule for the checkpoints of a series to keep: those selected by any field, and the one just logged.
 
     ```python
-    Keep(last=3)  # the three highest steps
-    Keep(last=1, every=1000)  # the highest, and steps 0, 1000, 2000, …
+    Keep(last=3)  # the three highest steps Keep(last=1, every=1000)  # the highest, and steps 0, 1000, 2000, …
     Keep(best="val_loss", mode="min")  # the highest, and the best by a metric logged at the same step
     ```
 
-    The rule goes by steps, not by the order of logging. Where a training continues from an earlier step than the
-    highest, delete the steps above it first, or log under another name.
+    The rule goes by steps, not by the order of logging. If a training continues from an earlier step than the highest,
+    first delete the steps above it, or log under another name.
     """
 
     last: int | None = None
-    """The number of highest steps that stay."""
+    """The number of highest steps to keep."""
     every: int | None = None
-    """Steps that are multiples of this number stay."""
+    """Keep steps divisible by this number."""
     best: str | None = None
-    """The name of a metric of the run; the steps with its best values stay.
+    """The name of a metric of the run; the steps with its best values are kept.
 
-    The last value that was logged at a step counts, even if it was logged late. A step without a value is not among the
-    best. While the run has no value of the metric, every step stays.
-    """
+    The last value logged at a step counts, even if logged late. A step without a value is never among the best. While
+    the run has no value of the metric, every step is kept."""
     mode: Literal["min", "max"] = "min"
-    """Whether small or large values of the metric are good. NaN never is."""
+    """The better direction of the metric: small or large values. NaN is never best."""
     n_best: int = 1
-    """The number of best steps that stay; of equal values the lowest steps."""
+    """The number of best steps to keep; ties go to the lowest steps."""
 
     def __post_init__(self) -> None:
         for name, value in (("last", self.last), ("every", self.every), ("n_best", self.n_best)):
@@ -71,7 +69,7 @@ class Keep:
             raise ValueError("n_best and mode of a keep rule say how to choose by a metric: give its name as best, too")
 
     def choose(self, steps: Collection[int], metric: Mapping[int, float]) -> set[int]:
-        """Return the steps that stay.
+        """Return the steps to keep.
 
         Args:
             steps: All steps of the series.
@@ -89,13 +87,13 @@ class Keep:
 
 
 def prune(series: Series, keep: Keep, *, newest: int, tracking_uri: str) -> None:
-    """Drop what a rule does not keep of a series. A failure is worth a warning, not a training run.
+    """Delete the checkpoints of a series outside a keep rule; a failure only causes a warning.
 
     Args:
         series: The series to prune.
         keep: The rule.
-        newest: The step just saved, which stays though a run that was resumed may have higher ones.
-        tracking_uri: Where the metrics of the run are.
+        newest: The step just saved. It stays even if a resumed run has higher steps.
+        tracking_uri: The tracking store with the run's metrics.
     """
     try:
         dropped = _to_drop(series, keep, newest, tracking_uri)
@@ -113,7 +111,7 @@ def prune(series: Series, keep: Keep, *, newest: int, tracking_uri: str) -> None
 
 def _to_drop(series: Series, keep: Keep, newest: int, tracking_uri: str) -> list[int]:
     steps = series.steps()
-    # Without the values of the metric: all that may go.
+    # Without the metric's values, every step is a candidate for deletion.
     spare = set(steps) - keep.choose(steps, {}) - {newest}
     if keep.best is None or not spare:
         return sorted(spare)
@@ -140,19 +138,18 @@ def _warn(series: Series, reason: str) -> None:
 
 
 _VALUES_PER_DROP = 1000
-"""Values of a metric that are read for each checkpoint that is dropped.
+"""Metric values read per dropped checkpoint.
 
-A value may be logged late or corrected, and MLflow tells only the newest one without its whole history. So the whole
-history is read before anything is dropped. To read a long one at every step would take time in proportion to the square
-of the training; so of a history of 10,000 values up to 10 checkpoints more than the rule says wait for the next look.
-"""
+A value may be logged late or corrected, and MLflow reports only the newest one without its whole history. So the whole
+history is read before anything is dropped. Reading a long history at every step would take time quadratic in the length
+of the training. So with a history of 10,000 values, up to 10 checkpoints beyond the rule wait for the next look."""
 _MAX_KNOWN = 256
 _n_values: dict[tuple[str, str, str], int] = {}
 """Numbers of values found at the last look, by tracking store, run and metric."""
 
 
 _NO_METRIC = re.compile(r"[^A-Za-z0-9_. -]")
-"""What MLflow does not take in a metric's name, and what would part it."""
+"""Characters that MLflow refuses in a metric's name, and ``/``, the separator of its parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,13 +165,13 @@ class CheckpointInfo:
     total_bytes: int
     """Bytes of the whole state."""
     new_bytes: int | None
-    """Bytes of the chunks that the store did not hold. None where a server has the store: it gets the whole state, and
-    does not tell."""
+    """Bytes of the chunks new to the store. None if a server has the store: the server gets the whole state and does
+    not report the figure."""
     stored_bytes: int | None
-    """Bytes that the store grew by: encoded chunks, manifest and ref. None until a save in the background is finished,
-    and where a server has the store."""
+    """Growth of the store in bytes: encoded chunks, manifest and ref. None until a save in the background is finished,
+    and if a server has the store."""
     blocked_s: float
-    """Seconds that the call blocked its caller."""
+    """Seconds for which the call blocked its caller."""
     _saved: Future[CheckpointInfo] | None = field(default=None, repr=False, compare=False)
 
     def wait(self) -> CheckpointInfo:
@@ -199,15 +196,14 @@ def log_checkpoint(
     log_metrics: bool | None = None,
     policy: str | None = None,
 ) -> CheckpointInfo:
-    """Log a state as a step of a run, and store only the chunks that the store does not hold.
+    """Log a state as a step of a run, and store only its new chunks.
 
-    It is light enough for every step: it records no environment, and makes no model in MLflow's database. Errors are
-    also `mlflow.exceptions.MlflowException`.
+    The call is light enough for every step: it records no environment, and creates no model in MLflow's database.
+    Errors are also `mlflow.exceptions.MlflowException`.
 
     Args:
         state: A module, an estimator, a booster, a state dict, a training state such as ``{"model": model, "optimizer":
-            optimizer, "epoch": 3}``, or any other object that can be pickled, but no lone number or text. It is not
-            changed.
+            optimizer, "epoch": 3}``, or any other picklable object, but no lone number or text. It is not changed.
         step: Any whole number of 64 bits.
         name: The series of checkpoints in the run.
         run_id: The run: its id, ``runs:/<id>`` or a `mlflow.entities.Run`. By default the active run, else a new one,
@@ -216,12 +212,12 @@ def log_checkpoint(
             saves them. The next call, `CheckpointInfo.wait`, `wait` and the end of the interpreter wait for the thread;
             the first three raise its error.
         overwrite: Replace a checkpoint of this step, atomically.
-        keep: A rule for which earlier checkpoints of the series stay; the next collection frees the others' bytes.
+        keep: A rule for the earlier checkpoints of the series to keep; the next collection frees the others' bytes.
         log_metrics: Whether to log ``tensorcas/total_bytes``, ``tensorcas/new_bytes`` and ``tensorcas/saved_ratio`` as
-            metrics of the step, in the background; for another series as ``tensorcas/<name>/…``. Where a server has the
+            metrics of the step, in the background; for another series as ``tensorcas/<name>/…``. If a server has the
             store, none is logged. None takes TENSORCAS_LOG_METRICS, by default True.
         policy: ``fast`` stores tensors as they are, ``balanced`` compresses at the speed of a disk, ``small`` spends
-            more time on fewer bytes. It does not change what is loaded. None takes TENSORCAS_POLICY, by default
+            more time on fewer bytes. The loaded values are the same. None takes TENSORCAS_POLICY, by default
             ``balanced``.
 
     Returns:
@@ -242,7 +238,7 @@ def log_checkpoint(
     if keep is not None and not isinstance(keep, Keep):
         raise ValueError(f"keep is a Keep, such as Keep(last=3), and not {keep!r}")
     series = series_of(run_to_write(run_id), name, create=True)
-    # It is looked at again by the commit; here it spares taking apart what is refused.
+    # The commit checks again; this early check avoids taking apart a state only to refuse it.
     if not overwrite and series.has(step):
         raise CheckpointExistsError(f"{name!r} of run {series.run.run_id} at step {step}")
     if log_metrics is None:
@@ -282,16 +278,16 @@ def log_checkpoint(
 def finish_now(
     series: Series, saving: Saving, *, step: int, n_tensors: int, log_metrics: bool, tracking_uri: str, began: float
 ) -> CheckpointInfo:
-    """Finish a save that has begun, and log its figures.
+    """Finish a pending save, and log its figures.
 
     Args:
-        series: What it is a step of.
-        saving: What has begun; given up if it cannot be finished.
-        step: Which step.
-        n_tensors: How many tensors it has.
+        series: The series of the step.
+        saving: The pending save; abandoned if it cannot be finished.
+        step: The step.
+        n_tensors: The number of its tensors.
         log_metrics: Whether to log figures.
-        tracking_uri: Where to.
-        began: When the caller was called, by `time.perf_counter`.
+        tracking_uri: The tracking store for the figures.
+        began: The start of the caller's call, by `time.perf_counter`.
     """
     info = _begun(series, saving, step=step, n_tensors=n_tensors)
     finish = _Finish(
@@ -316,7 +312,7 @@ def _begun(series: Series, saving: Saving, *, step: int, n_tensors: int) -> Chec
 
 @dataclass(slots=True, kw_only=True)
 class _Finish:
-    """The part of a save that may be done in the background."""
+    """The part of a save to run in the background if asked."""
 
     series: Series
     saving: Saving

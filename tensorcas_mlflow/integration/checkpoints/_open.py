@@ -42,20 +42,20 @@ def open_checkpoint(
     Errors are also `mlflow.exceptions.MlflowException`.
 
     Args:
-        source: A run (its id, ``runs:/<id>`` or a `mlflow.entities.Run`); the URI of one checkpoint; a model that this
-            package logged (``models:/…``, ``runs:/…``); a file artifact that holds tensors, from any program
-            (``runs:/<id>/model/data/model.pth``), or a folder with one such file; or a path of this machine: a file of
-            any format that ``tensorcas import`` reads, or a folder of them. By default the active run, else the last
-            one that was active in this process.
+        source: A run (its id, ``runs:/<id>`` or a `mlflow.entities.Run`); the URI of one checkpoint; a model logged by
+            this package (``models:/…``, ``runs:/…``); a file artifact with tensors, from any program
+            (``runs:/<id>/model/data/model.pth``), or a folder with one such file; or a path of this machine: a file in
+            any format of ``tensorcas import``, or a folder of them. By default the active run, else the last active run
+            of this process.
         step: A step of the run; by default the highest. Other sources have no steps, and refuse one.
         name: The series of checkpoints of the run. Other sources have no series, and refuse another name.
         framework: ``np`` for arrays, ``pt`` for PyTorch's tensors.
         device: For ``pt``, the device of the tensors; by default the CPU.
-        naming: A rule for the names of layers and experts, where the reader does not know them.
+        naming: A rule for the names of layers and experts, for models unknown to the reader.
         verify: Check each chunk against its digest.
 
     Returns:
-        A reader, which is a mapping of names to arrays and a context manager.
+        A reader. It is a mapping of names to arrays, and a context manager.
 
     Raises:
         NotFoundError: There is no such source, or its store is gone. For a path of this machine the error is a
@@ -98,13 +98,13 @@ def safe_open(
     backend: str = "mmap",
     step: int | None = None,
 ) -> SafeOpen:
-    """Open a checkpoint with the methods of `safetensors.safe_open`, for code that was written for that.
+    """Open a checkpoint with the methods of `safetensors.safe_open`, for code written against that interface.
 
     Args:
         filename: The ``source`` of `open_checkpoint`.
         framework: ``pt`` or ``np``.
         device: For ``pt``, the device of the tensors.
-        backend: ``mmap`` or ``pread``, which do the same: tensors are memory-mapped where that is possible.
+        backend: ``mmap`` or ``pread``, with the same effect: tensors are memory-mapped if possible.
         step: A step of the run; by default the highest.
 
     Returns:
@@ -129,21 +129,20 @@ def diff(
     """Compare two checkpoints, steps, models or files, of any runs and stores.
 
     ```python
-    found = tensorcas.diff((run_id, 10), (run_id, 20), values=True)
-    found.changed, found.values["lm_head.weight"].relative_norm
+    found = tensorcas.diff((run_id, 10), (run_id, 20), values=True) found.changed,
+    found.values["lm_head.weight"].relative_norm
     ```
 
-    Tensors are equal if their digests are equal, which takes no reading. Only tensors that are cut into different
-    chunks, and those of files of other formats, are read and hashed. Errors are also
-    `mlflow.exceptions.MlflowException`.
+    Tensors with equal digests are equal, so most comparisons read nothing. Only tensors cut into different chunks, and
+    tensors of foreign files, are read and hashed. Errors are also `mlflow.exceptions.MlflowException`.
 
     Args:
         before: A reader, the ``source`` of `open_checkpoint`, or a run and a step.
         after: The same.
-        values: Read the tensors that changed, and tell by how much.
+        values: Read the changed tensors, and measure the changes.
 
     Returns:
-        Names of tensors by what became of them, in the order of the checkpoints; true if anything differs.
+        Names of tensors by kind of change, in the order of the checkpoints; true if anything differs.
 
     Raises:
         TensorCasError: As `open_checkpoint`.
@@ -155,10 +154,10 @@ def diff(
 def opened(
     source: Source | CheckpointReader | tuple[str | Run, int], *, step: int | None = None, name: str = DEFAULT_NAME
 ) -> AbstractContextManager[CheckpointReader]:
-    """Open a source for the time of a block; a reader stays open.
+    """Open a source for the duration of a block; a given reader stays open.
 
     Raises:
-        ValueError: A reader is given, and a step or a series.
+        ValueError: The source is a reader, and a step or a series is given too.
     """
     if isinstance(source, tuple):
         source, step = source

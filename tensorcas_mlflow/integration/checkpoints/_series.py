@@ -30,7 +30,7 @@ _MAX_KNOWN = 1024
 _RUN_URI = re.compile(r"runs:/+(?P<run_id>[^/]+)/?")
 
 _known: dict[tuple[str, str], RunRoot] = {}
-"""Runs that were asked for by id. A run's artifact root never changes."""
+"""Runs requested by id. A run's artifact root never changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ def run_to_write(run_id: str | Run | None) -> RunRoot:
 
 
 def run_to_read(run_id: str | Run | None) -> RunRoot:
-    """Find a run to read from: the one named, else the active one, else the last that was active in this process.
+    """Find a run to read from: the one named, else the active one, else the last active one of this process.
 
     Raises:
         NotFoundError: There is none.
@@ -64,7 +64,7 @@ def run_to_read(run_id: str | Run | None) -> RunRoot:
 
 
 def run_id_of(run: object) -> str:
-    """Give the id of a run: a `mlflow.entities.Run` or its info, ``runs:/<id>``, or the id itself.
+    """Return the id of a run: a `mlflow.entities.Run` or its info, ``runs:/<id>``, or the id itself.
 
     Raises:
         TypeError: It is none of these.
@@ -101,7 +101,7 @@ def _named(run: object) -> RunRoot:
 _log = logging.getLogger(__name__)
 
 FOLDER = "checkpoints"
-"""Artifact folder of a run in which its checkpoints are shown."""
+"""Artifact folder of a run for its checkpoints."""
 
 _CHECKPOINT_URI = re.compile(
     rf"runs:/+(?P<run_id>[^/]+)/{FOLDER}/(?P<name>[^/]+)/step-(?P<step>{STEP_TEXT})\.(?:arrow|tensors)"
@@ -109,16 +109,16 @@ _CHECKPOINT_URI = re.compile(
 
 _MAX_NAME_BYTES = 100
 _NOT_IN_NAMES = re.compile(r"[/%?#]")
-"""What parts an artifact path, and what MLflow loses or decodes when it reads a URI."""
+"""Separators of artifact paths, and characters lost or decoded when MLflow reads a URI."""
 
 
 def parse_checkpoint_uri(text: str, *, step: int | None, name: str) -> tuple[str, str, int] | None:
-    """Read the URI of one checkpoint, as MLflow has it for artifacts.
+    """Parse the URI of one checkpoint, in MLflow's form for artifacts.
 
     Args:
         text: Any text.
-        step: The step that the caller asks for besides, if any.
-        name: The series that the caller asks for besides; `DEFAULT_NAME` is none in particular.
+        step: The caller's own ``step`` argument, if any.
+        name: The caller's own ``name`` argument; `DEFAULT_NAME` matches every series.
 
     Returns:
         The run's id, the series and the step, or None if the text is no such URI.
@@ -138,26 +138,26 @@ def parse_checkpoint_uri(text: str, *, step: int | None, name: str) -> tuple[str
 
 
 class Saving(ABC):
-    """One checkpoint on its way. `abandon` ends one that is not to be finished, and does nothing to one that is."""
+    """One pending checkpoint. `abandon` gives up an unfinished one, and does nothing to a finished one."""
 
     manifest: Manifest
     n_new_bytes: int | None
-    """Size of the chunks that the store did not hold; None where that is found out elsewhere."""
+    """Size of the chunks new to the store; None if another machine determines it."""
 
     @abstractmethod
     def detach(self) -> None:
-        """Copy what is still to be written, so that the caller may change the arrays."""
+        """Copy the arrays still to be written, so the caller may change them."""
 
     @abstractmethod
     def finish(self) -> int | None:
-        """Write what is new, make the checkpoint permanent, and show it.
+        """Write the new chunks, commit the checkpoint, and show it.
 
         Returns:
-            Bytes the store has grown by, or None where that is not known.
+            Growth of the store in bytes, or None if unknown.
 
         Raises:
-            CheckpointExistsError: There is one of this step, which was not to be replaced.
-            TensorCasError: It could not be saved; what was there before is untouched.
+            CheckpointExistsError: There is one of this step, and ``overwrite`` is False.
+            TensorCasError: It could not be saved; the earlier content is untouched.
         """
 
     @abstractmethod
@@ -166,23 +166,23 @@ class Saving(ABC):
 
 
 class Checkpoint(ABC):
-    """One checkpoint that is there."""
+    """One committed checkpoint."""
 
     step: int
     created: str | None
-    """ISO 8601, UTC; None where that is not known."""
+    """ISO 8601, UTC; None if unknown."""
     flavor: str | None
-    """The adapter that took it apart; None where it would have to be read to tell."""
+    """The adapter used for the save; None if only reading the file could tell."""
     is_cut = False
-    """Whether the save has died on the way and nothing can be read: it may be dropped, and is shown by nothing."""
+    """Whether the save died on the way and nothing can be read. It may be dropped, and no listing shows it."""
 
     @abstractmethod
     def opened(self) -> AbstractContextManager[tuple[Manifest, Reader]]:
-        """Give its manifest and what reads its tensors, for as long as the block lasts."""
+        """Open its manifest and a reader of its chunks for the duration of a block."""
 
     @abstractmethod
     def reader(self, **options: Any) -> CheckpointReader:
-        """Open it for reading parts of it.
+        """Open it for reading parts.
 
         Args:
             options: ``verify``, and those of `CheckpointReader`.
@@ -190,7 +190,7 @@ class Checkpoint(ABC):
 
     @abstractmethod
     def drop(self) -> None:
-        """Delete it; if it is gone already that is no error."""
+        """Delete it; a checkpoint already gone is no error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,19 +201,19 @@ class Series(ABC):
     name: str
 
     suffix = ""
-    """What artifacts that show a step end in."""
+    """Ending of the artifacts of steps."""
 
     @abstractmethod
     def steps(self) -> list[int]:
-        """List the steps there are, ascending, going by names alone: `find` tells which are checkpoints."""
+        """List the steps, ascending, from names alone: `find` tells which are checkpoints."""
 
     @abstractmethod
     def find(self, step: int) -> Checkpoint | None:
-        """Find a step, or return None. A plain file that a user has logged under such a name is none."""
+        """Find a step, or return None. A user's plain file of such a name is no checkpoint."""
 
     @abstractmethod
     def has(self, step: int) -> bool:
-        """Tell whether the place of a step is taken."""
+        """Tell whether an artifact has the name of a step."""
 
     @abstractmethod
     def begin(
@@ -232,30 +232,30 @@ class Series(ABC):
         """Begin to save a step; see `Store.begin_checkpoint`.
 
         Args:
-            overwrite: Whether it may take the place of one that is there.
-            policy: What to spend time on, where the series is kept by a store.
+            overwrite: Whether to replace an existing one.
+            policy: The trade between time and size, for a series in a store.
             metadata: Plain JSON values to keep with it.
-            left_out: Tensors that cannot be read as arrays, by name, with their types.
-            watch: Told, where the series is kept by a store, how many bytes more are hashed, and how many stored.
+            left_out: Unsupported tensors by name, with their types.
+            watch: Called with the bytes newly hashed, and with those newly stored, for a series in a store.
         """
 
     def artifact(self, step: int) -> str:
-        """The artifact path of a step in its run. Padded, so that a listing by name is one by step."""
+        """Return the artifact path of a step in its run; padded, so listings by name are in order of steps."""
         return f"{FOLDER}/{self.name}/step-{step_text(step)}{self.suffix}"
 
     def in_the_way(self, step: int) -> ConflictError:
-        """Return the error of a save where a user's own artifact has the name of a step."""
+        """Return the error for a save blocked by a user's own artifact with the name of the step."""
         return ConflictError(
             f"the artifact {self.artifact(step)!r} of run {self.run.run_id} is no checkpoint and stays as it is: "
             "save under another step or name, or delete it yourself"
         )
 
     def uri(self, step: int) -> str:
-        """The URI of a step, as MLflow has it for artifacts of runs."""
+        """The URI of a step, in MLflow's form for artifacts of runs."""
         return f"runs:/{self.run.run_id}/{self.artifact(step)}"
 
     def checkpoints(self) -> list[Checkpoint]:
-        """List the checkpoints, by step. One of which the ref is damaged is left out, with a warning."""
+        """List the checkpoints, by step. One with a damaged ref is skipped, with a warning."""
         found: list[Checkpoint] = []
         for step in self.steps():
             try:
@@ -268,10 +268,10 @@ class Series(ABC):
         return found
 
     def get(self, step: int | None) -> Checkpoint:
-        """Find a step, the latest one if none is said.
+        """Find a step, by default the latest.
 
         Raises:
-            CheckpointNotFoundError: It is not there; the message says which are.
+            CheckpointNotFoundError: It does not exist; the message lists the existing ones.
         """
         what = f"{self.name!r} in run {self.run.run_id!r}"
         if step is not None:
@@ -281,7 +281,7 @@ class Series(ABC):
             all_of_them = (self.find(each) for each in reversed(self.steps()))
             found = next((each for each in all_of_them if each is not None and not each.is_cut), None)
         if found is None:
-            # A step that a listing shows may be no checkpoint of ours.
+            # A listed step may be a user's own file and no checkpoint.
             known = ", ".join(str(each) for each in self.steps()[-10:] if step is not None and each != step)
             raise CheckpointNotFoundError(what, known and f"steps {known}")
         return found
@@ -291,13 +291,13 @@ _STEP_FILE = re.compile(rf"(?:step-)?(?P<step>{STEP_TEXT})(?P<suffix>\.arrow|\.t
 
 
 def step_named(name: str, suffix: str) -> int | None:
-    """Read a step from the name of a file of a series, or a ref's last segment; None if it is of something else."""
+    """Parse a step from the name of a file of a series, or from a ref's last segment; None for any other name."""
     match = _STEP_FILE.fullmatch(name)
     return step_of_text(match["step"]) if match is not None and match["suffix"] in (None, suffix) else None
 
 
 def check_name(name: str) -> str:
-    """Refuse what cannot be the name of a series: it is one segment of an artifact path."""
+    """Refuse an invalid name of a series: the name must be one segment of an artifact path."""
     if not isinstance(name, str):
         raise TypeError(f"a checkpoint's name is a text, not {name!r:.200}")
     is_short = name.isprintable() and 0 < len(name.encode()) <= _MAX_NAME_BYTES

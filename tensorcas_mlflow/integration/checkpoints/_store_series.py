@@ -1,4 +1,4 @@
-"""Checkpoint series in a store that this process reaches: one ref per step, and the copy that MLflow shows."""
+"""Checkpoint series in a store reached by this process: one ref per step, and a copy of its manifest for MLflow."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _logger = logging.getLogger(__name__)
 
 _MAX_FAILURES = 3
 _failures: dict[str, int] = {}
-"""Uploads in a row that have failed, by artifact root: one that does not answer costs minutes each time."""
+"""Consecutive failed uploads, by artifact root: an unresponsive root costs minutes each time."""
 
 _figures: dict[tuple[str, str], list[Metric]] = {}
 """Metrics not yet logged, by tracking store and run."""
@@ -52,16 +52,16 @@ _lock = Lock()
 
 
 def prepare(series: StoreSeries, step: int, manifest: Manifest) -> bool:
-    """Make the folder in which MLflow keeps the run's artifacts, before a checkpoint is committed.
+    """Create MLflow's folder for the run's artifacts, before a checkpoint is committed.
 
-    That it is gone again is how a collection knows that MLflow has deleted the run. So it is looked for at every save:
+    A collection takes the absence of this folder as proof that MLflow has deleted the run. So every save checks for it:
     the run may be deleted while a process saves into it.
 
     Returns:
-        Whether the step is shown already: behind a server, a folder is only made by a file in it.
+        True if the step is shown already: behind a server, only a file in a folder creates it.
 
     Raises:
-        BackendError: It cannot be made.
+        BackendError: It cannot be created.
         ConflictError: A file of the user's has the name of the step.
     """
     root = series.run.artifact_uri
@@ -89,7 +89,7 @@ def prepare(series: StoreSeries, step: int, manifest: Manifest) -> bool:
 
 
 def _is_anothers(series: StoreSeries, step: int) -> bool:
-    """Tell whether a file of this machine has the artifact path of a step and is no copy of a manifest."""
+    """Tell whether a local file, not a copy of a manifest, has the artifact path of a step."""
     lookup = as_lookup(series.run.artifact_uri)
     if lookup is None or not (place := Root.parse(lookup)).is_local:
         return False
@@ -104,11 +104,11 @@ _HEAD_BYTES = 64 << 10
 
 _MAX_PREPARED = 1024
 _prepared: set[str] = set()
-"""Local folders whose names are durable, up to that of the run."""
+"""Local folders with durable names, up to the run's folder."""
 
 
 def _plain_folder(series: StoreSeries) -> str | None:
-    """The folder in which MLflow keeps the copies of a series, if MLflow itself keeps them in a local one."""
+    """The folder for the copies of a series, if MLflow itself keeps them in a local folder."""
     if is_ours(series.run.artifact_uri):
         return None
     lookup = as_lookup(series.run.artifact_uri)
@@ -116,14 +116,14 @@ def _plain_folder(series: StoreSeries) -> str | None:
 
 
 def show(series: StoreSeries, step: int, manifest: Manifest) -> None:
-    """Give MLflow a copy of a manifest to show."""
+    """Upload a copy of a manifest for MLflow to show."""
     if series.home.is_ours:
         return
     folder = _plain_folder(series)
     if folder is None:
         reports.submit(lambda: _upload(series, step, manifest))
         return
-    # MLflow passes over names like this in its listings.
+    # MLflow omits names like this from its listings.
     staging = os.path.join(folder, f".artifact.uploading.{uuid.uuid4().hex}")
     with _as_warning("a copy of a checkpoint's manifest cannot be shown"):
         with open(staging, "wb", buffering=0) as file:
@@ -132,12 +132,12 @@ def show(series: StoreSeries, step: int, manifest: Manifest) -> None:
 
 
 def hide(series: StoreSeries, step: int) -> None:
-    """Take back the copy that MLflow shows of a step; none there is no error."""
+    """Delete MLflow's copy of a step's manifest; a missing copy is no error."""
     if series.home.is_ours:
         return
     folder = _plain_folder(series)
     if folder is None:
-        # After the upload, which may be waiting still.
+        # After the upload, if one is still queued.
         reports.submit(lambda: _delete(series, step))
         return
     with _as_warning("a copy of a deleted checkpoint's manifest stays"):
@@ -145,7 +145,7 @@ def hide(series: StoreSeries, step: int) -> None:
 
 
 def log_figures(run_id: str, step: int, figures: Mapping[str, float], tracking_uri: str) -> None:
-    """Log metrics of a step, later; those of several steps together, if the tracking store is slower than the steps."""
+    """Log metrics of a step, later. If the tracking store is slower than the steps, several steps share one call."""
     metrics = [Metric(key, value, int(time.time() * 1000), step) for key, value in figures.items()]
     key = (tracking_uri, run_id)
     with _lock:
@@ -167,7 +167,7 @@ def _log_waiting(key: tuple[str, str]) -> None:
 
 
 _MAX_METRICS = 1000
-"""What MLflow takes in one call."""
+"""MLflow's limit for one call."""
 
 
 def _upload(series: StoreSeries, step: int, manifest: Manifest) -> None:
@@ -204,12 +204,12 @@ def _as_warning(what: str) -> Iterator[None]:
 
 _MAX_TOLD = 4096
 _told: set[tuple[str, str]] = set()
-"""Refs of which this process has told, by store and key."""
+"""Refs already reported by this process, by store and key."""
 _told_lock = Lock()
 
 
 def stand_ins(store: Store) -> Iterator[Ref]:
-    """Read the refs that stand in for another, those which are whole."""
+    """Read the intact stand-ins."""
     for info in list_dir(store.backend, STAND_INS)[0]:
         try:
             ref = store.ref(info.key)
@@ -220,19 +220,19 @@ def stand_ins(store: Store) -> Iterator[Ref]:
 
 
 def stand_ins_for(store: Store, target: RefTarget) -> list[Ref]:
-    """Read the refs that stand in for that of a run's step, the latest last."""
+    """Read the stand-ins for a run's step, the latest last."""
     step = (target.run_id, target.name, target.step)
     found = [ref for ref in stand_ins(store) if (ref.run_id, ref.name, ref.step) == step]
     return sorted(found, key=lambda ref: ref.created)
 
 
 def explained(error: CorruptError) -> CorruptError:
-    """Say of a ref that cannot be read what it is, and what to do."""
+    """Describe an unreadable ref, with the remedy."""
     return CorruptError(error.key, f"{error.reason}; {_CAUSE}: delete the step, or save it again with overwrite=True")
 
 
 def tell(store: Store, error: CorruptError, *, has_stand_in: bool = False) -> None:
-    """Warn of a ref that cannot be read, once in the life of the process."""
+    """Warn of an unreadable ref, once per process."""
     with _told_lock:
         if (store.uri, error.key) in _told:
             return
@@ -252,9 +252,9 @@ _CAUSE = "its save has died while it sent this"
 class StoreSeries(Series):
     """The checkpoints of one name in one run, as refs.
 
-    Where our artifact repository serves the run's artifacts, a checkpoint is the ref of an artifact, so that it is
-    listed, downloaded and deleted with the others. Elsewhere it is a ref of the run, and MLflow is given a copy of the
-    manifest to show.
+    If our artifact repository serves the run's artifacts, a checkpoint is the ref of an artifact, and is listed,
+    downloaded and deleted with the others. Elsewhere it is a ref of the run, and MLflow gets a copy of the manifest to
+    show.
     """
 
     home: Home
@@ -263,11 +263,11 @@ class StoreSeries(Series):
 
     @property
     def store(self) -> Store:
-        """The store that keeps them."""
+        """The store of the series."""
         return self.home.store
 
     def target(self, step: int) -> RefTarget:
-        """Return the content of a step's ref, which also gives its key."""
+        """Return the content of a step's ref; the content determines its key."""
         path = None if self.home.path is None else posixpath.join(self.home.path, self.artifact(step))
         return RefTarget(
             path=path if self.home.is_ours else None,
@@ -333,7 +333,7 @@ class StoreSeries(Series):
         return _StoreSaving(self, step, save, overwrite=overwrite, watch=watch)
 
     def drop(self, step: int) -> None:
-        """Drop the ref of a step, and what an overwriting that failed has left of it."""
+        """Drop the ref of a step, and the remains of a failed overwrite of it."""
         target = self.target(step)
         self.store.backend.delete(target.key)
         if self.store.backend.is_carrier:
@@ -342,7 +342,7 @@ class StoreSeries(Series):
         hide(self, step)
 
     def _before(self, step: int) -> Manifest | None:
-        """Read the step before another; None if there is none."""
+        """Read the manifest of the step before another; None if there is none."""
         before = max((each for each in self.steps() if each < step), default=None)
         ref = None if before is None else self.store.ref(self.target(before).key)
         return None if ref is None else self.store.manifest(ref)
@@ -353,7 +353,7 @@ class StoreSeries(Series):
 
 
 class _StoredCheckpoint(Checkpoint):
-    """A ref, and what it keeps."""
+    """A checkpoint kept by a ref."""
 
     def __init__(self, series: StoreSeries, step: int, ref: Ref) -> None:
         self.step = step
@@ -369,7 +369,7 @@ class _StoredCheckpoint(Checkpoint):
         yield manifest, partial(store.read_tensors, manifest)
 
     def reader(self, **options: Any) -> CheckpointReader:
-        from tensorcas_mlflow.reader import open_ref  # who only saves need not wait for it
+        from tensorcas_mlflow.reader import open_ref  # a process that only saves need not wait for it
 
         return open_ref(self._series.store, self._ref, **options)
 
@@ -378,7 +378,7 @@ class _StoredCheckpoint(Checkpoint):
 
 
 class _CutCheckpoint(Checkpoint):
-    """A ref that cannot be read, since its save has died when it put it."""
+    """A ref cut short when its save died, so unreadable."""
 
     created = None
     flavor = None
@@ -402,7 +402,7 @@ class _CutCheckpoint(Checkpoint):
 
 
 class _StoreSaving(Saving):
-    """A pending save, and what comes after its commit."""
+    """A pending save, with the work after its commit."""
 
     def __init__(
         self,
@@ -444,9 +444,9 @@ class _StoreSaving(Saving):
         self._save.abandon()
 
     def _confirm(self, target: RefTarget) -> None:
-        """See that a ref that has replaced another is there.
+        """Check that a replacing ref still exists.
 
-        A collection that drops the other, because it takes the run for deleted, may have met this one.
+        A collection may drop the old ref because it takes the run for deleted, and hit the new one instead.
         """
         series = self._series
         if self._overwrite and not series.home.is_ours and not series.has(self._step):
@@ -455,14 +455,14 @@ class _StoreSaving(Saving):
 
 
 def names_in_store(run: RunRoot, home: Home) -> list[str]:
-    """List the names under which a store keeps checkpoints of a run."""
+    """List the names of a run's checkpoint series in a store."""
     probe = StoreSeries(run=run, name="x", home=home)
     folder = posixpath.dirname(posixpath.dirname(probe.target(0).key))
     store = home.store
     names: set[str] = set()
     has_cut = False
     for segment in list_dir(store.backend, folder)[1]:
-        # The segment is an encoding of the name; a ref says the name itself.
+        # The segment is an encoding of the name; a ref has the name itself.
         for info in list_dir(store.backend, f"{folder}/{segment}")[0]:
             try:
                 ref = store.ref(info.key)
@@ -471,12 +471,12 @@ def names_in_store(run: RunRoot, home: Home) -> list[str]:
                     tell(store, error)
                     has_cut = True
                 elif not segment.startswith("~"):
-                    names.add(unquote(segment))  # whoever asks for its steps is told of the damage
+                    names.add(unquote(segment))  # a later call for its steps reports the damage
                 continue
             if ref is not None and ref.name is not None:
                 names.add(ref.name)
                 break
     if has_cut:
-        # Perhaps all that is whole of some series stands in for it.
+        # A stand-in may be the only intact ref of a series.
         names.update(ref.name for ref in stand_ins(store) if ref.run_id == run.run_id and ref.name)
     return sorted(names)

@@ -1,4 +1,4 @@
-"""What MLflow lists and no ref of a store keeps any more: a ref that is gone leaves no trace in the store itself."""
+"""Artifacts that MLflow lists without a ref in the store: a deleted ref leaves no trace in the store itself."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ _MANIFEST_ENDING = ".arrow"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """A manifest that an artifact names, and that no ref keeps."""
+    """A manifest named by an artifact, without a ref."""
 
     kind: Kind
     id: str
     """Of the run or logged model."""
     path: str
-    """Of the artifact, below the run's or model's artifact root."""
+    """Path of the artifact, below the run's or model's artifact root."""
     manifest: str
     """The manifest's digest."""
 
     @property
     def label(self) -> str:
-        """What has lost its ref, in words."""
+        """A name of the lost item, for messages."""
         return f"{self.kind} {self.id}, {self.path}"
 
     @property
     def reason(self) -> str:
-        """What is wrong, in words."""
+        """A description of the problem."""
         return f"it names manifest {self.manifest}, which no ref of this store keeps"
 
 
 def find_lost(store: Store, trackers: Sequence[Tracker]) -> list[Lost]:
-    """Compare the refs of a store with the artifacts of all runs and logged models that MLflow lists.
+    """Compare the refs of a store with MLflow's artifacts of all runs and logged models.
 
-    Two kinds of artifacts tell of a ref: copies of manifests in folders of MLflow's own, and MLmodel files of the
-    tensorcas flavor. Artifacts that only a ref shows are not missed.
+    Two kinds of artifacts point to a ref: copies of manifests in folders of MLflow's own, and MLmodel files of the
+    tensorcas flavor. An artifact shown by a ref alone vanishes with it, so its loss goes unnoticed.
 
     Args:
-        store: Which.
-        trackers: Tracking stores that keep artifacts in it, or beside it.
+        store: The store to check.
+        trackers: Tracking stores with artifacts in it, or beside it.
 
     Raises:
         BackendError: A tracking store or its artifacts did not answer.
@@ -67,11 +67,11 @@ def find_lost(store: Store, trackers: Sequence[Tracker]) -> list[Lost]:
 
 
 def _named(store: Store, artifacts: Artifacts) -> Iterator[tuple[str, str]]:
-    """Give the manifests of a store that artifacts name: the path of each artifact, and the manifest's digest."""
+    """Yield the path of each artifact that names a manifest of a store, with the manifest's digest."""
     is_here = _is_in(store, artifacts.uri)
     paths = list(artifacts.paths())
     for path in paths:
-        if path.endswith(_MANIFEST_ENDING) and not is_here:  # here, each is what a ref shows
+        if path.endswith(_MANIFEST_ENDING) and not is_here:  # here, each artifact is shown by a ref
             manifest = _manifest_in(artifacts.read(path))
             if manifest is not None and manifest.store_id == store.id:
                 yield path, manifest.digest
@@ -81,13 +81,13 @@ def _named(store: Store, artifacts: Artifacts) -> Iterator[tuple[str, str]]:
                 continue
             data, digest = said
             brought = {posixpath.join(posixpath.dirname(path), data, name) for name in PAYLOAD_FILES}
-            # Elsewhere the copy of the manifest tells; and a model that brings its tensors along needs no store.
+            # Elsewhere the copy of the manifest tells. A self-contained model needs no store.
             if is_here and brought.isdisjoint(paths):
                 yield path, digest
 
 
 def _is_in(store: Store, uri: str) -> bool:
-    """Tell whether artifacts are kept by a store itself."""
+    """Tell whether a store itself keeps the artifacts."""
     if not is_ours(uri):
         return False
     try:
@@ -106,7 +106,7 @@ def _manifest_in(data: bytes) -> Manifest | None:
 
 
 def _said_by_mlmodel(data: bytes) -> tuple[str, str] | None:
-    """Give the data folder and the manifest's digest that an MLmodel file of the tensorcas flavor says."""
+    """Return the data folder and the manifest's digest from an MLmodel file of the tensorcas flavor."""
     try:
         section = yaml.safe_load(data)["flavors"][_FLAVOR]
         return str(section["data"]), str(section["manifest"])

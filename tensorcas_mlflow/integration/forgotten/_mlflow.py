@@ -1,4 +1,4 @@
-"""A tracking store of MLflow, asked about ids, and a model registry, asked what it loads."""
+"""Trackers and registries over MLflow: a tracking store knows ids, a model registry its versions' sources."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _PAGE = 1000
 
 
 def open_tracker(uri: str) -> Tracker:
-    """Give the tracking store at a URI.
+    """Open the tracking store at a URI.
 
-    It must be asked as a user who may see everything, and it must not keep workspaces, of which it answers for one at
-    a time.
+    The caller must have access to everything. The tracking store must not keep workspaces, since it then answers for
+    one workspace at a time.
 
     Raises:
         ValueError: There is none, or it keeps workspaces.
@@ -38,7 +38,7 @@ def open_tracker(uri: str) -> Tracker:
 
 
 def open_registry(uri: str) -> Registry:
-    """Give the model registry at a URI, which may be a tracking store's; all else is as for `open_tracker`."""
+    """Open the model registry at a URI, possibly a tracking store's; otherwise as `open_tracker`."""
     return _MlflowRegistry(uri)
 
 
@@ -51,7 +51,7 @@ class _MlflowTracker:
         _check_database(uri)
         with _asked("anything", self.name):
             self._client = MlflowClient(uri)
-            # The public client cannot be asked for a logged model that was deleted and is still there.
+            # The public client cannot find a deleted logged model that still exists.
             self._store = self._client._tracking_client.store
             _check_workspaces("tracking store", self.name, self._store)
 
@@ -85,14 +85,14 @@ class _MlflowTracker:
                 yield "model", model.model_id, _MlflowArtifacts(model.artifact_location or "", self._uri)
 
     def _find(self, question: Callable[[Any, str], str], of: str) -> str | None:
-        """Ask for the artifact root of an id; None only for the store's own clear word that there is none."""
+        """Ask for the artifact root of an id; return None only if the store itself clearly says there is none."""
         from mlflow.exceptions import MlflowException, RestException
         from mlflow.store.tracking.rest_store import RestStore
 
         try:
             return question(self._store, of)
         except MlflowException as error:
-            # A proxy's 404 for a path it does not serve gets the same code, but is no RestException of this wording.
+            # A proxy's 404 for an unserved path has the same code, but is no RestException of this wording.
             is_from_store = isinstance(error, RestException) or not isinstance(self._store, RestStore)
             if error.error_code == "RESOURCE_DOES_NOT_EXIST" and is_from_store and of in str(error):
                 return None
@@ -135,7 +135,7 @@ class _MlflowRegistry:
         self.name = without_secrets(uri)
         _check_database(uri)
         with _asked("anything", self.name):
-            # Both are named: what the environment says of either must not come in the place of this one.
+            # Both URIs are passed, so no environment variable can replace this one.
             self._client = MlflowClient(uri, uri)
             _check_workspaces("model registry", self.name, self._client._get_registry_client().store)
 
@@ -149,8 +149,8 @@ class _MlflowRegistry:
         ids = _ID.findall(source)
         if ids and (_BY_ID.fullmatch(source) or not source.startswith("models:")):
             return ids
-        # A copy of a version names the version it was copied from, which may be gone since, and whose name may be
-        # anything, even like an id.
+        # A copy of a model version names its original. The original may be deleted since, and its name may look like an
+        # id.
         return ids + _ID.findall(self._client.get_model_version_download_uri(version.name, version.version))
 
 
@@ -200,7 +200,7 @@ def _all_pages(search: Callable[..., Any], **options: Any) -> list[Any]:
 
 
 def _check_database(uri: str) -> None:
-    """Refuse a database that is not there: MLflow would make it."""
+    """Refuse a missing database, because MLflow would create it."""
     parts = urlsplit(uri)
     if parts.scheme.startswith("sqlite") and not parts.path.startswith("/:") and parts.path not in ("", "/"):
         file = Path(parts.path[1:])

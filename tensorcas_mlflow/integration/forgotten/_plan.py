@@ -1,4 +1,4 @@
-"""Plan for holdings that MLflow has forgotten: plan, then execute."""
+"""Deletion of holdings that MLflow has forgotten: plan, then execute."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _PROXIED = "mlflow-artifacts"
 def shown_folders(
     store: Store, trackers: Sequence[Tracker], asked: Mapping[str, Sequence[Asked]]
 ) -> tuple[set[str], bool]:
-    """Find the folders that are the tracking stores' own.
+    """Find the folders owned by the tracking stores.
 
     Args:
-        store: Which.
-        trackers: Those that were asked.
+        store: The store to plan for.
+        trackers: The tracking stores asked.
         asked: All holdings, by the folder of their experiment.
 
     Returns:
@@ -61,7 +61,7 @@ def _place(store: Store, place: str, *, is_elsewhere: bool) -> str:
 
 
 def _in_one_form(uri: str) -> str:
-    """Write a place as places are compared: the real path of a folder of ours, or a URI."""
+    """Return a place in comparable form: the real path of a folder of ours, or a URI."""
     if is_ours(uri):
         try:
             root = Root.parse(uri)
@@ -72,7 +72,7 @@ def _in_one_form(uri: str) -> str:
 
 
 def _proxied_path(uri: str) -> str | None:
-    """Give the path of a URI of a server's artifacts, relative to where that server keeps them; None for other URIs."""
+    """Return the path in a URI of a server's artifacts, relative to the server's artifact root; None for other URIs."""
     parts = urlsplit(uri)
     path = unquote(parts.path).strip("/")
     return path if parts.scheme == _PROXIED and path else None
@@ -80,7 +80,7 @@ def _proxied_path(uri: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """Holdings of one experiment that no tracking store knows and that are left alone, and why."""
+    """Unknown holdings of one experiment that are kept, with the reason."""
 
     experiment: str
     n_holdings: int
@@ -91,7 +91,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrphanPlan:
-    """What is to be dropped, as things stand."""
+    """Plan for deleting orphans, as of its making."""
 
     store: Store = field(repr=False)
     trackers: Sequence[Tracker] = field(repr=False)
@@ -100,13 +100,13 @@ class OrphanPlan:
     kept: tuple[Kept, ...] = ()
 
     def execute(self) -> tuple[Holding, ...]:
-        """Drop the refs and remove the plain files of the orphans; the next collection frees what only they needed.
+        """Drop the refs and remove the plain files of the orphans; the next collection frees their bytes.
 
-        Each is looked at and asked about once more just before. One that was written to meanwhile, or that has come to
-        be known, is spared.
+        Each orphan is checked and asked about again just before its deletion. An orphan written to or known again since
+        is spared.
 
         Returns:
-            Those that were dropped.
+            The dropped orphans.
 
         Raises:
             BackendError: A tracking store or registry did not answer, or the storage failed; the rest is as it was.
@@ -130,16 +130,15 @@ def plan_orphans(
     grace_s: float,
     folders: Collection[str] = (),
 ) -> OrphanPlan:
-    """Find what a store holds for runs, logged models and traces that MLflow does not know any more.
+    """Find the holdings of runs, logged models and traces unknown to MLflow.
 
     Args:
-        store: Which.
-        holdings: All there are in it; see `find_holdings`.
-        trackers: All tracking stores that keep artifacts in it. What one of them knows stays.
-        registries: All model registries that load versions from it. What one of them loads stays.
-        grace_s: What was written to more recently is left alone.
-        folders: Experiments' folders, as `Holding.experiment` has them, that the user knows to be those of the tracking
-            stores.
+        store: The store to plan for.
+        holdings: All holdings of the store; see `find_holdings`.
+        trackers: All tracking stores with artifacts in it. A holding known to any of them stays.
+        registries: All model registries with versions in it. A holding needed by a version stays.
+        grace_s: More recently written holdings are left alone.
+        folders: Experiments' folders, as in `Holding.experiment`, confirmed by the user as the tracking stores' own.
 
     Raises:
         ValueError: The tracking stores have nothing to do with this store, or a folder holds nothing of MLflow's.
@@ -155,7 +154,7 @@ def plan_orphans(
         return OrphanPlan(store=store, trackers=trackers, registries=registries)
     shown, keeps_anything_here = shown_folders(store, trackers, asked)
     if not keeps_anything_here:
-        # Plain files alone may as well be those of a root of MLflow's own.
+        # Plain files alone may also belong to another artifact root of MLflow.
         if folders or any(holding.refs for holding in holdings):
             raise ValueError(_refusal(store, trackers))
         return OrphanPlan(store=store, trackers=trackers, registries=registries)
@@ -186,7 +185,7 @@ class _Judge:
     def __call__(
         self, experiment: str, asked: Sequence[Asked], *, is_shown: bool, is_named: bool
     ) -> tuple[list[Holding], list[Kept]]:
-        """Give the orphans, and what is kept though it is unknown."""
+        """Return the orphans, and the unknown holdings to keep."""
 
         def keep(holdings: Sequence[Holding], reason: str, *, can_be_named: bool = True) -> Kept:
             return Kept(experiment=experiment, n_holdings=len(holdings), reason=reason, can_be_named=can_be_named)
@@ -201,7 +200,7 @@ class _Judge:
         if is_named:
             return unknown, [in_use]
         if not is_shown:
-            # Plain files alone may as well be those of a root of MLflow's own.
+            # Plain files alone may also belong to another artifact root of MLflow.
             ours = [holding for holding in unknown if holding.refs]
             return [], [in_use, keep(ours, f"nothing shows that the folder is one of {self.name}")]
         knows = [bool(one.roots) for one in asked if one.holding.kind == "run"]

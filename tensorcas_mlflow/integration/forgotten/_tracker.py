@@ -1,4 +1,4 @@
-"""What collection asks MLflow. Nothing here knows MLflow."""
+"""Collection's questions to MLflow, as protocols. Nothing here knows MLflow."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tensorcas_mlflow.integration.forgotten._holdings import Holding, Kind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """An experiment that a tracking store knows, deleted or not."""
+    """An experiment known to a tracking store, deleted or not."""
 
     location: str
     """Its artifact location."""
     made_s: float
-    """When, in seconds of Unix time; 0 if that is not known."""
+    """Its creation, in seconds of Unix time; 0 if unknown."""
 
 
 class Artifacts(Protocol):
@@ -43,11 +43,10 @@ class Tracker(Protocol):
     """Its URI, without a password."""
 
     def artifact_root(self, kind: Kind, of: str) -> str | None:
-        """Say where the artifacts of a run, logged model or trace are.
+        """Return the artifact root of a run, logged model or trace.
 
         Returns:
-            Their URI, "" if that is not recorded; None if it is certain that there is none of this id, not even a
-            deleted one that can be restored.
+            The URI, "" if not recorded; None if this id certainly does not exist, not even as a restorable deleted one.
 
         Raises:
             BackendError: It did not answer, or not clearly.
@@ -57,7 +56,7 @@ class Tracker(Protocol):
         """List all experiments, deleted ones too; raises as `artifact_root`."""
 
     def artifacts(self) -> Iterator[tuple[Kind, str, Artifacts]]:
-        """Give kind, id and artifacts of each run and logged model that is there; raises as `artifact_root`."""
+        """Yield kind, id and artifacts of each existing run and logged model; raises as `artifact_root`."""
 
 
 class Registry(Protocol):
@@ -67,7 +66,7 @@ class Registry(Protocol):
     """Its URI, without a password."""
 
     def registered_ids(self) -> Collection[str]:
-        """Give the ids of runs and logged models whose artifacts a registered model version is loaded from.
+        """Return the ids of runs and logged models with artifacts used by a registered model version.
 
         Raises:
             BackendError: It did not answer, or not clearly.
@@ -76,11 +75,11 @@ class Registry(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A holding, and what the tracking stores say of it."""
+    """A holding, with the tracking stores' answers."""
 
     holding: Holding
     roots: tuple[str, ...]
-    """Where those that know it keep its artifacts; empty if none does."""
+    """Its artifact root in each tracking store that knows it; empty if none does."""
 
 
 def ask(trackers: Sequence[Tracker], holding: Holding) -> Asked:

@@ -19,7 +19,7 @@ _MOST_LISTED = 5
 
 @contextmanager
 def without_code_of_models() -> Iterator[None]:
-    """Take the code of models off Python's search path for the time of a block.
+    """Remove the code of models from Python's search path for the duration of a block.
 
     ``mlflow.pyfunc`` puts the code of a model before everything else, and then imports us.
     """
@@ -34,7 +34,7 @@ def without_code_of_models() -> Iterator[None]:
 
 
 def take_code(model: Path) -> list[str]:
-    """Take the code of one model off Python's search path, and return what was there."""
+    """Remove the code of one model from Python's search path, and return the removed entries."""
     found = [entry for entry in sys.path if Path(os.path.abspath(entry)).is_relative_to(model)]
     for entry in found:
         sys.path.remove(entry)
@@ -42,10 +42,10 @@ def take_code(model: Path) -> list[str]:
 
 
 def add_code(folder: str) -> None:
-    """Put the code of a model on Python's search path, where modules that are loaded later may need it.
+    """Add the code of a model to Python's search path, for modules imported later.
 
-    MLflow puts it first, so that the version that was logged goes before the one in the working directory. It goes last
-    if a module of it has the name of one that is installed: the next import by anybody would be the model's.
+    MLflow puts it first, so the logged version precedes the one in the working directory. Here it goes last if one of
+    its modules has the name of an installed one; otherwise the next import by any code would find the model's.
     """
     if folder in sys.path or not os.path.isdir(folder):
         return

@@ -1,4 +1,4 @@
-"""The function that exports a model to a folder that needs no store, no server and no database."""
+"""Export of a model to a folder independent of any store, server or database."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tensorcas_mlflow.layout import Manifest
 from tensorcas_mlflow.store import MANIFEST_FILE, PAYLOAD_FILES, copy_payload
 
 _PAGE_FILE = Path(MANIFEST_FILE).with_suffix(".html").name
-"""The page that our artifact repository shows beside a manifest; a download through a server brings it along."""
+"""Page shown by our artifact repository beside a manifest; a download through a server includes it."""
 
 
 @translate_errors()
 def export_model(model_uri: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
-    """Write a model to a folder that can be taken anywhere and loaded there, by this flavor and by ``mlflow.pyfunc``.
+    """Write a model to a portable folder, for this flavor and ``mlflow.pyfunc`` to load anywhere.
 
     The folder has all files of the model. For a model of this flavor it has the tensors, too, and its MLmodel names no
     store and no place. Tensors are copied some 16 MiB at a time, and each is checked. The folder appears complete or
@@ -38,7 +38,7 @@ def export_model(model_uri: str | os.PathLike[str], path: str | os.PathLike[str]
     Args:
         model_uri: ``models:/…``, ``runs:/…``, an artifact URI or a local path, of a model of any flavor. The store is
             found as `load_model` finds it.
-        path: A folder that does not exist yet, or is empty.
+        path: A new or empty folder.
 
     Raises:
         NotFoundError: There is no such model, or its store is gone.
@@ -55,9 +55,9 @@ def export_model(model_uri: str | os.PathLike[str], path: str | os.PathLike[str]
 
 
 def _bring_tensors(saved: SavedModel, folder: Path) -> None:
-    """Put a model's tensors into a copy of its folder, and make its MLmodel say so."""
+    """Put a model's tensors into a copy of its folder, and record this in its MLmodel."""
     data = folder / saved.data
-    # Whatever the copy brought is replaced: it may say which store it came from, or have a form of long ago.
+    # The copied data folder is replaced: it may name the original store, or have an old form.
     with _set_aside(data, [MANIFEST_FILE, *PAYLOAD_FILES, _PAGE_FILE]) as aside:
         store = store_for(saved, saved.configured_store())
         if store is not None:
@@ -84,7 +84,7 @@ def _name_no_store(file: Path, manifest: Manifest) -> None:
 
 @contextmanager
 def _appearing_at(out: Path) -> Iterator[Path]:
-    """Give a new folder that takes a place when the block is over, and vanishes if it fails.
+    """Yield a new folder; move it to its place at the end of the block, or delete it if the block fails.
 
     Raises:
         MlflowException: Something is at the place already.
@@ -96,7 +96,7 @@ def _appearing_at(out: Path) -> Iterator[Path]:
         staging.mkdir(parents=True)
         yield staging
         _check_free(out)
-        staging.rename(out)  # POSIX lets it take the place of an empty folder, and of nothing else
+        staging.rename(out)  # POSIX lets it replace an empty folder, and nothing else
     except OSError as error:
         raise BackendError("write", os.fspath(out), f"{type(error).__name__}: {error}") from error
     finally:
@@ -111,7 +111,7 @@ def _check_free(out: Path) -> None:
 
 @contextmanager
 def _set_aside(folder: Path, names: list[str]) -> Iterator[Path]:
-    """Move files of a folder into one beside it, which is there as long as the block."""
+    """Move files of a folder into a temporary one beside it for the duration of the block."""
     aside = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
     aside.mkdir()
     try:

@@ -35,7 +35,7 @@ from tensorcas_mlflow.store import Store
 
 
 class PyFuncWrapper:
-    """A native model behind the calls that ``mlflow.pyfunc`` makes."""
+    """A native model with the interface of ``mlflow.pyfunc``."""
 
     def __init__(self, model: Any, adapter: Adapter) -> None:
         self._model = model
@@ -49,26 +49,26 @@ class PyFuncWrapper:
         """Return the native model's own predictions; see `Adapter.predict`."""
         try:
             return self._adapter.predict(self._model, data, params)
-        except TensorCasError as error:  # not ValueError: that is the framework's own answer to bad input
+        except TensorCasError as error:  # not ValueError: frameworks raise that for bad input
             raise to_mlflow(error) from error
 
 
 FLAVOR = "tensorcas"
 """Name of our section in an MLmodel: on-disk format."""
 LOADER = "tensorcas_mlflow.pyfunc"
-"""What ``mlflow.pyfunc`` imports to load a model: on-disk format."""
+"""Module that ``mlflow.pyfunc`` imports to load a model: on-disk format."""
 DATA = "data"
-"""Folder of the manifest inside a model folder. Each MLmodel says it, so it may change."""
+"""Folder of the manifest inside a model folder. Each MLmodel names it, so it may change."""
 STORE_KEY = "store"
-"""Key of the model configuration by which a model is pointed at a moved store: on-disk format."""
+"""Key in the model configuration for the new place of a moved store: on-disk format."""
 
 _Environment = tuple[dict[str, Any], list[str], list[str]]
-"""A conda environment, pip requirements and pip constraints, as MLflow works them out."""
+"""A conda environment, pip requirements and pip constraints, as determined by MLflow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """The manifest of a model's tensors, and the store that holds them."""
+    """Manifest of a model's tensors, and the store with their chunks."""
 
     manifest: Manifest
     store: Store | None
@@ -106,10 +106,10 @@ def write_folder(
     """Write a model folder.
 
     Args:
-        path: A folder that does not exist, or is empty.
-        tensors: What the adapter has taken out of the model.
-        mlflow_model: What is known of the model already; it is completed.
-        write_tensors: Puts the tensors away, and the manifest into the data folder it is given, which exists.
+        path: A new or empty folder.
+        tensors: The adapter's output: the tensors and the rest of the model.
+        mlflow_model: A partly filled description of the model; this call completes it.
+        write_tensors: Stores the tensors, and writes the manifest into the given, existing data folder.
     """
     folder = Path(path).absolute()
     _validate_and_prepare_target_save_path(os.fspath(folder))
@@ -128,7 +128,7 @@ def write_folder(
         code=code,
         conda_env=_CONDA_ENV_FILE_NAME,
         python_env=_PYTHON_ENV_FILE_NAME,
-        # MLflow passes on only keys that are declared here. A self-contained folder needs no store.
+        # MLflow passes on only keys declared here. A self-contained folder needs no store.
         model_config={STORE_KEY: without_secrets(stored.store.uri)} if stored.store else None,
     )
     mlflow_model.add_flavor(
@@ -154,7 +154,7 @@ def _describe(
     example = _save_example(mlflow_model, extras.input_example, os.fspath(folder))
     signature = extras.signature
     if signature is None and example is not None:
-        # A copy answers the example. A prediction may change a model: one of PyTorch leaves the training mode.
+        # The example goes to a copy. A prediction may change a model: a PyTorch model leaves the training mode.
         copy = adapter.reconstruct({name: array.copy() for name, array in tensors.items()})
         signature = _infer_signature_from_input_example(example, PyFuncWrapper(copy, adapter))
     if signature:
@@ -164,7 +164,7 @@ def _describe(
 
 
 def _write_environment(folder: Path, extras: Extras, default: tuple[str, ...]) -> None:
-    """Write the requirements: the user's, or the default ones. None are inferred, as that loads the model."""
+    """Write the user's requirements, or the default ones. None are inferred, because that loads the model."""
     conda_env, requirements, constraints = _environment(extras, default)
     write_yaml(os.fspath(folder), _CONDA_ENV_FILE_NAME, conda_env)
     if constraints:
@@ -183,7 +183,8 @@ def _environment(extras: Extras, default: tuple[str, ...]) -> _Environment:
     return environment
 
 
-# What is installed is asked once: it takes longer than to store a small model, and a run logs one at every step.
+# Installed versions are read once: reading them takes longer than storing a small model, and a run may log a model
+# every step.
 @lru_cache(maxsize=64)
 def _default_environment(default: tuple[str, ...]) -> _Environment:
     environment: _Environment = _process_pip_requirements(list(default))
@@ -197,11 +198,11 @@ def _python_env() -> _PythonEnv:
 
 
 def _default_requirements(adapter: Adapter, tensors: Mapping[str, Array]) -> tuple[str, ...]:
-    """Name what a model needs, as its adapter has it, and this package."""
+    """Return a model's default requirements: those of its adapter, and this package."""
     return tuple(sorted({*adapter.requirements(tensors), _own_requirement()}))
 
 
 def _own_requirement() -> str:
     version = release()
-    # No index has a checkout that was not installed, or a local build.
+    # No index has an uninstalled checkout, or a local build.
     return "tensorcas-mlflow" if "+" in version else f"tensorcas-mlflow=={version}"

@@ -24,7 +24,7 @@ from tensorcas_mlflow.store import PAYLOAD_FILE, Store, read_payload
 
 
 def reader_for(saved: SavedModel, named_store: str | None) -> Reader:
-    """Find what reads the tensors of a model; see `store_for`.
+    """Find the reader for the tensors of a model; see `store_for`.
 
     Raises:
         CorruptError: The model's manifest is damaged.
@@ -37,19 +37,20 @@ def reader_for(saved: SavedModel, named_store: str | None) -> Reader:
 
 
 def store_for(saved: SavedModel, named_store: str | None) -> Store | None:
-    """Find the store that holds the tensors of a model, or None if the model brings them along.
+    """Find the store with the tensors of a model, or None if the model is self-contained.
 
-    What somebody named counts alone: the model configuration, else TENSORCAS_STORE. Else the places are tried in turn:
-    a payload beside the manifest, the store the model was logged to, the store its folder lies in, the one its artifact
-    root lay in when it was logged. The id in the manifest decides which store is the right one.
+    A store named by the user is the only candidate: the model configuration names it, else TENSORCAS_STORE. Otherwise
+    the places are tried in turn: a payload beside the manifest, the store the model was logged to, the store around its
+    folder, the store around its artifact root at the time of logging. The id in the manifest identifies the right
+    store.
 
     Args:
-        named_store: The store that the model configuration names in place of the one in MLmodel.
+        named_store: The store named by the model configuration, in place of the one in MLmodel.
 
     Raises:
         WrongStoreError: There is a store, but another one.
-        StoreNotFoundError: The place that was named holds no store.
-        NotFoundError: No store was named, and none was found, or the server of one cannot be reached.
+        StoreNotFoundError: The named place holds no store.
+        NotFoundError: No store was named, and none was found, or its server cannot be reached.
     """
     manifest = saved.manifest
     if manifest.store_id is None:
@@ -68,7 +69,7 @@ def store_for(saved: SavedModel, named_store: str | None) -> Store | None:
         except (WrongStoreError, BackendError, MlflowException) as error:
             failed = failed or error
     named = without_secrets(saved.store_uri or "")
-    if saved.payload is not None:  # a remote one: the last resort, as all of it must be fetched
+    if saved.payload is not None:  # a remote store is the last resort, since all of its packs must be fetched
         return None
     if isinstance(failed, WrongStoreError):
         raise failed
@@ -129,10 +130,10 @@ def load_model(
     device: Any = None,
     dtype: Any = None,
 ) -> Any:
-    """Load a model that `log_model` or `save_model` stored, bit for bit.
+    """Load a model stored by `log_model` or `save_model`, bit for bit.
 
-    TENSORCAS_STORE names the store; by default it is the store that the model was logged to, else the one that the
-    model's folder lies in. Errors are also `mlflow.exceptions.MlflowException`.
+    TENSORCAS_STORE names the store; by default it is the store the model was logged to, else the store around the
+    model's folder. Errors are also `mlflow.exceptions.MlflowException`.
 
     Args:
         model_uri: ``models:/…``, ``runs:/…``, an artifact URI or a local path.
@@ -144,7 +145,7 @@ def load_model(
         verify: Check each chunk against its digest.
         strict: For PyTorch with ``into``, as in ``load_state_dict``; by default True.
         device: For PyTorch, the device of a new model's tensors; by default the CPU.
-        dtype: For PyTorch, the dtype that floating point tensors of a new model are converted to.
+        dtype: For PyTorch, the new dtype of floating point tensors of a new model.
 
     Returns:
         The model; ``into``, filled; or the tensors by name.
@@ -165,7 +166,7 @@ def load_model(
         saved = SavedModel(folder)
         read = reader_for(saved, saved.configured_store())
         adapter = adapter_named(saved.adapter)
-        # Nothing but a pickle names code of the model.
+        # Only a pickle names code of the model.
         if saved.code is not None and into is None and not weights_only and config.allows_pickle():
             add_code(os.fspath(folder.code(saved.code)))
         return rebuild(
@@ -175,11 +176,11 @@ def load_model(
 
 @translate_errors()
 def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> PyFuncWrapper:
-    """Load a model for ``mlflow.pyfunc``, which has put the model's code before all else on the path already.
+    """Load a model for ``mlflow.pyfunc``, with the model's code already first on the path.
 
     Args:
         path: The data folder inside a local model folder.
-        model_config: The declared configuration with what the user has overridden.
+        model_config: The declared configuration, with the user's overrides.
     """
     folder = Path(path).absolute().parent
     code = take_code(folder)

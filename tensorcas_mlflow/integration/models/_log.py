@@ -35,22 +35,23 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The store for one logged model, and what its ref will say."""
+    """The store for one logged model, and the content of its future ref."""
 
     store: Store
     destination: str
     """Artifact root of the model."""
     target: RefTarget
     is_committed_on_arrival: bool
-    """Our artifact repository serves the destination from this very store, and commits when the manifest arrives."""
+    """Whether our artifact repository serves the destination from this very store, and commits when the manifest
+    arrives."""
 
     def settle(self) -> None:
-        """Make durable what MLflow has uploaded, where that is a local folder.
+        """Make MLflow's upload durable, if it is in a local folder.
 
-        The ref is, and a manifest that is lost in a crash of the machine would be taken for that of a deleted model.
+        The ref is durable already. A manifest lost in a crash of the machine would look like that of a deleted model.
 
         Raises:
-            BackendError: It cannot be.
+            BackendError: Making it durable failed.
         """
         folder = as_lookup(self.destination)
         if folder is not None and not is_ours(self.destination):
@@ -61,7 +62,7 @@ class Place:
 
 
 def place_for(destination: str, *, run_id: str | None, model_id: str | None, step: int | None) -> Place:
-    """Find the store for a model, or make it; raises as `home_of` does.
+    """Find the store for a model, or create it; raises as `home_of` does.
 
     Args:
         destination: Artifact root of the model, as MLflow gave it.
@@ -84,11 +85,11 @@ def place_for(destination: str, *, run_id: str | None, model_id: str | None, ste
 
 
 def withdraw(place: Place, ref: Ref) -> None:
-    """Drop the ref of a model whose upload failed, if its manifest is certain not to be where MLflow would show it.
+    """Drop the ref of a model after a failed upload, if MLflow certainly does not show its manifest.
 
-    What failed may have come after the upload, such as registering a version. And what made it fail may hide what is
-    there, so where there is any doubt the ref stays: it costs space until ``tensorcas gc --orphans`` drops it, while a
-    model that is there without its ref is lost.
+    The failure may have come after the upload, for example while registering a version, and its cause may hide the
+    manifest. In doubt the ref stays. An extra ref costs space until ``tensorcas gc --orphans`` drops it; a model
+    without its ref is lost.
     """
     try:
         shown = _shown_at(place.destination)
@@ -104,11 +105,11 @@ def withdraw(place: Place, ref: Ref) -> None:
 
 
 def _shown_at(destination: str) -> Manifest | None:
-    """Read the manifest that a model's artifact root shows; None if it is certain to show none.
+    """Read the manifest at a model's artifact root; return None if it certainly has none.
 
     Raises:
-        FormatError: There is something else.
-        Exception: It cannot be seen what is there.
+        FormatError: The root has another file in its place.
+        Exception: The content of the root cannot be determined.
     """
     repository = get_artifact_repository(destination)
     try:
@@ -139,13 +140,13 @@ def save_model(
     code_paths: Sequence[str] | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> None:
-    """Save a model to a self-contained folder, which can be moved and loaded without any store.
+    """Save a model to a self-contained folder. The folder can be moved, and loads without any store.
 
     Errors are also `mlflow.exceptions.MlflowException`.
 
     Args:
-        model: A model of a framework that has an adapter.
-        path: A folder that does not exist yet, or is empty.
+        model: A model of a framework with an adapter.
+        path: A new or empty folder.
         mlflow_model: The `mlflow.models.Model` to add this flavor to.
         step: The training step to record with the model.
         signature: The signature; None infers it from ``input_example``, False records none.
@@ -214,13 +215,12 @@ def log_model(
 ) -> ModelInfo:
     """Log a model as deduplicated tensors, to the active run if there is one.
 
-    TENSORCAS_STORE names the store; by default it is the one that the experiment's artifact location lies in, and the
-    call makes it if there is none. A server that keeps its artifacts in a store of its own gets the whole model. Errors
-    are also `mlflow.exceptions.MlflowException`.
+    TENSORCAS_STORE names the store; by default it is the store around the experiment's artifact location, created if
+    missing. A server with a store of its own gets the whole model. Errors are also `mlflow.exceptions.MlflowException`.
 
     Args:
-        model: A model of a framework that has an adapter. It may change once this returns.
-        name: The name of the logged model; by default MLflow makes one up.
+        model: A model of a framework with an adapter. It may change once this returns.
+        name: The name of the logged model; by default MLflow generates one.
         step: The training step of the model.
         registered_model_name: Register the model as a new version of this name.
         await_registration_for: Seconds to wait until the version is ready; 0 or None does not wait.
@@ -257,7 +257,7 @@ def log_model(
         code_paths=code_paths,
         metadata=metadata,
     )
-    # Before MLflow makes a logged model, so that a model that is refused leaves none behind.
+    # Before MLflow creates a logged model, so a refused model leaves none behind.
     flavor = _StoringFlavor(model, adapter, take_apart(adapter, model), extras)
     try:
         info: ModelInfo = Model.log(
@@ -271,7 +271,7 @@ def log_model(
             model_type=model_type,
             model_id=model_id,
             step=extras.step or 0,
-            # It would load the model again, at every step. The example went through the live model already.
+            # It would load the model again, at every step. The live model has already processed the example.
             validate_serving_input=False,
         )
     except BaseException:
@@ -286,7 +286,7 @@ def log_model(
 class _StoringFlavor:
     """Stand-in for a flavor's module in one call of `Model.log`.
 
-    Only its `save_model` is told where the model is going, so the store is found there.
+    Only its `save_model` learns the destination of the model, so the store is found there.
     """
 
     __name__ = "mlflow.tensorcas"
@@ -299,7 +299,7 @@ class _StoringFlavor:
         self._committed: tuple[Place, Ref] | None = None
 
     def save_model(self, path: str | os.PathLike[str], mlflow_model: Model, **_: Any) -> None:
-        """Store the tensors, and write the rest to the folder that MLflow uploads next."""
+        """Store the tensors, and write the other files to the folder. MLflow uploads the folder next."""
 
         def write_tensors(data: Path) -> Stored:
             return self._store(data, mlflow_model)
@@ -314,16 +314,16 @@ class _StoringFlavor:
         )
 
     def withdraw(self) -> None:
-        """Take back what was committed for an upload that failed."""
+        """Undo the commit of a failed upload."""
         if self._committed is not None:
-            # The ref that stays if this fails costs space; the reader wants to know why the upload failed.
+            # If this fails, the leftover ref costs space. The user needs the upload's error, so that one is raised.
             with suppress(TensorCasError):
                 withdraw(*self._committed)
 
     def confirm(self) -> None:
-        """See that what was committed before the upload is still committed, now that its manifest is in its place.
+        """Check that the commit made before the upload still stands, now that the manifest is in place.
 
-        Until then a collection told to drop the refs of models that are gone may have taken it for one of those.
+        Before, a collection of orphans may have taken the model for a deleted one.
         """
         if self._committed is not None:
             place, ref = self._committed
@@ -332,7 +332,7 @@ class _StoringFlavor:
                 self._write(place).commit(place.target)
 
     def let_go(self) -> None:
-        """Abandon what no artifact repository has taken over."""
+        """Abandon pending content that no artifact repository has taken over."""
         if self._held is not None:
             abandon_pending(self._held)
 

@@ -1,4 +1,4 @@
-"""Opening what MLflow has for reading parts of it: a model of this flavor, or a file that holds tensors."""
+"""Opening of MLflow artifacts for partial reads: a model of this flavor, or a file with tensors."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ from tensorcas_mlflow.reader import CheckpointReader, open_manifest, open_path, 
 
 _MOST_LISTED = 10
 _MOST_TRIED = 1000
-"""A folder of more files is no artifact, but somebody's home."""
+"""A folder with more files is no artifact, but a user's home."""
 
 
 def open_artifact(uri: str, **options: Any) -> CheckpointReader:
     """Open a model, a file artifact, or a file of this machine.
 
     Args:
-        uri: Any that MLflow has for a model or an artifact, or a local path. In a folder of which only one file holds
-            tensors that file is meant, unless all of it is one checkpoint.
+        uri: Any URI of MLflow for a model or an artifact, or a local path. In a folder that is not one checkpoint as a
+            whole, the only file with tensors is opened.
         options: See `open_ref`.
 
     Raises:
-        MlflowException: There is no such thing, or the store of a model cannot be found.
+        MlflowException: There is no such artifact, or the store of a model cannot be found.
         FormatError: It holds no tensors, or is damaged.
-        ValueError: Several files in it do; the message names them.
+        ValueError: Several of its files hold tensors; the message names them.
     """
     local = get_local_path_or_none(uri)
     if local is not None:
@@ -71,12 +71,12 @@ def open_artifact(uri: str, **options: Any) -> CheckpointReader:
         scratch = opened.enter_context(TemporaryDirectory(prefix="tensorcas-"))
         fetched = Path(repository.download_artifacts(path, scratch))
         reader = _open_local(fetched, options | {"end": kept.close})
-        kept.push(opened.pop_all())  # what cannot be opened is not kept
+        kept.push(opened.pop_all())  # an artifact that fails to open is not kept
         return reader
 
 
 def _open_local(path: Path, options: dict[str, Any]) -> CheckpointReader:
-    if not os.path.exists(path):  # of a name that is too long Path.exists raises
+    if not os.path.exists(path):  # Path.exists raises if the name is too long
         found = _open_in_store(os.fspath(path.absolute()), options)
         if found is not None:
             return found
@@ -99,7 +99,7 @@ def _one_of_files(folder: Path, options: dict[str, Any]) -> CheckpointReader:
 
 
 def _open_in_store(place: str, options: dict[str, Any]) -> CheckpointReader | None:
-    """Open what the store shows at an artifact's place, or in that folder; None where it has nothing of it."""
+    """Open the stored file at an artifact's path, or in the folder there; None if the store has neither."""
     try:
         found = find_store(place)
     except StoreNotFoundError:
@@ -115,13 +115,13 @@ def _open_in_store(place: str, options: dict[str, Any]) -> CheckpointReader | No
 
 
 def _the_one(label: str, files: Iterable[Callable[[], CheckpointReader]]) -> CheckpointReader:
-    """Open the one of several files that holds tensors."""
+    """Open the only one of several files with tensors."""
     found: list[CheckpointReader] = []
     for opens in files:
         try:
             reader = opens()
         except FormatError as error:
-            # What is damaged may be the one, or another part of the same checkpoint.
+            # The damaged file may be the one, or another part of the same checkpoint.
             if isinstance(error, CorruptError | NewerFormatError) or _is_of_tensors(error):
                 raise
             continue
@@ -136,12 +136,12 @@ def _the_one(label: str, files: Iterable[Callable[[], CheckpointReader]]) -> Che
 
 
 def _is_of_tensors(error: FormatError) -> bool:
-    """Tell whether a file is refused that should hold tensors, or say where they are."""
+    """Tell whether the refused file ought to hold tensors, or to locate them."""
     return isinstance(error, MalformedFileError) and error.format in (*FORMATS_IN, "zip", "index")
 
 
 def _open_model(uri: str, options: dict[str, Any]) -> CheckpointReader | None:
-    """Open a model that this flavor has logged; None for one of another flavor."""
+    """Open a model logged by this flavor; None for one of another flavor."""
     kept = ExitStack()
     with ExitStack() as opened:
         folder = opened.enter_context(open_folder(uri))

@@ -44,11 +44,11 @@ class ModelFolder(ABC):
     """A model folder, as MLflow's flavors lay it out."""
 
     uri: str
-    """Where it is; a path or an artifact URI."""
+    """Its location; a path or an artifact URI."""
 
     @abstractmethod
     def file(self, path: str) -> Path:
-        """Give a local copy of a file, or the file itself; it is there as long as the folder is open.
+        """Return a local copy of a file, or the file itself; it exists as long as the folder is open.
 
         Raises:
             NotFoundError: There is no such file.
@@ -60,14 +60,14 @@ class ModelFolder(ABC):
 
     @abstractmethod
     def copy_to(self, out: Path) -> None:
-        """Copy all files into a folder that is empty.
+        """Copy all files into an empty folder.
 
-        Where our artifact repository serves the folder, the tensors it would bring along for others are left out.
+        A folder served by our artifact repository comes without its tensors, otherwise part of a download.
         """
 
     @abstractmethod
     def code(self, path: str) -> Path:
-        """Give a local copy of a folder of code, or the folder itself; it stays when this folder is closed."""
+        """Return a local copy of a folder of code, or the folder itself; it stays when this folder is closed."""
 
 
 class LocalFolder(ModelFolder):
@@ -113,7 +113,7 @@ class _RemoteFolder(ModelFolder):
     def copy_to(self, out: Path) -> None:
         n_folders = len(Path(self._path).parts)
         with TemporaryDirectory(prefix=".tensorcas-", dir=out.parent) as scratch:
-            # A download to nowhere in particular is one for this process, which reads tensors from the store.
+            # A download without a destination is for this process, and the process reads tensors from the store.
             place = None if is_ours(self.uri) else scratch
             fetched = Path(self._repository.download_artifacts(self._path, place))
             for child in list(fetched.iterdir()):
@@ -122,13 +122,13 @@ class _RemoteFolder(ModelFolder):
             shutil.rmtree([fetched, *fetched.parents][n_folders])
 
     def code(self, path: str) -> Path:
-        # Modules in it may be imported much later, so MLflow's own temporary folder is the place.
+        # Its modules may be imported much later, so the code goes into MLflow's own temporary folder.
         return Path(self._repository.download_artifacts(posixpath.join(self._path, path)))
 
 
 @contextmanager
 def open_folder(model_uri: str) -> Iterator[ModelFolder]:
-    """Find the folder of a model by any URI that MLflow has for one, or by a local path.
+    """Open the folder of a model by any MLflow URI, or by a local path.
 
     Raises:
         NotFoundError: There is none.
@@ -149,13 +149,13 @@ def open_folder(model_uri: str) -> Iterator[ModelFolder]:
 
 
 def resolve(model_uri: str) -> tuple[ArtifactRepository, str]:
-    """Resolve a URI once, so that all files come from one model though a later one takes over the alias or name."""
+    """Resolve a URI once, so all files come from one model even if the alias or name moves to another."""
     root, path = _get_root_uri_and_artifact_path(model_uri)
     repository = get_artifact_repository(root)
     if isinstance(repository, RunsArtifactRepository):
         run_id, full_path = RunsArtifactRepository.parse_runs_uri(model_uri)
         name, _, rest = (full_path or "").partition("/")
-        # As MLflow has it: a logged model of the run goes before an artifact folder of the same name.
+        # As in MLflow, a logged model of the run precedes an artifact folder of the same name.
         logged = repository._get_logged_model_artifact_repo(run_id=run_id, name=name) if name else None
         if logged is not None:
             repository, path = logged, rest
@@ -175,7 +175,7 @@ def load_mlmodel(folder: ModelFolder) -> Model:
 
     Raises:
         NotFoundError: The folder holds none.
-        MalformedFileError: It is none.
+        MalformedFileError: The file is not a valid MLmodel.
     """
     file = folder.file(MLMODEL_FILE_NAME)
     try:
@@ -184,7 +184,7 @@ def load_mlmodel(folder: ModelFolder) -> Model:
             raise TypeError("a section of its flavors is no mapping")
     except MlflowException:
         raise
-    except Exception as error:  # whatever MLflow trips over
+    except Exception as error:  # any error of MLflow's parser
         reason = f"{type(error).__name__}: {error}"
         raise MalformedFileError(f"{folder.uri}/{MLMODEL_FILE_NAME}", "MLmodel", reason) from error
     return model
@@ -195,14 +195,14 @@ def _is_inside(path: str) -> bool:
 
 
 class SavedModel:
-    """A model folder's MLmodel, read, and its manifest, read when it is needed."""
+    """A model folder's MLmodel, and its manifest, read on first use."""
 
     def __init__(self, folder: ModelFolder) -> None:
         """Read the MLmodel.
 
         Raises:
             NotFoundError: The folder holds no model, or one of another flavor.
-            MalformedFileError: The MLmodel is none, or leads out of the folder.
+            MalformedFileError: The MLmodel is invalid, or leads out of the folder.
         """
         self.folder = folder
         model = load_mlmodel(folder)
@@ -225,9 +225,9 @@ class SavedModel:
         self.store_uri: str | None = section.get("store")
         self._manifest_digest: str | None = section.get("manifest")
         self.config: dict[str, Any] = dict(flavors.get(pyfunc.FLAVOR_NAME, {}).get(pyfunc.MODEL_CONFIG) or {})
-        """The model configuration as declared, which a load may override."""
+        """The declared model configuration; a load may override it."""
         self._artifact_path: str | None = model.artifact_path
-        # The folder may be one that MLflow has downloaded the model to.
+        # MLflow may have downloaded the model to this folder.
         self.label = folder.uri if model.model_id is None else f"model {model.model_id}"
 
     @property
@@ -252,7 +252,7 @@ class SavedModel:
         """The manifest of the model's tensors.
 
         Raises:
-            CorruptError: It is damaged where that can be seen; see `check_manifest`.
+            CorruptError: Its damage is detectable here; see `check_manifest`.
             NewerFormatError: A later release wrote it.
         """
         try:
@@ -264,18 +264,18 @@ class SavedModel:
         return manifest.labelled(self.label)
 
     def check_manifest(self, store: Store) -> None:
-        """See that the manifest is one that was saved: a name or a shape in it could change and all chunks be found.
+        """Check that the manifest was saved as it is: with a changed name or shape, all chunks would still be found.
 
         Args:
-            store: That holds its chunks.
+            store: The store with its chunks.
 
         Raises:
-            CorruptError: It is not the one that the MLmodel names, and the store does not have it either.
+            CorruptError: The manifest is not the one named by the MLmodel, and the store lacks it, too.
         """
         actual = self.manifest.digest
         if self._manifest_digest in (None, actual):
             return
-        # A store that was copied and given another id has manifests that say so, and the MLmodel stays as it was.
+        # A store copied under a new id has manifests with that id, and the MLmodel keeps the old one.
         if not any(info.key.startswith(f"manifests/{actual}") for info in list_blobs(store.backend, "manifests")):
             reason = f"it hashes to {actual}, and the MLmodel says {self._manifest_digest}"
             raise CorruptError(self._manifest_place, reason)
@@ -286,20 +286,20 @@ class SavedModel:
 
     @cached_property
     def payload(self) -> str | None:
-        """Path of the file in which the folder brings its tensors along; None if it does not."""
+        """Path of the file with the tensors in a self-contained folder; None in any other."""
         paths = (f"{self.data}/{name}" for name in PAYLOAD_FILES)
         return next((path for path in paths if self.folder.has(path)), None)
 
     def configured_store(self) -> str | None:
-        """Name the store that MLFLOW_PYFUNC_INFERENCE_CONFIG puts in place of the declared one, if it does.
+        """Return the store set by MLFLOW_PYFUNC_INFERENCE_CONFIG in place of the declared one, if any.
 
-        MLflow reads that for pyfunc only; a moved store has moved for everybody.
+        MLflow reads this setting for pyfunc only, but a moved store has moved for every way of loading.
         """
         if not self.config:
             return None
         return self.named_store(_get_overridden_pyfunc_model_config(dict(self.config), {}, _logger))
 
     def named_store(self, config: Mapping[str, Any] | None) -> str | None:
-        """Name the store that a model configuration puts in place of the declared one, if it does."""
+        """Return the store set by a model configuration in place of the declared one, if any."""
         store = (config or {}).get(STORE_KEY)
         return None if store is None or store == self.config.get(STORE_KEY) else str(store)

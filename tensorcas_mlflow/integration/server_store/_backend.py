@@ -1,4 +1,4 @@
-"""Backend on a shelf: the contract as far as it holds without conditional writes."""
+"""Backend on a shelf: the backend contract, minus conditional writes."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from tensorcas_mlflow.integration.server_store._shelf import (
 from tensorcas_mlflow.store.protocol import STAND_INS
 
 MAX_BYTES = 2 << 30
-"""What is kept at most, the blob last fetched aside."""
+"""Bound on the bytes kept, apart from the blob fetched last."""
 MAX_FILES = 128
 
 
 class Download:
-    """A fetched blob, in an open file without a name: it is gone when nobody has this object any more."""
+    """A fetched blob, in an open file without a name: it is deleted with the last reference to this object."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDONLY)
@@ -56,7 +56,7 @@ class Download:
 
 
 class Downloads:
-    """Fetched blobs by key, those used last kept longest. Shared by threads."""
+    """A thread-safe, least-recently-used cache of fetched blobs by key."""
 
     def __init__(self, *, max_bytes: int = MAX_BYTES, max_files: int = MAX_FILES) -> None:
         self._max_bytes = max_bytes
@@ -66,10 +66,10 @@ class Downloads:
         self._turns: dict[str, Lock] = {}
 
     def get(self, key: str, fetch: Callable[[Path], None]) -> Download:
-        """Give a blob, fetching it if it is not here; two threads do not fetch the same one.
+        """Return a blob, fetching it if absent; two threads do not fetch the same one.
 
         Args:
-            key: Which; its content never changes.
+            key: Its key; the content of a key never changes.
             fetch: Writes it to the path it is given.
         """
         with self._lock:
@@ -95,14 +95,14 @@ class Downloads:
         return kept
 
     def _drop_old(self) -> None:
-        # Who is reading one that goes keeps it open for as long as that takes.
+        # A thread that still reads an evicted file keeps it open until done.
         total = sum(kept.size for kept in self._kept.values())
         while len(self._kept) > 1 and (total > self._max_bytes or len(self._kept) > self._max_files):
             total -= self._kept.popitem(last=False)[1].size
 
 
 def _download(fetch: Callable[[Path], None]) -> Download:
-    # The name goes at once, so nothing stays behind, however this process ends.
+    # The name is removed at once, so nothing stays behind, however this process ends.
     with tempfile.TemporaryDirectory(prefix="tensorcas-") as folder:
         path = Path(folder, "blob")
         fetch(path)
@@ -116,39 +116,39 @@ _DRAWN = re.compile(
     r"|manifests/[0-9a-f]{64}\.[0-9a-f]{8}"
     rf"|(?:refs/copies/[0-9a-f]{{64}}|{STAND_INS})/@[0-9a-f]{{32}}"
 )
-"""Keys that are drawn at random (``docs/format.md``): nobody else has them, so there is no need to look."""
+"""Keys drawn at random (``docs/format.md``): they are unique, so no check is needed."""
 
 _MAX_SEEN = 1 << 16
 _MAX_FETCHES = 3
-"""How often a blob is fetched whose bytes do not come to an end."""
+"""Attempts at fetching a blob whose download breaks off."""
 
 
 class CarrierBackend(Backend):
-    """Blobs as files of a `Shelf`, under the names that `LocalBackend` gives them in the same folder.
+    """Blobs as files of a `Shelf`, under `LocalBackend`'s names for them.
 
-    Once a call has returned every later call of anybody sees its effect, and a blob that it has put is whole. Of the
-    rest of the contract this is kept:
+    Once a call has returned, every later call of any process sees its effect, and a successful `put` leaves a complete
+    blob. The rest of the contract is narrower:
 
-    * A blob whose putter dies, or loses the line, while it is put may **stay cut short**, or empty: see `Shelf`. Where
-      keys are drawn, that blob is nobody's, since its save never went on. Only a ref is ever put in the place of
-      another, and by then its stand-in is there, whole. So whoever reads a blob has to see for himself whether it is
-      whole, as the readers of packs, manifests, index segments, intents and refs do.
-    * ``put_new`` looks, then puts. Where a key is drawn at random it does not even look. Two processes that put the
-      same key at the same moment may both succeed, and the later one's blob stays. So nothing but refs is put at a key
-      that is not random, except the store's ``format``, whose bytes are then the same whoever makes it.
-    * ``promote`` looks at the intent, puts the ref, and **looks at the intent again**: if it is gone, a collector has
-      given this save up and may not have seen the ref, so the ref is removed again and the save begins anew. A ref that
-      is replaced stays until the new one is known to be safe. ``withdraw`` does not exclude ``promote``: in the moment
-      between the two looks both may happen. Therefore the intents of carriers say that they are (``carrier``), and no
-      collector withdraws one unless it is told to by its id.
-    * The process may die inside ``promote``. Then the intent stays, and the ref is there or not; if the intent was
-      withdrawn just then as well, a ref may stay whose save never returned and whose chunks are gone.
-    * ``modified_s`` is the present time, since servers do not tell; a token is the blob's size.
-    * ``durable`` means what the server's own storage makes of an upload.
-    * A part of a blob costs all of it once; blobs that were read in part are kept for a while (`Downloads`).
+    * A blob may **stay cut short**, or empty, if its writer dies or loses the connection during the put: see `Shelf`.
+      At a random key nobody uses that blob, since its save never continued. Only refs replace other blobs, and a
+      complete stand-in exists by then. So every reader of a blob must check that it is complete; the readers of packs,
+      manifests, index segments, intents and refs do.
+    * ``put_new`` looks, then puts. At a random key it does not look. Two processes that put the same key at the same
+      moment may both succeed, and the later blob stays. So only refs are put at keys that are not random, except the
+      store's ``format``, and every creator of a store writes the same bytes there.
+    * ``promote`` looks at the intent, puts the ref, and **looks at the intent again**. If the intent is gone, a
+      collector has given this save up and may have missed the ref; the ref is removed again and the save starts over.
+      A replaced ref stays until the new one is known to be safe. ``withdraw`` does not exclude ``promote``: both may
+      happen between the two looks. Therefore carriers mark their intents (``carrier``), and a collector withdraws a
+      marked intent only if told to by its id.
+    * The process may die inside ``promote``. Then the intent stays, with or without the ref. If the intent was
+      withdrawn at that moment as well, the ref of an unfinished save may stay without its chunks.
+    * ``modified_s`` is the present time, since servers do not report it; a token is the blob's size.
+    * ``durable`` means as durable as an upload is in the server's own storage.
+    * Reading a part of a blob downloads all of it once; such blobs are cached for a while (`Downloads`).
 
-    A segment of a key with ``%`` and two hex digits would reach the server decoded. It is written as long ones are in
-    ``docs/format.md``: ``~`` and a hash of what it stands for. Listings show such keys in that form.
+    A key segment with ``%`` and two hex digits would reach the server decoded. It is written like long ones in
+    ``docs/format.md``: ``~`` and a hash of the segment. Listings show such keys in that form.
     """
 
     is_carrier = True
@@ -159,12 +159,12 @@ class CarrierBackend(Backend):
         self._downloads = Downloads()
         self._lock = Lock()
         self._seen: dict[str, int] = {}
-        """Sizes of blobs that were there when last looked at. Some servers answer a request for what is not there as
-        if they had failed, and clients then try for minutes: so nothing is fetched that was never seen."""
+        """Sizes of blobs found by the last look. Some servers answer a request for a missing file with a server error,
+        and clients then retry for minutes. So only blobs already seen are fetched."""
         self._doubtful: set[str] = set()
-        """Intents of saves whose last request was not answered: it may be carried out yet, so they must stay."""
+        """Intents of saves with an unanswered last request: the server may still carry it out, so they must stay."""
         self._is_unreachable = False
-        """Whether the server gave no answer when something was last put."""
+        """Whether the server left the last put unanswered."""
 
     def put_new(self, key: str, pieces: Iterable[Buffer], *, durable: bool = True) -> Token:
         path = _path(key)
@@ -184,7 +184,8 @@ class CarrierBackend(Backend):
         try:
             self._put_ref(first, data)
             try:
-                # Who withdraws the intent after this look surveys the refs later still, and finds this one.
+                # A collector that withdraws the intent after this look surveys the refs later still, and finds this
+                # one.
                 self._check_intent(source, token)
             except BlobNotFoundError:
                 self._take_back(first, data)
@@ -200,7 +201,8 @@ class CarrierBackend(Backend):
 
     def withdraw(self, key: str, token: Token) -> bool:
         if key in self._doubtful or self._is_unreachable:
-            # A server that is not there would be waited for all over again, and who gives up a save is told why by now.
+            # Each call to an unreachable server waits through all retries again, and the abandoned save already has its
+            # error.
             _log.warning("the intent %r stays, since the server may yet do what it was asked; %s", key, _ABANDON)
             return False
         info = self.stat(key)
@@ -281,7 +283,7 @@ class CarrierBackend(Backend):
             raise BlobNotFoundError(key)
 
     def _take_back(self, key: str, data: Buffer) -> None:
-        """Remove a ref that was put, unless somebody has put another in its place since."""
+        """Remove a ref put by this save, unless another process has since replaced it."""
         with contextlib.suppress(BlobNotFoundError):
             if self.get(key) == data:
                 self.delete(key)
@@ -302,7 +304,7 @@ class CarrierBackend(Backend):
         return _token(size)
 
     def _tidy(self, *keys: str) -> None:
-        """Remove what a commit that has happened needs no more; that it stays is no reason to call it failed."""
+        """Remove leftovers of a successful commit. A failure to remove them does not make the commit fail."""
         for key in keys:
             try:
                 self.delete(key)
@@ -339,7 +341,7 @@ class CarrierBackend(Backend):
             except UnreachableError:
                 raise
             except NoAnswerError as error:
-                # The answer of a file that is deleted while it is served breaks off.
+                # The response for a file deleted while it is served breaks off.
                 if self.stat(key) is None:
                     self._forget(path)
                     raise BlobNotFoundError(key) from error
@@ -358,7 +360,7 @@ _QUOTED = re.compile(r"%[0-9A-Fa-f]{2}")
 
 
 def _path(key: str) -> str:
-    """Where a key's file lies on the shelf."""
+    """Return the path of a key's file on the shelf."""
     return "/".join(map(_plain_segment, check_key(key).split("/")))
 
 
@@ -379,7 +381,7 @@ def _is_key(key: str) -> bool:
 
 def _write(file: Path, pieces: Iterable[Buffer], key: str) -> Path:
     with file.open("wb") as out:
-        # What the pieces raise is not this storage's, so only the writing is translated.
+        # Errors of the pieces are not this storage's, so only the writing is translated.
         for piece in pieces:
             try:
                 out.write(piece)

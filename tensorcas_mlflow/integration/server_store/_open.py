@@ -1,4 +1,4 @@
-"""Opening the store behind an ``mlflow-artifacts:`` URI: found, or made."""
+"""Opening the store behind an ``mlflow-artifacts:`` URI: found, or created."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tensorcas_mlflow.integration.server_store._shelf import ArtifactShelf, NoAn
 from tensorcas_mlflow.store import Store
 
 SERVED_BY = "served-by-tensorcas"
-"""Name of the one file, of no bytes, that a server's listing of any folder ``.tensorcas`` shows. It is never there."""
+"""Name of an empty file in a server's listing of any folder ``.tensorcas``. The file does not exist."""
 
 
 def announcement(folder: str) -> FileInfo | None:
-    """Give the entry that says so, for the listing of a folder that is a ``.tensorcas``; None for any other."""
+    """Return the entry for the listing of a folder named ``.tensorcas``; None for any other folder."""
     if posixpath.basename(folder) != STORE_FOLDER:
         return None
     return FileInfo(posixpath.join(folder, SERVED_BY), False, 0)
@@ -41,7 +41,7 @@ _SERVER_ERROR = 500
 
 @dataclass(slots=True, kw_only=True)
 class _Root:
-    """What one listing of a root's ``.tensorcas`` has shown."""
+    """Result of one listing of a root's ``.tensorcas``."""
 
     uri: str
     shelf: ArtifactShelf
@@ -49,29 +49,29 @@ class _Root:
     """Whether the server keeps its artifacts in a store of its own."""
     has_store: bool
     has_cut_format: bool
-    """Whether somebody has died who was making a store: its ``format`` is there and empty."""
+    """Whether a process died while creating a store: its ``format`` exists and is empty."""
     store: Store | None = None
 
 
 _roots: dict[str, _Root] = {}
-"""Roots that were looked at, by the URL they resolve to: one listing a process and root."""
+"""Roots already listed, by resolved URL: one listing per process and root."""
 _roots_lock = Lock()
 
 
 def is_carrier_uri(uri: str) -> bool:
-    """Tell whether an artifact URI is reached through an MLflow server, where a store can only be carried."""
+    """Tell whether an artifact URI goes through an MLflow server, and so can hold only a carried store."""
     return urlsplit(uri).scheme == SCHEME
 
 
 def shelf_at(artifact_uri: str, folder: str) -> Shelf:
-    """Give the files in an artifact folder, by path below it; errors are translated as those of a store are."""
+    """Return the files in an artifact folder, by path below it; errors are translated like those of a store."""
     return ArtifactShelf(get_artifact_repository(artifact_uri), folder)
 
 
 def is_served_by_us(uri: str) -> bool:
     """Tell whether the server at an artifact URI keeps its artifacts in a store of its own.
 
-    Then files are sent as they are, and the server takes them apart: there is never a store within a store.
+    Such a server gets files as they are, and takes them apart: no store lies within a store.
 
     Raises:
         BackendError: The server cannot be asked.
@@ -84,15 +84,15 @@ def find_carrier(uri: str, *, create: bool = False) -> tuple[Store, str]:
 
     Args:
         uri: Artifact root of a run or model, or any other place.
-        create: Whether to make a store at the experiment's root if there is none.
+        create: Whether to create a store at the experiment's root if there is none.
 
     Returns:
         The store, and the place relative to its root.
 
     Raises:
-        StoreNotFoundError: There is none, and none is to be made.
+        StoreNotFoundError: There is none, and ``create`` is False.
         BackendError: The server refuses, or does not answer.
-        ValueError: MLflow's tracking URI, by which the server is reached, is none of a server.
+        ValueError: The server is reached through MLflow's tracking URI, and that URI is not a server's.
     """
     if not get_tracking_uri().startswith(("http:", "https:")):
         raise ValueError(
@@ -108,10 +108,10 @@ def find_carrier(uri: str, *, create: bool = False) -> tuple[Store, str]:
 
 
 def open_carrier(root: str, *, create: bool = False) -> Store:
-    """Open the store at exactly this root, or the one this process has open; raises as `find_carrier` does.
+    """Open the store at exactly this root, or reuse the one open in this process; raises as `find_carrier` does.
 
     Raises:
-        ConflictError: The server has a store of its own, so none can be made within it.
+        ConflictError: The server has a store of its own, so none can be created within it.
     """
     store = _opened(root)
     if store is not None:
@@ -126,7 +126,7 @@ def open_carrier(root: str, *, create: bool = False) -> Store:
         )
     backend = CarrierBackend(found.shelf, uri=root)
     if found.has_cut_format:
-        # Whoever makes it anew meanwhile makes the same, so it does not matter whose is deleted.
+        # Another client recreates it with the same content, so deleting that one is harmless.
         backend.delete(_FORMAT)
     try:
         made = Store.init_backend(backend, store_id=_store_id(root))
@@ -139,7 +139,7 @@ def open_carrier(root: str, *, create: bool = False) -> Store:
 
 
 def _opened(root: str, *, is_above: bool = False) -> Store | None:
-    """Open the store at a root; None if there is none, or if it is above and this client may not look there."""
+    """Open the store at a root; None if there is none, or if this client may not list a root above."""
     try:
         found = _root_at(root)
     except NoAnswerError:
@@ -152,7 +152,7 @@ def _opened(root: str, *, is_above: bool = False) -> Store | None:
         return None
     with _roots_lock:
         if found.store is None:
-            # A store that stays open has its index at hand.
+            # A store kept open has its index in memory.
             found.store = Store.open_backend(CarrierBackend(found.shelf, uri=root))
         return found.store
 
@@ -164,7 +164,7 @@ def _root_at(uri: str) -> _Root:
     repository = get_artifact_repository(uri)
     with _roots_lock:
         known = _roots.get(repository.artifact_uri)
-        # One that holds no store may hold one now, made by another client.
+        # Another client may create a store later, so a root without one is listed again.
         if known is not None and (known.is_ours or known.has_store):
             return known
     shelf = ArtifactShelf(repository, STORE_FOLDER)
@@ -184,7 +184,7 @@ def _root_at(uri: str) -> _Root:
 
 
 def _with_parents(root: str) -> Iterator[str]:
-    """A root and those above it on the same server, the nearest first."""
+    """Yield a root and those above it on the same server, the nearest first."""
     yield root
     parts = urlsplit(root)
     path = parts.path
@@ -195,15 +195,15 @@ def _with_parents(root: str) -> Iterator[str]:
 
 
 def _path_below(root: str, uri: str) -> str:
-    """Give the place relative to a root at or above it. One of the two may name the server and the other not."""
+    """Return the place relative to a root at or above it. One of the two may name the server and the other not."""
     folder, place = (urlsplit(each).path.strip("/") for each in (root, uri))
     return place.removeprefix(folder).lstrip("/")
 
 
 def _store_id(root: str) -> str:
-    """Give the id of the store at a root: the same for whoever makes it, since the later of two would stay.
+    """Return the id of the store at a root. It is the same for every creator, since the later of two would stay.
 
-    It tells servers apart by when the experiment was created there, where the root is an experiment's.
+    For an experiment's root, the experiment's time of creation distinguishes servers.
     """
     path = urlsplit(root).path
     created = None
@@ -212,7 +212,7 @@ def _store_id(root: str) -> str:
         try:
             experiment = MlflowClient().get_experiment(name)
         except MlflowException as error:
-            # The root is no experiment's, and may be called anything.
+            # The root is no experiment's, and may have any name.
             if error.get_http_status_code() >= _SERVER_ERROR:
                 raise NoAnswerError("look up", name, str(error)) from error
         else:

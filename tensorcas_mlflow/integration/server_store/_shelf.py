@@ -21,18 +21,18 @@ from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, ForbiddenEr
 
 
 class NoAnswerError(BackendError):
-    """A server did not say whether it has done what it was asked; it may do it yet."""
+    """A server did not confirm a request, and may still carry it out."""
 
     def __str__(self) -> str:
         return f"{super().__str__()}; nothing that was saved before is lost, and it is safe to try again"
 
 
 class BrokenOffError(NoAnswerError):
-    """A server's answer has broken off; that of one which is there."""
+    """A reachable server's response broke off."""
 
 
 class UnreachableError(NoAnswerError):
-    """A server did not answer at all, after all the attempts that MLflow makes."""
+    """A server did not answer any of MLflow's attempts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,18 +47,18 @@ class Entry:
 class Shelf(ABC):
     """Files by path below one root: put whole, fetched whole, listed and deleted.
 
-    A file that `put` has returned for is whole, and once a call has returned, every later call of anybody sees its
-    effect. But if the process ends or the line breaks *within* a put, the beginning of the file may stay, perhaps
-    nothing of it: not every server compares what has come with the length that was announced. So whoever reads a file
-    has to see for himself that it is whole.
+    A file is complete once its `put` has returned, and every later call of any process sees the effect of a returned
+    call. But if the process ends or the connection breaks *within* a put, an incomplete or empty file may stay: some
+    servers do not compare the received length with the announced one. So a reader of a file must check that it is
+    complete.
 
-    All methods raise `RefusedError` if the server refuses, `NoAnswerError` if it may have done what it was asked, and
+    All methods raise `RefusedError` if the server refuses, `NoAnswerError` if it may have carried out the request, and
     another `BackendError` if this machine failed.
     """
 
     @abstractmethod
     def put(self, path: str, file: Path) -> None:
-        """Put a copy of a local file, of the same name, at a path; what is there is replaced in one step."""
+        """Put a copy of a local file, of the same name, at a path, atomically replacing an existing file."""
 
     @abstractmethod
     def fetch(self, path: str, out: Path) -> None:
@@ -70,7 +70,7 @@ class Shelf(ABC):
 
     @abstractmethod
     def head(self, path: str, n_bytes: int) -> bytes:
-        """Read how a file begins: so many bytes, or all of a shorter one; not much more of it is fetched.
+        """Read the start of a file: this many bytes, or all of a shorter one. Little more is fetched.
 
         Raises:
             BlobNotFoundError: There is no such file.
@@ -78,11 +78,11 @@ class Shelf(ABC):
 
     @abstractmethod
     def entries(self, folder: str) -> list[Entry]:
-        """List what lies directly in a folder, in no order; nothing for an absent one."""
+        """List the direct children of a folder, in no order; nothing for a missing folder."""
 
     @abstractmethod
     def delete(self, path: str) -> None:
-        """Delete a file; none there is no error."""
+        """Delete a file; a missing file is no error."""
 
 
 _FORBIDDEN = (401, 403)
@@ -91,13 +91,13 @@ _SERVER_ERROR = 500
 
 
 class ArtifactShelf(Shelf):
-    """A folder below an artifact root. MLflow repeats by itself what fails for want of an answer."""
+    """A folder below an artifact root. MLflow itself retries unanswered requests."""
 
     def __init__(self, repository: ArtifactRepository, folder: str) -> None:
-        """Say where the shelf is; nothing is asked yet.
+        """Set the place of the shelf, without a request.
 
         Args:
-            repository: Of the artifact root, behind an MLflow server.
+            repository: The repository of the artifact root, behind an MLflow server.
             folder: Artifact path below it.
         """
         self._repository = repository
@@ -108,12 +108,12 @@ class ArtifactShelf(Shelf):
             self._repository.log_artifact(str(file), posixpath.dirname(self._at(path)))
 
     def fetch(self, path: str, out: Path) -> None:
-        # download_artifacts() would list the path first, to see whether it is a folder.
+        # download_artifacts() would first list the path, to check whether it is a folder.
         with self._translated("read", path):
             self._repository._download_file(self._at(path), str(out))
 
     def head(self, path: str, n_bytes: int) -> bytes:
-        # As _download_file() begins; MLflow has no call for a part of a file.
+        # As at the start of _download_file(); MLflow has no call for a part of a file.
         assert isinstance(self._repository, HttpArtifactRepository)
         begun = bytearray()
         with (
@@ -151,7 +151,7 @@ class ArtifactShelf(Shelf):
         except OSError as error:
             raise BackendError(action, self._place(path), f"{type(error).__name__}: {error}") from error
         except MlflowException as error:
-            # MLflow's words for a request that failed again and again, or for one that it does not make.
+            # MLflow's messages for a request with all retries failed, or refused before sending.
             cause = error.__cause__ or error.__context__
             if isinstance(cause, requests.RequestException):
                 raise _of_request(action, self._place(path), cause, str(error)) from error
@@ -159,12 +159,12 @@ class ArtifactShelf(Shelf):
             raise kind(action, self._place(path), str(error)) from error
 
     def _place(self, path: str) -> str:
-        """Where a file is, with its server, for messages."""
+        """Return the place of a file, with its server, for messages."""
         return posixpath.join(self._repository.artifact_uri, self._at(path))
 
 
 def _of_request(action: str, place: str, error: requests.RequestException, words: str) -> TensorCasError:
-    """Say what a failed request means."""
+    """Return the error for a failed request."""
     answer = error.response
     if answer is None:
         return _kind_of_silence(error)(action, place, words)
@@ -180,8 +180,8 @@ def _kind_of_silence(error: requests.RequestException) -> type[NoAnswerError]:
     if isinstance(error, requests.exceptions.ChunkedEncodingError):
         return BrokenOffError
     if not isinstance(error, requests.ConnectionError | requests.Timeout):
-        return NoAnswerError  # such as too many answers that said the server had failed
+        return NoAnswerError  # such as too many server errors
     cause = error.args[0] if error.args else None
-    # Of a server that hangs up on an upload which it fails, the answer is lost now and then.
+    # A server that hangs up on a failed upload sometimes loses its answer.
     hung_up = isinstance(getattr(cause, "reason", cause), urllib3.exceptions.ProtocolError)
     return NoAnswerError if hung_up else UnreachableError
