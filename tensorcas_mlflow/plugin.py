@@ -34,8 +34,7 @@ names and the rules; ``import tensorcas_mlflow as tensorcas`` gives the same obj
 def _make_facade() -> types.ModuleType:
     """Make ``mlflow.tensorcas``: the public names of this package, each imported on first use.
 
-    It is a plain module, which pickles by name, and not a package under a second name, whose submodules would be
-    imported twice.
+    The facade is a plain module, pickled by name. A package under a second name would import its submodules twice.
     """
     facade = types.ModuleType(FACADE, _DOC)
 
@@ -80,15 +79,14 @@ def _artifact_repository(
 
 
 def _install_facade() -> None:
-    """Put ``mlflow.tensorcas`` where imports and attribute look-ups find it, if there is an ``mlflow``."""
+    """Install ``mlflow.tensorcas`` for imports and attribute look-ups, if there is an ``mlflow``."""
     mlflow = sys.modules.get("mlflow")
     if mlflow is not None:
         vars(mlflow)["tensorcas"] = sys.modules.setdefault(FACADE, _make_facade())
 
 
 def __getattr__(name: str) -> Any:
-    # The facade comes with MLflow's look-up of the entry point and not with the body of this module, which may run
-    # before there is an mlflow to put it into.
+    # MLflow's look-up of the entry point installs the facade. The body of this module may run before mlflow exists.
     if name != "artifact_repository":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     _install_facade()

@@ -35,7 +35,7 @@ _STEP = re.compile(r"@(-?[0-9]+)")
 
 
 class TensorCasStore:
-    """Checkpoints of one run, by step, in a store that any number of runs and processes share.
+    """Checkpoints of one run, by step, in a store shared by any number of runs and processes.
 
     ```python
     with TensorCasStore("checkpoints", run_id="run-1") as store:
@@ -55,17 +55,17 @@ class TensorCasStore:
         *,
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
     ) -> None:
-        """Open the store at a root, or make one.
+        """Open the store at a root, or create one.
 
         Args:
             root: A path or a store URI.
             run_id: Any text but the empty one; the store never uses it as a path.
-            adapter: Takes the run's models apart and puts them together. By default the installed adapter that takes a
-                model saves it, and the adapter that saved a model loads it.
-            chunk_bytes: Chunk size of a store that this call makes; an existing store keeps its own.
+            adapter: The adapter for the run's models. By default an installed adapter is chosen: for a save by the
+                model, for a load by the adapter of the save.
+            chunk_bytes: Chunk size for a new store; an existing store keeps its own.
 
         Raises:
-            NewerFormatError: A later release made the store.
+            NewerFormatError: A later release created the store.
             ConflictError: There is no store at the root, and one above or below prevents a new one.
             ValueError: The run id is empty or cannot be encoded, or no store can be kept at such a root.
             TypeError: The run id is no text.
@@ -112,14 +112,14 @@ class TensorCasStore:
         """Save a model as a step of this run. The step is durable when this returns.
 
         Args:
-            model: A model that the adapter takes.
+            model: A model supported by the adapter.
             step: Any whole number of 64 bits.
-            parent_step: The step that training continued from; it is only recorded.
+            parent_step: The step before this training began; it is only recorded.
             metrics: Figures to keep with the step, for `best`.
-            overwrite: Replace a step that is there. The replacement is atomic: a reader has the old or the new one.
+            overwrite: Replace an existing step. The replacement is atomic: a reader has the old or the new one.
             policy: ``fast`` stores tensors as they are, ``balanced`` compresses at the speed of a disk, ``small``
-                spends more time on fewer bytes. It does not change what is loaded. None takes TENSORCAS_POLICY, by
-                default ``balanced``.
+                spends more time on fewer bytes. The loaded values are the same. None takes TENSORCAS_POLICY, by default
+                ``balanced``.
 
         Returns:
             The ref of the checkpoint.
@@ -159,26 +159,25 @@ class TensorCasStore:
         policy: str | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Ref:
-        """Save the tensors of a file of another format, or of a folder of files that belong together, as a step.
+        """Save the tensors of a foreign file, or of a folder of files that belong together, as a step.
 
         Args:
             path: A file such as ``model.safetensors``, or a folder: shards, a Hugging Face snapshot, DCP,
                 ServerlessLLM. It must not change meanwhile. Nothing is unpickled.
             step: Any whole number of 64 bits.
             format: The format of the file, such as ``safetensors`` or ``torch``; by default it is recognised.
-            allow_left_out: Import the file without the tensors that cannot be stored, such as quantized ones.
-            overwrite: Replace a step that is there.
+            allow_left_out: Import the file without unsupported tensors, such as quantized ones.
+            overwrite: Replace an existing step.
             policy: As for `save`.
-            progress: Called with the bytes that are done and the bytes that there are to do. A byte counts once for
-                each pass over it.
+            progress: Called with the bytes done and the bytes in total. A byte counts once for each pass over it.
 
         Returns:
             The ref of the checkpoint.
 
         Raises:
-            MalformedFileError: The file is not what its format allows.
+            MalformedFileError: The file violates its format.
             CheckpointExistsError: The step is there and ``overwrite`` is False; it is untouched.
-            ValueError: Tensors would be left out, and that was not allowed, or there is no such policy.
+            ValueError: Some tensors cannot be stored, and ``allow_left_out`` is False; or there is no such policy.
             BackendError: The file cannot be read, or the store cannot be written.
         """
         from tensorcas_mlflow.file_formats import open_listing
@@ -217,15 +216,15 @@ class TensorCasStore:
             step: A step of this run; by default the highest.
             format: ``safetensors``, ``torch``, ``npz``, ``bintensors`` or ``serverlessllm``; by default the ending of
                 ``path`` tells.
-            match: Write only tensors whose names match this pattern.
+            match: Write only tensors with names that match this pattern.
             shard_bytes: For ``safetensors``: the most bytes of tensors in one file.
             n_partitions: For ``serverlessllm``: the number of files.
-            allow_left_out: Write the file without the tensors that cannot be read, such as quantized ones.
-            overwrite: Replace what such a call wrote there.
-            progress: Called with the bytes that are written and the bytes that there are to write.
+            allow_left_out: Write the file without unsupported tensors, such as quantized ones.
+            overwrite: Replace an earlier export at this path.
+            progress: Called with the bytes written and the bytes in total.
 
         Returns:
-            What was written.
+            A summary of the written files.
 
         Raises:
             CheckpointNotFoundError: There is no such step.
@@ -310,17 +309,17 @@ class TensorCasStore:
             step: A step of this run; by default the highest.
             framework: ``np`` for arrays, ``pt`` for PyTorch's tensors.
             device: For ``pt``, the device of the tensors; by default the CPU.
-            naming: A rule for the names of layers and experts, where the reader does not know them.
+            naming: A rule for the names of layers and experts, for models unknown to the reader.
             verify: Check each chunk against its digest.
 
         Returns:
-            A reader, which is a mapping of names to arrays and a context manager.
+            A reader. It is a mapping of names to arrays, and a context manager.
 
         Raises:
             CheckpointNotFoundError: There is no such step.
             CorruptError: The step's manifest is damaged.
         """
-        from tensorcas_mlflow.reader import open_ref  # a program that only saves and loads does not pay for it
+        from tensorcas_mlflow.reader import open_ref  # a program that only saves and loads skips this import
 
         return open_ref(self.store, self._ref(step), framework=framework, device=device, naming=naming, verify=verify)
 
@@ -346,7 +345,7 @@ class TensorCasStore:
         """List the steps of this run, ascending, with their metrics.
 
         Returns:
-            ``{"step": 3, "metrics": {"loss": 0.3}}`` for each step; ``metrics`` is None where none were given.
+            ``{"step": 3, "metrics": {"loss": 0.3}}`` for each step; ``metrics`` is None for a step saved without any.
         """
         refs = (self.store.ref(self._target(step).key) for step in self.list_checkpoints())
         return [
@@ -359,7 +358,7 @@ class TensorCasStore:
         """Find the step with the best value of a metric.
 
         Args:
-            metric: A name that `save` was given.
+            metric: A name from the ``metrics`` of `save`.
             mode: Whether the smallest or the largest value is the best.
 
         Returns:
@@ -381,10 +380,10 @@ class TensorCasStore:
     # --- keeping the store small
 
     def delete_checkpoint(self, step: int) -> bool:
-        """Delete a step. The next `gc` frees the bytes that only this step needed.
+        """Delete a step. The next `gc` frees the bytes used by this step alone.
 
         Returns:
-            Whether there was such a step.
+            True if there was such a step.
 
         Raises:
             StoreNotFoundError: The store is gone.
@@ -397,16 +396,16 @@ class TensorCasStore:
         return is_there
 
     def gc(self, *, grace_s: float = DEFAULT_GRACE_S, max_waste: float = DEFAULT_MAX_WASTE) -> GcReport:
-        """Delete the chunks that no checkpoint of any run of the store needs.
+        """Delete the chunks not needed by any checkpoint of any run of the store.
 
-        A chunk that no step needs is deleted at once, and never one that a save under way relies on.
+        An unneeded chunk is deleted at once, unless a save under way relies on it.
 
         Args:
             grace_s: Treat a save as dead after this many seconds without a heartbeat.
-            max_waste: Rewrite packs of which more than this share is unneeded.
+            max_waste: Rewrite packs with a larger unneeded share than this.
 
         Raises:
-            CorruptError: A blob that tells what is needed cannot be read; nothing is deleted.
+            CorruptError: A blob needed to determine the garbage cannot be read; nothing is deleted.
             ValueError: A figure is negative, too large or NaN.
             TypeError: A figure is no number.
         """
@@ -416,13 +415,13 @@ class TensorCasStore:
         return plan_gc(self.store, grace_s=grace_s, max_waste=max_waste).execute()
 
     def stats(self) -> RunStats:
-        """Count what this run keeps, and what the store that it shares with others takes on disk."""
+        """Count this run's content, and the disk space of the shared store."""
         self.store.check_identity()
         return run_stats(self.store, self.run_id)
 
     @classmethod
     def store_stats(cls, root: str | os.PathLike[str]) -> StoreStats:
-        """Count what all runs of the store at a root keep, and what the store takes on disk.
+        """Count the content of all runs of the store at a root, and the store's disk space.
 
         Raises:
             StoreNotFoundError: There is no store.
@@ -472,7 +471,7 @@ def _is_encodable(text: str) -> bool:
 
 
 def _figures(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Read metrics as plain numbers. They may be scalars of numpy or of a framework."""
+    """Convert metrics to plain numbers. They may be scalars of numpy or of a framework."""
     if not isinstance(metrics, Mapping):
         raise TypeError(f"metrics are a mapping of names to numbers, such as {{'loss': 0.3}}, not {metrics!r:.200}")
     figures: dict[str, float] = {}

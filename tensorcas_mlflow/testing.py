@@ -1,4 +1,4 @@
-"""Conformance suite for backends, and a backend that fails on purpose. Needs pytest."""
+"""Conformance suite for backends, and a deliberately failing backend. Needs pytest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SimulatedCrash(BaseException):
 
 
 class FaultyBackend(Backend):
-    """Wrapper of a backend that counts its calls, and makes one of them fail or be the last one."""
+    """Wrapper of a backend. It counts the calls, and makes a chosen one fail or be the last."""
 
     def __init__(self, inner: Backend) -> None:
         self.inner = inner
@@ -37,7 +37,7 @@ class FaultyBackend(Backend):
 
         Args:
             nth: Number of the call from now on, counted from 0.
-            operations: Names of the operations that count; all by default.
+            operations: Names of the operations to count; all by default.
             when: Whether the call fails before or after it took effect.
         """
         self._arm(nth, operations, when, crash=False)
@@ -277,7 +277,7 @@ KEYS = ("a", "a/b/c", "refs/@1", "A-Z_a.z=0~9%2F@x", "...", ".hidden", "x" * 200
 
 
 class BackendConformance(ConcurrencyConformance):
-    """The promises of every backend. Subclass it and add a fixture ``backend`` that returns an empty one.
+    """The promises of every backend. To use it, subclass it and add a fixture ``backend`` with an empty backend.
 
     ```python
     class TestLocalBackend(BackendConformance):

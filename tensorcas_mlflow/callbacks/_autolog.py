@@ -1,4 +1,4 @@
-"""`autolog`: checkpoints of trainings that do not know this package."""
+"""`autolog`: checkpoints of trainings without a change to their code."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ class Call:
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     is_main: bool
-    """Whether this process is the one that logs."""
+    """Whether this process logs the checkpoints."""
     has_run: bool
     """Whether the framework's own logger brings a run."""
     trained: Callable[[Any], Any] | None
-    """Gives the trained model for what the function returned; None if it is not to be logged."""
+    """A function from the call's return value to the trained model; None if the model is not to be logged."""
     undo: Callable[[], None]
-    """Takes the callback out again."""
+    """Removes the callback again."""
 
 
 Prepare = Callable[..., Call | None]
-"""``prepare(recorder, every_n_steps, original, args, kwargs)`` puts a callback that logs with ``recorder`` into a call
-of ``original``; None if there is one of ours already."""
+"""``prepare(recorder, every_n_steps, original, args, kwargs)`` adds our callback, with ``recorder``, to a call of
+``original``. It returns None if the call has one of ours already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +56,9 @@ class Wrapped:
     """The training functions of one module."""
 
     flavor: str
-    """What MLflow's own autologging calls the framework."""
+    """MLflow's autologging name of the framework."""
     functions: Callable[[Any], list[tuple[Any, str, Prepare]]]
-    """Gives, for the module, what holds each function, its name there, and how a call of it is prepared."""
+    """Function from the module to its training functions: the owner of each, its name there, and its `Prepare`."""
 
 
 def _prepare_lightning(
@@ -133,12 +133,12 @@ def _prepare_xgboost_fit(
 
     from tensorcas_mlflow.callbacks.xgboost import TensorCasCallback
 
-    # The second is a `fit` that calls the one of its base class.
+    # The second one's `fit` calls the `fit` of its base class.
     if not args or _recorder_of_fit.get() is not None or _is_part_of_something_larger(args[0]):
         return None
     if any(isinstance(known, TensorCasCallback) for known in getattr(args[0], "callbacks", None) or ()):
         return None
-    # The callback goes into the call of `train` that `fit` makes, not into the estimator's parameters.
+    # The callback goes into the call of `train` inside `fit`, not into the estimator's parameters.
     token = _recorder_of_fit.set(recorder)
     return Call(
         args=args,
@@ -151,10 +151,10 @@ def _prepare_xgboost_fit(
 
 
 def _is_part_of_something_larger(estimator: Any) -> bool:
-    """Tell whether a fit that begins here is called by the fit of another estimator, or run by joblib.
+    """Tell whether another estimator's fit calls this one, or joblib runs it.
 
-    The models of pipelines, searches, ensembles and cross-validations are parts, or are thrown away. Some are fitted in
-    threads of joblib, where the fit they belong to is not on the stack.
+    The models of pipelines, searches, ensembles and cross-validations are parts, or are discarded. Some are fitted in
+    threads of joblib, and their outer fit is then not on the stack.
     """
     from sklearn.base import BaseEstimator
 
@@ -227,7 +227,7 @@ WRAPPED: Mapping[str, Wrapped] = {
         flavor="pytorch",
         functions=lambda module: [(module.Trainer, "fit", partial(_prepare_lightning, "pytorch_lightning"))],
     ),
-    # Not "transformers": to ask that for its Trainer would import torch for those who only want a tokenizer.
+    # Not "transformers": looking up its Trainer would import torch even for users of a tokenizer alone.
     "transformers.trainer": Wrapped(
         flavor="transformers",
         functions=lambda module: [(module.Trainer, "train", _prepare_transformers)],
@@ -241,7 +241,7 @@ WRAPPED: Mapping[str, Wrapped] = {
         ],
     ),
 }
-"""By the module whose import brings the functions."""
+"""Training functions to wrap, by the module whose import brings them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,38 +275,38 @@ def autolog(
 ) -> None:
     """Log checkpoints of every training from now on, without another change to the program.
 
-    * ``Trainer.fit`` of ``lightning`` and ``pytorch_lightning``: what ``Trainer.save_checkpoint`` would write, at the
-      end of every epoch, and of the training.
+    * ``Trainer.fit`` of ``lightning`` and ``pytorch_lightning``: the content of ``Trainer.save_checkpoint``, at the end
+      of every epoch and of the training.
     * ``train`` of a ``transformers.Trainer``: the state dicts of model, optimizer and scheduler, the states of the
       random number generators and the Trainer's own state, whenever the Trainer saves, and when training ends.
     * ``xgboost.train``, and ``fit`` of XGBoost's scikit-learn classes: the booster, every 10 rounds, and when training
       ends. Not those for Dask and Spark.
 
-    Frameworks are wrapped when they are imported, and none is imported for it. ``from xgboost import train`` before
-    this call keeps the function as it was. A training that has a callback of this package already is left alone.
+    Frameworks are wrapped on import, and `autolog` imports none. If ``from xgboost import train`` ran before this call,
+    its function stays unwrapped. A training with a callback of this package is left alone.
 
-    Checkpoints go to the run of the framework's own MLflow logger, else to the active run; if there is none, one is
-    started for the time of the training. A second training in a run logs under ``<name>-2``, unless it goes on from the
-    first one: by its own count of steps it begins where the checkpoints of the first one end, and those of no other do.
-    MLflow's own autologging may be on too, whichever came first.
+    Checkpoints go to the run of the framework's own MLflow logger, else to the active run, else to a new run for the
+    duration of the training. A second training in a run logs under ``<name>-2``, unless it continues the first one: its
+    count of steps begins at the last checkpoint of the first one, and of no other. MLflow's own autologging may be on
+    too, in any order.
 
-    Nothing that fails here fails a training: it is logged as a warning, and after three failures in a row that training
-    is not tried again.
+    No error here stops a training: it is logged as a warning. After three consecutive errors the training is no longer
+    logged.
 
     Args:
         every_n_steps: Log when the number of steps (rounds) is a multiple of this, instead of as above.
         name: Name of the checkpoints.
-        keep: A rule for which steps stay; the others are deleted as training goes on. None keeps all.
+        keep: A rule for the steps to keep; the others are deleted during the training. None keeps all.
         blocking: Wait for each checkpoint to be durable. With False new chunks are copied, and written while training
             goes on; all checkpoints are durable when the training returns.
         log_models: When a training ends well, log the model too, under the name ``model``, for
-            ``mlflow.tensorcas.load_model``. For XGBoost's scikit-learn classes that is the fitted estimator, but none
+            ``mlflow.tensorcas.load_model``. For XGBoost's scikit-learn classes the model is the fitted estimator. None
             is logged for a fit within the fit of another estimator (a pipeline, a search, an ensemble) or run by joblib
             (``cross_val_score``). If MLflow's own autologging logs models as well, there are two of them.
         log_metrics: Log storage figures as metrics of the run; None for the default of `log_checkpoint`.
         policy: As for `log_checkpoint`.
         disable: Turn all of this off. A training under way is logged to its end.
-        exclusive: Leave a training alone if it is in a run that the program has started itself.
+        exclusive: Leave a training alone if the program itself started its run.
         silent: No warnings and no other messages.
 
     Raises:
@@ -381,7 +381,7 @@ def _wrap(flavor: str, owner: Any, attribute: str, prepare: Prepare) -> None:
 
 @contextmanager
 def _without_mlflow_patches(flavor: str) -> Iterator[None]:
-    """Take MLflow's own autologging of a framework off, and put it on again as it was, over what is set in between."""
+    """Turn off MLflow's autologging of a framework in a block; restore it afterwards, over patches made in between."""
     config = dict(AUTOLOGGING_INTEGRATIONS[flavor])
     is_global = config.pop(AUTOLOGGING_CONF_KEY_IS_GLOBALLY_CONFIGURED, None)
     revert_patches(flavor)
@@ -414,7 +414,7 @@ def _train(settings: _Settings, recorder: QuietRecorder, original: Callable[...,
         return result
     finally:
         call.undo()
-        # What is still being written belongs to the run, so the run ends after it.
+        # Pending writes belong to the run, so the run ends after them.
         with recorder.guard():
             recorder.finish()
         with recorder.guard():

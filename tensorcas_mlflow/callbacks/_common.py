@@ -1,4 +1,4 @@
-"""Recorder that all callbacks share: it logs the checkpoints of one training after another, under one name."""
+"""Recorder shared by all callbacks: it logs the checkpoints of one training after another, under one name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_FAILURES = 3
 
 
 def positive(value: int | None, what: str) -> int | None:
-    """Give an interval back if there can be one.
+    """Return an interval, checked.
 
     Raises:
         ValueError: It is less than 1.
@@ -30,7 +30,7 @@ def positive(value: int | None, what: str) -> int | None:
 
 
 def known_policy(name: str | None) -> str | None:
-    """Give the name of a policy back if there is one; None leaves the choice to each save.
+    """Return the name of a policy, checked; None leaves the choice to each save.
 
     Raises:
         ValueError: There is none.
@@ -39,16 +39,16 @@ def known_policy(name: str | None) -> str | None:
 
 
 class Recorder:
-    """Logs the checkpoints of a training; what a callback holds. It can be copied and pickled between trainings.
+    """Logger for the checkpoints of a training, held by a callback. It can be copied and pickled between trainings.
 
     Args:
         name: Name of the checkpoints.
-        run_id: Run they are logged to. None is the run that is active when a training begins, else the one that the
-            first checkpoint starts; either stays that training's run, even after somebody else has ended it.
-        keep: Which steps stay.
-        blocking: Whether a save is done when it returns.
-        overwrite: Whether a step that was logged before is replaced, instead of refused.
-        log_metrics: Whether storage figures are logged; None leaves that to `log_checkpoint`.
+        run_id: Run for the checkpoints. By default it is the run active when a training begins, else the run started by
+            the first checkpoint. The training keeps that run, even after other code has ended it.
+        keep: A rule for the steps to keep.
+        blocking: Whether a save is finished when the call returns.
+        overwrite: Whether to replace a step logged before, instead of refusing it.
+        log_metrics: Whether to log storage figures; None leaves the choice to `log_checkpoint`.
         policy: As for `log_checkpoint`.
 
     Raises:
@@ -87,7 +87,7 @@ class Recorder:
         """Forget the last training, and settle the run of this one.
 
         Args:
-            run_id: The run that the framework's own logger uses, if there is one.
+            run_id: The run of the framework's own logger, if any.
         """
         active = mlflow.active_run()
         self.run_id = self._given_run_id or run_id or (active.info.run_id if active is not None else None)
@@ -96,21 +96,21 @@ class Recorder:
         self._rated_step = None
 
     def save(self, state: Any, step: int, metrics: Mapping[str, Any]) -> None:
-        """Log a checkpoint; what `log_checkpoint` raises is raised.
+        """Log a checkpoint; raises as `log_checkpoint`.
 
         Args:
-            state: What to log.
+            state: The state to log.
             step: Its step.
-            metrics: What the framework knows of the step, for `rate`.
+            metrics: The framework's metrics of the step, for `rate`.
         """
         if self.run_id is None:
             self.run_id = str((mlflow.active_run() or mlflow.start_run()).info.run_id)
         try:
-            # First, so that `keep` knows it of this step too.
+            # First, so the keep rule has the metric of this step too.
             if self._overwrite or not self._is_logged(step):
                 self.rate(step, metrics)
         finally:
-            # A metric that cannot be logged stops the training, and what it has come to is not lost.
+            # A metric that cannot be logged stops the training; the state reached is saved first.
             info = log_checkpoint(
                 state,
                 step=step,
@@ -126,13 +126,13 @@ class Recorder:
             self._pending = None if self._blocking else info
 
     def rate(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Log the metric that ``keep`` goes by at a step, once.
+        """Log the metric of the keep rule at a step, once.
 
         Loggers do not: they count steps in their own ways, and there may be none.
 
         Args:
-            step: The last that was saved, if it was saved before its metrics were known.
-            metrics: What the framework knows of it, now or never.
+            step: The last saved step, if its metrics were unknown at the save.
+            metrics: The framework's metrics of it, complete by now.
         """
         best = self._keep.best if self._keep is not None else None
         if best is None or best not in metrics or step == self._rated_step:
@@ -142,7 +142,7 @@ class Recorder:
         self._rated_step = step
 
     def _is_logged(self, step: int) -> bool:
-        # The metric of a step that is there must not become that of a state which is refused.
+        # The metric of an existing step must not be replaced by that of a refused state.
         if self._keep is None or self._keep.best is None:
             return False
         return any(record.step == step for record in list_before_logging(self.run_id, self.name))
@@ -155,15 +155,15 @@ class Recorder:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Wrap the work of a callback that may fail because of this package; here its error reaches the training."""
+        """Run a callback's own work within this block; its errors reach the training."""
         yield
 
 
 class QuietRecorder(Recorder):
-    """A recorder for a training that nobody asked to be recorded: it warns instead of raising.
+    """Recorder for a training without an explicit request to log it: it warns instead of raising.
 
-    It also never mixes trainings: one that does not begin at the very step where the checkpoints of an earlier one of
-    the run end goes under ``<name>``, ``<name>-2``, ``<name>-3`` and so on, whichever is the first that has none.
+    It never mixes trainings. A training continues an earlier one of the run only if it begins at that one's last
+    checkpoint. Any other uses the first unused name of ``<name>``, ``<name>-2``, ``<name>-3`` and so on.
     """
 
     def __init__(self, *, framework: str, silent: bool = False, **options: Any) -> None:
@@ -178,7 +178,7 @@ class QuietRecorder(Recorder):
         self._n_failures = MAX_FAILURES
 
     def save(self, state: Any, step: int, metrics: Mapping[str, Any]) -> None:
-        # A tracking server that is gone costs minutes of retries at every step.
+        # An unreachable tracking server costs minutes of retries at every step.
         if self._n_failures >= MAX_FAILURES:
             return
         if self.last_step is None and self.run_id is not None:
@@ -208,6 +208,6 @@ def _name_for(run_id: str, base: str, start_step: int, step: int) -> str:
             ending_here.append(name)
         n += 1
         name = f"{base}-{n}"
-    # The last step of a training is always logged, so a series that ends earlier is of another one, or of one that was
-    # interrupted: a series too many is better than a mixed one. So it is where several end here.
+    # The last step of a training is always logged, so a series with an earlier end belongs to another training, or to
+    # an interrupted one. An extra series is better than a mixed one. The same applies if several series end here.
     return ending_here[0] if len(ending_here) == 1 else name

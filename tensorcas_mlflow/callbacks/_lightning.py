@@ -1,7 +1,7 @@
-"""The Lightning callback, for whichever of the two packages named Lightning it is mixed into.
+"""The Lightning callback, common to both packages named Lightning.
 
-Nothing here imports either. A checkpoint is taken as `Trainer.save_checkpoint` makes it, by standing in for the
-strategy's checkpoint IO while it runs, so that hooks, precision plugins and strategies do what they do for a file.
+This module imports neither package. To take a checkpoint, it replaces the strategy's checkpoint IO during
+`Trainer.save_checkpoint`. So hooks, precision plugins and strategies act as for a file.
 """
 
 from __future__ import annotations
@@ -20,25 +20,24 @@ from tensorcas_mlflow.integration.checkpoints import Keep, load_checkpoint
 class CheckpointHooks:
     """Logs the Trainer's checkpoint as training goes on; mixed into the framework's own ``Checkpoint`` class.
 
-    What is logged is what ``Trainer.save_checkpoint`` would write: weights, optimizers, schedulers, loops, callbacks
-    and hyper-parameters, as plain values. The step is ``trainer.global_step``. The last step of a training is always
-    logged. A Trainer with this callback makes no checkpoint files of its own, unless it has a ``ModelCheckpoint`` too.
+    A checkpoint has the content of ``Trainer.save_checkpoint``: weights, optimizers, schedulers, loops, callbacks and
+    hyper-parameters, as plain values. The step is ``trainer.global_step``. The last step of a training is always
+    logged. A Trainer with this callback writes no checkpoint files of its own, unless it has a ``ModelCheckpoint`` too.
 
-    The run is ``run_id``, else that of the Trainer's ``MLFlowLogger``, else the active one, else one is started. Under
-    a distributed strategy the process of rank 0 logs. Errors are raised; with ``blocking=False`` those of a save in
-    the background at the next one, or when training ends.
+    The run is ``run_id``, else the run of the Trainer's ``MLFlowLogger``, else the active one, else a new one. Under a
+    distributed strategy the process of rank 0 logs. Errors are raised; with ``blocking=False`` an error of a save in
+    the background is raised at the next save, or when training ends.
 
     Args:
         every_n_train_steps: Log when ``trainer.global_step`` is a multiple of this.
         every_n_epochs: Log at the end of every n-th epoch, after its validation. With neither: every epoch.
-        save_weights_only: Leave out what only resuming needs.
+        save_weights_only: Leave out the content needed only to resume.
         name: Name of the checkpoints.
         run_id: Run to log to.
-        keep: A rule for which steps stay; the others are deleted as training goes on. If it goes by a metric, any
-            that a ``ModelCheckpoint`` could monitor will do; it is logged at the step.
-        blocking: False to train on while what changed is written.
-        overwrite: Replace a step that was logged before, as when training resumes from an earlier one; otherwise it
-            is refused.
+        keep: A rule for the steps to keep; the others are deleted during the training. A metric of the rule may be any
+            that a ``ModelCheckpoint`` could monitor; it is logged at the step.
+        blocking: With False, training continues during the write.
+        overwrite: Replace a step logged before, as when training resumes from an earlier one; otherwise it is refused.
         log_metrics: Log storage figures as metrics of the run; None for the default of `log_checkpoint`.
         policy: As for `log_checkpoint`.
 
@@ -47,7 +46,7 @@ class CheckpointHooks:
     """
 
     best_model_path = ""
-    """Always empty: ``ckpt_path="best"`` needs a ``ModelCheckpoint``, and Lightning says so if it finds this."""
+    """Always empty: ``ckpt_path="best"`` needs a ``ModelCheckpoint``, and Lightning reports that if it finds this."""
 
     def __init__(
         self,
@@ -86,7 +85,7 @@ class CheckpointHooks:
                 self.recorder.begin(logger_run(trainer))
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        # Later than on_fit_start: only now does a resumed Trainer say at which step it goes on.
+        # Later than on_fit_start: only now is the step of a resumed Trainer known.
         self._last_step = self.recorder.start_step = trainer.global_step
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -116,7 +115,7 @@ class CheckpointHooks:
 def write_trainer_checkpoint(
     source: str | Run | None, path: str | os.PathLike[str], *, step: int | None = None, name: str = "checkpoint"
 ) -> str:
-    """Write a logged checkpoint as the file that Lightning's Trainer would have written.
+    """Write a logged checkpoint as a file of Lightning's Trainer.
 
     ``trainer.fit(module, ckpt_path=write_trainer_checkpoint(run_id, "last.ckpt"))`` resumes, and
     ``Module.load_from_checkpoint`` takes the file too.
@@ -138,7 +137,7 @@ def write_trainer_checkpoint(
 
 
 def logger_run(trainer: Any) -> str | None:
-    """Give the id of the run that the Trainer's ``MLFlowLogger`` logs to, if it has one.
+    """Return the id of the run of the Trainer's ``MLFlowLogger``, if it has one.
 
     Raises:
         ValueError: The logger has a tracking server of its own.
@@ -172,7 +171,7 @@ def _take(trainer: Any, weights_only: bool) -> dict[str, Any]:
 
 
 class _TakenCheckpoint:
-    """Stands in for a ``CheckpointIO`` that would write a file."""
+    """Replacement for a ``CheckpointIO``; it keeps the checkpoint instead of writing a file."""
 
     def __init__(self) -> None:
         self.state: dict[str, Any] = {}

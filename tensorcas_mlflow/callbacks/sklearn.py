@@ -1,4 +1,4 @@
-"""Checkpoints of a scikit-learn estimator in the store, as it is fitted stage by stage.
+"""Checkpoints of a scikit-learn estimator in the store, fitted stage by stage.
 
 forest = RandomForestClassifier(random_state=0)
 fit_with_checkpoints(forest, X, y, steps=range(10, 101, 10))  # after 10, 20, … trees
@@ -46,30 +46,31 @@ def fit_with_checkpoints(
 ) -> Any:
     """Fit an estimator in stages and log it after each.
 
-    With a ``parameter`` each stage is a ``fit`` with warm start, at a larger value of that parameter, which is the
-    step. ``warm_start`` is on in what is logged, so that it can be fitted further, and is set back when this ends.
+    With a ``parameter`` each stage is a ``fit`` with warm start, at a larger value of that parameter. The value is the
+    step. Logged estimators have ``warm_start`` on, so they can be fitted further; the original setting is restored at
+    the end.
 
-    With ``parameter=None`` each stage is one pass of ``partial_fit`` over the data in the order it has; shuffle it
-    before if that matters. Steps count the passes.
+    With ``parameter=None`` each stage is one pass of ``partial_fit`` over the data in its given order; shuffle it
+    before if the order matters. Steps count the passes.
 
-    The run is ``run_id``, else the active one, else one is started. If a fit fails or is interrupted, the stages
-    before it stay logged.
+    The run is ``run_id``, else the active one, else a new one. If a fit fails or is interrupted, the stages before it
+    stay logged.
 
     Args:
-        estimator: An estimator with ``warm_start``, or one with ``partial_fit``; or a pipeline that ends in one of the
-            former, with a ``parameter`` such as ``"model__n_estimators"``. It is fitted in place.
-        X: What ``fit`` takes.
-        y: What ``fit`` takes.
+        estimator: An estimator with ``warm_start``, or one with ``partial_fit``; or a pipeline with the former at its
+            end, with a ``parameter`` such as ``"model__n_estimators"``. It is fitted in place.
+        X: The first argument of ``fit``.
+        y: The second argument of ``fit``.
         steps: Values of the parameter in ascending order, or the numbers of passes to log after; a number n means the
             steps 1 to n.
-        parameter: Parameter of the estimator that grows; None for ``partial_fit``.
+        parameter: The growing parameter of the estimator; None for ``partial_fit``.
         batch_size: Rows of one call of ``partial_fit``; None passes them all at once.
         fit_params: Further arguments of every ``fit`` or ``partial_fit``. Nothing in them is cut into batches.
         name: Name of the checkpoints.
         run_id: Run to log to.
-        keep: A rule for which steps stay; the others are deleted as fitting goes on. None keeps all.
-        blocking: False to fit on while what changed is written.
-        overwrite: Replace a step that was logged before; otherwise it is refused.
+        keep: A rule for the steps to keep; the others are deleted during the fitting. None keeps all.
+        blocking: With False, fitting continues during the write.
+        overwrite: Replace a step logged before; otherwise it is refused.
         log_metrics: Log storage figures as metrics of the run; None for the default of `log_checkpoint`.
         policy: As for `log_checkpoint`.
 
@@ -77,8 +78,8 @@ def fit_with_checkpoints(
         The estimator.
 
     Raises:
-        ValueError: The steps are not whole numbers that ascend from 1 or more, the estimator cannot be fitted in
-            stages like that, or there is no such policy.
+        ValueError: The steps are not ascending whole numbers from 1 on, the estimator does not support such stages, or
+            there is no such policy.
     """
     stages = _stages(steps)
     recorder = Recorder(
@@ -109,7 +110,7 @@ def fit_with_checkpoints(
 
 def _stages(steps: SupportsIndex | Iterable[SupportsIndex]) -> list[int]:
     try:
-        # An array has __index__ too, and is a list of steps even if it holds but one.
+        # An array has __index__ too, and is a list of steps even with only one element.
         stages = list(map(index, steps)) if isinstance(steps, Iterable) else list(range(1, index(steps) + 1))
     except TypeError as error:
         raise ValueError(f"steps must be a whole number or several ascending ones, not {steps!r}") from error
@@ -161,7 +162,7 @@ def _passes(
             "warm_start"
         )
     arguments = dict(fit_params)
-    # A batch need not hold every class, and the first one has to name them all.
+    # A batch may miss some classes, and the first call has to name them all.
     if is_classifier(estimator) and "classes" in signature(estimator.partial_fit).parameters:
         arguments.setdefault("classes", np.unique(y))
     return _fit_passes(estimator, X, y, stages, batch_size, arguments)

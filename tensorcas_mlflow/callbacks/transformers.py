@@ -28,18 +28,18 @@ __all__ = ["TensorCasCallback", "write_trainer_checkpoint"]
 class TensorCasCallback(transformers.TrainerCallback):
     """Logs the training state every few steps, or whenever the Trainer saves.
 
-    Logged are the state dicts of the model (``model``), the optimizer (``optimizer``) and the scheduler
+    A checkpoint holds the state dicts of the model (``model``), the optimizer (``optimizer``) and the scheduler
     (``scheduler``), the states of the random number generators (``rng``), and the Trainer's own state as JSON
     (``trainer_state``). The step is ``state.global_step``. The last step of a training is always logged, unless
-    ``load_best_model_at_end`` has put other weights in its place by then.
+    ``load_best_model_at_end`` has replaced its weights by then.
 
-    With ``every_n_steps`` a step is logged once all that belongs to it is done, its evaluation too: just before the
-    next step begins, or when training ends. Without, it is logged after each of the Trainer's own saves; use that if
-    files are wanted as well. What resumes from either goes on as if nothing had happened.
+    With ``every_n_steps`` a step is logged after all its work, evaluation included: just before the next step begins,
+    or when training ends. Without it, a step is logged after each of the Trainer's own saves; use this to have files as
+    well. A resumed training continues exactly, either way.
 
-    The run is ``run_id``, else the one that is active when training begins (``MLflowCallback`` starts one), else one is
-    started. In a distributed training the main process logs. Errors are raised; with ``blocking=False`` those of a save
-    in the background at the next one, or when training ends.
+    The run is ``run_id``, else the run active when training begins (``MLflowCallback`` starts one), else a new one. In
+    a distributed training the main process logs. Errors are raised; with ``blocking=False`` an error of a save in the
+    background is raised at the next save, or when training ends.
 
     The scaler of fp16 training and the states of other callbacks between the Trainer's own saves are not logged.
 
@@ -47,11 +47,10 @@ class TensorCasCallback(transformers.TrainerCallback):
         every_n_steps: Log when ``state.global_step`` is a multiple of this; None to log when the Trainer saves.
         name: Name of the checkpoints.
         run_id: Run to log to.
-        keep: A rule for which steps stay; the others are deleted as training goes on. If it goes by a metric, any
-            that the Trainer logs will do, such as ``eval_loss``; it is logged at the step.
-        blocking: False to train on while what changed is written.
-        overwrite: Replace a step that was logged before, as when training resumes from an earlier one; otherwise it
-            is refused.
+        keep: A rule for the steps to keep; the others are deleted during the training. A metric of the rule may be any
+            logged by the Trainer, such as ``eval_loss``; it is logged at the step.
+        blocking: With False, training continues during the write.
+        overwrite: Replace a step logged before, as when training resumes from an earlier one; otherwise it is refused.
         log_metrics: Log storage figures as metrics of the run; None for the default of `log_checkpoint`.
         policy: As for `log_checkpoint`.
 
@@ -110,8 +109,8 @@ class TensorCasCallback(transformers.TrainerCallback):
         if state.global_step % self.every_n_steps == 0 or state.global_step >= state.max_steps:
             self._is_due = True
 
-    # An evaluation after the step moves the random number generators, and a resumed training does not repeat it. When
-    # the next step or epoch begins they are where the Trainer sets them when it resumes.
+    # An evaluation after the step advances the random number generators, and a resumed training does not repeat it. At
+    # the start of the next step or epoch their state is the one the Trainer sets when it resumes.
     def on_step_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         if self._is_due:
             self._save(state, parts)
@@ -119,8 +118,8 @@ class TensorCasCallback(transformers.TrainerCallback):
     on_epoch_begin = on_step_begin
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        # There is no next step, and before training ends the best model's weights take the place of these. An
-        # evaluation of the epoch is still to come; `on_train_end` logs what it has found.
+        # There is no next step, and the best model's weights replace these before training ends. An evaluation of the
+        # epoch is still to come; `on_train_end` logs its metrics.
         is_over = control.should_training_stop or state.global_step >= state.max_steps
         if self._is_due and is_over and args.load_best_model_at_end:
             self._save(state, parts)
@@ -146,11 +145,11 @@ class TensorCasCallback(transformers.TrainerCallback):
 def write_trainer_checkpoint(
     source: str | Run | None, path: str | os.PathLike[str], *, step: int | None = None, name: str = "checkpoint"
 ) -> str:
-    """Write a logged checkpoint as the folder that ``trainer.train(resume_from_checkpoint=…)`` takes.
+    """Write a logged checkpoint as a folder for ``trainer.train(resume_from_checkpoint=…)``.
 
     Args:
         source: The ``source`` of `load_checkpoint`.
-        path: The folder to make ``checkpoint-<step>`` in; existing files there are replaced.
+        path: The parent for the folder ``checkpoint-<step>``; existing files in that folder are replaced.
         step: A step of the run; by default the highest.
         name: The series of checkpoints.
 
@@ -174,7 +173,7 @@ def write_trainer_checkpoint(
 
 
 def _known(state: Any) -> dict[str, Any]:
-    """Return the metrics that the Trainer logged at its current step."""
+    """Return the Trainer's logged metrics of its current step."""
     return {name: value for log in state.log_history if log["step"] == state.global_step for name, value in log.items()}
 
 
@@ -192,7 +191,7 @@ def _rng_state() -> dict[str, Any]:
     version, words, gauss_next = random.getstate()
     algorithm, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002 - the Trainer's own
     state = {
-        # As tensors, which are stored once as long as nobody draws from these generators.
+        # As tensors: they are stored once as long as these generators are unused.
         "python": {"version": version, "words": torch.tensor(words), "gauss_next": gauss_next},
         "numpy": {
             "algorithm": algorithm,

@@ -20,22 +20,22 @@ __all__ = ["TensorCasCallback"]
 class TensorCasCallback(xgboost.callback.TrainingCallback):
     """Logs the booster every few rounds, and when training ends.
 
-    The step is the booster's number of rounds, so a training that goes on from a booster goes on counting. A round is
-    logged once the callbacks after this one have seen it, just before the next round begins. What is logged last is
-    what ``xgboost.train`` returns, unless its number of rounds was logged before.
+    The step is the booster's number of rounds, so a training continued from a booster continues its count. A round is
+    logged just before the next one begins, after the callbacks behind this one have seen it. The last checkpoint is the
+    booster returned by ``xgboost.train``, unless its number of rounds was logged before.
 
-    The run is ``run_id``, else the active one, else one is started. In a distributed training rank 0 logs. Errors are
-    raised; with ``blocking=False`` those of a save in the background at the next one, or when training ends.
+    The run is ``run_id``, else the active one, else a new one. In a distributed training rank 0 logs. Errors are
+    raised; with ``blocking=False`` an error of a save in the background is raised at the next save, or when training
+    ends.
 
     Args:
         every_n_rounds: Log when the number of rounds is a multiple of this; None for the end only.
         name: Name of the checkpoints.
         run_id: Run to log to.
-        keep: A rule for which steps stay; the others are deleted as training goes on. If it goes by a metric, give
-            it as MLflow names evaluations, such as ``validation-rmse``; it is logged at the step.
-        blocking: False to train on while what changed is written.
-        overwrite: Replace a step that was logged before, as when the same training is run again; otherwise it is
-            refused.
+        keep: A rule for the steps to keep; the others are deleted during the training. Write a metric in MLflow's form
+            for evaluations, such as ``validation-rmse``; it is logged at the step.
+        blocking: With False, training continues during the write.
+        overwrite: Replace a step logged before, as when the same training is run again; otherwise it is refused.
         log_metrics: Log storage figures as metrics of the run; None for the default of `log_checkpoint`.
         policy: As for `log_checkpoint`.
 
@@ -81,15 +81,15 @@ class TensorCasCallback(xgboost.callback.TrainingCallback):
         self._has_begun = False
         return model
 
-    # Not after_iteration: early stopping, which xgboost.train puts last, writes its state into the booster there, and a
-    # callback that stops the training keeps those after it from being called.
+    # Not after_iteration: early stopping, last in xgboost.train, then writes its state into the booster, and a stopping
+    # callback prevents the calls of all later ones.
     def before_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
         if self._has_begun and self.every_n_rounds and model.num_boosted_rounds() % self.every_n_rounds == 0:
             self._save(model, evals_log)
         if not self._has_begun:
             self._n_rounds_before = self.recorder.start_step = model.num_boosted_rounds()
         self._has_begun = True
-        self._evals_log = evals_log  # the evaluation of the round that now begins is written into it
+        self._evals_log = evals_log  # the evaluation of the round about to begin is written into it
         return False
 
     def after_training(self, model: Any) -> Any:
@@ -111,7 +111,7 @@ class TensorCasCallback(xgboost.callback.TrainingCallback):
 
 
 def _evaluation(evals_log: Any, position: int) -> dict[str, float]:
-    # "@" is no part of a metric's name in MLflow, which replaces it like this.
+    # MLflow forbids "@" in a metric's name, and replaces it like this.
     return {
         f"{data}-{metric}".replace("@", "_at_"): history[position]
         for data, metrics in evals_log.items()

@@ -27,36 +27,36 @@ from tensorcas_mlflow.reader._slices import Selection, divided
 from tensorcas_mlflow.store import Store
 
 BATCH_BYTES = 16 << 20
-"""What is read ahead of whoever takes tensors one after the other."""
+"""Bytes read ahead while a caller takes tensors one after another."""
 SPARSE_BYTES = 64 << 20
-"""What is held at most besides what was asked for, when that is scattered over a tensor."""
+"""Bound on the bytes held besides the requested ones, for a selection scattered over a tensor."""
 
 
 class Contents(ABC):
-    """The tensors of one checkpoint or file, by number. What is left of a model without them is none of them."""
+    """Tensors of one checkpoint or file, by number; the skeleton is not among them."""
 
     label: str
-    """Whose they are, in words."""
+    """A name of the source, for messages."""
     metadata: Mapping[str, Any]
-    """Plain JSON values that were saved beside them."""
+    """Plain JSON values saved beside them."""
     specs: Specs
-    """What they are."""
+    """Names, dtypes and shapes."""
     tally: Tally
-    """What was read of them."""
+    """Count of the reads."""
     left_out: Mapping[str, str] = MappingProxyType({})
-    """Tensors that no array holds, by name, with what their file or framework calls their type; none of ``specs``."""
+    """Unsupported tensors by name, with their types in the file or framework; none is in ``specs``."""
 
     @abstractmethod
     def arrays(self, rows: Offsets, outs: Mapping[int, Array] | None = None) -> list[Array]:
         """Read whole tensors.
 
         Args:
-            rows: Which, by number.
+            rows: Numbers of the tensors.
             outs: Arrays to read into, by position among ``rows``: of the tensor's dtype and shape, writable, in C
                 order.
 
         Returns:
-            An array a row: that of ``outs``, or another one, which is writable; what is written to it reaches no store.
+            One array per row: the one in ``outs``, or a new writable one. Writing to it reaches no store.
         """
 
     @abstractmethod
@@ -64,16 +64,15 @@ class Contents(ABC):
         """Read some bytes of one tensor, and no more than it takes to check them.
 
         Args:
-            row: Which tensor.
-            starts: Where runs of bytes begin, counted from its first, ascending.
+            row: Number of the tensor.
+            starts: The starts of runs of bytes, counted from the tensor's first byte, ascending.
             stops: One past their last; they do not overlap.
-            block: Memory for the bytes from the first run's beginning to the last one's end; what lies between runs
-                becomes anything.
+            block: Memory from the start of the first run to the end of the last; bytes between runs become undefined.
         """
 
     @abstractmethod
     def other_content(self) -> dict[str, bytes]:
-        """Say which content there is beside the tensors.
+        """Return the content beside the tensors, by kind.
 
         Returns:
             A digest by kind (``docs/format.md``, Digests of checkpoints): ``adapter``, ``bytes``, ``left_out``,
@@ -81,15 +80,15 @@ class Contents(ABC):
         """
 
     def chunk_digests(self, row: int) -> bytes | None:
-        """Give the digests of a tensor's chunks, one after the other, where they are known.
+        """Return the digests of a tensor's chunks in order, if known.
 
         Returns:
-            None unless the chunks are those that a store of the default chunk size makes of it.
+            None unless the chunks equal those of a store with the default chunk size.
         """
         return None
 
     def close(self) -> None:
-        """Let go of what is open; arrays that were read stay."""
+        """Close open files; arrays already read stay valid."""
         return
 
     def batches(self, rows: Offsets) -> Iterator[list[tuple[int, memoryview]]]:
@@ -123,12 +122,12 @@ class Contents(ABC):
             yield block
 
     def identity_bytes(self, rows: Offsets) -> list[bytes]:
-        """Give what says of tensors' bytes which they are: digests of pieces of 256 KiB, one after the other.
+        """Return bytes that identify each tensor's content: digests of its pieces of 256 KiB, in order.
 
-        Where the chunks of a store are these pieces nothing is read; else all of the tensor is.
+        If the chunks of a store are these pieces, nothing is read; otherwise the whole tensor is.
 
         Args:
-            rows: Which, each once.
+            rows: Numbers of the tensors, each once.
         """
         known = {row: self.chunk_digests(row) for row in rows.tolist()}
         parts: dict[int, list[bytes]] = {row: [] for row, digests in known.items() if digests is None}
@@ -146,7 +145,7 @@ class Contents(ABC):
         return [self._identity(row, digests) for row, digests in described]
 
     def known_identities(self) -> Iterator[bytes | None]:
-        """Give the identity of each tensor; None where telling it would take reading."""
+        """Yield the identity of each tensor; None if it takes reading."""
         for row in range(len(self.specs)):
             known = self.chunk_digests(row)
             yield None if known is None else self._identity(row, known)
@@ -168,7 +167,7 @@ class Contents(ABC):
         return own_array(found, selection.index_of_places)
 
     def window(self, row: int, selection: Selection) -> Array:
-        """Read what is chosen into an array of a selection's window; what else is in it may be anything."""
+        """Read the selected elements into an array of the selection's window; other elements are undefined."""
         dtype = self.specs.spec(row).numpy_dtype
         n_bytes = math.prod(selection.window) * dtype.itemsize
         is_sparse = n_bytes > SPARSE_BYTES and n_bytes > 2 * selection.n_read * dtype.itemsize
@@ -204,7 +203,7 @@ def identity_of(dtype: str | None, shape: Sequence[int], digests: bytes) -> byte
 
 
 def digest_of_metadata(metadata: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return what `Contents.other_content` says of metadata: nothing if there are none."""
+    """Return the entry of metadata for `Contents.other_content`; empty if there is no metadata."""
     text = json.dumps(dict(metadata), sort_keys=True, separators=(",", ":"))
     return {"metadata": digest(text.encode())} if metadata else {}
 
@@ -221,10 +220,10 @@ class PartContents(Contents):
         """Choose tensors.
 
         Args:
-            whole: What they are among.
-            rows: Which, by number.
-            names: What they are called here.
-            label: Whose they are, in words.
+            whole: The contents to take them from.
+            rows: Numbers of the tensors in ``whole``.
+            names: Their names here.
+            label: A name of this part, for messages.
         """
         self.whole = whole
         self.row_of = rows
@@ -246,7 +245,7 @@ class PartContents(Contents):
         return self.whole.select(int(self.row_of[row]), selection)
 
     def other_content(self) -> dict[str, bytes]:
-        # Nobody can tell which part of a skeleton is of these tensors, so a part has all of it.
+        # No part of a skeleton can be attributed to these tensors, so a part has all of it.
         return self.whole.other_content()
 
     def chunk_digests(self, row: int) -> bytes | None:
@@ -254,7 +253,7 @@ class PartContents(Contents):
 
 
 class RowContents(Contents):
-    """Rows of a manifest that are tensors."""
+    """Tensor rows of a manifest."""
 
     def __init__(self, manifest: Manifest, *, label: str, tally: Tally) -> None:
         """Take the tensors of a checkpoint's manifest."""
@@ -333,16 +332,16 @@ class RowContents(Contents):
 
 
 class StoredContents(RowContents):
-    """The tensors of a checkpoint that a store holds."""
+    """Tensors of a checkpoint in a store."""
 
     def __init__(self, store: Store, manifest: Manifest, *, label: str, tally: Tally, verify: bool = True) -> None:
         """Read from a store.
 
         Args:
             store: Counts in ``tally``.
-            manifest: Of that store.
-            label: Whose it is.
-            tally: What is counted in.
+            manifest: A manifest of that store.
+            label: A name of the checkpoint, for messages.
+            tally: Counts the reads.
             verify: Whether to check each chunk against its digest.
         """
         super().__init__(manifest, label=label, tally=tally)
@@ -367,8 +366,8 @@ class FileContents(RowContents):
         """Read from a file.
 
         Args:
-            file: What is read; it must stay.
-            label: Whose it is.
+            file: The file to read; it must stay.
+            label: A name of the file, for messages.
             verify: Whether to check each chunk against its digest.
             end: Called when nothing is read any more.
         """
@@ -392,7 +391,7 @@ class FileContents(RowContents):
 
 
 def _tensor_rows(manifest: Manifest) -> Offsets:
-    """Find the rows that are tensors: those with a name and a dtype, and no skeleton, whatever is said of it."""
+    """Find the tensor rows: those with a name and a dtype, without the skeleton, whatever its recorded dtype."""
     columns = manifest.columns
     is_tensor = np.ones(len(columns), dtype=bool)
     if None in columns.dtypes:
@@ -407,10 +406,10 @@ def _tensor_rows(manifest: Manifest) -> Offsets:
 def fill_from_chunks(
     ends: Offsets, starts: Offsets, stops: Offsets, block: memoryview, read: Callable[[Offsets, list[memoryview]], None]
 ) -> None:
-    """Fill memory with runs of bytes, reading the chunks that they touch, each once and whole.
+    """Fill memory with runs of bytes; each touched chunk is read once and whole.
 
     Args:
-        ends: Where chunks end, ascending.
+        ends: The ends of the chunks, ascending.
         starts: See `Contents.fill`.
         stops: See `Contents.fill`.
         block: See `Contents.fill`.

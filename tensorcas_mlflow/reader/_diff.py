@@ -20,16 +20,16 @@ from tensorcas_mlflow.reader._reader import CheckpointReader
 _BLOCK_ELEMENTS = 1 << 16
 _BLOCK_BYTES = 1 << 20
 _LEAST_SQUARES = 1e-280
-"""Sums of squares below this may have lost some that were too small for a float64."""
+"""Smaller sums of squares may have lost terms too small for a float64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueChange:
     """The change between two versions of one tensor.
 
-    Numbers that are infinite or NaN on either side count in ``n_not_finite`` and in no figure but ``n_equal``. A figure
-    that is larger than a float64 can say is infinite. All are None where elements are no numbers (texts, times,
-    records).
+    Infinite and NaN numbers on either side count in ``n_not_finite``, and in no other figure but ``n_equal``. A figure
+    beyond the range of a float64 is infinite. For elements other than numbers (texts, times, records) all figures are
+    None.
     """
 
     n_elements: int
@@ -52,8 +52,8 @@ class ValueChange:
 class ValueDifference:
     """Compares two versions of one tensor, piece by piece.
 
-    Changes are computed in float64, those of 64-bit integers in integers; of complex numbers they are absolute values.
-    Sums are taken pairwise in blocks of 64 Ki elements, and over the blocks exactly, so that they do not drift. For use
+    Changes are computed in float64, changes of 64-bit integers in integers; changes of complex numbers are absolute
+    values. Sums are pairwise within blocks of 64 Ki elements and exact over the blocks, so they do not drift. For use
     by one thread.
     """
 
@@ -90,7 +90,7 @@ class ValueDifference:
             self._add_block(one[start:stop], other[start:stop])
 
     def result(self) -> ValueChange:
-        """Say what changed in all pieces so far."""
+        """Return the change over all pieces so far."""
         blocks = self._blocks
         n_numbers = self._n_elements - (blocks.n_not_finite if blocks else 0)
         return ValueChange(
@@ -107,7 +107,7 @@ class ValueDifference:
         self._n_elements += n
         self._n_equal += n - _n_unequal(a, b, self._dtype.itemsize)
         if self._blocks:
-            # What is not finite, or too large or too small, is seen in the results.
+            # Infinite, too large and too small values show in the results.
             with np.errstate(invalid="ignore", over="ignore", under="ignore"):
                 self._blocks.add(a, b)
 
@@ -149,7 +149,7 @@ class _NumberBlocks:
             self._add_with_care(before, b)
 
     def _add_with_care(self, before: Array, b: Array) -> None:
-        """Add a block in which a number is not finite, or a change is beyond the range of a float64."""
+        """Add a block with a number that is not finite, or a change beyond the range of a float64."""
         after = np.empty_like(before)
         self._load(b, after)
         finite = np.isfinite(before) & np.isfinite(after)
@@ -157,7 +157,7 @@ class _NumberBlocks:
         before, after = before[finite], after[finite]
         if not len(before):
             return
-        # A quarter of each change is in range; what rounding takes from the smallest is nothing beside the largest.
+        # A quarter of each change is in range; rounding of the smallest is negligible beside the largest.
         for scale in (1.0, 0.25):
             magnitudes = np.abs(after * scale - before * scale)
             largest = float(magnitudes.max())
@@ -177,10 +177,10 @@ def _is_number(dtype: DType) -> bool:
 
 
 def _loader(dtype: DType) -> Callable[[Array, Array], object]:
-    """Return what reads numbers, given as bytes, into an array of float64 or complex128."""
+    """Return a function to read numbers, given as bytes, into an array of float64 or complex128."""
     if dtype.itemsize > 1 or dtype.kind in "iu":
         return lambda data, out: np.copyto(out, data.view(dtype))
-    # A table takes a fifth of the time that ml_dtypes takes for a float8, and any byte but 0 is true.
+    # A table takes a fifth of ml_dtypes' time for a float8, and any byte but 0 is true.
     every = np.arange(256, dtype=np.uint8)
     table = (every != 0 if dtype.kind == "b" else every.view(dtype)).astype(np.float64)
     return lambda data, out: np.take(table, data, out=out, mode="clip")  # "raise" would take a copy of out
@@ -190,7 +190,7 @@ def _distances(a: Array, b: Array) -> np.ndarray[Any, np.dtype[np.uint64]]:
     """Return ``|b - a|`` of 64-bit integers."""
     low, high = np.minimum(a, b), np.maximum(a, b)
     native = low.dtype.newbyteorder("=")
-    # In 64 bits without a sign, the difference is right even where it does not fit the signed type.
+    # In unsigned 64 bits, the difference is right even if it does not fit the signed type.
     distances: np.ndarray[Any, np.dtype[np.uint64]] = np.subtract(
         high.astype(native, copy=False).view(np.uint64), low.astype(native, copy=False).view(np.uint64)
     )
@@ -198,7 +198,7 @@ def _distances(a: Array, b: Array) -> np.ndarray[Any, np.dtype[np.uint64]]:
 
 
 def _n_unequal(a: Array, b: Array, size: int) -> int:
-    """Count the elements of so many bytes that differ in any of them."""
+    """Count the elements of this size with any different byte."""
     word = math.gcd(size, 8)
     differ = a.view(f"u{word}") != b.view(f"u{word}")
     if word == size:
@@ -235,7 +235,7 @@ def _sum_of_squares(values: Array, scratch: Array) -> Fraction:
 
 
 def _ratio_of_norms(above: Fraction, below: Fraction) -> float:
-    """Return the square root of a ratio, where both may be far beyond the range of a float64."""
+    """Return the square root of a ratio, even for numbers far beyond the range of a float64."""
     if not below:
         return math.inf if above else 0.0
     ratio = above / below
@@ -255,7 +255,7 @@ def _as_float(value: Fraction) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointDiff:
-    """The result of `diff`: names of tensors by what became of them, in the order of the checkpoints.
+    """The result of `diff`: names of tensors by kind of change, in the order of the checkpoints.
 
     It is true if anything differs: ``if diff(before, after): …``.
     """
@@ -269,21 +269,19 @@ class CheckpointDiff:
     equal: tuple[str, ...]
     """In both, the same to the bit."""
     other: tuple[str, ...]
-    """Content beside the tensors that differs.
+    """Different content beside the tensors.
 
-    ``skeleton`` (what is left of a model without its tensors), ``left_out`` (tensors that no array holds),
-    ``metadata``, ``adapter``, ``order`` (the order of the tensors that both have), and ``bytes`` (what a file of
-    another format holds besides the tensors that can be read). Skeletons and files are compared by their bytes, so
-    those of equal objects may differ.
+    ``skeleton`` (the model without its tensors), ``left_out`` (unsupported tensors), ``metadata``, ``adapter``,
+    ``order`` (the order of the common tensors), and ``bytes`` (other content of a foreign file). Skeletons and files
+    are compared by their bytes, so those of equal objects may differ.
     """
     added_bytes: int
     removed_bytes: int
     changed_bytes: int
-    """Size of what changed, as it is in the second."""
+    """Size of the changed tensors in the second checkpoint."""
     equal_bytes: int
     values: Mapping[str, ValueChange] = field(default_factory=dict)
-    """How far the numbers of changed tensors are apart, where they have one dtype and shape in both, if it was asked
-    for."""
+    """Changes of values, for changed tensors of one dtype and shape in both checkpoints; filled on request."""
 
     @property
     def is_equal(self) -> bool:
@@ -297,17 +295,17 @@ class CheckpointDiff:
 def diff(before: CheckpointReader, after: CheckpointReader, *, values: bool = False) -> CheckpointDiff:
     """Compare two checkpoints, steps, models or files, of one store or of several.
 
-    Tensors and skeletons are equal if their digests are (`CheckpointReader.digest`), which are known without reading
-    them. They are read only where the two are cut into different chunks, or one is a foreign file. A reader of a part
+    Tensors and skeletons with equal digests (`CheckpointReader.digest`) are equal, without being read. They are read
+    only if the two are cut into different chunks, or one is a foreign file. A reader of a part
     (`CheckpointReader.below`) counts all of the checkpoint's other content as the part's.
 
     Args:
         before: The first.
         after: The second.
-        values: Whether to read what has changed, and say by how much.
+        values: Whether to read the changed tensors and measure the changes.
 
     Raises:
-        TensorCasError: What has to be read cannot be.
+        TensorCasError: Needed content cannot be read.
     """
     old, new = before._row_of(), after._row_of()
     common = [name for name in new if name in old]
@@ -346,7 +344,7 @@ def _are_equal(before: CheckpointReader, after: CheckpointReader, names: Sequenc
         (manifest, rows), (its_manifest, its_rows) = stored, its_stored
         proven = manifest.columns.equal(rows, its_manifest.columns, its_rows)
         if manifest.chunk_bytes == its_manifest.chunk_bytes:
-            # Of what is cut alike, different chunks are different bytes.
+            # For tensors cut alike, different chunks mean different bytes.
             refuted = ~(proven | _has_cuts(manifest, rows) | _has_cuts(its_manifest, its_rows))
     left = [at for at in np.flatnonzero(~(proven | refuted)).tolist() if _are_alike(one, was[at], other, now[at])]
     found = zip(before._identity_bytes(was[left]), after._identity_bytes(now[left]), strict=True)
@@ -360,7 +358,7 @@ def _are_alike(one: Contents, row: int, other: Contents, its: int) -> bool:
 
 
 def _rows_of(contents: Contents, rows: Offsets) -> tuple[Manifest, Offsets] | None:
-    """Find tensors among the rows of a manifest; None where they are not of one."""
+    """Find tensors among the rows of a manifest; None if they have different ones or none."""
     if isinstance(contents, PartContents):
         return _rows_of(contents.whole, contents.row_of[rows])
     return (contents.manifest, contents.row_of[rows]) if isinstance(contents, RowContents) else None
@@ -375,7 +373,7 @@ def _values(before: CheckpointReader, after: CheckpointReader, names: Sequence[s
     specs = {name: before.spec(name) for name in names}
     alike = [name for name in names if specs[name].n_bytes and specs[name] == after.spec(name)]
     found: dict[str, ValueDifference] = {}
-    # How tensors are divided into pieces follows from their sizes alone, so both come in the same ones.
+    # The sizes of tensors alone determine their pieces, so both tensors have the same ones.
     for (name, was), (_, now) in zip(before.stream(alike), after.stream(alike), strict=True):
         if name not in found:
             found[name] = ValueDifference(specs[name].numpy_dtype)

@@ -31,18 +31,18 @@ from tensorcas_mlflow.store import Policy, Store
 def arrays_of(listing: Listing, *, watch: Callable[[int], None] | None = None) -> dict[str, Array]:
     """Give all arrays of a listing, holding some 16 MiB of them in memory at most.
 
-    Those that lie in a mapped file as they are, are views of it. All others (deflated, in another order, or in a file
-    that is not on this machine) are put into a temporary file without a name, and are views of that.
+    Tensors stored plainly in a mapped file are views of it. All others (deflated, in another order, or in a remote
+    file) are copied to an unnamed temporary file, and are views of that.
 
     Args:
         listing: Of a file or several.
-        watch: Told of the bytes that are put there.
+        watch: Called with the bytes copied there.
 
     Returns:
-        Read-only arrays by name, in the listing's order. A view keeps alive what it views.
+        Read-only arrays by name, in the listing's order. A view keeps its memory alive.
 
     Raises:
-        CorruptError: The file is damaged, where that shows.
+        CorruptError: The file is detectably damaged.
         BackendError: It cannot be read, or there is no room for a temporary file.
     """
     spilled = {name: place.spec for name, place in listing.locations.items() if not _is_mapped(listing, place)}
@@ -85,7 +85,7 @@ def _spill(listing: Listing, specs: dict[str, Spec], watch: Callable[[int], None
 def _put(data: memoryview, file: BinaryIO, start: int) -> int:
     """Write bytes at a place, and return their number."""
     at = 0
-    # Not through the map: where no room is left, writing to one kills the process.
+    # Not through the map: on a full disk, writing to one kills the process.
     while at < len(data):
         at += os.pwrite(file.fileno(), data[at:], start + at)
     return len(data)
@@ -93,9 +93,9 @@ def _put(data: memoryview, file: BinaryIO, start: int) -> int:
 
 _FLAVORS = dict.fromkeys(("npz", "npy", "pickle", "skops", "xgboost"), "generic")
 _FLAVOR = "pytorch"
-"""Of all other formats: that adapter fills modules by the tensors' names, and gives tensors of any dtype."""
+"""Adapter for all other formats: it fills modules by the tensors' names, and returns tensors of any dtype."""
 _PHASES = 3
-"""A tensor is put where it can be viewed, hashed, and stored."""
+"""Phases of an import: a tensor is made viewable, hashed, and stored."""
 
 
 def import_checkpoint(
@@ -109,34 +109,32 @@ def import_checkpoint(
     policy: Policy | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Ref:
-    """Store the tensors of a file, or of several that belong together, as a checkpoint.
+    """Store the tensors of a file, or of several files that belong together, as a checkpoint.
 
-    The tensors are read from the mapped file, and those that cannot be viewed there from a temporary file, so that
-    memory stays bounded. The manifest says what the tensors and the file's metadata say, and not where they came from:
-    equal files, whatever their names, and files of one content in formats without metadata, share one. Nothing is
-    unpickled.
+    The tensors are read from the mapped file, or from a temporary one if they cannot be viewed there, so memory stays
+    bounded. The manifest records the tensors and the file's metadata, and not their source. So equal files share a
+    manifest whatever their names, and so do files of equal content in formats without metadata. Nothing is unpickled.
 
     Args:
-        store: Where to.
+        store: The destination.
         source: The file, from `formats.open_listing`. It must not change meanwhile; if it does, nothing is committed.
-        target: What the checkpoint is called.
-        flavor: Name of the adapter that is to load it; unless given, ``generic`` for those of arrays (npz, npy, pickle,
-            skops, xgboost) and ``pytorch`` for all others. Whoever loads it gives a live model to fill, or takes the
-            weights only.
-        allow_left_out: Whether to import a file of which some tensors cannot be stored, without them.
-        overwrite: Whether a checkpoint of that name is replaced.
+        target: The name of the checkpoint.
+        flavor: Name of the adapter for loading it; by default ``generic`` for formats of arrays (npz, npy, pickle,
+            skops, xgboost) and ``pytorch`` for all others. A load needs a live model to fill, or returns the weights
+            only.
+        allow_left_out: Whether to import the file without unsupported tensors.
+        overwrite: Whether to replace a checkpoint of that name.
         policy: As for `Store.begin_checkpoint`.
-        progress: Called with how much is done, and how much there is to do, in bytes of which each counts once for
-            each time that it is gone through.
+        progress: Called with the bytes done and the bytes in total. A byte counts once for each pass over it.
 
     Returns:
         The ref of the checkpoint; when it is returned all is on disk.
 
     Raises:
-        ValueError: Tensors would be left out, and that was not allowed; the message names them. Or a name is one that
-            no tensor may have.
+        ValueError: Some tensors cannot be stored, and ``allow_left_out`` is False; the message names them. Or a
+            tensor's name is invalid.
         CheckpointExistsError: There is one and ``overwrite`` is False; it is untouched.
-        CorruptError: The file is damaged, where that shows.
+        CorruptError: The file is detectably damaged.
         ConflictError: The file was changed meanwhile.
         BackendError: It cannot be read, or the store not be written.
     """
@@ -161,15 +159,15 @@ def import_checkpoint(
 
 
 class PreparedImport:
-    """The tensors of a file, where a save can view them; and how far it has come."""
+    """Tensors of a file, viewable by a save, with the progress of the import."""
 
     def __init__(self, source: Listing, flavor: str, told: _Told) -> None:
         """View tensors.
 
         Args:
             source: The file.
-            flavor: Name of the adapter that is to load them.
-            told: Counts what is done.
+            flavor: Name of the adapter for loading them.
+            told: Counts the progress.
         """
         self.flavor = flavor
         self.metadata = source.metadata
@@ -179,16 +177,16 @@ class PreparedImport:
         told.reach(1)
 
     def watch(self, n_bytes: int) -> None:
-        """Take note of bytes that a save has gone through."""
+        """Count bytes processed by a save."""
         self._told.more(n_bytes)
 
     def hashed(self, n_new_bytes: int) -> None:
-        """Take note that all is hashed, and how much of it is new."""
+        """Record the end of hashing, with the size of the new content."""
         self._told.reach(2)
         self._told.more(self._told.n_bytes - n_new_bytes)
 
     def stored(self) -> None:
-        """Take note that all is stored."""
+        """Record the end of storing."""
         self._told.reach(_PHASES)
 
 
@@ -199,7 +197,7 @@ def prepare_import(
     allow_left_out: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> PreparedImport:
-    """Do what an import does before a save begins; see `import_checkpoint`, whose arguments these are.
+    """Run the part of an import before the save; see `import_checkpoint` for the arguments.
 
     Raises:
         ValueError: As there.
@@ -208,17 +206,17 @@ def prepare_import(
     """
     check_left_out(source, allow_left_out=allow_left_out)
     if SKELETON in source.locations:
-        # What is stored under this name is read as a pickle when the checkpoint is loaded, and the file is anybody's.
+        # A load unpickles content stored under this name, and the file is untrusted.
         raise ValueError(f"a tensor is named {SKELETON!r}, which says something else in a store: rename it")
     told = _Told(sum(spec.n_bytes for spec in source.specs()), progress)
     return PreparedImport(source, _FLAVORS.get(source.format, _FLAVOR) if flavor is None else flavor, told)
 
 
 def check_left_out(source: Tensors, *, allow_left_out: bool) -> None:
-    """Refuse tensors of which some would be left out. Example inputs are no part of a model.
+    """Refuse tensors if some would be left out. Example inputs are no part of a model.
 
     Raises:
-        ValueError: There are such tensors, and that is not allowed; the message names them.
+        ValueError: There are such tensors, and ``allow_left_out`` is False; the message names them.
     """
     left_out = left_out_parts(source.left_out)
     if left_out and not allow_left_out:
@@ -228,7 +226,7 @@ def check_left_out(source: Tensors, *, allow_left_out: bool) -> None:
 
 
 def _earlier(store: Store, target: RefTarget) -> Manifest | None:
-    """Find the last step before, which this one may be stored as a difference from."""
+    """Find the previous step, as a base for storing this one as a difference."""
     if target.step is None or target.run_id is None:
         return None
     prefix = target.key.rpartition("/")[0]
@@ -240,7 +238,7 @@ def _earlier(store: Store, target: RefTarget) -> Manifest | None:
 
 
 class _Told:
-    """Counts what is done, and tells it."""
+    """Counter and reporter of progress."""
 
     def __init__(self, n_bytes: int, progress: Callable[[int, int], None] | None) -> None:
         self.n_bytes = n_bytes
@@ -248,11 +246,11 @@ class _Told:
         self._n_done = 0
 
     def more(self, n_bytes: int) -> None:
-        """Take note of bytes that are done."""
+        """Count bytes done."""
         self._tell(self._n_done + n_bytes)
 
     def reach(self, phase: int) -> None:
-        """Take note that so many phases are over, with whatever nobody has told of."""
+        """Record the end of this many phases, and count their unreported bytes."""
         self._tell(phase * self.n_bytes)
 
     def _tell(self, n_done: int) -> None:
@@ -275,12 +273,12 @@ def plan_export(
     overwrite: bool = False,
     allow_left_out: bool = False,
 ) -> WritePlan:
-    """Say what `export_checkpoint` would write; takes its arguments, and reads no tensor.
+    """Plan an `export_checkpoint` with the same arguments, without reading a tensor.
 
     Raises:
-        ValueError: As `formats.plan_write`, or no tensor is named so, or tensors would be left out, and that was not
-            allowed.
-        ConflictError: Something is there that may not be replaced.
+        ValueError: As `formats.plan_write`; or no name matches; or tensors would be left out, and ``allow_left_out`` is
+            False.
+        ConflictError: A file is there, and may not be replaced.
     """
     chosen = checkpoint if match is None else _Matching(checkpoint, match)
     check_left_out(chosen, allow_left_out=allow_left_out)
@@ -301,18 +299,19 @@ def export_checkpoint(
 ) -> Written:
     """Write the tensors of an open checkpoint into a file or folder of another format.
 
-    Each chunk is checked against its digest as it is read. What is not a tensor (the skeleton of a model) is left out.
+    Each chunk is checked against its digest during the read. Only tensors are written; the skeleton of a model is left
+    out.
 
     Args:
-        checkpoint: What to write.
+        checkpoint: The checkpoint to write.
         out: The file or folder; see `formats.write`.
         format: See `formats.write`.
-        match: Write only tensors whose names this pattern matches, as in `fnmatch`: ``*`` stands for any characters,
+        match: Write only tensors with names that match this pattern, as in `fnmatch`: ``*`` stands for any characters,
             dots too.
         shard_bytes: See `formats.write`.
         partitions: See `formats.write`.
         overwrite: See `formats.write`.
-        allow_left_out: Whether to write a file of which some tensors cannot be read, without them.
+        allow_left_out: Whether to write the file without unsupported tensors.
         progress: See `formats.write`.
 
     Raises:
@@ -335,11 +334,11 @@ def export_checkpoint(
 def plan_convert(
     source: Listing, out: str | os.PathLike[str], *, allow_left_out: bool = False, **options: Any
 ) -> WritePlan:
-    """Say what `convert` would write; takes its arguments, and reads no tensor.
+    """Plan a `convert` with the same arguments, without reading a tensor.
 
     Raises:
-        ValueError: As `plan_export`, or tensors would be left out, and that was not allowed.
-        ConflictError: Something is there that may not be replaced.
+        ValueError: As `plan_export`, or tensors would be left out, and ``allow_left_out`` is False.
+        ConflictError: A file is there, and may not be replaced.
     """
     return plan_export(source, out, allow_left_out=allow_left_out, **options)
 
@@ -357,7 +356,7 @@ def convert(
     Args:
         source: The file, from `formats.open_listing`.
         out: The file or folder; see `formats.write`.
-        allow_left_out: Whether to convert a file of which some tensors cannot be read, without them.
+        allow_left_out: Whether to convert the file without unsupported tensors.
         progress: See `formats.write`.
         options: ``format``, ``match``, ``shard_bytes``, ``partitions`` and ``overwrite``, as `export_checkpoint` takes
             them.
@@ -370,7 +369,7 @@ def convert(
 
 
 class _Matching:
-    """Those of some tensors whose names match a pattern."""
+    """The tensors with names that match a pattern."""
 
     def __init__(self, tensors: Tensors, pattern: str) -> None:
         self.metadata: Mapping[str, Any] = tensors.metadata

@@ -31,14 +31,14 @@ from tensorcas_mlflow.store import Store
 
 
 def stretches_between(places: Iterable[TensorLocation], size: int) -> Iterator[tuple[int, int]]:
-    """Find the stretches of a file that no tensor lies in: headers, checksums, and what a reader cannot give.
+    """Find the stretches of a file outside of tensors: headers, checksums, and unreadable content.
 
     Args:
         places: The tensors of the file, in any order.
         size: Of the file.
 
     Yields:
-        Where each stretch begins and ends, ascending; two of them do not touch.
+        The start and end of each stretch, ascending; no two of them touch.
     """
     end = 0
     for start, stop in sorted((place.start, place.start + place.n_bytes) for place in places if _has_each_byte(place)):
@@ -65,18 +65,18 @@ def _has_each_byte(place: TensorLocation) -> bool:
 _MANY_RUNS = 64
 """More pieces of a tensor are taken out of the mapped file, and not read one by one."""
 _KEPT_BYTES = 8 << 20
-"""Of chunks that hold headers and small tensors, which are read again and again."""
+"""Bound on cached chunks of headers and small tensors, read again and again."""
 
 
 class CountedSource(ByteSource):
-    """Another source, whose reads are counted."""
+    """Another source, with its reads counted."""
 
     def __init__(self, inner: ByteSource, tally: Tally) -> None:
         """Count reads.
 
         Args:
-            inner: What is read.
-            tally: What is counted in.
+            inner: The source to read.
+            tally: Counts the reads.
         """
         self.name = inner.name
         self.size = inner.size
@@ -95,15 +95,15 @@ class CountedSource(ByteSource):
 
 
 class StoredSource(ByteSource):
-    """A file that a store has taken apart, read at any place: of its chunks those that it takes."""
+    """A split file in a store, readable at any place; a read fetches only the chunks it touches."""
 
     def __init__(self, store: Store, manifest: Manifest, *, name: str, verify: bool = True) -> None:
         """Read from a store.
 
         Args:
-            store: That holds it.
+            store: The store of the file.
             manifest: Of the file.
-            name: What it is called.
+            name: The name of the file.
             verify: Whether to check each chunk against its digest.
         """
         self.name = name
@@ -123,7 +123,7 @@ class StoredSource(ByteSource):
             self.fill(np.array([start]), np.array([start + len(out)]), out)
 
     def fill(self, starts: Offsets, stops: Offsets, block: memoryview) -> None:
-        """Read runs of bytes that the file has; see `Contents.fill`."""
+        """Read runs of bytes of the file; see `Contents.fill`."""
         fill_from_chunks(self._ends, starts, stops, block, self._read)
 
     def _read(self, chunks: Offsets, outs: list[memoryview]) -> None:
@@ -138,7 +138,7 @@ class StoredSource(ByteSource):
                     outs[at][:] = kept
         if not left:
             return
-        # Errors name the tensors of chunks that are counted from the first one on; of others they name the file alone.
+        # For chunks numbered from the first one, errors name their tensors; for others they name the file alone.
         follow_each_other = int(chunks[left[-1]]) - int(chunks[left[0]]) == len(left) - 1
         rows = self._manifest.rows if follow_each_other else ()
         owner = Owner(label=self._manifest.label, rows=rows, first=int(chunks[left[0]]))
@@ -156,15 +156,15 @@ class StoredSource(ByteSource):
 
 
 class ListedContents(Contents):
-    """The tensors of a file of a foreign format, or of several that belong together."""
+    """Tensors of a foreign file, or of several that belong together."""
 
     def __init__(self, listing: Listing, *, label: str, tally: Tally, end: Callable[[], None] | None = None) -> None:
-        """Read what is listed.
+        """Prepare to read listed tensors.
 
         Args:
             listing: The tensors; its sources count in ``tally``.
-            label: Whose they are.
-            tally: What is counted in.
+            label: A name of the source, for messages.
+            tally: Counts the reads.
             end: Called when nothing is read any more.
         """
         self.listing = listing
@@ -190,7 +190,7 @@ class ListedContents(Contents):
         place = self.places[row]
         if place.is_plain and not place.checksum:
             return super().pieces(row, piece_bytes)
-        # From its first byte to its last: what is inflated or summed up is not read from the middle.
+        # From first byte to last: inflating and summing cannot start in the middle.
         return _cut_anew((piece for _, piece in self.listing.stream([place.spec.name])), piece_bytes)
 
     def other_content(self) -> dict[str, bytes]:
@@ -242,7 +242,7 @@ class ListedContents(Contents):
 
 
 class StoredFileContents(ListedContents):
-    """The tensors of a file that a store has taken apart. Those that are rows of its manifest are read as such."""
+    """Tensors of a split file in a store. Tensors with a manifest row of their own are read as such."""
 
     def __init__(
         self,
@@ -261,9 +261,9 @@ class StoredFileContents(ListedContents):
             store: Counts in ``tally``.
             manifest: Of the file.
             source: The file.
-            listing: What it says.
-            label: Whose it is.
-            tally: What is counted in.
+            listing: The tensors of the file.
+            label: A name of the file, for messages.
+            tally: Counts the reads.
             verify: Whether to check each chunk against its digest.
         """
         super().__init__(listing, label=label, tally=tally)
@@ -274,7 +274,7 @@ class StoredFileContents(ListedContents):
 
     @Lazy
     def _row_of(self) -> Offsets:
-        """For each tensor the row of the manifest that is its bytes; -1 where none is."""
+        """For each tensor the manifest row with its bytes; -1 if there is none."""
         begins = np.array([place.start for place in self.places], dtype=np.int64)
         sizes_or_none = (place.n_bytes if place.is_plain and not place.source else -1 for place in self.places)
         wanted = np.fromiter(sizes_or_none, dtype=np.int64, count=len(self.places))
@@ -287,9 +287,9 @@ class StoredFileContents(ListedContents):
         return starts
 
     def _rows_at(self, begins: Offsets, wanted: Offsets) -> Offsets:
-        """Find the rows of the manifest that are stretches of the file, by where they begin and their sizes."""
+        """Find the manifest rows of stretches of the file, by their starts and sizes."""
         sizes, starts = self._manifest.columns.n_bytes, self._starts
-        # Rows without a byte begin where the next one does, so the last of those that begin there is the one.
+        # An empty row starts at the same place as the next one, so the last row with that start is the right one.
         rows = np.searchsorted(starts, begins, side="right") - 1
         is_row = (starts[rows] == begins) & (sizes[rows] == wanted) & (wanted > 0) if len(starts) else wanted > 0
         return np.where(is_row, rows, -1)
@@ -321,7 +321,7 @@ class StoredFileContents(ListedContents):
         self._source.fill(place.start + starts, place.start + stops, block)
 
     def digests_of_stretch(self, source: ByteSource, start: int, stop: int) -> bytes:
-        # Of another file that this one names the manifest says nothing.
+        # The manifest does not describe other files named by this one.
         stored = self._rows_at(np.array([start]), np.array([stop - start])) if source is self._source else [-1]
         known = self._digests_of_row(int(stored[0]))
         return super().digests_of_stretch(source, start, stop) if known is None else known

@@ -1,4 +1,4 @@
-"""Functions that open a checkpoint or file of a store, or a file of this machine."""
+"""Functions to open a checkpoint or file of a store, or a local file."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from tensorcas_mlflow.store import Store
 
 
 def open_ref(store: Store, ref: Ref, *, verify: bool = True, **options: Any) -> CheckpointReader:
-    """Open what a ref names: a checkpoint, or a file that was taken apart.
+    """Open the content of a ref: a checkpoint, or a split file.
 
     Args:
-        store: That holds it.
-        ref: Which.
+        store: The store of the ref.
+        ref: The ref to open.
         verify: Whether to check each chunk against its digest.
         options: ``framework``, ``device`` and ``naming``; see `CheckpointReader`.
 
     Raises:
         CorruptError: Its manifest is damaged or gone.
-        FormatError: It is a file in which no tensors are known.
+        FormatError: It is a file without known tensors.
     """
     tally = Tally()
     metered = store.metered(tally)
@@ -60,16 +60,16 @@ def open_manifest(
     """Open a checkpoint or file by its manifest; see `open_ref`.
 
     Args:
-        store: That holds it, counting in ``tally``.
-        manifest: Which.
-        tally: What is counted in.
-        label: Whose it is, in words.
+        store: The store of the manifest, counting in ``tally``.
+        manifest: The manifest to open.
+        tally: Counts the reads.
+        label: A name of it, for messages.
         verify: Whether to check each chunk against its digest.
-        beside: Opens the files beside a file that it names.
+        beside: Opens the files named by it, beside it.
         options: See `CheckpointReader`.
 
     Raises:
-        FormatError: It is a file in which no tensors are known, or one that is not sound.
+        FormatError: It is a file without known tensors, or an invalid one.
     """
     contents: Contents
     if manifest.kind == "checkpoint":
@@ -92,17 +92,17 @@ def open_path(
     end: Callable[[], None] | None = None,
     **options: Any,
 ) -> CheckpointReader:
-    """Open a file of this machine, or a folder of files that are one checkpoint.
+    """Open a local file, or a folder of files forming one checkpoint.
 
     Args:
-        path: A file that `tensorcas` has written by itself (``.tensors``), or one of the formats of `open_listing`.
-        label: What it is called; its path unless given.
-        verify: Whether to check what says its digests.
+        path: A self-contained file of `tensorcas` (``.tensors``), or one in a format of `open_listing`.
+        label: A name for messages; its path by default.
+        verify: Whether to check chunks, if the file has digests.
         end: Called when the reader is closed.
         options: See `CheckpointReader`.
 
     Raises:
-        MalformedFileError: It is not what its format allows.
+        MalformedFileError: It violates its format.
         FormatError: It is of no known format.
         BackendError: It cannot be read.
     """
@@ -115,11 +115,11 @@ def open_path(
 def open_listed(
     listing: Listing, *, label: str, end: Callable[[], None] | None = None, **options: Any
 ) -> CheckpointReader:
-    """Open what is listed of files of this machine.
+    """Open a listing of local files.
 
     Args:
         listing: The tensors.
-        label: Whose they are, in words.
+        label: A name of them, for messages.
         end: Called when the reader is closed.
         options: See `CheckpointReader`.
     """

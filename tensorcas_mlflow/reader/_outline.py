@@ -21,7 +21,7 @@ from tensorcas_mlflow.layout import Specs
 def distinct(numbers: Any) -> Offsets:
     """Give the different ones of whole numbers, ascending.
 
-    `numpy.unique` does the same, but imports masked arrays the first time, which takes longer than to read a manifest.
+    `numpy.unique` does the same, but imports masked arrays on its first call, a longer work than reading a manifest.
     """
     ordered = np.sort(numbers, axis=None)
     found: Offsets = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
@@ -41,13 +41,13 @@ class Patterns:
     """Names, each as a pattern and the numbers in it. A number is a whole part of a name, between dots."""
 
     texts: Sequence[str]
-    """The different patterns, in the order in which they first occur, `NUMBER` in the place of each number."""
+    """The distinct patterns in order of first occurrence, with `NUMBER` in place of each number."""
     pattern: Offsets
-    """For each name which of them it has."""
+    """Index of each name's pattern."""
     numbers: Offsets
     """The numbers of all names, one after the other."""
     number_at: Offsets
-    """Where those of each name begin among ``numbers`` and, last, where those of the last one end."""
+    """Start of each name's numbers in ``numbers``, and at the end the end of the last one's."""
 
     @classmethod
     def of(cls, names: Any) -> Patterns:
@@ -70,21 +70,21 @@ class Patterns:
         """Give one of the numbers of some names.
 
         Args:
-            rows: Which names.
-            nth: Which of its numbers, for each or for all.
+            rows: The names.
+            nth: Position of the number in its name, for each or for all.
         """
         values: Offsets = self.numbers[self.number_at[rows] + nth]
         return values
 
     def rows_by_pattern(self) -> list[Offsets]:
-        """For each pattern the names that have it, ascending."""
+        """Return, for each pattern, its names, ascending."""
         order = np.argsort(self.pattern, kind="stable")
         borders = np.searchsorted(self.pattern[order], np.arange(1, len(self.texts)))
         return list(np.split(order, borders)) if self.texts else []
 
 
 def _numbers_in(at: Offsets, data: Any) -> tuple[Offsets, Offsets]:
-    """Find the parts of names that are numbers: where each begins, and one past its end."""
+    """Find the numbers in names: the start of each, and one past its end."""
     n_bytes = len(data)
     is_border = np.zeros(n_bytes + 1, dtype=bool)
     is_border[at] = True  # a name begins here, and the one before has ended
@@ -93,7 +93,7 @@ def _numbers_in(at: Offsets, data: Any) -> tuple[Offsets, Offsets]:
     starts = is_digit & is_border[:-1]
     starts[1:] |= is_digit[1:] & is_dot[:-1]
     begins = np.flatnonzero(starts)
-    # The end of the digits that begin there: the first place after it that is no digit, or that another name begins at.
+    # The end of the digits that start there: the next place with another character, or the start of another name.
     stops = is_border.copy()
     stops[:-1] |= ~is_digit
     places = np.flatnonzero(stops)
@@ -145,14 +145,14 @@ _LAYERS = re.compile(
 _STAGES = re.compile(r"(?P<stack>(?:[^#]*?\.)??layer)(?P<stage>[0-9]{1,3})\.(?P<layer>#)(?=\.|$)")
 """``layer1.#`` to ``layer4.#``: torchvision's ResNet and its kin. Blocks count through all stages."""
 _ANY = re.compile(r"(?P<stack>(?:[^#]*?(?=\.))??)\.?(?P<layer>#)(?=\.|$)")
-"""``#.weight``, ``features.#.weight``: `torch.nn.Sequential`, where nothing else is a layer."""
+"""``#.weight``, ``features.#.weight``: a `torch.nn.Sequential` in a model without other layers."""
 _NO_STACKS = re.compile(r"(?:^|\.)(?:state|param_groups|optimizers?|schedulers?|__[a-z]+__)(?:\.|$)")
-"""What has numbers that count something else."""
+"""Names with numbers that count neither layers nor experts."""
 
 _EXPERT = re.compile(r"(?:^|\.)(?:[a-z]+_)??experts\.(?P<expert>#)(?=\.|$)")
 """``mlp.experts.#`` (Qwen-MoE, DeepSeek), ``block_sparse_moe.experts.#`` (Mixtral)."""
 _FUSED = re.compile(r"(?:^|\.)(?:(?:local_)?experts\.(?!#)|block_sparse_moe\.(?:input|output)_linear\.weight$)")
-"""``mlp.experts.gate_up_proj``: one tensor for all experts of a layer, which are its rows (Llama 4, gpt-oss, Granite,
+"""``mlp.experts.gate_up_proj``: one tensor for all experts of a layer, one row per expert (Llama 4, gpt-oss, Granite,
 and in newer releases of transformers all)."""
 _ROUTER = re.compile(r"(?:^|\.)(?:gate|router|wg)(?:\.(?:layer|linear|classifier|proj))?(?:\.weight)?$")
 """``mlp.gate.weight``: its rows are as many as there are experts."""
@@ -160,24 +160,24 @@ _ROUTER = re.compile(r"(?:^|\.)(?:gate|router|wg)(?:\.(?:layer|linear|classifier
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """The layer, stage and expert that one pattern of names tells."""
+    """Layer, stage and expert in one pattern of names."""
 
     stack: str
-    """What the layers belong to, such as ``model.layers``; "" for those of a plain `Sequential`."""
+    """Stack of the layers, such as ``model.layers``; "" for a plain `Sequential`."""
     layer: int
-    """Which of the pattern's numbers counts layers."""
+    """Index of the pattern's number that counts layers."""
     stage: int = 0
     """Stages come one after the other, each with layers of its own."""
     expert: int | None = None
-    """Which of the pattern's numbers counts experts; None where the pattern is not of one expert."""
+    """Index of the pattern's number that counts experts; None if the pattern does not belong to one expert."""
     is_fused: bool = False
-    """Whether it is a tensor that holds all experts of a layer, one after the other."""
+    """Whether the tensor holds all experts of a layer, one after the other."""
     is_router: bool = False
-    """Whether it is a tensor with a row for each expert."""
+    """Whether the tensor has a row for each expert."""
 
 
 def read_pattern(text: str) -> Reading | None:
-    """Read a pattern by the names that frameworks give; None if it names no layer that they do."""
+    """Parse a pattern by the naming of known frameworks; None if it names no such layer."""
     if NUMBER not in text:
         return None
     text = _written(text)
@@ -189,13 +189,13 @@ def read_pattern(text: str) -> Reading | None:
 
 
 def read_any(text: str) -> Reading | None:
-    """Read a pattern in a checkpoint of which no name is known: the first number counts layers."""
+    """Parse a pattern in a checkpoint without known names: the first number counts layers."""
     match = _ANY.match(_written(text))
     return None if match is None or _NO_STACKS.search(match["stack"]) else _reading(_written(text), match)
 
 
 def _written(text: str) -> str:
-    # A part of a name that is itself "#" is no number.
+    # A literal "#" in a name is no number.
     return text.replace("#", "_").replace(NUMBER, "#")
 
 
@@ -219,15 +219,15 @@ _ANYTHING = "[^.]*"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Naming:
-    """A rule for how a model names its layers and experts, for names that the reader does not know.
+    """A rule for a model's names of layers and experts, for models unknown to the reader.
 
     ```python
     Naming(layer="net.stage{layer}.", expert="net.stage{layer}.moe.{expert}.")
     Naming(layer="net.stage{layer}.", expert="net.stage{layer}.moe.w[{expert}]")
     ```
 
-    A pattern matches the beginning of a name, up to a dot or the end. ``{layer}`` and ``{expert}`` match numbers, ``*``
-    matches anything without a dot. With ``[{expert}]`` at the end, experts are the rows of the tensors of that name.
+    A pattern matches the start of a name, up to a dot or the end. ``{layer}`` and ``{expert}`` match numbers, ``*``
+    matches anything without a dot. With ``[{expert}]`` at the end, experts are the rows of the matching tensors.
     """
 
     layer: str
@@ -245,11 +245,11 @@ class Naming:
         return self.expert is not None and self.expert.endswith("[{expert}]")
 
     def _layer_regex(self) -> re.Pattern[str]:
-        """Return the pattern that the names of a layer's tensors begin with."""
+        """Return the pattern for the start of a layer's tensor names."""
         return _regex(self.layer)
 
     def _expert_regex(self) -> re.Pattern[str] | None:
-        """Return the pattern that the names of experts' tensors begin with; None if the rule has none."""
+        """Return the pattern for the start of experts' tensor names; None if the rule has none."""
         return None if self.expert is None else _regex(self.expert.removesuffix("[{expert}]"))
 
 
@@ -258,16 +258,16 @@ def _regex(pattern: str) -> re.Pattern[str]:
         rf"(?P<{part[1:-1]}>[0-9]{{1,18}})" if part in _HOLES else _ANYTHING if part == "*" else re.escape(part)
         for part in re.split(r"(\{layer\}|\{expert\}|\*)", pattern.removesuffix("."))
     )
-    # A number is a whole one: what is anything leaves no digit of it out.
+    # A number matches as a whole: a wildcard never takes a part of its digits.
     written = written.replace(_ANYTHING + "(?P", r"(?:[^.]*[^.0-9])?(?P").replace(")" + _ANYTHING, r")(?![0-9])[^.]*")
     return re.compile(written + r"(?=\.|$)")
 
 
 _NONE = -1
 _MOST_EXPERTS = 1 << 16
-"""Nobody has more; shapes that somebody has made up may."""
+"""No model has more; forged shapes may."""
 _MOST_LISTED, _MOST_CHARACTERS = 50, 100
-"""What a message says of names and numbers that somebody may have made up."""
+"""Bounds on the untrusted names and numbers in a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,19 +277,19 @@ class Part:
     row: int
     """Its number among all tensors."""
     rows: slice | None = None
-    """Which rows of axis 0; None for all of it."""
+    """Rows of axis 0; None for all of it."""
     is_one: bool = False
     """Whether it is one row, without axis 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Assignment:
-    """For each tensor, what its name says; -1 where it says nothing."""
+    """For each tensor, the facts in its name; -1 for a missing one."""
 
     stacks: tuple[str, ...]
-    """What there are layers of, in the order of the checkpoint."""
+    """The stacks of layers, in the order of the checkpoint."""
     stack: Any
-    """Which of ``stacks``."""
+    """Index into ``stacks``."""
     layer: Any
     expert: Any
     is_fused: Any
@@ -334,11 +334,11 @@ class Outline:
         return [int(number) for number in numbers]
 
     def experts(self, layer: int, stack: str | None = None) -> list[int]:
-        """List the experts of a layer, ascending; empty where it has none. Raises as `rows_of_layer`."""
+        """List the experts of a layer, ascending; empty if it has none. Raises as `rows_of_layer`."""
         return self.experts_among(self.rows_of_layer(layer, stack))
 
     def experts_among(self, rows: Offsets) -> list[int]:
-        """List the experts that the tensors of a layer are of, or hold."""
+        """List the experts in the given tensors of a layer."""
         experts = self.assignment.expert[rows]
         fused = self._fused(rows)
         return sorted({*experts[experts >= 0].tolist(), *range(fused[0] if fused else 0)})
@@ -347,13 +347,13 @@ class Outline:
         """Find the tensors of a layer, in their order.
 
         Args:
-            layer: Its number, as the names have it; where there are stages, counted through all of them from 0.
-            stack: Which layers are meant; may be left out where there is only one kind.
+            layer: Its number, as in the names; with stages, counted through all of them from 0.
+            stack: The stack of the layer; optional if there is only one.
 
         Raises:
-            PartNotFoundError: There is no such layer; the message says which there are.
+            PartNotFoundError: There is no such layer; the message lists the existing ones.
             TypeError: The number is none.
-            ValueError: There are several stacks and none is named, or there is none of that name.
+            ValueError: There are several stacks and none is given, or there is no such stack.
         """
         layer = operator.index(layer)
         found, which = self.assignment, self._stack(stack)
@@ -365,7 +365,7 @@ class Outline:
         return rows
 
     def parts_of_expert(self, layer: int, expert: int, stack: str | None = None) -> list[Part]:
-        """Find the tensors of one expert, and its rows of those that hold all experts of the layer.
+        """Find the tensors of one expert, and its rows of fused tensors.
 
         Raises:
             PartNotFoundError: There is no such expert, or no such layer.
@@ -391,17 +391,17 @@ class Outline:
         return sorted(parts, key=lambda part: part.row)
 
     def rows_for_expert(self, layer: int, expert: int, stack: str | None = None) -> Offsets:
-        """Find the tensors of a layer that may hold something of an expert, by their names alone."""
+        """Find the tensors of a layer that may hold a part of an expert, by their names alone."""
         rows, found = self.rows_of_layer(layer, stack), self.assignment
         is_its = (found.expert[rows] == expert) & (found.expert[rows] != _NONE)
         some: Offsets = rows[is_its | found.is_fused[rows]]
         return some
 
     def _fused(self, rows: Offsets) -> tuple[int, list[int]] | None:
-        """Say how many experts the fused tensors among some of a layer hold, and which these are; None for none.
+        """Return the number of experts in the fused tensors of a layer, and these tensors; None without any.
 
-        As many as the router has rows. Where no router is seen, as many as all of them, and one with three dimensions
-        at least, have rows.
+        The number is the router's number of rows. Without a router, it is the number of rows common to all fused
+        tensors, one of which must have at least three dimensions.
         """
         found = self.assignment
         fused = rows[found.is_fused[rows]].tolist()
@@ -451,7 +451,7 @@ def _by_patterns(patterns: Patterns) -> Assignment:
     has_layer, has_expert = np.flatnonzero(stack >= 0), np.flatnonzero(expert_slot >= 0)
     layer[has_layer] = patterns.slot(has_layer, layer_slot[has_layer])
     expert[has_expert] = patterns.slot(has_expert, expert_slot[has_expert])
-    has_stages = np.zeros(len(stacks) + 1, dtype=bool)  # the last one is for what is of no stack
+    has_stages = np.zeros(len(stacks) + 1, dtype=bool)  # the last one is for tensors without a stack
     has_stages[stack[stage > 0]] = True
     mine = np.flatnonzero(has_stages[stack])
     layer[mine] = _counted_through(stack[mine], stage[mine], layer[mine])

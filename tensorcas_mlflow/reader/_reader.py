@@ -32,22 +32,22 @@ from tensorcas_mlflow.reader._summary import Summary, summarize, table_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadStats:
-    """Figures of all reads of a reader, counted where the storage returned the bytes."""
+    """Figures of all reads of a reader, counted at the storage."""
 
     read_bytes: int
-    """Bytes that were read: tensors, manifests, the index and headers."""
+    """Bytes read: tensors, manifests, the index and headers."""
     n_requests: int
     """Reads, listings and look-ups at the storage; in a local file, each read of a stretch."""
     mapped_bytes: int
-    """Bytes that were memory-mapped. The system reads the touched pages of them, which nobody counts."""
+    """Bytes memory-mapped. The system reads the touched pages of them, without a count."""
     n_cache_hits: int
-    """Chunks that came from the chunk cache on local disk."""
+    """Chunks read from the chunk cache on local disk."""
     read_s: float
-    """Seconds in which at least one call was reading."""
+    """Seconds with at least one call reading."""
 
 
 class Watch:
-    """Clock of the calls that read; nested calls count once."""
+    """Clock of the reading calls; nested calls count once."""
 
     def __init__(self, tally: Tally) -> None:
         self._tally = tally
@@ -58,7 +58,7 @@ class Watch:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Count the time of a block; threads that read at once count once."""
+        """Count the time of a block; concurrent threads count once."""
         with self._lock:
             if self._depth == 0:
                 self._began = time.perf_counter()
@@ -84,14 +84,14 @@ class Watch:
 
 
 class TensorSlice:
-    """One tensor of a checkpoint, which reads what it is indexed for."""
+    """One tensor of a checkpoint; an index reads its part."""
 
     def __init__(self, spec: Spec, read: Callable[[Any], Any]) -> None:
         """Stand for a tensor.
 
         Args:
             spec: Describes it.
-            read: Reads what an index chooses.
+            read: Reads the elements of an index.
         """
         self.spec = spec
         self._read = read
@@ -112,7 +112,7 @@ class TensorSlice:
         return self.shape[0]
 
     def __getitem__(self, index: Any) -> Any:
-        """Read what an index chooses: whole numbers, slices, ``...``, ``None``, and one list of numbers or bools.
+        """Read the elements of an index: whole numbers, slices, ``...``, ``None``, and one list of numbers or bools.
 
         Raises:
             IndexError: It is out of bounds, or of another kind.
@@ -129,7 +129,7 @@ class Framework(Protocol):
     """Makes a framework's tensors of arrays."""
 
     def __call__(self, arrays: Mapping[str, Array]) -> dict[str, Any]:
-        """Make tensors, by name; they share memory with the arrays where they can."""
+        """Make tensors, by name; they share memory with the arrays if possible."""
         ...
 
 
@@ -138,7 +138,7 @@ def framework_named(name: str, device: Any = None) -> Framework:
 
     Args:
         name: ``np`` or ``pt``, as `safetensors.safe_open` has them, or ``numpy`` or ``torch``.
-        device: Where tensors go; the CPU unless given.
+        device: The device of the tensors; by default the CPU.
 
     Raises:
         ValueError: There is no such framework, or arrays are to go to a device.
@@ -153,12 +153,12 @@ def framework_named(name: str, device: Any = None) -> Framework:
     adapter = adapter_named(_ADAPTERS[name])
     options = {} if device is None else {"device": device}
     if options:
-        adapter.weights({}, **options)  # says now, and not at the first tensor, that there is no such device
+        adapter.weights({}, **options)  # an unknown device is reported now, and not at the first tensor
     return lambda arrays: adapter.weights(arrays, **options)
 
 
 class CheckpointReader(Mapping[str, Any]):
-    """One open checkpoint, model or file: a mapping of tensor names to arrays that reads each when it is asked for.
+    """One open checkpoint, model or file: a mapping of tensor names to arrays, each read on access.
 
     ```python
     with tensorcas.open_checkpoint("runs:/8f3c…", step=10, framework="pt") as reader:
@@ -168,13 +168,13 @@ class CheckpointReader(Mapping[str, Any]):
         expert = reader.expert(layer=3, expert=5)
     ```
 
-    The reader reads only what the caller asks for, checks every chunk against its digest, and unpickles nothing. Names
-    are in the checkpoint's order. `items` and `values` read ahead, some 16 MiB at a time; ``dict(reader)`` reads one
-    tensor after another, and `full` reads all of them at once. A reader compares by identity.
+    The reader reads only the requested content, checks every chunk against its digest, and unpickles nothing. Names are
+    in the checkpoint's order. `items` and `values` read ahead, some 16 MiB at a time; ``dict(reader)`` reads one tensor
+    after another, and `full` reads all of them at once. A reader compares by identity.
 
-    An array that is stored raw and in one piece on this machine is a view of the memory-mapped store. It may be written
-    to; what is written stays in this process. If another program truncates a pack, the system kills the process that
-    touches such a view (SIGBUS); `tensor` with ``copy=True`` returns an array of its own.
+    An array stored raw and in one piece on this machine is a view of the memory-mapped store. It is writable; the
+    changes stay in this process. If another program truncates a pack, the system kills a process that touches such a
+    view (SIGBUS); `tensor` with ``copy=True`` returns an array of its own.
 
     The content beside the tensors (the skeleton of a model) is no tensor; only `digest` covers it. Several threads may
     use one reader.
@@ -213,7 +213,7 @@ class CheckpointReader(Mapping[str, Any]):
         )
 
     def close(self) -> None:
-        """Release the files that the reader holds open; arrays that it returned stay valid. It may be closed twice."""
+        """Close the reader's open files; returned arrays stay valid. A second call does nothing."""
         self._contents.close()
 
     def below(self, prefix: str) -> CheckpointReader:
@@ -253,16 +253,16 @@ class CheckpointReader(Mapping[str, Any]):
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """Plain values that were saved beside the tensors."""
+        """Plain values saved beside the tensors."""
         return self._contents.metadata
 
     @property
     def left_out(self) -> Mapping[str, str]:
-        """Tensors of the checkpoint or file that no array holds, by name, with their type (``Q4_K``, ``complex32``).
+        """Unsupported tensors of the checkpoint or file, by name, with their type (``Q4_K``, ``complex32``).
 
-        Numpy has no dtype for them. A load returns those that an adapter stored; an import left the others out of the
-        checkpoint. They are no tensors of this reader: `keys`, `items` and `full` skip them, and `match`, `layer` and
-        `expert` refuse a part to which one of them belongs.
+        Numpy has no dtype for them. A load returns the ones stored by an adapter; an import leaves the others out of
+        the checkpoint. They are no tensors of this reader: `keys`, `items` and `full` skip them, and `match`, `layer`
+        and `expert` refuse a part with one of them.
         """
         return self._contents.left_out
 
@@ -276,7 +276,7 @@ class CheckpointReader(Mapping[str, Any]):
         """The stacks of layers, such as ``model.layers``."""
         return self._outline.stacks
 
-    # A mapping that compared its values would read two checkpoints. `diff` compares digests.
+    # A mapping's comparison of values would read two checkpoints. `diff` compares digests.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
@@ -305,7 +305,7 @@ class CheckpointReader(Mapping[str, Any]):
         """Return the name, dtype and shape of one tensor.
 
         Raises:
-            TensorNotFoundError: There is no tensor of that name. All methods that take a name raise it.
+            TensorNotFoundError: There is no tensor of that name. All methods with a name raise it.
         """
         return self._specs.spec(self._row(name))
 
@@ -318,7 +318,7 @@ class CheckpointReader(Mapping[str, Any]):
         return self._whole_outline.layers(stack)
 
     def experts(self, layer: int, stack: str | None = None) -> list[int]:
-        """List the numbers of the experts of a layer, ascending; empty where it has none; see `expert`."""
+        """List the numbers of the experts of a layer, ascending; empty if it has none; see `expert`."""
         return self._whole_outline.experts(layer, stack)
 
     def summary(self) -> Summary:
@@ -329,18 +329,18 @@ class CheckpointReader(Mapping[str, Any]):
         """Return an Arrow table with a row for each tensor; DuckDB, Polars and pandas read it as it is.
 
         Returns:
-            Columns ``name``, ``dtype``, ``shape``, ``n_bytes``, ``stack``, ``layer``, ``expert`` (these three null
-            where a tensor has none) and ``digest`` (null where it takes reading the tensor).
+            Columns ``name``, ``dtype``, ``shape``, ``n_bytes``, ``stack``, ``layer``, ``expert`` (these three null for
+            a tensor without one) and ``digest`` (null if it takes reading the tensor).
         """
         return table_of(self._contents, self._outline)
 
     def digest(self, name: str | None = None) -> str:
         """Return the identity of the whole checkpoint, or of one tensor: 64 hex digits.
 
-        The digest of a checkpoint covers everything that a load returns: the tensors, their order, the skeleton, the
-        metadata and the adapter; of a file of another format, all other bytes of the file. Equal digests mean equal
-        checkpoints. Different digests do not mean different models: two pickles of equal objects may differ. Use
-        `tensors_digest` to compare tensors alone, and checkpoints that lie in files of different formats.
+        The digest of a checkpoint covers everything returned by a load: the tensors, their order, the skeleton, the
+        metadata and the adapter; of a foreign file, all other bytes of the file. Equal digests mean equal checkpoints.
+        Different digests do not mean different models: two pickles of equal objects may differ. Use `tensors_digest` to
+        compare tensors alone, and files of different formats.
 
         The digest of a tensor covers its dtype, shape and bytes.
 
@@ -361,8 +361,8 @@ class CheckpointReader(Mapping[str, Any]):
         """Return the identity of the tensors alone: 64 hex digits, equal wherever the same tensors are stored.
 
         It covers names, dtypes, shapes and bytes, and no order: a state in a store, in a self-contained file and in a
-        safetensors file has one `tensors_digest`. It does not cover anything else (`digest`), nor `left_out`. Reads
-        what `digest` reads of tensors.
+        safetensors file has one `tensors_digest`. It covers neither the rest (`digest`) nor `left_out`. It reads the
+        same tensors as `digest`.
         """
         with self._watch.running():
             found = dict(enumerate(self._contents.known_identities()))
@@ -412,10 +412,10 @@ class CheckpointReader(Mapping[str, Any]):
             first = last
 
     def match(self, pattern: str) -> dict[str, Any]:
-        """Read the tensors whose names match a pattern.
+        """Read the tensors with names that match a pattern.
 
         Args:
-            pattern: A pattern as for files, in which dots are plain characters: ``model.layers.*.self_attn.*``.
+            pattern: A pattern as for files; dots are plain characters: ``model.layers.*.self_attn.*``.
 
         Returns:
             Tensors by name, in order; at least one.
@@ -437,7 +437,7 @@ class CheckpointReader(Mapping[str, Any]):
 
         Args:
             number: The number in the names. The blocks of a ResNet count from 0 through all its stages.
-            stack: The stack of the layer, where `stacks` has several: ``encoder.layers``.
+            stack: The stack of the layer, if `stacks` has several: ``encoder.layers``.
 
         Returns:
             The layer's tensors by their whole names, in order.
@@ -484,7 +484,7 @@ class CheckpointReader(Mapping[str, Any]):
         return self.get_slice(name)[rows]
 
     def get_slice(self, name: str) -> TensorSlice:
-        """Return a view of one tensor that numpy's indices apply to; an index reads only the chunks that it touches."""
+        """Return a view of one tensor for numpy's indices; an index reads only the chunks it touches."""
         row = self._row(name)
         return TensorSlice(self._specs.spec(row), partial(self._select, row))
 
@@ -511,14 +511,15 @@ class CheckpointReader(Mapping[str, Any]):
 
         Args:
             model: A PyTorch module.
-            match: Fill only tensors whose names in the model match this pattern; see `match`.
-            prefix: The part of the names here before the names of the model: ``model`` in a training state that was
-                saved as ``{"model": module}``.
-            strict: Refuse a tensor of the model that is not stored, and a stored tensor that the model lacks.
-            device: The device of tensors that have no memory yet; by default the CPU.
+            match: Fill only tensors with names in the model that match this pattern; see `match`.
+            prefix: The prefix of the names here, before the names of the model: ``model`` in a training state saved as
+                ``{"model": module}``.
+            strict: Refuse any tensor of the model missing in the checkpoint, and any stored tensor missing in the
+                model.
+            device: The device of tensors without memory so far; by default the CPU.
 
         Returns:
-            The names that were not filled.
+            The unfilled names.
 
         Raises:
             AdapterError: The tensors do not fit, or ``match`` matches no name; the message lists all misfits, and
@@ -567,12 +568,12 @@ class CheckpointReader(Mapping[str, Any]):
 
     @property
     def _unread(self) -> dict[str, str]:
-        """Tensors of the model itself that cannot be read."""
+        """Unreadable tensors of the model itself."""
         return left_out_parts(self.left_out)
 
     @Lazy
     def _whole_outline(self) -> Outline:
-        """Outline of all tensors, with those that are left out at the end."""
+        """Outline of all tensors, with the unsupported ones at the end."""
         if not self._unread:
             return self._outline
         unread = [Spec(name=name, dtype=None, shape=(0,)) for name in self._unread]
@@ -583,7 +584,7 @@ class CheckpointReader(Mapping[str, Any]):
         self._refuse_left_out(names[row - len(self)] for row in rows.tolist() if row >= len(self))
 
     def _refuse_left_out(self, names: Iterable[str]) -> None:
-        """Raise if one of the tensors that are asked for cannot be read."""
+        """Raise if one of the requested tensors is unsupported."""
         for name in names:
             raise TensorNotFoundError(name, self.left_out[name])
 

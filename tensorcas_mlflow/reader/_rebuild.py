@@ -15,7 +15,7 @@ Reader = Callable[..., dict[str, Array]]
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """Keep the options a caller gave: those that are not None."""
+    """Return the options set by a caller: those other than None."""
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -42,7 +42,7 @@ def rebuild(
     """Read tensors and rebuild their model.
 
     Args:
-        adapter: The adapter that took the model apart.
+        adapter: The adapter of the save.
         manifest: Manifest of the tensors.
         read: Reader of the tensors.
         into: A live model to fill; nothing is unpickled.

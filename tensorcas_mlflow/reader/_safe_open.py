@@ -1,4 +1,4 @@
-"""A reader with the methods of `safetensors.safe_open`, for code that was written for it."""
+"""Reader with the methods of `safetensors.safe_open`, for code written against that interface."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class SafeOpen:
     """A reader of any checkpoint with the methods of `safetensors.safe_open`.
 
     Source: https://huggingface.co/docs/safetensors/api/torch (safetensors 0.8). Errors are this package's own, and the
-    order of `offset_keys` is that of the checkpoint: a store has no offsets. Once it is closed every method raises
-    ValueError; tensors and slices that were taken before stay.
+    order of `offset_keys` is that of the checkpoint: a store has no offsets. After a close every method raises
+    ValueError; tensors and slices taken before stay valid.
     """
 
     def __init__(self, reader: CheckpointReader) -> None:
@@ -34,7 +34,7 @@ class SafeOpen:
 
     @property
     def reader(self) -> CheckpointReader:
-        """The underlying reader, which can do more.
+        """The underlying reader, with further methods.
 
         Raises:
             ValueError: It is closed.
@@ -48,11 +48,11 @@ class SafeOpen:
         return sorted(self.reader)
 
     def offset_keys(self) -> list[str]:
-        """List the names of the tensors, in the order in which they lie."""
+        """List the names of the tensors, in storage order."""
         return list(self.reader)
 
     def metadata(self) -> dict[str, str] | None:
-        """Return the metadata as texts; None where there is none."""
+        """Return the metadata as texts; None if there is none."""
         found = self.reader.metadata
         return {
             str(name): value if isinstance(value, str) else json.dumps(value) for name, value in found.items()
@@ -67,7 +67,7 @@ class SafeOpen:
         return self.reader.full() if names is None else self.reader.tensors(names)
 
     def get_slice(self, name: str) -> SafeSlice:
-        """Return a view of one tensor; an index reads only the chunks that it touches."""
+        """Return a view of one tensor; an index reads only the chunks it touches."""
         return SafeSlice(self.reader.get_slice(name))
 
 
@@ -82,7 +82,7 @@ class SafeSlice:
         return list(self._inner.shape)
 
     def get_dtype(self) -> str:
-        """Return the tensor's dtype, as `safetensors` names it where it has it (``F32``), else as manifests do."""
+        """Return the tensor's dtype by its `safetensors` name (``F32``), or else by its name in manifests."""
         dtype = self._inner.dtype or ""
         return SAFETENSORS_DTYPES.get(dtype, dtype)
 

@@ -1,4 +1,4 @@
-"""Byte ranges of an array that an index of numpy needs."""
+"""Byte ranges for an index of numpy into an array."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ Places = range | Offsets
 """Places of one axis, ascending, each once. An axis may have very many."""
 
 _MOST_RUNS = 1 << 20
-"""More runs are put together, with what lies between them."""
+"""More runs are merged, together with the gaps between them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Some elements of an array in C order, as runs of elements that lie one after the other."""
+    """Some elements of an array in C order, as runs of adjacent elements."""
 
     index: Any
     """As numpy takes it, for the window."""
     window: tuple[int, ...]
-    """Shape of the stretch of axis 0, with all of the other axes, that all chosen elements lie in."""
+    """Shape of the smallest range of axis 0, with all of the other axes, around all selected elements."""
     origin: int
     """The window's first element in the array."""
     starts: Offsets
-    """Where runs begin, in elements, ascending."""
+    """Starts of the runs, in elements, ascending."""
     stops: Offsets
-    """One past their last; runs do not overlap. They may hold more than what was asked for."""
+    """Ends of the runs, exclusive; runs do not overlap. They may hold more than the requested elements."""
     places: tuple[Places, ...]
-    """Which places of each axis are chosen, ascending, each once."""
+    """Selected places of each axis, ascending, each once."""
     index_of_places: Any
     """As numpy takes it, for an array of the elements at these places alone."""
 
@@ -51,7 +51,7 @@ class Selection:
 
 
 def select(shape: tuple[int, ...], index: Any) -> Selection:
-    """Say what an index chooses of an array.
+    """Convert an index into a selection of an array's elements.
 
     Args:
         shape: Of the array.
@@ -74,7 +74,7 @@ def select(shape: tuple[int, ...], index: Any) -> Selection:
         first, stop = int(chosen[0][0]), int(chosen[0][-1]) + 1
         window, origin = (stop - first, *shape[1:]), first * math.prod(shape[1:])
         given = _moved(given, len(shape), shape[0], first)
-    # Behind the last axis that leaves something out all is contiguous.
+    # Behind the last restricted axis, all elements are contiguous.
     last = max((at for at, places in enumerate(chosen) if len(places) < shape[at]), default=-1)
     while last >= 0 and math.prod(len(places) for places in chosen[:last]) * _n_runs(chosen[last]) > _MOST_RUNS:
         chosen[last] = range(int(chosen[last][0]), int(chosen[last][-1]) + 1)
@@ -94,11 +94,11 @@ def select(shape: tuple[int, ...], index: Any) -> Selection:
 def divided(
     shape: tuple[int, ...], whole: Selection, is_small: Callable[[Selection], bool]
 ) -> Iterator[tuple[tuple[slice, ...], Selection]]:
-    """Divide a selection into some that are small, or one stretch each.
+    """Divide a selection into small ones, or ones of one run each.
 
     Yields:
-        Where in an array of all chosen places, as `Selection.places` has them, a part belongs; and the part, which
-        chooses just those elements.
+        The position of each part in an array of all selected places (`Selection.places`), and the part itself, a
+        selection of exactly those elements.
     """
     waiting = [tuple(slice(0, len(places)) for places in whole.places)]
     while waiting:
@@ -118,7 +118,7 @@ def _as_index(places: Places) -> Any:
 
 
 def _of_places(index: tuple[Any, ...], shape: tuple[int, ...], chosen: list[Places]) -> tuple[Any, ...]:
-    """Write an index for an array that has only the chosen places."""
+    """Write an index for an array of only the selected places."""
     n_axes = sum(part is not None and part is not Ellipsis for part in index)
     written: list[Any] = []
     axis = 0
@@ -140,14 +140,14 @@ def _of_places(index: tuple[Any, ...], shape: tuple[int, ...], chosen: list[Plac
 
 
 def _elements(shape: tuple[int, ...], chosen: list[Places], last: int) -> tuple[Offsets, Offsets]:
-    """Say which runs of elements the places of each axis make; behind axis ``last`` each axis has one run."""
+    """Return the runs of elements for the places of each axis; behind axis ``last`` each axis has one run."""
     if last < 0:
         return np.zeros(1, np.int64), np.array([math.prod(shape)], dtype=np.int64)
     strides = [math.prod(shape[at + 1 :]) for at in range(len(shape))]
     first, stop = _runs(chosen[last])
     starts, stops = first * strides[last], stop * strides[last]
     below = range(last + 1, len(shape))
-    # What is inside a run but at its ends is left as it is.
+    # Points strictly inside a run stay as they are.
     starts = starts + sum(int(chosen[at][0]) * strides[at] for at in below)
     stops = stops - sum(int(shape[at] - 1 - chosen[at][-1]) * strides[at] for at in below)
     for at in reversed(range(last)):
@@ -158,7 +158,7 @@ def _elements(shape: tuple[int, ...], chosen: list[Places], last: int) -> tuple[
 
 
 def _moved(index: tuple[Any, ...], n_dimensions: int, side: int, first: int) -> tuple[Any, ...]:
-    """Write an index for the stretch of axis 0 that begins at ``first``; what it chooses lies there."""
+    """Write an index for the range of axis 0 from ``first`` on; the selected elements lie in it."""
     n_axes = sum(part is not None and part is not Ellipsis for part in index)
     skipped = (None, Ellipsis) if n_axes == n_dimensions else (None,)
     nth = next(nth for nth, part in enumerate(index) if not any(part is each for each in skipped))
@@ -177,7 +177,7 @@ def _moved(index: tuple[Any, ...], n_dimensions: int, side: int, first: int) -> 
 
 
 def _axes(shape: tuple[int, ...], index: Any) -> tuple[list[Any], tuple[Any, ...]]:
-    """Give what an index says of each axis, and the index in numpy's own terms."""
+    """Return the index of each axis, and the index in numpy's own terms."""
     parts = list(index) if isinstance(index, tuple) else [index]
     parts = [_part(part) for part in parts]
     n_axes = sum(part is not None and part is not Ellipsis for part in parts)
@@ -211,7 +211,7 @@ def _part(part: Any) -> Any:
 
 
 def _places(part: Any, axis: int, side: int) -> Places:
-    """Say which places of one axis are chosen, ascending."""
+    """Return the selected places of one axis, ascending."""
     if isinstance(part, slice):
         places = range(side)[part]
         return places if places.step > 0 else places[::-1]

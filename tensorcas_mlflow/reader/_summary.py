@@ -20,7 +20,7 @@ from tensorcas_mlflow.reader._outline import NUMBER, Outline, Patterns, distinct
 _MOST_PATTERNS, _MOST_STACKS = 4096, 256
 """Of more the first are shown."""
 _MOST_PARTS = 64
-"""What comes after so many dots in a name is one part."""
+"""After this many dots, the rest of a name is one part."""
 _MOST_NUMBERS, _MOST_CHARACTERS = 64, 24
 
 
@@ -29,17 +29,17 @@ class Node:
     """A part of a model: a module, all layers of one kind together, or the tensors of one name."""
 
     name: str
-    """What its name has more than the one above: numbers as ``0..31``, and ``*`` where there are many with gaps."""
+    """Its name below the parent's: numbers as ``0..31``, or ``*`` for many with gaps."""
     n_tensors: int
     n_bytes: int
     n_alike: int = 1
-    """How many parts of one kind are shown together, such as layers."""
+    """Number of parts of one kind shown together, such as layers."""
     dtypes: tuple[str, ...] = ()
     """Of tensors: theirs; empty for a module."""
     shape: tuple[int, ...] | None = None
     """Of tensors: theirs, if all of them have one."""
     children: tuple[Node, ...] = ()
-    """What it consists of, in the order of the checkpoint."""
+    """Its parts, in the order of the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class StackSummary:
     layer_bytes: tuple[int, ...]
     """The size of each."""
     n_experts: int
-    """How many experts the layer with most of them has; 0 for none."""
+    """Most experts in any layer; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +69,9 @@ class Summary:
     tree: Node
     """The whole; its name is empty."""
     is_cut: bool = False
-    """Whether it leaves out what has thousands of different names."""
+    """Whether it omits parts with thousands of distinct names."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """What none of this counts: tensors of types that numpy does not have, by name, with their type."""
+    """Tensors not counted above: unsupported ones by name, with their type."""
 
     def __str__(self) -> str:
         dtypes = ", ".join(f"{name} {size_text(n_bytes)}" for name, (_, n_bytes) in self.dtypes.items())
@@ -113,10 +113,10 @@ def summarize(label: str, specs: Specs, outline: Outline, left_out: Mapping[str,
     """Describe a checkpoint.
 
     Args:
-        label: Whose it is.
+        label: A name of the checkpoint, for messages.
         specs: Its tensors.
         outline: Of them.
-        left_out: What cannot be read; see `CheckpointReader.left_out`.
+        left_out: Unsupported tensors; see `CheckpointReader.left_out`.
     """
     sizes = specs.n_bytes
     patterns = outline.patterns
@@ -182,11 +182,11 @@ class _Leaf:
     """The tensors of one pattern."""
 
     parts: tuple[str, ...]
-    """The pattern's parts, with what the numbers are in their places."""
+    """The pattern's parts, with the numbers in their places."""
     keys: tuple[str, ...]
-    """The parts, with `NUMBER` in the place of numbers: what is alike goes by one key."""
+    """The parts, with `NUMBER` in place of numbers, as a key for parts of one kind."""
     counts: tuple[int, ...]
-    """How many different numbers there are in each part; 1 for a text."""
+    """Number of distinct numbers in each part; 1 for a text."""
     n_tensors: int
     n_bytes: int
     dtypes: tuple[str, ...]
@@ -228,7 +228,7 @@ def _leaves(specs: Specs, patterns: Patterns) -> list[_Leaf]:
 
 
 def _is_alike(specs: Specs, groups: list[Offsets], firsts: Offsets) -> Any:
-    """Tell of which groups all tensors have the shape of the first."""
+    """Return the groups with all tensors of the first one's shape."""
     if not groups:
         return np.empty(0, dtype=bool)
     rows, which = np.concatenate(groups), np.repeat(np.arange(len(groups)), [len(rows) for rows in groups])

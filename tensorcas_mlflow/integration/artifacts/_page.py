@@ -182,9 +182,7 @@ def _refs(store: Store, keys: Iterable[str]) -> Iterator[Ref]:
 
 
 def _by_nearness(infos: Iterable[Any], ref: Ref) -> list[str]:
-    """Order the keys of a folder with the steps just before a ref first; step names are padded, so their order is
-    numeric.
-    """
+    """Order the keys of a folder with the steps just before a ref first; padding makes name order numeric."""
     keys = sorted((info.key for info in infos), reverse=True)
     return [key for key in keys if key < ref.key] + [key for key in keys if key > ref.key]
 

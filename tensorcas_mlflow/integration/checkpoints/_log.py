@@ -35,7 +35,8 @@ class Keep:
     """A rule for the checkpoints of a series to keep: those selected by any field, and the one just logged.
 
     ```python
-    Keep(last=3)  # the three highest steps Keep(last=1, every=1000)  # the highest, and steps 0, 1000, 2000, …
+    Keep(last=3)  # the three highest steps
+    Keep(last=1, every=1000)  # the highest, and steps 0, 1000, 2000, …
     Keep(best="val_loss", mode="min")  # the highest, and the best by a metric logged at the same step
     ```
 

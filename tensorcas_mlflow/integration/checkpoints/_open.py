@@ -129,8 +129,8 @@ def diff(
     """Compare two checkpoints, steps, models or files, of any runs and stores.
 
     ```python
-    found = tensorcas.diff((run_id, 10), (run_id, 20), values=True) found.changed,
-    found.values["lm_head.weight"].relative_norm
+    found = tensorcas.diff((run_id, 10), (run_id, 20), values=True)
+    found.changed, found.values["lm_head.weight"].relative_norm
     ```
 
     Tensors with equal digests are equal, so most comparisons read nothing. Only tensors cut into different chunks, and
