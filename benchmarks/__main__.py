@@ -32,10 +32,10 @@ PARTS = (
     "server_upload",
     "remote",
 )
-"""Modules of this package, in the order in which they are run."""
+"""Modules of this package, in the order of their runs."""
 
 NOT_SMOKE = ("import_time", "server_upload", "remote")
-"""Parts that a smoke test leaves out unless they are named: they start servers, or MLflow again and again."""
+"""Parts omitted from a smoke test unless named: they start servers, or start MLflow repeatedly."""
 
 HERE = Path(__file__).resolve().parent
 
@@ -76,14 +76,14 @@ def main() -> None:
         scratch=scratch,
     )
     if given.smoke:
-        # Waking threads takes longer than what they would do.
+        # Waking threads takes longer than their work.
         torch.set_num_threads(1)
     parts = given.parts or [part for part in PARTS if not (given.smoke and part in NOT_SMOKE)]
     sections = [_run(part, options) for part in parts]
     command = shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
     stem = "-".join([datetime.date.today().isoformat(), *(parts if given.parts else ()), *(["smoke"] * given.smoke)])
     with options.folder() as temporary:
-        # A smoke test's figures mean nothing: they are written to see that they can be.
+        # A smoke test's figures mean nothing; writing them tests the writing.
         out = given.out or (temporary if given.smoke else HERE / "results")
         written = write_results(sections, describe_machine(scratch), command, out, stem)
         if out != temporary:
@@ -94,7 +94,7 @@ def _run(part: str, options: Options) -> Section:
     begin = time.perf_counter()
     section: Section = importlib.import_module(f"benchmarks.{part}").run(options)
     if options.is_smoke:
-        # What one round of a small model took meets or misses nothing.
+        # One round of a small model can neither meet nor miss a target.
         section.verdicts.clear()
     print(f"{section.as_markdown()}\n", flush=True)
     print(f"{part}: {time.perf_counter() - begin:.1f} s", file=sys.stderr, flush=True)

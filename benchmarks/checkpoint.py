@@ -1,4 +1,4 @@
-"""`mlflow.tensorcas.log_checkpoint` from end to end, as a training loop calls it, against what it cannot do without."""
+"""End-to-end time of `mlflow.tensorcas.log_checkpoint`, called as in a training loop, against its unavoidable work."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TITLE = "log_checkpoint, run resolved, metrics off; and the last step into a mod
 CHANGED = at_most(4, "ms", "log_checkpoint of a changed 330 KB MLP, less two fsyncs")
 N_ROUNDS = 100
 _LOADS = ("load_checkpoint, into a module", "open_checkpoint, load_into")
-"""Turns that save nothing, so that no floor of a save is theirs."""
+"""Turns without a save, so no floor of a save applies to them."""
 
 
 def run(options: Options) -> Section:
@@ -122,7 +122,7 @@ def _save_durably(module: torch.nn.Module, path: Path) -> None:
 
 
 def _check(module: torch.nn.Module, run_id: str) -> None:
-    """See that the last checkpoint is the module as it is now."""
+    """Check that the last checkpoint equals the module's present state."""
     mlflow.tensorcas.log_checkpoint(module, step=1 << 30, log_metrics=False)  # type: ignore[attr-defined]
     loaded = mlflow.tensorcas.load_checkpoint(run_id, weights_only=True)  # type: ignore[attr-defined]
     wanted = module.state_dict()

@@ -1,7 +1,7 @@
-"""What a checkpoint of a state that has not changed costs, against hashing its bytes and one small durable write.
+"""Cost of a checkpoint of an unchanged state, against hashing its bytes and one small durable write.
 
-Run it with ``make bench-checkpoint``, or ``python -m benchmarks.checkpoint_time``, on a machine that does nothing else.
-Everything is measured in one process and in turns, so that what slows one slows all; the medians are printed.
+Run it with ``make bench-checkpoint``, or ``python -m benchmarks.checkpoint_time``, on an otherwise idle machine.
+Everything is measured in one process and in turns, so a disturbance slows all alike; the medians are printed.
 """
 
 from __future__ import annotations

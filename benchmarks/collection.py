@@ -1,7 +1,7 @@
-"""What a collection costs after one new step and one that was dropped, in a store of many.
+"""Cost of a collection after one new and one deleted step, in a store of many steps.
 
-A collection that finds a census reads what has come since; the first one, or one after the census was removed, reads
-all. Both are shown, for a folder and for a store in memory that is used as if it were far away: calls of the backend,
+With a census, a collection reads only newer content; the first one, or one after the census was removed, reads
+everything. Both are shown, for a folder and for a store in memory used as if it were remote: calls of the backend,
 bytes read, and seconds.
 """
 

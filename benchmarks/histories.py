@@ -1,4 +1,4 @@
-"""What histories of trainings take, every byte of the store counted, and how fast any step of them comes back."""
+"""Size of histories of trainings, every byte of the store counted, and the speed of restoring any of their steps."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _save(history: History, ours: Ours, root: Path) -> tuple[int, float]:
 
 
 def _restored(history: History, root: Path, options: Options) -> Series:
-    """Load each step as a process does that has just opened the store, and compare every byte; megabytes a second."""
+    """Load each step as a process with a newly opened store does, and compare every byte; megabytes a second."""
     return Series(tuple(_restored_step(root, *each, options) for each in history.cases()))
 
 

@@ -1,20 +1,20 @@
-"""What an installed tensorcas-mlflow adds to `import mlflow`.
+"""Cost of an installed tensorcas-mlflow in `import mlflow`.
 
 MLflow loads every artifact-repository plugin at the end of its own import, so each of its users pays for ours. The
 target is at most 20 ms.
 
-Both sides run in fresh processes of this interpreter over a folder of links: one link for each entry of the
-site-packages that MLflow lies in, but this distribution, and, on the side *with*, links to the two packages and a
-``dist-info`` with their entry points. That is what a user has after ``pip install``: the difference holds the search
-for the entry point, the file look-ups and the imports. (An editable install, as developers have it, would add its path
-hook to every import; patching MLflow's look-up away would leave out the search.) ``-S`` keeps the real site-packages
-out, and the time is taken inside the process, around the import alone.
+Both sides run in fresh processes of this interpreter over a folder of links. It has one link for each entry of MLflow's
+site-packages, except this distribution, and, on the side *with*, links to the two packages and a ``dist-info`` with
+their entry points. A user has the same after ``pip install``: the difference includes the search for the entry point,
+the file look-ups and the imports. (A developer's editable install would add its path hook to every import; patching
+MLflow's look-up away would leave out the search.) ``-S`` excludes the real site-packages, and the time is taken inside
+the process, around the import alone.
 
-The two sides take turns, with and without swapping places each round, so that whatever else slows the machine meets
-both. The first round warms the file cache and compiles bytecode; it is not counted. What the plugin adds is the median
-over the rounds of *with* minus *without*, beside the spread, without which it says nothing. On a busy machine the whole
-import swings by more than the plugin costs, so the part that is ours alone, loading the entry point, is timed as well,
-inside the same processes; it leaves out the search for the entry point.
+The two sides take turns and swap places each round, so a disturbance of the machine affects both. The first round warms
+the file cache and compiles bytecode; it is not counted. The plugin's cost is the median over the rounds of *with* minus
+*without*, shown with its spread. On a busy machine the time of the whole import varies by more than the plugin costs.
+So loading the entry point is timed as well, inside the same processes; this time excludes the search for the entry
+point.
 """
 
 from __future__ import annotations
@@ -64,17 +64,17 @@ print(import_ms, cpu_ms, load_ms)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """What one import of MLflow took."""
+    """Times of one import of MLflow."""
 
     import_ms: float
     cpu_ms: float
     """Processor time of the same; it swings less on a busy machine."""
     load_ms: float
-    """Of that, loading our entry point; 0 without the plugin."""
+    """The part for loading our entry point; 0 without the plugin."""
 
 
 def link_site(folder: Path, *, with_plugin: bool) -> None:
-    """Fill a folder with links to what is installed, with or without this distribution."""
+    """Fill a folder with links to the installed packages, with or without this distribution."""
     site = Path(str(metadata.distribution("mlflow").locate_file("")))
     folder.mkdir()
     for entry in site.iterdir():
@@ -118,7 +118,7 @@ def measure(n_runs: int) -> tuple[list[Timing], list[Timing]]:
 
 
 def run(options: Options) -> Section:
-    """Measure both sides, and what the plugin adds."""
+    """Measure both sides, and the plugin's cost."""
     section = Section("import_time", TITLE)
     without, with_plugin = measure(options.n_rounds or N_ROUNDS)
     pairs = list(zip(without, with_plugin, strict=True))

@@ -1,4 +1,4 @@
-"""What loads cost: warm as they come and into a live model, and cold."""
+"""Cost of loads: warm, into new memory and into a live model, and cold."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ TITLE = "loads, from the page cache and without it"
 SIZES = (300_000, 13_000_000, 47_000_000, 650_000_000)
 COLD_SIZES = (47_000_000, 650_000_000)
 LARGE_BYTES = 600_000_000
-"""From here on a model counts as the large one that some targets are about."""
+"""Smallest size of a large model; some targets apply to large models only."""
 
 DEFAULT = ("tensorcas", "tensorcas, load_into")
-"""Calls for users that load what the default codec stored."""
+"""Calls for users to load content in the default codec."""
 
 MOST_COLD = 7
 """Rounds of cold loads; each of them starts a process for each contender."""
@@ -73,17 +73,17 @@ def run(options: Options) -> Section:
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """Seconds that warm loads of one model took, by contender."""
+    """Seconds of warm loads of one model, by contender."""
 
     alone: dict[str, Series]
     into: dict[str, Series]
-    """Into the memory of a model that is there."""
+    """Loads into the memory of an existing model."""
 
 
 def warm(
     case: Case, contenders: Sequence[Contender], places: Mapping[str, Path], options: Options, section: Section
 ) -> Loads:
-    """Load from the page cache, as each does it best and into memory that is there; look at it, and add a table."""
+    """Load from the page cache, in each contender's best way and into existing memory; add a table."""
     out = case.like()
     for one in contenders:
         loaded = one.load(places[one.name])
@@ -125,7 +125,7 @@ def _judge_warm(case: Case, loads: Loads, section: Section) -> None:
 def _cold(
     case: Case, contenders: Sequence[Contender], places: dict[str, Path], options: Options, section: Section
 ) -> None:
-    """Load into a model in a process of its own, after what is saved was dropped from the page cache."""
+    """Load into a model in a process of its own, with the saved files dropped from the page cache."""
     jobs = {
         one.name: Job(prepare=_load_into, args=(one, places[one.name], case.specs), cold=places[one.name])
         for one in contenders
@@ -159,6 +159,6 @@ def _cold(
 
 
 def _load_into(contender: Contender, folder: Path, specs: Specs) -> Callable[[], None]:
-    """Load into a model that is there; called in a process of its own."""
+    """Load into an existing model; called in a process of its own."""
     out = Case.of_specs("", specs).ready()
     return lambda: contender.load_into(folder, out)

@@ -1,4 +1,4 @@
-"""The memory that a save or a load takes besides the model itself."""
+"""Memory of a save or a load, besides the model itself."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ N_ROUNDS = 3
 SAVING = at_most(64, "MB", "peak memory above the model, saving")
 LOADING = at_most(32, "MB", "peak memory above the model, loading into its own memory")
 LOADS_IN_PLACE = ("load_into", "tensorcas Store")
-"""Names of ours that hold one of these read into the model's own memory; the others check everything first."""
+"""Contenders of ours with one of these names read into the model's own memory; the others check everything first."""
 
 
 def run(options: Options) -> Section:
-    """Save and load into a model that is there, each in a process of its own."""
+    """Save, and load into an existing model, each in a process of its own."""
     section = Section("memory", TITLE)
     section.note("the peak is that of the resident set during the call, of which mapped files are a part")
     contenders: list[Contender] = chosen(

@@ -1,4 +1,4 @@
-"""Opening a checkpoint of very many tensors, finding one by name, and telling what it consists of."""
+"""Opening a checkpoint of very many tensors, finding one by name, and listing its structure."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run(options: Options) -> Section:
 
 
 def _hierarchy(folder: Path, layer: int) -> dict[str, Turn]:
-    """Tell what a checkpoint consists of, by a reader that is opened for it; and read a layer of eight tensors."""
+    """List a checkpoint's structure with a newly opened reader; and read a layer of eight tensors."""
     ours = RunStore("tensorcas")
     opened: list[CheckpointReader] = []
 

@@ -1,4 +1,4 @@
-"""A summary, an expert and a layer of a mixture of experts, from an empty page cache: what the kernel says was read."""
+"""A summary, an expert and a layer of a mixture of experts, read with an empty page cache; the kernel counts reads."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ONE_EXPERT = at_most(1.05, "x", "one expert: bytes read, to its own")
 
 
 def run(options: Options) -> Section:
-    """Read parts by ours, and by safetensors what can be named there, in a process a sample."""
+    """Read parts with ours, and nameable ones with safetensors, in one process per sample."""
     section = Section("parts", TITLE)
     for size in options.sizes_or(SIZES):
         for is_fused in (False, True):
@@ -74,7 +74,7 @@ def _measure(case: Case, options: Options, section: Section) -> None:
 
 
 def _read(usages: tuple[Usage, ...]) -> float:
-    """Bytes that a sample has read, the median."""
+    """Return the median of the bytes read by a sample."""
     return max(series_of(usages, "read_bytes").median, series_of(usages, "called_read_bytes").median)
 
 
@@ -83,7 +83,7 @@ def _n_bytes(case: Case, what: str) -> int:
 
 
 def _part_of(case: Case, what: str) -> dict[str, Any]:
-    """What a part is to be."""
+    """Return the description of a part."""
     layer = {name: array for name, array in case.arrays.items() if f".layers.{LAYER}." in name}
     if what == "layer":
         return layer
@@ -122,7 +122,7 @@ _THEIRS = ("all", "expert", "layer")
 
 
 def _reading(folder: Path, what: str) -> Callable[[], object]:
-    """Read a part; called in a process of its own, which has imported what it takes."""
+    """Read a part; called in a process of its own, after its imports."""
     import tensorcas_mlflow.reader  # noqa: F401
 
     return partial(_OURS[what], folder)

@@ -69,7 +69,7 @@ def _moved(files: list[Path], scratch: Path) -> Path:
 
 
 def _kept_by(tool: Tool, files: list[Path], place: Path) -> tuple[Path, float, float]:
-    """Keep all files; where they are kept, seconds of that, and of giving the last one back."""
+    """Keep all files; return their place, the seconds for that, and the seconds to restore the last one."""
     tool.prepare(place)
     begin = time.perf_counter()
     for step, file in enumerate(files):
@@ -83,7 +83,7 @@ def _kept_by(tool: Tool, files: list[Path], place: Path) -> tuple[Path, float, f
 
 
 def _kept_by_us(ours: Ours, history: History, place: Path) -> tuple[Path, float, float]:
-    """The same, of a history that is in memory as it would be in training."""
+    """Do the same for a history in memory, as in a training."""
     ours.prepare(place)
     keeping_s = 0.0
     for run, step, case in history.cases():

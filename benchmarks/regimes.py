@@ -1,4 +1,4 @@
-"""Each way of reading, forced, against the way that the store chooses by itself, in every situation it tells apart."""
+"""Each way of reading, forced, against the store's own choice, in every situation the store distinguishes."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ TITLE = "ways of reading, forced one by one, against the store's own choice"
 SIZES = (13_000_000, 650_000_000)
 N_COLD = 5
 N_AGAIN = 3
-"""How many times as many rounds the last comparison gets, of two ways alone."""
+"""Factor for the rounds of the last comparison, between two ways alone."""
 CHOICE = at_most(1.1, "x", "the way that the store chooses, to the best that can be forced")
 CHOSEN = "chosen"
 
 
 @dataclass(frozen=True, slots=True)
 class Regime:
-    """What is read of what."""
+    """A situation: the content and the manner of a read."""
 
     name: str
     case: Case
@@ -47,11 +47,11 @@ class Regime:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What some rounds of one way have shown."""
+    """Results of some rounds of one way."""
 
     seconds: Series
     read_bytes: Series | None = None
-    """From the disk; None where nothing is."""
+    """Bytes from the disk; None without disk reads."""
 
 
 Measure = Callable[[Sequence[str], int], dict[str, Sample]]
@@ -59,7 +59,7 @@ Measure = Callable[[Sequence[str], int], dict[str, Sample]]
 
 
 def run(options: Options) -> Section:
-    """Read in every situation in every way that can be had here, warm and cold, into memory that is there."""
+    """Read in every situation and every way available here, warm and cold, into existing memory."""
     section = Section("regimes", TITLE)
     table = Table(TITLE, ("what is read, way", "ms", "middle half", "to the best way", "read from disk"))
     for regime in _regimes(options):
@@ -90,7 +90,7 @@ def _regimes(options: Options) -> Iterator[Regime]:
 
 
 def _ways_to_be_had(place: Path, ours: StoreCalls, regime: Regime) -> dict[str, Way | None]:
-    """The ways that are gone when they are forced, by name, and no force at all."""
+    """Return the ways in use when forced, by name, and no force at all."""
     store, manifest = ours.opened(place)
     forced = {way: store.explain(manifest, regime.names, way=way).ways for way in WAYS}
     return {CHOSEN: None, **{way: way for way, gone in forced.items() if set(gone) == {way}}}
@@ -134,10 +134,10 @@ def _cold(
 
 
 def _report(name: str, ways: list[str], measure: Measure, section: Section, table: Table) -> None:
-    """Find the best of the ways that can be forced, by their medians, and compare the store's own choice with that one.
+    """Find the best of the forceable ways, by their medians, and compare the store's own choice with it.
 
-    They are compared in new rounds: where several are about as fast, the one that was best in some rounds owes that in
-    part to chance, and the choice had no share in it.
+    They are compared in new rounds: of several ways with similar speeds, the best one in some rounds is partly the
+    luckiest, and the store's choice had no such luck.
     """
     samples = measure(ways, 1)
     found = {way: each.seconds for way, each in samples.items()}
@@ -154,7 +154,7 @@ def _report(name: str, ways: list[str], measure: Measure, section: Section, tabl
 
 
 def _reading(place: Path, names: tuple[str, ...], way: Way | None, out: Case) -> Callable[[], object]:
-    """Read into place by a way, as one that has found the store does."""
+    """Read in place by a way, with the store already open."""
     store, manifest = StoreCalls(CHOSEN).opened(place)
     return partial(store.read_tensors, manifest, names, out=out.arrays, way=way)
 

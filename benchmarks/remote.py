@@ -1,8 +1,8 @@
-"""What saving to and loading from an object store costs, against one upload or download of the same bytes.
+"""Cost of saving to and loading from an object store, against one upload or download of the same bytes.
 
-The store is a real S3 server on loopback (LocalStack's, see ``make object-servers``) behind a proxy that lets every
-request wait and bounds what passes. Saves, loads and the peer, one multipart upload or download of a file of the very
-bytes that the store sends, take turns; the medians are shown, with the requests each has made.
+The store is a real S3 server on loopback (LocalStack's, see ``make object-servers``) behind a proxy with a delay for
+every request and a bound on the bandwidth. Saves, loads and the peer take turns. The peer is one multipart upload or
+download of a file with the same bytes as the store's. The medians are shown, with the numbers of requests.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PARTS_AT_ONCE = 16
 
 
 def timed(act: Callable[[], Any], way: Proxy) -> tuple[float, int, int, Any]:
-    """Do something; seconds, billed requests, bytes both ways, and what it returned."""
+    """Run an action; return seconds, billed requests, bytes both ways, and its result."""
     way.forget()
     begin = time.perf_counter()
     result = act()

@@ -1,4 +1,4 @@
-"""What saves cost: a first one, one of what has not changed, one of what has changed in part."""
+"""Cost of saves: a first one, an unchanged one, a partly changed one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ TITLE = "saves, each durable when it returns but where it is said"
 SIZES = (300_000, 13_000_000, 47_000_000, 650_000_000)
 UNCHANGED_SIZES = (300_000, 13_000_000, 47_000_000, 650_000_000, 2_000_000_000)
 LARGE_BYTES = 600_000_000
-"""From here on a model counts as the large one that some targets are about."""
+"""Smallest size of a large model; some targets apply to large models only."""
 
 PERCENTS = (1, 10, 50)
 UNCHANGED = at_most(
@@ -62,7 +62,7 @@ SMALLER = at_least(10, "%", "first save, default policy: smaller than torch.save
 
 @dataclass(frozen=True, slots=True)
 class FirstSaves:
-    """What first saves of one model took, by contender."""
+    """Times of first saves of one model, by contender."""
 
     seconds: dict[str, Series]
     disk_bytes: dict[str, int]
@@ -87,10 +87,10 @@ def run(options: Options) -> Section:
 
 
 def first(case: Case, contenders: Sequence[Contender], options: Options, section: Section) -> FirstSaves:
-    """Save a model by each contender into an empty place, look that it comes back, and add a table.
+    """Save a model by each contender into an empty place, check the result, and add a table.
 
     Args:
-        contenders: The first one is what the others are compared with, besides the fastest that is not ours.
+        contenders: The first one is the baseline for the others, besides the fastest that is not ours.
     """
     stored: dict[str, tuple[int, int]] = {}
     with options.folder() as scratch:
@@ -143,7 +143,7 @@ def _judge_first(case: Case, saves: FirstSaves, section: Section) -> None:
 
 
 def _unchanged(case: Case, options: Options, section: Section) -> None:
-    """Save what the store holds already, as the next step."""
+    """Save content already in the store, as the next step."""
     ours, steps = OURS[0], itertools.count(1)
     with options.folder() as scratch:
         ours.prepare(scratch / "store")
@@ -170,7 +170,7 @@ def _unchanged(case: Case, options: Options, section: Section) -> None:
 
 
 def _changed(case: Case, ours: Sequence[Ours], options: Options, section: Section) -> None:
-    """Save the next step, of which some tensors are trained further."""
+    """Save the next step, with some tensors trained further."""
     columns = ("changed, saved by", "ms", "middle half", "hashing all", "writing what changed", "to both")
     table = Table(f"Save of {case.name} with some tensors changed", columns)
     for percent, saver in itertools.product(PERCENTS[:1] if options.is_smoke else PERCENTS, ours):
@@ -186,7 +186,7 @@ def _changed(case: Case, ours: Sequence[Ours], options: Options, section: Sectio
 
 
 def _changing(case: Case, percent: float, saver: Ours, scratch: Path) -> dict[str, Turn]:
-    """A save of what was just trained further, and its floors."""
+    """Save a newly trained state, and measure its floors."""
     saver.prepare(scratch / "store")
     write = saver.writer(scratch / "store")
     write(case, 0)

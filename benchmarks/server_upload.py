@@ -1,7 +1,7 @@
-"""What uploading models costs through a server whose destination is a store, against a plain one.
+"""Cost of uploading models through a server with a store as its destination, against a plain server.
 
-Two servers run at once, each under uvicorn with two workers; every model folder is uploaded to both in turns, the order
-changing, so that what slows one slows the other; the medians are shown, and what both keep on disk in the end.
+Two servers run at once, each under uvicorn with two workers. Every model folder is uploaded to both in turns, in
+alternating order, so a disturbance slows both; the medians are shown, and the final disk space of both.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def train_half(network: torch.nn.Module) -> None:
 
 
 def models(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Save a network, then half-trained, then as it is, again and again; what is new in it, and its folder."""
+    """Save a network, then half-trained, then unchanged, repeatedly; yield a label of the change, and the folder."""
     for number in range(N_ROUNDS):
         network = make_network(number)
         for kind in ("all of it", "half of it", "nothing"):
@@ -51,7 +51,7 @@ def models(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def upload(server: Server, folder: Path) -> float:
-    """Upload a folder to a new run, and give the seconds that took."""
+    """Upload a folder to a new run, and return the seconds."""
     mlflow.set_tracking_uri(server.uri)
     client = MlflowClient(server.uri)
     run_id = client.create_run("0").info.run_id
@@ -73,7 +73,7 @@ def both_servers(scratch: Path) -> Iterator[dict[str, Server]]:
 
 
 def measure(servers: dict[str, Server], scratch: Path) -> dict[str, dict[str, list[float]]]:
-    """Upload all models to both servers; seconds by what is new, and by server."""
+    """Upload all models to both servers; return seconds by new content, and by server."""
     taken: dict[str, dict[str, list[float]]] = {}
     for number, (kind, folder) in enumerate(models(scratch / "models")):
         for name in sorted(servers, reverse=bool(number % 2)):
@@ -82,7 +82,7 @@ def measure(servers: dict[str, Server], scratch: Path) -> dict[str, dict[str, li
 
 
 def run(options: Options) -> Section:
-    """Upload everything to both, and count what they keep."""
+    """Upload everything to both, and measure their disk space."""
     section = Section("server_upload", TITLE)
     with options.folder() as scratch, both_servers(scratch) as servers:
         (scratch / "models").mkdir()

@@ -1,4 +1,4 @@
-"""Many tensors of next to nothing: what each tensor costs, whatever its bytes."""
+"""Many tensors of almost no bytes: the cost per tensor."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _DOC = """Models as deduplicated tensors in a content-addressed store.
     mlflow.tensorcas.log_checkpoint({"model": model, "optimizer": optimizer}, step=step)
     mlflow.tensorcas.load_checkpoint(into={"model": model, "optimizer": optimizer})
 
-A tensor that any earlier step, run or experiment of the same store holds is not stored again. ``docs/api.md`` lists the
+A tensor already held by any step, run or experiment of the same store is not stored again. ``docs/api.md`` lists the
 names and the rules; ``import tensorcas_mlflow as tensorcas`` gives the same objects.
 """
 

@@ -289,7 +289,7 @@ class BackendConformance(ConcurrencyConformance):
 
     @pytest.fixture
     def backend(self) -> Backend:
-        raise NotImplementedError("a subclass gives the backend that is tested")
+        raise NotImplementedError("a subclass has a fixture with the backend to test")
 
     # --- put_new, get, stat
 

@@ -1,4 +1,4 @@
-"""What is measured: our store through its public interface, and what people use instead."""
+"""Contenders: our store through its public interface, and the common alternatives."""
 
 from benchmarks.contenders._arrow import ArrowFile
 from benchmarks.contenders._contender import Contender, Durable, chosen, save_all

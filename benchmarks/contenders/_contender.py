@@ -1,4 +1,4 @@
-"""What every contender does, so that all can be asked the same."""
+"""Interface common to all contenders."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ class Contender(ABC):
     name: str
     """In tables."""
     is_baseline: bool = False
-    """Whether others are compared with it, so that it cannot be left out."""
+    """Whether others are compared with it, so it cannot be omitted."""
 
     @property
     def missing(self) -> str | None:
-        """Why it cannot take part here; None if it can."""
+        """Return the reason it cannot take part here; None if it can."""
         return None
 
     def prepare(self, folder: Path) -> None:  # noqa: B027  # most need nothing
-        """Do what is done once in a place, before the first model is saved to it."""
+        """Prepare a place once, before the first model is saved to it."""
 
     @abstractmethod
     def save(self, case: Case, folder: Path) -> None:
-        """Save a model into a folder that is its own."""
+        """Save a model into a folder of its own."""
 
     @abstractmethod
     def load(self, folder: Path) -> Mapping[str, Any]:
         """Load all tensors, as this contender does it best: read-only views of a mapped file are welcome."""
 
     def load_into(self, folder: Path, out: Case) -> None:
-        """Load into the memory of a model that is there, as `load_state_dict` does: load, then copy."""
+        """Load into the memory of an existing model, as `load_state_dict` does: load, then copy."""
         loaded, arrays, tensors = self.load(folder), out.arrays, out.tensors
         for name, value in loaded.items():
             if isinstance(value, torch.Tensor) and value.nbytes > MANY_BYTES:
@@ -58,12 +58,12 @@ class Contender(ABC):
         return np.array(bytes_of(self.load(folder)[name]))
 
     def find(self, folder: Path, name: str) -> tuple[int, ...]:
-        """Open what is saved and say the shape of one tensor, reading as little as the format allows."""
+        """Open a saved model and return the shape of one tensor, reading as little as the format allows."""
         return tuple(self.load(folder)[name].shape)
 
 
 class Durable(Contender):
-    """Another contender, whose files and folder are on the disk when a save returns; as ours always are."""
+    """Another contender, with its files and folder synced to disk when a save returns, as ours always are."""
 
     def __init__(self, contender: Contender) -> None:
         self._contender = contender
@@ -96,14 +96,14 @@ class Durable(Contender):
 
 
 def module_missing(module: str) -> str | None:
-    """Say that a module is not installed; None if it is."""
+    """Return a reason if a module is not installed; None if it is."""
     return None if importlib.util.find_spec(module) else f"`{module}` is not installed (the extra `bench` has it)"
 
 
 def chosen(contenders: Iterable[C], options: Options, section: Section) -> list[C]:
-    """Those that can take part and were not left out by the command line, and those that all are compared with.
+    """Return the available contenders selected on the command line, and the baselines.
 
-    A note for each that cannot take part says why.
+    For each unavailable one a note gives the reason.
     """
     present = []
     for contender in contenders:

@@ -1,4 +1,4 @@
-"""What numpy and Python have themselves. Neither knows bfloat16, which goes in as unsigned 16-bit numbers."""
+"""Formats of numpy and Python themselves. Neither knows bfloat16, so it is stored as unsigned 16-bit numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MARK = "bfloat16:"
 
 
 def plain_arrays(case: Case) -> dict[str, Array]:
-    """Arrays of numpy's own dtypes; names say which are bfloat16."""
+    """Return arrays of numpy's own dtypes; their names mark the bfloat16 ones."""
     return {
         f"{_MARK}{name}" if array.dtype == ml_dtypes.bfloat16 else name: array.view(np.uint16)
         if array.dtype == ml_dtypes.bfloat16
@@ -27,7 +27,7 @@ def plain_arrays(case: Case) -> dict[str, Array]:
 
 
 def from_plain(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """What `plain_arrays` was made of."""
+    """Reverse `plain_arrays`."""
     return {
         name.removeprefix(_MARK): array.view(ml_dtypes.bfloat16) if name.startswith(_MARK) else array
         for name, array in arrays.items()

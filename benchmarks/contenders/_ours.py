@@ -1,4 +1,4 @@
-"""Our store, as a program without MLflow uses it: by the calls that users are taught, and by those below them."""
+"""Our store, used without MLflow: through the calls for users, and through those below them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.tensorcas_store import TensorCasStore
 
 Write = Callable[[Case, int], None]
-"""Saves a model as a step of one run, into a store that is open."""
+"""Saves a model as a step of one run, into an open store."""
 
 _NOTHING: Mapping[str, Any] = {}
 _POLICY = "TENSORCAS_POLICY"
@@ -28,7 +28,7 @@ class Ours(Contender):
     """One checkpoint in a store of its own. A save is durable when it returns."""
 
     loads_specially: bool = False
-    """Whether it differs from another one of ours in how it loads, and in nothing else."""
+    """Whether it differs from another one of ours only in its way of loading."""
 
     def prepare(self, folder: Path) -> None:
         Store.init(folder)
@@ -77,7 +77,7 @@ class RunStore(Ours):
         return self.opened(folder).spec(name).shape
 
     def opened(self, folder: Path) -> CheckpointReader:
-        """Open what was saved, to read parts of it."""
+        """Open a saved model to read parts of it."""
         return TensorCasStore(folder, _RUN).open()
 
     @contextlib.contextmanager
@@ -102,7 +102,7 @@ class RunReader(RunStore):
     Args:
         name: In tables.
         policy: See `RunStore`.
-        verify: What `TensorCasStore.open` is given.
+        verify: The ``verify`` of `TensorCasStore.open`.
     """
 
     loads_specially = True
@@ -122,12 +122,12 @@ class RunReader(RunStore):
 
 
 class StoreCalls(Ours):
-    """Arrays saved and read by `Store.write_checkpoint` and `Store.read_tensors`, which the calls for users rest on.
+    """Arrays saved and read by `Store.write_checkpoint` and `Store.read_tensors`, the basis of the calls for users.
 
     Args:
         name: In tables.
-        save: What `Store.write_checkpoint` is given besides the tensors.
-        load: What `Store.read_tensors` is given besides the manifest.
+        save: Arguments of `Store.write_checkpoint` besides the tensors.
+        load: Arguments of `Store.read_tensors` besides the manifest.
     """
 
     def __init__(self, name: str, *, save: Mapping[str, Any] = _NOTHING, load: Mapping[str, Any] = _NOTHING) -> None:
@@ -162,7 +162,7 @@ class StoreCalls(Ours):
         return tuple(manifest.row(name).spec.shape)
 
     def opened(self, folder: Path) -> tuple[Store, Manifest]:
-        """Find the store and read the manifest of what was saved."""
+        """Find the store and read the manifest of a saved model."""
         store, _ = Store.find(folder)
         ref = store.ref(RefTarget(run_id=_RUN, step=0).key)
         assert ref is not None
@@ -184,11 +184,11 @@ OURS: tuple[Ours, ...] = (
         "tensorcas Store fast, mapped, verify off", save={"policy": "fast"}, load={"verify": False, "copy": False}
     ),
 )
-"""A policy and a way to load each. Those named ``tensorcas Store`` are no calls that users are taught."""
+"""Combinations of a policy and a way to load. Those named ``tensorcas Store`` use calls not meant for users."""
 
 
 def policies_of_ours() -> list[Ours]:
-    """Those of `OURS` that differ in how they save."""
+    """Return those of `OURS` with different ways to save."""
     return [ours for ours in OURS if not ours.loads_specially]
 
 
@@ -198,7 +198,7 @@ def is_ours(name: str) -> bool:
 
 
 def fastest_peer(taken: Mapping[str, Any]) -> str:
-    """Name the contender that is not ours and took the shortest time.
+    """Return the name of the fastest contender other than ours.
 
     Args:
         taken: A `Series` by name.

@@ -1,4 +1,4 @@
-"""safetensors, and bintensors, which has its interface."""
+"""safetensors, and bintensors with the same interface."""
 
 from __future__ import annotations
 

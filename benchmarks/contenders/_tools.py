@@ -1,4 +1,4 @@
-"""Tools that keep files as they change: what teams use that have no store for tensors."""
+"""Tools for versions of files, used by teams without a store for tensors."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Tool(ABC):
 
     @property
     def missing(self) -> str | None:
-        """Why it cannot take part here; None if it can."""
+        """Return the reason it cannot take part here; None if it can."""
         return None
 
     @abstractmethod
     def prepare(self, place: Path) -> None:
-        """Make what it keeps files in."""
+        """Create the tool's repository."""
 
     @abstractmethod
     def keep(self, place: Path, file: Path, step: int) -> None:
@@ -39,16 +39,16 @@ class Tool(ABC):
         """Give the file of a step back."""
 
     def kept(self, place: Path) -> Path:
-        """The folder whose bytes count."""
+        """Return the folder to measure."""
         return place
 
 
 class _Command(Tool):
-    """A tool that is a command."""
+    """A command-line tool."""
 
     command: str
     comes_from: str
-    """What has it."""
+    """Package or project of the command."""
 
     @property
     def missing(self) -> str | None:
@@ -60,7 +60,7 @@ class _Command(Tool):
 
     @property
     def _program(self) -> str | None:
-        """Where it is: beside this interpreter, else where commands are."""
+        """Return its path: beside this interpreter, else on the search path."""
         places = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
         return shutil.which(self.command, path=os.pathsep.join(places))
 
@@ -97,7 +97,7 @@ class _Command(Tool):
 
 
 class Dvc(_Command):
-    """DVC with its local cache: files that are equal are kept once."""
+    """DVC with its local cache: equal files are kept once."""
 
     name = "DVC"
     command = "dvc"
@@ -120,7 +120,7 @@ class Dvc(_Command):
 
 
 class Restic(_Command):
-    """restic: chunks whose ends their content decides, deduplicated, compressed by zstd, encrypted."""
+    """restic: content-defined chunks, deduplicated, compressed by zstd, encrypted."""
 
     name = "restic"
     command = "restic"

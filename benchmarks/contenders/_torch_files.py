@@ -1,4 +1,4 @@
-"""`torch.save`, and what people do to make its files smaller."""
+"""`torch.save`, and common ways to make its files smaller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ZipNN, which compresses the bytes of floats by planes."""
+"""ZipNN, a compressor of floats by byte planes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is saved and loaded: real models, trained here, and models of any size made from trained weights."""
+"""Models to save and load: real ones, trained here, and ones of any size made from trained weights."""
 
 from benchmarks.data._case import Array, Case, Specs, bytes_of, same_bytes
 from benchmarks.data._histories import HISTORIES, History, histories

@@ -25,7 +25,7 @@ class Case:
     arrays: dict[str, Array]
     """C-contiguous and writable."""
     _made: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """What was made of the arrays: users have tensors and modules, and do not make them for a save."""
+    """Objects made from the arrays: users have tensors and modules, and do not make them for a save."""
 
     @property
     def n_bytes(self) -> int:
@@ -42,7 +42,7 @@ class Case:
 
     @property
     def module(self) -> torch.nn.Module:
-        """The same memory, as a module whose state dict has the tensors by their names; made once."""
+        """Return the same memory as a module, with the tensors' names in its state dict; made once."""
         if "module" not in self._made:
             self._made["module"] = _as_module(self.tensors)
         module: torch.nn.Module = self._made["module"]
@@ -54,7 +54,7 @@ class Case:
         return self
 
     def like(self) -> Case:
-        """Make a model of the same names, dtypes and shapes whose memory was touched, to load into."""
+        """Make a model of the same names, dtypes and shapes, in memory already touched, to load into."""
         return Case.of_specs(self.name, self.specs).ready()
 
     def only(self, names: Iterable[str]) -> Case:
@@ -63,7 +63,7 @@ class Case:
 
     @property
     def specs(self) -> Specs:
-        """What `of_specs` needs to make one like it: small, and picklable."""
+        """Return the arguments for `of_specs` to make a similar one: small, and picklable."""
         return {name: (array.dtype.name, array.shape) for name, array in self.arrays.items()}
 
     @classmethod
@@ -77,7 +77,7 @@ class Case:
 
     @classmethod
     def of_tensors(cls, name: str, tensors: Mapping[str, torch.Tensor]) -> Case:
-        """Copy tensors of torch, which may be views of a mapped file."""
+        """Copy tensors of torch, possibly views of a mapped file."""
         dtypes = {key: str(tensor.dtype).removeprefix("torch.") for key, tensor in tensors.items()}
         copies = cls.of_specs(name, {key: (dtypes[key], tuple(tensor.shape)) for key, tensor in tensors.items()})
         for key, array in copies.arrays.items():
@@ -105,7 +105,7 @@ class Case:
 
 
 def bytes_of(value: Any) -> Array:
-    """View an array or tensor as bytes, 1-d; what is not contiguous is copied."""
+    """View an array or tensor as bytes, 1-d; copy it if not contiguous."""
     if isinstance(value, torch.Tensor):
         return value.detach().contiguous().view(-1).view(torch.uint8).numpy()
     return np.ascontiguousarray(value).reshape(-1).view(np.uint8)

@@ -1,7 +1,7 @@
 """Histories: states of one training after the other, trained once and kept in a folder.
 
-Each is what a team keeps: a pretraining with Adam's moments and the fine-tunes that came of it, the weights alone in
-bf16, a small net in fp32, fine-tunes at a small learning rate, backbones that are frozen, low-rank adapters.
+Each resembles a team's own: a pretraining with Adam's moments and its fine-tunes, the weights alone in bf16, a small
+net in fp32, fine-tunes at a small learning rate, frozen backbones, low-rank adapters.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from benchmarks.data._training import (
 )
 
 RECIPE = 2
-"""Counted up when what is trained changes, so that what is kept of an earlier one is trained anew."""
+"""Version of the trainings; a change of it discards the trained states of earlier versions."""
 
 
 N_THREADS = 2
@@ -37,7 +37,7 @@ N_THREADS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How large the nets are and how long they train."""
+    """Size of the nets and length of their training."""
 
     name: str
     width: int
@@ -91,11 +91,11 @@ SMOKE = Scale(
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """States in the order in which they are saved."""
+    """States in the order of their saves."""
 
     name: str
     steps: tuple[tuple[str, int, Path], ...]
-    """Run and step of each state, and the file that keeps it."""
+    """Run and step of each state, and its file."""
     convert: Callable[[State], State] = weights_of
 
     def cases(self) -> Iterator[tuple[str, int, Case]]:
@@ -156,7 +156,7 @@ def _digits(scale: Scale) -> Iterator[State]:
 
 
 def _frozen_digits(scale: Scale) -> Iterator[State]:
-    """A backbone that is frozen but for the statistics of its batches, and a head that learns."""
+    """A backbone frozen except for its batch statistics, and a trained head."""
     model = DigitsNet(scale.digits_width)
     for _ in train_digits(model, scale.n_frozen_epochs // 2):
         pass
@@ -213,7 +213,7 @@ HISTORIES = (
 def histories(data: Path, *, is_smoke: bool = False) -> list[History]:
     """Give all histories, in the order of `HISTORIES`.
 
-    What the folder does not keep yet is trained first, which takes minutes.
+    Histories missing in the folder are trained first, in a few minutes.
     """
     scale = SMOKE if is_smoke else FULL
     folder = data / f"{scale.name}-{RECIPE}"
@@ -239,7 +239,7 @@ def histories(data: Path, *, is_smoke: bool = False) -> list[History]:
 
 
 def _keep(folder: Path, train: Callable[[], Iterator[State]]) -> None:
-    """Train, and keep the states as files, unless that was done; the folder appears when all are there."""
+    """Train and keep the states as files, unless already done; the folder appears once all are there."""
     if folder.exists():
         return
     n_threads = torch.get_num_threads()
@@ -261,7 +261,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _load(path: Path) -> State:
-    # A clone: what is mapped comes from the disk while others are timed.
+    # A clone: mapped tensors would be read from disk during others' timings.
     return {name: tensor.clone().numpy() for name, tensor in load_file(path).items()}
 
 

@@ -1,4 +1,4 @@
-"""The networks that are trained: small ones of the kinds that people train."""
+"""The networks to train: small ones of common kinds."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A transformer over bytes; as decoder it says the next one, as encoder those that are hidden from it.
+    """A transformer over bytes; as decoder it predicts the next byte, as encoder the hidden ones.
 
     4.9 million parameters at width 256 and 6 layers, initialised as GPT-2 is.
     """
@@ -86,7 +86,7 @@ class Transformer(nn.Module):
 
 
 class Adapted(nn.Module):
-    """A linear layer that stays as it is, and a low-rank correction beside it that learns."""
+    """A frozen linear layer with a trained low-rank correction."""
 
     def __init__(self, linear: nn.Linear, rank: int) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class Adapted(nn.Module):
 
 
 def adapt(model: Transformer, rank: int) -> None:
-    """Freeze a transformer, and give the attention of each block a low-rank correction that learns."""
+    """Freeze a transformer, and give the attention of each block a trained low-rank correction."""
     model.requires_grad_(False)
     for block in model.blocks:
         assert isinstance(block, Block)

@@ -32,10 +32,10 @@ def transformer(n_bytes: int, data: Path, *, dtype: str = "bf16", seed: int = 0,
 
     Args:
         n_bytes: Reached to within a layer.
-        data: Where trained weights are kept; see `histories`.
+        data: Folder of trained weights; see `histories`.
         dtype: ``bf16`` or ``fp32``.
         seed: Another one makes another model.
-        is_smoke: Whether small trained weights do, which are there in seconds.
+        is_smoke: Whether to use small trained weights, available in seconds.
     """
     trained = trained_weights(data, is_smoke=is_smoke)
     n_values = n_bytes / np.dtype(_DTYPES[dtype]).itemsize
@@ -57,11 +57,11 @@ def mixture(n_bytes: int, data: Path, *, is_fused: bool, seed: int = 0, is_smoke
 
     Args:
         n_bytes: Reached to within some per cent.
-        data: Where trained weights are kept; see `histories`.
+        data: Folder of trained weights; see `histories`.
         is_fused: Whether all experts of a layer are one tensor for each of their weights, or each has tensors of its
             own.
         seed: Another one makes another model.
-        is_smoke: Whether small trained weights do, which are there in seconds.
+        is_smoke: Whether to use small trained weights, available in seconds.
     """
     trained = trained_weights(data, is_smoke=is_smoke)
     # An expert is three matrices of three squares of the width, and there are 32.
@@ -102,7 +102,7 @@ def mlp(data: Path, *, is_smoke: bool = False) -> Case:
 
 
 def tiny_tensors(n_tensors: int, n_bytes: int, data: Path, *, is_smoke: bool = False) -> Case:
-    """Make many fp32 tensors of a size, as rows of one large trained matrix that lie apart in memory."""
+    """Make many fp32 tensors of a size, as rows of one large trained matrix, apart in memory."""
     trained = trained_weights(data, is_smoke=is_smoke)
     n_values = n_bytes // 4
     whole = _grown(trained["w/blocks.0.up.weight"], (n_tensors, n_values), np.random.default_rng(0))
@@ -129,7 +129,7 @@ def _names(width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _of_kind(trained: State, name: str) -> Array:
-    """The trained tensor that stands for one: of its own layer, counted round the trained ones."""
+    """Return the trained tensor in place of one: of its own layer, modulo the number of trained ones."""
     if not name.startswith("blocks."):
         return trained[f"w/{name}"]
     _, number, kind = name.split(".", 2)

@@ -1,4 +1,4 @@
-"""Text to train on, found on every machine that runs the benchmark."""
+"""Training text, available on every machine with the benchmark."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_BYTES = 4_000_000
 
 @cache
 def documentation() -> torch.Tensor:
-    """What installed packages say of themselves: some megabytes of introductions and lists of changes."""
+    """Return the documentation of installed packages: some megabytes of introductions and lists of changes."""
     return _read(sorted(Path(sysconfig.get_paths()["purelib"]).glob("*.dist-info/METADATA")))
 
 

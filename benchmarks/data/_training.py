@@ -1,4 +1,4 @@
-"""Training: the loops, and the states that are kept along the way."""
+"""Training loops, and the states kept along the way."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from benchmarks.data._case import Array
 from benchmarks.data._nets import N_SYMBOLS, DigitsNet, Transformer
 
 State = dict[str, Array]
-"""Arrays by name: ``w/…`` weights and buffers, ``m/…`` and ``v/…`` Adam's moments of those that are trained."""
+"""Arrays by name: ``w/…`` weights and buffers, ``m/…`` and ``v/…`` Adam's moments of the trained ones."""
 
 HIDDEN = 0
-"""The symbol that an encoder sees where it is to guess; byte 0 does not come in text."""
+"""The symbol in place of a hidden byte, for an encoder; byte 0 does not occur in text."""
 
 
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
@@ -32,7 +32,7 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
 
 
 N_DIGITS = 1500
-"""Pictures that are trained on; the other 297 are left for who wants to see what a net has learned."""
+"""Number of pictures for training; the other 297 remain for testing."""
 
 
 def train_digits(model: DigitsNet, n_epochs: int, *, learning_rate: float = 1e-3) -> Iterator[State]:
@@ -61,7 +61,7 @@ def next_bytes(model: Transformer, text: Tensor, n_texts: int, n_places: int) ->
 
 
 def hidden_bytes(model: Transformer, text: Tensor, n_texts: int, n_places: int) -> Tensor:
-    """The loss of an encoder on bytes that are hidden from it, 15 of 100."""
+    """Return an encoder's loss on hidden bytes, 15 of 100."""
     starts = torch.randint(len(text) - n_places, (n_texts,))
     wanted = torch.stack([text[start : start + n_places] for start in starts])
     is_hidden = torch.rand(wanted.shape) < 0.15
@@ -86,7 +86,7 @@ def train_text(
     Args:
         n_steps: Of an epoch.
         n_texts: Of a step.
-        learning_rate: The highest, where it is pretraining.
+        learning_rate: The highest one, in a pretraining.
         is_pretraining: Whether the learning rate rises over 40 steps and then falls to a tenth along a cosine, with
             weight decay; otherwise it stays, without.
     """
@@ -111,7 +111,7 @@ def weights_of(state: State) -> State:
 
 
 def as_bfloat16(state: State) -> State:
-    """Round what is fp32 to bf16; all else stays."""
+    """Round fp32 to bf16; leave other dtypes alone."""
     import ml_dtypes
 
     return {

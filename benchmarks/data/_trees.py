@@ -1,4 +1,4 @@
-"""Models of trees that grow: five trees a step, one hundred at the end."""
+"""Growing models of trees: five trees a step, one hundred at the end."""
 
 from __future__ import annotations
 

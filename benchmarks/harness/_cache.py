@@ -1,4 +1,4 @@
-"""The page cache: what of a folder it holds, and emptying it of that."""
+"""The page cache: its share of a folder, and eviction of the folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def drop_from_cache(folder: Path) -> None:
 
 
 def resident_share(folder: Path) -> float:
-    """Tell which share of the pages of all files below a folder the page cache holds: 0 to 1."""
+    """Return the cached share of the pages of all files below a folder: 0 to 1."""
     n_pages = n_resident = 0
     libc = ctypes.CDLL(None, use_errno=True)
     for path in _files(folder):

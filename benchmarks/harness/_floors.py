@@ -1,4 +1,4 @@
-"""What no save can be faster than: hashing what there is, and writing what is new."""
+"""Lower bounds for a save: hashing the content, and writing the new part."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def write_durably(path: Path, buffers: Sequence[Any]) -> None:
 
 
 def sync(path: Path) -> None:
-    """Have what a file or folder holds on the disk."""
+    """Sync a file or folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

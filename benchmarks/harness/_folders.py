@@ -1,4 +1,4 @@
-"""What a contender has left in its folder."""
+"""Contents of a contender's folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def n_files(folder: Path) -> int:
 
 
 def clear(path: Path) -> None:
-    """Remove a file, or a folder with all that is in it."""
+    """Remove a file, or a folder with its content."""
     if path.is_dir():
         shutil.rmtree(path)
     else:

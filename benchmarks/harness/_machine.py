@@ -1,4 +1,4 @@
-"""What the figures were measured on."""
+"""The machine of the measurements."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PACKAGES = (
 
 
 def describe_machine(scratch: Path) -> dict[str, str]:
-    """Say what machine this is and which versions run on it, by what is described."""
+    """Describe this machine and its software versions, by topic."""
     return {
         "processor": f"{_processor()}, {os.cpu_count()} cores",
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",

@@ -1,4 +1,4 @@
-"""What the command line asks for."""
+"""Options of the command line."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How thoroughly to measure, and where."""
+    """Thoroughness and place of the measurements."""
 
     is_smoke: bool
-    """Whether it is only to be seen that everything runs and comes back bit for bit."""
+    """Whether to only check that everything runs and comes back bit for bit."""
     sizes: tuple[int, ...] | None
     """Sizes of models in bytes; each part has its own unless given."""
     only: tuple[str, ...]
     """Parts of the names of contenders; all take part if there are none."""
     n_rounds: int | None
-    """Rounds that count; unless given, fewer for what takes longer."""
+    """Counted rounds; by default fewer for slow cases."""
     data: Path
-    """Where trained histories are kept from run to run."""
+    """Folder of trained histories, kept between runs."""
     scratch: Path
-    """For what is saved and loaded; emptied after each use."""
+    """Folder of saved models; emptied after each use."""
 
     def wants(self, name: str) -> bool:
         """Tell whether a contender is to take part."""
@@ -44,14 +44,14 @@ class Options:
         return 40 if n_bytes < 1e6 else 20 if n_bytes < 3e7 else 12 if n_bytes < 1e8 else 5
 
     def sizes_or(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """The sizes asked for, else a part's own, or a small one where it is a smoke test."""
+        """Return the sizes given, else a part's own, or a small one in a smoke test."""
         if self.sizes is not None:
             return self.sizes
         return (SMOKE_BYTES,) if self.is_smoke else tuple(sizes)
 
     @contextmanager
     def folder(self) -> Iterator[Path]:
-        """Make a folder that is gone afterwards."""
+        """Create a temporary folder for the duration of a block."""
         with tempfile.TemporaryDirectory(dir=self.scratch) as folder:
             yield Path(folder)
 

@@ -1,4 +1,4 @@
-"""One sample in a process of its own: cold, or to see what memory it takes and what it reads from the disk."""
+"""One sample in a process of its own, for cold caches or for figures of memory and disk reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.harness._report import Section
 from benchmarks.harness._series import Series
 
 MOST_LEFT = 0.02
-"""Share of a folder's pages that may be left in the page cache; more is not cold."""
+"""Tolerated share of a folder's pages in the page cache; more is not cold."""
 
 PRELOADED = ("safetensors.torch", "benchmarks.contenders")
 _context = multiprocessing.get_context("forkserver")
@@ -25,19 +25,19 @@ _context = multiprocessing.get_context("forkserver")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What one call took."""
+    """Resources used by one call."""
 
     seconds: float
     peak_bytes: int
-    """Memory of the process at its highest during the call, less what it had before; mapped pages count."""
+    """Peak memory of the process during the call, less its memory before; mapped pages count."""
     read_bytes: int
-    """What was fetched from the disk, as the kernel counts it; reading ahead counts, the page cache does not."""
+    """Bytes fetched from the disk, counted by the kernel; read-ahead counts, the page cache does not."""
     written_bytes: int
-    """What was sent to the disk, as the kernel counts it."""
+    """Bytes sent to the disk, counted by the kernel."""
     called_read_bytes: int
-    """What the process asked for with `read` and the like, cached or not; mapped pages do not count."""
+    """Bytes requested with `read` and the like, cached or not; mapped pages do not count."""
     called_written_bytes: int
-    """What the process handed to `write` and the like."""
+    """Bytes passed to `write` and the like."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,23 +45,23 @@ class Job:
     """Something to be measured in a process of its own."""
 
     prepare: Callable[..., Callable[[], Any]]
-    """A function of a module; it is called with ``args`` in the fresh process and returns what is to be measured."""
+    """A function of a module; in the fresh process it is called with ``args`` and returns the function to measure."""
     args: tuple[Any, ...]
     """Can be pickled."""
     cold: Path | None = None
-    """A folder whose files are dropped from the page cache just before; None leaves it warm."""
+    """A folder to drop from the page cache just before; None leaves it warm."""
 
 
 def interleave_apart(jobs: Mapping[str, Job], n_rounds: int, section: Section) -> dict[str, tuple[Usage, ...]]:
-    """Do each job once in every round, each time in a process of its own, and say what that took.
+    """Do each job once in every round, each time in a process of its own, and return their usages.
 
     Args:
         jobs: By name.
         n_rounds: All of them count.
-        section: Is given a note on whether what was to be cold was.
+        section: Gets a note on whether the cold cases were cold.
 
     Raises:
-        RuntimeError: A process died, or raised; the message has what it raised.
+        RuntimeError: A process died, or raised; the message has its error.
     """
     names = list(jobs)
     taken: dict[str, list[Usage]] = {name: [] for name in names}
@@ -85,7 +85,7 @@ def series_of(usages: Sequence[Usage], figure: str) -> Series:
 
 
 def _in_own_process(job: Job) -> tuple[Usage, float]:
-    # The server has imported everything and done nothing; what it forks is as good as a fresh interpreter.
+    # The server has imported everything and done nothing; its forks are as good as fresh interpreters.
     _context.set_forkserver_preload(list(PRELOADED))
     ours, theirs = _context.Pipe()
     process = _context.Process(target=_measure, args=(theirs, job.prepare, job.args))
@@ -121,11 +121,11 @@ def _measure(
 ) -> None:
     try:
         act = prepare(*args)
-        # What preparing has left of the heap would else be used again, and not be seen.
+        # Memory freed by the preparation would otherwise be reused without being counted.
         ctypes.CDLL(None).malloc_trim(0)
         connection.send(())
         connection.recv()
-        # 5 sets the high-water mark of this process back to what it holds now; see proc_pid_clear_refs(5).
+        # 5 resets the high-water mark of this process to its present memory; see proc_pid_clear_refs(5).
         Path("/proc/self/clear_refs").write_text("5")
         held, io = _status("VmRSS"), _io()
         begin = time.perf_counter()

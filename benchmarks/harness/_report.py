@@ -1,4 +1,4 @@
-"""Tables, verdicts, and the files that they are written to."""
+"""Tables, verdicts, and their files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.harness._series import Series
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Whether one figure reaches its target."""
+    """Comparison of one figure with its target."""
 
     what: str
     case: str
@@ -65,7 +65,7 @@ class Chart:
 
 @dataclass(slots=True)
 class Section:
-    """What one part found."""
+    """Findings of one part."""
 
     name: str
     """The part's, as the command line knows it."""
@@ -74,12 +74,12 @@ class Section:
     verdicts: list[Verdict] = field(default_factory=list)
     charts: list[Chart] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """What was left out, and why; what a reader must know to read the figures."""
+    """Omissions with their reasons, and facts needed to read the figures."""
     samples: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """Every single measurement, by case, contender and figure, joined by slashes."""
 
     def keep(self, case: str, series: Mapping[str, Series], figure: str = "s") -> None:
-        """Keep the values that a table only shows the median of."""
+        """Keep the values behind a table's medians."""
         for name, of_name in series.items():
             self.samples[f"{case}/{name}/{figure}"] = of_name.values
 
@@ -101,14 +101,14 @@ class Section:
 def write_results(
     sections: Sequence[Section], machine: Mapping[str, str], command: str, out: Path, stem: str
 ) -> list[Path]:
-    """Write what was found: as text, as JSON with every single measurement, and as pictures.
+    """Write the findings: as text, as JSON with every single measurement, and as pictures.
 
     Args:
         sections: One a part.
         machine: See `describe_machine`.
-        command: What was run.
+        command: The command line of the run.
         out: Folder; made if it is not there.
-        stem: What the files' names begin with.
+        stem: The beginning of the files' names.
 
     Returns:
         The files written.
@@ -131,7 +131,7 @@ def write_results(
 
 
 def draw_charts(sections: Sequence[Section], out: Path, stem: str) -> dict[str, list[Path]]:
-    """Draw the charts of each section into one picture; none where matplotlib is not installed."""
+    """Draw the charts of each section into one picture; none if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -1,4 +1,4 @@
-"""What was measured again and again, and what may be said of it."""
+"""Repeated measurements, and their statistics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Series:
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        """What the middle half lies between; both the value itself where there is one."""
+        """Bounds of the middle half; of a single value, that value twice."""
         if len(self.values) == 1:
             return self.values[0], self.values[0]
         low, _, high = statistics.quantiles(self.values, n=4, method="inclusive")
@@ -38,8 +38,8 @@ class Series:
     def over(self, other: Series) -> Series:
         """Divide by another series, round by round.
 
-        What slows the machine for a while slows both sides of a round, so the median of these swings less than the
-        quotient of the medians does.
+        A disturbance of the machine slows both sides of a round, so the median of these ratios varies less than the
+        ratio of the medians.
 
         Raises:
             ValueError: The other one has another number of rounds.

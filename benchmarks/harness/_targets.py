@@ -1,4 +1,4 @@
-"""What a figure is to reach, and whether it does."""
+"""Target of a figure, and the check against it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class Target:
     """A bound for one figure."""
 
     what: str
-    """What is measured, against what."""
+    """The measured quantity, with its reference."""
     bound: float
     kind: Literal["at most", "at least"]
     unit: str
-    """What stands behind the number: ``x``, ``%``, ``ms``, …"""
+    """Unit of the number: ``x``, ``%``, ``ms``, …"""
 
     def judge(self, case: str, got: float) -> Verdict:
         """Compare a figure of one case with the bound."""
@@ -32,10 +32,10 @@ class Target:
 
 
 def at_most(bound: float, unit: str, what: str) -> Target:
-    """Make a target that is met from below."""
+    """Return a target for an upper bound."""
     return Target(what=what, bound=bound, kind="at most", unit=unit)
 
 
 def at_least(bound: float, unit: str, what: str) -> Target:
-    """Make a target that is met from above."""
+    """Return a target for a lower bound."""
     return Target(what=what, bound=bound, kind="at least", unit=unit)

@@ -17,21 +17,21 @@ def _nothing(*_: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What is timed, and what goes before and after it."""
+    """A timed action, with the untimed ones before and after it."""
 
     act: Callable[[], Any]
-    """The only thing that is timed."""
+    """The timed action."""
     before: Callable[[], Any] = _nothing
     after: Callable[[Any], Any] = _nothing
-    """Is given what ``act`` returned: to look at it, and to clear away."""
+    """Gets the result of ``act``, to check it and clean up."""
 
 
 def interleave(turns: Mapping[str, Turn], n_rounds: int, *, n_warm: int = 1) -> dict[str, Series]:
-    """Let each take its turn in every round, and give the seconds that each took.
+    """Run each turn once in every round, and return their times in seconds.
 
-    Each round begins with another one, and after as many rounds as there are names they go the other way round: nobody
-    always follows the same neighbour, which may leave in the caches what it needs, and whatever else slows the machine
-    meets all. Garbage is collected before a turn and not during it.
+    Each round starts with another turn, and after as many rounds as there are turns the order is reversed. So no turn
+    always follows the same neighbour, with its favourable caches, and disturbances of the machine affect all. Garbage
+    is collected before a turn and not during it.
 
     Args:
         turns: By name.
@@ -43,7 +43,7 @@ def interleave(turns: Mapping[str, Turn], n_rounds: int, *, n_warm: int = 1) -> 
     """
     names = list(turns)
     taken: dict[str, list[float]] = {name: [] for name in names}
-    # What is there already stays: looking through it before each turn would take longer than most turns do.
+    # Existing objects are frozen: collecting them before each turn would take longer than most turns.
     gc.collect()
     gc.freeze()
     try:

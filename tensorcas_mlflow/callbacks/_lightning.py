@@ -165,7 +165,7 @@ def _take(trainer: Any, weights_only: bool) -> dict[str, Any]:
     if not taken.state and trainer.is_global_zero:
         raise ValueError(
             f"{type(strategy).__name__} writes its checkpoints itself, so there is none to log: "
-            "use a strategy that saves one full checkpoint, such as ddp"
+            "use a strategy with one full checkpoint, such as ddp"
         )
     return taken.state
 

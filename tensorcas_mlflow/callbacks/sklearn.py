@@ -129,7 +129,7 @@ def _warm_starts(
     if missing:
         raise ValueError(
             f"{type(estimator).__name__} has no parameter {missing[0]!r}, so it cannot be fitted in stages of "
-            f"{parameter!r}: name one that grows in `parameter`, or pass parameter=None to use partial_fit"
+            f"{parameter!r}: name a growing one in `parameter`, or pass parameter=None to use partial_fit"
         )
     return _fit_warm(estimator, X, y, stages, parameter, warm_start, fit_params)
 
@@ -158,7 +158,7 @@ def _passes(
 ) -> Stages:
     if not hasattr(estimator, "partial_fit"):
         raise ValueError(
-            f"{type(estimator).__name__} has no partial_fit: name the parameter that grows in `parameter`, if it has "
+            f"{type(estimator).__name__} has no partial_fit: name a growing parameter in `parameter`, if it has "
             "warm_start"
         )
     arguments = dict(fit_params)

@@ -1,4 +1,4 @@
-"""Declarations: a command, its options, and the values that options take.
+"""Declarations: a command, its options, and the options' values.
 
 One word has one meaning in all commands, so options of several commands are declared here once. A share is a percentage
 with its sign (``30%``), a duration has a unit (``24h``), and zero needs neither. A size has a unit (``5GB``).
@@ -41,7 +41,7 @@ class Command:
     """Command lines without the program's name."""
     options: Sequence[Option] = ()
     run: Callable[[Namespace], int]
-    """Function that takes the parsed options and returns the exit status."""
+    """Function from the parsed options to the exit status."""
 
 
 def option(*words: str, **settings: Any) -> Option:
@@ -55,7 +55,7 @@ def flag(*words: str, help: str) -> Option:
 
 
 def repeated(word: str, **settings: Any) -> Option:
-    """Declare an option that may be given several times."""
+    """Declare a repeatable option."""
     return option(word, action="append", default=[], **settings)
 
 
@@ -111,17 +111,17 @@ ROOT = option(
     "the environment variable TENSORCAS_STORE, else the working directory)",
 )
 JSON = option("--json", action="store_true", help="answer with one JSON document instead of text")
-ONLY_RUN = option("--run", metavar="ID", help="only what belongs to this run")
+ONLY_RUN = option("--run", metavar="ID", help="only the content of this run")
 RUN = option("--run", metavar="ID", required=True, help="run of the checkpoint")
 STEP = option("--step", metavar="N", type=int, required=True, help="step of the checkpoint")
 LAST_STEP = option("--step", metavar="N", type=int, help="step of the checkpoint (default: the last one)")
 NAME = option(
     "--name",
-    help="which of several checkpoints of one step: the name of its series ('' for none), the id of its model, its "
+    help="one of several checkpoints of a step: the name of its series ('' for none), the id of its model, its "
     "artifact path, or its key in the store",
 )
-NEW_NAME = option("--name", help="name of the series, where a run has several")
-OVERWRITE = flag("--overwrite", help="replace what exists (default: refuse)")
+NEW_NAME = option("--name", help="name of the series, if a run has several")
+OVERWRITE = flag("--overwrite", help="replace existing content (default: refuse)")
 DRY_RUN = flag("--dry-run", help="print the plan and stop")
 YES = flag("-y", "--yes", help="do not ask for confirmation")
 QUIET = flag("-q", "--quiet", help="print no progress")

@@ -1,4 +1,4 @@
-"""The command ``gc``, which deletes what nothing needs and what MLflow has forgotten. It asks first."""
+"""The command ``gc``: it deletes garbage and orphans. It asks first."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from tensorcas_mlflow.store import Store
 
 
 def collect(options: Namespace) -> int:
-    """Delete what no checkpoint or file needs."""
+    """Delete the content not needed by any checkpoint or file."""
     store = store_of(options)
     if store.backend.is_carrier:
         raise DirectAccessError("collection", store.uri)
@@ -135,22 +135,22 @@ def _report_json(report: GcReport) -> Json:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orphans:
-    """Holdings that ``gc --orphans`` drops, in folders of MLflow's own and in those of the store."""
+    """Holdings for ``gc --orphans`` to drop, in folders of MLflow's own and in folders of the store."""
 
     store: Store
     copies: tuple[Ref, ...] = ()
-    """Refs of models and runs whose folders of MLflow's own are gone."""
+    """Refs of models and runs with their folders of MLflow's own deleted."""
     plan: OrphanPlan | None = None
-    """Plan for what MLflow's tracking stores do not know; None if none was asked."""
+    """Plan for holdings unknown to MLflow's tracking stores; None if none was asked."""
 
     @property
     def holdings(self) -> tuple[Holding, ...]:
-        """Holdings that the tracking stores do not know."""
+        """Holdings unknown to the tracking stores."""
         return () if self.plan is None else self.plan.holdings
 
     @property
     def kept(self) -> tuple[Kept, ...]:
-        """Holdings that they do not know either, but that stay."""
+        """Holdings unknown to them too, but kept."""
         return () if self.plan is None else self.plan.kept
 
     @property
@@ -163,7 +163,7 @@ class Orphans:
         return frozenset(ref.key for ref in (*self.copies, *(ref for each in self.holdings for ref in each.refs)))
 
     def say(self) -> None:
-        """Print each orphan, and what stays and why."""
+        """Print each orphan, and each kept holding with the reason."""
         for ref in self.copies:
             say(printable(f"gone: {ref.label}"))
         for holding in self.holdings:
@@ -199,7 +199,7 @@ class Orphans:
         }
 
     def drop(self) -> bool:
-        """Drop those that are still orphans; tell whether there was one."""
+        """Drop the holdings that are still orphans; tell whether there was one."""
         n_dropped = drop_orphans(self.store, self.copies)
         if self.plan is not None:
             n_dropped += len(self.plan.execute())
@@ -207,7 +207,7 @@ class Orphans:
 
 
 def find_orphans(options: Namespace, store: Store) -> Orphans:
-    """Find what MLflow has forgotten, where ``--orphans`` asks for it.
+    """Find the holdings forgotten by MLflow, if ``--orphans`` is given.
 
     Raises:
         ValueError: Only a tracking store can tell, and the command names none.
@@ -225,7 +225,7 @@ def find_orphans(options: Namespace, store: Store) -> Orphans:
         # Plain files alone may belong to a root of MLflow's own.
         if options.folder or any(holding.refs for holding in holdings):
             raise ValueError(
-                "only MLflow can tell which runs, logged models and traces are gone: name its tracking store with "
+                "only MLflow knows the deleted runs, logged models and traces: name its tracking store with "
                 "--tracking-uri URI or in MLFLOW_TRACKING_URI; name all, if several keep artifacts here"
             )
         return Orphans(store=store, copies=copies)
@@ -245,7 +245,7 @@ def find_orphans(options: Namespace, store: Store) -> Orphans:
 COMMANDS = (
     Command(
         name="gc",
-        help="delete what no checkpoint or file needs",
+        help="delete the content that no checkpoint or file needs",
         examples=["gc --dry-run", "gc --yes --max-waste 0%", "gc --orphans --tracking-uri http://mlflow:5000"],
         options=[
             option(
@@ -273,13 +273,13 @@ COMMANDS = (
             ABANDON,
             flag(
                 "--orphans",
-                help="first drop what the store keeps for runs, logged models and traces that MLflow forgot longer ago "
+                help="first drop the orphans: content of runs, logged models and traces that MLflow forgot longer ago "
                 "than the grace",
             ),
             repeated(
                 TRACKING_URI,
                 metavar="URI",
-                help="with --orphans: tracking store or server of MLflow; pass all that keep artifacts in the store "
+                help="with --orphans: tracking store or server of MLflow; pass all with artifacts in the store "
                 "(repeatable; default: MLFLOW_TRACKING_URI)",
             ),
             repeated(
@@ -291,8 +291,8 @@ COMMANDS = (
             repeated(
                 "--folder",
                 metavar="FOLDER",
-                help="with --orphans: folder of a deleted experiment, as gc printed it: drop what MLflow does not know "
-                "there, though no other sign of the experiment is left (repeatable)",
+                help="with --orphans: folder of a deleted experiment, as gc printed it: drop its content unknown to "
+                "MLflow, even without any other sign of the experiment (repeatable)",
             ),
             DRY_RUN,
             YES,

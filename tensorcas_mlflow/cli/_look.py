@@ -1,4 +1,4 @@
-"""Commands that look at checkpoints and change nothing: ``list``, ``stats``, ``show``, ``diff``, ``explain``."""
+"""Read-only commands for checkpoints: ``list``, ``stats``, ``show``, ``diff``, ``explain``."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def _say_checkpoint(ref: Ref) -> None:
 
 
 def stats(options: Namespace) -> int:
-    """Count what a store or a run keeps, and its bytes on disk."""
+    """Count the content of a store or a run, and its bytes on disk."""
     store = store_of(options)
     if options.by is not None:
         return _say_shares(options, store)
@@ -374,7 +374,7 @@ COMMANDS = (
     ),
     Command(
         name="stats",
-        help="count what a store or a run keeps, and its bytes on disk",
+        help="count the content of a store or a run, and its bytes on disk",
         examples=["stats", "stats --run 8f3c21 --json", "stats --by run --top 10"],
         options=[
             ONLY_RUN,
@@ -383,7 +383,7 @@ COMMANDS = (
                 choices=["experiment", "run", "step"],
                 help="for each of these, count the bytes that it needs alone, shares, and added when it was logged",
             ),
-            option("--top", type=count, metavar="N", help="with --by: only the N that need most bytes alone"),
+            option("--top", type=count, metavar="N", help="with --by: only the N with most bytes of their own"),
         ],
         run=stats,
     ),
@@ -407,7 +407,7 @@ COMMANDS = (
             option("--steps", metavar=("A", "B"), type=int, nargs=2, help="the two steps"),
             option("--step", metavar="N", type=int, action="append", help="step of both; or twice, one for each"),
             option("--name", action="append", help="name of both, as for show; or twice, one for each"),
-            flag("--values", help="read the tensors that differ, and measure by how much"),
+            flag("--values", help="read the different tensors, and measure the differences"),
         ],
         run=diff,
     ),
@@ -425,7 +425,7 @@ COMMANDS = (
             NAME,
             repeated("--tensor", metavar="NAME", help="only this tensor (repeatable)"),
             flag("--map", help="plan a read with copy=False: views of memory-mapped packs"),
-            option("--way", choices=WAYS, help="plan a read that is forced to use this way"),
+            option("--way", choices=WAYS, help="plan a read in this way"),
         ],
         run=explain,
     ),

@@ -26,21 +26,21 @@ COMMANDS: tuple[Command, ...] = (*_look.COMMANDS, *_maintenance.COMMANDS, *_gc.C
 
 _EXAMPLES = """\
 examples:
-  tensorcas list --root /data/mlflow            list what the store keeps, by run
+  tensorcas list --root /data/mlflow            list the content of the store, by run
   tensorcas stats --root /data/mlflow           count duplicates, and bytes on disk
   tensorcas show --run 8f3c21 --step 20         show the tensors of one checkpoint
   tensorcas diff --run 8f3c21 --steps 10 20     compare two checkpoints
   tensorcas verify --full                       read every chunk and compare it with its digest
   tensorcas repair --from /backup/mlflow        repair the store from a backup
   tensorcas delete --run 8f3c21 --step 3        delete one checkpoint
-  tensorcas gc                                  delete what no checkpoint needs
-  tensorcas optimize                            store everything in less room
+  tensorcas gc                                  delete the content that no checkpoint needs
+  tensorcas optimize                            store everything in less space
   tensorcas copy /data/mlflow /backup/mlflow    back a store up, or update the backup
   tensorcas import m.safetensors --run 8f3c21 --step 0   make a checkpoint of a file
   tensorcas export --run 8f3c21 m.safetensors   write the tensors of a checkpoint into a file
   tensorcas convert m.pt m.safetensors          write the tensors of a file into another format
 
-exit status: 0 done, 1 error, 2 wrong usage, 3 verify found problems or repair left some, 4 copy kept what differs,
+exit status: 0 done, 1 error, 2 wrong usage, 3 verify found problems or repair left some, 4 copy kept differences,
 5 diff found a difference, 130 interrupted
 """
 
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNREAD
     except CorruptError as error:
-        _fail(f"{error}; `tensorcas verify` lists all that is damaged, `tensorcas repair` mends what can be")
+        _fail(f"{error}; `tensorcas verify` lists all damage, `tensorcas repair` repairs it as far as possible")
         return FAILED
     except (TensorCasError, ValueError, OSError, ImportError, MemoryError) as error:
         _fail(str(error) or type(error).__name__)

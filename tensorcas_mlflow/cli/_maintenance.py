@@ -1,6 +1,6 @@
-"""Commands that maintain a whole store: ``init``, ``calibrate``, ``verify``, ``repair``, ``optimize``, ``delete``.
+"""Commands to maintain a whole store: ``init``, ``calibrate``, ``verify``, ``repair``, ``optimize``, ``delete``.
 
-Collection has a module of its own, `_gc`. What deletes or rewrites asks first.
+Collection has a module of its own, `_gc`. A command asks before it deletes or rewrites.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def verify(options: Namespace) -> int:
 
 
 def _open_for_verify(options: Namespace) -> Store:
-    """Open a store, even one whose `format` is damaged or gone."""
+    """Open a store, even with a damaged or missing `format`."""
     try:
         return store_of(options)
     except (CorruptError, StoreNotFoundError):
@@ -146,7 +146,7 @@ def _problem_json(problem: Problem) -> dict[str, object]:
 
 
 def repair(options: Namespace) -> int:
-    """Repair what is damaged, and name what is lost."""
+    """Repair damage, and report losses."""
     sources = [store_at(place) for place in options.sources]
     store, format_fix = _open_for_repair(root_of(options), sources)
     for source in sources:
@@ -173,7 +173,7 @@ def repair(options: Namespace) -> int:
     elif report is None and not options.dry_run:
         say("nothing was changed")
     if report is None:
-        # A dry run reports what the repair would leave; a refused plan leaves all that it found.
+        # A dry run reports the losses after the repair; a refused plan leaves all losses found.
         return 0 if (plan.is_whole if options.dry_run else not plan.losses and not plan.findings) else PROBLEMS
     return 0 if report.is_whole else PROBLEMS
 
@@ -228,7 +228,7 @@ def _loss_json(loss: Loss) -> Json:
 
 
 def optimize(options: Namespace) -> int:
-    """Re-encode what was not optimized yet, and collect what that makes unneeded."""
+    """Re-encode content not optimized yet, and collect the resulting garbage."""
     store = store_of(options)
     plan = plan_optimize(store, spent=Spent[options.effort.upper()])
     if not is_json(options):
@@ -236,7 +236,7 @@ def optimize(options: Namespace) -> int:
         if not plan.gc.is_empty:
             say(f"to collect at once: {plan.gc}")
     report: OptimizeReport | None = None
-    question = "Optimize, and delete what that makes unneeded?"
+    question = "Optimize, and delete the resulting garbage?"
     if not options.dry_run and (plan.is_empty or confirm(question, yes=options.yes, as_json=is_json(options))):
         report = _execute(plan, is_quiet=options.quiet)
     if is_json(options):
@@ -297,14 +297,14 @@ def delete(options: Namespace) -> int:
     if is_json(options):
         say_json({"store": store.uri, "checkpoint": ref_json(ref), "deleted": is_deleted})
     elif is_deleted:
-        say(printable(f"deleted {ref.label}; `tensorcas gc` removes what only it needed"))
+        say(printable(f"deleted {ref.label}; `tensorcas gc` frees the bytes used by it alone"))
     else:
         say("nothing was deleted")
     return 0
 
 
 def _drop(store: Store, ref: Ref) -> None:
-    """Drop the ref that was shown, and none that has taken its place since."""
+    """Drop the ref shown before, but no ref written in its place since."""
     info, now = store.backend.stat(ref.key), store.ref(ref.key)
     if info is None or now is None:
         return
@@ -324,14 +324,14 @@ COMMANDS = (
                 type=int,
                 default=DEFAULT_CHUNK_BYTES,
                 metavar="N",
-                help="chunk size, a power of two, which never changes later (default: %(default)d)",
+                help="chunk size, a power of two, fixed for ever (default: %(default)d)",
             ),
         ],
         run=make,
     ),
     Command(
         name="calibrate",
-        help="measure how this machine reads a store fastest, and use that from now on",
+        help="measure the fastest way to read a store on this machine, and use it from now on",
         examples=["calibrate", "calibrate --root /data/mlflow --json"],
         run=calibrate,
     ),
@@ -345,7 +345,7 @@ COMMANDS = (
                 "--sample",
                 type=percentage,
                 metavar="PERCENT",
-                help="read a random sample of the chunks; without --full, compare stored bytes, which is faster than "
+                help="read a random sample of the chunks; without --full, compare stored bytes, a faster check than "
                 "decoding",
             ),
             option(
@@ -358,8 +358,8 @@ COMMANDS = (
             repeated(
                 TRACKING_URI,
                 metavar="URI",
-                help="also report runs and logged models of this MLflow tracking store or server whose tensors no ref "
-                "keeps (repeatable)",
+                help="also report runs and logged models of this MLflow tracking store or server without a ref for "
+                "their tensors (repeatable)",
             ),
             QUIET,
         ],
@@ -367,7 +367,7 @@ COMMANDS = (
     ),
     Command(
         name="repair",
-        help="repair what is damaged, quarantine what cannot be repaired, and name what is lost",
+        help="repair damage, quarantine irreparable bytes, and report losses",
         examples=[
             "repair --dry-run",
             "repair --from /backup/mlflow",
@@ -378,17 +378,17 @@ COMMANDS = (
                 "--from",
                 dest="sources",
                 metavar="STORE",
-                help="another store, such as a backup, that may hold what is lost here (repeatable)",
+                help="another store, such as a backup, with possible copies of lost content (repeatable)",
             ),
             ABANDON,
-            flag("--dry-run", help="read everything, print what is damaged, and stop"),
+            flag("--dry-run", help="read everything, print the damage, and stop"),
             YES,
         ],
         run=repair,
     ),
     Command(
         name="optimize",
-        help="store everything in less room, and delete what that makes unneeded",
+        help="store everything in less space, and delete the resulting garbage",
         examples=["optimize --dry-run", "optimize --yes", "optimize --effort balanced"],
         options=[
             option(
@@ -405,7 +405,7 @@ COMMANDS = (
     ),
     Command(
         name="delete",
-        help="delete one checkpoint; gc then frees what only it needed",
+        help="delete one checkpoint; gc then frees the bytes used by it alone",
         examples=["delete --run 8f3c21 --step 3", "delete --run 8f3c21 --step 3 --name ema --yes"],
         options=[RUN, STEP, NAME, YES],
         run=delete,

@@ -1,4 +1,4 @@
-"""Output: text that is safe for a terminal, JSON, questions, and progress."""
+"""Output: text made safe for a terminal, JSON, questions, and progress."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ Json = dict[str, Any]
 def printable(text: str) -> str:
     """Escape a text for one line of a terminal: anybody may have chosen the names in a store.
 
-    Characters that do not print (newlines, escape sequences, marks that change the writing direction) are written as in
-    a Python string.
+    Unprintable characters (newlines, escape sequences, marks of writing direction) are written as in a Python string.
     """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
@@ -31,10 +30,10 @@ def say(text: str = "") -> None:
 
 
 def tell_damaged(keys: Iterable[str]) -> int:
-    """Report each damaged ref that a command leaves out, by its key; return the exit status, 1 if there is one."""
+    """Report each damaged ref skipped by a command, by its key; return the exit status, 1 if there is one."""
     status = 0
     for key in keys:
-        complain(f"{key} cannot be read and is left out: `tensorcas verify` lists all that is damaged")
+        complain(f"{key} cannot be read and is left out: `tensorcas verify` lists all damage")
         status = 1
     return status
 
@@ -59,7 +58,7 @@ def confirm(question: str, *, yes: bool, as_json: bool) -> bool:
         return True
     if as_json and not (sys.stdin is not None and sys.stdin.isatty()):
         raise ValueError("nothing was deleted: --json without a terminal cannot ask for confirmation; pass --yes")
-    # Standard output is for the result, which a program may be reading.
+    # Standard output is for the result, possibly read by a program.
     print(f"{printable(question)} [y/N] ", end="", file=sys.stderr, flush=True)
     answer = "" if sys.stdin is None else sys.stdin.readline()
     if not answer:
@@ -128,11 +127,11 @@ def _print(text: str, stream: TextIO | None) -> None:
 
 
 _LINE_BYTES = 256 << 20
-"""Bytes of work per line of progress, where standard error is no terminal."""
+"""Bytes of work per line of progress, if standard error is no terminal."""
 
 
 class ProgressLine:
-    """Progress on standard error: one line that is rewritten at a terminal, else a new line now and then."""
+    """Progress on standard error: one line rewritten in place at a terminal, else a new line now and then."""
 
     def __init__(self, *, is_quiet: bool) -> None:
         self._stream = sys.stderr

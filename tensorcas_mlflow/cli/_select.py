@@ -1,4 +1,4 @@
-"""Selection: the store and the checkpoint that a command means."""
+"""Selection: the store and the checkpoint for a command."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tensorcas_mlflow.store import Store, stores_below
 
 _N_LISTED = 10
 _MOST_FOLDERS = 20_000
-"""Most local folders to search for stores below a place that has none."""
+"""Most local folders to search for stores below a place without one."""
 _MOST_STORES = 100
 
 _FULL_ID = re.compile(r"[0-9a-f]{32}")
@@ -26,7 +26,7 @@ _SHORT_ID = re.compile(r"[0-9a-f]{6,31}")
 
 
 def root_of(options: Namespace) -> str:
-    """Return the place that a command works on.
+    """Return the place given to a command.
 
     Raises:
         ValueError: ``--root`` is empty, as an unset shell variable is.
@@ -94,12 +94,12 @@ class Wanted:
 
 
 def is_short_id(run_id: str) -> bool:
-    """Tell whether a text may be the beginning of an id that MLflow made."""
+    """Tell whether a text may be the beginning of an id from MLflow."""
     return _SHORT_ID.fullmatch(run_id) is not None
 
 
 def full_run_id(refs: Sequence[Ref], run_id: str) -> str:
-    """Complete the beginning of an id that MLflow made; return any other id unchanged.
+    """Complete the beginning of an id from MLflow; return any other id unchanged.
 
     Raises:
         ValueError: Several runs begin with it.
@@ -116,7 +116,7 @@ def full_run_id(refs: Sequence[Ref], run_id: str) -> str:
 
 
 def of_run(refs: Sequence[Ref], run_id: str) -> list[Ref]:
-    """Return what belongs to a run, given its id or the beginning of it.
+    """Return the refs of a run, given its id or the beginning of it.
 
     Raises:
         CheckpointNotFoundError: Nothing does.
@@ -154,7 +154,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def the_one(refs: Sequence[Ref], wanted: Wanted) -> Ref:
-    """Find the checkpoint that a command means.
+    """Find the checkpoint selected by a command's options.
 
     Without a step and a name it is the last one of the default series, as in Python. In a run without that series it is
     the last one of the only series or model.

@@ -1,4 +1,4 @@
-"""Commands that move tensors between stores and files: ``copy``, ``import``, ``export``, ``convert``."""
+"""Commands to move tensors between stores and files: ``copy``, ``import``, ``export``, ``convert``."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _ID_OF_MLFLOW = re.compile(r"[0-9a-f]{32}|m-[0-9a-f]{32}|tr-[0-9a-f]{32}")
 
 
 def copy(options: Namespace) -> int:
-    """Copy what one store keeps to another."""
+    """Copy the content of one store to another."""
     if hasattr(options, "root"):
         options.parser.error("name both places: copy SRC DST, without --root")
     source = end_of(store_at(options.source))
@@ -90,13 +90,13 @@ def copy(options: Namespace) -> int:
 
 def _destination(options: Namespace, source: Store) -> CopyEnd:
     if options.destination.startswith("mlflow-artifacts:"):
-        # The first client that logs to an experiment makes its carried store, with the id that all clients agree on.
+        # An experiment's carried store is created by the first client to log there. Its id is the same for all clients.
         return end_of(store_at(options.destination))
     return open_destination(options.destination, source, new_id=options.new_id, dry_run=options.dry_run)
 
 
 def _chosen(refs: Sequence[Ref], runs: Sequence[str], paths: Sequence[str]) -> list[Ref]:
-    """Choose what belongs to the runs or lies at or below the artifact paths; all if none is given.
+    """Choose the refs of the runs, and those at or below the artifact paths; all if none is given.
 
     Raises:
         CheckpointNotFoundError: Nothing belongs to one of the runs.
@@ -109,7 +109,7 @@ def _chosen(refs: Sequence[Ref], runs: Sequence[str], paths: Sequence[str]) -> l
 
 
 def _check_paths(source: CopyEnd, refs: Sequence[Ref], paths: Sequence[str]) -> None:
-    """Check that there is something at every path.
+    """Check that every path exists.
 
     Raises:
         ValueError: There is nothing at one of them.
@@ -143,7 +143,7 @@ def _is_below(paths: Sequence[str]) -> Callable[[str], bool]:
 
 
 def _artifact_root(path: str, runs: set[str]) -> str | None:
-    """Return the artifact root of the run, model or trace that a path belongs to, by MLflow's layout."""
+    """Return the artifact root of the run, model or trace around a path, by MLflow's layout."""
     parts = path.split("/")
     for at, part in enumerate(parts[1:], start=1):
         if part == "artifacts" and (parts[at - 1] in runs or _ID_OF_MLFLOW.fullmatch(parts[at - 1])):
@@ -155,7 +155,7 @@ def _say_copied(copied: Copied, failed: Sequence[Failure], kept: Sequence[str], 
     for what in kept:
         say(printable(f"kept: {what}: the destination has another one; --overwrite takes the source's"))
     for what in () if isinstance(copied.refs, CopyPlan) else copied.refs.dropped:
-        say(printable(f"left out: {what}: it was dropped or saved anew in the meantime"))
+        say(printable(f"left out: {what}: it was dropped or saved again in the meantime"))
     for failure in failed:
         say(printable(f"failed: {failure}"))
     plain = copied.plain
@@ -163,7 +163,7 @@ def _say_copied(copied: Copied, failed: Sequence[Failure], kept: Sequence[str], 
         say("plain files were not compared: one of the places shows none")
     else:
         for path in plain.skipped:
-            say(printable(f"left out: {path}: a link that leads elsewhere, or the folder of another store"))
+            say(printable(f"left out: {path}: a link out of the root, or the folder of another store"))
     say(str(copied.refs))
     if plain is not None:
         say(str(plain).replace("copied", "to copy:", 1) if is_dry else str(plain))
@@ -296,7 +296,7 @@ class _Progress(ProgressLine):
         self.show(f"{100 * n_done // max(n_all, 1)} % of {size_text(n_all)}", n_done)
 
 
-_SKIP_UNKNOWN = flag("--skip-unknown", help="leave out tensors that cannot be stored, such as quantized ones")
+_SKIP_UNKNOWN = flag("--skip-unknown", help="leave out unsupported tensors, such as quantized ones")
 _OUT = (
     option("out", metavar="OUT", help="file or folder to write; it appears whole or not at all"),
     option(
@@ -305,8 +305,8 @@ _OUT = (
         metavar="SIZE",
         help="for safetensors: write a folder of files of at most this many bytes, such as 5GB, and an index",
     ),
-    option("--partitions", type=count, metavar="N", help="for serverlessllm: spread the tensors over so many files"),
-    option("--match", metavar="GLOB", help="only tensors whose names match, such as '*.attn.*'"),
+    option("--partitions", type=count, metavar="N", help="for serverlessllm: spread the tensors over this many files"),
+    option("--match", metavar="GLOB", help="only tensors with matching names, such as '*.attn.*'"),
     OVERWRITE,
     DRY_RUN,
     QUIET,
@@ -328,7 +328,7 @@ def _out_format(word: str) -> Option:
 COMMANDS = (
     Command(
         name="copy",
-        help="copy a store to another one, moving only what is missing there",
+        help="copy a store to another one, moving only the missing content",
         examples=[
             "copy /data/mlflow /backup/mlflow",
             "copy /backup/mlflow /data/mlflow --run 8f3c21",
@@ -336,14 +336,14 @@ COMMANDS = (
         ],
         options=[
             option("source", metavar="SRC", help="root of the store, or any place below it"),
-            option("destination", metavar="DST", help="root of the other store, which is made if there is none"),
-            repeated("--run", metavar="ID", help="only what belongs to this run (repeatable)"),
+            option("destination", metavar="DST", help="root of the other store, created if missing"),
+            repeated("--run", metavar="ID", help="only the content of this run (repeatable)"),
             repeated(
                 "--path",
                 metavar="PATH",
-                help="only what lies at or below this artifact path, such as the folder of a model (repeatable)",
+                help="only the content at or below this artifact path, such as the folder of a model (repeatable)",
             ),
-            flag("--overwrite", help="replace what differs at the destination (default: keep it and report it)"),
+            flag("--overwrite", help="replace differing content at the destination (default: keep it and report it)"),
             flag("--new-id", help="give a new store an id of its own; use this to write to both stores"),
             DRY_RUN,
             QUIET,
@@ -352,7 +352,7 @@ COMMANDS = (
     ),
     Command(
         name="import",
-        help="make a checkpoint of a file of another format, or of a folder of such files",
+        help="create a checkpoint from a file of another format, or of a folder of such files",
         examples=[
             "import model.safetensors --run 8f3c21 --step 0",
             "import bert-base/ --run 8f3c21 --step 0 --name base",

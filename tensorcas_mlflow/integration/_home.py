@@ -54,10 +54,10 @@ def home_of(artifact_uri: str, *, create: bool) -> Home:
         store, path = _find_or_make(lookup, create=create)
     else:
         raise ValueError(
-            "tensors cannot be put beside the artifacts of this experiment, at "
+            "no store can be kept beside the artifacts of this experiment, at "
             f"{without_secrets(artifact_uri)!r}: set TENSORCAS_STORE to a store (a folder, "
-            "or a URI like tensorcas-s3://bucket/path), or use an experiment whose artifact "
-            "location is a tensorcas URI, a local folder, or behind an MLflow server (mlflow-artifacts:)"
+            "or a URI like tensorcas-s3://bucket/path), or use an experiment with its artifacts at "
+            "a tensorcas URI, in a local folder, or behind an MLflow server (mlflow-artifacts:)"
         )
     return Home(store=store, path=path, is_ours=path is not None and is_ours(artifact_uri))
 

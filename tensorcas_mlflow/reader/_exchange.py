@@ -207,7 +207,7 @@ def prepare_import(
     check_left_out(source, allow_left_out=allow_left_out)
     if SKELETON in source.locations:
         # A load unpickles content stored under this name, and the file is untrusted.
-        raise ValueError(f"a tensor is named {SKELETON!r}, which says something else in a store: rename it")
+        raise ValueError(f"a tensor is named {SKELETON!r}, a name reserved for the skeleton: rename it")
     told = _Told(sum(spec.n_bytes for spec in source.specs()), progress)
     return PreparedImport(source, _FLAVORS.get(source.format, _FLAVOR) if flavor is None else flavor, told)
 

@@ -79,7 +79,7 @@ def open_manifest(
         source = StoredSource(store, manifest, name=label, verify=verify)
         listing = list_source(source, beside)
         if listing is None:
-            raise FormatError(f"{label} is a file in which no tensors are known")
+            raise FormatError(f"{label} is a file without known tensors")
         contents = StoredFileContents(store, manifest, source, listing, label=label, tally=tally, verify=verify)
     return CheckpointReader(contents, **options)
 

@@ -384,9 +384,7 @@ class Outline:
                 parts.append(Part(row=row, rows=chosen, is_one=n_rows == 1))
         if not parts:
             known = self.experts(layer, stack)
-            what = (
-                f"there are experts {number_ranges(known)}" if known else "no name says that it is of one (see Naming)"
-            )
+            what = f"there are experts {number_ranges(known)}" if known else "no name shows one (see Naming)"
             raise PartNotFoundError(f"expert {expert} in layer {layer}", what)
         return sorted(parts, key=lambda part: part.row)
 
@@ -430,9 +428,9 @@ class Outline:
                 raise ValueError(f"there are no layers of {stack!r}; there are some of {_listed(stacks)}")
             return stacks.index(stack)
         if len(stacks) > 1:
-            raise ValueError(f"there are layers of {_listed(stacks)}: say which are meant, with stack=")
+            raise ValueError(f"there are layers of {_listed(stacks)}: pass one as stack=")
         if not stacks:
-            raise PartNotFoundError("layers", "no name of a tensor says that it is of one (see Naming)")
+            raise PartNotFoundError("layers", "no tensor's name shows one (see Naming)")
         return 0
 
 

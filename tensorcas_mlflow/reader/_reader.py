@@ -208,9 +208,7 @@ class CheckpointReader(Mapping[str, Any]):
         return f"<CheckpointReader of {self.label}: {len(self)} tensors>"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a reader has files open and cannot be pickled: send what it was opened by, and open that there"
-        )
+        raise TypeError("a reader has files open and cannot be pickled: send its source, and open that there")
 
     def close(self) -> None:
         """Close the reader's open files; returned arrays stay valid. A second call does nothing."""
@@ -591,7 +589,7 @@ class CheckpointReader(Mapping[str, Any]):
     def _some_names(self) -> str:
         names = list(self)[:5]
         more = " …" if len(self) > len(names) else ""
-        return f"its tensors are {', '.join(names)}{more}" if names else "it has no tensor that can be read"
+        return f"its tensors are {', '.join(names)}{more}" if names else "it has no readable tensor"
 
     def _read_into(self, names: Sequence[str], *, out: Mapping[str, Array] | None = None) -> dict[str, Array]:
         rows = np.array([self._row(name) for name in names], dtype=np.int64)

@@ -58,7 +58,9 @@ def rebuild(
     options = options or {}
     unknown = sorted(options.keys() - adapter.options)
     if unknown:
-        raise ValueError(f"this model was stored by the adapter {adapter.name!r}, which has no option {unknown[0]!r}")
+        raise ValueError(
+            f"this model was stored by the adapter {adapter.name!r}, and that has no option {unknown[0]!r}"
+        )
     if weights_only:
         return adapter.weights(read(verify=verify), **options)
     if into is not None:

@@ -80,7 +80,7 @@ class Summary:
             others = left_out_parts(self.left_out)
             if others:
                 types = ", ".join(sorted(set(others.values())))
-                lines.append(f"and {count_text(len(others), 'tensor')} of types that cannot be read here ({types})")
+                lines.append(f"and {count_text(len(others), 'tensor')} of unsupported types ({types})")
             kinds = list(self.left_out.values())
             if EXAMPLE_INPUT in kinds:
                 lines.append(f"and {count_text(kinds.count(EXAMPLE_INPUT), 'example input')}, no part of the model")

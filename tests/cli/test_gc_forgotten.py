@@ -110,7 +110,7 @@ def test_gc_refuses_a_tracking_store_with_nothing_in_the_store(host: Host, gc: G
     for words in ((), ("--folder", "a")):
         done = gc(*words, uri=other_uri)
         assert done.status == 1
-        assert "cannot tell what is gone" in done.err
+        assert "cannot identify orphans" in done.err
     assert host.kept() == {run_id}
 
 
@@ -158,7 +158,7 @@ def test_gc_drops_a_folder_of_an_unknown_experiment_only_if_named(host: Host, gc
     theirs = other.model(other.experiment("theirs"))
 
     done = gc()
-    assert f"kept: 1 unknown artifact root in theirs: nothing shows that the folder is one of {host.uri}" in done.out
+    assert f"kept: 1 unknown artifact root in theirs: no evidence links the folder to {host.uri}" in done.out
     assert "pass --folder theirs" in done.out
     assert host.kept() == {mine, theirs}
     assert gc("--folder", "theirs").status == 0
@@ -209,7 +209,7 @@ def test_gc_keeps_what_is_older_than_the_tracking_store(host: Host, gc: Gc) -> N
 
     done = gc()
 
-    assert "older than anything" in done.out
+    assert "older than every experiment" in done.out
     assert host.kept() == {kept, before}
 
 

@@ -397,7 +397,7 @@ def test_a_command_that_meets_damage_points_to_verify(tensorcas: Tensorcas, stor
     assert done.status == tensorcas("stats", "--root", root(store)).status == 1
     assert "run train\n  steps" in done.out
     assert "refs/runs/train/@9" in done.err
-    assert "`tensorcas verify` lists all that is damaged" in done.err
+    assert "`tensorcas verify` lists all damage" in done.err
     assert tensorcas("verify", "--root", root(store)).status == 3
 
 

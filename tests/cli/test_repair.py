@@ -118,7 +118,7 @@ def test_repair_mends_a_damaged_format_on_which_other_commands_fail(
     done = tensorcas("repair", "--root", folder, "--from", backup, "--yes")
 
     assert failed.status == 1
-    assert "`tensorcas repair` mends what can be" in failed.err
+    assert "`tensorcas repair` repairs it as far as possible" in failed.err
     assert done.status == 0
     assert "restored format" in done.out
     assert tensorcas("list", "--root", folder).status == 0

@@ -65,7 +65,7 @@ def test_models_of_a_deleted_experiment_are_orphans_and_others_stay(
     ]
     assert main(collect) == 0
     assert kept_for(gunicorn, models) == [models[0], models[2]]
-    assert f"in {gone}: nothing shows that the folder is one of {gunicorn.uri}" in capsys.readouterr().out
+    assert f"in {gone}: no evidence links the folder to {gunicorn.uri}" in capsys.readouterr().out
     assert main([*collect, "--folder", gone]) == 0
 
     assert kept_for(gunicorn, models) == [models[0]]

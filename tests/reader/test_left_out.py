@@ -42,7 +42,7 @@ def test_reader_names_the_tensors_of_a_file_that_it_cannot_read(
 
     assert (list(reader), reader.left_out) == (["m.plain"], {"m.four": "F4"})
     assert reader.below("m").left_out == {"four": "F4"}
-    assert "and 1 tensor of types that cannot be read here (F4)" in str(reader.summary())
+    assert "and 1 tensor of unsupported types (F4)" in str(reader.summary())
     with pytest.raises(TensorNotFoundError, match=r"'m\.four' cannot be read: its type is F4"):
         reader.tensor("m.four")
 

@@ -345,7 +345,7 @@ def _totals(store: Store, manifest: Manifest, earlier: Earlier) -> Iterator[tupl
     yield "New here", size_text(earlier.n_new_bytes) + share
     stored = _stored_bytes(store, earlier.new_chunks)
     if stored is not None:
-        yield "On disk for what is new", size_text(stored)
+        yield "On disk for new content", size_text(stored)
 
 
 def _stored_bytes(store: Store, digests: Digests) -> int | None:
@@ -360,8 +360,8 @@ def _stored_bytes(store: Store, digests: Digests) -> int | None:
 def _limits(earlier: Earlier) -> str:
     return (
         f"Compared with {earlier.n_looked_at:,} earlier checkpoints and files: at most {MAX_CHECKPOINTS} of the same "
-        f"series and {MAX_CHECKPOINTS} others, the latest of each. What is called new may be in one that was not "
-        "looked at, and what is shared may be older than is said."
+        f"series and {MAX_CHECKPOINTS} others, the latest of each. A tensor marked as new may be in an unexamined one, "
+        "and a shared tensor may be older than stated."
     )
 
 
@@ -386,7 +386,7 @@ def _before(origin: Origin) -> tuple[str, str]:
     if origin.n_new_chunks == origin.n_chunks:
         return "new", "new at this step"
     if origin.n_new_chunks == 0:
-        return "part", f"put together anew: all of {origin.n_chunks:,} chunks are known"
+        return "part", f"rearranged: all of {origin.n_chunks:,} chunks are known"
     return "part", f"in part: {origin.n_new_chunks:,} of {origin.n_chunks:,} chunks are new"
 
 

@@ -80,7 +80,7 @@ def path_to_write(name: str, folder: str | None) -> str:
     return path
 
 
-NOT_FOLLOWED = "leads out of the artifact root, to the folder of a store, or back to a folder that it lies in"
+NOT_FOLLOWED = "leads out of the artifact root, to the folder of a store, or back to a folder around it"
 """The reason for not following a link."""
 
 

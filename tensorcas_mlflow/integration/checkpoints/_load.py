@@ -71,7 +71,7 @@ def load_checkpoint(
     checkpoint = series_of(run_to_read(source), name).get(step)
     with checkpoint.opened() as (manifest, read):
         if manifest.flavor is None:
-            raise CorruptError(f"step {checkpoint.step} of {name!r}", "it does not say which adapter it is of")
+            raise CorruptError(f"step {checkpoint.step} of {name!r}", "it names no adapter")
         return rebuild(
             adapter_named(manifest.flavor),
             manifest,

@@ -65,9 +65,9 @@ class Keep:
         if self.mode not in ("min", "max"):
             raise ValueError(f"mode of a keep rule is 'min' or 'max', not {self.mode!r}")
         if self.last is None and self.every is None and self.best is None:
-            raise ValueError("a keep rule that keeps nothing needs no rule: give last, every or best")
+            raise ValueError("a keep rule needs at least one of last, every and best")
         if self.best is None and (self.n_best != 1 or self.mode != "min"):
-            raise ValueError("n_best and mode of a keep rule say how to choose by a metric: give its name as best, too")
+            raise ValueError("n_best and mode of a keep rule need a metric: give its name as best")
 
     def choose(self, steps: Collection[int], metric: Mapping[int, float]) -> set[int]:
         """Return the steps to keep.

@@ -70,10 +70,10 @@ def open_checkpoint(
     if isinstance(source, Run | RunInfo):
         source = run_id_of(source)
     if not isinstance(source, str | bytes | os.PathLike | None):
-        raise TypeError(f"a checkpoint is opened by a run's id, a URI or a path, and not by {source!r:.200}")
+        raise TypeError(f"the source of a checkpoint is a run's id, a URI or a path, not {source!r:.200}")
     text = None if source is None else os.fsdecode(source)
     if text == "":
-        raise ValueError("an empty text names nothing: leave it out for the active run, or say '.' for this folder")
+        raise ValueError("the source is empty: leave it out for the active run, or pass '.' for this folder")
     one = None if text is None else parse_checkpoint_uri(text, step=step, name=name)
     if one is not None:
         run_id, series, step = one
@@ -83,9 +83,9 @@ def open_checkpoint(
         run = run_to_read(None if of_run is None else of_run["run_id"])
         return series_of(run, name).get(step).reader(**options)
     if step is not None:
-        raise ValueError(f"a step is one of a run, and {without_secrets(text)!r} is none: leave step out")
+        raise ValueError(f"only runs have steps, and {without_secrets(text)!r} is no run: leave step out")
     if name != DEFAULT_NAME:
-        raise ValueError(f"a series is one of a run, and {without_secrets(text)!r} is none: leave name out")
+        raise ValueError(f"only runs have series, and {without_secrets(text)!r} is no run: leave name out")
     return open_artifact(text, **options)
 
 
@@ -164,5 +164,5 @@ def opened(
     if not isinstance(source, CheckpointReader):
         return open_checkpoint(source, step=step, name=name)
     if step is not None or name != DEFAULT_NAME:
-        raise ValueError("a reader is of one checkpoint: leave step and name out")
+        raise ValueError("a reader already belongs to one checkpoint: leave step and name out")
     return nullcontext(source)

@@ -59,7 +59,7 @@ def run_to_read(run_id: str | Run | None) -> RunRoot:
         return _named(run_id)
     run = mlflow.active_run() or mlflow.last_active_run()
     if run is None:
-        raise NotFoundError("no run is active: name the one that is meant")
+        raise NotFoundError("no run is active: pass a run id")
     return RunRoot(run_id=run.info.run_id, artifact_uri=run.info.artifact_uri)
 
 
@@ -74,7 +74,7 @@ def run_id_of(run: object) -> str:
     if isinstance(run, RunInfo):
         run = run.run_id
     if not isinstance(run, str):
-        raise TypeError(f"a run is named by its id, such as mlflow.active_run().info.run_id, and not by {run!r:.200}")
+        raise TypeError(f"a run id is a text, such as mlflow.active_run().info.run_id, not {run!r:.200}")
     uri = _RUN_URI.fullmatch(run)
     return run if uri is None else uri["run_id"]
 
@@ -131,9 +131,9 @@ def parse_checkpoint_uri(text: str, *, step: int | None, name: str) -> tuple[str
         return None
     named = step_of_text(found["step"])
     if step is not None and step != named:
-        raise ValueError(f"{text!r} is step {named}, and step={step} is asked for")
+        raise ValueError(f"{text!r} is step {named}, and step={step} was given")
     if name not in (DEFAULT_NAME, found["name"]):
-        raise ValueError(f"{text!r} is of the series {found['name']!r}, and name={name!r} is asked for")
+        raise ValueError(f"{text!r} is of the series {found['name']!r}, and name={name!r} was given")
     return found["run_id"], found["name"], named
 
 

@@ -40,7 +40,7 @@ class Lost:
     @property
     def reason(self) -> str:
         """A description of the problem."""
-        return f"it names manifest {self.manifest}, which no ref of this store keeps"
+        return f"it names manifest {self.manifest}, and no ref of this store keeps that"
 
 
 def find_lost(store: Store, trackers: Sequence[Tracker]) -> list[Lost]:

@@ -157,7 +157,8 @@ class _MlflowRegistry:
 def _check_workspaces(what: str, name: str, store: Any) -> None:
     if getattr(store, "supports_workspaces", False):
         raise ValueError(
-            f"the {what} at {name!r} keeps workspaces and answers for one at a time, so it cannot be asked what is gone"
+            f"the {what} at {name!r} keeps workspaces and answers for one at a time, so it cannot tell live ids from "
+            "deleted ones"
         )
 
 

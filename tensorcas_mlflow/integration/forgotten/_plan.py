@@ -202,14 +202,14 @@ class _Judge:
         if not is_shown:
             # Plain files alone may also belong to another artifact root of MLflow.
             ours = [holding for holding in unknown if holding.refs]
-            return [], [in_use, keep(ours, f"nothing shows that the folder is one of {self.name}")]
+            return [], [in_use, keep(ours, f"no evidence links the folder to {self.name}")]
         knows = [bool(one.roots) for one in asked if one.holding.kind == "run"]
         if 2 * sum(knows) < len(knows):
-            reason = f"{self.name} knows only {sum(knows)} of the {len(knows)} runs that have artifacts there"
+            reason = f"{self.name} knows only {sum(knows)} of the {len(knows)} runs with artifacts there"
             return [], [in_use, keep(unknown, reason)]
         older = [holding for holding in unknown if holding.newest_s < self.oldest_s]
         gone = [holding for holding in unknown if holding.newest_s >= self.oldest_s]
-        return gone, [in_use, keep(older, f"they are older than anything that {self.name} knows")]
+        return gone, [in_use, keep(older, f"they are older than every experiment of {self.name}")]
 
 
 def _registered(registries: Sequence[Registry]) -> set[str]:
@@ -218,17 +218,16 @@ def _registered(registries: Sequence[Registry]) -> set[str]:
 
 def _refusal(store: Store, trackers: Sequence[Tracker]) -> str:
     return (
-        f"nothing in {store.uri!r} is known to {_names(trackers)}, and none of its experiments has its artifacts "
-        "there, so it cannot tell what is gone: give the tracking store that the runs there were logged to, or log to "
-        "it first"
+        f"{_names(trackers)} knows nothing in {store.uri!r}, and none of its experiments keeps artifacts there, so it "
+        "cannot identify orphans: pass the tracking store of the runs in this store, or log a run to it first"
     )
 
 
 def _refusal_of_folder(store: Store, folder: str) -> str:
     if folder in folders_of_mlflow(store):
         return (
-            f"MLflow keeps the artifacts in {folder or '.'!r} in folders of its own: remove those of the models that "
-            "are gone, models/m-…, and what the store keeps for them is dropped without --folder"
+            f"MLflow keeps the artifacts in {folder or '.'!r} in folders of its own: remove the folders of deleted "
+            "models, models/m-…; a collection without --folder then drops their content in the store"
         )
     return f"no run, logged model or trace has artifacts in the folder {folder or '.'!r} of the store"
 

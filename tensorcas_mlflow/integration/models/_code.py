@@ -55,8 +55,8 @@ def add_code(folder: str) -> None:
     if taken:
         more = f" and {len(taken) - _MOST_LISTED} more" if len(taken) > _MOST_LISTED else ""
         _logger.warning(
-            "the code that was logged with the model, in %r, has modules with names of installed ones, which are "
-            "imported in their place: %s%s. If the model needs its own, log it with modules of other names",
+            "the code logged with the model, in %r, has modules with the names of installed ones; Python imports the "
+            "installed ones: %s%s. If the model needs its own, log it with modules of other names",
             folder,
             ", ".join(taken[:_MOST_LISTED]),
             more,

@@ -77,13 +77,13 @@ def store_for(saved: SavedModel, named_store: str | None) -> Store | None:
         told = to_mlflow(failed) if isinstance(failed, BackendError) else failed
         lost = NotFoundError(
             f"the tensors of this model are in store {manifest.store_id}, and its place {named!r} cannot be "
-            f"looked at: {without_secrets(str(failed))}"
+            f"read: {without_secrets(str(failed))}"
         )
         raise to_mlflow(lost, ErrorCode.Value(told.error_code)) from failed
     raise NotFoundError(
-        f"the tensors of this model are in store {manifest.store_id}, which is not at {named!r} any more: "
-        "name its new place in TENSORCAS_STORE, or to mlflow.pyfunc.load_model as model_config={'store': …}; or, where "
-        "the store can be reached, write a folder that needs none with mlflow.tensorcas.export_model"
+        f"the tensors of this model are in store {manifest.store_id}, no longer at {named!r}: name "
+        "its new place in TENSORCAS_STORE, or to mlflow.pyfunc.load_model as model_config={'store': …}; "
+        "or export the model with mlflow.tensorcas.export_model on a machine with access to the store"
     )
 
 

@@ -95,7 +95,7 @@ def withdraw(place: Place, ref: Ref) -> None:
         shown = _shown_at(place.destination)
     except Exception as error:  # noqa: BLE001 -- MLflow's repositories fail in their own ways
         _logger.warning(
-            "the tensors of a model stay, as it cannot be seen whether it is at %r: %s",
+            "the tensors of a model stay, because reading its place %r failed: %s",
             ref.uri,
             without_secrets(str(error)),
         )

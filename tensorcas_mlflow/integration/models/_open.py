@@ -128,7 +128,7 @@ def _the_one(label: str, files: Iterable[Callable[[], CheckpointReader]]) -> Che
         if len(reader) or reader.left_out:
             found.append(reader)
     if not found:
-        raise FormatError(f"there is no file that holds tensors in {label!r}")
+        raise FormatError(f"there is no file with tensors in {label!r}")
     if len(found) > 1:
         listed = ", ".join(repr(reader.label) for reader in found[:_MOST_LISTED])
         raise ValueError(f"{len(found)} files in {label!r} hold tensors, name one of them: {listed}")

@@ -203,7 +203,9 @@ class CarrierBackend(Backend):
         if key in self._doubtful or self._is_unreachable:
             # Each call to an unreachable server waits through all retries again, and the abandoned save already has its
             # error.
-            _log.warning("the intent %r stays, since the server may yet do what it was asked; %s", key, _ABANDON)
+            _log.warning(
+                "the intent %r stays, since the server may still carry out the last request; %s", key, _ABANDON
+            )
             return False
         info = self.stat(key)
         if info is None or info.token != token:

@@ -24,7 +24,7 @@ class NoAnswerError(BackendError):
     """A server did not confirm a request, and may still carry it out."""
 
     def __str__(self) -> str:
-        return f"{super().__str__()}; nothing that was saved before is lost, and it is safe to try again"
+        return f"{super().__str__()}; no earlier save is lost, and it is safe to try again"
 
 
 class BrokenOffError(NoAnswerError):

@@ -124,7 +124,7 @@ def test_a_tensor_of_another_shape_or_dtype_is_not_the_same(store: Store) -> Non
     step(store, 1, {"a": np.arange(4096.0)})
     shown = page(store, step(store, 2, {"a": np.arange(4096.0).reshape(64, 64)}))
 
-    assert shown.before("a") == "put together anew: all of 8 chunks are known"
+    assert shown.before("a") == "rearranged: all of 8 chunks are known"
     assert "New here 0 B (0.0 %)" in shown.text
 
 

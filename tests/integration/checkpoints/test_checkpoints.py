@@ -64,9 +64,9 @@ def test_a_checkpoint_is_loaded_by_the_uri_it_was_logged_at(experiment: str) -> 
         log(make_state(3), 3, name="other")
 
     assert load(info.uri)["epoch"] == 2
-    with pytest.raises(MlflowException, match="step=7 is asked for"):
+    with pytest.raises(MlflowException, match="step=7 was given"):
         load(info.uri, step=7)
-    with pytest.raises(MlflowException, match="of the series 'other', and name='ema' is asked for"):
+    with pytest.raises(MlflowException, match="of the series 'other', and name='ema' was given"):
         load(info.uri, name="ema")
 
 
@@ -255,7 +255,7 @@ def test_uri_of_neither_run_nor_model_is_refused_with_what_to_pass(experiment: s
     for call in (load, mlflow.tensorcas.list_checkpoints):
         with pytest.raises(TypeError, match="a run is named by its id"):
             call(5)
-    with pytest.raises(TypeError, match="a run's id, a URI or a path, and not by 5"):
+    with pytest.raises(TypeError, match="a run's id, a URI or a path, not 5"):
         mlflow.tensorcas.open_checkpoint(5)
     with pytest.raises(TypeError, match="a model is named by its URI"):
         mlflow.tensorcas.load_model(None)

@@ -65,9 +65,9 @@ def test_series_that_the_source_does_not_have_is_refused(experiment: str, tmp_pa
     save_file(STATE, tmp_path / "model.safetensors")
 
     assert step_of(mlflow.tensorcas.open_checkpoint(f"runs:/{run_id}/checkpoints/ema/step-00000001.arrow")) == 1
-    with pytest.raises(MlflowException, match="of the series 'ema', and name='raw' is asked for"):
+    with pytest.raises(MlflowException, match="of the series 'ema', and name='raw' was given"):
         mlflow.tensorcas.open_checkpoint(f"runs:/{run_id}/checkpoints/ema/step-00000001.arrow", name="raw")
-    with pytest.raises(MlflowException, match="a series is one of a run"):
+    with pytest.raises(MlflowException, match="only runs have series"):
         mlflow.tensorcas.open_checkpoint(tmp_path / "model.safetensors", name="ema")
 
 
@@ -157,7 +157,7 @@ def test_a_file_of_this_machine_is_opened(tmp_path: Path) -> None:
         ({"source": "0" * 32}, "not found"),
         ({"source": "models:/m-00000000000000000000000000000000"}, "not found"),
         ({"source": "/nowhere/model.safetensors"}, "nowhere"),
-        ({"source": "models:/m-00000000000000000000000000000000", "step": 3}, "a step is one of a run"),
+        ({"source": "models:/m-00000000000000000000000000000000", "step": 3}, "only runs have steps"),
     ],
 )
 def test_a_source_that_is_not_there_is_an_error(cas_experiment: str, arguments: dict[str, Any], reason: str) -> None:

@@ -262,7 +262,7 @@ def test_code_that_has_the_name_of_an_installed_module_is_named_in_a_warning(
 
     assert_same(make_model(), mlflow.tensorcas.load_model(info.model_uri))
 
-    assert "which are imported in their place: zstandard." in caplog.text
+    assert "Python imports the installed ones: zstandard." in caplog.text
 
 
 @pytest.mark.parametrize("key", ["code", "data"])

@@ -144,7 +144,7 @@ def test_a_checkpoint_remembers_what_its_import_left_out(store: Store, tmp_path:
     reader = open_ref(Store.open(store.uri), ref)
 
     assert (list(reader), dict(reader.left_out)) == (["q.scale"], left_out)
-    assert "and 2 tensors of types that cannot be read here (Q4_K, quint8)" in str(reader.summary())
+    assert "and 2 tensors of unsupported types (Q4_K, quint8)" in str(reader.summary())
     with pytest.raises(ValueError, match=r"2 tensors cannot be taken .*'q\.weight' \(Q4_K\)"):
         export_checkpoint(reader, tmp_path / "x.safetensors")
     export_checkpoint(reader, tmp_path / "x.safetensors", allow_left_out=True)
