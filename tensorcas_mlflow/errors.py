@@ -149,7 +149,7 @@ class PartNotFoundError(NotFoundError):
 
 
 def in_words(checkpoint: str | None, tensors: tuple[str, ...]) -> str:
-    """Name the checkpoint or file that damage affects, and its tensors; empty if none is known."""
+    """Describe the checkpoint or file affected by damage, and its tensors; empty if unknown."""
     said = [] if checkpoint is None else [checkpoint]
     if tensors:
         names = ", ".join(repr(name) for name in tensors[:_N_NAMES])
@@ -173,9 +173,9 @@ class ChunkNotFoundError(NotFoundError):
         self.digest = digest
         self.n_missing = n_missing
         self.checkpoint = checkpoint
-        """The checkpoint or file that needs the chunk, in words; None if it is not known."""
+        """The checkpoint or file that needs the chunk, as a text; None if unknown."""
         self.tensors = tensors
-        """The tensors that lack chunks, as far as they are known."""
+        """The known tensors without all of their chunks."""
         self.suspects = suspects
         """Keys of packs that may have held the chunk: they are gone, or their tables are damaged."""
 
@@ -208,7 +208,7 @@ class CorruptError(FormatError):
 
 
 class MalformedFileError(FormatError):
-    """A file is not what the specification of its format allows."""
+    """A file violates the specification of its format."""
 
     def __init__(self, path: str, format: str, reason: str) -> None:
         super().__init__(path, format, reason)
@@ -225,7 +225,7 @@ class NoCheckpointError(MalformedFileError):
 
 
 class CorruptChunkError(FormatError):
-    """A chunk that does not hash to its digest in any of its packs."""
+    """A chunk without a good copy: in none of its packs does it hash to its digest."""
 
     def __init__(
         self, digest: str, key: str, reason: str, checkpoint: str | None = None, tensors: tuple[str, ...] = ()
@@ -235,7 +235,7 @@ class CorruptChunkError(FormatError):
         self.key = key
         self.reason = reason
         self.checkpoint = checkpoint
-        """The checkpoint or file that needs the chunk, in words; None if it is not known."""
+        """The checkpoint or file that needs the chunk, as a text; None if unknown."""
         self.tensors = tensors
         """The damaged tensors, as far as they are known."""
 
@@ -286,7 +286,7 @@ class ConflictError(TensorCasError):
 
 
 class BlobExistsError(ConflictError):
-    """A backend holds a blob at a key that a writer wants to create."""
+    """A blob already exists at the key of a new one."""
 
     def __init__(self, key: str) -> None:
         super().__init__(key)

@@ -35,7 +35,7 @@ class ObjectInfo:
 
 
 class TakenError(Exception):
-    """A new object whose path is taken."""
+    """An object already exists at the path of a new one."""
 
 
 class TooLongError(Exception):
@@ -258,9 +258,8 @@ class Bucket:
         """Take two views of one bucket.
 
         Args:
-            connect: Returns a view for idempotent requests, which may retry by itself, and one for conditional writes,
-                which must not. Called again for views with new credentials after the credentials of the last ones
-                have expired.
+            connect: Returns a view for idempotent requests, with retries, and one for conditional writes, without
+                retries. Called again for views with new credentials after the last ones have expired.
             uri: URI of the place, for messages.
             prefix: Common beginning of all paths, without slashes around it.
             has_versions: Whether a conditional write names the version of an object and not its ETag.

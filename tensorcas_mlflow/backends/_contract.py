@@ -68,7 +68,8 @@ class Backend(ABC):
     uri: str
     """The root, in a form `open_backend` accepts."""
     is_carrier: bool = False
-    """Whether the backend keeps less than the contract: no `promote` that `withdraw` excludes, and no ranged reads.
+    """Whether the backend keeps less than the contract: no exclusion between `promote` and `withdraw`, and no ranged
+    reads.
 
     Only the backend on a shelf says so (`tensorcas_mlflow.integration.server_store`).
     """
@@ -212,7 +213,7 @@ class Backend(ABC):
     def paths(self) -> Iterator[str]:
         """Yield the path of every file or object below the root, in no order, even if it is no key.
 
-        Other programs may put files with any names there. A folder that cannot hold keys is yielded with a slash at its
+        Other programs may put files with any names there. A folder with an invalid name is yielded with a slash at its
         end, and not entered. The backend's own temporary files, such as files under way, are left out.
         """
         return iter(())

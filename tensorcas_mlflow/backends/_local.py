@@ -164,7 +164,7 @@ def _alone_in(folder: str) -> Iterator[None]:
     """Lock a folder against replacing and withdrawing blobs, since a withdrawal reads a blob before it removes it.
 
     Intents need no such lock, since their keys never come back. The system releases the lock of a dead process. On a
-    file system without locks, a withdrawal may remove a blob that replaces the withdrawn one at that very moment.
+    file system without locks, a withdrawal may remove a blob written there at the same moment.
 
     Raises:
         FileNotFoundError: There is no such folder.

@@ -1,4 +1,4 @@
-"""Backend that counts the reads of another one."""
+"""Backend with a count of reads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tensorcas_mlflow.errors import BlobNotFoundError
 
 
 class MeteredBackend(Backend):
-    """Wrapper of a backend that counts its reads."""
+    """Wrapper of a backend with a count of its reads."""
 
     tally: Tally
 

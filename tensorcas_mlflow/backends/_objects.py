@@ -84,11 +84,11 @@ class _Move:
 class ObjectBackend(Backend):
     """Blobs as objects: a key is a path below the bucket's prefix.
 
-    An object store compares and swaps one object at a time, but a commit concerns two: the intent, which a collector
-    may take away, and the ref. So `promote` first records in its source the token at its destination, and then
-    replaces exactly that object. A withdrawal of the source finds the note, and changes the destination before
-    it removes the source; so one or the other fails (``docs/design/protocol.md``, Object stores). A destination without
-    a blob holds a *void*: an object of random bytes that counts as no blob.
+    An object store compares and swaps one object at a time, but a commit concerns two: the intent and the ref, and a
+    collector may remove the intent. So `promote` first records in its source the token at its destination, and then
+    replaces exactly that object. A withdrawal of the source finds the note, and changes the destination before it
+    removes the source; so one or the other fails (``docs/design/protocol.md``, Object stores). A destination without a
+    blob holds a *void*: an object of random bytes that counts as no blob.
     """
 
     is_remote = True
@@ -121,9 +121,9 @@ class ObjectBackend(Backend):
             token = moved
             if self._bucket.swap(dest, content, before) is not None or self._holds(dest, content):
                 break
-            # Somebody else has committed there, or has given this commit up; the next round finds out. Or it was
-            # done and replaced before its answer came. Then other bytes have to come next, as somebody may have
-            # prevented a promote that was to replace exactly these.
+            # Another process has committed there, or has given this commit up; the next round finds out. Or the commit
+            # succeeded and was replaced before its answer came. Then the next attempt needs other bytes, because
+            # another process may have fenced a promote of exactly these.
             content = _renewed(content)
         self._moved.pop(source, None)
         self._remove_used(source)

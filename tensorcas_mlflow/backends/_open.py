@@ -1,4 +1,4 @@
-"""Opening the backend of a root, with the credentials that users of MLflow already have."""
+"""Opening the backend of a root, with the credentials MLflow's users already have."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ _CONTAINER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*")
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """A place that can hold a store, or lie below one: a local folder, or a prefix in a bucket.
+    """Location of a store, or of a place below one: a local folder, or a prefix in a bucket.
 
     Two roots of one place are equal, as far as names show: symbolic links are not followed.
     """

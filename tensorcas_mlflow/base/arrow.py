@@ -1,4 +1,4 @@
-"""Reader for one table in an untrusted Arrow IPC stream."""
+"""Reading and building of Arrow tables; a stream may be untrusted."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def values_or_any(numbers: Any) -> Any:
 
 
 def validity_of(values: Any) -> Any:
-    """Return for each value of a pyarrow array whether it is not null; without pandas, which `fill_null` imports."""
+    """Return for each value of a pyarrow array whether it is not null; without the pandas import of `fill_null`."""
     bits = values.buffers()[0]
     if bits is None or values.null_count == 0:
         return np.ones(len(values), dtype=bool)
@@ -132,7 +132,7 @@ def validity_of(values: Any) -> Any:
 
 
 def array_of_bools(values: Any) -> Any:
-    """Build an array of truth values, without pandas, which `pyarrow.array` imports."""
+    """Build an array of truth values, without the pandas import of `pyarrow.array`."""
     bits = np.packbits(values, bitorder="little")
     return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(bits.data)])
 
@@ -164,7 +164,7 @@ def array_of_texts(texts: Sequence[str | None]) -> Any:
 
 
 def _validate(column: Any) -> None:
-    """Check that every offset and length of a column is valid, and that every text is UTF-8."""
+    """Check every offset and length of a column, and that every text is UTF-8."""
     column.validate()  # checks the sizes of buffers, and the targets of the first and the last offset
     if column.type == pa.utf8() and column.null_count == 0:
         # Arrow checks texts one by one. Bytes below 128 are UTF-8 wherever they are split.

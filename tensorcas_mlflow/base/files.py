@@ -1,4 +1,4 @@
-"""Files of this machine: durable names, private mappings, and what a process id means."""
+"""Files of this machine: durable names, private mappings, and the scope of process ids."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def map_privately(descriptor: int, n_bytes: int, offset: int = 0) -> mmap.mmap:
 
 
 def sparse_memory(n_bytes: int) -> mmap.mmap:
-    """Reserve memory of which only a few pages will be touched.
+    """Reserve memory for only a few touched pages.
 
     Raises:
         MemoryError: The system does not overcommit memory.

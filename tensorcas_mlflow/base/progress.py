@@ -1,4 +1,4 @@
-"""Progress of a call that takes long."""
+"""Progress of a long call."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a call has come, in bytes and in whole things."""
+    """Progress of a call, in bytes and in items."""
 
     done_bytes: int
     n_bytes: int | None = None
-    """Bytes there are to do; None where nobody knows it beforehand."""
+    """Bytes in total; None if unknown."""
     n_done: int = 0
-    """Checkpoints and files that are done; 0 where only bytes are counted."""
+    """Checkpoints and files done; 0 if only bytes are counted."""
     n: int = 0
-    """Checkpoints and files there are."""
+    """Checkpoints and files in total."""
 
 
 Watcher = Callable[[Progress], None]
-"""Function that a call tells its progress, in the thread of the caller."""
+"""Receiver of a call's progress, called in the thread of the caller."""
 
 
 def ignore(progress: Progress) -> None:

@@ -1,4 +1,4 @@
-"""Chunk cache: extents of packs on local disk, so that the next load reads only what changed."""
+"""Chunk cache: extents of packs on local disk. After a change, the next load downloads the new chunks only."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ class ExtentCache:
     """
 
     def __init__(self, folder: Path, *, max_bytes: int | None = None) -> None:
-        """Create a cache in a folder, which need not exist.
+        """Create a cache in a folder, existing or not.
 
         Args:
             folder: Folder of the cache. Only files created by this class are ever removed from it.
@@ -296,7 +296,7 @@ class ExtentCache:
 
         Args:
             store_id: Id of the store; any text unique to the store.
-            pack: Name of the pack, or any text for bytes that never change.
+            pack: Name of the pack, or any text for immutable bytes.
             extents: Start of each in the pack, and its bytes; each holds whole chunks.
         """
         if time.monotonic() < self._pause_until:
@@ -313,7 +313,7 @@ class ExtentCache:
 
     @classmethod
     def of_environment(cls) -> ExtentCache | None:
-        """Create the cache that the environment configures; None if it is ``off`` (see `config.cache_folder`)."""
+        """Create the cache configured by the environment; None if it is ``off`` (see `config.cache_folder`)."""
         folder = config.cache_folder()
         return None if folder is None else cls(folder, max_bytes=config.cache_bytes())
 

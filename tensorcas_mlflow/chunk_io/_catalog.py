@@ -1,4 +1,4 @@
-"""Catalog: the places of chunks that this process knows for one open store, and the chunks it stored last."""
+"""Catalog: the known places of one open store's chunks, and the chunks stored last by this process."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class Catalog:
         self._distrusted: set[tuple[str, bytes]] = set()
         """Copies found damaged: the pack and the digest of each."""
         self._has_bad_segments = False
-        """Whether a segment was unreadable, so packs may exist that the index does not cover."""
+        """Whether a segment was unreadable, so packs may exist outside of the index."""
         self._manifests: dict[str, str] = {}
         self._lately = LastLookups()
         self._newest = ""
@@ -300,7 +300,7 @@ class Catalog:
         return find_chains(tables, places, without)
 
     def find_sound(self, digests: Digests, excluded: Collection[str]) -> Places:
-        """Look up chunks a save may rely on: like `find`, without copies known as damaged and chunks that need them."""
+        """Look up chunks for a save to rely on: like `find`, without damaged copies and the chunks that need them."""
         with self._lock:
             doubted, without = set(self._distrusted), {*excluded, *self._unreadable}
         places = self.find(digests, without)
@@ -366,8 +366,8 @@ class Catalog:
     def _read_new_packs(self) -> set[str]:
         """List the packs of a remote store from about the newest known one on, and read the tables of new ones.
 
-        A pack needs no marker there, since one request lists a thousand and can begin anywhere. Only if many are new
-        are segments read, each of which covers many at once.
+        A pack needs no marker there, since one request lists a thousand and can begin anywhere. Segments are read only
+        if many packs are new, because each segment covers many packs.
         """
         found = self._list_new_packs(most_new=_FOLD_AT)
         if found is None:

@@ -1,4 +1,4 @@
-"""Memory-mapped tensors: views of packs that copy nothing."""
+"""Memory-mapped tensors: views of packs, without a copy."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def map_rows(
     *,
     is_private: bool = False,
 ) -> dict[int, Array]:
-    """Map the rows that can be mapped.
+    """Map the mappable rows.
 
     Args:
         files: Opener of packs.
@@ -63,7 +63,7 @@ def map_rows(
         is_private: Whether the arrays are writable; writes never reach the packs.
 
     Returns:
-        Arrays by position among ``rows``, without rows that cannot be mapped or do not hash to their digests.
+        Arrays by position among ``rows``, without unmappable rows and rows with another digest.
     """
     pieces = _find_pieces(places, columns, rows, chunk_bytes)
     arrays: dict[int, Array] = {}

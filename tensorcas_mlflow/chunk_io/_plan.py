@@ -1,4 +1,4 @@
-"""Read plan of one load: target memory, open packs, and the tasks that threads carry out."""
+"""Read plan of one load: target memory, open packs, and the tasks for threads."""
 
 from __future__ import annotations
 
@@ -350,7 +350,7 @@ class _Held:
 
 
 class OpenFiles:
-    """Opener of blobs that keeps them open; a context manager that closes them all. For many threads at once."""
+    """Opener of blobs. It keeps them open, and closes them all as a context manager. For many threads at once."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -371,7 +371,7 @@ class OpenFiles:
 
     @contextlib.contextmanager
     def using(self, key: str) -> Iterator[BlobFile | None]:
-        """Yield an open blob that stays open for as long as the context lasts; see `Backend.open_file`."""
+        """Yield a blob, open for the duration of the block; see `Backend.open_file`."""
         with self._lock:
             held = self._held.pop(key, None)
             if held is None:

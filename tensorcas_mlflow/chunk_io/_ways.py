@@ -1,4 +1,4 @@
-"""Choice of a way to read: extents, the rule that compares ways, and the plan as a printable value."""
+"""Choice of a way to read: extents, the rule for comparing ways, and the plan as a printable value."""
 
 from __future__ import annotations
 

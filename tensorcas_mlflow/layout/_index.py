@@ -1,4 +1,4 @@
-"""The index, from digests to the places of chunks, and the pack tables that feed it (``docs/format.md``, The index)."""
+"""Index: a map from digests to the places of chunks, made from pack tables (``docs/format.md``, The index)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packs: immutable blobs of many encoded chunks, with the table that finds them (``docs/format.md``, Packs)."""
+"""Packs: immutable blobs of many encoded chunks, with a table of them (``docs/format.md``, Packs)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Entries = np.ndarray[Any, np.dtype[np.void]]
 _BASE = np.dtype([("row", "<u4"), *_BASE_FIELDS])
 """The base of one entry, in a table of version 2."""
 DELTA = 3
-"""The number of the codec `delta`: the only one that needs another chunk for decoding."""
+"""The number of the codec `delta`: the only one with another chunk needed for decoding."""
 MAX_DEPTH = 8
 """Decoding a chunk needs at most so many others."""
 

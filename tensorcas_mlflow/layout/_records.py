@@ -102,8 +102,8 @@ class RefTarget:
     """Key of a ref, and the facts about its run.
 
     `path` identifies the ref of an artifact shown by our repository; ``run_id``, ``name`` (if given) and ``step``
-    identify that of a step. The ref of a model's manifest with a copy kept by MLflow, at ``copy_path`` or ``uri``,
-    is never replaced: each save adds one, and those whose copy is gone are orphans.
+    identify the ref of a step. MLflow keeps a copy of a model's manifest at ``copy_path`` or ``uri``. The ref of such a
+    model is never replaced: each save adds one, and a ref without its copy is an orphan.
     """
 
     path: str | None = None
@@ -146,7 +146,7 @@ class RefTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ref(RefTarget):
-    """Record that keeps one manifest, and all its chunks, alive."""
+    """Record of a checkpoint or file; it keeps one manifest, and all its chunks, alive."""
 
     key_: str
     kind: Kind
@@ -393,7 +393,7 @@ def read_refs_around(backend: Backend, keys: Iterable[str]) -> tuple[list[Ref], 
 
 
 def manifest_of_damaged_ref(backend: Backend, key: str) -> str | None:
-    """Return the name of the manifest of a ref that readers refuse, or None if it is unknown.
+    """Return the name of the manifest of a damaged ref, or None if it is unknown.
 
     A ref with a valid check, at its own key, names its manifest even if readers refuse something else in it.
     """

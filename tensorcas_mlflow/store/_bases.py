@@ -34,7 +34,7 @@ from tensorcas_mlflow.store._choose import RecentArrangements, sample_number, sh
 from tensorcas_mlflow.store._sources import Source
 
 _N_LARGEST = 4
-"""Number of tensors, the largest changed ones, that decide which earlier checkpoint is nearest."""
+"""Number of tensors, the largest changed ones, used to find the nearest earlier checkpoint."""
 _N_COMPARED = 4
 _N_RECENT = 16
 """Bound of remembered manifests; a model may be split among several files."""
@@ -82,7 +82,7 @@ def nearest(
     share_of: Callable[[Row, Row], float],
     places: Mapping[str, int] = _NOWHERE,
 ) -> Manifest | None:
-    """Choose the checkpoint against which the largest tensors take the least room.
+    """Choose the checkpoint with the smallest encoding of the largest tensors as differences from it.
 
     Args:
         rows: The new rows of the save.
@@ -491,7 +491,7 @@ Earlier = Callable[[], Manifest | None]
 
 
 class ParentStore(Protocol):
-    """The parts of an open store that the search for a parent needs."""
+    """The parts of an open store needed to search for a parent."""
 
     backend: Backend
     catalog: Catalog
@@ -499,7 +499,7 @@ class ParentStore(Protocol):
     chunk_bytes: int
     id: str
     arrangements: RecentArrangements
-    """Arrangements of the series that this process saves in the store."""
+    """Arrangements of the series saved by this process in the store."""
 
     def ref(self, key: str) -> Ref | None:
         """Read a ref; see `Store.ref`."""

@@ -262,7 +262,7 @@ _BYTES_A_ROW = 1024
 manifest. Denser tensors stay in the skeleton."""
 _FREE_NAME_BYTES = 4 << 20
 _BYTES_A_NAME_BYTE = 16
-"""A file may have one byte of names for so many of its bytes; after that tensors have no names."""
+"""A file may have one byte of names for this many of its bytes; beyond that, tensors have no names."""
 _MAX_BATCH_PIECES = 1 << 16
 
 

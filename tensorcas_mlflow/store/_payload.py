@@ -27,7 +27,7 @@ _PACK_NAME = "0" * 32
 
 
 class _PackFolder(LocalBackend):
-    """A folder whose one pack is named `PACKED_FILE`."""
+    """A folder with one pack, named `PACKED_FILE`."""
 
     def _path(self, key: str) -> str:
         return os.fspath(self.root / PACKED_FILE) if key == pack_key(_PACK_NAME) else super()._path(key)
@@ -81,7 +81,7 @@ def write_payload(
     metadata: Mapping[str, Any] | None = None,
     left_out: Mapping[str, str] | None = None,
 ) -> Manifest:
-    """Write a checkpoint that needs no store.
+    """Write a self-contained checkpoint.
 
     Args:
         folder: Folder for `MANIFEST_FILE` and `PAYLOAD_FILE`; it must hold neither.
@@ -123,7 +123,7 @@ def read_payload(folder: Path, *, names: Iterable[str] | None = None, verify: bo
 
 
 def copy_payload(folder: Path, source: Store | Path, manifest: Manifest) -> Manifest:
-    """Write a checkpoint that needs no store, from stored tensors.
+    """Write a self-contained checkpoint from stored tensors.
 
     Args:
         folder: See `write_payload`.

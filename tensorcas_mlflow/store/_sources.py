@@ -47,7 +47,7 @@ class Pieces:
     itemsizes: Any
     """Size of an element of each, for codecs; 1 for text."""
     begins_row: Any
-    """Whether each is the first of its row among all requested chunks."""
+    """Flags of the chunks: True for the first of its row among all requested ones."""
     are_hashed: bool = False
     """Whether ``data`` are the very bytes that were hashed, and nobody can have changed them since."""
 

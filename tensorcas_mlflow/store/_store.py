@@ -458,8 +458,8 @@ class Store(Refs):
             tensors: Arrays by name; one named `adapter.SKELETON` is plain bytes.
             flavor: Name of the adapter they come from.
             cuts: For some of them, rows of axis 0 at which a chunk ends; see `Adapter.cuts`.
-            metadata: Plain JSON values for the manifest. Facts that differ between saves (a time, a step) belong into
-                the ref: here they would prevent equal checkpoints from sharing one manifest.
+            metadata: Plain JSON values for the manifest. Facts of one save (a time, a step) belong into the ref: here
+                they would prevent equal checkpoints from sharing one manifest.
             left_out: Tensors that cannot be read as arrays, by name, with their types; see `Manifest.left_out`.
             policy: Encoding effort: ``fast``, ``balanced`` or ``small``; by default TENSORCAS_POLICY.
             series: Name shared by all states of one series: tensors with small changes since the last state
@@ -523,13 +523,13 @@ class Store(Refs):
     def write_stream(self, source: Readable) -> PendingSave:
         """Store the bytes of a file as they arrive, read once and held some 32 MiB at a time.
 
-        Files of formats that hold tensors are taken apart (`tensorcas_mlflow.file_formats`): a tensor that the store
-        holds costs nothing again, whatever file it came in, and one that has changed little since a file or checkpoint
-        that was lately written or read is stored as a difference. All others are cut into chunks.
+        Files in a format with tensors are split (`tensorcas_mlflow.file_formats`). A tensor already in the store takes
+        no more space, whatever file it came in. A slightly changed one is stored as a difference from a file or
+        checkpoint recently written or read. Other files are cut into chunks.
 
         Raises:
             BackendError: The storage failed; the written blobs are garbage and nothing is lost.
-            FencedError: The stream was silent for so long that a collector gave it up; store it again.
+            FencedError: The stream was silent for too long, and a collector gave it up; store it again.
             Exception: The source raised it.
         """
         policy, parents = Policy.of(None), Parents(store=self)
