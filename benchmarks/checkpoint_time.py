@@ -29,7 +29,7 @@ def make_mlp(sizes: tuple[int, ...]) -> torch.nn.Module:
 
 
 def write_durably(folder: Path, step: int) -> None:
-    """Write a small file as carefully as a commit is written."""
+    """Write a small file as durably as a commit."""
     descriptor = os.open(folder / "staging", os.O_CREAT | os.O_WRONLY)
     os.write(descriptor, b"x" * 400)
     os.fsync(descriptor)
@@ -48,10 +48,10 @@ def timed(call: Callable[[], Any]) -> float:
 
 
 def measure(state: Any, model: torch.nn.Module, folder: Path) -> tuple[float, float, float]:
-    """Log one state again and again, the first time apart.
+    """Log one state repeatedly; report the first time apart.
 
     Returns:
-        Medians in milliseconds: hashing every tensor, the durable write, `log_checkpoint`.
+        Return medians in milliseconds: hashing every tensor, the durable write, `log_checkpoint`.
     """
     arrays = [tensor.detach().numpy().reshape(-1).view("u1").data for tensor in model.state_dict().values()]
     folder.mkdir()

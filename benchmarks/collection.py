@@ -23,7 +23,7 @@ TITLE = "a collection after one new step and one that was dropped"
 CHUNK_BYTES = 4096
 N_STEPS = 5000
 N_CHUNKS = 260
-"""Of a step; one in fifty is new."""
+"""Chunks of a step; one in fifty is new."""
 
 
 class _Counted(Backend):

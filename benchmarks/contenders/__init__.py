@@ -21,7 +21,7 @@ FILES: tuple[Contender, ...] = (
     NumpyZip(),
     ArrowFile(),
 )
-"""Those that write one file as it is, the one that all are compared with first."""
+"""Formats of one plain file; the first one is the baseline for all."""
 
 __all__ = [
     "FILES",

@@ -14,7 +14,7 @@ from benchmarks.data import Case, bytes_of
 
 
 class ArrowFile(Contender):
-    """Each column is one binary value, the bytes of a tensor; its field says dtype and shape. Loaded mapped."""
+    """Each column is one binary value, the bytes of a tensor; its field has the dtype and shape. Loaded mapped."""
 
     name = "Arrow IPC"
 

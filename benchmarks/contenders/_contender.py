@@ -15,16 +15,16 @@ from benchmarks.data import Case, bytes_of
 from benchmarks.harness import Options, Section, sync
 
 MANY_BYTES = 1 << 20
-"""From here on a copy is left to torch's threads; for less, waking them takes longer than copying."""
+"""Smallest size to copy with torch's threads; for less, waking them takes longer than copying."""
 
 C = TypeVar("C", bound="Contender")
 
 
 class Contender(ABC):
-    """One way to keep a model in a folder. Without state, and picklable: a fresh process gets it too."""
+    """One way to keep a model in a folder. Without state, and picklable, so a fresh process can get it."""
 
     name: str
-    """In tables."""
+    """Name in tables."""
     is_baseline: bool = False
     """Whether others are compared with it, so it cannot be omitted."""
 
@@ -42,7 +42,7 @@ class Contender(ABC):
 
     @abstractmethod
     def load(self, folder: Path) -> Mapping[str, Any]:
-        """Load all tensors, as this contender does it best: read-only views of a mapped file are welcome."""
+        """Load all tensors in this contender's best way: read-only views of a mapped file are welcome."""
 
     def load_into(self, folder: Path, out: Case) -> None:
         """Load into the memory of an existing model, as `load_state_dict` does: load, then copy."""
@@ -117,7 +117,7 @@ def chosen(contenders: Iterable[C], options: Options, section: Section) -> list[
 
 
 def save_all(case: Case, contenders: Iterable[Contender], scratch: Path) -> dict[str, Path]:
-    """Save a model by each contender into a folder of its own, and give these by the contenders' names."""
+    """Save a model by each contender into a folder of its own, and return these by the contenders' names."""
     places = {}
     for number, contender in enumerate(contenders):
         place = places[contender.name] = scratch / str(number)

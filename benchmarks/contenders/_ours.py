@@ -45,8 +45,8 @@ class RunStore(Ours):
     """A state dict saved by `TensorCasStore.save`; loaded by `TensorCasStore.load`, into a live one with `original`.
 
     Args:
-        name: In tables.
-        policy: As TENSORCAS_POLICY takes it; the default one unless given.
+        name: Name in tables.
+        policy: As for TENSORCAS_POLICY; by default the default one.
     """
 
     def __init__(self, name: str, *, policy: str | None = None) -> None:
@@ -100,7 +100,7 @@ class RunReader(RunStore):
     """The same, loaded by `CheckpointReader.load_into`, or as a whole by `full`.
 
     Args:
-        name: In tables.
+        name: Name in tables.
         policy: See `RunStore`.
         verify: The ``verify`` of `TensorCasStore.open`.
     """
@@ -125,7 +125,7 @@ class StoreCalls(Ours):
     """Arrays saved and read by `Store.write_checkpoint` and `Store.read_tensors`, the basis of the calls for users.
 
     Args:
-        name: In tables.
+        name: Name in tables.
         save: Arguments of `Store.write_checkpoint` besides the tensors.
         load: Arguments of `Store.read_tensors` besides the manifest.
     """
@@ -193,7 +193,7 @@ def policies_of_ours() -> list[Ours]:
 
 
 def is_ours(name: str) -> bool:
-    """Tell by its name in tables whether a contender is ours."""
+    """Tell by a name in tables whether a contender is ours."""
     return name.startswith("tensorcas")
 
 

@@ -13,13 +13,13 @@ from benchmarks.contenders._contender import module_missing
 
 
 class Tool(ABC):
-    """Keeps one file after the other in a place of its own, and gives each back.
+    """A place for versions of files; any version can be restored.
 
     Nothing is written outside of that place: a tool's settings and caches are put there too.
     """
 
     name: str
-    """In tables."""
+    """Name in tables."""
 
     @property
     def missing(self) -> str | None:
@@ -36,7 +36,7 @@ class Tool(ABC):
 
     @abstractmethod
     def give_back(self, place: Path, step: int) -> bytes:
-        """Give the file of a step back."""
+        """Restore the file of a step."""
 
     def kept(self, place: Path) -> Path:
         """Return the folder to measure."""
@@ -131,7 +131,7 @@ class Restic(_Command):
         self._restic(place, "init")
 
     def keep(self, place: Path, file: Path, step: int) -> None:
-        # By its contents alone: the same path each time lets it compare with the last one.
+        # By its contents alone: with the same path each time, restic compares the file with the last one.
         with open(file, "rb") as source, open(place / "work" / "model", "wb") as out:
             shutil.copyfileobj(source, out)
         self._restic(place, "backup", "--quiet", "--tag", f"step-{step}", "model")
@@ -144,7 +144,7 @@ class Restic(_Command):
 
 
 class MlflowModel(Tool):
-    """MLflow's own `log_model` of PyTorch: each model a folder, as it is."""
+    """MLflow's own `log_model` of PyTorch: each model in a folder, uncompressed."""
 
     name = "MLflow log_model"
 

@@ -1,4 +1,4 @@
-"""One model as everybody saves it: as arrays of numpy, and as tensors of torch on the same memory."""
+"""One model in the usual forms: as arrays of numpy, and as tensors of torch on the same memory."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Case:
         return module
 
     def ready(self) -> Case:
-        """Make the tensors and the module now, and not when something is timed; return the model itself."""
+        """Make the tensors and the module now, outside of any timing; return the model itself."""
         self.module  # noqa: B018 - made once
         return self
 
@@ -85,7 +85,7 @@ class Case:
         return copies
 
     def changed(self, percent: float, seed: int) -> Case:
-        """Train the last tensors a little further, as a fine-tune of the last layers does; the others are the same.
+        """Train the last tensors a little further, as in a fine-tune of the last layers; the others are the same.
 
         Each of their weights moves by about a hundredth of its own size.
 

@@ -32,7 +32,8 @@ RECIPE = 2
 
 
 N_THREADS = 2
-"""Of torch, while it trains: sums of another number of threads round otherwise, and a net becomes another one."""
+"""Threads of torch during a training: sums over another number of threads round differently, and lead to another net.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +125,7 @@ def _restored(state: State, scale: Scale) -> Transformer:
 
 
 def _tuning(model: Transformer, scale: Scale, learning_rate: float) -> Iterator[State]:
-    """Whatever of a model is trained, on other text."""
+    """Fine-tune the trainable part of a model on other text."""
     yield from train_text(
         model,
         text.sources(),
@@ -187,7 +188,7 @@ def _encoder(scale: Scale) -> Iterator[State]:
 
 
 def _trained(folder: Path, scale: Scale) -> None:
-    """Train whatever is not kept in a folder yet."""
+    """Train all histories missing in a folder."""
     _keep(folder / "pretraining", lambda: _pretraining(scale))
     base = _files(folder / "pretraining")[-1]
     _keep(folder / "tuning", lambda: _tuning(_restored(_load(base), scale), scale, 1e-5))
@@ -211,7 +212,7 @@ HISTORIES = (
 
 
 def histories(data: Path, *, is_smoke: bool = False) -> list[History]:
-    """Give all histories, in the order of `HISTORIES`.
+    """Return all histories, in the order of `HISTORIES`.
 
     Histories missing in the folder are trained first, in a few minutes.
     """
@@ -266,7 +267,7 @@ def _load(path: Path) -> State:
 
 
 def trained_weights(data: Path, *, is_smoke: bool) -> State:
-    """The weights of the pretrained transformer in fp32; trains it if it is not kept yet."""
+    """Return the weights of the pretrained transformer in fp32; train it if missing."""
     scale = SMOKE if is_smoke else FULL
     folder = data / f"{scale.name}-{RECIPE}" / "pretraining"
     _keep(folder, lambda: _pretraining(scale))

@@ -1,10 +1,9 @@
 """Models of any size, made from trained weights.
 
-No net of 650 MB can be trained in a benchmark, and drawn numbers would compress otherwise than learnt ones do. So each
-tensor of a large model is made of the trained tensor of its kind (embedding, attention, neurons, norm), repeated as
-often as needed, each time begun elsewhere, and every weight is moved by a few per cent of its own size. So the
-distribution of values, and how it differs from row to row and tensor to tensor, are those of trained weights, and no
-bytes repeat.
+A benchmark cannot train a net of 650 MB, and random numbers compress differently from trained ones. So each tensor of a
+large model is made from the trained tensor of its kind (embedding, attention, neurons, norm), repeated as often as
+needed with a different start each time, and with a noise of a few per cent of each weight. The distribution of values,
+and its variation over rows and tensors, are then those of trained weights, and no bytes repeat.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ def transformer(n_bytes: int, data: Path, *, dtype: str = "bf16", seed: int = 0,
     8 MB, and an embedding of 34 MB.
 
     Args:
-        n_bytes: Reached to within a layer.
+        n_bytes: Size; met to within a layer.
         data: Folder of trained weights; see `histories`.
         dtype: ``bf16`` or ``fp32``.
-        seed: Another one makes another model.
+        seed: Another seed makes another model.
         is_smoke: Whether to use small trained weights, available in seconds.
     """
     trained = trained_weights(data, is_smoke=is_smoke)
@@ -56,11 +55,11 @@ def mixture(n_bytes: int, data: Path, *, is_fused: bool, seed: int = 0, is_smoke
     """Make a mixture of experts of about a size, in bf16: four layers of eight experts.
 
     Args:
-        n_bytes: Reached to within some per cent.
+        n_bytes: Size; met to within a few per cent.
         data: Folder of trained weights; see `histories`.
         is_fused: Whether all experts of a layer are one tensor for each of their weights, or each has tensors of its
             own.
-        seed: Another one makes another model.
+        seed: Another seed makes another model.
         is_smoke: Whether to use small trained weights, available in seconds.
     """
     trained = trained_weights(data, is_smoke=is_smoke)
@@ -138,7 +137,7 @@ def _of_kind(trained: State, name: str) -> Array:
 
 
 def _grown(trained: Array, shape: tuple[int, ...], draw: np.random.Generator) -> Array:
-    """Repeat a trained tensor until it fills a shape, each time begun elsewhere, and move every weight a little."""
+    """Repeat a trained tensor to fill a shape, with a different start each time and a little noise."""
     n_values = int(np.prod(shape))
     values = trained.ravel()
     out = np.empty(n_values, np.float32)

@@ -20,12 +20,12 @@ def documentation() -> torch.Tensor:
 
 @cache
 def sources() -> torch.Tensor:
-    """The standard library's own code: other text than the documentation."""
+    """Return the standard library's own code, a different text than the documentation."""
     return _read(sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")))
 
 
 def _read(paths: Iterable[Path]) -> torch.Tensor:
-    """Give the first bytes of some files, one after the other, each byte a number from 0 to 255."""
+    """Return the first bytes of some files, concatenated, each byte as a number from 0 to 255."""
     text = bytearray()
     for path in paths:
         text += path.read_bytes()

@@ -53,7 +53,7 @@ def train_digits(model: DigitsNet, n_epochs: int, *, learning_rate: float = 1e-3
 
 
 def next_bytes(model: Transformer, text: Tensor, n_texts: int, n_places: int) -> Tensor:
-    """The loss of a decoder on some places of a text drawn at random."""
+    """Return the loss of a decoder on randomly drawn places of a text."""
     starts = torch.randint(len(text) - n_places - 1, (n_texts,))
     seen = torch.stack([text[start : start + n_places] for start in starts])
     wanted = torch.stack([text[start + 1 : start + n_places + 1] for start in starts])
@@ -84,8 +84,8 @@ def train_text(
     """Train on text with AdamW and clipped gradients; the state after each epoch.
 
     Args:
-        n_steps: Of an epoch.
-        n_texts: Of a step.
+        n_steps: Steps per epoch.
+        n_texts: Texts per step.
         learning_rate: The highest one, in a pretraining.
         is_pretraining: Whether the learning rate rises over 40 steps and then falls to a tenth along a cosine, with
             weight decay; otherwise it stays, without.

@@ -11,7 +11,7 @@ import numpy as np
 
 
 def drop_from_cache(folder: Path) -> None:
-    """Ask the kernel to forget the pages of all files below a folder, and its alone.
+    """Ask the kernel to drop the cached pages of all files below a folder, and no others.
 
     Dirty pages are written first: only clean ones can be dropped.
     """

@@ -16,7 +16,7 @@ from tensorcas_mlflow.base import config
 class Hashing:
     """BLAKE3 of some buffers in pieces of a chunk, on as many threads as the store uses.
 
-    Each thread takes one stretch of pieces of about the same number of bytes, so nothing is spent on handing out work.
+    Each thread takes one stretch of pieces of about the same size, so there is no cost of distributing work.
     """
 
     def __init__(self, buffers: Iterable[Any], chunk_bytes: int) -> None:
@@ -43,7 +43,7 @@ class Hashing:
 
 
 def write_durably(path: Path, buffers: Sequence[Any]) -> None:
-    """Write a new file as carefully as a commit is written: bytes synced, renamed to its name, folder synced."""
+    """Write a new file as durably as a commit: sync the bytes, rename the file to its name, sync the folder."""
     staging = path.with_name("staging")
     descriptor = os.open(staging, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     try:

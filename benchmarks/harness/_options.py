@@ -21,7 +21,7 @@ class Options:
     is_smoke: bool
     """Whether to only check that everything runs and comes back bit for bit."""
     sizes: tuple[int, ...] | None
-    """Sizes of models in bytes; each part has its own unless given."""
+    """Sizes of models in bytes; by default each part has its own."""
     only: tuple[str, ...]
     """Parts of the names of contenders; all take part if there are none."""
     n_rounds: int | None
@@ -36,7 +36,7 @@ class Options:
         return not self.only or any(part in name for part in self.only)
 
     def rounds(self, n_bytes: int) -> int:
-        """Say how many rounds a case of a size gets."""
+        """Return the number of rounds for a case of a size."""
         if self.n_rounds is not None:
             return self.n_rounds
         if self.is_smoke:

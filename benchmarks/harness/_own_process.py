@@ -42,12 +42,12 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Something to be measured in a process of its own."""
+    """A measurement in a process of its own."""
 
     prepare: Callable[..., Callable[[], Any]]
     """A function of a module; in the fresh process it is called with ``args`` and returns the function to measure."""
     args: tuple[Any, ...]
-    """Can be pickled."""
+    """Arguments; picklable."""
     cold: Path | None = None
     """A folder to drop from the page cache just before; None leaves it warm."""
 
@@ -56,8 +56,8 @@ def interleave_apart(jobs: Mapping[str, Job], n_rounds: int, section: Section) -
     """Do each job once in every round, each time in a process of its own, and return their usages.
 
     Args:
-        jobs: By name.
-        n_rounds: All of them count.
+        jobs: Jobs by name.
+        n_rounds: Number of rounds; all of them count.
         section: Gets a note on whether the cold cases were cold.
 
     Raises:

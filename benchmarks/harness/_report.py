@@ -29,17 +29,17 @@ class Table:
 
     title: str
     columns: tuple[str, ...]
-    """The first one names the rows."""
+    """Headings; the first one is for the names of the rows."""
     rows: list[tuple[str, ...]] = field(default_factory=list)
 
     def add(self, *cells: str) -> None:
-        """Add a row; raises ValueError if it has not a cell a column."""
+        """Add a row; raises ValueError unless it has one cell per column."""
         if len(cells) != len(self.columns):
             raise ValueError(f"{len(cells)} cells for {len(self.columns)} columns")
         self.rows.append(cells)
 
     def as_markdown(self) -> str:
-        """The table as GitHub reads it, and as people do: columns stand below each other."""
+        """Return the table in GitHub's syntax, with aligned columns."""
         lines = [self.columns, *self.rows]
         widths = [max(len(line[column]) for line in lines) for column in range(len(self.columns))]
 
@@ -68,7 +68,7 @@ class Section:
     """Findings of one part."""
 
     name: str
-    """The part's, as the command line knows it."""
+    """Name of the part, as on the command line."""
     title: str
     tables: list[Table] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
@@ -104,10 +104,10 @@ def write_results(
     """Write the findings: as text, as JSON with every single measurement, and as pictures.
 
     Args:
-        sections: One a part.
+        sections: One per part.
         machine: See `describe_machine`.
         command: The command line of the run.
-        out: Folder; made if it is not there.
+        out: Folder; created if missing.
         stem: The beginning of the files' names.
 
     Returns:

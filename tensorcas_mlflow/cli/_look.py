@@ -328,7 +328,7 @@ def _values_json(change: ValueChange) -> Json:
 
 
 def explain(options: Namespace) -> int:
-    """Explain how a read of one checkpoint's tensors would go now."""
+    """Explain the plan of a read of one checkpoint's tensors."""
     store, ref = checkpoint_of(options)
     way = None if options.way is None else way_named(options.way)
     plan = store.explain(store.manifest(ref), options.tensor or None, copy=False if options.map else None, way=way)

@@ -68,7 +68,7 @@ def make(options: Namespace) -> int:
 
 
 def calibrate(options: Namespace) -> int:
-    """Measure how this machine reads a store fastest, and keep the result as a rule."""
+    """Measure the fastest way to read a store on this machine, and keep the result as a rule."""
     store = store_of(options)
     found = store.calibrate()
     if is_json(options):

@@ -17,7 +17,7 @@ Json = dict[str, Any]
 
 
 def printable(text: str) -> str:
-    """Escape a text for one line of a terminal: anybody may have chosen the names in a store.
+    """Escape a text for one line of a terminal: names in a store are untrusted.
 
     Unprintable characters (newlines, escape sequences, marks of writing direction) are written as in a Python string.
     """

@@ -119,7 +119,7 @@ def of_run(refs: Sequence[Ref], run_id: str) -> list[Ref]:
     """Return the refs of a run, given its id or the beginning of it.
 
     Raises:
-        CheckpointNotFoundError: Nothing does.
+        CheckpointNotFoundError: The run has none.
         ValueError: Several runs begin with it.
     """
     run_id = full_run_id(refs, run_id)

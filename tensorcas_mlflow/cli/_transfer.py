@@ -99,7 +99,7 @@ def _chosen(refs: Sequence[Ref], runs: Sequence[str], paths: Sequence[str]) -> l
     """Choose the refs of the runs, and those at or below the artifact paths; all if none is given.
 
     Raises:
-        CheckpointNotFoundError: Nothing belongs to one of the runs.
+        CheckpointNotFoundError: One of the runs has no content.
     """
     if not runs and not paths:
         return list(refs)
@@ -203,7 +203,7 @@ def _plain_json(plain: PlainReport) -> Json:
 
 
 def import_file(options: Namespace) -> int:
-    """Make a checkpoint of a file."""
+    """Create a checkpoint from a file."""
     store = store_of(options)
     listing = open_listing(options.path, format=options.in_format)
     target = RefTarget(run_id=_run_of(store, options.run), step=options.step, name=options.name)

@@ -61,12 +61,12 @@ class Contents(ABC):
 
     @abstractmethod
     def fill(self, row: int, starts: Offsets, stops: Offsets, block: memoryview) -> None:
-        """Read some bytes of one tensor, and no more than it takes to check them.
+        """Read some bytes of one tensor, and no more than checking them requires.
 
         Args:
             row: Number of the tensor.
             starts: The starts of runs of bytes, counted from the tensor's first byte, ascending.
-            stops: One past their last; they do not overlap.
+            stops: Their ends, exclusive; runs do not overlap.
             block: Memory from the start of the first run to the end of the last; bytes between runs become undefined.
         """
 
@@ -95,8 +95,8 @@ class Contents(ABC):
         """Read tensors one after the other, some 16 MiB at a time.
 
         Yields:
-            Numbers of tensors and stretches of their bytes, in the order of ``rows``. How a tensor is divided follows
-            from its size alone.
+            Numbers of tensors and stretches of their bytes, in the order of ``rows``. The size of a tensor alone
+            determines its division.
         """
         sizes = self.specs.n_bytes[rows]
         ends = sizes.cumsum()
@@ -113,7 +113,7 @@ class Contents(ABC):
             first = last
 
     def pieces(self, row: int, piece_bytes: int) -> Iterator[memoryview]:
-        """Read a large tensor in pieces of so many bytes, the last one of the rest."""
+        """Read a large tensor in pieces of this many bytes, with the rest as the last one."""
         n_bytes = int(self.specs.n_bytes[row])
         for start in range(0, n_bytes, piece_bytes):
             stop = min(start + piece_bytes, n_bytes)
@@ -140,7 +140,7 @@ class Contents(ABC):
         return [b"".join(parts[row]) if digests is None else digests for row, digests in known.items()]
 
     def identities(self, rows: Offsets) -> list[bytes]:
-        """Give the identities of tensors: the digest of the dtype, the shape, and `identity_bytes` of each."""
+        """Return the identities of tensors: the digest of the dtype, the shape, and `identity_bytes` of each."""
         described = zip(rows.tolist(), self.identity_bytes(rows), strict=True)
         return [self._identity(row, digests) for row, digests in described]
 
@@ -154,7 +154,7 @@ class Contents(ABC):
         return identity_of(self.specs.dtypes[self.specs.dtype[row]], self.specs.shape(row), digests)
 
     def select(self, row: int, selection: Selection) -> Array:
-        """Read some elements of one tensor, holding hardly more than they take."""
+        """Read some elements of one tensor, in little more memory than they take."""
         if not len(selection.starts):
             nothing = np.empty((), self.specs.spec(row).numpy_dtype)
             return np.array(np.broadcast_to(nothing, selection.window)[selection.index])
@@ -185,19 +185,19 @@ class Contents(ABC):
 
 
 def own_array(window: Array, index: Any) -> Array:
-    """Choose elements of an array; they keep no more of it alive than themselves."""
+    """Select elements of an array; they do not keep the rest of it alive."""
     chosen = window[index]
     is_all = chosen.size == window.size and chosen.flags.c_contiguous
     return chosen if is_all else np.array(chosen, order="C")
 
 
 def identity_of(dtype: str | None, shape: Sequence[int], digests: bytes) -> bytes:
-    """Give the identity of a tensor (``docs/format.md``, Manifests).
+    """Return the identity of a tensor (``docs/format.md``, Manifests).
 
     Args:
-        dtype: As manifests name it.
-        shape: Sides.
-        digests: Of its pieces of the default chunk size, one after the other.
+        dtype: Its name in manifests.
+        shape: Its sides.
+        digests: Digests of its pieces of the default chunk size, in order.
     """
     return digest((dtype or "").encode() + b"\0" + struct.pack(f"<{len(shape)}q", *shape) + digests)
 
@@ -209,7 +209,7 @@ def digest_of_metadata(metadata: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def pieces_of_chunk_size(data: memoryview) -> list[memoryview]:
-    """Cut bytes into pieces of the default chunk size, the last one of the rest."""
+    """Cut bytes into pieces of the default chunk size, with the rest as the last one."""
     return [data[at : at + DEFAULT_CHUNK_BYTES] for at in range(0, len(data), DEFAULT_CHUNK_BYTES)]
 
 
@@ -338,7 +338,7 @@ class StoredContents(RowContents):
         """Read from a store.
 
         Args:
-            store: Counts in ``tally``.
+            store: A store counting its reads in ``tally``.
             manifest: A manifest of that store.
             label: A name of the checkpoint, for messages.
             tally: Counts the reads.
@@ -369,7 +369,7 @@ class FileContents(RowContents):
             file: The file to read; it must stay.
             label: A name of the file, for messages.
             verify: Whether to check each chunk against its digest.
-            end: Called when nothing is read any more.
+            end: Called at the close.
         """
         super().__init__(file.manifest, label=label, tally=Tally())
         file.tally = self.tally
@@ -416,7 +416,7 @@ def fill_from_chunks(
         read: Reads chunks, by their numbers, into buffers of their sizes.
     """
     first, last = np.searchsorted(ends, starts, side="right"), np.searchsorted(ends, stops - 1, side="right")
-    # Counted from the first chunk of all: a file may have very many before it.
+    # The count starts at the first chunk of all: a file may have very many before this one.
     lowest = int(first[0])
     steps = np.zeros(int(last[-1]) - lowest + 2, dtype=np.int64)
     np.add.at(steps, first - lowest, 1)

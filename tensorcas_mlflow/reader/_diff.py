@@ -58,10 +58,10 @@ class ValueDifference:
     """
 
     def __init__(self, dtype: DType) -> None:
-        """Begin.
+        """Start a comparison.
 
         Args:
-            dtype: The dtype of both, as `tensorcas_mlflow.base.dtypes.parse_dtype` gives it.
+            dtype: The dtype of both, from `tensorcas_mlflow.base.dtypes.parse_dtype`.
         """
         self._dtype = dtype
         self._n_block = max(1, min(_BLOCK_ELEMENTS, _BLOCK_BYTES // dtype.itemsize))
@@ -70,7 +70,7 @@ class ValueDifference:
         self._n_equal = 0
 
     def add(self, a: memoryview, b: memoryview) -> None:
-        """Compare the next piece.
+        """Add the next piece to the comparison.
 
         Args:
             a: Bytes of the first version, whole elements.
@@ -219,7 +219,7 @@ def _sum_of_squares(values: Array, scratch: Array) -> Fraction:
 
     Args:
         values: The numbers.
-        scratch: As long or longer; is written to.
+        scratch: Memory of at least that length, overwritten.
     """
     squares = scratch[: len(values)]
     total = float(np.multiply(values, values, out=squares).sum())
@@ -261,13 +261,13 @@ class CheckpointDiff:
     """
 
     added: tuple[str, ...]
-    """Only in the second."""
+    """Tensors only in the second checkpoint."""
     removed: tuple[str, ...]
-    """Only in the first."""
+    """Tensors only in the first checkpoint."""
     changed: tuple[str, ...]
-    """In both, with another dtype, shape or other bytes."""
+    """Tensors in both, with different dtypes, shapes or bytes."""
     equal: tuple[str, ...]
-    """In both, the same to the bit."""
+    """Tensors in both, bit for bit equal."""
     other: tuple[str, ...]
     """Different content beside the tensors.
 
@@ -300,8 +300,8 @@ def diff(before: CheckpointReader, after: CheckpointReader, *, values: bool = Fa
     (`CheckpointReader.below`) counts all of the checkpoint's other content as the part's.
 
     Args:
-        before: The first.
-        after: The second.
+        before: The first checkpoint.
+        after: The second checkpoint.
         values: Whether to read the changed tensors and measure the changes.
 
     Raises:

@@ -29,13 +29,13 @@ from tensorcas_mlflow.store import Policy, Store
 
 
 def arrays_of(listing: Listing, *, watch: Callable[[int], None] | None = None) -> dict[str, Array]:
-    """Give all arrays of a listing, holding some 16 MiB of them in memory at most.
+    """Return all arrays of a listing, with some 16 MiB of them in memory at most.
 
     Tensors stored plainly in a mapped file are views of it. All others (deflated, in another order, or in a remote
     file) are copied to an unnamed temporary file, and are views of that.
 
     Args:
-        listing: Of a file or several.
+        listing: The tensors of one file or several.
         watch: Called with the bytes copied there.
 
     Returns:
@@ -43,7 +43,7 @@ def arrays_of(listing: Listing, *, watch: Callable[[int], None] | None = None) -
 
     Raises:
         CorruptError: The file is detectably damaged.
-        BackendError: It cannot be read, or there is no room for a temporary file.
+        BackendError: The file cannot be read, or there is no room for a temporary file.
     """
     spilled = {name: place.spec for name, place in listing.locations.items() if not _is_mapped(listing, place)}
     views = _spill(listing, spilled, watch)
@@ -128,15 +128,15 @@ def import_checkpoint(
         progress: Called with the bytes done and the bytes in total. A byte counts once for each pass over it.
 
     Returns:
-        The ref of the checkpoint; when it is returned all is on disk.
+        The ref of the checkpoint, already durable.
 
     Raises:
         ValueError: Some tensors cannot be stored, and ``allow_left_out`` is False; the message names them. Or a
             tensor's name is invalid.
-        CheckpointExistsError: There is one and ``overwrite`` is False; it is untouched.
+        CheckpointExistsError: There is one, and ``overwrite`` is False; it is untouched.
         CorruptError: The file is detectably damaged.
         ConflictError: The file was changed meanwhile.
-        BackendError: It cannot be read, or the store not be written.
+        BackendError: The file cannot be read, or the store cannot be written.
     """
     if not overwrite and store.ref(target.key) is not None:
         raise CheckpointExistsError(f"step {target.step} of run {target.run_id!r}")
@@ -358,8 +358,7 @@ def convert(
         out: The file or folder; see `formats.write`.
         allow_left_out: Whether to convert the file without unsupported tensors.
         progress: See `formats.write`.
-        options: ``format``, ``match``, ``shard_bytes``, ``partitions`` and ``overwrite``, as `export_checkpoint` takes
-            them.
+        options: ``format``, ``match``, ``shard_bytes``, ``partitions`` and ``overwrite``, as for `export_checkpoint`.
 
     Raises:
         ValueError: As `plan_convert`; nothing is written.

@@ -35,7 +35,7 @@ def stretches_between(places: Iterable[TensorLocation], size: int) -> Iterator[t
 
     Args:
         places: The tensors of the file, in any order.
-        size: Of the file.
+        size: Size of the file.
 
     Yields:
         The start and end of each stretch, ascending; no two of them touch.
@@ -63,7 +63,7 @@ def _has_each_byte(place: TensorLocation) -> bool:
 
 
 _MANY_RUNS = 64
-"""More pieces of a tensor are taken out of the mapped file, and not read one by one."""
+"""Beyond this number, pieces of a tensor are taken from the mapped file, and not read one by one."""
 _KEPT_BYTES = 8 << 20
 """Bound on cached chunks of headers and small tensors, read again and again."""
 
@@ -102,7 +102,7 @@ class StoredSource(ByteSource):
 
         Args:
             store: The store of the file.
-            manifest: Of the file.
+            manifest: The manifest of the file.
             name: The name of the file.
             verify: Whether to check each chunk against its digest.
         """
@@ -165,7 +165,7 @@ class ListedContents(Contents):
             listing: The tensors; its sources count in ``tally``.
             label: A name of the source, for messages.
             tally: Counts the reads.
-            end: Called when nothing is read any more.
+            end: Called at the close.
         """
         self.listing = listing
         self.label = label
@@ -258,8 +258,8 @@ class StoredFileContents(ListedContents):
         """Read from a store.
 
         Args:
-            store: Counts in ``tally``.
-            manifest: Of the file.
+            store: A store counting its reads in ``tally``.
+            manifest: The manifest of the file.
             source: The file.
             listing: The tensors of the file.
             label: A name of the file, for messages.
@@ -339,7 +339,7 @@ class StoredFileContents(ListedContents):
 
 
 def _cut_anew(pieces: Iterable[memoryview], piece_bytes: int) -> Iterator[memoryview]:
-    """Put pieces together, and cut them into some of so many bytes; the last one has the rest."""
+    """Join pieces, and cut the result into pieces of this many bytes, with the rest as the last one."""
     held: list[memoryview] = []
     n_held = 0
     for piece in pieces:

@@ -19,7 +19,7 @@ from tensorcas_mlflow.layout import Specs
 
 
 def distinct(numbers: Any) -> Offsets:
-    """Give the different ones of whole numbers, ascending.
+    """Return the distinct values of whole numbers, ascending.
 
     `numpy.unique` does the same, but imports masked arrays on its first call, a longer work than reading a manifest.
     """
@@ -32,7 +32,7 @@ NUMBER = "\n"
 """Stands for a number in a pattern; no name has a line break."""
 
 _MOST_DIGITS = 18
-"""Longer ones are text: they do not fit into 64 bits."""
+"""Longest number in digits; a longer one does not fit into 64 bits and is text."""
 _ZERO, _NINE, _DOT = ord("0"), ord("9"), ord(".")
 
 
@@ -53,7 +53,7 @@ class Patterns:
     def of(cls, names: Any) -> Patterns:
         """Find the patterns of names.
 
-        100,000 names take some tens of milliseconds: their bytes are looked at all at once.
+        100,000 names take some tens of milliseconds, because their bytes are processed in bulk.
 
         Args:
             names: A pyarrow array of utf8, its offsets sound.
@@ -67,7 +67,7 @@ class Patterns:
         return cls(texts=texts, pattern=pattern, numbers=_values(data, begins, ends), number_at=offsets_of(counts))
 
     def slot(self, rows: Any, nth: Any) -> Offsets:
-        """Give one of the numbers of some names.
+        """Return one of the numbers of some names.
 
         Args:
             rows: The names.
@@ -133,7 +133,7 @@ def _patterns(at: Offsets, data: Any, begins: Offsets, ends: Offsets) -> tuple[l
 
 
 def array_of_names(names: Sequence[str]) -> Any:
-    """Put names into an array as `Patterns.of` takes it."""
+    """Put names into an array for `Patterns.of`."""
     return array_of_texts(names)
 
 
@@ -155,7 +155,7 @@ _FUSED = re.compile(r"(?:^|\.)(?:(?:local_)?experts\.(?!#)|block_sparse_moe\.(?:
 """``mlp.experts.gate_up_proj``: one tensor for all experts of a layer, one row per expert (Llama 4, gpt-oss, Granite,
 and in newer releases of transformers all)."""
 _ROUTER = re.compile(r"(?:^|\.)(?:gate|router|wg)(?:\.(?:layer|linear|classifier|proj))?(?:\.weight)?$")
-"""``mlp.gate.weight``: its rows are as many as there are experts."""
+"""``mlp.gate.weight``: it has one row per expert."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
