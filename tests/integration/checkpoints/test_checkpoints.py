@@ -253,7 +253,7 @@ def test_a_run_is_named_by_its_id_its_uri_or_itself(experiment: str) -> None:
 
 def test_uri_of_neither_run_nor_model_is_refused_with_what_to_pass(experiment: str) -> None:
     for call in (load, mlflow.tensorcas.list_checkpoints):
-        with pytest.raises(TypeError, match="a run is named by its id"):
+        with pytest.raises(TypeError, match="a run id is a text"):
             call(5)
     with pytest.raises(TypeError, match="a run's id, a URI or a path, not 5"):
         mlflow.tensorcas.open_checkpoint(5)
