@@ -31,13 +31,32 @@ from tensorcas_mlflow.backends._local import LocalBackend
 from tensorcas_mlflow.backends._memory import MemoryBackend
 from tensorcas_mlflow.backends._metered import MeteredBackend
 from tensorcas_mlflow.backends._objects import ObjectBackend, is_void, is_void_object, new_void
-from tensorcas_mlflow.backends._open import STORE_FOLDER, open_backend, open_bucket
-from tensorcas_mlflow.backends._root import Root, artifact_path, is_ours, is_readable_name, object_path
+from tensorcas_mlflow.backends._open import open_backend, open_bucket
+from tensorcas_mlflow.backends._plain_files import (
+    LocalPlainFiles,
+    ObjectPlainFiles,
+    PlainFile,
+    PlainFiles,
+    open_plain_files,
+    write_whole,
+)
+from tensorcas_mlflow.backends._root import (
+    STORE_FOLDER,
+    UPLOADING,
+    Root,
+    artifact_path,
+    is_ours,
+    is_readable_name,
+    is_visible,
+    is_visible_path,
+    object_path,
+)
 
 __all__ = [
     "PAGE_BYTES",
     "SCRATCH_BYTES",
     "STORE_FOLDER",
+    "UPLOADING",
     "Backend",
     "BlobFile",
     "BlobInfo",
@@ -45,11 +64,15 @@ __all__ = [
     "Buffer",
     "Children",
     "LocalBackend",
+    "LocalPlainFiles",
     "MappedStretch",
     "MemoryBackend",
     "MeteredBackend",
     "ObjectBackend",
     "ObjectInfo",
+    "ObjectPlainFiles",
+    "PlainFile",
+    "PlainFiles",
     "Ring",
     "Root",
     "Scratch",
@@ -61,10 +84,14 @@ __all__ = [
     "has_ring",
     "is_ours",
     "is_readable_name",
+    "is_visible",
+    "is_visible_path",
     "is_void",
     "is_void_object",
     "new_void",
     "object_path",
     "open_backend",
     "open_bucket",
+    "open_plain_files",
+    "write_whole",
 ]

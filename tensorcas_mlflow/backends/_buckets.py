@@ -455,11 +455,14 @@ class Bucket:
         whole: dict[str, Any] = {"use_multipart": False, "attributes": said}
         self._repeated("write", path, lambda attempt: obstore.put(self._reader, self._prefix + path, data, **whole))
 
-    def write(self, path: str, pieces: Iterable[Any]) -> None:
-        """Write an object from pieces, replacing any; in one request if it is small. Raises like `upload`."""
+    def write(self, path: str, pieces: Iterable[Any], *, content_type: str | None = None) -> None:
+        """Write an object from pieces, replacing any; in one request if it is small. Raises like `upload`.
+
+        The content type is declared for such a small object only.
+        """
         content = joined(pieces, PART_BYTES)
         if isinstance(content, bytes):
-            self.put(path, content)
+            self.put(path, content, content_type=content_type)
         else:
             self.upload(path, content, before=self.head(path))
 

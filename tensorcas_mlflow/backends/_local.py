@@ -17,6 +17,7 @@ from typing import Any
 
 from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Buffer, Children, Token, check_key, is_segment
 from tensorcas_mlflow.backends._file import BlobFile
+from tensorcas_mlflow.backends._root import UPLOADING
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.files import Settled, pid_space, sync_folder
 from tensorcas_mlflow.errors import (
@@ -146,9 +147,6 @@ def writer_is_dead(name: str) -> bool:
 
 if os.name == "posix":
     import fcntl
-
-_MLFLOW_STAGING = ".artifact.uploading."
-"""Prefix of an MLflow server's files under way, if clients reach the store through a server (a carrier)."""
 
 _READ = os.O_RDONLY | O_BINARY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 """Follow no link, and do not wait for the other end of a pipe."""
@@ -386,7 +384,7 @@ class LocalBackend(Backend):
                 # A link is no blob, and is not followed; but it may have replaced one, and every collector has to
                 # notice it.
                 elif (entry.is_symlink() or entry.is_file(follow_symlinks=False)) and not entry.name.startswith(
-                    _MLFLOW_STAGING
+                    UPLOADING
                 ):
                     with contextlib.suppress(FileNotFoundError):
                         blobs.append(_info(f"{prefix}/{entry.name}", entry.stat(follow_symlinks=False)))
@@ -398,7 +396,7 @@ class LocalBackend(Backend):
                 below = os.path.relpath(folder, self._top).replace(os.sep, "/")
                 prefix = "" if below == "." else f"{below}/"
                 for name in files:
-                    if not name.startswith((STAGING, _MLFLOW_STAGING)):
+                    if not name.startswith((STAGING, UPLOADING)):
                         yield prefix + name
                 yield from (f"{prefix}{name}/" for name in names if not is_segment(name))
                 names[:] = filter(is_segment, names)
@@ -413,7 +411,7 @@ class LocalBackend(Backend):
         with _translated("sweep", "."):
             for folder, _, files in os.walk(self.root):
                 for name in files:
-                    if not name.startswith((STAGING, _MLFLOW_STAGING)):
+                    if not name.startswith((STAGING, UPLOADING)):
                         continue
                     path = os.path.join(folder, name)
                     with contextlib.suppress(FileNotFoundError):

@@ -10,7 +10,7 @@ from tensorcas_mlflow.backends._buckets import Bucket, without_credentials
 from tensorcas_mlflow.backends._contract import Backend
 from tensorcas_mlflow.backends._local import LocalBackend
 from tensorcas_mlflow.backends._objects import ObjectBackend
-from tensorcas_mlflow.backends._root import AZ_SCHEME, GS_SCHEME, S3_SCHEME, Root
+from tensorcas_mlflow.backends._root import AZ_SCHEME, GS_SCHEME, S3_SCHEME, STORE_FOLDER, Root
 from tensorcas_mlflow.base import config
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import RefusedError
@@ -237,9 +237,6 @@ def _azure(root: Root) -> dict[str, Any]:
 def _connection_string(text: str | None) -> dict[str, str]:
     pairs = (part.partition("=") for part in (text or "").split(";") if part)
     return {name: value for name, _, value in pairs}
-
-
-STORE_FOLDER = ".tensorcas"
 
 
 def open_backend(root: Root) -> Backend:

@@ -12,6 +12,11 @@ from urllib.parse import quote, unquote, urlsplit
 
 from tensorcas_mlflow.errors import without_secrets
 
+STORE_FOLDER = ".tensorcas"
+"""Name of the folder of a store, below its root."""
+UPLOADING = ".artifact.uploading."
+"""Prefix of the names of partial files, of MLflow's as well as ours. No artifact has such a name."""
+
 _QUOTED = re.compile(r"[%\x00-\x1f\x7f]")
 
 
@@ -32,6 +37,25 @@ def is_readable_name(name: str) -> bool:
     """
     path = artifact_path(name)
     return object_path(path) == name and not any(part in ("", ".", "..") or "\0" in part for part in path.split("/"))
+
+
+def is_store(name: str) -> bool:
+    """Tell whether an entry of this name is, to some file system, a store's folder."""
+    return name.casefold() == STORE_FOLDER
+
+
+def is_visible(name: str) -> bool:
+    """Tell whether an entry of this name can be an artifact, or a folder of artifacts."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # no client can ask for such a name
+        return False
+    return not is_store(name) and not name.startswith(UPLOADING)
+
+
+def is_visible_path(path: str) -> bool:
+    """Tell whether an artifact path leads through visible names only; the root's, "", does."""
+    return all(map(is_visible, path.split("/")))
 
 
 SCHEME = "tensorcas"

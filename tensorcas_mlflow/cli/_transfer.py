@@ -118,7 +118,10 @@ def _check_paths(source: CopyEnd, refs: Sequence[Ref], paths: Sequence[str]) -> 
         below = _is_below([path])
         if any(below(ref.path or ref.copy_path or "") for ref in refs):
             continue
-        if not any(below(file.path) for file in (() if source.plain is None else source.plain.list())):
+        if not any(
+            below(file.path) and not file.is_folder
+            for file in (() if source.plain is None else source.plain.walk(left_out=[]))
+        ):
             raise ValueError(f"there is nothing at {path!r} in {source.uri!r}; nothing was copied")
 
 

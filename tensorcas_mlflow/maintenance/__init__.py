@@ -21,7 +21,7 @@ The room imports the store and everything below it. It knows no MLflow, no comma
 | ``_repair``, ``_repair_packs``, ``_repair_records``, ``_checked_packs`` | repair |
 | ``_quarantine``, ``_salvage``, ``_sources`` | places a repair takes lost bytes from |
 | ``_optimize``, ``_optimize_done``, ``_optimize_tracks``, ``_optimize_tree``, ``_optimize_encode`` | optimization |
-| ``_copy``, ``_copy_refs``, ``_copy_chunks``, ``_plain_files`` | copies between stores |
+| ``_copy``, ``_copy_refs``, ``_copy_chunks``, ``_copy_plain`` | copies between stores |
 | ``_stats`` | figures |
 
 A new command goes into a module ``_x`` of its own. It takes an `Inventory` or a `PackTables`, and never lists and reads
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.maintenance._copy import copy_all as copy_all
     from tensorcas_mlflow.maintenance._copy import end_of as end_of
     from tensorcas_mlflow.maintenance._copy import open_destination as open_destination
+    from tensorcas_mlflow.maintenance._copy_plain import PlainReport as PlainReport
+    from tensorcas_mlflow.maintenance._copy_plain import copy_plain as copy_plain
     from tensorcas_mlflow.maintenance._copy_refs import CopyPlan as CopyPlan
     from tensorcas_mlflow.maintenance._copy_refs import CopyReport as CopyReport
     from tensorcas_mlflow.maintenance._copy_refs import Failure as Failure
@@ -67,12 +69,6 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.maintenance._optimize import OptimizeReport as OptimizeReport
     from tensorcas_mlflow.maintenance._optimize import plan_optimize as plan_optimize
     from tensorcas_mlflow.maintenance._optimize_encode import Spent as Spent
-    from tensorcas_mlflow.maintenance._plain_files import LocalPlainFiles as LocalPlainFiles
-    from tensorcas_mlflow.maintenance._plain_files import ObjectPlainFiles as ObjectPlainFiles
-    from tensorcas_mlflow.maintenance._plain_files import PlainFile as PlainFile
-    from tensorcas_mlflow.maintenance._plain_files import PlainFiles as PlainFiles
-    from tensorcas_mlflow.maintenance._plain_files import PlainReport as PlainReport
-    from tensorcas_mlflow.maintenance._plain_files import copy_plain as copy_plain
     from tensorcas_mlflow.maintenance._repair import Finding as Finding
     from tensorcas_mlflow.maintenance._repair import Loss as Loss
     from tensorcas_mlflow.maintenance._repair import RepairPlan as RepairPlan
@@ -100,12 +96,12 @@ _NAMES = {
     "_census": "Census census_bytes read_census",
     "_chunks": "Checked Shard check_chunks merge_checks",
     "_copy": "Copied CopyEnd copy_all end_of open_destination",
+    "_copy_plain": "PlainReport copy_plain",
     "_copy_refs": "CopyPlan CopyReport Failure copy_refs plan_copy read_source",
     "_gc": "DEFAULT_GRACE_S DEFAULT_MAX_WASTE DEFAULT_QUARANTINE_S GcPlan GcReport plan_gc",
     "_inventory": "Inventory inventory_of_manifests inventory_of_packs merge_inventories",
     "_optimize": "OptimizePlan OptimizeReport plan_optimize",
     "_optimize_encode": "Spent",
-    "_plain_files": "LocalPlainFiles ObjectPlainFiles PlainFile PlainFiles PlainReport copy_plain",
     "_repair": "Finding Loss RepairPlan RepairReport plan_repair",
     "_repair_records": "FormatFix open_damaged open_damaged_backend",
     "_stats": "By DiskUsage Owner RunStats Shares StoreStats disk_usage find_shares run_stats store_stats",

@@ -8,18 +8,20 @@ import posixpath
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tensorcas_mlflow.backends import STORE_FOLDER, LocalBackend, MemoryBackend, ObjectBackend, Root, open_bucket
+from tensorcas_mlflow.backends import (
+    STORE_FOLDER,
+    LocalBackend,
+    MemoryBackend,
+    ObjectBackend,
+    PlainFiles,
+    Root,
+    open_plain_files,
+)
 from tensorcas_mlflow.base.progress import Watcher, ignore
 from tensorcas_mlflow.errors import ConflictError, StoreNotFoundError
 from tensorcas_mlflow.layout import Ref
+from tensorcas_mlflow.maintenance._copy_plain import PlainReport, backend_errors, copy_plain
 from tensorcas_mlflow.maintenance._copy_refs import CopyPlan, CopyReport, copy_refs, plan_copy
-from tensorcas_mlflow.maintenance._plain_files import (
-    LocalPlainFiles,
-    ObjectPlainFiles,
-    PlainFiles,
-    PlainReport,
-    copy_plain,
-)
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import read_condemned
 
@@ -65,7 +67,7 @@ def open_destination(
     if dry_run:
         stand_in = Store.init_backend(MemoryBackend(), chunk_bytes=source.chunk_bytes, store_id=store_id)
         place = Root.parse(root)
-        return CopyEnd(store=stand_in, plain=_plain_files_at(place), uri=place.uri, is_new=True)
+        return CopyEnd(store=stand_in, plain=open_plain_files(place), uri=place.uri, is_new=True)
     try:
         made = Store.init(root, chunk_bytes=source.chunk_bytes, store_id=store_id)
     except ConflictError:
@@ -86,11 +88,7 @@ def _plain_files_of(store: Store) -> PlainFiles | None:
     is_beside = isinstance(backend, ObjectBackend) or (
         root.is_local and isinstance(backend, LocalBackend) and backend.root == root.folder / STORE_FOLDER
     )
-    return _plain_files_at(root) if is_beside else None
-
-
-def _plain_files_at(root: Root) -> PlainFiles:
-    return LocalPlainFiles(root.folder) if root.is_local else ObjectPlainFiles(open_bucket(root, ""), root.uri)
+    return open_plain_files(root) if is_beside else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +162,7 @@ def _copy_plain(
     if not dry_run:
         for folder in {posixpath.dirname(path) for path, _ in shown} - {""}:
             # A run's folder says that the run exists, though the copy of a manifest in it may be missing.
-            with contextlib.suppress(ConflictError, ValueError):
+            with contextlib.suppress(ConflictError, ValueError), backend_errors(folder):
                 destination.plain.make_folder(folder)
     return copy_plain(
         source.plain,

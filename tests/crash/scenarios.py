@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from tensorcas_mlflow.backends import MemoryBackend
+from tensorcas_mlflow.backends import LocalPlainFiles, MemoryBackend
 from tensorcas_mlflow.layout import RefTarget
-from tensorcas_mlflow.maintenance import copy_refs
-from tensorcas_mlflow.maintenance._plain_files import LocalPlainFiles, copy_plain
+from tensorcas_mlflow.maintenance import copy_plain, copy_refs
 from tensorcas_mlflow.store import Store, protocol
 from tests.crash.world import CHUNK_BYTES, World, chunk, long_file
 

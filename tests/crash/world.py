@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from mlflow.exceptions import MlflowException
 
-from tensorcas_mlflow.backends import LocalBackend, open_backend
+from tensorcas_mlflow.backends import LocalBackend, _plain_files, open_backend
 from tensorcas_mlflow.base.files import Settled
 from tensorcas_mlflow.errors import StoreNotFoundError
-from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository, _plain_files
+from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository
 from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.maintenance import GcReport, plan_gc, verify
 from tensorcas_mlflow.store import Store, protocol

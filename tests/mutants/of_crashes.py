@@ -104,7 +104,7 @@ MUTANTS = (
     Mutant(
         fault="a power cut that takes the bytes of a text that was not synced",
         test="test_a_text_is_durable_before_the_file_it_replaces_goes",
-        definition="PlainTree.write",
+        definition="write_whole",
         before="os.fsync(file.fileno())",
         after="",
     ),

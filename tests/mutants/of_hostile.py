@@ -148,9 +148,9 @@ MUTANTS = (
     Mutant(
         fault="somebody who guesses the names of files under way",
         test="test_nobody_can_know_the_name_of_a_file_under_way",
-        definition="LocalPlainFiles.write",
-        before='f"{_UPLOADING}{uuid.uuid4().hex}"',
-        after='f"{_UPLOADING}{place.name}"',
+        definition="_partial",
+        before='f"{UPLOADING}{uuid.uuid4().hex}"',
+        after='f"{UPLOADING}{place.name}"',
     ),
     Mutant(
         fault="somebody who opens a file of the chunk cache before its mode is set",

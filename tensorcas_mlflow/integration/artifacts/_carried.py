@@ -11,18 +11,16 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import uuid
 from contextlib import suppress
 from pathlib import Path
 
 from mlflow.entities import FileInfo
 
-from tensorcas_mlflow.backends import STORE_FOLDER, Root, check_key
+from tensorcas_mlflow.backends import STORE_FOLDER, Root, check_key, is_visible, write_whole
 from tensorcas_mlflow.base import config
 from tensorcas_mlflow.base.files import Settled
 from tensorcas_mlflow.file_formats import Readable
 from tensorcas_mlflow.integration._artifact_uri import root_of
-from tensorcas_mlflow.integration.artifacts._paths import UPLOADING, is_visible
 from tensorcas_mlflow.layout import is_carried
 
 _BLOCK_BYTES = 1 << 20
@@ -71,18 +69,8 @@ class CarriedStores:
     def write(self, stream: Readable, file: Path) -> None:
         """Write a complete, durable file, replacing an existing one."""
         file.parent.mkdir(parents=True, exist_ok=True)
-        staging = file.with_name(f"{UPLOADING}{uuid.uuid4().hex}")
         block = memoryview(bytearray(_BLOCK_BYTES))
-        try:
-            with staging.open("xb") as out:
-                while n_read := stream.readinto(block):
-                    out.write(block[:n_read])
-                out.flush()
-                os.fsync(out.fileno())
-            staging.replace(file)
-        except BaseException:
-            staging.unlink(missing_ok=True)
-            raise
+        write_whole(file, (block[:n_read] for n_read in iter(lambda: stream.readinto(block), 0)))
         _settled.settle(os.path.abspath(file.parent))
 
     def remove(self, file: Path) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import mimetypes
 import os
 import posixpath
 import shutil
 import sys
 import time
-from collections.abc import AsyncIterable, Iterator
+from collections.abc import AsyncIterable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, PERMISSION_DENIED, RESOURCE_DOES_NOT_EXIST
 from mlflow.store.artifact.artifact_repo import ArtifactRepository, StreamUploadMixin
 
-from tensorcas_mlflow.backends import Root, open_backend
+from tensorcas_mlflow.backends import PlainFile, PlainFiles, Root, is_visible_path, open_backend, open_plain_files
 from tensorcas_mlflow.base import config
 from tensorcas_mlflow.base.threads import start
 from tensorcas_mlflow.errors import (
@@ -51,12 +52,11 @@ from tensorcas_mlflow.integration.artifacts._page import (
 from tensorcas_mlflow.integration.artifacts._paths import (
     NOT_FOLLOWED,
     Followed,
-    is_visible_path,
+    Links,
     moved,
     path_to_read,
     path_to_write,
 )
-from tensorcas_mlflow.integration.artifacts._plain_files import ObjectTree, PlainTree
 from tensorcas_mlflow.integration.artifacts._streams import Inflow, Reading, Rejoined, n_announced, read_head
 from tensorcas_mlflow.integration.server_store import announcement
 from tensorcas_mlflow.layout import Manifest, RefTarget
@@ -131,7 +131,7 @@ class Held:
 class StoreFinder:
     """Finds the stores at, above and below one artifact root."""
 
-    def __init__(self, artifact_uri: str, root: Root, plain: PlainTree | ObjectTree) -> None:
+    def __init__(self, artifact_uri: str, root: Root, plain: PlainFiles) -> None:
         self._artifact_uri = artifact_uri
         self._root = root
         self._plain = plain
@@ -240,6 +240,7 @@ MANIFEST_BYTES = 256 * 1024 * 1024
 """Larger files are not checked for being manifests: the check holds the file in memory."""
 
 _MAX_ATTEMPTS = 3
+_MAX_REMOVALS = 100
 _FEWEST_LOOKS, _MAX_LOOKS = 5, 14
 
 
@@ -260,7 +261,8 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
             root = root_of(artifact_uri)
             if not is_visible_path(root.path):
                 raise ValueError(f"{artifact_uri!r} leads into a store's own folder: artifacts have no place there")
-            self._plain = PlainTree(root.folder) if root.is_local else ObjectTree(root)
+            self._plain = open_plain_files(root)
+            self._links = Links(root.folder) if root.is_local else None
             self._carried = CarriedStores(root)
             self._stores = StoreFinder(artifact_uri, root, self._plain)
 
@@ -332,7 +334,7 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
         store, in_store = self._stores.find(folder)
         if has_ref(store, in_store):
             return {}
-        found = {info.path: info for info in self._plain.children(folder)}
+        found = {file.path: _file_info(file) for file in self._plain.children(folder)}
         if store is not None:
             damaged: list[str] = []  # listed too, so that readers of the folder find them
             refs, names = store.artifacts(in_store, damaged=damaged)
@@ -355,10 +357,10 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
         return self._children(posixpath.dirname(path)).get(path)
 
     def _follow(self, path: str) -> Followed:
-        return Followed(path=path) if self._plain.links is None else self._plain.links.follow(path)
+        return Followed(path=path) if self._links is None else self._links.follow(path)
 
     def _links_in(self, folder: Followed) -> Iterator[tuple[str, Followed]]:
-        return iter(()) if self._plain.links is None else self._plain.links.in_folder(folder)
+        return iter(()) if self._links is None else self._links.in_folder(folder)
 
     def _is_directory(self, artifact_path: str | None) -> bool:
         with for_mlflow():
@@ -505,16 +507,19 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
             return
         store, in_store = self._stores.find_to_write(path)
         head = read_head(stream, PLAIN_BYTES + 1)
-        self._plain.make_folder(posixpath.dirname(path))
+        _against_removals(lambda: self._plain.make_folder(posixpath.dirname(path)))
 
         # The path shows the old content until the new content is there. Only the old content is then removed, never a
         # concurrent write.
         def is_in_store() -> bool:
             return store.artifact_token(in_store) is not None
 
+        def write() -> None:
+            self._plain.write(path, [head], modified_ns=modified_ns, content_type=_content_type(path))
+
         while _is_small_text(head):
             replaced = store.artifact_token(in_store)
-            self._plain.write(path, head, modified_ns=modified_ns)
+            _against_removals(write)
             store.drop_artifact(in_store, replaced)
             # Looking at a ref and dropping it are two steps. In between another process may have relied on the dropped
             # ref and removed the plain file.
@@ -534,7 +539,7 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
 
     def _write_folder(self, path: str) -> None:
         self._stores.find_to_write(path, as_folder=True)
-        self._plain.make_folder(path)
+        _against_removals(lambda: self._plain.make_folder(path))
 
     def _save(
         self, store: Store, head: bytes, rest: Readable, path: str, in_store: str
@@ -573,6 +578,25 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
         if virtual is not None:
             write_pieces(virtual.pieces(), out)
         return virtual is not None
+
+
+def _file_info(file: PlainFile) -> FileInfo:
+    return FileInfo(file.path, file.is_folder, None if file.is_folder else file.size)
+
+
+def _content_type(path: str) -> str:
+    # Every plain artifact is text, whatever else its name may mean.
+    guessed, encoding = mimetypes.guess_type(posixpath.basename(path))
+    return guessed if guessed is not None and encoding is None else "text/plain"
+
+
+def _against_removals(act: Callable[[], None]) -> None:
+    """Repeat an action that fails because somebody removes folders at the same time."""
+    for _ in range(_MAX_REMOVALS - 1):
+        # mkdir raises the second for a folder that is there, and gone when it looks whether it is one.
+        with suppress(FileNotFoundError, FileExistsError):
+            return act()
+    return act()
 
 
 def _at(path: str, info: FileInfo) -> FileInfo:

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from mlflow.exceptions import MlflowException
 
-from tensorcas_mlflow.backends import Bucket, new_void
+from tensorcas_mlflow.backends import Bucket, ObjectPlainFiles, new_void
 from tensorcas_mlflow.errors import BlobNotFoundError
 from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository
-from tensorcas_mlflow.maintenance._plain_files import ObjectPlainFiles, PlainFile
 from tensorcas_mlflow.store import Store
 from tests.backends.objects.faults import Answer
 from tests.backends.objects.proxy import Proxy
@@ -198,8 +197,8 @@ def test_a_name_that_others_have_put_there_and_that_nothing_can_list_is_an_error
 def test_a_copy_writes_a_file_where_there_is_only_a_void(s3: S3Server, bucket: str) -> None:
     objects = bucket_of(s3, bucket)
     objects.put("file.txt", new_void())
-    there = ObjectPlainFiles(objects, "tensorcas-s3://bucket")
-    there.write(PlainFile(path="file.txt", size=len(TEXT), modified_ns=0), [TEXT], replace=False)
+    there = ObjectPlainFiles(objects)
+    there.write("file.txt", [TEXT], replace=False)
 
     with there.open("file.txt") as file:
         assert file.read() == TEXT
@@ -209,7 +208,7 @@ def test_a_copy_takes_no_file_from_a_void(s3: S3Server, bucket: str) -> None:
     objects = bucket_of(s3, bucket)
     objects.put("file.txt", new_void())
 
-    with pytest.raises(BlobNotFoundError), ObjectPlainFiles(objects, "tensorcas-s3://bucket").open("file.txt"):
+    with pytest.raises(BlobNotFoundError), ObjectPlainFiles(objects).open("file.txt"):
         pass
 
 
@@ -219,7 +218,7 @@ def test_a_large_plain_object_is_read_piece_by_piece(
     data = random.Random(0).randbytes(1 << 20) * 20
     s3.client().put_object(Bucket=bucket, Key="some/path/large.bin", Body=data)
     fetched = Path(repo.download_artifacts("large.bin", str(tmp_path)))
-    there = ObjectPlainFiles(bucket_of(s3, bucket, "some/path"), "tensorcas-s3://bucket")
+    there = ObjectPlainFiles(bucket_of(s3, bucket, "some/path"))
     with there.open("large.bin") as file:
         parts = list(iter(lambda: file.read(3_000_000), b""))
 

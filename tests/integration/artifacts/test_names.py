@@ -13,8 +13,8 @@ from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.artifact_repo import ArtifactRepository
 from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 
+from tensorcas_mlflow.backends import LocalPlainFiles
 from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository
-from tensorcas_mlflow.integration.artifacts._plain_files import PlainTree
 from tensorcas_mlflow.store import Store
 
 RUN_ID = uuid.uuid4().hex
@@ -418,16 +418,16 @@ def test_a_link_that_is_put_there_while_a_file_is_opened_is_not_followed(
 ) -> None:
     repo.log_artifact(inbox / "note.txt", "data")
     (outside / "note.txt").write_text("secret")
-    find = PlainTree.find
+    find = LocalPlainFiles.find
 
-    def find_and_swap(self: PlainTree, path: str) -> Path | None:
+    def find_and_swap(self: LocalPlainFiles, path: str) -> Path | None:
         found = find(self, path)
         if path == "data/note.txt" and not (root / swapped).is_symlink():
             (root / swapped).rename(root / "aside")
             (root / swapped).symlink_to(outside / "note.txt" if swapped.endswith("txt") else outside)
         return found
 
-    monkeypatch.setattr(PlainTree, "find", find_and_swap)
+    monkeypatch.setattr(LocalPlainFiles, "find", find_and_swap)
 
     assert error_code(lambda: repo.download_artifacts("data/note.txt")) == "RESOURCE_DOES_NOT_EXIST"
 

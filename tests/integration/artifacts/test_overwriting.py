@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from tensorcas_mlflow.backends import LocalPlainFiles
 from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository
-from tensorcas_mlflow.integration.artifacts._plain_files import PlainTree
 from tensorcas_mlflow.store import Store
 
 TEXT, OTHER = b"text\n" * 10, b"\0bin" * 1000
@@ -65,16 +65,16 @@ def test_a_text_that_is_written_during_a_commit_leaves_one_of_the_two(
     repo: TensorCasArtifactRepository, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text, other = files
-    drop = PlainTree._drop
+    drop = LocalPlainFiles._drop
 
     def after_a_text(*args: object, **kwargs: object) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(PlainTree, "_drop", drop)
+            patch.setattr(LocalPlainFiles, "_drop", drop)
             repo.log_artifact(text)
         drop(*args, **kwargs)  # type: ignore[arg-type]
 
     repo.log_artifact(text)
-    monkeypatch.setattr(PlainTree, "_drop", after_a_text)
+    monkeypatch.setattr(LocalPlainFiles, "_drop", after_a_text)
     repo.log_artifact(other)
 
     assert shown(repo, tmp_path / "out") == TEXT
@@ -102,12 +102,12 @@ def test_a_commit_between_the_writing_of_a_text_and_its_drop_is_not_dropped(
 ) -> None:
     """The text takes the place of the ref that stood there before it was written, and of no other."""
     text, other = files
-    write = PlainTree.write
+    write = LocalPlainFiles.write
     dropped: list[bool] = []
 
     def then_a_commit(*args: Any, **kwargs: Any) -> None:
         write(*args, **kwargs)
-        monkeypatch.setattr(PlainTree, "write", write)
+        monkeypatch.setattr(LocalPlainFiles, "write", write)
         repo.log_artifact(other)
 
     drop = Store.drop_artifact
@@ -117,7 +117,7 @@ def test_a_commit_between_the_writing_of_a_text_and_its_drop_is_not_dropped(
         return dropped[-1]
 
     repo.log_artifact(other)
-    monkeypatch.setattr(PlainTree, "write", then_a_commit)
+    monkeypatch.setattr(LocalPlainFiles, "write", then_a_commit)
     monkeypatch.setattr(Store, "drop_artifact", noted)
     repo.log_artifact(text)
 

@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tensorcas_mlflow.backends import LocalPlainFiles
 from tensorcas_mlflow.errors import BackendError, ConflictError
 from tensorcas_mlflow.integration.forgotten import orphaned_refs
 from tensorcas_mlflow.layout import Manifest, Ref
 from tensorcas_mlflow.maintenance import (
     Copied,
     CopyReport,
-    LocalPlainFiles,
-    PlainFile,
     PlainReport,
     copy_all,
     copy_plain,
@@ -161,7 +160,7 @@ def test_no_path_leads_out_of_the_root_or_into_a_store(destination: Path, path: 
     plain = LocalPlainFiles(destination)
 
     with pytest.raises(ValueError, match="not the path of a plain file"):
-        plain.write(PlainFile(path=path, size=1), [b"x"], replace=True)
+        plain.write(path, [b"x"])
     with pytest.raises(ValueError, match="not the path of a plain file"), plain.open(path):
         pass
 
@@ -172,7 +171,7 @@ def test_copy_of_a_plain_file_that_breaks_off_leaves_no_file(destination: Path) 
         raise RuntimeError("no more")
 
     with pytest.raises(RuntimeError):
-        LocalPlainFiles(destination).write(PlainFile(path="a", size=8), pieces(), replace=True)
+        LocalPlainFiles(destination).write("a", pieces())
 
     assert list(destination.iterdir()) == []
 
@@ -183,7 +182,7 @@ def test_a_file_that_came_meanwhile_is_not_replaced(destination: Path) -> None:
         yield b"ours"
 
     with pytest.raises(ConflictError):
-        LocalPlainFiles(destination).write(PlainFile(path="a", size=4), pieces(), replace=False)
+        LocalPlainFiles(destination).write("a", pieces(), replace=False)
 
     assert files(destination) == {"a": "theirs"}
 
@@ -194,13 +193,13 @@ def test_a_file_that_cannot_be_read_is_told_and_one_that_is_gone_is_not(
     for name in ("a", "b", "c"):
         write(source, name, name)
     plain = LocalPlainFiles(source)
-    listed = list(plain.list())
-    monkeypatch.setattr(plain, "list", lambda: iter(listed))
+    listed = list(plain.walk())
+    monkeypatch.setattr(plain, "walk", lambda **_: iter(listed))
     (source / "a").unlink()
     open_file = os.open
 
     def broken(path, *options, **more):  # type: ignore[no-untyped-def]
-        if str(path) == str(source / "b"):
+        if str(path) == "b":
             raise OSError(5, "Input/output error")
         return open_file(path, *options, **more)
 
