@@ -337,7 +337,8 @@ class LocalPlainFiles(PlainFiles):
 
     @contextmanager
     def open(self, path: str) -> Iterator[BinaryIO]:
-        _check(path)
+        if path:
+            _check(path)
         real = self.find(path)
         with ExitStack() as stack:
             file: BinaryIO | None = None
@@ -390,7 +391,8 @@ class LocalPlainFiles(PlainFiles):
             self.settle([folder])
 
     def make_folder(self, path: str) -> None:
-        _check(path)
+        if path:
+            _check(path)
         self._made(path)
 
     def settle(self, folders: Iterable[str]) -> None:
@@ -618,7 +620,8 @@ class ObjectPlainFiles(PlainFiles):
         yield cast(BinaryIO, io.BufferedReader(_Pieces(self._stream(path)), _BUFFER_BYTES))
 
     def _stream(self, path: str) -> Iterator[Any]:
-        _check(path)
+        if path:
+            _check(path)
         found = self._bucket.stream(object_path(path)) if path else None
         if found is None or is_void_object(self._bucket, found[1]):
             raise BlobNotFoundError(path)
@@ -721,11 +724,11 @@ def _joined(folder: str, name: str) -> str:
 
 
 def _check(path: str) -> None:
-    """Refuse a path that no plain file can have; "" is the root.
+    """Refuse a path that no plain file can have.
 
     Raises:
         ValueError: It leads out of the root or into a store, or is not in normal form.
     """
-    for part in path.split("/") if path else ():
+    for part in path.split("/"):
         if part in ("", ".", "..") or "\0" in part or not is_visible(part):
             raise ValueError(f"not the path of a plain file: {path[:200]!r}")
