@@ -15,6 +15,7 @@ from mlflow import MlflowClient
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
 from tensorcas_mlflow.integration.forgotten import OrphanPlan, find_holdings, open_registry, open_tracker, plan_orphans
+from tensorcas_mlflow.integration.forgotten._holdings import drop_holding
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.store import Store
 from tests.cli.conftest import Tensorcas
@@ -437,3 +438,16 @@ def test_gc_refuses_a_model_registry_with_workspaces(other_uri: str, monkeypatch
 
     with pytest.raises(ValueError, match=r"the model registry at .* keeps workspaces"):
         open_registry(other_uri)
+
+
+def test_removal_of_a_run_keeps_a_store_inside_its_folder(tmp_path: Path) -> None:
+    store = Store.init(tmp_path)
+    artifacts = tmp_path / "1" / ("a" * 32) / "artifacts"
+    shutil.copytree(tmp_path / ".tensorcas", artifacts / "inner/.tensorcas")
+    (artifacts / "note.txt").write_text("a note")
+    [holding] = find_holdings(store)
+    drop_holding(store, holding)
+
+    assert holding.n_plain == 1
+    assert not (artifacts / "note.txt").exists()
+    assert Store.open(artifacts / "inner").id == store.id

@@ -13,7 +13,7 @@ import obstore
 import pytest
 from obstore.store import MemoryStore
 
-from tensorcas_mlflow.backends import Bucket, LocalBackend, LocalPlainFiles, ObjectPlainFiles
+from tensorcas_mlflow.backends import Bucket, LocalBackend, LocalPlainFiles, ObjectPlainFiles, new_void
 from tensorcas_mlflow.cli import main
 from tensorcas_mlflow.errors import ChunkNotFoundError, CorruptError, RefusedError, TensorCasError
 from tensorcas_mlflow.layout import RefTarget
@@ -184,6 +184,27 @@ def test_a_copy_tells_of_objects_whose_names_lead_elsewhere_and_leaves_them(buck
 
     assert sorted(report.skipped) == sorted(NAMES)
     assert list(everything(tmp_path)) == ["a/b/c/good/file"]
+
+
+def test_copy_reports_hidden_objects_and_no_voids(bucket: Bucket, tmp_path: Path) -> None:
+    bucket.put("good/.artifact.uploading.x", b"half")
+    bucket.put("good/gone", new_void())
+    report = copy_plain(ObjectPlainFiles(bucket), LocalPlainFiles(tmp_path))
+
+    assert sorted(report.skipped) == sorted([*NAMES, "good/.artifact.uploading.x"])
+    assert list(everything(tmp_path)) == ["good/file"]
+
+
+def test_objects_of_a_folder_with_a_percent_sign_are_found_and_removed(bucket: Bucket) -> None:
+    bucket.put("50%25/run/x", b"1234")
+    files = ObjectPlainFiles(bucket)
+    found = list(files.topmost(lambda folder: folder.endswith("/run")))
+    sizes = [size for size, _ in files.content("50%/run")]
+    files.remove("50%/run")
+
+    assert found == ["50%/run"]
+    assert sizes == [4]
+    assert list(files.walk("50%")) == []
 
 
 @pytest.mark.parametrize(
