@@ -10,30 +10,7 @@ from pathlib import Path
 
 from mlflow.utils.validation import bad_path_message, path_not_unique
 
-from tensorcas_mlflow.backends import STORE_FOLDER
-
-UPLOADING = ".artifact.uploading."
-"""Prefix for the names of plain files under construction; MLflow's LocalArtifactRepository uses the same one, and
-refuses such artifacts."""
-
-
-def is_store(name: str) -> bool:
-    """Tell whether some file system takes this name of a folder's entry for a store. No artifact lies in one."""
-    return name.casefold() == STORE_FOLDER
-
-
-def is_visible(name: str) -> bool:
-    """Tell whether a folder's entry of this name can be an artifact."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:  # a client can neither see nor request a name that is not text
-        return False
-    return not is_store(name) and not name.startswith(UPLOADING)
-
-
-def is_visible_path(path: str) -> bool:
-    """Tell whether all names in an artifact path are visible; the root's path, "", qualifies."""
-    return all(map(is_visible, path.split("/")))
+from tensorcas_mlflow.backends import STORE_FOLDER, UPLOADING, is_visible, is_visible_path
 
 
 def path_to_read(path: str | None) -> str:

@@ -401,7 +401,7 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
 
     def _below(self, top: Followed) -> dict[str, FileInfo]:
         """List all files and folders below a folder and below its links' targets."""
-        found = {info.path: info for info in self._plain.walk(top.path)}
+        found = {file.path: _file_info(file) for file in self._plain.walk(top.path)}
         folders = [top.path, *(info.path for info in found.values() if info.is_dir)]
         made: dict[str, FileInfo] = {}
         for held in self._stores.holding(top.path):

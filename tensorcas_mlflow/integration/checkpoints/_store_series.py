@@ -22,7 +22,7 @@ from mlflow.store.artifact.artifact_repository_registry import get_artifact_repo
 from mlflow.tracking import MlflowClient
 
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.backends import Root, is_ours
+from tensorcas_mlflow.backends import UPLOADING, Root, is_ours
 from tensorcas_mlflow.base.files import sync_folder
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import BackendError, CorruptError, without_secrets
@@ -124,7 +124,7 @@ def show(series: StoreSeries, step: int, manifest: Manifest) -> None:
         reports.submit(lambda: _upload(series, step, manifest))
         return
     # MLflow omits names like this from its listings.
-    staging = os.path.join(folder, f".artifact.uploading.{uuid.uuid4().hex}")
+    staging = os.path.join(folder, f"{UPLOADING}{uuid.uuid4().hex}")
     with _as_warning("a copy of a checkpoint's manifest cannot be shown"):
         with open(staging, "wb", buffering=0) as file:
             file.write(manifest.stream)
