@@ -15,7 +15,6 @@ spends memory or time on it. Nothing here imports a framework, and nothing unpic
 The room imports `layout` (for self-contained files), `base`, `adapter` and `errors`; it knows no store.
 """
 
-from tensorcas_mlflow.file_formats import _ubjson as ubjson
 from tensorcas_mlflow.file_formats._formats import FORMATS, FORMATS_IN, FileFormat, list_source, open_listing, split
 from tensorcas_mlflow.file_formats._listing import (
     EXAMPLE_INPUT,
@@ -69,6 +68,5 @@ __all__ = [
     "open_listing",
     "plan_write",
     "split",
-    "ubjson",
     "write",
 ]

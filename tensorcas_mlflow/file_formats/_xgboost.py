@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tensorcas_mlflow.base.dtypes import dtype_name
+from tensorcas_mlflow.base.ubjson import ARRAY_HEAD, NUMBER_DTYPES, TokenReader
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.file_formats._listing import Listing, LocationTable
 from tensorcas_mlflow.file_formats._source import ByteSource, MemorySource, SourceStream
 from tensorcas_mlflow.file_formats._tape import FilePart, Skeleton, SkippingTape, Tape, Tensor
-from tensorcas_mlflow.file_formats._ubjson import ARRAY_HEAD, NUMBER_DTYPES, TokenReader
 
 _WINDOW_BYTES = 1 << 20
 _MIN_TENSOR_BYTES = 8 << 10

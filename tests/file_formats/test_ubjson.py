@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.file_formats import _ubjson
+from tensorcas_mlflow.base import ubjson
 from tests.file_formats.samples import ubj
 
 
@@ -11,12 +11,12 @@ from tests.file_formats.samples import ubj
 def test_a_tree_of_an_xgboost_model_is_written_as_the_same_bytes(booster: str) -> None:
     model = ubj(booster)
 
-    assert _ubjson.write(_ubjson.parse(model)) == model
+    assert ubjson.write(ubjson.parse(model)) == model
 
 
 def test_values_of_every_type_are_read_as_they_were_written() -> None:
     written = {"flags": [None, True, False], "whole": [1, 127, -(2**40)], "text": "é", "byte": np.uint8(3)}
-    read = _ubjson.parse(_ubjson.write({**written, "packed": np.arange(3, dtype=np.float32)}))
+    read = ubjson.parse(ubjson.write({**written, "packed": np.arange(3, dtype=np.float32)}))
 
     assert {key: read[key] for key in written} == written
     assert read["packed"].dtype == ">f4"
@@ -40,4 +40,4 @@ def test_values_of_every_type_are_read_as_they_were_written() -> None:
 )
 def test_a_document_outside_of_the_dialect_is_refused(data: bytes, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        _ubjson.parse(data)
+        ubjson.parse(data)

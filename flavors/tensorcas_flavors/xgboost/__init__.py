@@ -5,7 +5,7 @@ In: a booster or wrapper. Out: the model document of ``Booster.save_raw("ubj")``
 XGBoost, say) is stored whole, as one tensor ``booster``. So XGBoost's own reader always gets the very bytes of
 ``save_raw``. `_checks` first checks the parts that this reader follows unchecked, at a save and at a load.
 
-The skeleton is UBJSON too (`_ubjson`), an object of
+The skeleton is UBJSON too, an object of
 
 * ``format``: 1;
 * ``document`` and ``layout``: the document without its trees, and how to put them back (absent if stored whole);
@@ -26,6 +26,7 @@ import importlib.metadata
 import inspect
 import json
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -34,8 +35,8 @@ import numpy as np
 from tensorcas_flavors._facts import REMEDY, Facts, facts_json, facts_of, plan_values, read_tail, with_tail
 from tensorcas_flavors._pickling import dump_skeleton, load_skeleton
 from tensorcas_flavors.xgboost._trees import check_whole, put_trees, take_trees, tree_cuts
-from tensorcas_flavors.xgboost._ubjson import Value, decode_value, encode_value, parse, write
 from tensorcas_mlflow.adapter import SKELETON, Adapter, Array
+from tensorcas_mlflow.base.ubjson import Value, narrowest, parse, write
 from tensorcas_mlflow.errors import AdapterError
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class XGBoostAdapter(Adapter):
         others: dict[str, Any] = {}
         for key, value in attributes.items():
             try:
-                state[key] = encode_value(value)
+                state[key] = _encode_value(value)
             except ValueError:
                 others[key] = value
         known = _CLASSES.get(_class_names(model)[0], "")
@@ -112,7 +113,7 @@ class XGBoostAdapter(Adapter):
         skeleton = self._skeleton(tensors)
         raw = self._raw(skeleton, tensors)
         try:
-            state = {key: decode_value(value) for key, value in skeleton["state"].items()}
+            state = {key: _decode_value(value) for key, value in skeleton["state"].items()}
         except ValueError as error:
             raise AdapterError(self.name, f"an attribute cannot be read: {error}") from error
         if original is not None:
@@ -363,3 +364,62 @@ def _known_params(predict: Callable[..., Any], params: Mapping[str, Any]) -> dic
     if unknown:
         _logger.warning("Params %s are not accepted by the xgboost model and are ignored.", unknown)
     return {key: value for key, value in params.items() if key in taken}
+
+
+def _encode_value(value: Any, depth: int = 10) -> Value:
+    """Return a plain Python value in the types of UBJSON; `_decode_value` inverts it exactly.
+
+    Text, whole numbers, booleans, None and lists stand for themselves, and a float is a float64. All else is an object
+    with one or two members, the first of which names the type.
+
+    Raises:
+        ValueError: The value is not plain, or nests deeper than ``depth``, in particular if it contains itself.
+    """
+    kind = type(value)
+    if value is None or kind in (bool, str):
+        return value
+    if kind is int:
+        narrowest(value)  # raises if it does not fit
+        return value
+    if kind is float:
+        return np.float64(value)
+    if kind is np.ndarray or isinstance(value, np.generic):
+        items = np.asarray(value).reshape(-1)
+        if items.dtype.isnative and write(items):  # raises if UBJSON has no such type
+            return {"array": items, "shape": list(value.shape)} if kind is np.ndarray else {"number": items}
+    if depth > 0 and kind is list:
+        return [_encode_value(item, depth - 1) for item in value]
+    if depth > 0 and kind is tuple:
+        return {"tuple": [_encode_value(item, depth - 1) for item in value]}
+    if depth > 0 and kind in (dict, OrderedDict) and all(type(key) is str for key in value):
+        return {kind.__name__: {key: _encode_value(member, depth - 1) for key, member in value.items()}}
+    raise ValueError(f"a {kind.__name__} is not plain")
+
+
+def _decode_value(value: Value) -> Any:
+    """Return the value that `_encode_value` encoded.
+
+    Raises:
+        ValueError: `_encode_value` returns no such value.
+    """
+    match value:
+        case np.float64():
+            return float(value)
+        case np.generic():
+            raise ValueError(f"a {type(value).__name__} stands for no value")
+        case list():
+            return [_decode_value(item) for item in value]
+        case {"tuple": list(items)}:
+            return tuple(_decode_value(item) for item in items)
+        case {"dict": dict(members)}:
+            return {key: _decode_value(member) for key, member in members.items()}
+        case {"OrderedDict": dict(members)}:
+            return OrderedDict((key, _decode_value(member)) for key, member in members.items())
+        case {"number": np.ndarray() as items} if len(items) == 1:
+            return items.astype(items.dtype.newbyteorder("="))[0]
+        case {"array": np.ndarray() as items, "shape": [*shape]} if all(type(n) is int for n in shape):
+            return items.astype(items.dtype.newbyteorder("=")).reshape(shape)
+        case dict() | np.ndarray():
+            raise ValueError("an object stands for no value")
+        case _:
+            return value

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from tensorcas_flavors.xgboost._ubjson import Value
 from tensorcas_mlflow.adapter import Array
+from tensorcas_mlflow.base.ubjson import Value
 
 _NO_PARENT = 2**31 - 1
 """Parent of a root as XGBoost writes it; in a tree with vector leaves it is -1."""

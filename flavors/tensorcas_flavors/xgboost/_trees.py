@@ -40,8 +40,8 @@ from tensorcas_flavors.xgboost._checks import (
     model_of,
     number,
 )
-from tensorcas_flavors.xgboost._ubjson import Encoded, Value, array_head, encoded_key, encoded_list_head, parse, write
 from tensorcas_mlflow.adapter import Array
+from tensorcas_mlflow.base.ubjson import Encoded, Value, array_head, encoded_key, encoded_list_head, parse, write
 
 TREES = "trees"
 TABLE = "tree_table"
@@ -57,7 +57,7 @@ def take_trees(document: Value) -> tuple[dict[str, Array], dict[str, Value]]:
     """Take the trees, or the weights of a linear model, out of a document, which this changes.
 
     Args:
-        document: Result of `_ubjson.parse`.
+        document: Result of `ubjson.parse`.
 
     Returns:
         The columns by name, and the layout.

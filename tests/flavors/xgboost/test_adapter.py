@@ -18,8 +18,8 @@ from xgboost import Booster, DMatrix
 
 from tensorcas_flavors.xgboost import XGBoostAdapter
 from tensorcas_flavors.xgboost._trees import put_trees
-from tensorcas_flavors.xgboost._ubjson import parse, write
 from tensorcas_mlflow.adapter import SKELETON, Array
+from tensorcas_mlflow.base.ubjson import parse, write
 from tensorcas_mlflow.errors import AdapterError
 
 ADAPTER = XGBoostAdapter()

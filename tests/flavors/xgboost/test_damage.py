@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from xgboost import Booster
 
 from tensorcas_flavors.xgboost import XGBoostAdapter
-from tensorcas_flavors.xgboost._ubjson import parse, write
 from tensorcas_mlflow.adapter import SKELETON, Array
+from tensorcas_mlflow.base.ubjson import parse, write
 from tensorcas_mlflow.errors import AdapterError
 from tests.flavors.xgboost.models import model
 

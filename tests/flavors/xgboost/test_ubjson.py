@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from tensorcas_flavors.xgboost._ubjson import MAX_DEPTH, narrowest, parse, write
+from tensorcas_mlflow.base.ubjson import MAX_DEPTH, narrowest, parse, write
 
 numbers = st.one_of(
     st.integers(-(2**63), 2**63 - 1),
