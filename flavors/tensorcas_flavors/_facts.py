@@ -49,7 +49,7 @@ from tensorcas_flavors._pickle_tree import (
     LIST,
     SET,
     Named,
-    Node,
+    PickleNode,
     ReferenceNode,
     read_pickle_tree,
 )
@@ -226,7 +226,7 @@ class Encoder:
 
     def _container(self, part: Any, depth: int) -> tuple[Any, int]:
         kind = type(part)
-        if kind is Node:
+        if kind is PickleNode:
             return self._node(part, depth)
         if kind is tuple:
             return self._all("t", part, depth)
@@ -241,7 +241,7 @@ class Encoder:
             raise NotPlainError
         return self._all("v", reference[1:], depth)
 
-    def _node(self, node: Node, depth: int) -> tuple[Any, int]:
+    def _node(self, node: PickleNode, depth: int) -> tuple[Any, int]:
         if node.is_shared:
             raise NotPlainError
         if node.kind == LIST:
@@ -339,7 +339,7 @@ def read_tail(adapter: str, skeleton: Array | None) -> Any:
 
 
 class Items:
-    """Base of containers whose items `Place` sets with ``__setitem__``, such as a view of another library's object."""
+    """Base of containers whose items `LivePlace` sets with ``__setitem__``, such as a view of another library's object."""
 
     def __getitem__(self, key: Any) -> Any:
         raise NotImplementedError
@@ -348,7 +348,7 @@ class Items:
         raise NotImplementedError
 
 
-class Place(NamedTuple):
+class LivePlace(NamedTuple):
     """Position in a live object at which another value can be put."""
 
     container: Any
@@ -358,12 +358,12 @@ class Place(NamedTuple):
     @property
     def is_in_tuple(self) -> bool:
         """Whether the value is an item of a tuple."""
-        return type(self.container) is Place
+        return type(self.container) is LivePlace
 
     def get(self) -> Any:
         """Return the value that stands there."""
         container = self.container
-        if type(container) is Place:
+        if type(container) is LivePlace:
             return container.get()[self.key]
         for kind in _HOLDERS:
             if isinstance(container, kind):
@@ -375,7 +375,7 @@ class Place(NamedTuple):
     def put(self, value: Any) -> None:
         """Put another value there; a tuple is replaced by a new one."""
         container = self.container
-        if type(container) is Place:
+        if type(container) is LivePlace:
             held = container.get()
             items = (*held[: self.key], value, *held[self.key + 1 :])
             container.put(items if type(held) is tuple else tuple.__new__(type(held), items))
@@ -405,7 +405,7 @@ class Slot(NamedTuple):
     """JSON that describes the value."""
     value: Any
     """The live value; None where nothing can be changed inside it."""
-    place: Place | None
+    place: LivePlace | None
     """Place for another value; None if only the value's content can be changed."""
 
 
@@ -539,11 +539,11 @@ def _assign_items(container: Any, new: Any, put: Callable[..., None], items: lis
             put(container, key, new[key])
 
 
-Path = tuple[Any, ...]
+ValuePath = tuple[Any, ...]
 """A key and the path before it, or nothing."""
 
 
-def _dotted(path: Path) -> str:
+def _dotted(path: ValuePath) -> str:
     keys = []
     while path:
         path, key = path
@@ -555,10 +555,10 @@ class _Visit(NamedTuple):
     """One part of the tree that is yet to be described."""
 
     part: Any
-    path: Path
+    path: ValuePath
     is_open: bool
     """Whether the live object itself holds the part, so that the part's content can be changed."""
-    place: Place | None = None
+    place: LivePlace | None = None
     in_class: bool = False
     """Whether the part belongs to a class that travels by value; functions there are described by their names."""
 
@@ -621,7 +621,7 @@ class _Walk:
         if kind is ReferenceNode:
             return self._visit_row(visit)
         if (kind is tuple or part.kind in _PLAIN_KINDS) and (value := self._plain(part)) is not None:
-            is_held = visit.is_open and kind is Node and part.kind != FROZENSET
+            is_held = visit.is_open and kind is PickleNode and part.kind != FROZENSET
             return self._add_value(visit, value, self._live(part) if is_held else None)
         if not self._is_new(part):
             return []
@@ -664,7 +664,7 @@ class _Walk:
 
     def _is_new(self, part: Any) -> bool:
         """Number a part whose copies could be told apart, and tell whether the walk meets it for the first time."""
-        if type(part) is Node and part.kind == CALL and _name_of(part.args[1]) in _MAKES_VALUES:
+        if type(part) is PickleNode and part.kind == CALL and _name_of(part.args[1]) in _MAKES_VALUES:
             return True
         n_met = len(self._numbers)
         number = self._numbers.setdefault(id(part), n_met)
@@ -678,7 +678,7 @@ class _Walk:
         except NotPlainError:
             return None
 
-    def _content(self, node: Node, kind: type) -> Any:
+    def _content(self, node: PickleNode, kind: type) -> Any:
         """Return the content of a collection as JSON, a list or a dict; None if some of it is not plain."""
         flat = [each for pair in node.pairs for each in pair] if issubclass(kind, dict) else node.elements
         try:
@@ -687,13 +687,15 @@ class _Walk:
             return None
         return {"d": values} if issubclass(kind, dict) else values
 
-    def _live(self, part: Node) -> Any:
+    def _live(self, part: PickleNode) -> Any:
         return None if part.number is None else self._memo.get(part.number)
 
     def _elements(self, visit: _Visit, elements: Sequence[Any], holder: Any = None) -> list[_Step]:
         """Return visits of elements; ``holder`` is the container, or the place of the tuple, that can be changed."""
         return [
-            _Visit(each, (visit.path, i), visit.is_open, None if holder is None else Place(holder, i), visit.in_class)
+            _Visit(
+                each, (visit.path, i), visit.is_open, None if holder is None else LivePlace(holder, i), visit.in_class
+            )
             for i, each in enumerate(elements)
         ]
 
@@ -711,7 +713,7 @@ class _Walk:
                 steps.append(_SectionStart(str(live_key)))
             if type(key) not in _ATOMS:
                 steps.append(_Visit(key, path, False, None, visit.in_class))
-            place = None if holder is None else Place(holder, live_key)
+            place = None if holder is None else LivePlace(holder, live_key)
             steps.append(_Visit(value, path, visit.is_open, place, visit.in_class))
         return steps
 
@@ -750,7 +752,7 @@ class _Walk:
         """Return visits of a state given to BUILD; attributes can change if it is the object's own ``__dict__``."""
         closed = visit._replace(is_open=False, place=None)
         cls: Any = type(live)
-        if cls is np.ndarray and type(state) is tuple and type(state[-1]) is Node:
+        if cls is np.ndarray and type(state) is tuple and type(state[-1]) is PickleNode:
             can_put = live.flags.c_contiguous and live.flags.writeable
             elements = self._elements(visit, state[-1].elements, live if can_put else None)
             return [closed._replace(part=state[:-1]), *elements]
@@ -758,14 +760,18 @@ class _Walk:
         if type(state) is tuple and len(state) == 2 and _pickles_by_default(cls):
             attributes, slots = state
         steps: list[_Step] = []
-        if type(attributes) is Node and attributes.number is not None and self._live(attributes) is _attributes(live):
+        if (
+            type(attributes) is PickleNode
+            and attributes.number is not None
+            and self._live(attributes) is _attributes(live)
+        ):
             if _may_change(cls):
                 steps.append(_Visit(attributes, visit.path, True))
             else:
                 steps += self._pairs(visit, attributes.pairs, None)
         else:
             steps.append(closed._replace(part=attributes))
-        if type(slots) is Node and slots.kind == DICT:
+        if type(slots) is PickleNode and slots.kind == DICT:
             owner = live if _may_change(cls) else None
             steps += self._pairs(visit, slots.pairs, owner)
         elif slots is not None:

@@ -3,7 +3,7 @@
 `_facts` reads pickles that this process has just made, to describe an object independently of memory addresses. This
 reader is not made for pickles of others.
 
-Numbers, texts, bytes and tuples stand for themselves. All else is a `Node`, a `Named` or a `ReferenceNode`.
+Numbers, texts, bytes and tuples stand for themselves. All else is a `PickleNode`, a `Named` or a `ReferenceNode`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ReferenceNode:
         self.value = value
 
 
-class Node:
+class PickleNode:
     """Container, or result of a call, with its later changes."""
 
     __slots__ = ("args", "elements", "is_shared", "kind", "number", "pairs", "states")
@@ -113,13 +113,13 @@ class _PickleReader(_PYTHONS):  # type: ignore[misc]
 
     def _remember(self) -> None:
         top = self.stack[-1]
-        if type(top) is Node and top.number is None:
+        if type(top) is PickleNode and top.number is None:
             top.number = len(self.memo)
         self.memo[len(self.memo)] = top
 
     def _recall(self, n_bytes: int) -> None:
         part = self.memo[int.from_bytes(self.read(n_bytes), "little")]
-        if type(part) is Node:
+        if type(part) is PickleNode:
             part.is_shared = True
         elif type(part) is tuple:
             self.shared_tuples.add(id(part))
@@ -132,46 +132,46 @@ class _PickleReader(_PYTHONS):  # type: ignore[misc]
         self._recall(4)
 
     def _begin_list(self) -> None:
-        self.append(Node(LIST))
+        self.append(PickleNode(LIST))
 
     def _begin_dict(self) -> None:
-        self.append(Node(DICT))
+        self.append(PickleNode(DICT))
 
     def _begin_set(self) -> None:
-        self.append(Node(SET))
+        self.append(PickleNode(SET))
 
     def _make_frozenset(self) -> None:
-        node = Node(FROZENSET)
+        node = PickleNode(FROZENSET)
         node.elements = self.pop_mark()
         self.append(node)
 
     def _make_bytearray(self) -> None:
-        node = Node(BYTEARRAY)
+        node = PickleNode(BYTEARRAY)
         node.elements = [self.read(int.from_bytes(self.read(8), "little"))]
         self.append(node)
 
     def _next_buffer(self) -> None:
-        self.append(Node(BUFFER))
+        self.append(PickleNode(BUFFER))
 
     def _leave(self) -> None:
         pass
 
     def _call(self) -> None:
         args = self.stack.pop()
-        self.stack[-1] = Node(CALL, ("reduce", self.stack[-1], args))
+        self.stack[-1] = PickleNode(CALL, ("reduce", self.stack[-1], args))
 
     def _new(self) -> None:
         args = self.stack.pop()
-        self.stack[-1] = Node(CALL, ("new", self.stack[-1], args))
+        self.stack[-1] = PickleNode(CALL, ("new", self.stack[-1], args))
 
     def _new_with_keywords(self) -> None:
         keywords = self.stack.pop()
         args = self.stack.pop()
-        self.stack[-1] = Node(CALL, ("new", self.stack[-1], args, keywords))
+        self.stack[-1] = PickleNode(CALL, ("new", self.stack[-1], args, keywords))
 
     def _build(self) -> None:
         state = self.stack.pop()
-        if type(self.stack[-1]) is Node:
+        if type(self.stack[-1]) is PickleNode:
             self.stack[-1].states.append(state)
 
     def _pop(self) -> None:
@@ -180,9 +180,9 @@ class _PickleReader(_PYTHONS):  # type: ignore[misc]
             return
         dropped = self.stack.pop()
         # A call for its effect alone changes its first argument.
-        if type(dropped) is Node and dropped.kind == CALL:
+        if type(dropped) is PickleNode and dropped.kind == CALL:
             _, function, args, *_ = dropped.args
-            if type(args) is tuple and args and type(args[0]) is Node:
+            if type(args) is tuple and args and type(args[0]) is PickleNode:
                 args[0].states.append((function, args[1:]))
 
     def _append_one(self) -> None:

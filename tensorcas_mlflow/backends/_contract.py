@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tensorcas_mlflow.backends._file import BlobFile, Tally
+from tensorcas_mlflow.backends._file import BlobFile, ReadCounter
 
 Buffer = Any
 """Anything with contiguous bytes: bytes, memoryview, a 1-d uint8 array."""
@@ -76,7 +76,7 @@ class Backend(ABC):
     is_remote: bool = False
     """Whether each call is a request to another machine, so callers save requests and send many at once. A
     remote backend lists keys in order, and tokens of random blobs never come back."""
-    tally: Tally | None = None
+    tally: ReadCounter | None = None
     """Counter of its reads, if a caller wants one; see `MeteredBackend`."""
 
     @abstractmethod

@@ -23,7 +23,7 @@ from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import BackendError, CorruptError
 
 
-class Tally:
+class ReadCounter:
     """Counts of bytes and requests, for many threads at once."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class BlobFile:
         self.key = key
         self.descriptor = descriptor
         self.size = os.fstat(descriptor).st_size
-        self.tally: Tally | None = None
+        self.tally: ReadCounter | None = None
         """Counter of the reads, if a caller wants one."""
         self._path = path
         self._direct: int | None = None

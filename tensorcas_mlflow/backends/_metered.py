@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Buffer, Children, Token
-from tensorcas_mlflow.backends._file import BlobFile, Tally
+from tensorcas_mlflow.backends._file import BlobFile, ReadCounter
 from tensorcas_mlflow.errors import BlobNotFoundError
 
 
 class MeteredBackend(Backend):
     """Wrapper of a backend with a count of its reads."""
 
-    tally: Tally
+    tally: ReadCounter
 
-    def __init__(self, inner: Backend, tally: Tally) -> None:
+    def __init__(self, inner: Backend, tally: ReadCounter) -> None:
         """Wrap a backend.
 
         Args:

@@ -16,24 +16,24 @@ imports `layout`, `codecs`, `backends` and rooms below them; it knows no store, 
 | `_calibrate` | measurement of this machine |
 """
 
-from tensorcas_mlflow.chunk_io._cache import CachedPack, CachedRead, ExtentCache, Filling, Found
+from tensorcas_mlflow.chunk_io._cache import CachedPack, CachedRead, CacheFill, CacheHits, ExtentCache
 from tensorcas_mlflow.chunk_io._calibrate import Calibration, Measured, calibrate, calibrate_on
 from tensorcas_mlflow.chunk_io._catalog import MOST_SAVED_BYTES, Catalog
 from tensorcas_mlflow.chunk_io._lookup import Places
-from tensorcas_mlflow.chunk_io._read import ChunkReader, Owner, names_of
+from tensorcas_mlflow.chunk_io._read import ChunkOwner, ChunkReader, names_of
 from tensorcas_mlflow.chunk_io._tensors_file import TensorsFile
 from tensorcas_mlflow.chunk_io._ways import (
     LEAST_ASKED_BYTES,
     MAX_GAP_BYTES,
     MAX_READ_BYTES,
     WAYS,
-    Choice,
     Extent,
     PackRead,
     ReadPlan,
     Rule,
     Situation,
     Way,
+    WayChoice,
     choose,
     keep_rule,
     plan_reads,
@@ -52,14 +52,14 @@ __all__ = [
     "CachedRead",
     "Calibration",
     "Catalog",
-    "Choice",
+    "WayChoice",
     "ChunkReader",
     "Extent",
     "ExtentCache",
-    "Filling",
-    "Found",
+    "CacheFill",
+    "CacheHits",
     "Measured",
-    "Owner",
+    "ChunkOwner",
     "PackRead",
     "Places",
     "ReadPlan",

@@ -73,7 +73,7 @@ class CachedRead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class CacheHits:
     """The requested chunks in the cache, and their reads."""
 
     held: np.ndarray[Any, np.dtype[np.bool_]]
@@ -106,7 +106,7 @@ class CachedPack:
         """Return the number of extents."""
         return len(self._starts)
 
-    def find(self, offsets: Any, lengths: Any) -> Found:
+    def find(self, offsets: Any, lengths: Any) -> CacheHits:
         """Look many chunks up, and plan the reads of those found.
 
         Args:
@@ -118,7 +118,7 @@ class CachedPack:
         """
         offsets, lengths = np.asarray(offsets).astype(np.int64), np.asarray(lengths).astype(np.int64)
         if not len(self._starts):
-            return Found(held=np.zeros(len(offsets), dtype=bool), reads=[])
+            return CacheHits(held=np.zeros(len(offsets), dtype=bool), reads=[])
         place = np.searchsorted(self._sorted_starts, offsets, side="right") - 1
         extent = self._farthest[np.maximum(place, 0)]
         # Not offsets + lengths, which could overflow.
@@ -141,7 +141,7 @@ class CachedPack:
             )
             for read in plan_reads(numbers, begins, ends - begins)
         ]
-        return Found(held=held, reads=reads)
+        return CacheHits(held=held, reads=reads)
 
 
 def _joined(arrays: list[Int64s]) -> Int64s:
@@ -153,7 +153,7 @@ FILE_BYTES = 8 << 20
 _MOST_WAITING_BYTES = 64 << 20
 
 
-class Filling:
+class CacheFill:
     """The extents one load puts into the cache: a context manager, for many threads.
 
     Thousands of small extents become few files: those of one pack wait for each other, 64 MiB in all at most. When the
@@ -166,7 +166,7 @@ class Filling:
         self._waiting: dict[str, list[PutExtent]] = {}
         self._sizes: dict[str, int] = {}
 
-    def __enter__(self) -> Filling:
+    def __enter__(self) -> CacheFill:
         return self
 
     def __exit__(
@@ -287,9 +287,9 @@ class ExtentCache:
         folder, label = self._place(store_id, pack)
         return CachedPack(list(self._files(folder, label)))
 
-    def filling(self, store_id: str) -> Filling:
-        """Begin to put the reads of one load; see `Filling`."""
-        return Filling(lambda pack, extents: self.put(store_id, pack, extents))
+    def filling(self, store_id: str) -> CacheFill:
+        """Begin to put the reads of one load; see `CacheFill`."""
+        return CacheFill(lambda pack, extents: self.put(store_id, pack, extents))
 
     def put(self, store_id: str, pack: str, extents: Iterable[PutExtent]) -> None:
         """Keep extents of one pack, in files of some 8 MiB.

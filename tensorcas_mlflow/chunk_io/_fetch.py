@@ -14,13 +14,13 @@ from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import Digests, digest
 from tensorcas_mlflow.chunk_io._cache import ExtentCache
 from tensorcas_mlflow.chunk_io._lookup import Places, distinct
-from tensorcas_mlflow.chunk_io._plan import Group, OpenFiles, Target, Task, cached_tasks, tasks_of
-from tensorcas_mlflow.chunk_io._ways import Choice
+from tensorcas_mlflow.chunk_io._plan import OpenFiles, Target, Task, TaskGroup, cached_tasks, tasks_of
+from tensorcas_mlflow.chunk_io._ways import WayChoice
 from tensorcas_mlflow.codecs import MOST_OVERHEAD_BYTES, RAW, codec_numbered
 from tensorcas_mlflow.errors import BackendError, CorruptError, FormatError
 from tensorcas_mlflow.layout import pack_key, pack_name
 
-Stored = Sequence[memoryview | None]
+StoredBytes = Sequence[memoryview | None]
 """Result of a read, strip by strip; None for a strip already in place."""
 
 
@@ -68,7 +68,7 @@ def check_sizes(places: Places, wanted: Wanted) -> list[Damage]:
     ]
 
 
-def take(task: Task, stored: Stored, places: Places, wanted: Wanted) -> list[Damage]:
+def take(task: Task, stored: StoredBytes, places: Places, wanted: Wanted) -> list[Damage]:
     """Decode a read into place, and verify it; return the damage. No chunk may be a delta.
 
     Args:
@@ -83,7 +83,7 @@ def take(task: Task, stored: Stored, places: Places, wanted: Wanted) -> list[Dam
     return damaged + _check(task, wanted, {damage.chunk for damage in damaged})
 
 
-def _decode(task: Task, stored: Stored, places: Places, target: Target) -> list[Damage]:
+def _decode(task: Task, stored: StoredBytes, places: Places, target: Target) -> list[Damage]:
     damaged: list[Damage] = []
     for strip, data in zip(task.strips, stored, strict=True):
         if data is None:
@@ -127,7 +127,7 @@ def _check(task: Task, wanted: Wanted, known: set[int]) -> list[Damage]:
 class Fetched:
     """Result of a task."""
 
-    stored: Stored
+    stored: StoredBytes
     scratch: Any = None
     """A buffer with ``stored`` in it, to be given back; None for none."""
     block: memoryview | None = None
@@ -152,7 +152,7 @@ class Ways:
         self.files = files
         self.scratch = Scratch()
 
-    def of(self, choice: Choice) -> Fetch:
+    def of(self, choice: WayChoice) -> Fetch:
         """Return the function of a way; ``uring`` reads single tasks like ``pread``."""
         if choice.way == "ranges":
             return self._ranges
@@ -256,12 +256,12 @@ def _overlaps(task: Task) -> bool:
     return False
 
 
-Keep = Callable[[str, int, memoryview], None]
+KeepExtent = Callable[[str, int, memoryview], None]
 """Called with each verified read of the storage: the pack, the start there, and the bytes, unchanged until the load
 has ended."""
 
 
-class Reading:
+class ChunkFetch:
     """Reading of chunks from given places. None of them is a delta."""
 
     def __init__(self, backend: Backend, ways: Ways, places: Places, wanted: Wanted) -> None:
@@ -272,7 +272,7 @@ class Reading:
         self._wanted = wanted
         self._ways = ways
 
-    def run(self, groups: Sequence[Group], keep: Keep | None = None, *, is_alone: bool = False) -> None:
+    def run(self, groups: Sequence[TaskGroup], keep: KeepExtent | None = None, *, is_alone: bool = False) -> None:
         """Execute a plan.
 
         Args:
@@ -290,7 +290,7 @@ class Reading:
             mine = [group for group in groups if group not in ring and group.choice.waits == waits]
             tasks = [(group.choice, task) for group in mine for task in group.tasks]
 
-            def run(each: tuple[Choice, Task]) -> None:
+            def run(each: tuple[WayChoice, Task]) -> None:
                 self._run_task(*each, keep)
 
             if len(tasks) <= 1 or is_alone or all(choice.is_alone for choice, _ in tasks):
@@ -299,7 +299,7 @@ class Reading:
             else:
                 threads.run_all(run, tasks, waits=waits)
 
-    def _run_ring(self, tasks: Sequence[tuple[Choice, Task]]) -> None:
+    def _run_ring(self, tasks: Sequence[tuple[WayChoice, Task]]) -> None:
         """Read through io_uring, and decode completed reads on the pool; repeat failed reads one by one."""
         if not tasks:
             return
@@ -309,9 +309,9 @@ class Reading:
                 if task.key not in files:
                     files[task.key] = opened.enter_context(self._ways.files.using(task.key))
             descriptors = {key: -1 if file is None else file.descriptor for key, file in files.items()}
-            ring = opened.enter_context(contextlib.closing(Ring[tuple[Choice, Task]]()))
+            ring = opened.enter_context(contextlib.closing(Ring[tuple[WayChoice, Task]]()))
 
-            def take_block(read: tuple[tuple[Choice, Task], bytearray | None]) -> None:
+            def take_block(read: tuple[tuple[WayChoice, Task], bytearray | None]) -> None:
                 (choice, task), block = read
                 if block is None:
                     self._run_task(choice, task, None)
@@ -354,7 +354,7 @@ class Reading:
             self._backend.tally.add_cached(len(task.members))
         return True
 
-    def _run_task(self, choice: Choice, task: Task, keep: Keep | None) -> None:
+    def _run_task(self, choice: WayChoice, task: Task, keep: KeepExtent | None) -> None:
         fetch = self._ways.of(choice)
         waiting = [task]
         while waiting:
@@ -378,7 +378,7 @@ class Reading:
             if keep is not None and fetched.block is not None and not found:
                 keep(pack_name(each.key), each.start, fetched.block)
 
-    def _split(self, task: Task, choice: Choice, reason: str, error: BackendError | None) -> list[Task]:
+    def _split(self, task: Task, choice: WayChoice, reason: str, error: BackendError | None) -> list[Task]:
         """Split a failed read into single chunks; if it has a single chunk, report the chunk as damaged."""
         if len(task.members) == 1:
             self.damaged.append(Damage(chunk=int(task.members[0]), key=task.key, reason=reason, error=error))

@@ -19,10 +19,10 @@ from tensorcas_mlflow.chunk_io._cache import CachedRead
 from tensorcas_mlflow.chunk_io._lookup import Places, distinct
 from tensorcas_mlflow.chunk_io._ways import (
     LEAST_ASKED_BYTES,
-    Choice,
     PackRead,
     Situation,
     Way,
+    WayChoice,
     choose,
     plan_reads,
     rule_of_machine,
@@ -275,7 +275,7 @@ class Task:
     cached: CachedRead | None = None
 
 
-def tasks_of(places: Places, target: Target, chunks: Any, choice: Choice) -> list[Task]:
+def tasks_of(places: Places, target: Target, chunks: Any, choice: WayChoice) -> list[Task]:
     """Plan the reads of some wanted chunks, by number, from their packs."""
     offset = places.entries["offset"].astype(np.int64)
     extents = list(
@@ -395,10 +395,10 @@ class OpenFiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class TaskGroup:
     """Tasks executed in one way."""
 
-    choice: Choice
+    choice: WayChoice
     tasks: list[Task]
 
 
@@ -419,7 +419,7 @@ class Planner:
         self.rule = rule_of_machine()
         """The rule for choosing ways."""
 
-    def groups(self, places: Places, target: Target, chunks: Any) -> list[Group]:
+    def groups(self, places: Places, target: Target, chunks: Any) -> list[TaskGroup]:
         """Plan the reads of some wanted chunks, by number.
 
         Raises:
@@ -464,7 +464,7 @@ class Planner:
                 )
         return tuple(sorted(out, key=lambda each: each.key))
 
-    def _group(self, places: Places, target: Target, chunks: Any, total: int, n_chunks: int) -> Group:
+    def _group(self, places: Places, target: Target, chunks: Any, total: int, n_chunks: int) -> TaskGroup:
         """Plan one large pack, or all packs with small amounts."""
         key = pack_key(places.packs[int(places.pack[chunks[0]])])
         entries = places.entries.take(chunks)
@@ -476,7 +476,7 @@ class Planner:
         except (BackendError, CorruptError):
             # The read finds this out again, and reports the affected chunks.
             choice = choose(self._situation(entries, None, total, n_chunks), self.rule)
-        return Group(choice=choice, tasks=tasks_of(places, target, chunks, choice))
+        return TaskGroup(choice=choice, tasks=tasks_of(places, target, chunks, choice))
 
     def _situation(self, entries: Any, file: BlobFile | None, total: int, n_chunks: int) -> Situation:
         n_bytes = int(entries["stored_bytes"].astype(np.int64).sum())

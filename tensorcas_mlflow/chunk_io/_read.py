@@ -16,9 +16,9 @@ from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.config import n_threads
 from tensorcas_mlflow.base.digest import Digests, digest
 from tensorcas_mlflow.base.tensors import ALIGNMENT, Offsets
-from tensorcas_mlflow.chunk_io._cache import ExtentCache, Filling
+from tensorcas_mlflow.chunk_io._cache import CacheFill, ExtentCache
 from tensorcas_mlflow.chunk_io._catalog import Catalog
-from tensorcas_mlflow.chunk_io._fetch import Damage, Reading, Wanted, Ways, check_sizes, find_cached
+from tensorcas_mlflow.chunk_io._fetch import ChunkFetch, Damage, Wanted, Ways, check_sizes, find_cached
 from tensorcas_mlflow.chunk_io._lookup import Places
 from tensorcas_mlflow.chunk_io._map import map_rows, mappable
 from tensorcas_mlflow.chunk_io._plan import ChosenRows, OpenFiles, Planner, Target, Task, check_outs, new_arrays
@@ -60,7 +60,7 @@ class Load:
         self._files = OpenFiles(backend)
         self._planner = Planner(backend, self._files, way)
         self._ways = Ways(backend, self._files)
-        self._filling: Filling | None = None
+        self._filling: CacheFill | None = None
         self._ends = contextlib.ExitStack()
 
     def __enter__(self) -> Load:
@@ -98,7 +98,7 @@ class Load:
         """
         if len(chunks) == 0:
             return []
-        reading = Reading(self._backend, self._ways, places, wanted)
+        reading = ChunkFetch(self._backend, self._ways, places, wanted)
         if self._cache is not None:
             tasks, chunks = find_cached(self._cache, self._store_id, places, wanted.target, chunks)
             # After a cache miss, or damage in the cache, the chunk comes from the storage.
@@ -130,7 +130,7 @@ class Load:
         sizes = places.entries["stored_bytes"].astype(np.int64)
         target = Target(blocks=[block], block=np.zeros_like(start), start=start, n_bytes=sizes, slack=slack)
         wanted = Wanted(digests=digests_of(places), target=target, verify=False)
-        reading = Reading(self._backend, self._ways, places, wanted)
+        reading = ChunkFetch(self._backend, self._ways, places, wanted)
         cached: list[Task] = []
         fresh: list[tuple[str, int, memoryview]] = []
         chunks = np.arange(len(start))
@@ -196,7 +196,7 @@ _PARTS_PER_THREAD = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Links:
+class ChainLinks:
     """The links of the chains of some deltas: every chunk needed to decode them."""
 
     places: Places
@@ -206,7 +206,7 @@ class Links:
     """For each delta the number of its first link; and at the end the number of all."""
 
     @classmethod
-    def of(cls, catalog: Catalog, deltas: Places) -> Links:
+    def of(cls, catalog: Catalog, deltas: Places) -> ChainLinks:
         """Follow deltas to the ends of their chains.
 
         Raises:
@@ -229,7 +229,7 @@ class Links:
 class DeltaReading:
     """Reading of deltas from given places."""
 
-    def __init__(self, load: Load, links: Links, wanted: Wanted) -> None:
+    def __init__(self, load: Load, links: ChainLinks, wanted: Wanted) -> None:
         """Prepare the read.
 
         Args:
@@ -368,7 +368,7 @@ def _parts(deltas: Any, sizes: Any) -> list[Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
+class ChunkOwner:
     """The checkpoint or file of some consecutive chunks."""
 
     label: str | None = None
@@ -390,7 +390,7 @@ def names_of(rows: Sequence[Row], chunks: Any) -> tuple[str, ...]:
     return tuple(name for row in at.tolist() if row < len(columns) and (name := columns.name(row)))
 
 
-NOBODY = Owner()
+NOBODY = ChunkOwner()
 
 
 _FILE_BATCH_BYTES = 16 << 20
@@ -482,7 +482,7 @@ class ChunkReader:
         if mapped:
             digests = columns.digests[columns.chunks_of(rows[left])]
         arrays, target = new_arrays(columns, rows[left], manifest.chunk_bytes, outs)
-        owner = Owner(label=manifest.label, rows=ChosenRows(columns, rows[left]))
+        owner = ChunkOwner(label=manifest.label, rows=ChosenRows(columns, rows[left]))
         self._read(Wanted(digests=digests, target=target, verify=verify), owner, way)
         if not mapped:
             return list(arrays)
@@ -496,7 +496,7 @@ class ChunkReader:
         columns = manifest.columns
         rows = np.arange(len(columns)) if names is None else manifest.numbers(names)
         digests = columns.digests[columns.chunks_of(rows)]
-        owner = Owner(label=manifest.label, rows=ChosenRows(columns, rows))
+        owner = ChunkOwner(label=manifest.label, rows=ChosenRows(columns, rows))
         places = self._locate(digests, frozenset(), np.arange(len(digests)), owner)
         mapped = mappable(places, columns, rows, manifest.chunk_bytes) if copy is False else rows[:0]
         counts = columns.chunk_at[rows + 1] - columns.chunk_at[rows]
@@ -548,12 +548,12 @@ class ChunkReader:
             end = max(begin + 1, int(np.searchsorted(stops, base + _FILE_BATCH_BYTES, side="right")))
             block = np.empty(int(stops[end - 1]) - base, dtype=np.uint8).data
             target = Target.of_block(block, sizes[begin:end])
-            owner = Owner(label=manifest.label, rows=manifest.rows, first=begin)
+            owner = ChunkOwner(label=manifest.label, rows=manifest.rows, first=begin)
             self._read(Wanted(digests=manifest.digests[begin:end], target=target, verify=verify), owner)
             yield block
             begin = end
 
-    def read(self, digests: Digests, outs: list[memoryview], *, verify: bool, owner: Owner = NOBODY) -> None:
+    def read(self, digests: Digests, outs: list[memoryview], *, verify: bool, owner: ChunkOwner = NOBODY) -> None:
         """Read chunks, each into a buffer of its size.
 
         If a chunk is damaged in one pack and intact in another, the intact copy is used.
@@ -566,7 +566,7 @@ class ChunkReader:
         """
         self._read(Wanted(digests=digests, target=Target.of_buffers(outs), verify=verify), owner)
 
-    def _read(self, wanted: Wanted, owner: Owner, way: Way | None = None) -> None:
+    def _read(self, wanted: Wanted, owner: ChunkOwner, way: Way | None = None) -> None:
         if way is None:
             way = way_of_environment()
         everything = np.arange(len(wanted.target))
@@ -578,7 +578,7 @@ class ChunkReader:
         if damaged:
             self._read_other_copies(wanted, damaged, owner, way)
 
-    def _read_other_copies(self, wanted: Wanted, damaged: list[Damage], owner: Owner, way: Way | None) -> None:
+    def _read_other_copies(self, wanted: Wanted, damaged: list[Damage], owner: ChunkOwner, way: Way | None) -> None:
         """Read chunks with one damaged copy from other packs; an error reports the first copy."""
         lost: list[Damage] = []
         waiting = [(frozenset[str](), damaged, damaged)]
@@ -608,7 +608,7 @@ class ChunkReader:
         raise CorruptChunkError(digest_text, damage.key, damage.reason, owner.label, names)
 
     def _read_from(
-        self, wanted: Wanted, chunks: Any, without: frozenset[str], owner: Owner, way: Way | None
+        self, wanted: Wanted, chunks: Any, without: frozenset[str], owner: ChunkOwner, way: Way | None
     ) -> list[Damage]:
         """Read some of the wanted chunks, avoiding some packs; return the damaged copies."""
         part = wanted if len(chunks) == len(wanted.target) else wanted.some(chunks)
@@ -632,7 +632,7 @@ class ChunkReader:
                     self._catalog.miss_all_gone()
                 self._catalog.refresh()
 
-    def _locate(self, digests: Digests, without: frozenset[str], chunks: Any, owner: Owner) -> Places:
+    def _locate(self, digests: Digests, without: frozenset[str], chunks: Any, owner: ChunkOwner) -> Places:
         catalog = self._catalog
         places = catalog.find(digests, without)
         # Read the packs twice: a chunk moved during the listing may be in a new pack not yet listed.
@@ -663,7 +663,7 @@ class ChunkReader:
         with Load(self._backend, self._cache, self._store_id, way) as load:
             found += load.read(places, wanted, possible[~is_added])
             if len(deltas):
-                links = Links.of(self._catalog, places.some(deltas))
+                links = ChainLinks.of(self._catalog, places.some(deltas))
                 damaged = DeltaReading(load, links, wanted.some(deltas)).run()
                 found += [replace(damage, chunk=int(deltas[damage.chunk])) for damage in damaged]
         return [replace(damage, chunk=int(numbers[damage.chunk])) for damage in found]

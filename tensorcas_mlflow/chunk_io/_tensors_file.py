@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.backends import Tally
+from tensorcas_mlflow.backends import ReadCounter
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, digest
 from tensorcas_mlflow.base.tensors import empty_array, pieces_of
@@ -25,7 +25,7 @@ from tensorcas_mlflow.errors import (
     FormatError,
     NewerFormatError,
 )
-from tensorcas_mlflow.layout import HEADER_BYTES, Header, Layout, Manifest, Row
+from tensorcas_mlflow.layout import HEADER_BYTES, Header, Manifest, Row, TensorsFileLayout
 
 _IOV_MAX = 1024
 """Maximum number of buffers one read fills, on Linux and macOS alike."""
@@ -85,7 +85,7 @@ class TensorsFile:
             BackendError: It cannot be read.
         """
         self.path = os.fspath(path)
-        self.tally: Tally | None = None
+        self.tally: ReadCounter | None = None
         """Counter of the reads, if a caller wants one."""
         with self._opened() as descriptor:
             size = os.fstat(descriptor).st_size
@@ -95,7 +95,7 @@ class TensorsFile:
                 raise
             except FormatError as error:
                 raise CorruptError(self.path, getattr(error, "reason", str(error))) from error
-        self._layout = Layout.of(self.manifest)
+        self._layout = TensorsFileLayout.of(self.manifest)
         self._number = {name: at for at, name in enumerate(self.manifest.names())}
         if size != self._layout.n_bytes:
             raise CorruptError(self.path, f"it has {size} bytes, and its manifest implies {self._layout.n_bytes}")

@@ -222,7 +222,7 @@ class Situation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class WayChoice:
     """A way, and its parameters."""
 
     way: Way
@@ -267,7 +267,7 @@ def way_of_environment() -> Way | None:
         raise ValueError(f"TENSORCAS_READ: {error}") from None
 
 
-def choose(situation: Situation, rule: Rule, forced: Way | None = None) -> Choice:
+def choose(situation: Situation, rule: Rule, forced: Way | None = None) -> WayChoice:
     """Choose the way for one pack.
 
     Args:
@@ -312,9 +312,11 @@ def _missing(situation: Situation, way: Way) -> str | None:
     return None
 
 
-def _taken(situation: Situation, rule: Rule, way: Way, reason: str, *, is_cold: bool, is_exact: bool = False) -> Choice:
+def _taken(
+    situation: Situation, rule: Rule, way: Way, reason: str, *, is_cold: bool, is_exact: bool = False
+) -> WayChoice:
     assert situation.pack_bytes is not None
-    return Choice(
+    return WayChoice(
         way=way,
         reason=reason,
         read_bytes=rule.cold_read_bytes if is_cold else rule.warm_read_bytes,
@@ -325,8 +327,8 @@ def _taken(situation: Situation, rule: Rule, way: Way, reason: str, *, is_cold: 
     )
 
 
-def _ranges(situation: Situation, rule: Rule, reason: str) -> Choice:
-    return Choice(
+def _ranges(situation: Situation, rule: Rule, reason: str) -> WayChoice:
+    return WayChoice(
         way="ranges",
         reason=reason,
         read_bytes=MAX_READ_BYTES,
@@ -356,7 +358,7 @@ class PackRead:
     n_reads: int
     read_bytes: int
     """Size of the reads: the chunks, and the gaps between near ones."""
-    choice: Choice
+    choice: WayChoice
 
     def __str__(self) -> str:
         many = "1 read" if self.n_reads == 1 else f"{self.n_reads:,} reads"

@@ -22,10 +22,10 @@ from tensorcas_mlflow.cli._output import (
     steps_text,
     tell_damaged,
 )
-from tensorcas_mlflow.cli._select import Wanted, checkpoint_of, is_json, of_run, store_of, the_one
+from tensorcas_mlflow.cli._select import CheckpointQuery, checkpoint_of, is_json, of_run, store_of, the_one
 from tensorcas_mlflow.layout import Ref, Row
 from tensorcas_mlflow.maintenance import find_shares, run_stats, store_stats
-from tensorcas_mlflow.reader import CheckpointDiff, CheckpointReader, Node, Summary, ValueChange, open_ref
+from tensorcas_mlflow.reader import CheckpointDiff, CheckpointReader, Summary, SummaryNode, ValueChange, open_ref
 from tensorcas_mlflow.reader import diff as diff_readers
 from tensorcas_mlflow.store import Store
 
@@ -161,7 +161,7 @@ def _show_tree(summary: Summary, uri: str, ref: Ref, *, is_in_json: bool) -> int
     return 0
 
 
-def _node_json(node: Node) -> Json:
+def _node_json(node: SummaryNode) -> Json:
     return {
         "name": node.name,
         "n_tensors": node.n_tensors,
@@ -280,14 +280,14 @@ def diff(options: Namespace) -> int:
     return 0 if found.is_equal else DIFFERENT
 
 
-def _sides(options: Namespace) -> tuple[Wanted, Wanted]:
+def _sides(options: Namespace) -> tuple[CheckpointQuery, CheckpointQuery]:
     """Read --run, --step and --name, each given once for both sides or twice."""
     if options.steps and options.step:
         options.parser.error("--steps A B is short for --step A --step B: pass only one of the two")
     runs, steps, names = options.run, options.steps or options.step or [], options.name or [None]
     if max(len(runs), len(steps), len(names)) != 2 or not steps:
         options.parser.error("name two checkpoints: pass --steps A B, or --step N with --run or --name twice")
-    first, second = (Wanted(run_id=runs[at], step=steps[at], name=names[at]) for at in (0, -1))
+    first, second = (CheckpointQuery(run_id=runs[at], step=steps[at], name=names[at]) for at in (0, -1))
     return first, second
 
 

@@ -63,7 +63,9 @@ def store_at(root: str) -> Store:
 def checkpoint_of(options: Namespace) -> tuple[Store, Ref]:
     """Open the store of a command and find the checkpoint of ``--run``, ``--step`` and ``--name``."""
     store = store_of(options)
-    return store, the_one(store.checkpoints(), Wanted(run_id=options.run, step=options.step, name=options.name))
+    return store, the_one(
+        store.checkpoints(), CheckpointQuery(run_id=options.run, step=options.step, name=options.name)
+    )
 
 
 def is_json(options: Namespace) -> bool:
@@ -72,7 +74,7 @@ def is_json(options: Namespace) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class CheckpointQuery:
     """Description of a checkpoint by a command's options."""
 
     run_id: str
@@ -142,7 +144,7 @@ def _series(ref: Ref) -> str:
     return next((each for each in (ref.model_id, ref.name, ref.path, ref.copy_path, ref.uri) if each is not None), "")
 
 
-def _check_is_one_series(found: Sequence[Ref], wanted: Wanted) -> None:
+def _check_is_one_series(found: Sequence[Ref], wanted: CheckpointQuery) -> None:
     names = sorted({_series(ref) for ref in found})
     if len(names) > 1:
         raise ValueError(f"{wanted} may be of {len(names)} series or models, give --name, one of {_listed(names)}")

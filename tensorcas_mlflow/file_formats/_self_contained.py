@@ -9,7 +9,7 @@ from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.file_formats._listing import Listing, LocationTable
 from tensorcas_mlflow.file_formats._source import ByteSource
 from tensorcas_mlflow.file_formats._tape import MIN_TENSOR_BYTES, FilePart, Skeleton, Tape, Tensor
-from tensorcas_mlflow.layout import HEADER_BYTES, TENSORS_FILE_MAGIC, Header, Layout
+from tensorcas_mlflow.layout import HEADER_BYTES, TENSORS_FILE_MAGIC, Header, TensorsFileLayout
 
 _MAX_ROWS = 1 << 17
 """A file with more rows is plain bytes: all rows are in memory before the first tensor."""
@@ -26,7 +26,7 @@ def split_self_contained(tape: Tape) -> Iterator[FilePart]:
     header = Header.parse(tape.peek(HEADER_BYTES))
     stream = bytes(tape.peek(HEADER_BYTES + header.manifest_bytes)[HEADER_BYTES:])
     manifest = header.manifest(stream, max_rows=_MAX_ROWS)
-    layout = Layout.of(manifest)
+    layout = TensorsFileLayout.of(manifest)
     for row, start in zip(manifest.rows, (begin + layout.starts).tolist(), strict=True):
         if row.spec.n_bytes < MIN_TENSOR_BYTES:
             continue
@@ -52,7 +52,7 @@ def list_self_contained(source: ByteSource) -> Listing:
     if HEADER_BYTES + header.manifest_bytes > source.size:
         raise FormatError("it ends in its manifest")
     manifest = header.manifest(bytes(source.read(HEADER_BYTES, header.manifest_bytes)))
-    layout = Layout.of(manifest)
+    layout = TensorsFileLayout.of(manifest)
     if layout.n_bytes != source.size:
         raise FormatError(f"it has {source.size} bytes, and its manifest says {layout.n_bytes}")
     table = LocationTable(source)

@@ -89,7 +89,7 @@ _HOLDERS = frozenset({PickledObject, tuple})
 
 _Storage = tuple[int, int, str | None]
 """A storage's size in bytes and in elements, and its dtype."""
-Path = tuple[Any, Symbol] | None
+SymbolPath = tuple[Any, Symbol] | None
 """Path to a symbol, the last key first. It becomes a name for tensors only: it may be long, and paths share parts."""
 
 
@@ -148,7 +148,7 @@ def storages_in(machine: PickleMachine) -> dict[str, StorageInfo]:
         storage = storage_of(pid)
         if storage is not None:
             storages.setdefault(pid[2], storage)
-    tensors: dict[str, tuple[str, tuple[int, ...], Path]] = {}
+    tensors: dict[str, tuple[str, tuple[int, ...], SymbolPath]] = {}
     for path, made in _tensors(machine.stack[-1] if machine.stack else None):
         pid = made.args[0].id
         key = pid[2] if type(pid) is tuple and len(pid) > 2 and type(pid[2]) is str else ""
@@ -188,7 +188,7 @@ def _whole_tensor(storage: _Storage, made: PickledObject) -> tuple[str, tuple[in
     return (dtype, shape) if shape is not None and math.prod(shape) * n_item_bytes == n_bytes else None
 
 
-def _storage_info(storage: _Storage, tensor: tuple[str, tuple[int, ...], Path] | None) -> StorageInfo:
+def _storage_info(storage: _Storage, tensor: tuple[str, tuple[int, ...], SymbolPath] | None) -> StorageInfo:
     n_bytes, n_elements, dtype = storage
     if tensor is None:
         return StorageInfo(n_bytes=n_bytes, n_elements=n_elements, dtype=dtype, name="", shape=None)
@@ -235,7 +235,7 @@ def _is_c_order(size: tuple[int, ...], stride: tuple[int, ...]) -> bool:
 # --- from a pickle's symbols to names
 
 
-def _tensors(root: Symbol) -> Iterator[tuple[Path, PickledObject]]:
+def _tensors(root: Symbol) -> Iterator[tuple[SymbolPath, PickledObject]]:
     """Find the tensors of a pickle in order, each once, with its path; of too many symbols, the first."""
     ways = [_holders([(None, root)], None)]
     seen: set[int] = set()
@@ -265,12 +265,12 @@ def _tensor(made: PickledObject) -> PickledObject | None:
     return made if function in TENSORS and len(args) >= 4 and type(args[0]) is Persistent else None
 
 
-def _children(symbol: Symbol, path: Path) -> Iterator[tuple[Symbol, Path]]:
+def _children(symbol: Symbol, path: SymbolPath) -> Iterator[tuple[Symbol, SymbolPath]]:
     """Yield the items of a symbol."""
     return _holders(enumerate(symbol) if type(symbol) is tuple else items_of(symbol), path)
 
 
-def _holders(items: Iterable[tuple[Symbol, Symbol]], path: Path) -> Iterator[tuple[Symbol, Path]]:
+def _holders(items: Iterable[tuple[Symbol, Symbol]], path: SymbolPath) -> Iterator[tuple[Symbol, SymbolPath]]:
     """Yield the items that may hold a tensor, each with its path."""
     return ((item, path if key is None else (path, key)) for key, item in items if type(item) in _HOLDERS)
 
@@ -289,7 +289,7 @@ def items_of(made: PickledObject) -> Iterator[tuple[Symbol, Symbol]]:
     yield from enumerate(made.elements)
 
 
-def path_name(path: Path) -> str | None:
+def path_name(path: SymbolPath) -> str | None:
     """Write a path as a state dict does; None if it is too long."""
     parts: list[str] = []
     n_characters = 0
@@ -372,7 +372,7 @@ def views_of(machine: PickleMachine, storage_in: StorageIn | None = None) -> Ite
 _Found = PickledObject | ArrayView | RawBytes | Persistent
 
 
-def _objects(root: Symbol, max_symbols: int) -> Iterator[tuple[Path, _Found]]:
+def _objects(root: Symbol, max_symbols: int) -> Iterator[tuple[SymbolPath, _Found]]:
     """Find tensors, arrays, and storages and large bytes by themselves, on every path without a cycle."""
     ways = [_view_holders([(None, root)], None)]
     inside: list[int] = []
@@ -388,7 +388,7 @@ def _objects(root: Symbol, max_symbols: int) -> Iterator[tuple[Path, _Found]]:
                 continue
             if id(symbol) in inside:
                 continue
-            children: Iterator[tuple[Symbol, Path]] | None
+            children: Iterator[tuple[Symbol, SymbolPath]] | None
             if type(symbol) is Persistent:
                 if storage_of(symbol.id) is not None:
                     yield path, symbol
@@ -419,21 +419,21 @@ def _is_tensor(made: PickledObject) -> bool:
     return function in SUBCLASSES or function in (_NESTED, _FAKE) or function.startswith(f"{UTILS}_rebuild_")
 
 
-def _attributes(made: PickledObject, path: Path) -> Iterator[tuple[Symbol, Path]] | None:
+def _attributes(made: PickledObject, path: SymbolPath) -> Iterator[tuple[Symbol, SymbolPath]] | None:
     """Yield the attributes that a user has set on a tensor."""
     args = made.args
     is_with_state = global_name(made.function) in SUBCLASSES and type(args) is tuple and len(args) > 3
     return _view_holders([(None, args[3])], path) if is_with_state else None
 
 
-def _in_persistent(symbol: Persistent, path: Path) -> Iterator[tuple[Symbol, Path]]:
+def _in_persistent(symbol: Persistent, path: SymbolPath) -> Iterator[tuple[Symbol, SymbolPath]]:
     # Until torch 1.6 the id of a module held the module and its source text.
     pid = symbol.id
     is_module = type(pid) is tuple and len(pid) > 1 and type(pid[0]) is str and pid[0] == "module"
     return _view_holders([(None, pid[1])] if is_module else [], path)
 
 
-def _view_children(symbol: Symbol, path: Path) -> Iterator[tuple[Symbol, Path]]:
+def _view_children(symbol: Symbol, path: SymbolPath) -> Iterator[tuple[Symbol, SymbolPath]]:
     if type(symbol) is tuple:
         return _view_holders(enumerate(symbol), path)
     return _view_holders(_view_items(symbol), path)
@@ -444,7 +444,7 @@ def _view_items(made: PickledObject) -> Iterator[tuple[Symbol, Symbol]]:
     yield from ((f"keys.{nth}", key) for nth, (key, _) in enumerate(made.items()) if type(key) in _VIEW_HOLDERS)
 
 
-def _view_holders(items: Iterable[tuple[Symbol, Symbol]], path: Path) -> Iterator[tuple[Symbol, Path]]:
+def _view_holders(items: Iterable[tuple[Symbol, Symbol]], path: SymbolPath) -> Iterator[tuple[Symbol, SymbolPath]]:
     return (
         (item, path if key is None else (path, key))
         for key, item in items

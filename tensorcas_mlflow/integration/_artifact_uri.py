@@ -20,7 +20,7 @@ _BELOW_EXPERIMENT = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
+class ArtifactOwner:
     """The owner of the artifact at a URI, as far as the URI shows it."""
 
     run_id: str | None = None
@@ -42,10 +42,10 @@ def store_root_for(artifact_uri: str) -> str:
     return match["experiment"] if match else artifact_uri.rstrip("/")
 
 
-def owner_of(artifact_uri: str) -> Owner:
+def owner_of(artifact_uri: str) -> ArtifactOwner:
     """Return the run or the logged model of the artifact root around a URI; other URIs have no known owner."""
     match = _BELOW_EXPERIMENT.fullmatch(artifact_uri)
-    return Owner(run_id=match["run_id"], model_id=match["model_id"]) if match else Owner()
+    return ArtifactOwner(run_id=match["run_id"], model_id=match["model_id"]) if match else ArtifactOwner()
 
 
 def root_of(artifact_uri: str) -> Root:

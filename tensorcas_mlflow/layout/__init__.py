@@ -119,7 +119,14 @@ from tensorcas_mlflow.layout._records import (
     ref_bytes,
 )
 from tensorcas_mlflow.layout._rows import Columns, Numbers, Row, Rows, Specs, row_cuts
-from tensorcas_mlflow.layout._tensors_file import HEADER_BYTES, TENSORS_FILE_MAGIC, Fill, Header, Layout, file_pieces
+from tensorcas_mlflow.layout._tensors_file import (
+    HEADER_BYTES,
+    TENSORS_FILE_MAGIC,
+    Fill,
+    Header,
+    TensorsFileLayout,
+    file_pieces,
+)
 
 __all__ = [
     "DEFAULT_NAME",
@@ -158,7 +165,7 @@ __all__ = [
     "Hints",
     "Identity",
     "Intent",
-    "Layout",
+    "TensorsFileLayout",
     "Manifest",
     "Mask",
     "Numbers",

@@ -268,7 +268,7 @@ _MAX_CHECKED_ROWS = 4096
 _MIN_BESIDE_BYTES = 1 << 20
 """Below this size, hashing and parsing a stream in turn is faster than in parallel."""
 
-Kind = Literal["checkpoint", "file"]
+RefKind = Literal["checkpoint", "file"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,7 +279,7 @@ class Manifest:
     raises `FormatError`.
     """
 
-    kind: Kind
+    kind: RefKind
     chunk_bytes: int
     store_id: str | None
     """Id of the store with the chunks, or None for a self-contained payload."""

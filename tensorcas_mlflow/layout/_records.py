@@ -94,7 +94,7 @@ _MAX_SPACE_BYTES = 256
 _WITH_BASES = 2
 """Version of an intent with packs of bases: a collector that does not know this field must not collect beside it."""
 
-Kind = Literal["checkpoint", "file"]
+RefKind = Literal["checkpoint", "file"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ class Ref(RefTarget):
     """Record of a checkpoint or file; it keeps one manifest, and all its chunks, alive."""
 
     key_: str
-    kind: Kind
+    kind: RefKind
     manifest: str
     """Name of the manifest below ``manifests/``."""
     n_bytes: int
@@ -212,7 +212,7 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def new_ref(target: RefTarget, *, key: str, kind: Kind, manifest: str, n_bytes: int, flavor: str | None) -> Ref:
+def new_ref(target: RefTarget, *, key: str, kind: RefKind, manifest: str, n_bytes: int, flavor: str | None) -> Ref:
     """Create the ref of a commit."""
     return Ref(
         key_=key,

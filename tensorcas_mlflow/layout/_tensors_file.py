@@ -77,7 +77,7 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class TensorsFileLayout:
     """Places of a manifest's rows in its self-contained file."""
 
     manifest: Manifest
@@ -87,7 +87,7 @@ class Layout:
     """Size of the file."""
 
     @classmethod
-    def of(cls, manifest: Manifest) -> Layout:
+    def of(cls, manifest: Manifest) -> TensorsFileLayout:
         """Lay out the file of a manifest."""
         sizes = manifest.columns.n_bytes
         padded = _padded(sizes)
@@ -127,7 +127,7 @@ def file_pieces(manifest: Manifest, fill: Fill) -> Iterator[bytes | bytearray]:
         manifest: Manifest of the file.
         fill: Source of its chunks, called in order and once for each.
     """
-    layout = Layout.of(manifest)
+    layout = TensorsFileLayout.of(manifest)
     head = layout.head()
     yield head
     at = len(head)

@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.maintenance._repair_records import open_damaged_backend as open_damaged_backend
     from tensorcas_mlflow.maintenance._stats import By as By
     from tensorcas_mlflow.maintenance._stats import DiskUsage as DiskUsage
-    from tensorcas_mlflow.maintenance._stats import Owner as Owner
+    from tensorcas_mlflow.maintenance._stats import RefOwner as RefOwner
     from tensorcas_mlflow.maintenance._stats import RunStats as RunStats
     from tensorcas_mlflow.maintenance._stats import Shares as Shares
     from tensorcas_mlflow.maintenance._stats import StoreStats as StoreStats

@@ -64,7 +64,7 @@ class Verdict(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Fault:
+class ChunkFault:
     """Reason why a chunk was not found good."""
 
     verdict: Verdict
@@ -83,7 +83,7 @@ class Look:
 
     row: int
     """Number of the chunk; see `Shard.row`."""
-    fault: Fault | None = None
+    fault: ChunkFault | None = None
     """None for a chunk that is good."""
     stored: Any = b""
     """Bytes that lie there, if they were read."""
@@ -125,7 +125,7 @@ class Checked:
 
     row: Positions = field(default_factory=lambda: np.empty(0, np.int64))
     """Numbers of the rows that were checked, ascending."""
-    faults: Mapping[int, Fault] = field(default_factory=dict)
+    faults: Mapping[int, ChunkFault] = field(default_factory=dict)
     """Faults by row, ascending; the other rows are good."""
 
     @property
@@ -169,7 +169,7 @@ def check_chunks(
         StarvedError: This process has no memory or no files left.
     """
     rows: list[int] = []
-    faults: dict[int, Fault] = {}
+    faults: dict[int, ChunkFault] = {}
     for n_read, looks in read_chunks(backend, shard, decode=decode):
         for look in looks:
             rows.append(look.row)
@@ -252,7 +252,7 @@ def read_chunks(
         try:
             backend.read_into(key, start, block)
         except BlobNotFoundError:
-            gone = Fault(verdict=Verdict.GONE, reason="its pack is gone", gone=shard.packs[number])
+            gone = ChunkFault(verdict=Verdict.GONE, reason="its pack is gone", gone=shard.packs[number])
             return 0, [Look(row=int(shard.row[at]), fault=gone) for at in members.tolist()]
         except (CorruptError, BackendError) as error:
             if isinstance(error, StarvedError) or (is_strict and isinstance(error, BackendError)):
@@ -263,7 +263,7 @@ def read_chunks(
                 return sum(n for n, _ in parts), [look for _, looks in parts for look in looks]
             probe(key)
             verdict = Verdict.BAD if isinstance(error, CorruptError) else Verdict.FAILED
-            fault = Fault(verdict=verdict, reason=f"it cannot be read: {error.reason}", key=key)
+            fault = ChunkFault(verdict=verdict, reason=f"it cannot be read: {error.reason}", key=key)
             return 0, [Look(row=int(shard.row[at]), fault=fault) for at in members.tolist()]
         looks = []
         for at in members.tolist():
@@ -282,23 +282,23 @@ def _not_read(shard: Shard, *, decode: bool) -> Iterator[Look]:
     fits = (entries["raw_bytes"] <= MAX_CHUNK_BYTES) & (entries["stored_bytes"] <= MAX_STORED_BYTES)
     for at in np.flatnonzero(~fits).tolist():
         said = f"its entry says {entries['raw_bytes'][at]} bytes in {entries['stored_bytes'][at]}"
-        yield Look(row=int(shard.row[at]), fault=Fault(verdict=Verdict.BAD, reason=said))
+        yield Look(row=int(shard.row[at]), fault=ChunkFault(verdict=Verdict.BAD, reason=said))
     if not decode:
         return
     for at in np.flatnonzero(fits & ~np.isin(entries["codec"], list(CODECS))).tolist():
         # The table says so, and hashes to its digest: most likely a later release wrote the chunk, and can read it.
         said = f"no codec has the number {entries['codec'][at]}: a later release of tensorcas-mlflow may read it"
-        yield Look(row=int(shard.row[at]), fault=Fault(verdict=Verdict.FAILED, reason=said))
+        yield Look(row=int(shard.row[at]), fault=ChunkFault(verdict=Verdict.FAILED, reason=said))
 
 
-def _fault_in(entry: Any, stored: memoryview, bases: p.Bases | None) -> Fault | None:
+def _fault_in(entry: Any, stored: memoryview, bases: p.Bases | None) -> ChunkFault | None:
     """Compare a chunk with its digest, or without ``bases`` its stored bytes with theirs."""
     if bases is None:
         actual, wanted = digest(stored)[:STORED_DIGEST_BYTES], entry["stored_digest"].tobytes()
         if actual == wanted:
             return None
         said = f"its stored bytes hash to {actual.hex()}, and the table says {wanted.hex()}"
-        return Fault(verdict=Verdict.BAD, reason=said)
+        return ChunkFault(verdict=Verdict.BAD, reason=said)
     try:
         base = bases.of(entry)
     except StarvedError:
@@ -310,18 +310,18 @@ def _fault_in(entry: Any, stored: memoryview, bases: p.Bases | None) -> Fault | 
     try:
         decode_chunk(entry, stored, base)
     except FormatError as error:
-        return Fault(verdict=Verdict.BAD, reason=str(error))
+        return ChunkFault(verdict=Verdict.BAD, reason=str(error))
     return None
 
 
-def _unread_base(error: BackendError) -> Fault:
+def _unread_base(error: BackendError) -> ChunkFault:
     reason = f"its base cannot be read: {error.reason}"
-    return Fault(verdict=Verdict.FAILED, reason=reason, key=error.key, is_of_base=True)
+    return ChunkFault(verdict=Verdict.FAILED, reason=reason, key=error.key, is_of_base=True)
 
 
-def _baseless(entry: Any, stored: memoryview, error: NotFoundError | FormatError) -> Fault:
+def _baseless(entry: Any, stored: memoryview, error: NotFoundError | FormatError) -> ChunkFault:
     is_as_written = digest(stored)[:STORED_DIGEST_BYTES] == entry["stored_digest"].tobytes()
-    return Fault(
+    return ChunkFault(
         verdict=Verdict.BASELESS if is_as_written else Verdict.BAD,
         reason=f"it is a delta, and its base is lost: {error}",
         gone=pack_name(error.key) if isinstance(error, BlobNotFoundError) else "",

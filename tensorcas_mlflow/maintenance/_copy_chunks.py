@@ -14,7 +14,7 @@ import numpy as np
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, unique_rows
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, FormatError, NotFoundError
 from tensorcas_mlflow.layout import Base, Payload, is_delta, pack_key, pack_name, payload_of
-from tensorcas_mlflow.maintenance._chunks import Fault, Shard, Verdict, read_chunks
+from tensorcas_mlflow.maintenance._chunks import ChunkFault, Shard, Verdict, read_chunks
 from tensorcas_mlflow.maintenance._inventory import is_among
 from tensorcas_mlflow.store import PendingBatch, Store
 from tensorcas_mlflow.store.protocol import Bases
@@ -160,7 +160,7 @@ class _Missed:
     is_index_suspect: bool = False
     """Whether the index may be wrong. It is not if the storage itself has failed."""
 
-    def add(self, number: int, fault: Fault) -> None:
+    def add(self, number: int, fault: ChunkFault) -> None:
         if fault.gone:
             self.moved.append(number)
             self.gone.add(fault.gone)
@@ -169,7 +169,7 @@ class _Missed:
         self.is_index_suspect |= fault.verdict is not Verdict.FAILED or not fault.key or fault.is_of_base
 
 
-class ChunkReader:
+class CopyReader:
     """Reader of the chunks of one store for another."""
 
     def __init__(self, store: Store, *, on_read: Callable[[int], None] | None = None) -> None:

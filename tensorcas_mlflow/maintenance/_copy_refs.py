@@ -23,7 +23,7 @@ from tensorcas_mlflow.errors import (
     FormatError,
 )
 from tensorcas_mlflow.layout import TARGET_BYTES, Manifest, Ref, list_blobs
-from tensorcas_mlflow.maintenance._copy_chunks import ChunkReader, Rebaser, plan_deltas
+from tensorcas_mlflow.maintenance._copy_chunks import CopyReader, Rebaser, plan_deltas
 from tensorcas_mlflow.maintenance._inventory import is_among
 from tensorcas_mlflow.store import PendingBatch, Store
 from tensorcas_mlflow.store.protocol import STAND_INS
@@ -328,7 +328,7 @@ class _Copier:
         self._refs = refs
         self._all_needed: Digests | None = None
         self._watch = watch
-        self._reader = ChunkReader(source, on_read=self._note_read)
+        self._reader = CopyReader(source, on_read=self._note_read)
         self._n_done = self._n_copied = self._n_there = 0
         self._read_bytes = self._written_bytes = 0
         self._kept: list[str] = []

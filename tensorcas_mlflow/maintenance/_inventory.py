@@ -42,7 +42,7 @@ from tensorcas_mlflow.store import protocol as p
 T = TypeVar("T")
 R = TypeVar("R")
 
-Numbers = Any
+RowNumbers = Any
 """One-dimensional array of integers."""
 NO_BASE = np.uint32(0xFFFFFFFF)
 """Base of a chunk that is stored in full."""
@@ -104,28 +104,28 @@ class Inventory:
     """Distinct digests, ascending."""
     manifests: tuple[str, ...]
     """Names, none twice."""
-    manifest_bytes: Numbers
+    manifest_bytes: RowNumbers
     """For each manifest the size of its blob."""
-    sums: Numbers
+    sums: RowNumbers
     """For each manifest the sum of the first eight bytes of its distinct digests: a checksum of the spans."""
-    span_chunk: Numbers
+    span_chunk: RowNumbers
     """Spans are sorted by chunk, then by position; those of one chunk neither overlap nor touch."""
-    span_start: Numbers
-    span_stop: Numbers
+    span_start: RowNumbers
+    span_stop: RowNumbers
     packs: tuple[str, ...]
     """Names, none twice."""
-    pack_bytes: Numbers
+    pack_bytes: RowNumbers
     """For each pack its size."""
-    entry_pack: Numbers
+    entry_pack: RowNumbers
     """For each entry of a pack's table a position in ``packs``, ascending."""
-    entry_chunk: Numbers
-    entry_bytes: Numbers
+    entry_chunk: RowNumbers
+    entry_bytes: RowNumbers
     """For each entry the bytes of the encoded chunk."""
-    entry_base: Numbers
+    entry_base: RowNumbers
     """For each entry that is a delta its base, a chunk; `NO_BASE` for the others."""
-    entry_base_pack: Numbers
+    entry_base_pack: RowNumbers
     """For each entry that is a delta the pack of its base, a position in ``base_packs``; `NO_BASE` for the others."""
-    entry_effort: Numbers
+    entry_effort: RowNumbers
     """For each entry the effort spent on it; see `Payload.effort`."""
     base_packs: tuple[str, ...]
     """Names, none twice. These packs may be gone."""
@@ -160,7 +160,7 @@ class Inventory:
         named[self.span_chunk[before[self.span_stop] > before[self.span_start]]] = True
         return named
 
-    def find(self, digests: Digests) -> Numbers:
+    def find(self, digests: Digests) -> RowNumbers:
         """Return for each digest its chunk, or -1."""
         wanted = prefixes(digests)
         at = np.searchsorted(self._prefix, wanted)
@@ -223,12 +223,12 @@ class Copies:
     """Copies of chunks in some packs, one row each."""
 
     packs: tuple[str, ...]
-    pack: Numbers
+    pack: RowNumbers
     """For each row a position in ``packs``."""
-    chunk: Numbers
+    chunk: RowNumbers
     """For each row a chunk of the inventory."""
-    stored_bytes: Numbers
-    effort: Numbers
+    stored_bytes: RowNumbers
+    effort: RowNumbers
     links: BaseLinks
 
 
@@ -249,7 +249,7 @@ def copies_in(inventory: Inventory, packs: Collection[str]) -> Copies:
 
 
 def _base_of_rows(
-    inventory: Inventory, entries: Mask, packs: Sequence[str], pack: Numbers, chunk: Numbers
+    inventory: Inventory, entries: Mask, packs: Sequence[str], pack: RowNumbers, chunk: RowNumbers
 ) -> Positions:
     """Return for each row the row of its base; see `BaseLinks.base`.
 
@@ -372,8 +372,8 @@ def merge_inventories(parts: Sequence[Inventory]) -> Inventory:
 
 
 def _moved(
-    base: Numbers, base_pack: Numbers, chunk: Numbers, names: Sequence[str], number: Mapping[str, np.uint32]
-) -> tuple[Numbers, Numbers]:
+    base: RowNumbers, base_pack: RowNumbers, chunk: RowNumbers, names: Sequence[str], number: Mapping[str, np.uint32]
+) -> tuple[RowNumbers, RowNumbers]:
     """Renumber the bases of entries.
 
     Args:
@@ -391,7 +391,7 @@ def _moved(
     return base, base_pack
 
 
-def _only_used(names: tuple[str, ...], number: Numbers) -> tuple[tuple[str, ...], Numbers]:
+def _only_used(names: tuple[str, ...], number: RowNumbers) -> tuple[tuple[str, ...], RowNumbers]:
     """Drop the names that no number points to, and renumber the rest."""
     used, again = np.unique(number, return_inverse=True)
     return tuple(names[at] for at in used.tolist()), again.astype(np.uint32)
@@ -402,7 +402,7 @@ _NO_SIZES = np.empty(0, np.uint64)
 _NO_EFFORTS = np.empty(0, np.uint8)
 
 
-def _inventory(*, spans: tuple[Numbers, Numbers, Numbers] = (_NONE, _NONE, _NONE), **given: Any) -> Inventory:
+def _inventory(*, spans: tuple[RowNumbers, RowNumbers, RowNumbers] = (_NONE, _NONE, _NONE), **given: Any) -> Inventory:
     """Make an inventory; a column that is not given is empty."""
     nothing = {"manifests": (), "manifest_bytes": _NO_SIZES, "sums": _NO_SIZES, "packs": (), "pack_bytes": _NO_SIZES}
     entries = dict.fromkeys(("entry_pack", "entry_chunk", "entry_bytes", "entry_base", "entry_base_pack"), _NONE)
@@ -421,11 +421,11 @@ def _inventory(*, spans: tuple[Numbers, Numbers, Numbers] = (_NONE, _NONE, _NONE
     )
 
 
-def _join(parts: Sequence[Numbers]) -> Numbers:
+def _join(parts: Sequence[RowNumbers]) -> RowNumbers:
     return np.concatenate([_NONE, *parts]).astype(np.uint32)
 
 
-def _normal(chunk: Numbers, start: Numbers, stop: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+def _normal(chunk: RowNumbers, start: RowNumbers, stop: RowNumbers) -> tuple[RowNumbers, RowNumbers, RowNumbers]:
     """Sort spans and join those that touch. Spans of one chunk must not overlap."""
     order = np.argsort((chunk.astype(np.uint64) << np.uint64(32)) | start.astype(np.uint64), kind="stable")
     chunk, start, stop = chunk[order], start[order], stop[order]

@@ -31,14 +31,14 @@ from tensorcas_mlflow.errors import ChunkNotFoundError, CorruptChunkError, Forma
 from tensorcas_mlflow.layout import MAX_DEPTH, Base, Payload
 from tensorcas_mlflow.maintenance._optimize_done import DoneChunks
 from tensorcas_mlflow.maintenance._optimize_tracks import LEAST_DELTA_BYTES, Group, Plain
-from tensorcas_mlflow.maintenance._optimize_tree import IN_FULL, Stored, Tree
+from tensorcas_mlflow.maintenance._optimize_tree import IN_FULL, StoredVersion, Tree
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
 
 BLOCK_BYTES = 48 << 20
 """Decoded bytes of a block. So many are held at once, besides their encoded bytes."""
 
-_ALONE = Tree(stored=(Stored(IN_FULL),), transforms=(), depths=(0,), shares=(1.0,))
+_ALONE = Tree(stored=(StoredVersion(IN_FULL),), transforms=(), depths=(0,), shares=(1.0,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ class Hop:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredVersion:
     """Storage of one version."""
 
     base: int
@@ -53,7 +53,7 @@ def choose_tree(
     most_cost: float,
     price: float = 0.0,
     fixed: Sizes | None = None,
-) -> list[Stored]:
+) -> list[StoredVersion]:
     """Choose a base for each version, so that all of them take little room and none takes long to decode.
 
     A base may be older or newer. Finding the best trees of bounded depth is hard, so this is a local search from some
@@ -74,7 +74,7 @@ def choose_tree(
         Storage of each version; `IN_FULL` for fixed ones, whatever theirs is.
     """
     if not hops:
-        return [Stored(IN_FULL) for _ in full]
+        return [StoredVersion(IN_FULL) for _ in full]
     forest = _Forest(full, hops, full_cost, most_cost, price, np.full(len(full), np.nan) if fixed is None else fixed)
     best = forest.descend(forest.all_in_full())
     for star in forest.stars():
@@ -85,7 +85,7 @@ def choose_tree(
             best = min(best, forest.descend(forest.opened(best, version)), key=forest.total)
         if forest.total(best) >= before * (1 - _LEAST_GAIN):
             break
-    return [Stored(base, hop) for base, hop in best.tolist()]
+    return [StoredVersion(base, hop) for base, hop in best.tolist()]
 
 
 _State = Any
@@ -218,9 +218,9 @@ _MOST_TRIED = 6
 class Tree:
     """Storage of the versions of a group."""
 
-    stored: Sequence[Stored]
+    stored: Sequence[StoredVersion]
     transforms: Sequence[Transform]
-    """Transform of each hop; see `Stored.hop`."""
+    """Transform of each hop; see `StoredVersion.hop`."""
     depths: Sequence[int]
     """For each version the number of its bases."""
     shares: Sequence[float]
@@ -241,7 +241,10 @@ def plant(samples: Sequence[Sequence[Buffer | None]], itemsize: int, *, is_float
     n_bytes = sum(memoryview(part).nbytes for part in samples[int(is_whole.argmax())] if part is not None)
     if not is_whole.any() or n_bytes == 0:
         return Tree(
-            stored=[Stored(IN_FULL)] * n, transforms=(), depths=np.maximum(fixed_depth, 0).tolist(), shares=[1.0] * n
+            stored=[StoredVersion(IN_FULL)] * n,
+            transforms=(),
+            depths=np.maximum(fixed_depth, 0).tolist(),
+            shares=[1.0] * n,
         )
     known = [version for version in range(n) if is_whole[version]]
     transforms = _transforms(n_bytes // len(samples[0]), itemsize, is_float=is_float)
@@ -277,7 +280,7 @@ def plant(samples: Sequence[Sequence[Buffer | None]], itemsize: int, *, is_float
     )
 
 
-def _depths(stored: Sequence[Stored], fixed_depth: Any) -> list[int]:
+def _depths(stored: Sequence[StoredVersion], fixed_depth: Any) -> list[int]:
     depths = []
     for version in range(len(stored)):
         n, at = 0, version

@@ -76,7 +76,7 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class RecordFault:
     """Reason why a ref or a manifest cannot be used."""
 
     reason: str
@@ -95,9 +95,9 @@ class Needs:
             BackendError: The storage failed to list its blobs.
         """
         self._store = store
-        self.bad_refs: dict[str, Fault] = {}
+        self.bad_refs: dict[str, RecordFault] = {}
         """Faults of refs, by key."""
-        self.bad_manifests: dict[str, Fault] = {}
+        self.bad_manifests: dict[str, RecordFault] = {}
         """Faults of manifests that a ref needs, by name."""
         self.holders, faults = read_holders(store)
         """Refs by the name of their manifest."""
@@ -135,15 +135,15 @@ class Needs:
                     found += _losses_of(manifest, self.holders[name], lost)
         return sorted(found, key=lambda loss: (loss.checkpoint or "", loss.key))
 
-    def _read_all(self) -> Iterator[tuple[str, Manifest | Fault | None]]:
-        def read(item: tuple[str, list[Ref]]) -> Manifest | Fault | None:
+    def _read_all(self) -> Iterator[tuple[str, Manifest | RecordFault | None]]:
+        def read(item: tuple[str, list[Ref]]) -> Manifest | RecordFault | None:
             return _read_manifest(self._store, *item)
 
         found = threads.ordered_map(read, self.holders.items(), waits=self._store.backend.is_remote)
         yield from zip(self.holders, found, strict=True)
 
 
-def fault_in(error: FormatError | BackendError) -> Fault:
+def fault_in(error: FormatError | BackendError) -> RecordFault:
     """Describe a blob that cannot be read.
 
     Raises:
@@ -153,10 +153,10 @@ def fault_in(error: FormatError | BackendError) -> Fault:
     if isinstance(error, StarvedError | NewerFormatError):
         raise error
     reason = error.reason if isinstance(error, CorruptError | BackendError) else str(error)
-    return Fault(reason=reason, is_failure=isinstance(error, BackendError))
+    return RecordFault(reason=reason, is_failure=isinstance(error, BackendError))
 
 
-def _read_manifest(store: Store, name: str, refs: Sequence[Ref]) -> Manifest | Fault | None:
+def _read_manifest(store: Store, name: str, refs: Sequence[Ref]) -> Manifest | RecordFault | None:
     """Read a manifest; return None if the refs that name it were dropped meanwhile."""
     try:
         manifest = store.manifest(refs[0])
@@ -166,7 +166,7 @@ def _read_manifest(store: Store, name: str, refs: Sequence[Ref]) -> Manifest | F
     except (FormatError, BackendError) as error:
         return fault_in(error) if any(stands(store, ref) for ref in refs) else None
     if manifest.store_id != store.id:
-        return Fault(reason=f"it is of store {manifest.store_id}, and this is {store.id}", is_failure=True)
+        return RecordFault(reason=f"it is of store {manifest.store_id}, and this is {store.id}", is_failure=True)
     return manifest
 
 
@@ -340,7 +340,7 @@ def plan_repair(
     noted = notes(backend)
     for key in noted:
         if key not in needs.bad_refs and backend.stat(key) is None:
-            needs.bad_refs[key] = Fault(reason="an earlier repair was about to replace it")
+            needs.bad_refs[key] = RecordFault(reason="an earlier repair was about to replace it")
     given_up = frozenset(key for key in abandon if key.startswith("packs/"))
     packs = CheckedPacks(
         backend, lambda names: Clues(backend, (each for _, each in needs.manifests()), of=names), given_up=given_up
@@ -423,7 +423,7 @@ def _execute(plan: RepairPlan) -> RepairReport:
     needs = Needs(store)
     for key in notes(backend):
         if key not in needs.bad_refs and backend.stat(key) is None:
-            needs.bad_refs[key] = Fault(reason="a repair was about to replace it")
+            needs.bad_refs[key] = RecordFault(reason="a repair was about to replace it")
     return RepairReport(
         restored=tuple(restored),
         abandoned=tuple(abandoned),

@@ -43,7 +43,7 @@ from tensorcas_mlflow.layout import (
     segment_bytes,
 )
 from tensorcas_mlflow.maintenance._checked_packs import CheckedPacks
-from tensorcas_mlflow.maintenance._copy_chunks import ChunkReader
+from tensorcas_mlflow.maintenance._copy_chunks import CopyReader
 from tensorcas_mlflow.maintenance._inventory import NO_DIGESTS, list_manifests
 from tensorcas_mlflow.maintenance._quarantine import PREFIX, Quarantine, keep_blob
 from tensorcas_mlflow.maintenance._sources import FoundRef
@@ -350,7 +350,7 @@ def restore_ref(store: Store, key: str, found: FoundRef, quarantine: Quarantine)
         ref = dataclasses.replace(ref, uri=None)  # as a copy has it
     for _ in range(_MAX_ATTEMPTS):
         with PendingBatch(store.backend, store.catalog, [found.manifest]) as pending:
-            reader = ChunkReader(found.source)
+            reader = CopyReader(found.source)
             pending.write(reader.payloads(pending.missing))
             if reader.faults:
                 lacking, reason = next(iter(reader.faults.items()))

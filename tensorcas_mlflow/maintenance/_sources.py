@@ -13,7 +13,7 @@ import numpy as np
 from tensorcas_mlflow.base.digest import Digests
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NotFoundError
 from tensorcas_mlflow.layout import MAX_BYTES, Manifest, Payload, Ref, decode_chunk, list_blobs, payload_of
-from tensorcas_mlflow.maintenance._copy_chunks import ChunkReader
+from tensorcas_mlflow.maintenance._copy_chunks import CopyReader
 from tensorcas_mlflow.maintenance._inventory import as_keys
 from tensorcas_mlflow.maintenance._quarantine import Quarantine
 from tensorcas_mlflow.store import Store
@@ -111,7 +111,7 @@ class Sources:
             left = np.array([digest for digest in digests if digest.tobytes() not in had], dtype=np.uint8)
             if len(left) == 0:
                 return
-            for payload in ChunkReader(source).payloads(left):
+            for payload in CopyReader(source).payloads(left):
                 if payload.digest not in had:
                     had.add(payload.digest)
                     yield payload

@@ -165,7 +165,7 @@ def _figures_of(store: Store, refs: Iterable[Ref]) -> dict[str, Any]:
 By = Literal["experiment", "run", "step"]
 
 
-class Owner(NamedTuple):
+class RefOwner(NamedTuple):
     """Owner of a ref. A part that is unknown, or not asked for, is None."""
 
     experiment: str | None
@@ -174,7 +174,7 @@ class Owner(NamedTuple):
     step: int | None
 
 
-def owners_of(refs: Sequence[Ref], by: By, *, store_uri: str) -> list[Owner]:
+def owners_of(refs: Sequence[Ref], by: By, *, store_uri: str) -> list[RefOwner]:
     """Find the owner of each ref, as far as refs and artifact paths tell.
 
     Args:
@@ -185,11 +185,13 @@ def owners_of(refs: Sequence[Ref], by: By, *, store_uri: str) -> list[Owner]:
     placed = [_place(ref, store_uri) for ref in refs]
     runs = [ref.run_id if ref.run_id is not None else run for ref, (_, run) in zip(refs, placed, strict=True)]
     known = {run: experiment for run, (experiment, _) in zip(runs, placed, strict=True) if run and experiment}
-    found: list[Owner] = []
+    found: list[RefOwner] = []
     for ref, run, (experiment, _) in zip(refs, runs, placed, strict=True):
         if experiment is None and run is not None:
             experiment = known.get(run)
-        found.append(Owner(experiment, None if by == "experiment" else run, ref.step if by == "step" and run else None))
+        found.append(
+            RefOwner(experiment, None if by == "experiment" else run, ref.step if by == "step" and run else None)
+        )
     return found
 
 

@@ -46,7 +46,7 @@ from tensorcas_mlflow.layout import (
 )
 from tensorcas_mlflow.maintenance._chunks import (
     Checked,
-    Fault,
+    ChunkFault,
     Verdict,
     check_chunks,
     divide,
@@ -333,7 +333,7 @@ def _read_chunks(backend: Backend, packs: _Packs, chosen: Mask, *, decode: bool,
     checked = reduce(merge_checks, parts, Checked())
     said = table.entries[["raw_bytes", "stored_bytes"]]
     impossible = {
-        row: Fault(verdict=Verdict.BAD, reason=f"its entry says {said[row][0]} bytes in {said[row][1]}")
+        row: ChunkFault(verdict=Verdict.BAD, reason=f"its entry says {said[row][0]} bytes in {said[row][1]}")
         for row in np.flatnonzero(chosen & ~fits).tolist()
     }
     if checked.gone:

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.adapter import SKELETON, Array
-from tensorcas_mlflow.backends import Tally
+from tensorcas_mlflow.backends import ReadCounter
 from tensorcas_mlflow.base.arrow import array_of_texts
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, digest, digest_all, digest_of
 from tensorcas_mlflow.base.files import sparse_memory
 from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES, Offsets, aligned_bytes, bytes_of
 from tensorcas_mlflow.base.threads import Lazy
-from tensorcas_mlflow.chunk_io import Owner, TensorsFile
+from tensorcas_mlflow.chunk_io import ChunkOwner, TensorsFile
 from tensorcas_mlflow.layout import Manifest, Specs
 from tensorcas_mlflow.reader._slices import Selection, divided
 from tensorcas_mlflow.store import Store
@@ -255,7 +255,7 @@ class PartContents(Contents):
 class RowContents(Contents):
     """Tensor rows of a manifest."""
 
-    def __init__(self, manifest: Manifest, *, label: str, tally: Tally) -> None:
+    def __init__(self, manifest: Manifest, *, label: str, tally: ReadCounter) -> None:
         """Take the tensors of a checkpoint's manifest."""
         self.manifest = manifest
         self.label = label
@@ -334,7 +334,9 @@ class RowContents(Contents):
 class StoredContents(RowContents):
     """Tensors of a checkpoint in a store."""
 
-    def __init__(self, store: Store, manifest: Manifest, *, label: str, tally: Tally, verify: bool = True) -> None:
+    def __init__(
+        self, store: Store, manifest: Manifest, *, label: str, tally: ReadCounter, verify: bool = True
+    ) -> None:
         """Read from a store.
 
         Args:
@@ -355,7 +357,7 @@ class StoredContents(RowContents):
 
     def read_chunks(self, row: int, chunks: Offsets, outs: Sequence[memoryview]) -> None:
         stored = self.manifest.rows[int(self.row_of[row])]
-        owner = Owner(label=self.manifest.label, rows=[stored])
+        owner = ChunkOwner(label=self.manifest.label, rows=[stored])
         self._store.chunks.read(stored.digests[chunks], list(outs), verify=self._verify, owner=owner)
 
 
@@ -371,7 +373,7 @@ class FileContents(RowContents):
             verify: Whether to check each chunk against its digest.
             end: Called at the close.
         """
-        super().__init__(file.manifest, label=label, tally=Tally())
+        super().__init__(file.manifest, label=label, tally=ReadCounter())
         file.tally = self.tally
         self._file = file
         self._verify = verify

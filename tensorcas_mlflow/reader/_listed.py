@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import numpy as np
 
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.backends import Tally
+from tensorcas_mlflow.backends import ReadCounter
 from tensorcas_mlflow.base.digest import digest_all, digest_of
 from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES, Offsets, bytes_of
 from tensorcas_mlflow.base.threads import Lazy, Lock
-from tensorcas_mlflow.chunk_io import Owner
+from tensorcas_mlflow.chunk_io import ChunkOwner
 from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.file_formats import ByteSource, Listing, TensorLocation
 from tensorcas_mlflow.layout import Manifest, Specs
@@ -71,7 +71,7 @@ _KEPT_BYTES = 8 << 20
 class CountedSource(ByteSource):
     """Another source, with its reads counted."""
 
-    def __init__(self, inner: ByteSource, tally: Tally) -> None:
+    def __init__(self, inner: ByteSource, tally: ReadCounter) -> None:
         """Count reads.
 
         Args:
@@ -141,7 +141,7 @@ class StoredSource(ByteSource):
         # For chunks numbered from the first one, errors name their tensors; for others they name the file alone.
         follow_each_other = int(chunks[left[-1]]) - int(chunks[left[0]]) == len(left) - 1
         rows = self._manifest.rows if follow_each_other else ()
-        owner = Owner(label=self._manifest.label, rows=rows, first=int(chunks[left[0]]))
+        owner = ChunkOwner(label=self._manifest.label, rows=rows, first=int(chunks[left[0]]))
         wanted = [outs[at] for at in left]
         self._store.chunks.read(self._manifest.digests[chunks[left]], wanted, verify=self._verify, owner=owner)
         for at in {left[0], left[-1]}:
@@ -252,7 +252,7 @@ class StoredFileContents(ListedContents):
         listing: Listing,
         *,
         label: str,
-        tally: Tally,
+        tally: ReadCounter,
         verify: bool = True,
     ) -> None:
         """Read from a store.

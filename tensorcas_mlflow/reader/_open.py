@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tensorcas_mlflow.backends import Tally
+from tensorcas_mlflow.backends import ReadCounter
 from tensorcas_mlflow.chunk_io import TensorsFile
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.file_formats import ByteSource, Listing, OpenSibling, list_source, open_listing
@@ -32,7 +32,7 @@ def open_ref(store: Store, ref: Ref, *, verify: bool = True, **options: Any) -> 
         CorruptError: Its manifest is damaged or gone.
         FormatError: It is a file without known tensors.
     """
-    tally = Tally()
+    tally = ReadCounter()
     metered = store.metered(tally)
 
     def beside(name: str) -> ByteSource:
@@ -50,7 +50,7 @@ def open_ref(store: Store, ref: Ref, *, verify: bool = True, **options: Any) -> 
 def open_manifest(
     store: Store,
     manifest: Manifest,
-    tally: Tally,
+    tally: ReadCounter,
     *,
     label: str,
     verify: bool = True,
@@ -123,7 +123,7 @@ def open_listed(
         end: Called when the reader is closed.
         options: See `CheckpointReader`.
     """
-    tally = Tally()
+    tally = ReadCounter()
     sources = tuple(CountedSource(source, tally) for source in listing.sources)
     counted = Listing(
         format=listing.format,

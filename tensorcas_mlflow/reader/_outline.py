@@ -199,11 +199,11 @@ def _written(text: str) -> str:
     return text.replace("#", "_").replace(NUMBER, "#")
 
 
-def _reading(text: str, match: re.Match[str], stage: int = 0) -> Reading:
+def _reading(text: str, match: re.Match[str], stage: int = 0) -> NameReading:
     rest = text[match.end() :]
     n_before = text.count("#", 0, match.end())
     expert = _EXPERT.search(rest)
-    return Reading(
+    return NameReading(
         stack=match["stack"],
         layer=n_before - 1,
         stage=stage,
@@ -470,13 +470,13 @@ def _counted_through(stack: Any, stage: Any, layer: Any) -> Any:
 
 
 def _kept(
-    readings: list[Reading | None], other: Callable[[str], Reading | None], patterns: Patterns
-) -> list[Reading | None]:
+    readings: list[NameReading | None], other: Callable[[str], NameReading | None], patterns: Patterns
+) -> list[NameReading | None]:
     """Read patterns in another way if nothing was found in any."""
     return readings if any(readings) else [other(text) for text in patterns.texts]
 
 
-def _columns(reading: Reading | None, number_of: Mapping[str, int]) -> tuple[int, ...]:
+def _columns(reading: NameReading | None, number_of: Mapping[str, int]) -> tuple[int, ...]:
     if reading is None:
         return (_NONE, 0, 0, _NONE, 0, 0)
     expert = _NONE if reading.expert is None else reading.expert

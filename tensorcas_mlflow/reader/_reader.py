@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from tensorcas_mlflow.adapter import Array, NotFilled, adapter_for, adapter_named
-from tensorcas_mlflow.backends import Tally
+from tensorcas_mlflow.backends import ReadCounter
 from tensorcas_mlflow.base.arrow import array_of_numbers
 from tensorcas_mlflow.base.digest import digest, digest_of
 from tensorcas_mlflow.base.tensors import Offsets, Spec
@@ -49,7 +49,7 @@ class ReadStats:
 class Watch:
     """Clock of the reading calls; nested calls count once."""
 
-    def __init__(self, tally: Tally) -> None:
+    def __init__(self, tally: ReadCounter) -> None:
         self._tally = tally
         self._lock = Lock()
         self._seconds = 0.0
@@ -185,7 +185,7 @@ class CheckpointReader(Mapping[str, Any]):
     ) -> None:
         """Read from contents; users call `open_checkpoint` or `TensorCasStore.open`."""
         self._framework = framework_named(framework, device)
-        self._watch = Watch(contents.tally)
+        self._watch = ReadClock(contents.tally)
         self._naming = naming
         self._take(contents)
 

@@ -13,7 +13,7 @@ import numpy as np
 from tensorcas_mlflow.base.tensors import Offsets
 from tensorcas_mlflow.reader._outline import distinct
 
-Places = range | Offsets
+ElementPositions = range | Offsets
 """Places of one axis, ascending, each once. An axis may have very many."""
 
 _MOST_RUNS = 1 << 20
@@ -113,7 +113,7 @@ def divided(
             waiting.append((*box[:at], side, *box[at + 1 :]))
 
 
-def _as_index(places: Places) -> Any:
+def _as_index(places: ElementPositions) -> Any:
     return slice(places.start, places.stop, places.step) if isinstance(places, range) else places
 
 
@@ -234,13 +234,13 @@ def _out_of_bounds(place: int, axis: int, side: int) -> IndexError:
     return IndexError(f"index {place} is out of bounds for axis {axis} with size {side}")
 
 
-def _n_runs(places: Places) -> int:
+def _n_runs(places: ElementPositions) -> int:
     if isinstance(places, range):
         return 1 if places.step == 1 else len(places)
     return 1 + int((np.diff(places) > 1).sum())
 
 
-def _runs(places: Places) -> tuple[Offsets, Offsets]:
+def _runs(places: ElementPositions) -> tuple[Offsets, Offsets]:
     if isinstance(places, range) and places.step == 1:
         return np.array([places.start]), np.array([places.stop])
     found = _array(places)
@@ -249,7 +249,7 @@ def _runs(places: Places) -> tuple[Offsets, Offsets]:
     return starts, found[np.concatenate((ends, [len(found) - 1]))] + 1
 
 
-def _array(places: Places) -> Offsets:
+def _array(places: ElementPositions) -> Offsets:
     if isinstance(places, range):
         return np.arange(places.start, places.stop, places.step, dtype=np.int64)
     return places

@@ -25,7 +25,7 @@ _MOST_NUMBERS, _MOST_CHARACTERS = 64, 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class SummaryNode:
     """A part of a model: a module, all layers of one kind together, or the tensors of one name."""
 
     name: str
@@ -66,7 +66,7 @@ class Summary:
     dtypes: dict[str, tuple[int, int]]
     """By dtype the number of tensors and their bytes, most bytes first."""
     stacks: tuple[StackSummary, ...]
-    tree: Node
+    tree: SummaryNode
     """The whole; its name is empty."""
     is_cut: bool = False
     """Whether it omits parts with thousands of distinct names."""
@@ -97,7 +97,7 @@ class Summary:
         return "\n".join([*lines, "…"] if self.is_cut else lines)
 
 
-def _lines(nodes: Sequence[Node], depth: int) -> Iterator[tuple[str, str]]:
+def _lines(nodes: Sequence[SummaryNode], depth: int) -> Iterator[tuple[str, str]]:
     for node in nodes:
         what = size_text(node.n_bytes)
         if node.dtypes:
@@ -261,7 +261,7 @@ class _Branch:
     n_alike: int = 1
     inner: dict[str, list[_Leaf]] = field(default_factory=dict)
 
-    def node(self) -> Node:
+    def node(self) -> SummaryNode:
         """Make the node, and those below it."""
         ending = [each for each in self.leaves if len(each.keys) == self.depth]
         for each in self.leaves:
@@ -273,7 +273,7 @@ class _Branch:
             n_alike = child.n_alike if child.dtypes else child.n_alike * self.n_alike
             return replace(child, name=f"{self.name}.{child.name}", n_alike=n_alike)
         leaf = ending[0] if len(ending) == 1 else None
-        return Node(
+        return SummaryNode(
             name=self.name,
             n_tensors=sum(each.n_tensors for each in self.leaves),
             n_bytes=sum(each.n_bytes for each in self.leaves),

@@ -237,7 +237,7 @@ _MOST_HELD = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundBases:
     """The bases of some chunks."""
 
     named: Sequence[Base | None]
@@ -310,7 +310,7 @@ class BasePlan:
         data = self._catalog.recent.find(wanted) or self._read(wanted)
         return [(depth, raw) for (depth, _), raw in zip(chain, data, strict=True) if raw is not None]
 
-    def bases(self, chunks: Any, digests: Digests, depth: int) -> Found:
+    def bases(self, chunks: Any, digests: Digests, depth: int) -> FoundBases:
         """Find the bases of some chunks with candidates.
 
         Args:
@@ -342,7 +342,7 @@ class BasePlan:
                     depth=int(entry["depth"]),
                 )
                 decoded[at] = raw
-        return Found(named=named, data=decoded)
+        return FoundBases(named=named, data=decoded)
 
     def _ancestry(self, rows: Any) -> Ancestry:
         return self._look_up(rows) if self._found is None else self._found.some(rows)
@@ -384,7 +384,7 @@ def _differ(one: Digests, other: Digests) -> Mask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class BaselessTensors:
     """Tensors whose new chunks need bases."""
 
     source: Source
@@ -394,7 +394,7 @@ class Wanted:
     """The tensors, by their numbers in the source; no two of one name."""
 
     @classmethod
-    def of(cls, source: Source, new: Any) -> Wanted:
+    def of(cls, source: Source, new: Any) -> BaselessTensors:
         """Find the tensors large enough for deltas.
 
         Args:
@@ -426,7 +426,7 @@ class Wanted:
 
 
 def nearest_parent(
-    catalog: Catalog, reader: ChunkReader, wanted: Wanted, chunk_bytes: int, candidates: Sequence[Manifest]
+    catalog: Catalog, reader: ChunkReader, wanted: BaselessTensors, chunk_bytes: int, candidates: Sequence[Manifest]
 ) -> Manifest | None:
     """Choose the earlier checkpoint with the bases of tensors.
 
@@ -459,7 +459,7 @@ def nearest_parent(
 
 
 def plan_bases(
-    catalog: Catalog, reader: ChunkReader, wanted: Wanted, chunk_bytes: int, parent: Manifest
+    catalog: Catalog, reader: ChunkReader, wanted: BaselessTensors, chunk_bytes: int, parent: Manifest
 ) -> BasePlan | None:
     """Find possible bases of new chunks: the chunks at their places in an earlier checkpoint or file.
 
@@ -487,7 +487,7 @@ _N_LATEST = 3
 _N_LOOKED_AT = 48
 """Number of refs to check; a logged model is some ten files, and one of them holds its tensors."""
 
-Earlier = Callable[[], Manifest | None]
+FindParent = Callable[[], Manifest | None]
 
 
 class ParentStore(Protocol):
@@ -515,7 +515,7 @@ class Parents:
     store: ParentStore
     series: str | None = None
     """Name of its series, the same for each of its steps; None if it is in none."""
-    earlier: Earlier | None = None
+    earlier: FindParent | None = None
     """Reads the last checkpoint of that series, if this process has not written it."""
     nearest: Manifest | None = field(default=None, init=False)
     """Result of the search for the last save, or the last batch of a stream."""
@@ -533,7 +533,7 @@ class Parents:
         store = self.store
         if store.backend.is_remote or store.backend.is_carrier:
             return None
-        wanted = Wanted.of(source, new[source.holds(new)])
+        wanted = BaselessTensors.of(source, new[source.holds(new)])
         if not wanted.rows:
             return None
         plan = None

@@ -41,7 +41,7 @@ from tensorcas_mlflow.layout import (
     pack_name,
     ref_bytes,
 )
-from tensorcas_mlflow.store._save import Intent, declare, look, manifest_blob, probe, write_packs
+from tensorcas_mlflow.store._save import WrittenIntent, declare, look, manifest_blob, probe, write_packs
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class PendingBatch:
         self._backend = backend
         self._catalog = catalog
         self._lock = threading.Lock()
-        self._intents: list[Intent | None] = [None] * len(manifests)
+        self._intents: list[WrittenIntent | None] = [None] * len(manifests)
         self._names: dict[str, str] = {}
         """The name of each manifest, by its digest."""
         self._there: set[str] = set()

@@ -94,7 +94,7 @@ class DeltaChoice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class EncodingChoice:
     """Encoding of a tensor's chunks."""
 
     itemsize: int
@@ -118,7 +118,7 @@ def choose(
     max_depth: int = 0,
     effort: Effort = Effort.BALANCED,
     arrangement_of: ArrangementOf = lambda _depth, find: find(),
-) -> Choice:
+) -> EncodingChoice:
     """Choose the encoding of a tensor.
 
     Args:
@@ -133,12 +133,12 @@ def choose(
     """
     n_bytes = memoryview(sample).nbytes
     if itemsize not in WORD_BYTES or (itemsize == 1 and not is_float):
-        return Choice(itemsize=itemsize, codings=None, plain_share=0.0, delta=None, effort=effort)
+        return EncodingChoice(itemsize=itemsize, codings=None, plain_share=0.0, delta=None, effort=effort)
     delta = None
     if n_bytes < _LEAST_SAMPLE_BYTES:
         if bases and max_depth > 0:
             delta = DeltaChoice(transform=Transform.PLAIN, unit=1, codings=None, depth=min(bases[0][0], max_depth - 1))
-        return Choice(itemsize=itemsize, codings=None, plain_share=0.0, delta=delta, effort=effort)
+        return EncodingChoice(itemsize=itemsize, codings=None, plain_share=0.0, delta=delta, effort=effort)
     plain = estimate_share(sample, itemsize)
     shares = {depth: estimate_share(sample, itemsize, base=base) for depth, base in bases}
     depth = choose_depth(plain, list(shares.items()), max_depth)
@@ -151,7 +151,7 @@ def choose(
             find = partial(choose_transform, sample, itemsize, base, codings, at_any_cost=at_any_cost)
             transform, unit = arrangement_of(depth, find)
         delta = DeltaChoice(transform=transform, unit=unit, codings=codings, depth=depth)
-    return Choice(
+    return EncodingChoice(
         itemsize=itemsize,
         codings=choose_codings(sample, itemsize),
         plain_share=min(plain, 1.0),
@@ -198,7 +198,7 @@ def choose_depth(plain: float, shares: Sequence[tuple[int, float]], max_depth: i
     return chosen
 
 
-def encode_chosen(raw: Buffer, choice: Choice, base: Buffer | None = None) -> tuple[Codec, int, Buffer]:
+def encode_chosen(raw: Buffer, choice: EncodingChoice, base: Buffer | None = None) -> tuple[Codec, int, Buffer]:
     """Encode a chunk by its tensor's choice, or differently if the choice takes clearly more room.
 
     Args:
@@ -224,7 +224,7 @@ def encode_chosen(raw: Buffer, choice: Choice, base: Buffer | None = None) -> tu
     return plain
 
 
-def _encode_plain(raw: Buffer, choice: Choice) -> tuple[Codec, int, Buffer]:
+def _encode_plain(raw: Buffer, choice: EncodingChoice) -> tuple[Codec, int, Buffer]:
     if choice.codings is None:
         return encode_best(raw, choice.itemsize)
     stored = PLANES.encode_as(raw, choice.itemsize, choice.codings, choice.effort)
@@ -292,11 +292,11 @@ class Chooser:
         self._max_depth = max_depth
         self._effort = effort
         self._arrangements = arrangements or Arrangements()
-        self._choices: dict[tuple[str, str, bool], Choice] = {}
+        self._choices: dict[tuple[str, str, bool], EncodingChoice] = {}
         self._depth: int | None = None
         """Depth of all bases, once decided; -1 for no bases."""
 
-    def choice(self, name: str, dtype: str, itemsize: int, sample: Sample, *, has_bases: bool) -> Choice:
+    def choice(self, name: str, dtype: str, itemsize: int, sample: Sample, *, has_bases: bool) -> EncodingChoice:
         """Choose the encoding of a tensor.
 
         Args:

@@ -15,7 +15,7 @@ from tensorcas_mlflow.codecs import RAW, Buffer, Codec, Effort, encode_best
 from tensorcas_mlflow.errors import ConflictError
 from tensorcas_mlflow.layout import ENTRY, RAW_ALIGNMENT, STORED_DIGEST_BYTES, Base, Entries, PayloadGroup, is_delta
 from tensorcas_mlflow.store._bases import MAX_DEPTH, BasePlan
-from tensorcas_mlflow.store._choose import Arrangements, Choice, Chooser, Policy, encode_chosen, sample_number
+from tensorcas_mlflow.store._choose import Arrangements, Chooser, EncodingChoice, Policy, encode_chosen, sample_number
 from tensorcas_mlflow.store._sources import Pieces, Source
 
 _LEAST_ROW_BYTES = 16 << 10
@@ -32,7 +32,7 @@ def new_chooser(policy: Policy, arrangements: Arrangements | None = None) -> Cho
 class Recipe:
     """Encoding of one chunk."""
 
-    choice: Choice
+    choice: EncodingChoice
     named: Base | None = None
     """Possible base of the chunk."""
     base: Buffer | None = None
@@ -61,7 +61,7 @@ class Recipes:
         is_tensor = np.array([name is not None and name[0] not in "SU" for name in columns.dtypes], dtype=bool)
         self._is_chosen = is_tensor[columns.dtype] & (columns.n_bytes >= _LEAST_ROW_BYTES) & (policy is not Policy.FAST)
         self._chooser = chooser or new_chooser(policy)
-        self._choices: dict[int, Choice] = {}
+        self._choices: dict[int, EncodingChoice] = {}
         if plan:
             rows = np.unique(columns.rows_of(chunks[plan.has(chunks)]))
             rows = rows[self._is_chosen[rows]]
@@ -91,7 +91,7 @@ class Recipes:
                         out[at] = Recipe(choice=self._choice(int(pieces.rows[at])), named=named, base=base)
         return out
 
-    def _choice(self, row: int) -> Choice:
+    def _choice(self, row: int) -> EncodingChoice:
         choice = self._choices.get(row)
         if choice is None:
             columns = self._source.columns
@@ -131,7 +131,7 @@ _JOINED_BYTES = 16 << 10
 """Parts smaller than this on average are joined: writing each by itself would take longer."""
 
 OriginOf = Callable[[int], "str | None"]
-Keep = Callable[[Digests, Sequence[Buffer]], None]
+KeepChunks = Callable[[Digests, Sequence[Buffer]], None]
 """Receives chunks with their final bytes, and their digests; on any thread."""
 
 
@@ -141,7 +141,7 @@ def encode_chunks(
     policy: Policy,
     plan: BasePlan | None = None,
     chooser: Chooser | None = None,
-    keep: Keep | None = None,
+    keep: KeepChunks | None = None,
 ) -> Iterator[PayloadGroup]:
     """Encode some chunks of a source.
 
@@ -181,7 +181,7 @@ def encode_pieces(
     is_text: Any = None,
     origin: OriginOf | None = None,
     recipes: Recipes | None = None,
-    keep: Keep | None = None,
+    keep: KeepChunks | None = None,
 ) -> Iterator[PayloadGroup]:
     """Encode groups of chunks.
 
@@ -227,7 +227,7 @@ def _encode(
     policy: Policy,
     is_text: Any,
     origin: OriginOf | None,
-    keep: Keep | None,
+    keep: KeepChunks | None,
 ) -> list[PayloadGroup]:
     pieces, recipes = group
     data = pieces.data if origin is None or pieces.are_hashed else _checked_copies(pieces, origin)

@@ -26,8 +26,8 @@ from tensorcas_mlflow.layout import Manifest, Mask, Row
 from tensorcas_mlflow.store._bases import BasePlan, Parents, matching_row
 from tensorcas_mlflow.store._choose import Policy
 from tensorcas_mlflow.store._encode import encode_chunks, new_chooser
-from tensorcas_mlflow.store._save import Intent, declare, look, probe, write_packs
-from tensorcas_mlflow.store._sources import Reader, Source
+from tensorcas_mlflow.store._save import WrittenIntent, declare, look, probe, write_packs
+from tensorcas_mlflow.store._sources import ReadRows, Source
 
 _LOOK_BYTES = 64 << 10
 """Size to which many small parts of a skeleton are joined before they are cut."""
@@ -231,7 +231,7 @@ class StreamSource(Source):
         is_held: Mask = chunks >= self._first_held
         return is_held
 
-    def _reader(self) -> Reader:
+    def _reader(self) -> ReadRows:
         def data_of(chunks: Any, _rows: Any) -> list[Any]:
             if chunks[0] < self._first_held:
                 # It was stored with its batch: a collector treated the batch's intent as dead, and deleted the chunk.
@@ -299,7 +299,7 @@ class Ingest:
         self._policy = policy
         self._parents = parents if policy is not Policy.FAST else None
         self._chooser = new_chooser(policy)
-        self._intents: list[Intent] = []
+        self._intents: list[WrittenIntent] = []
         self._digests: list[Digests] = []
         self._sizes: list[int] = []
         self._rows: list[OpenRow] = []

@@ -14,9 +14,18 @@ from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import BlobInfo, LocalBackend
 from tensorcas_mlflow.base.digest import digest_all
 from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES
-from tensorcas_mlflow.chunk_io import Catalog, ChunkReader, Owner, TensorsFile
+from tensorcas_mlflow.chunk_io import Catalog, ChunkOwner, ChunkReader, TensorsFile
 from tensorcas_mlflow.errors import BlobNotFoundError, ConflictError, CorruptError
-from tensorcas_mlflow.layout import MAX_BYTES, Fill, Layout, Manifest, Ref, file_pieces, pack_key, read_pack_table
+from tensorcas_mlflow.layout import (
+    MAX_BYTES,
+    Fill,
+    Manifest,
+    Ref,
+    TensorsFileLayout,
+    file_pieces,
+    pack_key,
+    read_pack_table,
+)
 from tensorcas_mlflow.store._sources import TensorSource
 from tensorcas_mlflow.store._store import Store
 
@@ -60,7 +69,7 @@ class PackedPayload:
     def fill(self, first: int, outs: list[memoryview]) -> None:
         """Read consecutive chunks and verify them: a `Fill`."""
         digests = self.manifest.digests[first : first + len(outs)]
-        owner = Owner(label=self.manifest.label, rows=self.manifest.rows, first=first)
+        owner = ChunkOwner(label=self.manifest.label, rows=self.manifest.rows, first=first)
         self._chunks.read(digests, outs, verify=True, owner=owner)
 
 
@@ -150,7 +159,7 @@ def payload_bytes(store: Store, ref: Ref) -> int:
         BlobNotFoundError: Its manifest is gone.
     """
     blob = store.backend.get(f"manifests/{ref.manifest}", max_bytes=MAX_BYTES)
-    return Layout.of(Manifest.from_blob(blob, ref.manifest)).n_bytes
+    return TensorsFileLayout.of(Manifest.from_blob(blob, ref.manifest)).n_bytes
 
 
 def payload_pieces(store: Store, manifest: Manifest) -> Iterator[bytes | bytearray]:
@@ -186,7 +195,7 @@ def _payload_in(folder: Path) -> TensorsFile | PackedPayload:
 def _from_store(store: Store, manifest: Manifest) -> Fill:
     def fill(first: int, outs: list[memoryview]) -> None:
         digests = manifest.digests[first : first + len(outs)]
-        owner = Owner(label=manifest.label, rows=manifest.rows, first=first)
+        owner = ChunkOwner(label=manifest.label, rows=manifest.rows, first=first)
         store.chunks.read(digests, outs, verify=True, owner=owner)
 
     return fill

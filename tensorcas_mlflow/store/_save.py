@@ -39,13 +39,13 @@ from tensorcas_mlflow.layout import (
 from tensorcas_mlflow.store._bases import BasePlan, Parents
 from tensorcas_mlflow.store._choose import Policy
 from tensorcas_mlflow.store._encode import encode_chunks, new_chooser
-from tensorcas_mlflow.store._sources import NoSource, Source, Watch
+from tensorcas_mlflow.store._sources import CountBytes, NoSource, Source
 
-Intent = tuple[str, Token]
+WrittenIntent = tuple[str, Token]
 """Key and token of an intent."""
 
 
-def declare(backend: Backend, manifest_name: str, digests: Digests, bases: Collection[str] = ()) -> Intent:
+def declare(backend: Backend, manifest_name: str, digests: Digests, bases: Collection[str] = ()) -> WrittenIntent:
     """Create the intent of a save: from now on every collector sees the chunks it relies on.
 
     Args:
@@ -259,7 +259,7 @@ class PendingSave:
         """Possible bases of new chunks; the intent names them."""
         self._unique, self._first, _ = unique_rows(manifest.digests)
         self._manifest_name = ""
-        self._intent: Intent | None = None
+        self._intent: WrittenIntent | None = None
         self._condemned = Condemnation(lists=(), generation=None)
         self._lock = threading.Lock()
         self._missing: Mask | None = None
@@ -290,7 +290,7 @@ class PendingSave:
             self._check_open()
             self._source = self._source.detached(self._new_chunks())
 
-    def write(self, *, watch: Watch | None = None) -> None:
+    def write(self, *, watch: CountBytes | None = None) -> None:
         """Write the new chunks, and the manifest.
 
         Args:
@@ -359,7 +359,7 @@ class PendingSave:
                 # The caller wants the reason for giving up, not this error. A leftover intent costs little.
                 _log.warning("a save was given up, and %s", error)
 
-    def _check_open(self) -> Intent:
+    def _check_open(self) -> WrittenIntent:
         if self._intent is None:
             raise ValueError("this save is committed or abandoned already")
         return self._intent
@@ -379,7 +379,7 @@ class PendingSave:
             self._plan.leave_out(self._backend, self._condemned.packs)
         self._missing = probe(self._backend, self._catalog, self._unique, self._condemned)
 
-    def _write(self, watch: Watch | None = None) -> None:
+    def _write(self, watch: CountBytes | None = None) -> None:
         """Take step 3: after it everything the save relies on exists, and stays as long as the intent does."""
         # In a remote store a manifest's blob has hints of its chunks' places, known only after the packs are written.
         is_together = not self._backend.is_remote
@@ -402,7 +402,7 @@ class PendingSave:
         chooser = new_chooser(self._policy, arrangements)
         return encode_chunks(self._source, new, self._policy, self._plan, chooser, keep=self._catalog.recent.note)
 
-    def _watched(self, payloads: Iterator[PayloadGroup], watch: Watch) -> Iterator[PayloadGroup]:
+    def _watched(self, payloads: Iterator[PayloadGroup], watch: CountBytes) -> Iterator[PayloadGroup]:
         sizes = self._source.sizes[self._new_chunks()]
         begin = 0
         for group in payloads:

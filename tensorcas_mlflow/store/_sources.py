@@ -27,9 +27,9 @@ _GROUP_PIECES = 1 << 14
 _WATCHED_BYTES = 64 << 20
 """Bytes hashed between two calls of the watcher."""
 
-Reader = Callable[[Any, Any], list[Any]]
+ReadRows = Callable[[Any, Any], list[Any]]
 """Returns the bytes of chunks, given their numbers over all rows and their rows."""
-Watch = Callable[[int], None]
+CountBytes = Callable[[int], None]
 """Called with the number of bytes processed since the last call."""
 
 
@@ -111,7 +111,7 @@ class Source(ABC):
         return False
 
     @abstractmethod
-    def _reader(self) -> Reader:
+    def _reader(self) -> ReadRows:
         """Return a reader of chunks, asked for in their order; it need not keep its results."""
 
     def detached(self, chunks: Any) -> Source:
@@ -139,7 +139,7 @@ class _CopiedSource(Source):
     def holds(self, chunks: Any) -> Mask:
         return np.fromiter((chunk in self._copies for chunk in chunks.tolist()), dtype=bool, count=len(chunks))
 
-    def _reader(self) -> Reader:
+    def _reader(self) -> ReadRows:
         return lambda chunks, _rows: self._copies_of(chunks)
 
     def _copies_of(self, chunks: Any) -> list[bytes]:
@@ -150,7 +150,7 @@ class _CopiedSource(Source):
             raise FencedError(1) from None
 
 
-def _digest_watched(pieces: list[memoryview], *, watch: Watch) -> Digests:
+def _digest_watched(pieces: list[memoryview], *, watch: CountBytes) -> Digests:
     """Hash buffers like `digest_all`, and report progress after every batch."""
     stops = np.cumsum([0, *(piece.nbytes for piece in pieces)])
     parts = [np.empty((0, DIGEST_BYTES), dtype=np.uint8)]
@@ -174,7 +174,7 @@ class TensorSource(Source):
         cuts: Mapping[str, Sequence[int]],
         chunk_bytes: int,
         *,
-        watch: Watch | None = None,
+        watch: CountBytes | None = None,
     ) -> None:
         """Hash all arrays.
 
@@ -241,7 +241,7 @@ class TensorSource(Source):
     def _keeps(self, rows: Any) -> bool:
         return bool(self._kept) and bool(self._is_small[rows].all())
 
-    def _reader(self) -> Reader:
+    def _reader(self) -> ReadRows:
         copied: tuple[int, Any] = (-1, None)
 
         def data_of(chunks: Any, rows: Any) -> list[Any]:
@@ -278,7 +278,7 @@ class NoSource(Source):
     def holds(self, chunks: Any) -> Mask:
         return np.zeros(len(chunks), dtype=bool)
 
-    def _reader(self) -> Reader:
+    def _reader(self) -> ReadRows:
         def nothing(chunks: Any, _rows: Any) -> list[Any]:
             raise ChunkNotFoundError(hex_of(self.columns.digests[chunks[0]]), len(chunks))
 

@@ -16,8 +16,8 @@ from tensorcas_mlflow.backends import (
     STORE_FOLDER,
     Backend,
     MeteredBackend,
+    ReadCounter,
     Root,
-    Tally,
     Token,
     open_backend,
     open_bucket,
@@ -61,11 +61,11 @@ from tensorcas_mlflow.layout import (
     read_refs_around,
     stamp_of,
 )
-from tensorcas_mlflow.store._bases import RECENT, Earlier, Parents
+from tensorcas_mlflow.store._bases import RECENT, FindParent, Parents
 from tensorcas_mlflow.store._choose import Policy, RecentArrangements
 from tensorcas_mlflow.store._ingest import Ingest
 from tensorcas_mlflow.store._save import PendingSave
-from tensorcas_mlflow.store._sources import NoSource, TensorSource, Watch
+from tensorcas_mlflow.store._sources import CountBytes, NoSource, TensorSource
 
 _log = logging.getLogger(__name__)
 
@@ -295,7 +295,7 @@ def stores_below(place: Root, *, most_folders: int | None = None) -> Iterator[Ro
             yield place.joined(info.path.removesuffix(ending))
 
 
-Place = str | os.PathLike[str] | Root
+RootLike = str | os.PathLike[str] | Root
 """A root or a place below one, in a user's form; see `Root.parse`."""
 
 
@@ -324,7 +324,7 @@ class Store(Refs):
     # --- opening
 
     @classmethod
-    def init(cls, root: Place, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES, store_id: str | None = None) -> Store:
+    def init(cls, root: RootLike, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES, store_id: str | None = None) -> Store:
         """Create a store.
 
         Args:
@@ -384,7 +384,7 @@ class Store(Refs):
         self.catalog.identity.check(None)
 
     @classmethod
-    def open(cls, root: Place, *, create: bool = False, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> Store:
+    def open(cls, root: RootLike, *, create: bool = False, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> Store:
         """Open the store at a root.
 
         Args:
@@ -424,7 +424,7 @@ class Store(Refs):
         return cls(backend, store_id=store_id, chunk_bytes=chunk_bytes)
 
     @classmethod
-    def find(cls, uri: Place) -> tuple[Store, str]:
+    def find(cls, uri: RootLike) -> tuple[Store, str]:
         """Find the store around a place: the nearest one at it or above.
 
         Stores stay open for the life of the process, so finding one again is cheap.
@@ -450,7 +450,7 @@ class Store(Refs):
         left_out: Mapping[str, str] | None = None,
         policy: Policy | str | None = None,
         series: str | None = None,
-        earlier: Earlier | None = None,
+        earlier: FindParent | None = None,
     ) -> PendingSave:
         """Store arrays; write only chunks the store does not hold.
 
@@ -493,8 +493,8 @@ class Store(Refs):
         left_out: Mapping[str, str] | None = None,
         policy: Policy | str | None = None,
         series: str | None = None,
-        earlier: Earlier | None = None,
-        watch: Watch | None = None,
+        earlier: FindParent | None = None,
+        watch: CountBytes | None = None,
     ) -> PendingSave:
         """Hash arrays and find the chunks missing from the store, but write none yet; see `write_checkpoint`.
 
@@ -554,7 +554,7 @@ class Store(Refs):
         source = NoSource(manifest.rows, manifest.chunk_bytes)
         return _written(PendingSave(self.backend, self.catalog, manifest, source))
 
-    def metered(self, tally: Tally) -> Store:
+    def metered(self, tally: ReadCounter) -> Store:
         """Return the same store with counted reads; it shares this one's view of the index."""
         backend = MeteredBackend(self.backend, tally)
         catalog = self.catalog.copied(backend)

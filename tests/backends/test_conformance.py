@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, rule
 
-from tensorcas_mlflow.backends import Backend, LocalBackend, MemoryBackend, MeteredBackend, Tally
+from tensorcas_mlflow.backends import Backend, LocalBackend, MemoryBackend, MeteredBackend, ReadCounter
 from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CorruptError
 from tensorcas_mlflow.testing import BackendConformance
 
@@ -34,11 +34,11 @@ class TestMemoryBackend(BackendConformance):
 class TestMeteredBackend(BackendConformance):
     @pytest.fixture
     def backend(self, tmp_path: Path) -> MeteredBackend:
-        return MeteredBackend(LocalBackend(tmp_path / "store"), Tally())
+        return MeteredBackend(LocalBackend(tmp_path / "store"), ReadCounter())
 
 
 def test_each_look_and_each_byte_that_is_read_is_counted() -> None:
-    tally = Tally()
+    tally = ReadCounter()
     backend = MeteredBackend(MemoryBackend(is_remote=True), tally)
     backend.put_new("a/1", [b"abc"])
 

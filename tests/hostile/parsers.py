@@ -36,12 +36,12 @@ from tensorcas_mlflow.errors import CorruptError, TensorCasError
 from tensorcas_mlflow.layout import (
     ENTRY,
     FOOTER_BYTES,
-    Layout,
     Manifest,
     PackWriter,
     Payload,
     RefTarget,
     Row,
+    TensorsFileLayout,
     hint_bytes,
     make_table,
     new_ref,
@@ -124,7 +124,7 @@ def use(found: Manifest) -> None:
         if len(ends):
             assert int(ends[-1]) == row.spec.n_bytes
             assert int(np.diff(ends, prepend=0).min()) > 0
-    Layout.of(found)
+    TensorsFileLayout.of(found)
 
 
 # --- packs
@@ -247,7 +247,7 @@ def read_tensors_file(scratch: Path, data: bytes) -> None:
 
 
 def self_contained() -> bytes:
-    layout = Layout.of(manifest())
+    layout = TensorsFileLayout.of(manifest())
     return layout.head().ljust(layout.n_bytes, b"\1")
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.layout import Ref, RefTarget
-from tensorcas_mlflow.maintenance import By, Owner, find_shares, plan_gc
+from tensorcas_mlflow.maintenance import By, RefOwner, find_shares, plan_gc
 from tensorcas_mlflow.maintenance._stats import owners_of
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs, read_pack_table
@@ -42,7 +42,7 @@ def manifest_bytes(store: Store, *refs: Ref) -> int:
     return sum(info.size for info in infos if info is not None)
 
 
-def brute_force(store: Store, by: By) -> dict[Owner, tuple[int, int, int]]:
+def brute_force(store: Store, by: By) -> dict[RefOwner, tuple[int, int, int]]:
     """Exclusive, shared and marginal bytes, one chunk at a time."""
     refs = sorted(store.checkpoints(), key=lambda ref: (ref.created, ref.key))
     size = {
@@ -50,12 +50,12 @@ def brute_force(store: Store, by: By) -> dict[Owner, tuple[int, int, int]]:
         for name, _ in list_packs(store.backend)
         for row in read_pack_table(store.backend, name)
     }
-    needed_by: dict[bytes, list[Owner]] = defaultdict(list)
+    needed_by: dict[bytes, list[RefOwner]] = defaultdict(list)
     for ref, owner in zip(refs, owners_of(refs, by, store_uri=store.uri), strict=True):
         size[ref.manifest.encode()] = manifest_bytes(store, ref)
         for item in {*(row.tobytes() for row in store.manifest(ref).digests), ref.manifest.encode()}:
             needed_by[item].append(owner)
-    found: dict[Owner, list[int]] = defaultdict(lambda: [0, 0, 0])
+    found: dict[RefOwner, list[int]] = defaultdict(lambda: [0, 0, 0])
     for item, owners in needed_by.items():
         for owner in set(owners):
             found[owner][len(set(owners)) > 1] += size[item]
@@ -110,7 +110,7 @@ def test_shares_are_what_counting_each_chunk_gives(
             store.drop(draw.choice(store.checkpoints()))
     found = find_shares(store, by)
     counted = {
-        Owner(share.experiment, share.run_id, share.step): (
+        RefOwner(share.experiment, share.run_id, share.step): (
             share.exclusive_bytes,
             share.shared_bytes,
             share.marginal_bytes,
@@ -152,7 +152,7 @@ def test_an_empty_store_has_no_shares(store: Store) -> None:
 
 
 def test_experiments_are_read_from_paths(store: Store, tmp_path: Path) -> None:
-    def owner(**said: Any) -> Owner:
+    def owner(**said: Any) -> RefOwner:
         with store.write_checkpoint(tensors("a")) as pending:
             ref = pending.commit(RefTarget(**said))
         [found] = owners_of([ref], "step", store_uri="file:///data/7")

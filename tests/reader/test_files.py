@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tensorcas_mlflow.adapter import SKELETON
-from tensorcas_mlflow.backends import MemoryBackend, Tally
+from tensorcas_mlflow.backends import MemoryBackend, ReadCounter
 from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.layout import Manifest, RefTarget
 from tensorcas_mlflow.reader import CheckpointReader, diff, open_manifest, open_path, open_ref
@@ -126,7 +126,7 @@ def test_a_skeleton_is_no_tensor_whatever_a_manifest_says_of_it() -> None:
     rows = [replace(honest, spec=replace(honest.spec, name=name)) for name in (SKELETON, "w")]
     forged = Manifest(kind="checkpoint", chunk_bytes=4096, store_id=store.id, flavor=None, rows=rows)
 
-    reader = open_manifest(store, forged, Tally(), label="forged")
+    reader = open_manifest(store, forged, ReadCounter(), label="forged")
 
     assert list(reader) == ["w"]
     assert SKELETON not in reader

@@ -8,7 +8,6 @@ import pytest
 from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, SHUFFLE_ZSTD, ZSTD, Buffer, Codec, Effort, Transform
 from tensorcas_mlflow.store._choose import (
     _STEPS_OF_ARRANGEMENT,
-    Choice,
     Chooser,
     RecentArrangements,
     choose,
@@ -24,7 +23,7 @@ OTHER = rng.normal(0, 0.02, len(BEFORE)).astype(np.float32)
 NOISE = rng.bytes(1 << 18)
 
 
-def against(raw: Buffer, itemsize: int, base: Buffer | None, *, is_float: bool = True) -> Choice:
+def against(raw: Buffer, itemsize: int, base: Buffer | None, *, is_float: bool = True) -> EncodingChoice:
     bases = [] if base is None else [(0, base)]
     return choose(raw, itemsize, is_float=is_float, bases=bases, max_depth=1)
 

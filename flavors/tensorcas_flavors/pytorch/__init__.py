@@ -19,8 +19,8 @@ from tensorcas_flavors.pytorch._fill import fill
 from tensorcas_flavors.pytorch._layout import (
     ARRAY,
     ELSEWHERE,
-    Layout,
-    Rows,
+    ModelLayout,
+    ModelRows,
     as_tensors,
     read_layout,
     skeleton_cuts,
@@ -112,7 +112,7 @@ class PyTorchAdapter(Adapter):
             AdapterError: A tensor of some kind has no exact array (sparse, quantized, meta, a subclass, …), or another
                 object cannot be pickled; the message names it.
         """
-        rows = Rows()
+        rows = ModelRows()
         tree = TreeWriter(rows)
         try:
             node = tree.node(model, "")
@@ -120,7 +120,7 @@ class PyTorchAdapter(Adapter):
             pickled, kinds = b"", set[type]()
             if tree.needs_pickle:
                 pickled, kinds = dump(tree.unwrapped.get(id(model), model), rows, tree)
-            text = Layout(
+            text = ModelLayout(
                 storages=rows.storages(), kinds=rows.kinds, tree=node, values=tree.values, beyond=beyond
             ).encode()
         except RecursionError as error:

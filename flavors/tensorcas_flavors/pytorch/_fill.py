@@ -28,7 +28,7 @@ from tensorcas_flavors.pytorch._objects import (
     unwrap,
 )
 from tensorcas_flavors.pytorch._tensors import Copy, as_array, check_memory, dtype_name, pytorch_error
-from tensorcas_flavors.pytorch._tree import ModuleFacts, NamedItems, Opaque, StoredObject, find_opaque
+from tensorcas_flavors.pytorch._tree import ModuleFacts, NamedItems, PickleOnly, StoredObject, find_opaque
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.errors import AdapterError
 
@@ -141,7 +141,7 @@ class _FillPlan:
         becomes the stored one.
         """
         is_named = not path or self._holds_life(target)
-        if not is_named or isinstance(stored, Opaque) or not isinstance(target, Mapping | list | tuple):
+        if not is_named or isinstance(stored, PickleOnly) or not isinstance(target, Mapping | list | tuple):
             return self._value(target, stored, path)
         return self._once(target, stored, path, self._mapping if isinstance(target, Mapping) else self._list)
 
@@ -176,17 +176,17 @@ class _FillPlan:
         if is_live(live):
             self._once(live, stored, path, self._live)
             return target
-        if is_tensor(target) and not isinstance(stored, Opaque):
+        if is_tensor(target) and not isinstance(stored, PickleOnly):
             return self._once(target, stored, path, self._tensor)
         if type(stored) in _ATOMS:
             return stored
-        has_facts = isinstance(stored, Opaque) and type(target) not in _ATOMS and target is not _NOT_THERE
+        has_facts = isinstance(stored, PickleOnly) and type(target) not in _ATOMS and target is not _NOT_THERE
         if has_facts or isinstance(target, _MUTABLE) or generator_state(target) is not None:
             return self._once(target, stored, path, self._content)
         return self._content(target, stored, path)
 
     def _content(self, target: Any, stored: Any, path: str) -> Any:
-        if isinstance(stored, Opaque):
+        if isinstance(stored, PickleOnly):
             self._opaque(target, stored, path)
             return target
         if isinstance(stored, NamedItems):
@@ -251,7 +251,7 @@ class _FillPlan:
             return target
         return kind._make(items)
 
-    def _opaque(self, target: Any, stored: Opaque, path: str) -> None:
+    def _opaque(self, target: Any, stored: PickleOnly, path: str) -> None:
         """Plan for a value that only a pickle can restore: fill its parts and plain values, if the rest is equal."""
         if not self._strict:
             return
@@ -297,7 +297,7 @@ class _FillPlan:
                 else type(part) in _ATOMS
                 or not (
                     is_tensor(part)
-                    or isinstance(part, np.ndarray | Opaque | NamedItems | StoredObject)
+                    or isinstance(part, np.ndarray | PickleOnly | NamedItems | StoredObject)
                     or generator_state(part) is not None
                 )
                 for part in parts
@@ -365,7 +365,7 @@ class _FillPlan:
             return  # the live model keeps its own device and dtype
         if is_tensor(old) and is_tensor(entry) and (old.shape != entry.shape or is_expanded(old) or old.is_meta):
             new: Any = entry.to("cpu" if old.is_meta else old.device)
-        elif is_tensor(old) and not is_tensor(entry) and not isinstance(entry, Opaque):
+        elif is_tensor(old) and not is_tensor(entry) and not isinstance(entry, PickleOnly):
             new = entry
         else:
             new = self._value(old, entry, where)
@@ -377,7 +377,7 @@ class _FillPlan:
 
         state = stored.state if isinstance(stored, StoredObject) else stored
         where = _where(path)
-        if isinstance(state, Opaque) or (isinstance(target, torch.nn.Module) and not isinstance(state, Mapping)):
+        if isinstance(state, PickleOnly) or (isinstance(target, torch.nn.Module) and not isinstance(state, Mapping)):
             raise pytorch_error(f"{where} is a {type(target).__name__}, and a {_kind(stored)} was stored there")
         if isinstance(target, torch.nn.Module):
             beside = stored.beside if isinstance(stored, StoredObject) else {}
@@ -392,12 +392,12 @@ class _FillPlan:
             # Its load_state_dict() updates the given attributes and keeps the rest.
             its = target.state_dict()
             for key, value in state.items():
-                if isinstance(value, Opaque):
+                if isinstance(value, PickleOnly):
                     self._opaque(its.get(key, _NOT_THERE), value, _join(path, key))
-            state = {key: value for key, value in state.items() if not isinstance(value, Opaque)}
+            state = {key: value for key, value in state.items() if not isinstance(value, PickleOnly)}
             self._check_class(target, stored, its.keys(), state.keys(), where)
         opaque = find_opaque(state)
-        if isinstance(opaque, Opaque | NamedItems):
+        if isinstance(opaque, PickleOnly | NamedItems):
             raise pytorch_error(
                 f"the state of {where} holds a {opaque.kind}, which only a pickle can restore: {REMEDY}"
             )
@@ -580,7 +580,7 @@ def _where(path: str) -> str:
 def _kind(stored: Any) -> str:
     return (
         stored.kind.rpartition(".")[2]
-        if isinstance(stored, StoredObject | Opaque | NamedItems)
+        if isinstance(stored, StoredObject | PickleOnly | NamedItems)
         else type(stored).__name__
     )
 

@@ -54,7 +54,7 @@ _MAX_NAME_CHARS = 1000  # 4,000 bytes of UTF-8, and a store takes 4,096
 _NOT_IN_NAMES = re.compile("[\0-\x1f\x7f\ud800-\udfff]")
 
 
-class Rows:
+class ModelRows:
     """Rows of one extraction, with their tensors. One tensor has one set of names, however often it is met."""
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ _CUT_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class ModelLayout:
     """Everything about a model that its rows lack and that needs no pickle."""
 
     storages: tuple[tuple[StorageView, ...], ...] = ()
@@ -153,7 +153,7 @@ class Layout:
         return _ENCODE(facts | {"values": self.values}).encode("ascii")
 
     @classmethod
-    def decode(cls, text: bytes) -> Layout:
+    def decode(cls, text: bytes) -> ModelLayout:
         """Read a layout. The text is not trusted.
 
         Raises:
@@ -180,17 +180,17 @@ class Layout:
             raise pytorch_error(f"the layout in the skeleton cannot be read: {error!r}") from error
 
 
-def read_layout(rows: Mapping[str, Array]) -> Layout:
+def read_layout(rows: Mapping[str, Array]) -> ModelLayout:
     """Read the layout of a skeleton without its pickle; an empty one of version 0 if there is no skeleton.
 
     Raises:
         AdapterError: The skeleton holds no layout.
     """
     if SKELETON not in rows:
-        return Layout(version=0)
+        return ModelLayout(version=0)
     text = rows[SKELETON].tobytes()
     start, stop = _span(text, is_pickle(rows[SKELETON]))
-    return Layout.decode(text[start:stop])
+    return ModelLayout.decode(text[start:stop])
 
 
 def skeleton_cuts(skeleton: Array) -> list[int]:
@@ -216,7 +216,7 @@ def torch_types(skeleton: Array) -> dict[str, str]:
     return {name: kind for name, kind in kinds.items() if kind not in (ARRAY, NUMBERS)}
 
 
-def as_tensors(rows: Mapping[str, Array], layout: Layout) -> dict[str, torch.Tensor]:
+def as_tensors(rows: Mapping[str, Array], layout: ModelLayout) -> dict[str, torch.Tensor]:
     """Return the rows that are tensors, in the rows' memory where the layout allows it.
 
     Args:

@@ -37,7 +37,7 @@ from tensorcas_flavors.pytorch._tensors import (
     some,
     torch_dtype,
 )
-from tensorcas_flavors.pytorch._tree import NamedItems, Opaque, StoredObject
+from tensorcas_flavors.pytorch._tree import NamedItems, PickleOnly, StoredObject
 from tensorcas_mlflow.adapter import Array, NotFilled, ReadTensors, StoredTensor
 from tensorcas_mlflow.base.dtypes import parse_dtype
 
@@ -89,7 +89,7 @@ class ModuleFilling:
         expected = module.state_dict()
         own = dict(own_tensors(module))
         # Values that only a pickle can restore are left out, and torch reports them as missing.
-        state = {name: value for name, value in stored.items() if not isinstance(value, Opaque | NamedItems)}
+        state = {name: value for name, value in stored.items() if not isinstance(value, PickleOnly | NamedItems)}
         state, metadata = with_prefix_of(expected, state, getattr(stored, "_metadata", None))
         self._state: OrderedDict[str, Any] = OrderedDict(state)
         self._beside: dict[str, torch.Tensor] = {}

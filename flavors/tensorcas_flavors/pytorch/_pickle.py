@@ -20,7 +20,7 @@ import cloudpickle
 import numpy as np
 
 from tensorcas_flavors._pickling import MAGIC, load_skeleton
-from tensorcas_flavors.pytorch._layout import ARRAY, ELSEWHERE, Rows, check_row
+from tensorcas_flavors.pytorch._layout import ARRAY, ELSEWHERE, ModelRows, check_row
 from tensorcas_flavors.pytorch._tensors import dtype_name, pytorch_error, row_dtype
 from tensorcas_flavors.pytorch._tree import TreeWriter
 from tensorcas_mlflow.adapter import Array
@@ -34,7 +34,7 @@ _FORGOTTEN = ("_optimizer_", "_zero_grad_", "_warned_", "_patch_")
 _loading: ContextVar[_StoredParts] = ContextVar("_loading")
 
 
-def dump(obj: object, rows: Rows, tree: TreeWriter) -> tuple[bytes, set[type]]:
+def dump(obj: object, rows: ModelRows, tree: TreeWriter) -> tuple[bytes, set[type]]:
     """Pickle an object without its tensors, and make rows for tensors that have none.
 
     Args:
@@ -133,7 +133,7 @@ def the_same(module: Any) -> Any:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    def __init__(self, file: io.BytesIO, rows: Rows, tree: TreeWriter) -> None:
+    def __init__(self, file: io.BytesIO, rows: ModelRows, tree: TreeWriter) -> None:
         import torch
 
         # cloudpickle's own table is a ChainMap, whose misses cost more than the rest of a module's pickle.

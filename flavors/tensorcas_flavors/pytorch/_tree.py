@@ -49,7 +49,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 
 from tensorcas_flavors._facts import Encoder, NotPlainError, decode, facts_json, is_taken
-from tensorcas_flavors.pytorch._layout import ARRAY, ELSEWHERE, NUMBERS, Layout, Rows, check_row
+from tensorcas_flavors.pytorch._layout import ARRAY, ELSEWHERE, NUMBERS, ModelLayout, ModelRows, check_row
 from tensorcas_flavors.pytorch._objects import (
     TORCH,
     GeneratorState,
@@ -86,7 +86,7 @@ _IN_KEYS = _ATOMS | {float, complex, bytes, tuple, frozenset}
 class TreeWriter:
     """Writer of one tree, which makes the rows that the tree needs."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: ModelRows) -> None:
         import torch
 
         self.values: list[Any] = []
@@ -443,7 +443,7 @@ class StoredObject:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opaque:
+class PickleOnly:
     """Value that only a pickle can restore."""
 
     kind: str
@@ -500,7 +500,7 @@ class OpaqueFacts:
 
 
 def read_stored(
-    layout: Layout, rows: Mapping[str, Array], tensors: Mapping[str, torch.Tensor], *, skip_missing: bool = False
+    layout: ModelLayout, rows: Mapping[str, Array], tensors: Mapping[str, torch.Tensor], *, skip_missing: bool = False
 ) -> Any:
     """Read a stored value.
 
@@ -511,7 +511,7 @@ def read_stored(
         skip_missing: Leave out entries whose rows are missing.
 
     Returns:
-        The value in new containers, with `StoredObject` for objects, and `Opaque` and `NamedItems` for values that only
+        The value in new containers, with `StoredObject` for objects, and `PickleOnly` and `NamedItems` for values that only
         a pickle can restore.
 
     Raises:
@@ -540,7 +540,7 @@ def read_stored(
     return _read_version_1(layout.tree, rows, tensors, named, skip_missing)
 
 
-def find_opaque(value: Any, *, objects_too: bool = False) -> Opaque | NamedItems | StoredObject | None:
+def find_opaque(value: Any, *, objects_too: bool = False) -> PickleOnly | NamedItems | StoredObject | None:
     """Return one part of a stored value that only a pickle can restore, or None.
 
     Args:
@@ -550,7 +550,7 @@ def find_opaque(value: Any, *, objects_too: bool = False) -> Opaque | NamedItems
     stack, seen = [value], set()
     while stack:
         part = stack.pop()
-        if isinstance(part, Opaque | NamedItems) or (objects_too and isinstance(part, StoredObject)):
+        if isinstance(part, PickleOnly | NamedItems) or (objects_too and isinstance(part, StoredObject)):
             return part
         if id(part) in seen:
             continue
@@ -575,7 +575,7 @@ class _TreeReader:
     """Reader of one tree; nothing in it is trusted."""
 
     def __init__(
-        self, layout: Layout, rows: Mapping[str, Array], tensors: Mapping[str, torch.Tensor], skip_missing: bool
+        self, layout: ModelLayout, rows: Mapping[str, Array], tensors: Mapping[str, torch.Tensor], skip_missing: bool
     ) -> None:
         import torch
 
@@ -736,8 +736,8 @@ class _TreeReader:
         self._made[place] = made
         return made
 
-    def _opaque(self, node: dict[str, Any]) -> Opaque:
-        made = Opaque(kind=_of_kind(node["opaque"], str), facts=self._later(node))
+    def _opaque(self, node: dict[str, Any]) -> PickleOnly:
+        made = PickleOnly(kind=_of_kind(node["opaque"], str), facts=self._later(node))
         if "beyond" in node:
             self._number(made)
         return made
@@ -790,7 +790,7 @@ class _TreeReader:
         except RuntimeError:
             if facts.kind != TORCH:
                 raise
-            self._made[place] = Opaque(kind=f"torch.Generator of the device {engine!r}, which is not here,")
+            self._made[place] = PickleOnly(kind=f"torch.Generator of the device {engine!r}, which is not here,")
         return self._made[place]
 
 

@@ -22,7 +22,7 @@ from tensorcas_flavors._pickling import (
 )
 from tensorcas_flavors.sklearn._checks import check_objects
 from tensorcas_flavors.sklearn._facts import model_facts, read_facts, with_facts
-from tensorcas_flavors.sklearn._fill import Filling
+from tensorcas_flavors.sklearn._fill import ModelFill
 from tensorcas_flavors.sklearn._parts import (
     RESERVED,
     ROWS,
@@ -101,7 +101,7 @@ class SklearnAdapter(Adapter):
             resizing = Resizing(self.name, lambda: walk(original, RESERVED), facts.sizes, n_rows)
             try:
                 taken, _ = self._take_apart(original, resizing.graph)
-                Filling(self.name, original, taken, tensors, facts).apply()
+                ModelFill(self.name, original, taken, tensors, facts).apply()
             except BaseException:
                 resizing.undo()
                 raise

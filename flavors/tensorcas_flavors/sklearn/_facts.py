@@ -39,8 +39,8 @@ import numpy as np
 
 from tensorcas_flavors._facts import (
     Encoder,
+    LivePlace,
     NotPlainError,
-    Place,
     Slot,
     decode,
     facts_of,
@@ -87,7 +87,7 @@ _CODE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
 _BY_ALL, _BY_STATE = "all", "state"
 
 
-class Owner(NamedTuple):
+class AttributeOwner(NamedTuple):
     """Object with attributes."""
 
     path: str
@@ -100,7 +100,7 @@ class Owner(NamedTuple):
 class Slots:
     """Slots of a model, by pattern, in the order of a walk."""
 
-    owners: dict[str, list[Owner]] = field(default_factory=dict)
+    owners: dict[str, list[AttributeOwner]] = field(default_factory=dict)
     """Objects with attributes."""
     items: dict[str, list[Slot]] = field(default_factory=dict)
     """Items of containers."""
@@ -119,7 +119,7 @@ class ModelFacts:
 class Change(NamedTuple):
     """Replacement of one value in a live model."""
 
-    place: Place
+    place: LivePlace
     value: Any
     """`ABSENT` for an attribute that is to be dropped."""
 
@@ -254,7 +254,7 @@ def _pairs(adapter: str, live: Slots, facts: ModelFacts) -> Iterator[tuple[Slot,
             for owner, fact in zip(owners, stored, strict=True):
                 path = f"{owner.path}/{name}" if owner.path else name
                 value = owner.attributes.get(name)
-                yield Slot(path, owner.facts.get(name, ABSENT), value, Place(owner.attributes, name)), fact
+                yield Slot(path, owner.facts.get(name, ABSENT), value, LivePlace(owner.attributes, name)), fact
     lost = (facts.items.keys() - live.items.keys()) | (facts.attributes.keys() - live.owners.keys())
     more = (live.items.keys() - facts.items.keys()) | (live.owners.keys() - facts.attributes.keys())
     differing = lost | {pattern for pattern in more if not pattern.startswith(tuple(dropped))}
@@ -482,7 +482,7 @@ class _Walk:
         pattern = f"{visit.pattern}/*" if visit.pattern else "*"
         for key, name, value in items:
             path = f"{visit.path}/{name}" if visit.path else name
-            place = None if container is None else Place(container, key)
+            place = None if container is None else LivePlace(container, key)
             slots.append(Slot(path, self._fact(value, pattern, path), value, place))
 
     def _visit_attributes(self, visit: _Visit, attributes: dict[str, Any]) -> None:
@@ -505,7 +505,7 @@ class _Walk:
                 fact = self._fact(value, pattern, path)
                 facts[name] = {_OTHER: [fact]} if name in _SIZES else fact
         owners = self._slots.owners.setdefault(f"{visit.pattern}:{kind.__qualname__}", [])
-        owners.append(Owner(visit.path, attributes, facts))
+        owners.append(AttributeOwner(visit.path, attributes, facts))
 
     def _random_state(self, part: Any) -> list[Any]:
         """Return the fact from which a random state can be made; nothing for a live one, which is replaced."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tensorcas_flavors._facts import Place, misfit
+from tensorcas_flavors._facts import LivePlace, misfit
 from tensorcas_flavors.sklearn._checks import check_objects, resizable
 from tensorcas_flavors.sklearn._facts import ABSENT, Change, ModelFacts, plan_changes
 from tensorcas_flavors.sklearn._parts import (
@@ -26,7 +26,7 @@ from tensorcas_mlflow.adapter import SKELETON, Array
 from tensorcas_mlflow.errors import AdapterError
 
 
-class Filling:
+class ModelFill:
     """Replacement of the parts of a live model; nothing changes before all of them are known to fit."""
 
     def __init__(
@@ -135,7 +135,7 @@ class Filling:
         if seeds.dtype.kind != "i" or seeds.shape != (len(seeded),):
             raise self._misfit(f"it has {len(seeded)} seeds of trees, and {seeds.size} are stored")
         self._changes += [
-            Change(Place(held, "random_state"), seed) for held, seed in zip(seeded, seeds.tolist(), strict=True)
+            Change(LivePlace(held, "random_state"), seed) for held, seed in zip(seeded, seeds.tolist(), strict=True)
         ]
 
     def _try_boosters(self) -> None:

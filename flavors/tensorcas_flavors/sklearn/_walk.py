@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from tensorcas_flavors._facts import Items, Place
+from tensorcas_flavors._facts import Items, LivePlace
 from tensorcas_flavors.sklearn._trees import is_tree
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.errors import AdapterError
@@ -199,9 +199,9 @@ class Graph:
     """Name of each array that an attribute, key or position leads to."""
     families: dict[int, str] = field(default_factory=dict)
     """Name of the family of each array that is one of many small similar ones."""
-    places: dict[int, list[Place | None]] = field(default_factory=dict)
+    places: dict[int, list[LivePlace | None]] = field(default_factory=dict)
     """All places that hold an array; None for a place that cannot be set."""
-    numbers: dict[str, list[tuple[Place, Any]]] = field(default_factory=dict)
+    numbers: dict[str, list[tuple[LivePlace, Any]]] = field(default_factory=dict)
     """Fitted floats by name of their row; the row of a family has several."""
     trees: dict[int, list[tuple[dict[str, Any], str]]] = field(default_factory=dict)
     """Attribute dicts that hold each tree, and its keys there."""
@@ -277,10 +277,10 @@ def walk(model: object, reserved: Collection[str]) -> Graph:
     """
     graph = Graph(taken=set(reserved))
     kin: dict[tuple[str, np.dtype[Any], tuple[int, ...]], list[int]] = {}
-    numbers: list[tuple[str, str, Any, Place]] = []
+    numbers: list[tuple[str, str, Any, LivePlace]] = []
     seeds: set[int] = set()
     visited: set[int] = set()
-    pending: list[tuple[str, str, object, Place | None, bool]] = [("", "", model, None, True)]
+    pending: list[tuple[str, str, object, LivePlace | None, bool]] = [("", "", model, None, True)]
     while pending:
         path, pattern, part, place, is_fitted = pending.pop()
         if isinstance(part, _NUMBERS):
@@ -381,14 +381,16 @@ class _Everything(frozenset[str]):
         return True
 
 
-def _name_numbers(numbers: list[tuple[str, str, Any, Place]], taken: set[str]) -> dict[str, list[tuple[Place, Any]]]:
+def _name_numbers(
+    numbers: list[tuple[str, str, Any, LivePlace]], taken: set[str]
+) -> dict[str, list[tuple[LivePlace, Any]]]:
     """Return numbers by name of their row; many similar ones share a row."""
-    kin: dict[tuple[str, np.dtype[Any]], list[tuple[str, tuple[Place, Any]]]] = {}
+    kin: dict[tuple[str, np.dtype[Any]], list[tuple[str, tuple[LivePlace, Any]]]] = {}
     for path, pattern, number, place in numbers:
         dtype = np.dtype(type(number))
         if is_storable(dtype):
             kin.setdefault((pattern, dtype), []).append((path, (place, number)))
-    named: dict[str, list[tuple[Place, Any]]] = {}
+    named: dict[str, list[tuple[LivePlace, Any]]] = {}
     for (pattern, _), members in kin.items():
         if len(members) >= _MIN_FAMILY:
             named[unused(pattern, taken)] = [member for _, member in members]
@@ -397,7 +399,7 @@ def _name_numbers(numbers: list[tuple[str, str, Any, Place]], taken: set[str]) -
     return named
 
 
-def _children(part: object, place: Place | None) -> Iterator[tuple[str, bool, object, Place | None]]:
+def _children(part: object, place: LivePlace | None) -> Iterator[tuple[str, bool, object, LivePlace | None]]:
     """Yield of each value that an object holds the path component, whether that is a position, the value and its place.
 
     Args:
@@ -421,22 +423,22 @@ def _children(part: object, place: Place | None) -> Iterator[tuple[str, bool, ob
             elif isinstance(part, list):
                 yield str(i), True, value, _place(part, i, value)
             else:
-                yield str(i), True, value, Place(place, i) if place and is_plain else None
+                yield str(i), True, value, LivePlace(place, i) if place and is_plain else None
     elif isinstance(part, np.ndarray):
         for i, value in enumerate(part.flat if part.dtype == object else ()):
             yield str(i), True, value, _place(part, i, value)
     elif is_space_tree(part):
         tree = SpaceTree(part)
         for name, position in SPACE_ARRAYS.items():
-            yield name, False, tree[position], Place(tree, position)
+            yield name, False, tree[position], LivePlace(tree, position)
     attributes = getattr(part, "__dict__", {})
     for key, value in attributes.items():
         if type(value) not in _NOTHING_INSIDE:
             yield _component(key), False, value, _place(attributes, key, value)
 
 
-def _place(container: Any, key: Any, value: object) -> Place | None:
-    return Place(container, key) if isinstance(value, _PLACED) else None
+def _place(container: Any, key: Any, value: object) -> LivePlace | None:
+    return LivePlace(container, key) if isinstance(value, _PLACED) else None
 
 
 @lru_cache(maxsize=4096)

@@ -73,7 +73,7 @@ class Followed:
     """The link not followed, if any; see `NOT_FOLLOWED`."""
 
 
-class Links:
+class FolderLinks:
     """The links below one local root."""
 
     def __init__(self, root: Path) -> None:

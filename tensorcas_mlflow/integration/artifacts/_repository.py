@@ -57,7 +57,7 @@ from tensorcas_mlflow.integration.artifacts._paths import (
     path_to_read,
     path_to_write,
 )
-from tensorcas_mlflow.integration.artifacts._streams import Inflow, Reading, Rejoined, n_announced, read_head
+from tensorcas_mlflow.integration.artifacts._streams import Inflow, Rejoined, UploadStream, n_announced, read_head
 from tensorcas_mlflow.integration.server_store import announcement
 from tensorcas_mlflow.layout import Manifest, RefTarget
 from tensorcas_mlflow.store import PendingSave, Store, has_pending, take_pending
@@ -291,7 +291,7 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
     ) -> None:
         with for_mlflow():
             path = self._path_of_upload(posixpath.basename(artifact_file_name), artifact_path)
-            self._write(Reading(stream, n_announced=n_announced(stream)), path)
+            self._write(UploadStream(stream, n_announced=n_announced(stream)), path)
 
     async def log_artifact_from_async_stream(
         self, chunks: AsyncIterable[bytes], artifact_file_name: str, artifact_path: str | None = None

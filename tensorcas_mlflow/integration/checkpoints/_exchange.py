@@ -17,7 +17,7 @@ from tensorcas_mlflow.integration._errors import translate_errors
 from tensorcas_mlflow.integration.checkpoints._background import saves
 from tensorcas_mlflow.integration.checkpoints._find import series_of
 from tensorcas_mlflow.integration.checkpoints._log import CheckpointInfo, finish_now
-from tensorcas_mlflow.integration.checkpoints._open import Source, opened
+from tensorcas_mlflow.integration.checkpoints._open import CheckpointSource, opened
 from tensorcas_mlflow.integration.checkpoints._series import run_to_write
 from tensorcas_mlflow.layout import DEFAULT_NAME, as_step
 from tensorcas_mlflow.reader import CheckpointReader
@@ -103,7 +103,7 @@ def import_checkpoint(
 
 @translate_errors()
 def export_checkpoint(
-    source: Source | CheckpointReader,
+    source: CheckpointSource | CheckpointReader,
     path: str | os.PathLike[str],
     *,
     step: int | None = None,

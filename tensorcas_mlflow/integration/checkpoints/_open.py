@@ -19,7 +19,7 @@ from tensorcas_mlflow.layout import DEFAULT_NAME
 from tensorcas_mlflow.reader import CheckpointDiff, CheckpointReader, Naming, SafeOpen
 from tensorcas_mlflow.reader import diff as diff_readers
 
-Source = str | bytes | os.PathLike[str] | Run
+CheckpointSource = str | bytes | os.PathLike[str] | Run
 """A thing to read: a run, a URI or a path; see `open_checkpoint`."""
 
 _BACKENDS = ("mmap", "pread")
@@ -28,7 +28,7 @@ _RUN_URI = re.compile(r"(?:runs:/+)?(?P<run_id>[0-9a-f]{32})/?")
 
 @translate_errors()
 def open_checkpoint(
-    source: Source | None = None,
+    source: CheckpointSource | None = None,
     *,
     step: int | None = None,
     name: str = DEFAULT_NAME,
@@ -91,7 +91,7 @@ def open_checkpoint(
 
 @translate_errors()
 def safe_open(
-    filename: Source,
+    filename: CheckpointSource,
     framework: str = "np",
     device: Any = "cpu",
     *,
@@ -121,8 +121,8 @@ def safe_open(
 
 @translate_errors()
 def diff(
-    before: Source | CheckpointReader | tuple[str | Run, int],
-    after: Source | CheckpointReader | tuple[str | Run, int],
+    before: CheckpointSource | CheckpointReader | tuple[str | Run, int],
+    after: CheckpointSource | CheckpointReader | tuple[str | Run, int],
     *,
     values: bool = False,
 ) -> CheckpointDiff:
@@ -152,7 +152,10 @@ def diff(
 
 
 def opened(
-    source: Source | CheckpointReader | tuple[str | Run, int], *, step: int | None = None, name: str = DEFAULT_NAME
+    source: CheckpointSource | CheckpointReader | tuple[str | Run, int],
+    *,
+    step: int | None = None,
+    name: str = DEFAULT_NAME,
 ) -> AbstractContextManager[CheckpointReader]:
     """Open a source for the duration of a block; a given reader stays open.
 

@@ -19,7 +19,6 @@ from mlflow.tracking import MlflowClient
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.errors import CheckpointNotFoundError, ConflictError, CorruptError, NotFoundError
 from tensorcas_mlflow.layout import DEFAULT_NAME, STEP_TEXT, Manifest, as_step, step_of_text, step_text
-from tensorcas_mlflow.reader import Reader
 from tensorcas_mlflow.store import Policy
 
 if TYPE_CHECKING:

@@ -101,7 +101,7 @@ def write_folder(
     tensors: Mapping[str, Array],
     mlflow_model: Model | None,
     extras: Extras,
-    write_tensors: Callable[[Path], Stored],
+    write_tensors: Callable[[Path], StoredModel],
 ) -> None:
     """Write a model folder.
 

@@ -26,7 +26,7 @@ from tensorcas_mlflow.base.text import check_path
 from tensorcas_mlflow.errors import BackendError, TensorCasError, without_secrets
 from tensorcas_mlflow.integration._errors import translate_errors
 from tensorcas_mlflow.integration._home import as_lookup, home_of, sends_files
-from tensorcas_mlflow.integration.models._folder import DATA, Extras, Stored, write_folder
+from tensorcas_mlflow.integration.models._folder import DATA, Extras, StoredModel, write_folder
 from tensorcas_mlflow.layout import Manifest, Ref, RefTarget
 from tensorcas_mlflow.store import MANIFEST_FILE, PendingSave, Store, abandon_pending, hold_pending, write_payload
 
@@ -69,7 +69,7 @@ def place_for(destination: str, *, run_id: str | None, model_id: str | None, ste
     """
     home = home_of(destination, create=True)
     path = None if home.path is None else posixpath.join(home.path, DATA, MANIFEST_FILE)
-    return Place(
+    return ModelStore(
         store=home.store,
         destination=destination,
         target=RefTarget(
@@ -178,10 +178,10 @@ def save_model(
     check_path(os.fspath(path))
     tensors = take_apart(adapter, model)
 
-    def write_tensors(data: Path) -> Stored:
+    def write_tensors(data: Path) -> StoredModel:
         cuts, left_out = adapter.cuts(tensors), adapter.left_out(tensors)
         manifest = write_payload(data, tensors, flavor=adapter.name, cuts=cuts, left_out=left_out)
-        return Stored(manifest=manifest, store=None)
+        return StoredModel(manifest=manifest, store=None)
 
     write_folder(
         path,
@@ -296,12 +296,12 @@ class _StoringFlavor:
         self._tensors = tensors
         self._extras = extras
         self._held: PendingSave | None = None
-        self._committed: tuple[Place, Ref] | None = None
+        self._committed: tuple[ModelStore, Ref] | None = None
 
     def save_model(self, path: str | os.PathLike[str], mlflow_model: Model, **_: Any) -> None:
         """Store the tensors, and write the other files to the folder. MLflow uploads the folder next."""
 
-        def write_tensors(data: Path) -> Stored:
+        def write_tensors(data: Path) -> StoredModel:
             return self._store(data, mlflow_model)
 
         write_folder(
@@ -336,11 +336,11 @@ class _StoringFlavor:
         if self._held is not None:
             abandon_pending(self._held)
 
-    def _store(self, data: Path, mlflow_model: Model) -> Stored:
+    def _store(self, data: Path, mlflow_model: Model) -> StoredModel:
         if sends_files(mlflow_model.artifact_path):
             cuts, left_out = self._adapter.cuts(self._tensors), self._adapter.left_out(self._tensors)
             manifest = write_payload(data, self._tensors, flavor=self._adapter.name, cuts=cuts, left_out=left_out)
-            return Stored(manifest=manifest, store=None)
+            return StoredModel(manifest=manifest, store=None)
         place = place_for(
             mlflow_model.artifact_path,
             run_id=mlflow_model.run_id,
@@ -358,8 +358,8 @@ class _StoringFlavor:
         except BaseException:
             save.abandon()
             raise
-        return Stored(manifest=save.manifest, store=place.store)
+        return StoredModel(manifest=save.manifest, store=place.store)
 
-    def _write(self, place: Place) -> PendingSave:
+    def _write(self, place: ModelStore) -> PendingSave:
         cuts, left_out = self._adapter.cuts(self._tensors), self._adapter.left_out(self._tensors)
         return place.store.write_checkpoint(self._tensors, flavor=self._adapter.name, cuts=cuts, left_out=left_out)

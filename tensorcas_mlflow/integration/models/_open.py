@@ -15,7 +15,7 @@ from typing import Any
 from mlflow.models.model import MLMODEL_FILE_NAME
 from mlflow.utils.file_utils import get_local_path_or_none
 
-from tensorcas_mlflow.backends import Tally, is_ours
+from tensorcas_mlflow.backends import ReadCounter, is_ours
 from tensorcas_mlflow.errors import (
     CorruptError,
     FormatError,
@@ -157,6 +157,6 @@ def _open_model(uri: str, options: dict[str, Any]) -> CheckpointReader | None:
                 kept.push(opened.pop_all())
             return reader
         saved.check_manifest(store)
-        tally = Tally()
+        tally = ReadCounter()
         tally.add(len(saved.manifest.stream))
         return open_manifest(store.metered(tally), saved.manifest, tally, label=saved.label, **options)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from mlflow.exceptions import MlflowException
 
-from tensorcas_mlflow.integration._artifact_uri import Owner, owner_of, store_root_for
+from tensorcas_mlflow.integration._artifact_uri import ArtifactOwner, owner_of, store_root_for
 from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository
 from tensorcas_mlflow.store import Store
 
@@ -55,10 +55,10 @@ def test_a_store_is_made_at_the_root_itself_where_no_experiment_shows(uri: str) 
 
 
 def test_a_uri_tells_whose_artifact_it_names() -> None:
-    assert owner_of(f"tensorcas:///exp/{RUN}/artifacts/a/b.bin") == Owner(run_id=RUN)
-    assert owner_of(f"tensorcas:///exp/models/{MODEL}/artifacts/a") == Owner(model_id=MODEL)
-    assert owner_of(f"tensorcas:///exp/traces/tr-{RUN}/artifacts/a") == Owner()
-    assert owner_of("tensorcas:///exp/a.bin") == Owner()
+    assert owner_of(f"tensorcas:///exp/{RUN}/artifacts/a/b.bin") == ArtifactOwner(run_id=RUN)
+    assert owner_of(f"tensorcas:///exp/models/{MODEL}/artifacts/a") == ArtifactOwner(model_id=MODEL)
+    assert owner_of(f"tensorcas:///exp/traces/tr-{RUN}/artifacts/a") == ArtifactOwner()
+    assert owner_of("tensorcas:///exp/a.bin") == ArtifactOwner()
 
 
 def note(folder: Path) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.maintenance._optimize_tree import IN_FULL, Hop, Stored, choose_tree
+from tensorcas_mlflow.maintenance._optimize_tree import IN_FULL, Hop, StoredVersion, choose_tree
 
 FULL_COST, MOST_COST = 0.3, 3.1
 NAN = float("nan")
@@ -22,7 +22,7 @@ def random_hops(seed: int, n: int) -> tuple[Any, list[Hop]]:
     return full, [Hop(sizes=slow * 1.2, cost=0.7), Hop(sizes=slow, cost=2.0)]
 
 
-def total(full: Any, hops: list[Hop], tree: list[Stored], *, free: Any = None) -> float:
+def total(full: Any, hops: list[Hop], tree: list[StoredVersion], *, free: Any = None) -> float:
     sizes = [
         full[v] if each.base == IN_FULL else hops[each.hop].sizes[each.base, v]
         for v, each in enumerate(tree)
@@ -31,7 +31,7 @@ def total(full: Any, hops: list[Hop], tree: list[Stored], *, free: Any = None) -
     return float(sum(sizes))
 
 
-def cost(hops: list[Hop], tree: list[Stored], version: int, roots: Any = None) -> float:
+def cost(hops: list[Hop], tree: list[StoredVersion], version: int, roots: Any = None) -> float:
     taken, n_hops = 0.0, 0
     while tree[version].base != IN_FULL:
         taken += hops[tree[version].hop].cost
@@ -40,7 +40,7 @@ def cost(hops: list[Hop], tree: list[Stored], version: int, roots: Any = None) -
     return taken + (FULL_COST if roots is None else roots[version])
 
 
-def choose(full: Any, hops: list[Hop], **options: Any) -> list[Stored]:
+def choose(full: Any, hops: list[Hop], **options: Any) -> list[StoredVersion]:
     return choose_tree(full, hops, full_cost=FULL_COST, most_cost=MOST_COST, **options)
 
 
@@ -58,7 +58,7 @@ def test_no_tree_is_worse_than_all_in_full_nor_deeper_than_allowed(n: int) -> No
 def test_best_delta_tree_of_a_few_versions_is_found_or_nearly_found(seed: int) -> None:
     n = 4
     full, hops = random_hops(seed, n)
-    ways = [Stored(IN_FULL), *(Stored(base, hop) for base, hop in product(range(n), range(len(hops))))]
+    ways = [StoredVersion(IN_FULL), *(StoredVersion(base, hop) for base, hop in product(range(n), range(len(hops))))]
     best = min(
         total(full, hops, list(tree))
         for tree in product(*([way for way in ways if way.base != version] for version in range(n)))
@@ -68,7 +68,7 @@ def test_best_delta_tree_of_a_few_versions_is_found_or_nearly_found(seed: int) -
     assert total(full, hops, choose(full, hops)) <= 1.02 * best
 
 
-def has_ring(tree: list[Stored]) -> bool:
+def has_ring(tree: list[StoredVersion]) -> bool:
     for version in range(len(tree)):
         at, n_hops = version, 0
         while tree[at].base != IN_FULL:
@@ -92,7 +92,7 @@ def test_version_that_is_stored_already_stays_and_is_a_base_at_no_cost() -> None
 
     tree = choose(np.ones(3), [Hop(sizes=sizes, cost=0.7)], fixed=np.array([0.3, NAN, NAN]))
 
-    assert tree == [Stored(IN_FULL), Stored(0), Stored(0)]
+    assert tree == [StoredVersion(IN_FULL), StoredVersion(0), StoredVersion(0)]
 
 
 def test_version_that_takes_long_to_read_is_no_base() -> None:
@@ -100,17 +100,17 @@ def test_version_that_takes_long_to_read_is_no_base() -> None:
 
     tree = choose(np.ones(2), [Hop(sizes=sizes, cost=0.7)], fixed=np.array([2.9, NAN]))
 
-    assert tree == [Stored(IN_FULL), Stored(IN_FULL)]
+    assert tree == [StoredVersion(IN_FULL), StoredVersion(IN_FULL)]
 
 
 def test_a_hop_is_taken_for_what_it_spares_and_not_for_less_than_its_price() -> None:
     hops = [Hop(sizes=np.full((2, 2), 0.6), cost=0.7), Hop(sizes=np.full((2, 2), 0.55), cost=2.0)]
     fixed = np.array([0.3, NAN])
 
-    assert choose(np.ones(2), hops, fixed=fixed)[1] == Stored(0, 1)
-    assert choose(np.ones(2), hops, fixed=fixed, price=0.1)[1] == Stored(0, 0)
-    assert choose(np.ones(2), hops, fixed=fixed, price=1.0)[1] == Stored(IN_FULL)
+    assert choose(np.ones(2), hops, fixed=fixed)[1] == StoredVersion(0, 1)
+    assert choose(np.ones(2), hops, fixed=fixed, price=0.1)[1] == StoredVersion(0, 0)
+    assert choose(np.ones(2), hops, fixed=fixed, price=1.0)[1] == StoredVersion(IN_FULL)
 
 
 def test_without_a_way_to_make_deltas_all_are_stored_in_full() -> None:
-    assert choose(np.ones(3), []) == [Stored(IN_FULL)] * 3
+    assert choose(np.ones(3), []) == [StoredVersion(IN_FULL)] * 3
