@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from numbers import Real
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from tensorcas_mlflow.adapter import Adapter, Array, ModelAdapter, adapter_for, adapter_named, take_apart
+from tensorcas_mlflow.base.progress import ByteProgress
 from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES
 from tensorcas_mlflow.errors import AdapterError, CheckpointExistsError, CheckpointNotFoundError, TensorNotFoundError
 from tensorcas_mlflow.layout import Manifest, Ref, RefTarget, as_step, list_dir
@@ -157,7 +158,7 @@ class TensorCasStore:
         allow_left_out: bool = False,
         overwrite: bool = False,
         policy: str | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        progress: ByteProgress | None = None,
     ) -> Ref:
         """Save the tensors of a foreign file, or of a folder of files that belong together, as a step.
 
@@ -206,7 +207,7 @@ class TensorCasStore:
         n_partitions: int | None = None,
         allow_left_out: bool = False,
         overwrite: bool = False,
-        progress: Callable[[int, int], None] | None = None,
+        progress: ByteProgress | None = None,
     ) -> Written:
         """Write the tensors of a step to a file or folder of another format, bit for bit, in one pass.
 

@@ -9,7 +9,8 @@ from typing import Any, Literal, TypeVar
 
 import pytest
 
-from tensorcas_mlflow.backends import Backend, BlobInfo, Buffer, Children, Token
+from tensorcas_mlflow.backends import Backend, BlobInfo, Children, Token
+from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CorruptError
 
 T = TypeVar("T")

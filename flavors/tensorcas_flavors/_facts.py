@@ -339,7 +339,7 @@ def read_tail(adapter: str, skeleton: Array | None) -> Any:
 
 
 class Items:
-    """Base of containers whose items `LivePlace` sets with ``__setitem__``, such as a view of another library's object."""
+    """Base of containers whose items `LivePlace` sets with ``__setitem__``, such as views of a library's object."""
 
     def __getitem__(self, key: Any) -> Any:
         raise NotImplementedError

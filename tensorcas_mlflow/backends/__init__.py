@@ -15,7 +15,7 @@ files; every backend passes `tensorcas_mlflow.testing.BackendConformance`.
 """
 
 from tensorcas_mlflow.backends._buckets import Bucket, ObjectInfo
-from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Buffer, Children, Token, check_key
+from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, Token, check_key
 from tensorcas_mlflow.backends._file import (
     PAGE_BYTES,
     SCRATCH_BYTES,
@@ -61,7 +61,6 @@ __all__ = [
     "BlobFile",
     "BlobInfo",
     "Bucket",
-    "Buffer",
     "Children",
     "LocalBackend",
     "LocalPlainFiles",
@@ -76,7 +75,6 @@ __all__ = [
     "Ring",
     "Root",
     "Scratch",
-    "ReadCounter",
     "Token",
     "aligned_buffer",
     "artifact_path",

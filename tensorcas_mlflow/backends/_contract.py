@@ -6,12 +6,9 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from tensorcas_mlflow.backends._file import BlobFile, ReadCounter
-
-Buffer = Any
-"""Anything with contiguous bytes: bytes, memoryview, a 1-d uint8 array."""
+from tensorcas_mlflow.base.digest import Buffer
 
 Token = str
 """Identifies the bytes at a key, like an ETag. Opaque; only the backend that returned it compares it. After a key is

@@ -15,10 +15,11 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Buffer, Children, Token, check_key, is_segment
+from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, Token, check_key, is_segment
 from tensorcas_mlflow.backends._file import BlobFile
 from tensorcas_mlflow.backends._root import UPLOADING
 from tensorcas_mlflow.base import threads
+from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.base.files import Settled, pid_space, sync_folder
 from tensorcas_mlflow.errors import (
     BackendError,

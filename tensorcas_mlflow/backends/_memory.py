@@ -7,7 +7,8 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 
-from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Buffer, Children, Token, check_key
+from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, Token, check_key
+from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError, CorruptError
 
 

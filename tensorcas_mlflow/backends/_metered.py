@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Buffer, Children, Token
+from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, Token
 from tensorcas_mlflow.backends._file import BlobFile, ReadCounter
+from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.errors import BlobNotFoundError
 
 

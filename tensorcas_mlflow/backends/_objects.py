@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 from tensorcas_mlflow.backends._buckets import PART_BYTES, Bucket, ObjectInfo, TakenError, TooLongError, joined
-from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Buffer, Children, Token, check_key
+from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, Token, check_key
 from tensorcas_mlflow.base import threads
+from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CorruptError, RefusedError
 
 _VOID = b"\x00tensorcas: there is no blob here\x00"

@@ -13,6 +13,9 @@ from tensorcas_mlflow.base import config, threads
 
 DIGEST_BYTES = 32
 
+Buffer = Any
+"""Anything with contiguous bytes: bytes, memoryview, a 1-d uint8 array."""
+
 Digests = np.ndarray[Any, np.dtype[np.uint8]]
 """Digests of many chunks: shape ``(n, 32)``, C order."""
 
@@ -22,7 +25,7 @@ _MOST_BYTES = 8 << 20
 """Bytes one thread hashes at a time."""
 
 
-def digest(data: Any) -> bytes:
+def digest(data: Buffer) -> bytes:
     """Hash a buffer of contiguous bytes."""
     return blake3.blake3(data).digest()
 
@@ -84,6 +87,16 @@ def _batches(pieces: Sequence[memoryview]) -> list[tuple[int, int]]:
 def hex_of(row: Any) -> str:
     """Write one digest as 64 hex digits."""
     return bytes(row).hex()
+
+
+def as_keys(digests: Digests) -> Any:
+    """View each digest as one value."""
+    return np.ascontiguousarray(digests).reshape(-1, DIGEST_BYTES).view(f"V{DIGEST_BYTES}").ravel()
+
+
+def distinct_digests(parts: Iterable[Digests]) -> Digests:
+    """Return the distinct digests of some arrays, ascending."""
+    return unique_rows(np.concatenate([np.empty((0, DIGEST_BYTES), np.uint8), *parts]))[0]
 
 
 def unique_rows(digests: Digests) -> tuple[Digests, Any, Any]:

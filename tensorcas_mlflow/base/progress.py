@@ -19,6 +19,9 @@ class Progress:
     """Checkpoints and files in total."""
 
 
+ByteProgress = Callable[[int, int], None]
+"""Function that a call tells the bytes done so far, and the bytes in all."""
+
 Watcher = Callable[[Progress], None]
 """Receiver of a call's progress, called in the thread of the caller."""
 

@@ -18,12 +18,11 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.base import config
-from tensorcas_mlflow.base.digest import digest
+from tensorcas_mlflow.base.digest import Buffer, digest
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.chunk_io._cache_files import (
     BLOCK_BYTES,
     NAME,
-    Buffer,
     ExtentFile,
     Int64s,
     Listed,

@@ -15,10 +15,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from tensorcas_mlflow.base.digest import digest
+from tensorcas_mlflow.base.digest import Buffer, digest
 from tensorcas_mlflow.errors import CorruptError
 
-Buffer: TypeAlias = bytes | bytearray | memoryview
 Int64s: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 PutExtent: TypeAlias = tuple[int, Buffer]
 """Start of an extent in its pack, and its bytes."""

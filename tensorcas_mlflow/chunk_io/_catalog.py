@@ -12,10 +12,9 @@ import numpy as np
 
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base import threads
-from tensorcas_mlflow.base.digest import Digests, digest, digest_each, prefixes
+from tensorcas_mlflow.base.digest import Buffer, Digests, digest, digest_each, prefixes
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.chunk_io._lookup import LastLookups, Places, find_bases, find_chains, find_places, rows_that_take
-from tensorcas_mlflow.codecs import Buffer
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, StarvedError
 from tensorcas_mlflow.layout import (
     MAX_SEGMENT_BYTES,

@@ -18,6 +18,7 @@ import numpy as np
 from tensorcas_mlflow.backends import PAGE_BYTES, SCRATCH_BYTES
 from tensorcas_mlflow.base import config
 from tensorcas_mlflow.base.text import size_text
+from tensorcas_mlflow.layout import Positions
 
 _FILE = "reading.json"
 _FORMAT = 1
@@ -123,8 +124,6 @@ MAX_GAP_BYTES = 64 * 1024
 """Chunks nearer to each other than this are read together: reading the gap costs less than a second read."""
 MAX_READ_BYTES = 8 << 20
 """Longer reads are split, so threads share them and memory stays bounded."""
-
-Positions = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ from tensorcas_mlflow.codecs._choose import (
     guess_itemsize,
     typesize_of,
 )
-from tensorcas_mlflow.codecs._codec import MOST_OVERHEAD_BYTES, RAW, Buffer, Codec
+from tensorcas_mlflow.codecs._codec import MOST_OVERHEAD_BYTES, RAW, Codec
 from tensorcas_mlflow.codecs._delta import DECAYED_BYTES, DELTA, Transform
 from tensorcas_mlflow.codecs._planes import PLANES, Effort, PlaneCoding
 from tensorcas_mlflow.codecs._table import CODECS, codec_numbered
@@ -45,7 +45,6 @@ __all__ = [
     "SHUFFLE_ZSTD",
     "WORD_BYTES",
     "ZSTD",
-    "Buffer",
     "Codec",
     "Effort",
     "PlaneCoding",

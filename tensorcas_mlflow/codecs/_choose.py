@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.codecs._codec import RAW, Buffer, Codec
+from tensorcas_mlflow.base.digest import Buffer
+from tensorcas_mlflow.codecs._codec import RAW, Codec
 from tensorcas_mlflow.codecs._delta import DELTA, Transform, fit_decay
 from tensorcas_mlflow.codecs._planes import PLANES, PlaneCoding, codings_for
 from tensorcas_mlflow.codecs._words import UNIT_WORDS, WORDS, stretches_of, subtract, words_in

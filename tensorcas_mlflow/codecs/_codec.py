@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.errors import FormatError
-
-Buffer = Any
-"""Anything with contiguous bytes: bytes, memoryview, a 1-d uint8 array."""
 
 MOST_OVERHEAD_BYTES = 4096
 """A payload is at most this much longer than twice its chunk. A reader refuses a longer one and allocates nothing."""

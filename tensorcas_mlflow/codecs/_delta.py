@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.codecs._codec import RAW, Buffer, Codec
+from tensorcas_mlflow.base.digest import Buffer
+from tensorcas_mlflow.codecs._codec import RAW, Codec
 from tensorcas_mlflow.codecs._planes import (
     FEW_WORDS,
     PLANES,

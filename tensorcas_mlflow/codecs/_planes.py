@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.codecs._codec import Buffer, Codec
+from tensorcas_mlflow.base.digest import Buffer
+from tensorcas_mlflow.codecs._codec import Codec
 from tensorcas_mlflow.codecs._words import WORDS, join, planes_in, room_for_planes, split, stretches_of, words_in
 from tensorcas_mlflow.codecs._zstd import CONTEXTS, frames_into
 from tensorcas_mlflow.errors import FormatError

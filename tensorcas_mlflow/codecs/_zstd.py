@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import zstandard
 
-from tensorcas_mlflow.codecs._codec import Buffer, Codec
+from tensorcas_mlflow.base.digest import Buffer
+from tensorcas_mlflow.codecs._codec import Codec
 from tensorcas_mlflow.codecs._words import SCRATCH
 from tensorcas_mlflow.errors import FormatError
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
+from tensorcas_mlflow.base.progress import ByteProgress
 from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.file_formats._listing import Tensors
-
-Progress = Callable[[int, int], None]
-"""Called with the number of tensor bytes written so far, and in all."""
 
 _MAX_HEADER_BYTES = 100_000_000
 
@@ -23,7 +21,7 @@ class Feed:
     The source of the tensors is not trusted: a file with fewer bytes than its header says must never get its name.
     """
 
-    def __init__(self, tensors: Tensors, specs: Sequence[Spec], progress: Progress | None) -> None:
+    def __init__(self, tensors: Tensors, specs: Sequence[Spec], progress: ByteProgress | None) -> None:
         """Begin to read tensors.
 
         Args:

@@ -25,11 +25,12 @@ from typing import Any
 
 from tensorcas_mlflow.adapter import SKELETON, Array
 from tensorcas_mlflow.base.files import Settled, sync_folder
+from tensorcas_mlflow.base.progress import ByteProgress
 from tensorcas_mlflow.base.tensors import Spec, bytes_of
 from tensorcas_mlflow.base.text import check_path, count_text, size_text
 from tensorcas_mlflow.errors import BackendError, ConflictError
 from tensorcas_mlflow.file_formats._formats import FORMATS
-from tensorcas_mlflow.file_formats._layout import Feed, FileLayout, Progress
+from tensorcas_mlflow.file_formats._layout import Feed, FileLayout
 from tensorcas_mlflow.file_formats._listing import Tensors
 from tensorcas_mlflow.file_formats._safetensors import SHARD_FILES, lay_out_safetensors_shards
 from tensorcas_mlflow.file_formats._serverlessllm import SERVERLESSLLM_FILES, lay_out_serverlessllm
@@ -96,7 +97,7 @@ class WritePlan:
             [self.result.what, *(f"  {file.path}  {size_text(file.n_bytes)}" for file in self.result.files)]
         )
 
-    def execute(self, *, progress: Progress | None = None) -> Written:
+    def execute(self, *, progress: ByteProgress | None = None) -> Written:
         """Write the files, reading each tensor once and holding some 16 MiB.
 
         The file, or the folder with all its files, appears when it is complete and durable, or not at all.
@@ -175,7 +176,7 @@ def write(
     shard_bytes: int | None = None,
     partitions: int | None = None,
     overwrite: bool = False,
-    progress: Progress | None = None,
+    progress: ByteProgress | None = None,
 ) -> Written:
     """Write tensors into a file or folder of another format, bit for bit, in one pass and with bounded memory.
 

@@ -6,7 +6,7 @@ import copy
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +32,7 @@ from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.codecs import check_zstd_has_memory
 from tensorcas_mlflow.errors import FormatError, NewerFormatError, TensorNotFoundError
 from tensorcas_mlflow.layout._hints import split_hints
+from tensorcas_mlflow.layout._records import RefKind
 from tensorcas_mlflow.layout._rows import ByName, Columns, Row, Rows, step_range
 
 VERSION = 1
@@ -267,8 +268,6 @@ _MAX_CHECKED_ROWS = 4096
 """Manifests with at most so many rows are checked for unique names at once, longer ones on the first need."""
 _MIN_BESIDE_BYTES = 1 << 20
 """Below this size, hashing and parsing a stream in turn is faster than in parallel."""
-
-RefKind = Literal["checkpoint", "file"]
 
 
 @dataclass(frozen=True, kw_only=True)

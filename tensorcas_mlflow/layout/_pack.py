@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.base.digest import DIGEST_BYTES, digest
+from tensorcas_mlflow.base.digest import DIGEST_BYTES, Buffer, digest
 from tensorcas_mlflow.base.tensors import MAX_CHUNK_BYTES
-from tensorcas_mlflow.codecs import RAW, Buffer, Codec, codec_numbered
+from tensorcas_mlflow.codecs import RAW, Codec, codec_numbered
 from tensorcas_mlflow.errors import CorruptError, FormatError, NewerFormatError
 
 PACK_MAGIC = b"\x89TCPK\r\n\x01"

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests
+from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, as_keys
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
 from tensorcas_mlflow.layout import PACK_MAGIC, RAW_ALIGNMENT, Entries, Table, make_table, pack_key, with_bases
 from tensorcas_mlflow.maintenance._chunks import Shard, Verdict, check_chunks
-from tensorcas_mlflow.maintenance._inventory import NO_ENTRIES, PackTables, as_keys, links_of
+from tensorcas_mlflow.maintenance._inventory import NO_ENTRIES, PackTables, links_of
 from tensorcas_mlflow.maintenance._quarantine import Piece, stretches
 from tensorcas_mlflow.maintenance._salvage import Clues
 

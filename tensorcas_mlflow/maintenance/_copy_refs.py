@@ -11,7 +11,7 @@ import numpy as np
 
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base import threads
-from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, hex_of, unique_rows
+from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, as_keys, distinct_digests, hex_of, unique_rows
 from tensorcas_mlflow.base.progress import Progress, Watcher, ignore
 from tensorcas_mlflow.base.text import size_text
 from tensorcas_mlflow.errors import (
@@ -310,7 +310,7 @@ class _Moving:
         """Count the new chunks of a manifest."""
         unique, _, _ = unique_rows(digests)
         new = unique[~self._destination.catalog.find(unique).found]
-        keys = new.view(f"V{DIGEST_BYTES}").ravel()
+        keys = as_keys(new)
         is_unseen = ~np.isin(keys, self._seen)
         self._seen = np.concatenate([self._seen, keys[is_unseen]])
         places = self._source.catalog.find(new[is_unseen])
@@ -392,7 +392,9 @@ class _Copier:
         manifests = [ref_to_copy.manifest for ref_to_copy in batch]
         fenced: list[RefToCopy] = []
         backend, catalog = self._destination.backend, self._destination.catalog
-        deltas = plan_deltas(self._source, self._destination, _union(manifests), self._needed)
+        deltas = plan_deltas(
+            self._source, self._destination, distinct_digests(each.digests for each in manifests), self._needed
+        )
         options: dict[str, Any] = {} if deltas is None else {"bases": deltas.there, "n_bytes": deltas.n_bytes}
         with PendingBatch(backend, catalog, manifests, **options) as pending:
             try:
@@ -430,10 +432,10 @@ class _Copier:
     def _needed(self) -> Digests:
         """Return the chunks that all refs of this copy need, as far as these can be read."""
         if self._all_needed is None:
-            needed = _union([])
+            needed = distinct_digests([])
             for begin in range(0, len(self._refs), _MAX_BATCH_REFS):
                 found = [_manifest(self._source, ref) for ref in self._refs[begin : begin + _MAX_BATCH_REFS]]
-                needed = unique_rows(np.concatenate([needed, *(each.digests for each in found if each)]))[0]
+                needed = distinct_digests([needed, *(each.digests for each in found if each)])
             self._all_needed = needed
         return self._all_needed
 
@@ -461,13 +463,6 @@ class _Copier:
 
     def _tell(self) -> None:
         self._watch(Progress(done_bytes=self._read_bytes, n_done=self._n_done, n=self._n))
-
-
-def _union(manifests: Sequence[Manifest]) -> Digests:
-    """Return the distinct chunks of some manifests."""
-    return unique_rows(np.concatenate([np.empty((0, DIGEST_BYTES), np.uint8), *(each.digests for each in manifests)]))[
-        0
-    ]
 
 
 def _manifest(store: Store, ref: Ref) -> Manifest | None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base import threads
-from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, prefixes, unique_rows
+from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, as_keys, prefixes, unique_rows
 from tensorcas_mlflow.base.tensors import Offsets
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, StarvedError
 from tensorcas_mlflow.layout import (
@@ -592,11 +592,6 @@ class DigestSet:
         """Return the bytes of the chunks, each counted once."""
         self.digests()
         return int(self._sizes[0].sum())
-
-
-def as_keys(digests: Digests) -> Any:
-    """View each digest as one value."""
-    return np.ascontiguousarray(digests).view(f"V{DIGEST_BYTES}").ravel()
 
 
 def is_among(digests: Digests, others: Digests) -> Mask:

@@ -12,7 +12,7 @@ import numpy as np
 
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base import threads
-from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests
+from tensorcas_mlflow.base.digest import DIGEST_BYTES, Buffer, Digests
 from tensorcas_mlflow.codecs import (
     DELTA,
     PLANES,
@@ -20,7 +20,6 @@ from tensorcas_mlflow.codecs import (
     SHUFFLE_ZSTD,
     WORD_BYTES,
     ZSTD,
-    Buffer,
     Codec,
     Effort,
     Transform,

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.base import threads
-from tensorcas_mlflow.codecs import DECAYED_BYTES, DELTA, PLANES, Buffer, Transform, estimate_share
+from tensorcas_mlflow.base.digest import Buffer
+from tensorcas_mlflow.codecs import DECAYED_BYTES, DELTA, PLANES, Transform, estimate_share
 from tensorcas_mlflow.layout import MAX_DEPTH
 
 Sizes = np.ndarray[Any, np.dtype[np.float64]]

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.backends import Backend, Buffer
-from tensorcas_mlflow.base.digest import DIGEST_BYTES, digest
+from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.base.digest import DIGEST_BYTES, Buffer, digest
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError
 from tensorcas_mlflow.layout import ENTRY, MAX_BYTES, STORED_DIGEST_BYTES, list_blobs
 from tensorcas_mlflow.maintenance._chunks import MAX_STORED_BYTES

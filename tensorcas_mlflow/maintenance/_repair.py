@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.base import threads
-from tensorcas_mlflow.base.digest import Digests
+from tensorcas_mlflow.base.digest import Digests, as_keys
 from tensorcas_mlflow.errors import (
     BackendError,
     BlobNotFoundError,
@@ -25,7 +25,7 @@ from tensorcas_mlflow.errors import (
 )
 from tensorcas_mlflow.layout import MAX_BYTES, Manifest, Ref, list_blobs, pack_key, strangers_text
 from tensorcas_mlflow.maintenance._checked_packs import CheckedPacks
-from tensorcas_mlflow.maintenance._inventory import DigestSet, as_keys, read_holders, stands
+from tensorcas_mlflow.maintenance._inventory import DigestSet, read_holders, stands
 from tensorcas_mlflow.maintenance._quarantine import Quarantine
 from tensorcas_mlflow.maintenance._repair_packs import bases_wanted, mend_packs, would_be_good
 from tensorcas_mlflow.maintenance._repair_records import (

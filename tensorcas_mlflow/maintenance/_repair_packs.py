@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, unique_rows
+from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, as_keys, unique_rows
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NotFoundError
 from tensorcas_mlflow.layout import MAX_BYTES, MAX_DEPTH, Manifest, Payload, Table, is_delta, list_blobs, pack_key
 from tensorcas_mlflow.maintenance._checked_packs import CheckedPacks
 from tensorcas_mlflow.maintenance._chunks import Shard, Verdict, check_chunks, read_chunks, shard_of
-from tensorcas_mlflow.maintenance._inventory import NO_DIGESTS, as_keys
+from tensorcas_mlflow.maintenance._inventory import NO_DIGESTS
 from tensorcas_mlflow.maintenance._quarantine import Piece, Quarantine
 from tensorcas_mlflow.maintenance._repair_records import Lists, read_lists
 from tensorcas_mlflow.maintenance._sources import Sources

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.base.digest import Digests
+from tensorcas_mlflow.base.digest import Digests, as_keys
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NotFoundError
 from tensorcas_mlflow.layout import MAX_BYTES, Manifest, Payload, Ref, decode_chunk, list_blobs, payload_of
 from tensorcas_mlflow.maintenance._copy_chunks import CopyReader
-from tensorcas_mlflow.maintenance._inventory import as_keys
 from tensorcas_mlflow.maintenance._quarantine import Quarantine
 from tensorcas_mlflow.store import Store
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base import threads
-from tensorcas_mlflow.base.digest import hex_of, unique_rows
+from tensorcas_mlflow.base.digest import as_keys, hex_of, unique_rows
 from tensorcas_mlflow.base.progress import Progress, Watcher, ignore
 from tensorcas_mlflow.base.tensors import MAX_CHUNK_BYTES
 from tensorcas_mlflow.codecs import CODECS, MOST_OVERHEAD_BYTES, RAW
@@ -54,7 +54,7 @@ from tensorcas_mlflow.maintenance._chunks import (
     part_of,
     shard_of,
 )
-from tensorcas_mlflow.maintenance._inventory import PackTables, as_keys, links_of, read_holders, stands
+from tensorcas_mlflow.maintenance._inventory import PackTables, links_of, read_holders, stands
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
 

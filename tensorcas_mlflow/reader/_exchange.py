@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from tensorcas_mlflow.adapter import SKELETON, Array
+from tensorcas_mlflow.base.progress import ByteProgress
 from tensorcas_mlflow.base.tensors import ALIGNMENT, Spec
 from tensorcas_mlflow.base.text import count_text
 from tensorcas_mlflow.errors import BackendError, CheckpointExistsError
@@ -107,7 +108,7 @@ def import_checkpoint(
     allow_left_out: bool = False,
     overwrite: bool = False,
     policy: Policy | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: ByteProgress | None = None,
 ) -> Ref:
     """Store the tensors of a file, or of several files that belong together, as a checkpoint.
 
@@ -195,7 +196,7 @@ def prepare_import(
     *,
     flavor: str | None = None,
     allow_left_out: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: ByteProgress | None = None,
 ) -> PreparedImport:
     """Run the part of an import before the save; see `import_checkpoint` for the arguments.
 
@@ -240,7 +241,7 @@ def _earlier(store: Store, target: RefTarget) -> Manifest | None:
 class _Told:
     """Counter and reporter of progress."""
 
-    def __init__(self, n_bytes: int, progress: Callable[[int, int], None] | None) -> None:
+    def __init__(self, n_bytes: int, progress: ByteProgress | None) -> None:
         self.n_bytes = n_bytes
         self._progress = progress
         self._n_done = 0
@@ -257,9 +258,6 @@ class _Told:
         if self._progress is not None and n_done > self._n_done:
             self._progress(n_done, _PHASES * self.n_bytes)
         self._n_done = max(n_done, self._n_done)
-
-
-Progress = Callable[[int, int], None]
 
 
 def plan_export(
@@ -295,7 +293,7 @@ def export_checkpoint(
     partitions: int | None = None,
     overwrite: bool = False,
     allow_left_out: bool = False,
-    progress: Progress | None = None,
+    progress: ByteProgress | None = None,
 ) -> Written:
     """Write the tensors of an open checkpoint into a file or folder of another format.
 
@@ -348,7 +346,7 @@ def convert(
     out: str | os.PathLike[str],
     *,
     allow_left_out: bool = False,
-    progress: Progress | None = None,
+    progress: ByteProgress | None = None,
     **options: Any,
 ) -> Written:
     """Write the tensors of a file into one of another format, without a store.

@@ -12,10 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests
+from tensorcas_mlflow.base.digest import DIGEST_BYTES, Buffer, Digests
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.chunk_io import MOST_SAVED_BYTES, Catalog, ChunkReader, Places
-from tensorcas_mlflow.codecs import Buffer
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError, TensorNotFoundError
 from tensorcas_mlflow.layout import (
     ENTRY,

@@ -19,7 +19,7 @@ import numpy as np
 
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base import threads
-from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, unique_rows
+from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, as_keys, distinct_digests, unique_rows
 from tensorcas_mlflow.chunk_io import Catalog, Places
 from tensorcas_mlflow.errors import (
     BackendError,
@@ -98,13 +98,13 @@ class PendingBatch:
             self._condemned = self._declare_all()
             if places is not None:
                 self._find_bases(places, packs)
-            unique = _union(manifests)
+            unique = distinct_digests(each.digests for each in manifests)
             self.missing: Digests = unique[probe(backend, catalog, unique, self._condemned)]
             """Chunks to write."""
         except BaseException:
             self.abandon()
             raise
-        self._lacking: Any = _as_keys(self.missing)
+        self._lacking: Any = as_keys(self.missing)
 
     def __enter__(self) -> PendingBatch:
         return self
@@ -267,18 +267,8 @@ class PendingBatch:
 
     def _lacks(self, manifest: Manifest) -> Any:
         """Return for each chunk of a manifest whether it was missing and has not been written."""
-        return np.isin(_as_keys(manifest.digests), self._lacking)
+        return np.isin(as_keys(manifest.digests), self._lacking)
 
 
 def _new_name(digest: str) -> str:
     return f"{digest}.{uuid.uuid4().hex[:8]}"
-
-
-def _union(manifests: Sequence[Manifest]) -> Digests:
-    parts = [np.empty((0, DIGEST_BYTES), np.uint8), *(manifest.digests for manifest in manifests)]
-    return unique_rows(np.concatenate(parts))[0]
-
-
-def _as_keys(digests: Digests) -> Any:
-    """View each digest as one value."""
-    return np.ascontiguousarray(digests).view(f"V{DIGEST_BYTES}").ravel()

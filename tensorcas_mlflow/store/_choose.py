@@ -10,13 +10,13 @@ from enum import Enum
 from functools import partial
 
 from tensorcas_mlflow.base import config
+from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.codecs import (
     DELTA,
     PLANES,
     RAW,
     WORD_BYTES,
-    Buffer,
     Codec,
     Effort,
     PlaneCoding,

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.base.tensors import MAX_CHUNK_BYTES
 from tensorcas_mlflow.base.threads import Lock
-from tensorcas_mlflow.codecs import MOST_OVERHEAD_BYTES, Buffer, encode_best
+from tensorcas_mlflow.codecs import MOST_OVERHEAD_BYTES, encode_best
 from tensorcas_mlflow.errors import ChunkNotFoundError, CorruptChunkError, CorruptError, FormatError
 from tensorcas_mlflow.layout import (
     DELTA,

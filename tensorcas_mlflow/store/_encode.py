@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.base import config, threads
-from tensorcas_mlflow.base.digest import Digests, digest
-from tensorcas_mlflow.codecs import RAW, Buffer, Codec, Effort, encode_best
+from tensorcas_mlflow.base.digest import Buffer, Digests, digest
+from tensorcas_mlflow.codecs import RAW, Codec, Effort, encode_best
 from tensorcas_mlflow.errors import ConflictError
 from tensorcas_mlflow.layout import ENTRY, RAW_ALIGNMENT, STORED_DIGEST_BYTES, Base, Entries, PayloadGroup, is_delta
 from tensorcas_mlflow.store._bases import MAX_DEPTH, BasePlan

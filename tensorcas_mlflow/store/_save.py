@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.backends import Backend, Buffer, Token
-from tensorcas_mlflow.base.digest import Digests, unique_rows
+from tensorcas_mlflow.backends import Backend, Token
+from tensorcas_mlflow.base.digest import Buffer, Digests, unique_rows
 from tensorcas_mlflow.chunk_io import MOST_SAVED_BYTES, Catalog
 from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CheckpointExistsError, FencedError
 from tensorcas_mlflow.layout import (

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.backends import BlobInfo, Buffer, MemoryBackend, Token
+from tensorcas_mlflow.backends import BlobInfo, MemoryBackend, Token
+from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.chunk_io import _catalog, _read
 from tensorcas_mlflow.errors import BackendError, ChunkNotFoundError
 from tensorcas_mlflow.layout import Ref, RefTarget, read_segment

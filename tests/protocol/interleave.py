@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from tensorcas_mlflow.backends import Backend, BlobInfo, Buffer, Children, MemoryBackend, Token
+from tensorcas_mlflow.backends import Backend, BlobInfo, Children, MemoryBackend, Token
+from tensorcas_mlflow.base.digest import Buffer
 
 GENERATION = "condemned/@generation"
 

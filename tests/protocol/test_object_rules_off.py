@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from tensorcas_mlflow.backends import Buffer, ObjectBackend, Token
+from tensorcas_mlflow.backends import ObjectBackend, Token
 from tensorcas_mlflow.backends._buckets import TakenError
 from tensorcas_mlflow.backends._objects import _VOID, _Move
+from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError
 from tests.protocol.buckets import objects, use_memory
 from tests.protocol.interleave import Run

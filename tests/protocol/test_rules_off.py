@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.backends import Backend, BlobInfo, Buffer, MemoryBackend, Token
+from tensorcas_mlflow.backends import Backend, BlobInfo, MemoryBackend, Token
+from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError
 from tensorcas_mlflow.layout import pack_key
 from tensorcas_mlflow.maintenance import _gc

@@ -5,7 +5,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, SHUFFLE_ZSTD, ZSTD, Buffer, Codec, Effort, Transform
+from tensorcas_mlflow.base.digest import Buffer
+from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, SHUFFLE_ZSTD, ZSTD, Codec, Effort, Transform
 from tensorcas_mlflow.store._choose import (
     _STEPS_OF_ARRANGEMENT,
     Chooser,

@@ -511,8 +511,8 @@ def read_stored(
         skip_missing: Leave out entries whose rows are missing.
 
     Returns:
-        The value in new containers, with `StoredObject` for objects, and `PickleOnly` and `NamedItems` for values that only
-        a pickle can restore.
+        The value in new containers, with `StoredObject` for objects, and `PickleOnly` and `NamedItems` for values that
+        only a pickle can restore.
 
     Raises:
         AdapterError: The layout is damaged, or rows are missing or do not fit.

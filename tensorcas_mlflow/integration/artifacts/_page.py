@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.base import config
-from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests
+from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, as_keys
 from tensorcas_mlflow.base.text import size_text
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import TensorCasError
@@ -111,14 +111,14 @@ class _Seen:
 
     def __init__(self, manifest: Manifest) -> None:
         self._chunk_at = manifest.columns.chunk_at
-        self._keys = _as_keys(manifest.digests)
+        self._keys = as_keys(manifest.digests)
         self._seen = np.zeros(len(self._keys), dtype=bool)
         self._sizes = manifest.chunk_sizes
 
     def add(self, digests: Digests) -> None:
         unknown = np.flatnonzero(~self._seen)
         if len(unknown) and len(digests):
-            self._seen[unknown] = np.isin(self._keys[unknown], _as_keys(digests))
+            self._seen[unknown] = np.isin(self._keys[unknown], as_keys(digests))
 
     def origins(self, found: dict[int, str]) -> list[Origin]:
         n_new = np.concatenate(([0], np.cumsum(~self._seen)))
@@ -140,10 +140,6 @@ class _Seen:
     def _first_new(self) -> Any:
         new = np.flatnonzero(~self._seen)
         return new[np.unique(self._keys[new], return_index=True)[1]]
-
-
-def _as_keys(digests: Digests) -> Any:
-    return np.ascontiguousarray(digests).reshape(-1, DIGEST_BYTES).view(f"V{DIGEST_BYTES}").ravel()
 
 
 def _candidates(store: Store, ref: Ref) -> tuple[list[Ref], list[Ref], bool]:

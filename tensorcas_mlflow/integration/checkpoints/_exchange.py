@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 
 import mlflow
 from mlflow.entities import Run
 
 from tensorcas_mlflow import reader as reading
 from tensorcas_mlflow.base import config
+from tensorcas_mlflow.base.progress import ByteProgress
 from tensorcas_mlflow.errors import CheckpointExistsError
 from tensorcas_mlflow.file_formats import Written, open_listing
 from tensorcas_mlflow.integration._errors import translate_errors
@@ -35,7 +35,7 @@ def import_checkpoint(
     allow_left_out: bool = False,
     overwrite: bool = False,
     policy: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: ByteProgress | None = None,
 ) -> CheckpointInfo:
     """Log the tensors of a foreign file, or of a folder of files that belong together, as a step of a run.
 
@@ -114,7 +114,7 @@ def export_checkpoint(
     n_partitions: int | None = None,
     allow_left_out: bool = False,
     overwrite: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: ByteProgress | None = None,
 ) -> Written:
     """Write the tensors of a checkpoint, model or file to a file or folder of another format.
 

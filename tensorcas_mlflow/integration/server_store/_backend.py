@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
-from tensorcas_mlflow.backends import Backend, BlobInfo, Buffer, Children, Token, check_key
-from tensorcas_mlflow.base.digest import digest
+from tensorcas_mlflow.backends import Backend, BlobInfo, Children, Token, check_key
+from tensorcas_mlflow.base.digest import Buffer, digest
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CorruptError
 from tensorcas_mlflow.integration.server_store._shelf import (

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from tensorcas_mlflow.backends import Backend, Buffer, Token
+from tensorcas_mlflow.backends import Backend, Token
+from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.testing import FaultyBackend
 
 T = TypeVar("T")

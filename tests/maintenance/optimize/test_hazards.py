@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
-from tensorcas_mlflow.base.digest import digest
+from tensorcas_mlflow.base.digest import Buffer, digest
 from tensorcas_mlflow.base.progress import Progress
-from tensorcas_mlflow.codecs import Buffer, Codec
+from tensorcas_mlflow.codecs import Codec
 from tensorcas_mlflow.errors import BackendError
 from tensorcas_mlflow.layout import PackWriter, Payload, RefTarget, bases_of, is_delta, pack_key
 from tensorcas_mlflow.maintenance import plan_optimize, verify

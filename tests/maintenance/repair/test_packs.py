@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.backends import Buffer, MemoryBackend
-from tensorcas_mlflow.base.digest import digest
+from tensorcas_mlflow.backends import MemoryBackend
+from tensorcas_mlflow.base.digest import Buffer, digest
 from tensorcas_mlflow.codecs import Codec
 from tensorcas_mlflow.errors import BackendError, CorruptChunkError, FencedError
 from tensorcas_mlflow.layout import PackWriter, Payload, RefTarget, pack_key
