@@ -20,7 +20,7 @@ from tensorcas_mlflow.codecs import MOST_OVERHEAD_BYTES, RAW, codec_numbered
 from tensorcas_mlflow.errors import BackendError, CorruptError, FormatError
 from tensorcas_mlflow.layout import pack_key, pack_name
 
-StoredBytes = Sequence[memoryview | None]
+Payloads = Sequence[memoryview | None]
 """Result of a read, strip by strip; None for a strip already in place."""
 
 
@@ -68,7 +68,7 @@ def check_sizes(places: Places, wanted: Wanted) -> list[Damage]:
     ]
 
 
-def take(task: Task, stored: StoredBytes, places: Places, wanted: Wanted) -> list[Damage]:
+def take(task: Task, stored: Payloads, places: Places, wanted: Wanted) -> list[Damage]:
     """Decode a read into place, and verify it; return the damage. No chunk may be a delta.
 
     Args:
@@ -83,7 +83,7 @@ def take(task: Task, stored: StoredBytes, places: Places, wanted: Wanted) -> lis
     return damaged + _check(task, wanted, {damage.chunk for damage in damaged})
 
 
-def _decode(task: Task, stored: StoredBytes, places: Places, target: Target) -> list[Damage]:
+def _decode(task: Task, stored: Payloads, places: Places, target: Target) -> list[Damage]:
     damaged: list[Damage] = []
     for strip, data in zip(task.strips, stored, strict=True):
         if data is None:
@@ -127,7 +127,7 @@ def _check(task: Task, wanted: Wanted, known: set[int]) -> list[Damage]:
 class Fetched:
     """Result of a task."""
 
-    stored: StoredBytes
+    stored: Payloads
     scratch: Any = None
     """A buffer with ``stored`` in it, to be given back; None for none."""
     block: memoryview | None = None

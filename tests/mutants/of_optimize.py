@@ -88,7 +88,7 @@ MUTANTS = (
     Mutant(
         fault="a store of deltas that is copied",
         test="test_a_copy_of_an_optimized_store_takes_the_room_of_its_source",
-        definition="ChunkReader._payload",
+        definition="CopyReader._payload",
         before='is_delta(entry) and entry["base_digest"].tobytes() in self._wanted_bases',
         after="False",
     ),
