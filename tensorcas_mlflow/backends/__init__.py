@@ -15,7 +15,7 @@ files; every backend passes `tensorcas_mlflow.testing.BackendConformance`.
 """
 
 from tensorcas_mlflow.backends._buckets import Bucket, ObjectInfo
-from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, Token, check_key
+from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, Token, check_key, is_key
 from tensorcas_mlflow.backends._file import (
     PAGE_BYTES,
     SCRATCH_BYTES,
@@ -80,6 +80,7 @@ __all__ = [
     "artifact_path",
     "check_key",
     "has_ring",
+    "is_key",
     "is_ours",
     "is_readable_name",
     "is_visible",

@@ -244,3 +244,12 @@ class Backend(ABC):
             Bytes freed.
         """
         return 0
+
+
+def is_key(key: str) -> bool:
+    """Tell whether `check_key` accepts a text."""
+    try:
+        check_key(key)
+    except ValueError:
+        return False
+    return True

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from tensorcas_mlflow.backends._buckets import PART_BYTES, Bucket, ObjectInfo, TakenError, TooLongError, joined
-from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, Token, check_key
+from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, Token, check_key, is_key
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CorruptError, RefusedError
@@ -197,14 +197,14 @@ class ObjectBackend(Backend):
             raise CorruptError(key, f"it ends before byte {stop}")
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
-        walk = (info for info in self._bucket.walk(check_key(prefix), after=after) if _is_key(info.path))
+        walk = (info for info in self._bucket.walk(check_key(prefix), after=after) if is_key(info.path))
         while page := list(islice(walk, _PAGE)):
             yield from map(_blob_info, self._all_shown(page))
 
     def list_dir(self, prefix: str) -> Children:
         objects, names = self._bucket.children(check_key(prefix))
-        blobs = [_blob_info(info) for info in self._all_shown([info for info in objects if _is_key(info.path)])]
-        return sorted(blobs, key=lambda info: info.key), sorted(name for name in names if _is_key(name))
+        blobs = [_blob_info(info) for info in self._all_shown([info for info in objects if is_key(info.path)])]
+        return sorted(blobs, key=lambda info: info.key), sorted(name for name in names if is_key(name))
 
     def paths(self) -> Iterator[str]:
         # A void has a key of ours, so there is no need to check objects for voids.
@@ -359,14 +359,6 @@ def _careless(uri: str, header: str) -> RefusedError:
         uri,
         f"this storage does not honour {header}, so two concurrent writers could lose a checkpoint",
     )
-
-
-def _is_key(path: str) -> bool:
-    try:
-        check_key(path)
-    except ValueError:
-        return False
-    return True
 
 
 def _blob_info(info: ObjectInfo) -> BlobInfo:

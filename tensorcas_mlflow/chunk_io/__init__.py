@@ -18,8 +18,7 @@ imports `layout`, `codecs`, `backends` and rooms below them; it knows no store, 
 
 from tensorcas_mlflow.chunk_io._cache import CachedPack, CachedRead, CacheFill, CacheHits, ExtentCache
 from tensorcas_mlflow.chunk_io._calibrate import Calibration, Measured, calibrate, calibrate_on
-from tensorcas_mlflow.chunk_io._catalog import MOST_SAVED_BYTES, Catalog
-from tensorcas_mlflow.chunk_io._lookup import Places
+from tensorcas_mlflow.chunk_io._catalog import MOST_SAVED_BYTES, Catalog, Places
 from tensorcas_mlflow.chunk_io._read import ChunkOwner, ChunkReader, names_of
 from tensorcas_mlflow.chunk_io._tensors_file import TensorsFile
 from tensorcas_mlflow.chunk_io._ways import (

@@ -13,7 +13,7 @@ from tensorcas_mlflow.backends import PAGE_BYTES, Backend, BlobFile, Ring, Scrat
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import Digests, digest
 from tensorcas_mlflow.chunk_io._cache import ExtentCache
-from tensorcas_mlflow.chunk_io._lookup import Places, distinct
+from tensorcas_mlflow.chunk_io._catalog import Places, distinct
 from tensorcas_mlflow.chunk_io._plan import OpenFiles, Target, Task, TaskGroup, cached_tasks, tasks_of
 from tensorcas_mlflow.chunk_io._ways import WayChoice
 from tensorcas_mlflow.codecs import MOST_OVERHEAD_BYTES, RAW, codec_numbered

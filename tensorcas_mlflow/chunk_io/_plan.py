@@ -16,7 +16,7 @@ from tensorcas_mlflow.base.dtypes import DType, parse_dtype
 from tensorcas_mlflow.base.tensors import ALIGNMENT, Offsets, aligned_bytes, ranges
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.chunk_io._cache import CachedRead
-from tensorcas_mlflow.chunk_io._lookup import Places, distinct
+from tensorcas_mlflow.chunk_io._catalog import Places, distinct
 from tensorcas_mlflow.chunk_io._ways import (
     LEAST_ASKED_BYTES,
     PackRead,

@@ -17,9 +17,8 @@ from tensorcas_mlflow.base.config import n_threads
 from tensorcas_mlflow.base.digest import Digests, digest
 from tensorcas_mlflow.base.tensors import ALIGNMENT, Offsets
 from tensorcas_mlflow.chunk_io._cache import CacheFill, ExtentCache
-from tensorcas_mlflow.chunk_io._catalog import Catalog
+from tensorcas_mlflow.chunk_io._catalog import Catalog, Places
 from tensorcas_mlflow.chunk_io._fetch import ChunkFetch, Damage, Wanted, Ways, check_sizes, find_cached
-from tensorcas_mlflow.chunk_io._lookup import Places
 from tensorcas_mlflow.chunk_io._map import map_rows, mappable
 from tensorcas_mlflow.chunk_io._plan import ChosenRows, OpenFiles, Planner, Target, Task, check_outs, new_arrays
 from tensorcas_mlflow.chunk_io._ways import ReadPlan, Way, way_of_environment

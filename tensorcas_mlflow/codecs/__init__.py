@@ -20,9 +20,11 @@ and its payload to ``docs/format.md``.
 """
 
 from tensorcas_mlflow.codecs._choose import (
+    CODECS,
     can_shuffle,
     choose_codings,
     choose_transform,
+    codec_numbered,
     encode_best,
     estimate_share,
     guess_itemsize,
@@ -31,7 +33,6 @@ from tensorcas_mlflow.codecs._choose import (
 from tensorcas_mlflow.codecs._codec import MOST_OVERHEAD_BYTES, RAW, Codec
 from tensorcas_mlflow.codecs._delta import DECAYED_BYTES, DELTA, Transform
 from tensorcas_mlflow.codecs._planes import PLANES, Effort, PlaneCoding
-from tensorcas_mlflow.codecs._table import CODECS, codec_numbered
 from tensorcas_mlflow.codecs._words import WORD_BYTES
 from tensorcas_mlflow.codecs._zstd import SHUFFLE_ZSTD, ZSTD, check_zstd_has_memory
 

@@ -1,9 +1,9 @@
-"""Choice of an encoding: by element size alone, or from a sample of the chunk."""
+"""Codecs by number, and the choice of one: by element size alone, or from a sample of the chunk."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,22 @@ from tensorcas_mlflow.codecs._delta import DELTA, Transform, fit_decay
 from tensorcas_mlflow.codecs._planes import PLANES, PlaneCoding, codings_for
 from tensorcas_mlflow.codecs._words import UNIT_WORDS, WORDS, stretches_of, subtract, words_in
 from tensorcas_mlflow.codecs._zstd import MAX_RECORD_BYTES, SHUFFLE_ZSTD, SMALL_BYTES, ZSTD
+from tensorcas_mlflow.errors import FormatError
+
+CODECS: Mapping[int, Codec] = {codec.number: codec for codec in (RAW, ZSTD, SHUFFLE_ZSTD, DELTA, PLANES)}
+
+
+def codec_numbered(number: int) -> Codec:
+    """Return the codec of a number in a pack.
+
+    Raises:
+        FormatError: This release has no such codec.
+    """
+    codec = CODECS.get(number)
+    if codec is None:
+        raise FormatError(f"no codec has the number {number}: a later release of tensorcas-mlflow may read it")
+    return codec
+
 
 LEAST_GAIN = 0.97
 """A chunk that does not shrink below this share is stored raw, and can then be memory-mapped."""

@@ -30,7 +30,7 @@ from tensorcas_mlflow.reader._exchange import (
 from tensorcas_mlflow.reader._open import open_listed, open_manifest, open_path, open_ref
 from tensorcas_mlflow.reader._outline import Naming
 from tensorcas_mlflow.reader._reader import CheckpointReader
-from tensorcas_mlflow.reader._rebuild import ReadTensors, check_call, given, rebuild
+from tensorcas_mlflow.reader._rebuild import ReadArrays, check_call, given, rebuild
 from tensorcas_mlflow.reader._safe_open import SafeOpen
 from tensorcas_mlflow.reader._summary import Summary, SummaryNode
 
@@ -39,7 +39,7 @@ __all__ = [
     "CheckpointReader",
     "Naming",
     "PreparedImport",
-    "ReadTensors",
+    "ReadArrays",
     "SafeOpen",
     "Summary",
     "SummaryNode",

@@ -10,7 +10,7 @@ from tensorcas_mlflow.base import config
 from tensorcas_mlflow.errors import PickleForbiddenError
 from tensorcas_mlflow.layout import Manifest
 
-ReadTensors = Callable[..., dict[str, Array]]
+ReadArrays = Callable[..., dict[str, Array]]
 """Reader of tensors: called with ``names`` (None for all) and ``verify``."""
 
 
@@ -32,7 +32,7 @@ def check_call(*, into: Any, weights_only: bool) -> None:
 def rebuild(
     adapter: Adapter,
     manifest: Manifest,
-    read: ReadTensors,
+    read: ReadArrays,
     *,
     into: Any = None,
     weights_only: bool = False,

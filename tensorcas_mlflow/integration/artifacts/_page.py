@@ -97,7 +97,7 @@ def look_back(store: Store, ref: Ref, manifest: Manifest) -> Earlier:
             for at in rows_of.get(content, ()):
                 if is_of_series or at not in found:
                     found[at] = label
-    return EarlierCheckpoint(
+    return EarlierContents(
         origins=seen.origins(found),
         new_chunks=seen.new_chunks(),
         n_new_bytes=seen.n_new_bytes(),
@@ -290,7 +290,7 @@ def render_page(store: Store, ref: Ref) -> bytes:
     return "".join(_document(store, ref, manifest, earlier)).encode()
 
 
-def _document(store: Store, ref: Ref, manifest: Manifest, earlier: EarlierCheckpoint) -> Iterator[str]:
+def _document(store: Store, ref: Ref, manifest: Manifest, earlier: EarlierContents) -> Iterator[str]:
     title = _title(ref)
     yield f"{_HEAD}<title>{_text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{_text(title)}</h1>\n"
     for line in _about(ref, manifest):
@@ -333,7 +333,7 @@ def _about(ref: Ref, manifest: Manifest) -> Iterator[str]:
         yield ", ".join(f"{name} {value:g}" for name, value in ref.metrics.items())
 
 
-def _totals(store: Store, manifest: Manifest, earlier: EarlierCheckpoint) -> Iterator[tuple[str, str]]:
+def _totals(store: Store, manifest: Manifest, earlier: EarlierContents) -> Iterator[tuple[str, str]]:
     n_bytes = manifest.n_bytes
     yield "Tensors", f"{len(manifest.rows):,}"
     yield "Size", size_text(n_bytes)
@@ -353,7 +353,7 @@ def _stored_bytes(store: Store, digests: Digests) -> int | None:
     return int(places.entries["stored_bytes"].sum()) if places.found.all() else None
 
 
-def _limits(earlier: EarlierCheckpoint) -> str:
+def _limits(earlier: EarlierContents) -> str:
     return (
         f"Compared with {earlier.n_looked_at:,} earlier checkpoints and files: at most {MAX_CHECKPOINTS} of the same "
         f"series and {MAX_CHECKPOINTS} others, the latest of each. A tensor marked as new may be in an unexamined one, "

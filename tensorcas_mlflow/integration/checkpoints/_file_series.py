@@ -21,7 +21,7 @@ from tensorcas_mlflow.errors import BlobNotFoundError, CheckpointExistsError
 from tensorcas_mlflow.integration.checkpoints._series import FOLDER, Checkpoint, RunRoot, Saving, Series, step_named
 from tensorcas_mlflow.integration.server_store import Shelf, shelf_at
 from tensorcas_mlflow.layout import HEADER_BYTES, TENSORS_FILE_MAGIC, Manifest
-from tensorcas_mlflow.reader import ReadTensors
+from tensorcas_mlflow.reader import ReadArrays
 from tensorcas_mlflow.store import PAYLOAD_FILE, Policy, write_payload
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class _FileCheckpoint(Checkpoint):
         self._series = series
 
     @contextmanager
-    def opened(self) -> Iterator[tuple[Manifest, ReadTensors]]:
+    def opened(self) -> Iterator[tuple[Manifest, ReadArrays]]:
         with TemporaryDirectory(prefix="tensorcas-") as scratch:
             local = Path(scratch, PAYLOAD_FILE)
             self._series.shelf().fetch(self._series.file(self.step), local)

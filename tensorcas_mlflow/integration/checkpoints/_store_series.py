@@ -31,7 +31,7 @@ from tensorcas_mlflow.integration.checkpoints._background import reports
 from tensorcas_mlflow.integration.checkpoints._series import FOLDER, Checkpoint, RunRoot, Saving, Series, step_named
 from tensorcas_mlflow.integration.server_store import is_carrier_uri, shelf_at
 from tensorcas_mlflow.layout import Manifest, Ref, RefTarget, list_dir
-from tensorcas_mlflow.reader import ReadTensors
+from tensorcas_mlflow.reader import ReadArrays
 from tensorcas_mlflow.store import PendingSave, Policy, Store
 from tensorcas_mlflow.store.protocol import STAND_INS
 
@@ -363,7 +363,7 @@ class _StoredCheckpoint(Checkpoint):
         self._ref = ref
 
     @contextmanager
-    def opened(self) -> Iterator[tuple[Manifest, ReadTensors]]:
+    def opened(self) -> Iterator[tuple[Manifest, ReadArrays]]:
         store = self._series.store
         manifest = store.manifest(self._ref)
         yield manifest, partial(store.read_tensors, manifest)
@@ -390,7 +390,7 @@ class _CutCheckpoint(Checkpoint):
         self._error = error
 
     @contextmanager
-    def opened(self) -> Iterator[tuple[Manifest, ReadTensors]]:
+    def opened(self) -> Iterator[tuple[Manifest, ReadArrays]]:
         raise explained(self._error) from self._error
         yield
 

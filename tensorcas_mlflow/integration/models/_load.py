@@ -19,7 +19,7 @@ from tensorcas_mlflow.integration._home import find_store, open_root
 from tensorcas_mlflow.integration.models._code import add_code, take_code
 from tensorcas_mlflow.integration.models._folder import PyFuncWrapper
 from tensorcas_mlflow.integration.models._saved import LocalFolder, SavedModel, open_folder
-from tensorcas_mlflow.reader import ReadTensors, check_call, given, rebuild
+from tensorcas_mlflow.reader import ReadArrays, check_call, given, rebuild
 from tensorcas_mlflow.store import PAYLOAD_FILE, Store, read_payload
 
 
@@ -111,7 +111,7 @@ def _checked(store: Store, store_id: str) -> Store:
     return store
 
 
-def _payload_reader(saved: SavedModel) -> ReadTensors:
+def _payload_reader(saved: SavedModel) -> ReadArrays:
     def read(names: Iterable[str] | None = None, *, verify: bool = True) -> dict[str, Array]:
         saved.folder.file(saved.payload or f"{saved.data}/{PAYLOAD_FILE}")
         return read_payload(saved.manifest_file.parent, names=names, verify=verify)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
-from tensorcas_mlflow.backends import Backend, BlobInfo, Children, Token, check_key
+from tensorcas_mlflow.backends import Backend, BlobInfo, Children, Token, check_key, is_key
 from tensorcas_mlflow.base.digest import Buffer, digest
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CorruptError
@@ -254,7 +254,7 @@ class CarrierBackend(Backend):
 
     def list_dir(self, prefix: str) -> Children:
         path = _path(prefix)
-        entries = [entry for entry in self._look(path) if _is_key(f"{path}/{entry.name}")]
+        entries = [entry for entry in self._look(path) if is_key(f"{path}/{entry.name}")]
         blobs = [_info(f"{path}/{entry.name}", entry.size) for entry in entries if entry.size is not None]
         names = [entry.name for entry in entries if entry.size is None]
         return sorted(blobs, key=lambda info: info.key), sorted(names)
@@ -267,7 +267,7 @@ class CarrierBackend(Backend):
                 path = posixpath.join(folder, entry.name)
                 if entry.size is not None:
                     yield path
-                elif _is_key(path):
+                elif is_key(path):
                     folders.append(path)
                 else:
                     yield f"{path}/"
@@ -371,14 +371,6 @@ def _plain_segment(segment: str) -> str:
         return segment
     mark = "@" if segment.startswith("@") else ""
     return f"{mark}~{digest(unquote_to_bytes(segment.removeprefix('@'))).hex()[:32]}"
-
-
-def _is_key(key: str) -> bool:
-    try:
-        check_key(key)
-    except ValueError:
-        return False
-    return True
 
 
 def _write(file: Path, pieces: Iterable[Buffer], key: str) -> Path:
