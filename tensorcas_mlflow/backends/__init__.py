@@ -72,6 +72,7 @@ __all__ = [
     "ObjectPlainFiles",
     "PlainFile",
     "PlainFiles",
+    "ReadCounter",
     "Ring",
     "Root",
     "Scratch",

@@ -155,7 +155,7 @@ def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(map(repr, names[:_N_LISTED]))}{more}"
 
 
-def the_one(refs: Sequence[Ref], wanted: Wanted) -> Ref:
+def the_one(refs: Sequence[Ref], wanted: CheckpointQuery) -> Ref:
     """Find the checkpoint selected by a command's options.
 
     Without a step and a name it is the last one of the default series, as in Python. In a run without that series it is

@@ -41,7 +41,7 @@ class Contents(ABC):
     """Plain JSON values saved beside them."""
     specs: Specs
     """Names, dtypes and shapes."""
-    tally: Tally
+    tally: ReadCounter
     """Count of the reads."""
     left_out: Mapping[str, str] = MappingProxyType({})
     """Unsupported tensors by name, with their types in the file or framework; none is in ``specs``."""

@@ -158,7 +158,9 @@ class StoredSource(ByteSource):
 class ListedContents(Contents):
     """Tensors of a foreign file, or of several that belong together."""
 
-    def __init__(self, listing: Listing, *, label: str, tally: Tally, end: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, listing: Listing, *, label: str, tally: ReadCounter, end: Callable[[], None] | None = None
+    ) -> None:
         """Prepare to read listed tensors.
 
         Args:

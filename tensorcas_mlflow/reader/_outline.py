@@ -159,7 +159,7 @@ _ROUTER = re.compile(r"(?:^|\.)(?:gate|router|wg)(?:\.(?:layer|linear|classifier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class NameReading:
     """Layer, stage and expert in one pattern of names."""
 
     stack: str
@@ -176,7 +176,7 @@ class Reading:
     """Whether the tensor has a row for each expert."""
 
 
-def read_pattern(text: str) -> Reading | None:
+def read_pattern(text: str) -> NameReading | None:
     """Parse a pattern by the naming of known frameworks; None if it names no such layer."""
     if NUMBER not in text:
         return None
@@ -188,7 +188,7 @@ def read_pattern(text: str) -> Reading | None:
     return None if match is None or _NO_STACKS.search(match["stack"]) else _reading(text, match)
 
 
-def read_any(text: str) -> Reading | None:
+def read_any(text: str) -> NameReading | None:
     """Parse a pattern in a checkpoint without known names: the first number counts layers."""
     match = _ANY.match(_written(text))
     return None if match is None or _NO_STACKS.search(match["stack"]) else _reading(_written(text), match)

@@ -46,7 +46,7 @@ class ReadStats:
     """Seconds with at least one call reading."""
 
 
-class Watch:
+class ReadClock:
     """Clock of the reading calls; nested calls count once."""
 
     def __init__(self, tally: ReadCounter) -> None:

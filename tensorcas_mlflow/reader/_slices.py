@@ -14,7 +14,7 @@ from tensorcas_mlflow.base.tensors import Offsets
 from tensorcas_mlflow.reader._outline import distinct
 
 ElementPositions = range | Offsets
-"""Places of one axis, ascending, each once. An axis may have very many."""
+"""Positions of one axis, ascending, each once. An axis may have very many."""
 
 _MOST_RUNS = 1 << 20
 """More runs are merged, together with the gaps between them."""
@@ -34,7 +34,7 @@ class Selection:
     """Starts of the runs, in elements, ascending."""
     stops: Offsets
     """Ends of the runs, exclusive; runs do not overlap. They may hold more than the requested elements."""
-    places: tuple[Places, ...]
+    places: tuple[ElementPositions, ...]
     """Selected places of each axis, ascending, each once."""
     index_of_places: Any
     """As numpy takes it, for an array of the elements at these places alone."""
@@ -117,7 +117,7 @@ def _as_index(places: ElementPositions) -> Any:
     return slice(places.start, places.stop, places.step) if isinstance(places, range) else places
 
 
-def _of_places(index: tuple[Any, ...], shape: tuple[int, ...], chosen: list[Places]) -> tuple[Any, ...]:
+def _of_places(index: tuple[Any, ...], shape: tuple[int, ...], chosen: list[ElementPositions]) -> tuple[Any, ...]:
     """Write an index for an array of only the selected places."""
     n_axes = sum(part is not None and part is not Ellipsis for part in index)
     written: list[Any] = []
@@ -139,7 +139,7 @@ def _of_places(index: tuple[Any, ...], shape: tuple[int, ...], chosen: list[Plac
     return tuple(written)
 
 
-def _elements(shape: tuple[int, ...], chosen: list[Places], last: int) -> tuple[Offsets, Offsets]:
+def _elements(shape: tuple[int, ...], chosen: list[ElementPositions], last: int) -> tuple[Offsets, Offsets]:
     """Return the runs of elements for the places of each axis; behind axis ``last`` each axis has one run."""
     if last < 0:
         return np.zeros(1, np.int64), np.array([math.prod(shape)], dtype=np.int64)
@@ -210,7 +210,7 @@ def _part(part: Any) -> Any:
     raise IndexError(f"a part is chosen by whole numbers, slices, ..., None or a list of numbers, not {part!r:.200}")
 
 
-def _places(part: Any, axis: int, side: int) -> Places:
+def _places(part: Any, axis: int, side: int) -> ElementPositions:
     """Return the selected places of one axis, ascending."""
     if isinstance(part, slice):
         places = range(side)[part]

@@ -38,7 +38,7 @@ class SummaryNode:
     """Of tensors: theirs; empty for a module."""
     shape: tuple[int, ...] | None = None
     """Of tensors: theirs, if all of them have one."""
-    children: tuple[Node, ...] = ()
+    children: tuple[SummaryNode, ...] = ()
     """Its parts, in the order of the checkpoint."""
 
 

@@ -49,7 +49,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Earlier:
+class EarlierContents:
     """Content of a checkpoint already present in earlier ones."""
 
     origins: Sequence[Origin]
@@ -64,7 +64,7 @@ class Earlier:
     """Whether every candidate was examined."""
 
 
-def look_back(store: Store, ref: Ref, manifest: Manifest) -> Earlier:
+def look_back(store: Store, ref: Ref, manifest: Manifest) -> EarlierContents:
     """Find the tensors and chunks of a checkpoint in earlier checkpoints.
 
     A tensor is shared with the earliest examined step of the same series that holds it. A tensor new to the series may

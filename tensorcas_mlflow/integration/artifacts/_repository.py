@@ -51,8 +51,8 @@ from tensorcas_mlflow.integration.artifacts._page import (
 )
 from tensorcas_mlflow.integration.artifacts._paths import (
     NOT_FOLLOWED,
+    FolderLinks,
     Followed,
-    Links,
     moved,
     path_to_read,
     path_to_write,
@@ -262,7 +262,7 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
             if not is_visible_path(root.path):
                 raise ValueError(f"{artifact_uri!r} leads into a store's own folder: artifacts have no place there")
             self._plain = open_plain_files(root)
-            self._links = Links(root.folder) if root.is_local else None
+            self._links = FolderLinks(root.folder) if root.is_local else None
             self._carried = CarriedStores(root)
             self._stores = StoreFinder(artifact_uri, root, self._plain)
 

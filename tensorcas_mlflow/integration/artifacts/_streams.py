@@ -32,7 +32,7 @@ class Rejoined:
         return n_bytes
 
 
-class Reading:
+class UploadStream:
     """A stream that needs only ``read``, and fails if it ends before the announced length."""
 
     def __init__(self, stream: BinaryIO, *, n_announced: int | None = None) -> None:

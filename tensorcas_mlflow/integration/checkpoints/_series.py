@@ -22,7 +22,7 @@ from tensorcas_mlflow.layout import DEFAULT_NAME, STEP_TEXT, Manifest, as_step, 
 from tensorcas_mlflow.store import Policy
 
 if TYPE_CHECKING:
-    from tensorcas_mlflow.reader import CheckpointReader
+    from tensorcas_mlflow.reader import CheckpointReader, ReadArrays
 
 
 _MAX_KNOWN = 1024
@@ -176,7 +176,7 @@ class Checkpoint(ABC):
     """Whether the save died on the way and nothing can be read. It may be dropped, and no listing shows it."""
 
     @abstractmethod
-    def opened(self) -> AbstractContextManager[tuple[Manifest, Reader]]:
+    def opened(self) -> AbstractContextManager[tuple[Manifest, ReadArrays]]:
         """Open its manifest and a reader of its chunks for the duration of a block."""
 
     @abstractmethod

@@ -67,7 +67,7 @@ _Environment = tuple[dict[str, Any], list[str], list[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class StoredModel:
     """Manifest of a model's tensors, and the store with their chunks."""
 
     manifest: Manifest

@@ -23,7 +23,7 @@ from tensorcas_mlflow.reader import ReadArrays, check_call, given, rebuild
 from tensorcas_mlflow.store import PAYLOAD_FILE, Store, read_payload
 
 
-def reader_for(saved: SavedModel, named_store: str | None) -> Reader:
+def reader_for(saved: SavedModel, named_store: str | None) -> ReadArrays:
     """Find the reader for the tensors of a model; see `store_for`.
 
     Raises:

@@ -34,7 +34,7 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ModelStore:
     """The store for one logged model, and the content of its future ref."""
 
     store: Store
@@ -61,7 +61,7 @@ class Place:
                 raise BackendError("sync", folder, f"{type(error).__name__}: {error}") from error
 
 
-def place_for(destination: str, *, run_id: str | None, model_id: str | None, step: int | None) -> Place:
+def place_for(destination: str, *, run_id: str | None, model_id: str | None, step: int | None) -> ModelStore:
     """Find the store for a model, or create it; raises as `home_of` does.
 
     Args:
@@ -84,7 +84,7 @@ def place_for(destination: str, *, run_id: str | None, model_id: str | None, ste
     )
 
 
-def withdraw(place: Place, ref: Ref) -> None:
+def withdraw(place: ModelStore, ref: Ref) -> None:
     """Drop the ref of a model after a failed upload, if MLflow certainly does not show its manifest.
 
     The failure may have come after the upload, for example while registering a version, and its cause may hide the
