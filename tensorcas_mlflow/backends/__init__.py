@@ -25,7 +25,6 @@ from tensorcas_mlflow.backends._file import (
     Ring,
     Scratch,
     aligned_buffer,
-    has_ring,
 )
 from tensorcas_mlflow.backends._local import LocalBackend
 from tensorcas_mlflow.backends._memory import MemoryBackend

@@ -34,9 +34,7 @@ from tensorcas_mlflow.chunk_io._ways import (
     Way,
     WayChoice,
     choose,
-    keep_rule,
     plan_reads,
-    rule_of_machine,
     way_named,
     way_of_environment,
 )
@@ -51,7 +49,6 @@ __all__ = [
     "CacheHits",
     "CachedPack",
     "CachedRead",
-    "Calibration",
     "Catalog",
     "ChunkOwner",
     "ChunkReader",
@@ -69,10 +66,8 @@ __all__ = [
     "calibrate",
     "calibrate_on",
     "choose",
-    "keep_rule",
     "names_of",
     "plan_reads",
-    "rule_of_machine",
     "way_named",
     "way_of_environment",
 ]

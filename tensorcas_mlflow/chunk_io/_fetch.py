@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.backends import PAGE_BYTES, Backend, BlobFile, Ring, Scratch, aligned_buffer
+from tensorcas_mlflow.backends import PAGE_BYTES, Backend, BlobFile, Scratch, aligned_buffer
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import Digests, digest
 from tensorcas_mlflow.chunk_io._cache import ExtentCache
@@ -284,11 +283,8 @@ class ChunkFetch:
             BlobNotFoundError: A pack is gone.
             BackendError: Another machine does not answer.
         """
-        ring = [] if is_alone else [group for group in groups if group.choice.way == "uring"]
-        self._run_ring([(group.choice, task) for group in ring for task in group.tasks])
         for waits in (False, True):
-            mine = [group for group in groups if group not in ring and group.choice.waits == waits]
-            tasks = [(group.choice, task) for group in mine for task in group.tasks]
+            tasks = [(group.choice, task) for group in groups if group.choice.waits == waits for task in group.tasks]
 
             def run(each: tuple[WayChoice, Task]) -> None:
                 self._run_task(*each, keep)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.backends import Backend, BlobFile, has_ring
+from tensorcas_mlflow.backends import Backend, BlobFile
 from tensorcas_mlflow.base.dtypes import DType, parse_dtype
 from tensorcas_mlflow.base.tensors import ALIGNMENT, Offsets, aligned_bytes, ranges
 from tensorcas_mlflow.base.threads import Lock
@@ -20,12 +20,12 @@ from tensorcas_mlflow.chunk_io._catalog import Places, distinct
 from tensorcas_mlflow.chunk_io._ways import (
     LEAST_ASKED_BYTES,
     PackRead,
+    Rule,
     Situation,
     Way,
     WayChoice,
     choose,
     plan_reads,
-    rule_of_machine,
 )
 from tensorcas_mlflow.codecs import RAW
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
@@ -416,7 +416,7 @@ class Planner:
         self._backend = backend
         self._files = files
         self._way = way
-        self.rule = rule_of_machine()
+        self.rule = Rule()
         """The rule for choosing ways."""
 
     def groups(self, places: Places, target: Target, chunks: Any) -> list[TaskGroup]:
@@ -506,5 +506,4 @@ class Planner:
             pack_bytes=file.size,
             share_in_memory=lambda: file.share_in_memory(stretches),
             can_direct=file.open_direct,
-            can_ring=has_ring,
         )

@@ -516,7 +516,6 @@ class ChunkReader:
             n_mapped=len(mapped),
             n_cached=n_cached,
             packs=packs,
-            rule=planner.rule.source,
         )
 
     def _map(

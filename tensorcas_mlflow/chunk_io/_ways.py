@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import platform
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields, replace
-from functools import lru_cache
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -19,11 +13,6 @@ from tensorcas_mlflow.backends import PAGE_BYTES, SCRATCH_BYTES
 from tensorcas_mlflow.base import config
 from tensorcas_mlflow.base.text import size_text
 from tensorcas_mlflow.layout import Positions
-
-_FILE = "reading.json"
-_FORMAT = 1
-_MOST_BYTES = 64 * 1024
-_NEVER = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,79 +34,6 @@ class Rule:
     """Chunks nearer to each other than this are read together."""
     direct_from_bytes: int = 4 << 20
     """From this size on, the wanted bytes of one pack outside of memory are read past the page cache."""
-    uses_ring: bool = False
-    """Whether io_uring replaces threads for data outside of memory."""
-    source: str = "measured by the authors; `tensorcas calibrate` measures this machine"
-    """Origin of the numbers, in words."""
-
-    def __post_init__(self) -> None:
-        for name in (
-            "threads_from_bytes",
-            "raw_threads_from_bytes",
-            "least_chunk_bytes",
-            "warm_read_bytes",
-            "cold_read_bytes",
-            "gap_bytes",
-            "direct_from_bytes",
-        ):
-            if not 0 <= getattr(self, name) <= _NEVER:
-                raise ValueError(f"a rule's {name} is not {getattr(self, name)}")
-        if not min(self.warm_read_bytes, self.cold_read_bytes) >= 64 << 10:
-            raise ValueError("a rule's reads have 64 KiB or more")
-        if max(self.warm_read_bytes, self.cold_read_bytes) > 2 << 20:
-            raise ValueError("a rule's reads have at most 2 MiB: many are under way at once, and memory is bounded")
-
-
-NEVER_DIRECT = _NEVER
-"""For `Rule.direct_from_bytes`: no read is so long."""
-
-
-def keep_rule(rule: Rule) -> Path | None:
-    """Store a rule for this machine, in the folder of the chunk cache; later processes of this user follow it.
-
-    Returns:
-        The file; None if the environment allows no such folder.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    folder = config.cache_folder()
-    if folder is None:
-        return None
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / _FILE
-    staging = folder / f"{_FILE}.{uuid.uuid4().hex}"
-    staging.write_text(json.dumps({"format": _FORMAT, "machine": platform.node(), "rule": asdict(rule)}) + "\n")
-    staging.replace(path)
-    rule_of_machine.cache_clear()
-    return path
-
-
-@lru_cache(maxsize=1)
-def rule_of_machine() -> Rule:
-    """Return the stored rule of this machine; the defaults if there is none, or only an unreadable one."""
-    folder = config.cache_folder()
-    if folder is None:
-        return Rule()
-    try:
-        with open(folder / _FILE, "rb") as file:
-            if os.fstat(file.fileno()).st_uid != os.geteuid():
-                return Rule()  # it affects nothing but speed, yet no other user may set it
-            said = json.loads(file.read(_MOST_BYTES))
-        if said["format"] != _FORMAT or said["machine"] != platform.node():
-            return Rule()
-        return Rule(**_checked(said["rule"]))
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return Rule()
-
-
-def _checked(said: dict[str, Any]) -> dict[str, Any]:
-    defaults = Rule()
-    known = {field.name: getattr(defaults, field.name) for field in fields(Rule)}
-    for name, value in said.items():
-        if type(value) is not type(known[name]):
-            raise ValueError(f"a rule's {name} is not {value!r:.100}")
-    return said
 
 
 MAX_GAP_BYTES = 64 * 1024
@@ -182,9 +98,9 @@ def plan_reads(
             first = last
 
 
-Way = Literal["pread", "direct", "map", "uring", "ranges"]
+Way = Literal["pread", "direct", "map", "ranges"]
 """``pread``: positioned reads of the page cache, on threads; ``direct``: past it (O_DIRECT); ``map``: a memory-mapped
-file; ``uring``: io_uring; ``ranges``: requests to a backend, the only way for storage without files of this machine."""
+file; ``ranges``: requests to a backend, the only way for storage without files of this machine."""
 WAYS: tuple[Way, ...] = get_args(Way)
 _WARM_SHARE = 0.5
 LEAST_ASKED_BYTES = 2 << 20
@@ -216,8 +132,6 @@ class Situation:
     """Estimates the share of it in the page cache, from 0 to 1; called only if it matters."""
     can_direct: Callable[[], bool] = lambda: False
     """Tells whether the file system supports direct reads."""
-    can_ring: Callable[[], bool] = lambda: False
-    """Tells whether io_uring is available."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,7 +197,7 @@ def choose(situation: Situation, rule: Rule, forced: Way | None = None) -> WayCh
     if forced is not None:
         missing = _missing(situation, forced)
         if missing is None:
-            return _taken(situation, rule, forced, "it was asked for", is_cold=forced in ("direct", "uring"))
+            return _taken(situation, rule, forced, "it was asked for", is_cold=forced == "direct")
         chosen = choose(situation, rule)
         return replace(chosen, reason=f"{missing}; {chosen.reason}")
     if situation.n_bytes < LEAST_ASKED_BYTES:
@@ -294,8 +208,6 @@ def choose(situation: Situation, rule: Rule, forced: Way | None = None) -> WayCh
     told = f"{share:.0%} of it is in memory"
     if share >= _WARM_SHARE:
         return _taken(situation, rule, "pread", told, is_cold=False)
-    if rule.uses_ring and situation.can_ring():
-        return _taken(situation, rule, "uring", f"{told}, and io_uring measured best here", is_cold=True)
     is_long = situation.n_bytes >= situation.n_stretches * _LEAST_STRETCH_BYTES
     if situation.n_bytes >= rule.direct_from_bytes and is_long and situation.can_direct():
         return _taken(situation, rule, "direct", f"{told}, and it is long", is_cold=True)
@@ -306,8 +218,6 @@ def _missing(situation: Situation, way: Way) -> str | None:
     """Return the reason a way is unavailable; None if it is available."""
     if way == "direct" and not situation.can_direct():
         return "the file system does not support direct reads"
-    if way == "uring" and not situation.can_ring():
-        return "io_uring is not available"
     return None
 
 
@@ -379,8 +289,6 @@ class ReadPlan:
     n_cached: int
     """Chunks read from the chunk cache."""
     packs: tuple[PackRead, ...]
-    rule: str
-    """Origin of the rule's numbers."""
 
     @property
     def ways(self) -> dict[str, int]:
@@ -398,5 +306,4 @@ class ReadPlan:
         if self.n_cached:
             lines.append(f"{self.n_cached:,} chunks from the chunk cache")
         lines += [str(pack) for pack in self.packs]
-        lines.append(f"rule: {self.rule}")
         return "\n".join(lines)

@@ -6,7 +6,7 @@ the reader and the rooms below them. It calls their functions and holds no logic
 | module | holds |
 |---|---|
 | `_look` | ``list``, ``stats``, ``show``, ``diff``, ``explain`` |
-| `_maintenance` | ``init``, ``calibrate``, ``verify``, ``repair``, ``optimize``, ``delete`` |
+| `_maintenance` | ``init``, ``verify``, ``repair``, ``optimize``, ``delete`` |
 | `_gc` | ``gc`` |
 | `_transfer` | ``copy``, ``import``, ``export``, ``convert`` |
 | `_command` | declaration of commands and options, and the values of options |

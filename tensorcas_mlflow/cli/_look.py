@@ -342,7 +342,6 @@ def explain(options: Namespace) -> int:
                 "n_mapped": plan.n_mapped,
                 "n_cached": plan.n_cached,
                 "packs": [_pack_json(pack) for pack in plan.packs],
-                "rule": plan.rule,
             }
         )
         return 0

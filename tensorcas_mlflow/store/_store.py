@@ -26,7 +26,7 @@ from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import unique_rows
 from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
 from tensorcas_mlflow.base.threads import Lock
-from tensorcas_mlflow.chunk_io import Calibration, Catalog, ChunkReader, ExtentCache, ReadPlan, Way, calibrate_on
+from tensorcas_mlflow.chunk_io import Catalog, ChunkReader, ExtentCache, ReadPlan, Way
 from tensorcas_mlflow.errors import (
     BlobExistsError,
     BlobNotFoundError,
@@ -610,7 +610,7 @@ class Store(Refs):
                 read into new arrays. Packs never change, and deleted packs stay mapped. But if
                 another program truncates a pack, touching the missing part kills the process (SIGBUS), and bytes it
                 overwrites change after verification. None, the default, and True return new arrays.
-            way: A forced way to read, if it is available: ``pread``, ``direct``, ``map``, ``uring`` or ``ranges``;
+            way: A forced way to read, if it is available: ``pread``, ``direct``, ``map`` or ``ranges``;
                 by default TENSORCAS_READ, else the best way (see `explain`). A forced
                 ``map`` copies out of a mapped pack, with the same dangers.
 
@@ -653,17 +653,6 @@ class Store(Refs):
         """
         self._check_id(manifest)
         return self.chunks.explain(manifest, names, copy=copy, way=way)
-
-    def calibrate(self) -> Calibration:
-        """Measure, for some seconds, the fastest way to read this store, and keep the rule for later processes.
-
-        The rule lies in the folder of the chunk cache, and applies to every store of this machine and user.
-
-        Raises:
-            ValueError: The store lies on another machine, or is too small for a measurement.
-            OSError: The rule cannot be written.
-        """
-        return calibrate_on(self.backend)
 
     def iter_file(self, ref: Ref, *, verify: bool = True) -> Iterator[bytes | memoryview]:
         """Yield, piece by piece, the bytes shown at an artifact path: a file, or a checkpoint's manifest.

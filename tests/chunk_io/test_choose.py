@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +11,6 @@ from tensorcas_mlflow.chunk_io import (
     Rule,
     Situation,
     choose,
-    keep_rule,
-    rule_of_machine,
     way_named,
     way_of_environment,
 )
@@ -104,19 +101,11 @@ def test_way_of_reading_can_be_forced(way: Any) -> None:
     assert choose(situation(1.0), Rule(), way).way == way
 
 
-@pytest.mark.parametrize("way", ["direct", "uring"])
-def test_unavailable_forced_way_is_reported_and_replaced(way: Any) -> None:
-    choice = choose(situation(1.0, can_direct=lambda: False), Rule(), way)
+def test_unavailable_forced_way_is_reported_and_replaced() -> None:
+    choice = choose(situation(1.0, can_direct=lambda: False), Rule(), "direct")
 
     assert choice.way == "pread"
     assert choice.reason.endswith("100% of it is in memory")
-
-
-def test_io_uring_is_taken_where_it_was_measured_best() -> None:
-    rule = Rule(uses_ring=True)
-
-    assert choose(situation(0.0, can_ring=lambda: True), rule).way == "uring"
-    assert choose(situation(0.0), rule).way == "direct"
 
 
 def test_unknown_way_of_reading_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,52 +121,3 @@ def test_the_environment_may_leave_the_choice_open(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("TENSORCAS_READ", said)
 
     assert way_of_environment() is None
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("TENSORCAS_CACHE", str(tmp_path / "cache"))
-    rule_of_machine.cache_clear()
-    yield tmp_path / "cache"
-    rule_of_machine.cache_clear()
-
-
-def test_saved_rule_of_reading_is_followed(cache: Path) -> None:
-    assert rule_of_machine() == Rule()
-    rule = Rule(warm_read_bytes=512 << 10, source="measured just now")
-    keep_rule(rule)
-
-    assert rule_of_machine() == rule
-    assert [path.name for path in cache.iterdir()] == ["reading.json"]
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        "",
-        "[" * 100_000,
-        '{"format": 2}',
-        '{"format": 1, "machine": "another", "rule": {}}',
-        "wrong type",
-        "wrong number",
-        "unknown field",
-    ],
-)
-def test_nonsensical_saved_rule_is_ignored(cache: Path, said: str) -> None:
-    keep_rule(Rule(warm_read_bytes=512 << 10))
-    good = (cache / "reading.json").read_text()
-    changed = {
-        "wrong type": good.replace("524288", '"many"'),
-        "wrong number": good.replace("524288", "1e99"),
-        "unknown field": good.replace("warm_read_bytes", "more"),
-    }
-    (cache / "reading.json").write_text(changed.get(said, said))
-    rule_of_machine.cache_clear()
-
-    assert rule_of_machine() == Rule()
-
-
-@pytest.mark.parametrize("wrong", [{"warm_read_bytes": 1}, {"cold_read_bytes": 1 << 40}, {"gap_bytes": -1}])
-def test_rule_that_would_cost_memory_is_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="rule"):
-        Rule(**wrong)  # type: ignore[arg-type]

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.backends import Ring, has_ring
 from tensorcas_mlflow.chunk_io import WAYS, Places, Rule, Situation, choose
 from tensorcas_mlflow.chunk_io._plan import Target, new_arrays, tasks_of
 from tensorcas_mlflow.errors import CorruptChunkError, NotFoundError, TensorCasError
@@ -92,7 +91,7 @@ def test_the_environment_forces_a_way(
     monkeypatch.setenv("TENSORCAS_READ", way)
 
     assert is_right(store.read_tensors(manifest))
-    assert way == "uring" or {pack.choice.way for pack in store.explain(manifest).packs} == {way}
+    assert {pack.choice.way for pack in store.explain(manifest).packs} == {way}
 
 
 def test_new_arrays_can_be_written_and_share_no_byte(store: Store, manifest: Manifest) -> None:
@@ -354,14 +353,3 @@ def test_rows_that_lie_alike_in_a_pack_and_in_memory_are_one_strip(store: Store,
         [task] = tasks_of(places, target, np.arange(1_000), choice)
 
     assert len(task.strips) == 1
-
-
-@pytest.mark.skipif(not has_ring(), reason="io_uring cannot be had here")
-def test_a_load_that_is_to_go_through_io_uring_does(
-    store: Store, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun: list[int] = []
-    monkeypatch.setattr(Ring, "read", lambda ring, wanted, read=Ring.read: begun.append(1) or read(ring, wanted))
-
-    assert is_right(store.read_tensors(manifest, way="uring"))
-    assert begun

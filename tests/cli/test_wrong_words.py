@@ -70,7 +70,6 @@ COMMANDS = [
     "verify",
     "verify --full",
     f"explain --run {RUN} --tensor nobody",
-    "calibrate",
     f"delete --run {RUN} --step 9 --yes",
     "gc --dry-run",
     "gc --yes --abandon nobody",
