@@ -86,7 +86,8 @@ def test_every_import_order_gives_the_flavor_and_the_scheme(script: str, tmp_pat
 SAVE_AND_LOAD = """
 import json, sys
 import numpy as np
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.store import Store
 
 store = Store.init(sys.argv[1])
 weights = {name: np.arange(50_000, dtype=np.float32) for name in "ab"}
@@ -138,7 +139,8 @@ from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.reader import open_ref
 from tensorcas_mlflow.maintenance import plan_repair
 from tensorcas_mlflow.maintenance import store_stats
-from tensorcas_mlflow.store import RefTarget, Store
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.maintenance import verify
 
 root = sys.argv[1]
