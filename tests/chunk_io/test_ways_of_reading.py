@@ -316,7 +316,6 @@ def test_a_plan_tells_ways_and_reasons_and_reads_nothing(store: Store, manifest:
     assert sum(pack.n_chunks for pack in plan.packs) == len(manifest.digests)
     assert "by pread" in str(plan)
     assert "because" in str(plan)
-    assert "rule: " in str(plan)
 
 
 def test_a_plan_for_what_is_not_there_is_an_error(store: Store, manifest: Manifest) -> None:
