@@ -107,6 +107,7 @@ def test_a_save_and_a_load_import_nothing_that_takes_long(tmp_path: Path) -> Non
 
     # Two to six tenths of a second each.
     assert not loaded & {"mlflow", "pandas", "torch"}
+    assert "tensorcas_mlflow.file_formats._formats" not in loaded
 
 
 READ_PARTS = """

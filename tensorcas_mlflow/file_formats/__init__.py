@@ -70,3 +70,26 @@ __all__ = [
     "split",
     "write",
 ]
+
+_NAMES = {
+    "_formats": "FORMATS FORMATS_IN FileFormat list_source open_listing split",
+    "_listing": "EXAMPLE_INPUT OTHER_FILE Listing TensorLocation Tensors left_out_parts",
+    "_safetensors": "SAFETENSORS_DTYPES",
+    "_source": "ByteSource LocalFile OpenSibling",
+    "_tape": "FilePart Learned More PlainBytes Readable Skeleton Tape Tensor",
+    "_write": "FORMATS_OUT ArrayTensors WritePlan Written WrittenFile plan_write write",
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ubjson":
+        return import_module(f"{__name__}._ubjson")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -21,7 +21,7 @@ from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.chunk_io import Catalog
 from tensorcas_mlflow.codecs import guess_itemsize
 from tensorcas_mlflow.errors import BackendError, FencedError, FormatError
-from tensorcas_mlflow.file_formats import FilePart, Learned, More, Skeleton, Tape, Tensor, split
+from tensorcas_mlflow.file_formats import FilePart, Learned, More, Skeleton, Tape, Tensor
 from tensorcas_mlflow.layout import Manifest, Mask, Row
 from tensorcas_mlflow.store._bases import BasePlan, Parents, matching_row
 from tensorcas_mlflow.store._choose import Policy
@@ -333,6 +333,9 @@ class Ingest:
             BackendError: The storage failed; the written blobs are garbage and nothing is lost.
             Exception: The tape's source raised it; the same holds.
         """
+        # Only a stream needs the formats.
+        from tensorcas_mlflow.file_formats import split
+
         for part in split(tape):
             if isinstance(part, Learned):
                 self._learn(part)
