@@ -13,11 +13,9 @@ imports `layout`, `codecs`, `backends` and rooms below them; it knows no store, 
 | `_map` | memory-mapped tensors |
 | `_cache`, `_cache_files` | the chunk cache on local disk |
 | `_tensors_file` | self-contained files |
-| `_calibrate` | measurement of this machine |
 """
 
 from tensorcas_mlflow.chunk_io._cache import CachedPack, CachedRead, CacheFill, CacheHits, ExtentCache
-from tensorcas_mlflow.chunk_io._calibrate import Calibration, Measured, calibrate, calibrate_on
 from tensorcas_mlflow.chunk_io._catalog import MOST_SAVED_BYTES, Catalog, Places
 from tensorcas_mlflow.chunk_io._read import ChunkOwner, ChunkReader, names_of
 from tensorcas_mlflow.chunk_io._tensors_file import TensorsFile
@@ -54,7 +52,6 @@ __all__ = [
     "ChunkReader",
     "Extent",
     "ExtentCache",
-    "Measured",
     "PackRead",
     "Places",
     "ReadPlan",
@@ -63,8 +60,6 @@ __all__ = [
     "TensorsFile",
     "Way",
     "WayChoice",
-    "calibrate",
-    "calibrate_on",
     "choose",
     "names_of",
     "plan_reads",

@@ -152,7 +152,7 @@ class Ways:
         self.scratch = Scratch()
 
     def of(self, choice: WayChoice) -> Fetch:
-        """Return the function of a way; ``uring`` reads single tasks like ``pread``."""
+        """Return the function of a way."""
         if choice.way == "ranges":
             return self._ranges
         if choice.way == "direct":
@@ -294,33 +294,6 @@ class ChunkFetch:
                     run(each)
             else:
                 threads.run_all(run, tasks, waits=waits)
-
-    def _run_ring(self, tasks: Sequence[tuple[WayChoice, Task]]) -> None:
-        """Read through io_uring, and decode completed reads on the pool; repeat failed reads one by one."""
-        if not tasks:
-            return
-        with contextlib.ExitStack() as opened:
-            files: dict[str, BlobFile | None] = {}
-            for _, task in tasks:
-                if task.key not in files:
-                    files[task.key] = opened.enter_context(self._ways.files.using(task.key))
-            descriptors = {key: -1 if file is None else file.descriptor for key, file in files.items()}
-            ring = opened.enter_context(contextlib.closing(Ring[tuple[WayChoice, Task]]()))
-
-            def take_block(read: tuple[tuple[WayChoice, Task], bytearray | None]) -> None:
-                (choice, task), block = read
-                if block is None:
-                    self._run_task(choice, task, None)
-                    return
-                file = files[task.key]
-                if file is not None:
-                    file.count(len(block))
-                stored = stored_in(task, memoryview(block)).stored
-                self.damaged.extend(take(task, stored, self._places, self._wanted))
-                ring.give_back(block)
-
-            wanted = ((each, descriptors[each[1].key], each[1].start, each[1].stop - each[1].start) for each in tasks)
-            threads.run_all(take_block, ring.read(wanted))
 
     def run_cached(self, tasks: Sequence[Task], *, is_alone: bool = False) -> list[Any]:
         """Take chunks from the cache; return the missing ones, in groups. ``is_alone`` is that of `run`."""

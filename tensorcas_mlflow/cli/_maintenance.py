@@ -1,4 +1,4 @@
-"""Commands to maintain a whole store: ``init``, ``calibrate``, ``verify``, ``repair``, ``optimize``, ``delete``.
+"""Commands to maintain a whole store: ``init``, ``verify``, ``repair``, ``optimize``, ``delete``.
 
 Collection has a module of its own, `_gc`. A command asks before it deletes or rewrites.
 """
@@ -64,19 +64,6 @@ def make(options: Namespace) -> int:
         say_json({"store": store.uri, "id": store.id, "chunk_bytes": store.chunk_bytes})
     else:
         say(printable(f"made store {store.id} at {store.uri}"))
-    return 0
-
-
-def calibrate(options: Namespace) -> int:
-    """Measure the fastest way to read a store on this machine, and keep the result as a rule."""
-    store = store_of(options)
-    found = store.calibrate()
-    if is_json(options):
-        measured = [{"what": each.what, "bytes_per_s": each.bytes_per_s} for each in found.measured]
-        say_json({"store": store.uri, "measured": measured, "rule": found.rule.source})
-        return 0
-    for line in str(found).splitlines():
-        say(printable(line))
     return 0
 
 
@@ -328,12 +315,6 @@ COMMANDS = (
             ),
         ],
         run=make,
-    ),
-    Command(
-        name="calibrate",
-        help="measure the fastest way to read a store on this machine, and use it from now on",
-        examples=["calibrate", "calibrate --root /data/mlflow --json"],
-        run=calibrate,
     ),
     Command(
         name="verify",

@@ -13,29 +13,43 @@ Splitter and lister share one parser of the format's header. No function trusts 
 spends memory or time on it. Nothing here imports a framework, and nothing unpickles.
 
 The room imports `layout` (for self-contained files), `base`, `adapter` and `errors`; it knows no store.
+A name is imported at its first use: a save of arrays needs the parts of a file, and no format.
 """
 
-from tensorcas_mlflow.file_formats._formats import FORMATS, FORMATS_IN, FileFormat, list_source, open_listing, split
-from tensorcas_mlflow.file_formats._listing import (
-    EXAMPLE_INPUT,
-    OTHER_FILE,
-    Listing,
-    TensorLocation,
-    Tensors,
-    left_out_parts,
-)
-from tensorcas_mlflow.file_formats._safetensors import SAFETENSORS_DTYPES
-from tensorcas_mlflow.file_formats._source import ByteSource, LocalFile, OpenSibling
-from tensorcas_mlflow.file_formats._tape import FilePart, Learned, More, PlainBytes, Readable, Skeleton, Tape, Tensor
-from tensorcas_mlflow.file_formats._write import (
-    FORMATS_OUT,
-    ArrayTensors,
-    WritePlan,
-    Written,
-    WrittenFile,
-    plan_write,
-    write,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tensorcas_mlflow.file_formats._formats import FORMATS, FORMATS_IN, FileFormat, list_source, open_listing, split
+    from tensorcas_mlflow.file_formats._listing import (
+        EXAMPLE_INPUT,
+        OTHER_FILE,
+        Listing,
+        TensorLocation,
+        Tensors,
+        left_out_parts,
+    )
+    from tensorcas_mlflow.file_formats._safetensors import SAFETENSORS_DTYPES
+    from tensorcas_mlflow.file_formats._source import ByteSource, LocalFile, OpenSibling
+    from tensorcas_mlflow.file_formats._tape import (
+        FilePart,
+        Learned,
+        More,
+        PlainBytes,
+        Readable,
+        Skeleton,
+        Tape,
+        Tensor,
+    )
+    from tensorcas_mlflow.file_formats._write import (
+        FORMATS_OUT,
+        ArrayTensors,
+        WritePlan,
+        Written,
+        WrittenFile,
+        plan_write,
+        write,
+    )
 
 __all__ = [
     "EXAMPLE_INPUT",
@@ -83,8 +97,6 @@ _MODULES = {name: module for module, names in _NAMES.items() for name in names.s
 
 
 def __getattr__(name: str) -> Any:
-    if name == "ubjson":
-        return import_module(f"{__name__}._ubjson")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -10,6 +10,7 @@ from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, SHUFFLE_ZSTD, ZSTD, Code
 from tensorcas_mlflow.store._choose import (
     _STEPS_OF_ARRANGEMENT,
     Chooser,
+    EncodingChoice,
     RecentArrangements,
     choose,
     choose_depth,
