@@ -104,7 +104,7 @@ _NAMES = {
     "_optimize_encode": "Spent",
     "_repair": "Finding Loss RepairPlan RepairReport plan_repair",
     "_repair_records": "FormatFix open_damaged open_damaged_backend",
-    "_stats": "By DiskUsage Owner RunStats Shares StoreStats disk_usage find_shares run_stats store_stats",
+    "_stats": "By DiskUsage RefOwner RunStats Shares StoreStats disk_usage find_shares run_stats store_stats",
     "_verify": "Problem VerifyReport verify",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -23,7 +23,7 @@ MUTANTS = (
         fault="a chunk that is damaged in the backup too",
         test="test_repair_takes_no_chunk_that_is_damaged_in_the_other_store",
         definition="_fault_in",
-        before="return Fault(verdict=Verdict.BAD, reason=str(error))",
+        before="return ChunkFault(verdict=Verdict.BAD, reason=str(error))",
         after="return None",
     ),
     Mutant(

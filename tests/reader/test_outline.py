@@ -210,7 +210,7 @@ def test_messages_about_very_many_layers_are_short() -> None:
     kinds = outline([f"kind{nth}x.layers.{nth}.w" for nth in range(20_000)])
     even = outline([f"layers.{2 * nth}.w" for nth in range(20_000)])
 
-    with pytest.raises(ValueError, match=r"'kind0x\.layers', .* …: say which") as told:
+    with pytest.raises(ValueError, match=r"'kind0x\.layers', .* …: pass one as stack=") as told:
         kinds.layers()
     with pytest.raises(PartNotFoundError, match=r"there are layers 0, 2, .* …$") as said:
         even.rows_of_layer(1)
