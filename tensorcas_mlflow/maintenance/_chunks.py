@@ -170,7 +170,7 @@ def check_chunks(
     """
     rows: list[int] = []
     faults: dict[int, ChunkFault] = {}
-    for n_read, looks in read_chunks(backend, shard, decode=decode):
+    for n_read, looks in read_chunks(backend, shard, decode=decode, keep_bytes=False):
         for look in looks:
             rows.append(look.row)
             if look.fault is not None:
@@ -202,6 +202,7 @@ def read_chunks(
     give: Give | None = None,
     probe: Callable[[str], Any] = lambda key: None,
     is_strict: bool = False,
+    keep_bytes: bool = True,
 ) -> Iterator[tuple[int, list[Look]]]:
     """Read chunks, some MiB at a time, and compare each with its digest.
 
@@ -215,6 +216,7 @@ def read_chunks(
         probe: Called with the key of a pack when one chunk of it cannot be read. It raises if the storage does not
             answer at all, so that nothing is said of the chunk.
         is_strict: Whether to raise if the storage fails, and not to judge the other chunks.
+        keep_bytes: Whether a `Look` holds the stored bytes. Without them the memory of a read is reused at once.
 
     Yields:
         For each read its bytes and its chunks, by pack and in the order in which they lie there. Before these, the
@@ -244,7 +246,7 @@ def read_chunks(
                 fault = _unread_base(error)
         if fault is not None and fault.verdict is Verdict.FAILED:
             probe(key)
-        return Look(row=row, fault=fault, stored=stored)
+        return Look(row=row, fault=fault, stored=stored if keep_bytes else b"")
 
     def read_extent(place: tuple[int, int, int, Any]) -> tuple[int, list[Look]]:
         number, start, stop, members = place
