@@ -30,6 +30,7 @@ from tensorcas_mlflow.cli._command import (
 )
 from tensorcas_mlflow.cli._output import Json, ProgressLine, confirm, printable, ref_json, say, say_json
 from tensorcas_mlflow.cli._select import checkpoint_of, is_json, root_of, store_at, store_of
+from tensorcas_mlflow.codecs import Effort
 from tensorcas_mlflow.errors import ConflictError, CorruptError, DirectAccessError, StoreNotFoundError
 from tensorcas_mlflow.integration.forgotten import find_lost, open_tracker, remove_copy
 from tensorcas_mlflow.layout import Ref
@@ -41,7 +42,6 @@ from tensorcas_mlflow.maintenance import (
     Problem,
     RepairPlan,
     RepairReport,
-    Spent,
     VerifyReport,
     open_damaged,
     plan_optimize,
@@ -52,7 +52,7 @@ from tensorcas_mlflow.store import Store
 
 PROBLEMS = 3
 """Exit status if ``verify`` found problems or ``repair`` left some."""
-EFFORTS = tuple(spent.name.lower() for spent in reversed(Spent))
+EFFORTS = tuple(effort.name.lower() for effort in reversed(Effort))
 
 
 def make(options: Namespace) -> int:
@@ -217,7 +217,7 @@ def _loss_json(loss: Loss) -> Json:
 def optimize(options: Namespace) -> int:
     """Re-encode content not optimized yet, and collect the resulting garbage."""
     store = store_of(options)
-    plan = plan_optimize(store, spent=Spent[options.effort.upper()])
+    plan = plan_optimize(store, effort=Effort[options.effort.upper()])
     if not is_json(options):
         say(str(plan))
         if not plan.gc.is_empty:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import Any
 
 import numpy as np
@@ -40,11 +40,14 @@ class PlaneCoding(Enum):
     """An ordinary level of Zstandard, for zeros, indices and whatever else repeats."""
 
 
-class Effort(Enum):
-    """Time to spend on a smaller encoding."""
+class Effort(IntEnum):
+    """Time to spend on a smaller encoding.
 
-    BALANCED = "balanced"
-    SMALL = "small"
+    The numbers are on disk, in the entries of optimized chunks; a save writes 0.
+    """
+
+    BALANCED = 1
+    SMALL = 2
     """Try every coding, slow ones too; for chunks that are encoded once and kept."""
 
 

@@ -68,7 +68,6 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.maintenance._optimize import OptimizePlan as OptimizePlan
     from tensorcas_mlflow.maintenance._optimize import OptimizeReport as OptimizeReport
     from tensorcas_mlflow.maintenance._optimize import plan_optimize as plan_optimize
-    from tensorcas_mlflow.maintenance._optimize_encode import Spent as Spent
     from tensorcas_mlflow.maintenance._repair import Finding as Finding
     from tensorcas_mlflow.maintenance._repair import Loss as Loss
     from tensorcas_mlflow.maintenance._repair import RepairPlan as RepairPlan
@@ -101,7 +100,6 @@ _NAMES = {
     "_gc": "DEFAULT_GRACE_S DEFAULT_MAX_WASTE DEFAULT_QUARANTINE_S GcPlan GcReport plan_gc",
     "_inventory": "Inventory inventory_of_manifests inventory_of_packs merge_inventories",
     "_optimize": "OptimizePlan OptimizeReport plan_optimize",
-    "_optimize_encode": "Spent",
     "_repair": "Finding Loss RepairPlan RepairReport plan_repair",
     "_repair_records": "FormatFix open_damaged open_damaged_backend",
     "_stats": "By DiskUsage RefOwner RunStats Shares StoreStats disk_usage find_shares run_stats store_stats",

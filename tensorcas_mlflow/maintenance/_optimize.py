@@ -21,6 +21,7 @@ import numpy as np
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, unique_rows
 from tensorcas_mlflow.base.progress import Progress, Watcher, ignore
 from tensorcas_mlflow.base.text import size_text
+from tensorcas_mlflow.codecs import Effort
 from tensorcas_mlflow.errors import BackendError, DirectAccessError
 from tensorcas_mlflow.layout import TARGET_BYTES, Manifest, Mask, PackWriter, Payload, Ref, pack_key
 from tensorcas_mlflow.maintenance._gc import DEFAULT_MAX_WASTE, GcPlan, GcReport, plan_gc
@@ -29,7 +30,6 @@ from tensorcas_mlflow.maintenance._optimize_done import DoneChunks
 from tensorcas_mlflow.maintenance._optimize_encode import (
     BLOCK_BYTES,
     Block,
-    Spent,
     blocks_of_group,
     blocks_of_plain,
     payloads_of,
@@ -52,7 +52,7 @@ exceeds what is needed."""
 
 
 def write_unit(
-    store: Store, done_chunks: DoneChunks, blocks: Sequence[Block], spent: Spent, on_done: Callable[[int], None]
+    store: Store, done_chunks: DoneChunks, blocks: Sequence[Block], effort: Effort, on_done: Callable[[int], None]
 ) -> int:
     """Encode some blocks into new packs, which are durable and in the index when this returns.
 
@@ -60,7 +60,7 @@ def write_unit(
         store: Store to optimize.
         done_chunks: Chunks that are done; it learns what is written.
         blocks: Blocks to encode.
-        spent: Effort for each chunk.
+        effort: Effort for each chunk.
         on_done: Told the bytes of chunks as they are done.
 
     Returns:
@@ -81,7 +81,7 @@ def write_unit(
         while (block := next(waiting, None)) is not None:
             name, writer = p.new_pack_name(store.backend), PackWriter()
             some = chain([block], waiting)
-            payloads = _until_full(store, done_chunks, some, relied, name, spent, on_done)
+            payloads = _until_full(store, done_chunks, some, relied, name, effort, on_done)
             first = next(payloads, None)
             if first is None:
                 break
@@ -105,7 +105,7 @@ def _until_full(
     blocks: Iterator[Block],
     relied: frozenset[str],
     pack: str,
-    spent: Spent,
+    effort: Effort,
     on_done: Callable[[int], None],
 ) -> Iterator[Payload]:
     """Yield the payloads of one pack: whole blocks, so that no delta has its base in the next pack."""
@@ -113,7 +113,7 @@ def _until_full(
     taken: set[bytes] = set()
     for block in blocks:
         work = work_of(block, done_chunks, relied, taken)
-        for payload in payloads_of(store, work, pack, spent):
+        for payload in payloads_of(store, work, pack, effort):
             n_bytes += memoryview(payload.data).nbytes
             yield payload
         if work.jobs:
@@ -170,7 +170,7 @@ class OptimizePlan:
     done_chunks: DoneChunks = field(repr=False, compare=False)
     gc: GcPlan
     """Garbage that can be collected first, including what an interrupted run left."""
-    spent: Spent
+    effort: Effort
     n_refs: int
     """Checkpoints and files of the store."""
     labels: Sequence[str]
@@ -208,12 +208,12 @@ class OptimizePlan:
         return _execute(self, watch)
 
 
-def plan_optimize(store: Store, *, spent: Spent = Spent.SMALL) -> OptimizePlan:
+def plan_optimize(store: Store, *, effort: Effort = Effort.SMALL) -> OptimizePlan:
     """Plan an optimization. Changes nothing.
 
     Args:
         store: Store to optimize.
-        spent: Effort for each chunk. A chunk that was optimized with no less is done.
+        effort: Effort for each chunk. A chunk that was optimized with no less is done.
 
     Raises:
         DirectAccessError: The store is reached through an MLflow server itself.
@@ -222,7 +222,7 @@ def plan_optimize(store: Store, *, spent: Spent = Spent.SMALL) -> OptimizePlan:
     """
     if store.backend.is_carrier:
         raise DirectAccessError("optimizing", store.uri)
-    done_chunks = DoneChunks(store.backend, int(spent))
+    done_chunks = DoneChunks(store.backend, int(effort))
     gc = plan_gc(store, prefer=done_chunks.optimized_packs())
     refs = in_order(p.read_refs(store.backend))
     inventory = gc.census.inventory
@@ -235,7 +235,7 @@ def plan_optimize(store: Store, *, spent: Spent = Spent.SMALL) -> OptimizePlan:
         store=store,
         done_chunks=done_chunks,
         gc=gc,
-        spent=spent,
+        effort=effort,
         n_refs=len(refs),
         labels=tuple(ref.label for ref in refs if ref.manifest in unfinished),
         n_chunks=int(todo.sum()),
@@ -267,7 +267,7 @@ def in_order(refs: Sequence[Ref]) -> list[Ref]:
 
 
 def _execute(plan: OptimizePlan, watch: Watcher) -> OptimizeReport:
-    store, done_chunks, spent = plan.store, plan.done_chunks, plan.spent
+    store, done_chunks, effort = plan.store, plan.done_chunks, plan.effort
     before_bytes = done_chunks.n_bytes
     done_bytes = written_bytes = waiting_bytes = 0
 
@@ -280,8 +280,8 @@ def _execute(plan: OptimizePlan, watch: Watcher) -> OptimizeReport:
     for turn in range(_MOST_ROUNDS):
         written_before = written_bytes
         for manifests, before in _windows(store, p.read_refs(store.backend)):
-            for unit in units_of(_blocks(store, done_chunks, manifests, before, spent), UNIT_BYTES):
-                n_bytes = write_unit(store, done_chunks, unit, spent, note)
+            for unit in units_of(_blocks(store, done_chunks, manifests, before, effort), UNIT_BYTES):
+                n_bytes = write_unit(store, done_chunks, unit, effort, note)
                 written_bytes += n_bytes
                 waiting_bytes += n_bytes
                 if waiting_bytes >= COLLECT_BYTES:
@@ -316,7 +316,7 @@ def _windows(store: Store, refs: Sequence[Ref]) -> Iterator[tuple[list[Manifest]
 
 
 def _blocks(
-    store: Store, done_chunks: DoneChunks, manifests: Sequence[Manifest], before: Sequence[Manifest], spent: Spent
+    store: Store, done_chunks: DoneChunks, manifests: Sequence[Manifest], before: Sequence[Manifest], effort: Effort
 ) -> Iterator[Block]:
     """Divide the chunks of some checkpoints that are not done into blocks, lazily."""
     groups, plain = tracks_of(manifests, before, done_chunks)

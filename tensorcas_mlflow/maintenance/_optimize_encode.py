@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -188,20 +187,6 @@ _LEAST_GAIN = 0.97
 _TEXT_LEVEL = 19
 
 
-class Spent(IntEnum):
-    """Effort spent on a chunk. Numbers on disk; the larger is the better one. Saves write 0."""
-
-    BALANCED = 1
-    """The codecs of saves, with bases chosen among all checkpoints."""
-    SMALL = 2
-    """The smallest of several codecs for each chunk, including slow ones."""
-
-    @property
-    def effort(self) -> Effort:
-        """Effort for codecs."""
-        return Effort.SMALL if self is Spent.SMALL else Effort.BALANCED
-
-
 @dataclass(frozen=True, slots=True)
 class _Job:
     """Chunk to encode."""
@@ -232,14 +217,14 @@ class Work:
         return sum(job.n_bytes for job in self.jobs)
 
 
-def payloads_of(store: Store, work: Work, pack: str, spent: Spent) -> Iterator[Payload]:
+def payloads_of(store: Store, work: Work, pack: str, effort: Effort) -> Iterator[Payload]:
     """Read, check and encode chunks.
 
     Args:
         store: Store to optimize.
         work: Chunks to encode.
         pack: Name of the pack that the payloads go into.
-        spent: Effort for each chunk.
+        effort: Effort for each chunk.
 
     Yields:
         Payloads, those of a version together and after all their bases, without chunks that cannot be read.
@@ -251,7 +236,7 @@ def payloads_of(store: Store, work: Work, pack: str, spent: Spent) -> Iterator[P
     raws |= read_bases(store.backend, [(outside[base], n_bytes) for base, n_bytes in named.items()])
 
     def encode(job: _Job) -> tuple[Codec, int, Buffer]:
-        return _encode(raws[job.digest], None if job.base is None else raws.get(job.base), job, spent)
+        return _encode(raws[job.digest], None if job.base is None else raws.get(job.base), job, effort)
 
     there = [job for job in jobs if job.digest in raws]
     depths: dict[bytes, int] = {}
@@ -268,7 +253,7 @@ def payloads_of(store: Store, work: Work, pack: str, spent: Spent) -> Iterator[P
             data=data,
             begins_row=job.begins_run,
             base=base,
-            effort=int(spent),
+            effort=int(effort),
         )
 
 
@@ -325,31 +310,31 @@ def work_of(block: Block, done_chunks: DoneChunks, relied: Set[str], taken: set[
     return Work(jobs, outside)
 
 
-def _encode(raw: Buffer, base: Buffer | None, job: _Job, spent: Spent) -> tuple[Codec, int, Buffer]:
+def _encode(raw: Buffer, base: Buffer | None, job: _Job, effort: Effort) -> tuple[Codec, int, Buffer]:
     if base is None:
-        return _encode_plain(raw, job, spent)
-    delta = DELTA.encode_as(raw, job.itemsize, base, job.transform, spent.effort)
+        return _encode_plain(raw, job, effort)
+    delta = DELTA.encode_as(raw, job.itemsize, base, job.transform, effort)
     if len(delta) <= job.share * job.n_bytes:
         return DELTA, job.itemsize, delta
-    plain = _encode_plain(raw, job, spent)
+    plain = _encode_plain(raw, job, effort)
     if len(delta) < _CLEARLY_SMALLER * memoryview(plain[2]).nbytes:
         return DELTA, job.itemsize, delta
     return plain
 
 
-def _encode_plain(raw: Buffer, job: _Job, spent: Spent) -> tuple[Codec, int, Buffer]:
+def _encode_plain(raw: Buffer, job: _Job, effort: Effort) -> tuple[Codec, int, Buffer]:
     """Try the codecs that may fit, and return the smallest result; raw if that gains little."""
     made: list[tuple[Codec, int, Buffer]] = []
     if job.is_text:
-        made.append((ZSTD, 1, ZSTD.encode_at(raw, _TEXT_LEVEL) if spent is Spent.SMALL else ZSTD.encode(raw, 1)))
+        made.append((ZSTD, 1, ZSTD.encode_at(raw, _TEXT_LEVEL) if effort is Effort.SMALL else ZSTD.encode(raw, 1)))
     elif job.n_bytes >= 32:
         typesize = typesize_of(job.itemsize)
         if job.itemsize in WORD_BYTES:
-            made.append((PLANES, typesize, PLANES.encode_as(raw, job.itemsize, None, spent.effort)))
+            made.append((PLANES, typesize, PLANES.encode_as(raw, job.itemsize, None, effort)))
         elif can_shuffle(job.n_bytes, job.itemsize):
             made.append((SHUFFLE_ZSTD, typesize, SHUFFLE_ZSTD.encode(raw, job.itemsize)))
         frame = ZSTD.encode(raw, 1)
-        if spent is Spent.SMALL and (not made or len(frame) < len(made[0][2])):
+        if effort is Effort.SMALL and (not made or len(frame) < len(made[0][2])):
             frame = ZSTD.encode_at(raw, _TEXT_LEVEL)
         made.append((ZSTD, typesize, frame))
     made.append((RAW, 1, raw))

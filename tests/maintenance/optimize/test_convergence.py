@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
+from tensorcas_mlflow.codecs import Effort
 from tensorcas_mlflow.layout import RefTarget
-from tensorcas_mlflow.maintenance import Spent, _copy_refs, copy_refs, plan_gc, plan_optimize, read_source
+from tensorcas_mlflow.maintenance import _copy_refs, copy_refs, plan_gc, plan_optimize, read_source
 from tensorcas_mlflow.store import Store
 from tests.maintenance.optimize.trainings import CHUNK_BYTES, loads, new_store, save, tables, train
 
@@ -20,19 +21,19 @@ def collect(store: Store, max_waste: float) -> None:
     plan_gc(Store.open_backend(store.backend), grace_s=0, max_waste=max_waste).execute()
 
 
-def optimize(store: Store, spent: Spent = Spent.SMALL) -> None:
-    plan_optimize(Store.open_backend(store.backend), spent=spent).execute()
+def optimize(store: Store, effort: Effort = Effort.SMALL) -> None:
+    plan_optimize(Store.open_backend(store.backend), effort=effort).execute()
 
 
-def assert_is_done(store: Store, spent: Spent = Spent.SMALL) -> None:
+def assert_is_done(store: Store, effort: Effort = Effort.SMALL) -> None:
     before = n_bytes(store)
-    assert plan_optimize(Store.open_backend(store.backend), spent=spent).is_empty
+    assert plan_optimize(Store.open_backend(store.backend), effort=effort).is_empty
     for max_waste in (0.3, 0.1, 0):
         collect(store, max_waste)
-        assert plan_optimize(Store.open_backend(store.backend), spent=spent).is_empty
+        assert plan_optimize(Store.open_backend(store.backend), effort=effort).is_empty
         assert n_bytes(store) <= before
-    optimize(store, spent)
-    assert plan_optimize(Store.open_backend(store.backend), spent=spent).is_empty
+    optimize(store, effort)
+    assert plan_optimize(Store.open_backend(store.backend), effort=effort).is_empty
 
 
 def in_full(source: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
@@ -47,17 +48,19 @@ def needed_by(store: Store) -> set[bytes]:
     return {bytes(each) for ref in store.checkpoints() for each in store.manifest(ref).digests}
 
 
-@pytest.mark.parametrize("spent", list(Spent))
-def test_a_pack_that_is_optimized_in_part_is_optimized_to_an_end(spent: Spent, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("effort", list(Effort))
+def test_a_pack_that_is_optimized_in_part_is_optimized_to_an_end(
+    effort: Effort, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = train(new_store(), range(8))
-    optimize(source, spent)
+    optimize(source, effort)
     store = in_full(source, monkeypatch)
     before = n_bytes(store)
-    assert {int(each) for rows in tables(store.backend).values() for each in rows["effort"]} == {0, int(spent)}
+    assert {int(each) for rows in tables(store.backend).values() for each in rows["effort"]} == {0, int(effort)}
 
-    optimize(store, spent)
+    optimize(store, effort)
 
-    assert_is_done(store, spent)
+    assert_is_done(store, effort)
     assert n_bytes(store) < before
     assert n_bytes(store) <= 1.1 * n_bytes(source)
     assert all(loads(store, step) for step in range(8))
@@ -108,7 +111,7 @@ def test_optimizations_end_whatever_is_saved_dropped_collected_and_copied_in_bet
         kept.add(step)
         choice = int(draw.integers(0, 5))
         if choice == 0:
-            optimize(store, Spent.BALANCED if draw.random() < 0.3 else Spent.SMALL)
+            optimize(store, Effort.BALANCED if draw.random() < 0.3 else Effort.SMALL)
         elif choice == 1:
             collect(store, float(draw.random()))
         elif choice == 2 and len(kept) > 2:

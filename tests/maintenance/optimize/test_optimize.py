@@ -10,9 +10,10 @@ import pytest
 
 from tensorcas_mlflow.backends import Backend, MemoryBackend
 from tensorcas_mlflow.base.progress import Progress
+from tensorcas_mlflow.codecs import Effort
 from tensorcas_mlflow.errors import DirectAccessError
 from tensorcas_mlflow.layout import RefTarget, bases_of, is_delta, pack_key
-from tensorcas_mlflow.maintenance import Spent, _optimize, _optimize_encode, plan_optimize, plan_repair, verify
+from tensorcas_mlflow.maintenance import _optimize, _optimize_encode, plan_optimize, plan_repair, verify
 from tensorcas_mlflow.maintenance._optimize import in_order
 from tensorcas_mlflow.store import Store
 from tests.maintenance.optimize.trainings import (
@@ -153,13 +154,13 @@ def test_refs_are_ordered_by_the_beginning_of_their_runs(store: Store) -> None:
 
 
 def test_only_more_effort_optimizes_an_optimized_store_again(store: Store) -> None:
-    optimize(train(store, range(3)), Spent.BALANCED)
-    assert {int(each) for rows in tables(store.backend).values() for each in rows["effort"]} == {Spent.BALANCED}
+    optimize(train(store, range(3)), Effort.BALANCED)
+    assert {int(each) for rows in tables(store.backend).values() for each in rows["effort"]} == {Effort.BALANCED}
 
-    optimize(store, Spent.SMALL)
+    optimize(store, Effort.SMALL)
 
-    assert {int(each) for rows in tables(store.backend).values() for each in rows["effort"]} == {Spent.SMALL}
-    assert plan_optimize(store, spent=Spent.BALANCED).is_empty
+    assert {int(each) for rows in tables(store.backend).values() for each in rows["effort"]} == {Effort.SMALL}
+    assert plan_optimize(store, effort=Effort.BALANCED).is_empty
 
 
 def test_tensors_of_every_kind_load_as_they_were(store: Store) -> None:

@@ -9,8 +9,9 @@ import numpy as np
 
 from tensorcas_mlflow.adapter import SKELETON
 from tensorcas_mlflow.backends import Backend, MemoryBackend
+from tensorcas_mlflow.codecs import Effort
 from tensorcas_mlflow.layout import Entries, RefTarget, bases_of, is_delta
-from tensorcas_mlflow.maintenance import OptimizeReport, Spent, plan_gc, plan_optimize, verify
+from tensorcas_mlflow.maintenance import OptimizeReport, plan_gc, plan_optimize, verify
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs, read_pack_table
 
@@ -63,8 +64,8 @@ def same(found: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
     )
 
 
-def optimize(store: Store, spent: Spent = Spent.SMALL) -> OptimizeReport:
-    return plan_optimize(Store.open_backend(store.backend), spent=spent).execute()
+def optimize(store: Store, effort: Effort = Effort.SMALL) -> OptimizeReport:
+    return plan_optimize(Store.open_backend(store.backend), effort=effort).execute()
 
 
 def collect(store: Store) -> None:
