@@ -11,6 +11,7 @@ files; every backend passes `tensorcas_mlflow.testing.BackendConformance`.
 | `_open` | the backend of a root, with its credentials |
 | `_local`, `_file` | folders, and the ways to read one file |
 | `_objects`, `_buckets` | object stores, and all use of obstore |
+| `_plain_files` | plain files beside a store, in a folder or a bucket |
 | `_memory`, `_metered` | memory, and a backend that counts reads |
 """
 

@@ -6,7 +6,7 @@ imports `layout`, `codecs`, `backends` and rooms below them; it knows no store, 
 | module | holds |
 |---|---|
 | `_read` | `ChunkReader`, and one load from its first look-up to its last chain of deltas |
-| `_catalog`, `_lookup` | places of chunks that this process knows |
+| `_catalog` | places of chunks that this process knows, and the look-up of them |
 | `_plan` | target memory of each chunk, and tasks |
 | `_ways` | choice of a way to read, as a printable `ReadPlan` |
 | `_fetch` | execution of tasks |

@@ -1,7 +1,7 @@
 """Encoding and decoding of chunks.
 
 A chunk's bytes and the size of its elements come in; a codec's number and a payload go out, and the other way round.
-This room knows no files, packs or manifests, and imports `tensorcas_mlflow.errors` only. Numbers of codecs are on disk
+This room knows no files, packs or manifests, and imports `errors` and `base` only. Numbers of codecs are on disk
 and never change (``docs/format.md``). A chunk is named by its decoded bytes, so a pack can be rewritten with a better
 codec.
 
@@ -12,10 +12,9 @@ codec.
 | `_words` | words, byte planes and groups, over the compiled loops of ``_kernels.c`` or numpy |
 | `_planes` | codec 4, `PLANES` |
 | `_delta` | codec 3, `DELTA` |
-| `_choose` | choice of a codec, a coding and a transform |
-| `_table` | `CODECS`, by number |
+| `_choose` | `CODECS`, by number; choice of a codec, a coding and a transform |
 
-To add a codec, write a `Codec` with the next free number, list it in `_table`, choose it in `_choose`, and add its row
+To add a codec, write a `Codec` with the next free number, list and choose it in `_choose`, and add its row
 and its payload to ``docs/format.md``.
 """
 

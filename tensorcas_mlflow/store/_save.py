@@ -368,7 +368,7 @@ class PendingSave:
         return self.manifest.n_bytes if self.manifest.kind == "file" else len(self.manifest.stream)
 
     def _begin(self) -> None:
-        """Take steps 1 and 2 of the protocol: declare the save's chunks, and then look them up."""
+        """Take steps 1 to 3 of the protocol: create the intent, read the condemned lists, probe the index."""
         # The intent must name possible bases before the save knows the missing chunks: the index gives an estimate.
         missing = ~self._catalog.find_sound(self._unique, ()).found
         self._plan = None
@@ -380,7 +380,7 @@ class PendingSave:
         self._missing = probe(self._backend, self._catalog, self._unique, self._condemned)
 
     def _write(self, watch: CountBytes | None = None) -> None:
-        """Take step 3: after it everything the save relies on exists, and stays as long as the intent does."""
+        """Take steps 4 and 5: afterwards everything the save relies on exists, and stays as long as the intent does."""
         # In a remote store a manifest's blob has hints of its chunks' places, known only after the packs are written.
         is_together = not self._backend.is_remote
         if self._missing is not None:

@@ -620,13 +620,6 @@ class Store(Refs):
 
         Raises:
             TensorNotFoundError: A name has no tensor.
-
-        Returns:
-            Arrays by name: those of ``out``, views, or new ones, which are C-contiguous and writable; plain bytes as
-            1-d uint8. Small new arrays share blocks of memory of about 4 MiB.
-
-        Raises:
-            TensorNotFoundError: There is none of some name.
             WrongStoreError: The manifest belongs to another store.
             ChunkNotFoundError: A chunk is not in this store.
             CorruptChunkError: A chunk is damaged.

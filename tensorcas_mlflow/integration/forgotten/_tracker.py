@@ -1,4 +1,4 @@
-"""Collection's questions to MLflow, as protocols. Nothing here knows MLflow."""
+"""Collection's questions to MLflow, as protocols. This module imports no MLflow; ``_mlflow`` answers by it."""
 
 from __future__ import annotations
 
