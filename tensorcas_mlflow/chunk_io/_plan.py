@@ -19,8 +19,8 @@ from tensorcas_mlflow.chunk_io._cache import CachedRead
 from tensorcas_mlflow.chunk_io._catalog import Places, distinct
 from tensorcas_mlflow.chunk_io._ways import (
     LEAST_ASKED_BYTES,
+    LOCAL_GAP_BYTES,
     PackRead,
-    Rule,
     Situation,
     Way,
     WayChoice,
@@ -411,13 +411,11 @@ class Planner:
         Args:
             backend: The backend of the packs.
             files: Opener of the packs.
-            way: A way to use if it is available; None leaves the choice to the rule.
+            way: A way to use if it is available; None leaves the choice to `choose`.
         """
         self._backend = backend
         self._files = files
         self._way = way
-        self.rule = Rule()
-        """The rule for choosing ways."""
 
     def groups(self, places: Places, target: Target, chunks: Any) -> list[TaskGroup]:
         """Plan the reads of some wanted chunks, by number.
@@ -470,12 +468,12 @@ class Planner:
         entries = places.entries.take(chunks)
         try:
             with self._files.using(key) as file:
-                choice = choose(self._situation(entries, file, total, n_chunks), self.rule, self._way)
+                choice = choose(self._situation(entries, file, total, n_chunks), self._way)
         except BlobNotFoundError:
             raise
         except (BackendError, CorruptError):
             # The read finds this out again, and reports the affected chunks.
-            choice = choose(self._situation(entries, None, total, n_chunks), self.rule)
+            choice = choose(self._situation(entries, None, total, n_chunks))
         return TaskGroup(choice=choice, tasks=tasks_of(places, target, chunks, choice))
 
     def _situation(self, entries: Any, file: BlobFile | None, total: int, n_chunks: int) -> Situation:
@@ -493,7 +491,7 @@ class Planner:
             np.zeros(len(entries), np.int64),
             entries["offset"],
             entries["stored_bytes"],
-            max_gap_bytes=self.rule.gap_bytes,
+            max_gap_bytes=LOCAL_GAP_BYTES,
             max_read_bytes=file.size,
         )
         stretches = [(extent.start, extent.stop) for extent in extents]

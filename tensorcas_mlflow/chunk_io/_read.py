@@ -51,7 +51,7 @@ class Load:
             backend: The backend of the packs.
             cache: Cache of reads on local disk; None caches nothing.
             store_id: Id of the store in the cache.
-            way: A way to use if it is available; None leaves the choice to the rule.
+            way: A way to use if it is available; None leaves the choice to `choose`.
         """
         self._backend = backend
         self._cache = cache

@@ -1,4 +1,4 @@
-"""Choice of a way to read: extents, the rule for comparing ways, and the plan as a printable value."""
+"""Choice of a way to read: extents, the thresholds between ways, and the plan as a printable value."""
 
 from __future__ import annotations
 
@@ -14,27 +14,21 @@ from tensorcas_mlflow.base import config
 from tensorcas_mlflow.base.text import size_text
 from tensorcas_mlflow.layout import Positions
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """Thresholds of the ways of reading. ``docs/design/reading.md`` explains the defaults."""
-
-    threads_from_bytes: int = 1 << 20
-    """Less than this is read by the calling thread alone, if some of it needs decoding."""
-    raw_threads_from_bytes: int = 3 << 20
-    """The same if nothing needs decoding: then waking a thread costs as much as reading and hashing 1 MiB."""
-    least_chunk_bytes: int = 8 << 10
-    """Chunks smaller than this on average are read by the calling thread alone too."""
-    warm_read_bytes: int = 1 << 20
-    """Size of one thread's reads from memory: small enough to stay in its core's cache until decoding and
-    hashing."""
-    cold_read_bytes: int = SCRATCH_BYTES - 16 * PAGE_BYTES
-    """Size of one thread's reads from the disk; many are under way. Direct reads fetch up to two pages more."""
-    gap_bytes: int = 16 << 10
-    """Chunks nearer to each other than this are read together."""
-    direct_from_bytes: int = 4 << 20
-    """From this size on, the wanted bytes of one pack outside of memory are read past the page cache."""
-
+# ``docs/design/reading.md`` explains these thresholds.
+_THREADS_FROM_BYTES = 1 << 20
+"""Less than this is read by the calling thread alone, if some of it needs decoding."""
+_RAW_THREADS_FROM_BYTES = 3 << 20
+"""The same if nothing needs decoding: then waking a thread costs as much as reading and hashing 1 MiB."""
+_LEAST_CHUNK_BYTES = 8 << 10
+"""Chunks smaller than this on average are read by the calling thread alone too."""
+_WARM_READ_BYTES = 1 << 20
+"""Size of one thread's reads from memory: small enough to stay in its core's cache until decoding and hashing."""
+_COLD_READ_BYTES = SCRATCH_BYTES - 16 * PAGE_BYTES
+"""Size of one thread's reads from the disk; many are under way. Direct reads fetch up to two pages more."""
+LOCAL_GAP_BYTES = 16 << 10
+"""Chunks of a local file nearer to each other than this are read together."""
+_DIRECT_FROM_BYTES = 4 << 20
+"""From this size on, the wanted bytes of one pack outside of memory are read past the page cache."""
 
 MAX_GAP_BYTES = 64 * 1024
 """Chunks nearer to each other than this are read together: reading the gap costs less than a second read."""
@@ -180,38 +174,37 @@ def way_of_environment() -> Way | None:
         raise ValueError(f"TENSORCAS_READ: {error}") from None
 
 
-def choose(situation: Situation, rule: Rule, forced: Way | None = None) -> WayChoice:
+def choose(situation: Situation, forced: Way | None = None) -> WayChoice:
     """Choose the way for one pack.
 
     Args:
         situation: The wanted bytes.
-        rule: The rule to apply.
         forced: A way to use if it is available.
     """
     if situation.pack_bytes is None:
         told = "" if forced in (None, "ranges") else f"; {forced} reads need a file of this machine"
         what = "it lies on another machine" if situation.is_remote else "it is no file"
-        return _ranges(situation, rule, what + told)
+        return _ranges(situation, what + told)
     if forced == "ranges":
-        return _ranges(situation, rule, "it was asked for")
+        return _ranges(situation, "it was asked for")
     if forced is not None:
         missing = _missing(situation, forced)
         if missing is None:
-            return _taken(situation, rule, forced, "it was asked for", is_cold=forced == "direct")
-        chosen = choose(situation, rule)
+            return _taken(situation, forced, "it was asked for", is_cold=forced == "direct")
+        chosen = choose(situation)
         return replace(chosen, reason=f"{missing}; {chosen.reason}")
     if situation.n_bytes < LEAST_ASKED_BYTES:
-        return _taken(situation, rule, "pread", "it is small", is_cold=False, is_exact=True)
+        return _taken(situation, "pread", "it is small", is_cold=False, is_exact=True)
     if situation.total_bytes < _LEAST_ASKED_IN_ALL_BYTES:
-        return _taken(situation, rule, "pread", "it is small", is_cold=False)
+        return _taken(situation, "pread", "it is small", is_cold=False)
     share = situation.share_in_memory()
     told = f"{share:.0%} of it is in memory"
     if share >= _WARM_SHARE:
-        return _taken(situation, rule, "pread", told, is_cold=False)
+        return _taken(situation, "pread", told, is_cold=False)
     is_long = situation.n_bytes >= situation.n_stretches * _LEAST_STRETCH_BYTES
-    if situation.n_bytes >= rule.direct_from_bytes and is_long and situation.can_direct():
-        return _taken(situation, rule, "direct", f"{told}, and it is long", is_cold=True)
-    return _taken(situation, rule, "pread", told, is_cold=True)
+    if situation.n_bytes >= _DIRECT_FROM_BYTES and is_long and situation.can_direct():
+        return _taken(situation, "direct", f"{told}, and it is long", is_cold=True)
+    return _taken(situation, "pread", told, is_cold=True)
 
 
 def _missing(situation: Situation, way: Way) -> str | None:
@@ -221,37 +214,35 @@ def _missing(situation: Situation, way: Way) -> str | None:
     return None
 
 
-def _taken(
-    situation: Situation, rule: Rule, way: Way, reason: str, *, is_cold: bool, is_exact: bool = False
-) -> WayChoice:
+def _taken(situation: Situation, way: Way, reason: str, *, is_cold: bool, is_exact: bool = False) -> WayChoice:
     assert situation.pack_bytes is not None
     return WayChoice(
         way=way,
         reason=reason,
-        read_bytes=rule.cold_read_bytes if is_cold else rule.warm_read_bytes,
-        gap_bytes=rule.gap_bytes,
+        read_bytes=_COLD_READ_BYTES if is_cold else _WARM_READ_BYTES,
+        gap_bytes=LOCAL_GAP_BYTES,
         waits=is_cold,
-        is_alone=not is_cold and _is_for_one(situation, rule),
+        is_alone=not is_cold and _is_for_one(situation),
         is_exact=is_exact or 2 * situation.n_bytes < situation.pack_bytes,
     )
 
 
-def _ranges(situation: Situation, rule: Rule, reason: str) -> WayChoice:
+def _ranges(situation: Situation, reason: str) -> WayChoice:
     return WayChoice(
         way="ranges",
         reason=reason,
         read_bytes=MAX_READ_BYTES,
         gap_bytes=MAX_GAP_BYTES,
         waits=situation.is_remote,
-        is_alone=not situation.is_remote and _is_for_one(situation, rule),
+        is_alone=not situation.is_remote and _is_for_one(situation),
     )
 
 
-def _is_for_one(situation: Situation, rule: Rule) -> bool:
+def _is_for_one(situation: Situation) -> bool:
     """Tell whether threads would gain nothing."""
     # For small chunks Python takes most of the time, and its threads wait for each other.
-    pays_from = rule.raw_threads_from_bytes if situation.is_raw else rule.threads_from_bytes
-    few = max(pays_from, situation.n_chunks * rule.least_chunk_bytes)
+    pays_from = _RAW_THREADS_FROM_BYTES if situation.is_raw else _THREADS_FROM_BYTES
+    few = max(pays_from, situation.n_chunks * _LEAST_CHUNK_BYTES)
     return situation.total_bytes < few
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.chunk_io import WAYS, Places, Rule, Situation, choose
+from tensorcas_mlflow.chunk_io import WAYS, Places, Situation, choose
 from tensorcas_mlflow.chunk_io._plan import Target, new_arrays, tasks_of
 from tensorcas_mlflow.errors import CorruptChunkError, NotFoundError, TensorCasError
 from tensorcas_mlflow.layout import ENTRY, Manifest, Ref, RefTarget
@@ -333,7 +333,7 @@ def test_bytes_between_two_chunks_overwrite_no_other_chunk() -> None:
     entries["stored_bytes"] = entries["raw_bytes"] = [100, 10, 90]
     places = Places(found=np.ones(3, bool), pack=np.array([0, 1, 0]), packs=["0" * 32, "1" * 32], entries=entries)
     target = Target.of_block(memoryview(bytearray(200)), np.array([100, 10, 90]))
-    choice = choose(Situation(n_bytes=200, total_bytes=200, n_chunks=3, pack_bytes=10_000), Rule())
+    choice = choose(Situation(n_bytes=200, total_bytes=200, n_chunks=3, pack_bytes=10_000))
     [first, _] = tasks_of(places, target, np.arange(3), choice)
 
     assert first.members.tolist() == [0, 2]
@@ -348,7 +348,7 @@ def test_rows_that_lie_alike_in_a_pack_and_in_memory_are_one_strip(store: Store,
         columns = manifest.columns
         _, target = new_arrays(columns, np.arange(1_000), CHUNK_BYTES, {})
         places = store.catalog.find(manifest.digests)
-        choice = choose(Situation(n_bytes=100_000, total_bytes=100_000, n_chunks=1_000, pack_bytes=10**6), Rule())
+        choice = choose(Situation(n_bytes=100_000, total_bytes=100_000, n_chunks=1_000, pack_bytes=10**6))
         [task] = tasks_of(places, target, np.arange(1_000), choice)
 
     assert len(task.strips) == 1
