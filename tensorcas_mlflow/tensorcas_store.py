@@ -402,7 +402,7 @@ class TensorCasStore:
         An unneeded chunk is deleted at once, unless a save under way relies on it.
 
         Args:
-            grace_s: Treat a save as dead after this many seconds without a heartbeat.
+            grace_s: Treat a save as dead when its intent is this many seconds old, or when its process has ended.
             max_waste: Rewrite packs with a larger unneeded share than this.
 
         Raises:

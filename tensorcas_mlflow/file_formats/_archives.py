@@ -56,7 +56,6 @@ _SNIFF_BYTES = 512
 _MAX_NESTING = 2
 
 # From protocol 4 on a frame comes first; before, an opcode that begins a container, a class, a text or a number.
-# From protocol 4 on a frame comes first; before, an opcode that begins a container, a class, a text or a number.
 _PICKLE_START = re.compile(rb"\x80(?:[\x04\x05]\x95|[\x02\x03][c(})\]XKMGN])")
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0e-\x1f\x7f]")
 

@@ -129,7 +129,7 @@ def survey(
 
     Args:
         backend: Backend of the store.
-        grace_s: Seconds of silence after which a save or a collector is taken for dead.
+        grace_s: Age in seconds at which an intent or a condemned list counts as left by a dead process.
         count_stale: Whether intents that may be aborted keep their chunks alive. They must where something is deleted
             by this survey: only an intent that has been withdrawn cannot become a ref any more.
         abandon: Ids of intents that may be aborted whatever their age, and keys of damaged refs that count as gone.
