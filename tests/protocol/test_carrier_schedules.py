@@ -114,7 +114,7 @@ def put_a_ref_over_another(patch: pytest.MonkeyPatch) -> None:
 def give_it_up_by_its_age(patch: pytest.MonkeyPatch) -> None:
     parse = protocol.parse_intent
 
-    def like_any_other(*args: object) -> protocol.WrittenIntent:
+    def like_any_other(*args: object) -> protocol.Intent:
         intent = parse(*args)  # type: ignore[arg-type]
         object.__setattr__(intent, "through_carrier", False)
         return intent
