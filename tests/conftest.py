@@ -1,4 +1,4 @@
-"""What every test needs."""
+"""Settings of every test."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def _errors() -> Iterator[str]:
 
 
 def test_public_names_and_signatures_are_the_pinned_ones() -> None:
-    """Where the change is meant: ``python -m tests.test_public_api > tests/public_api.txt``."""
+    """After an intended change, run ``python -m tests.test_public_api > tests/public_api.txt``."""
     assert describe() == PINNED.read_text(encoding="utf-8")
 
 

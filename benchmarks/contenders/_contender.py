@@ -26,7 +26,7 @@ class Contender(ABC):
     name: str
     """Name in tables."""
     is_baseline: bool = False
-    """Whether others are compared with it, so it cannot be omitted."""
+    """True if others are compared with it, so it cannot be omitted."""
 
     @property
     def missing(self) -> str | None:

@@ -28,7 +28,7 @@ class Ours(Contender):
     """One checkpoint in a store of its own. A save is durable when it returns."""
 
     loads_specially: bool = False
-    """Whether it differs from another one of ours only in its way of loading."""
+    """True if it differs from another contender of ours only in its way of loading."""
 
     def prepare(self, folder: Path) -> None:
         Store.init(folder)

@@ -19,7 +19,7 @@ class Options:
     """Thoroughness and place of the measurements."""
 
     is_smoke: bool
-    """Whether to only check that everything runs and comes back bit for bit."""
+    """True to check only that everything runs and comes back bit for bit."""
     sizes: tuple[int, ...] | None
     """Sizes of models in bytes; by default each part has its own."""
     only: tuple[str, ...]

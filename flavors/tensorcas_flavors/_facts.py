@@ -357,7 +357,7 @@ class LivePlace(NamedTuple):
 
     @property
     def is_in_tuple(self) -> bool:
-        """Whether the value is an item of a tuple."""
+        """True if the value is an item of a tuple."""
         return type(self.container) is LivePlace
 
     def get(self) -> Any:
@@ -557,10 +557,10 @@ class _Visit(NamedTuple):
     part: Any
     path: ValuePath
     is_open: bool
-    """Whether the live object itself holds the part, so that the part's content can be changed."""
+    """True if the live object itself holds the part, so that the part's content can be changed."""
     place: LivePlace | None = None
     in_class: bool = False
-    """Whether the part belongs to a class that travels by value; functions there are described by their names."""
+    """True if the part belongs to a class that travels by value; functions there are described by their names."""
 
 
 class _SectionStart(NamedTuple):

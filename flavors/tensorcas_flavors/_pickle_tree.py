@@ -55,7 +55,7 @@ class PickleNode:
         self.number: int | None = None
         """Number in the pickle's memo."""
         self.is_shared = False
-        """Whether the pickle refers to the node more than once."""
+        """True if the pickle refers to the node more than once."""
 
 
 class PickleTree(NamedTuple):

@@ -106,7 +106,7 @@ class TensorLocation:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the bytes lie as in a store: contiguous, in C order."""
+        """True if the bytes lie as in a store: contiguous, in C order."""
         return self.strides is None and self.deflated is None and not self.swapped
 
 

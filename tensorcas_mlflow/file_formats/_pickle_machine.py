@@ -209,7 +209,7 @@ class PickleMachine:
 
     @property
     def is_piled_up(self) -> bool:
-        """Whether the stack or the number of objects exceeds that of any sane model: each opcode can add to them."""
+        """True if the stack or the number of objects exceeds that of any sane model: each opcode can add to them."""
         return max(len(self.stack), len(self.marks)) > _MAX_STACK or self._n_made > _MAX_MADE
 
     @property

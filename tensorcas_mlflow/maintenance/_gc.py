@@ -212,7 +212,7 @@ class GcPlan:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to do."""
+        """True if there is nothing to do."""
         damage = self.damaged_refs, self.quarantine
         work = self.packs, self.rewrites, self.manifests, self.stale_intents, self.dead_lists, *damage
         return not any(work)
@@ -309,7 +309,8 @@ def plan_gc(
     Args:
         store: Store to collect.
         grace_s: Age in seconds at which the intent of a save, or the list of a collection, counts as left by a dead
-            process. A save whose process is known to have ended is dead at once. A save that is given up by mistake is not lost: it notices, and starts again.
+            process. A save whose process is known to have ended is dead at once. A save that is given up by mistake is
+            not lost: it notices, and starts again.
         max_waste: Share of a pack that may be unneeded before the rest is copied out of it: 0 to 1.
         abandon: Ids of saves to give up whatever their age. A save through an MLflow server is given up in no other
             way, and must be dead: it may otherwise commit what is being deleted (``docs/design/protocol.md``,

@@ -144,7 +144,7 @@ class Inventory:
 
     @property
     def is_consistent(self) -> bool:
-        """Whether the spans agree with the checksum of each manifest."""
+        """True if the spans agree with the checksum of each manifest."""
         prefix = prefixes(self.digests)[self.span_chunk]
         change = np.zeros(len(self.manifests) + 1, dtype=np.uint64)
         np.add.at(change, self.span_start, prefix)

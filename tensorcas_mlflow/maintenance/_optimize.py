@@ -184,7 +184,7 @@ class OptimizePlan:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to do."""
+        """True if there is nothing to do."""
         return self.n_chunks == 0 and self.gc.is_empty
 
     def __str__(self) -> str:

@@ -223,7 +223,7 @@ class RepairReport:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is lost or damaged now."""
+        """True if nothing is lost or damaged now."""
         return not self.losses and not self.left
 
     def __str__(self) -> str:
@@ -278,12 +278,12 @@ class RepairPlan:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to do."""
+        """True if there is nothing to do."""
         return not any(finding.is_mended for finding in self.findings) and len(self.remaining) == len(self.losses)
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing stays lost or damaged."""
+        """True if nothing stays lost or damaged."""
         return not self.remaining and all(finding.is_mended or finding.is_harmless for finding in self.findings)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What the benchmark saves and loads: trained, kept, and made larger."""
+"""Data of the benchmark: trained, kept, and made larger."""
 
 from __future__ import annotations
 

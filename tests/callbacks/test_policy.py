@@ -1,4 +1,4 @@
-"""What a save spends its time on is said where the other options are."""
+"""The policy of a save, given beside its other options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one process keeps in mind of a remote store's packs, when something comes in between."""
+"""The catalog of a remote store's packs in one process, while other processes change the store."""
 
 from __future__ import annotations
 

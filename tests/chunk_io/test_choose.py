@@ -1,4 +1,4 @@
-"""Choice of a way to read a pack."""
+"""Choice of a way to read a pack, by constants."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def held(pack: CachedPack, *places: tuple[int, int]) -> list[bool]:
 
 
 def read(pack: CachedPack, *places: tuple[int, int]) -> list[bytes | None]:
-    """What the cache gives for each chunk."""
+    """Return the bytes of each chunk from the cache; None for a miss."""
     out: list[bytes | None] = [None] * len(places)
     offsets, lengths = np.array(places, dtype=np.int64).reshape(-1, 2).T
     for each in pack.find(offsets, lengths).reads:

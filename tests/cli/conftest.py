@@ -23,7 +23,7 @@ __all__ = ["s3"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """What a command has answered."""
+    """Result of a command."""
 
     status: int
     out: str
@@ -35,7 +35,7 @@ class Done:
 
 
 class Answers(io.StringIO):
-    """What somebody types at a terminal."""
+    """Answers typed at a terminal."""
 
     def isatty(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""What the tests of ``gc --orphans`` share: MLflow with experiments in a store, and the command that collects there."""
+"""Fixtures for tests of ``gc --orphans``: MLflow with experiments in a store, and the command that collects it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all commands share: where they look, how they end, and what reaches the terminal."""
+"""Behaviour of all commands: the place of the store, the exit status, and the output at the terminal."""
 
 from __future__ import annotations
 

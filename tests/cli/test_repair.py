@@ -1,4 +1,4 @@
-"""What ``tensorcas repair`` says and does."""
+"""The command ``tensorcas repair``."""
 
 from __future__ import annotations
 

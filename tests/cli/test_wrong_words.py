@@ -100,7 +100,7 @@ OF_PLACES = [
     "repair --dry-run --root store --from PLACE",
 ]
 ENDS = {0, 1, 2, 3, 4, 5}
-"""What the page says of exit statuses, interrupts aside."""
+"""The exit statuses on the page, without that of an interrupt."""
 
 
 def fill(root: Path, *runs: str) -> Store:

@@ -9,6 +9,6 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a cut leaves is told by what was asked of the disk, so nobody has to wait for a real one."""
+    """Skip real syncs and pauses: the recorded calls alone say which bytes a cut leaves."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setattr("tensorcas_mlflow.maintenance._gc_survey._INTENT_PAUSE_S", 0)

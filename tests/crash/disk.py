@@ -1,4 +1,4 @@
-"""What a disk may hold after a power cut, told from what was done to it before.
+"""Possible contents of a disk after a power cut, computed from the calls before it.
 
 After Pillai et al., *All File Systems Are Not Created Equal* (OSDI 2014): a file system promises of data what was
 synced with its file, and of a name what was synced with its folder, and nothing else; whatever was done since may have
@@ -17,7 +17,7 @@ from typing import Any, Protocol
 Node = int
 """A file or folder, whatever its names are; 0 is the folder in which everything lies."""
 Tree = dict[str, "tuple[Node, bytes | None]"]
-"""What lies below the top by its path, folders first: its node and, for a file, what it holds."""
+"""Nodes below the top by path, folders first; a file's node comes with its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Disk:
         return sorted({folder for (folder, _), versions in self.names.items() if len(versions) > 1})
 
     def tree(self, fate: Fate) -> Tree:
-        """What lies there after a cut."""
+        """Return the files and folders on the disk after a cut."""
         below: dict[Node, list[tuple[str, Node]]] = {}
         for (folder, name), versions in sorted(self.names.items()):
             node = fate.name(folder, name, versions) if len(versions) > 1 else versions[0]
@@ -211,7 +211,7 @@ class Drawn:
 
 
 def fates(disk: Disk, *, n_drawn: int, seed: int) -> Iterator[Fate]:
-    """What may become of a disk: the plain ways, each folder by itself, and some by lot."""
+    """Yield possible fates of a disk: the plain ones, each folder by itself, and some at random."""
     yield Plain()  # what a process leaves that is killed
     for names in ("all", "none", "made", "removed"):
         for bytes_ in ("none", "torn", "zeros") if names == "all" else ("none",):

@@ -1,4 +1,4 @@
-"""What the package does to the files below one folder, as it does it; and faults put in its way."""
+"""Recorder of the package's calls to the disk below one folder, with injected faults."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WRITES = frozenset(
 
 @dataclass
 class Fault:
-    """What goes wrong, and when."""
+    """An error, and the calls to the disk that raise it."""
 
     nth: int
     """At which call from now on, counted from 0."""
@@ -39,9 +39,9 @@ class Fault:
     calls: frozenset[str] | None = None
     """Only these count; all if not given."""
     lasts: bool = False
-    """Whether every later one fails too."""
+    """True if every later call fails too."""
     after: bool = False
-    """Whether the call is done before it fails."""
+    """True if the call takes effect before it fails."""
 
 
 class Recorder:
@@ -141,7 +141,7 @@ class Recorder:
         return self._node(_stat(folder)), name
 
     def _scan(self) -> None:
-        """What is there at first is durable."""
+        """Record the initial files and folders as durable."""
         self._new_node(_stat(self.top))
         first: list[Effect] = []
         for folder, folders, files in os.walk(self.top):

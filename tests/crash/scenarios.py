@@ -1,4 +1,4 @@
-"""What programs do to a root, to be cut short anywhere."""
+"""Programs that write to a root, for a power cut or kill at any call."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from tests.crash.scenarios import source
 from tests.crash.world import CHUNK_BYTES, chunk, long_file
 
 Holds = dict[str, bytes]
-"""What a store holds, by the key of its ref: the letters of a checkpoint's tensors, or a file's bytes."""
+"""Contents of a store by the key of the ref: the letters of a checkpoint's tensors, or a file's bytes."""
 
 
 def save(store: Store, step: int, letters: str) -> Ref:

@@ -79,7 +79,7 @@ def killed(scenario: Scenario, top: Path, nth: int) -> World | None:
 
 
 def come_after(world: World) -> None:
-    """What was not durable when a process was killed is still not, but others rely on it."""
+    """Continue in other processes, which rely on blobs that a killed process left without a sync."""
     world.collect()
     world.begin()
     world.save(5, "abd")
@@ -103,7 +103,7 @@ def check_kills(name: str, tmp_path: Path, *, every: int, n_drawn: int, stride: 
 
 
 def _ends(log: Sequence[Entry]) -> list[int]:
-    """Where somebody was told that something is done, after the kill."""
+    """Return the positions after the last acknowledged results, and the end of the log."""
     marks = [n for n, entry in enumerate(log) if any(isinstance(effect, Mark) for effect in entry)]
     return [n + 1 for n in marks[-6:]] + [len(log)]
 

@@ -1,4 +1,4 @@
-"""What stands behind chunks that are deltas, and bytes that are remembered in the place of decoding them."""
+"""The bases behind deltas, and the cache of decoded bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a collection does where chunks are deltas: no delta loses its base."""
+"""Collections of stores with deltas: no delta loses its base."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What collectors spare, copy and leave where chunks are deltas, and others collect, save or have died."""
+"""Collectors of stores with deltas, beside collectors and savers that are alive or dead."""
 
 from __future__ import annotations
 

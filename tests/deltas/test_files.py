@@ -35,7 +35,7 @@ def _forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What another process would know of the store: nothing."""
+    """Forget the recent manifests, as in a new process."""
     monkeypatch.setattr(_bases, "RECENT", RecentManifests())
     monkeypatch.setattr("tensorcas_mlflow.store._store.RECENT", _bases.RECENT)
 
@@ -303,7 +303,7 @@ def test_a_manifest_that_gives_a_place_a_chunk_of_another_size_is_no_harm(store:
 def test_a_model_that_mlflow_logs_each_epoch_is_stored_as_deltas_and_loads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What `mlflow.pytorch.log_model` uploads, through the repository that MLflow gives."""
+    """Log the files of `mlflow.pytorch.log_model` through the repository that MLflow returns."""
     import mlflow
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 

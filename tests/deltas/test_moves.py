@@ -1,4 +1,4 @@
-"""What happens to deltas where packs are damaged, mended and copied to other stores."""
+"""Deltas while packs are damaged, repaired and copied to other stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a repair keeps, mends and brings back where chunks are deltas."""
+"""Repairs of stores with deltas."""
 
 from __future__ import annotations
 

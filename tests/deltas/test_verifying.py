@@ -1,4 +1,4 @@
-"""What is told of a chain of deltas that is broken somewhere, and of one that is only moved."""
+"""Verification of chains of deltas: broken chains, and chains in another pack."""
 
 from __future__ import annotations
 

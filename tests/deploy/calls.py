@@ -1,4 +1,4 @@
-"""What clients do with artifacts: functions for `Client`, and what a test needs around them."""
+"""Calls of clients on artifacts, for `Client`, and helpers for their tests."""
 
 from __future__ import annotations
 

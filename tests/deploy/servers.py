@@ -47,12 +47,12 @@ class Server:
 
     @property
     def store_root(self) -> Path:
-        """Where a server that was started with our scheme keeps its artifacts."""
+        """Artifact folder of a server started with the package's scheme."""
         return self.folder / "artifacts"
 
     @property
     def log(self) -> str:
-        """What its processes have printed."""
+        """Output of the server's processes."""
         return (self.folder / "server.log").read_text(errors="replace")
 
     def request(self, method: str, endpoint: str, /, **kwargs: Any) -> requests.Response:

@@ -1,4 +1,4 @@
-"""What a server's MLflow forgets, found in its store by a collection that asks the server."""
+"""Collections that ask a server's MLflow for forgotten artifacts in its store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server whose destination is a store refuses: to users without permission, and to anybody below other roots."""
+"""Refusals of a server with a store as destination: users without permission, and paths below other roots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How bytes reach a server whose destination is a store: streamed into it, past it never, and not by halves."""
+"""Uploads to a server with a store as destination: streamed, never past the store, complete or absent."""
 
 from __future__ import annotations
 

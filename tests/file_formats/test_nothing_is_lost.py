@@ -63,7 +63,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(slots=True)
 class Given:
-    """What is in an object: arrays by their bits, and how many there are that cannot be said so."""
+    """Contents of an object: its arrays by their bits, and the number of other arrays."""
 
     arrays: Counter[tuple[str, tuple[int, ...], bytes]] = field(default_factory=Counter)
     n_others: int = 0

@@ -37,7 +37,7 @@ CLAIMS = [
 
 @cache
 def edges(name: str) -> list[int]:
-    """Where the parts of a sample begin, which is next to what tells their sizes."""
+    """Return the offsets of a sample's parts; the fields with their sizes lie beside them."""
     at, found = 0, [0]
     for _, taken in take_apart(samples()[name]):
         at += len(taken)

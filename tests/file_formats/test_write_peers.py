@@ -1,4 +1,4 @@
-"""What is written is read by the formats' own libraries, to the same bits."""
+"""Written files, read to the same bits by the formats' own libraries."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_the_pickle_of_a_torch_file_does_what_that_of_torch_does(tmp_path: Path)
 
 
 def _operations(path: Path) -> list[tuple[str, Any]]:
-    """What a pickle does, but for what it notes and takes from its notes, which is put in place."""
+    """Return the operations of a pickle, with each memo reference replaced by the operation it refers to."""
     with zipfile.ZipFile(path) as archive:
         data = archive.read(next(name for name in archive.namelist() if name.endswith("/data.pkl")))
     done: list[tuple[str, Any]] = []

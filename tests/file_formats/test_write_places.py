@@ -1,4 +1,4 @@
-"""What a write leaves: all of it, or nothing, whatever was there and whatever goes wrong."""
+"""Writes to a place: all files or none, whatever existed before and whatever fails."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def printed(site: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What the page's program prints, and the one above after it: one process, as MLflow takes long to start."""
+    """Return the output of the page's program and of the program above it, run in one process to start MLflow once."""
     work = tmp_path_factory.mktemp("work")
     env: dict[str, Any] = {
         name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "TENSORCAS_", "PYTHON"))

@@ -1,4 +1,4 @@
-"""What the golden store of format 1 holds, by arithmetic that no release of numpy changes."""
+"""Contents of the golden store of format 1, by arithmetic that no release of numpy changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the golden stores with deltas hold, by arithmetic that no release of numpy changes."""
+"""Contents of the golden stores with deltas, by arithmetic that no release of numpy changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an earlier release wrote is read by every later one."""
+"""Stores of earlier releases, read by this one."""
 
 from __future__ import annotations
 

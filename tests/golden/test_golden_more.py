@@ -1,4 +1,4 @@
-"""What an earlier release wrote is read by every later one: what `test_golden` has no store of.
+"""More stores of earlier releases, read by this one.
 
 What must come out is said in ``expected.json``, by hashes that none of our code has made.
 """

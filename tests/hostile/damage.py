@@ -6,7 +6,7 @@ import random
 
 CLAIMS = [0, 1, 2, 3, 5, 7, 8, 16, 31, 63, 64, 127, 128, 255, 1 << 15, 1 << 16, (1 << 31) - 1, 1 << 31]
 CLAIMS += [(1 << 32) - 1, 1 << 32, 1 << 40, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
-"""What a length, a count or an offset may be made to say."""
+"""Forged values of a length, a count or an offset."""
 
 _MAX_BYTES = 1 << 20
 

@@ -1,4 +1,4 @@
-"""What reads deltas and what is said of their bases: samples, and how each is read and made to fit its digest again."""
+"""Parsers of deltas and of records of bases: samples, a reader for each, and a way to make its digest fit again."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ from tests.hostile.damage import damaged
 
 CHUNK = 4096
 MORE_BYTES = 1 << 30
-"""What the program may take beyond what it has when it begins."""
+"""Memory that the program may take beyond its memory at the start."""
 FREE_BYTES = 8 << 20
 SLOW_S = 2.0
 POOLS: list[pa.MemoryPool] = []
@@ -83,7 +83,7 @@ class Parser:
     mended: Callable[[bytes], bytes] = bytes
     """Makes the digests fit again."""
     times: int = 8
-    """How many times the size of the bytes it may take in memory."""
+    """Limit for memory, as a multiple of the size of the bytes."""
 
 
 def rows() -> list[Row]:
@@ -217,7 +217,7 @@ def read_a_ref(data: bytes) -> None:
 
 
 def moves() -> list[bytes]:
-    """What stands in an intent whose commit is under way, with all that can be said in its place."""
+    """Return intents with a commit under way: one for each possible record in the move's place."""
     data, magic, said = _Move(dest="refs/a", before="x", data=ref()).to_bytes().rpartition(_MOVE)
     return [data + magic + each for each in records(said)]
 

@@ -1,4 +1,4 @@
-"""Who may read and write what is made is for umask and folder to say, and no name of a file under way is known."""
+"""Modes of created files follow umask and folder; the names of unfinished files are not predictable."""
 
 from __future__ import annotations
 

@@ -35,12 +35,12 @@ def make_anew(artifacts: Path) -> None:
 
 @pytest.fixture(params=[delete, make_anew], ids=["deleted", "made anew"])
 def happen(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], None]:
-    """What happens to the store."""
+    """Return a function that deletes or replaces the store."""
     return lambda: request.param(tmp_path / "artifacts")
 
 
 def says_why(call: Callable[[], Any]) -> tuple[Any, bool]:
-    """What a call has returned, and whether it has done it; else it must have said that it is the store."""
+    """Return a call's result and True, or None and False if it raised an error about the store."""
     try:
         return call(), True
     except MlflowException as error:

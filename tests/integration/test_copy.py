@@ -41,7 +41,7 @@ np.save(sys.argv[3], mlflow.tensorcas.load_checkpoint(sys.argv[2], step=2)["w"])
 
 @pytest.fixture
 def artifacts(tmp_path: Path) -> Path:
-    """Where the experiment's artifacts are."""
+    """Return the folder of the experiment's artifacts."""
     return tmp_path / "artifacts"
 
 

@@ -1,4 +1,4 @@
-"""What the page on reading parts shows, run as it stands."""
+"""Examples of the page on reading parts, run unchanged."""
 
 from __future__ import annotations
 

@@ -43,17 +43,17 @@ _AFTER = {
     "copy": ("put",),
     "delete": ("delete",),
 }
-"""What follows what without a break in a coarse machine."""
+"""Steps that follow a step without a break in a coarse machine."""
 
 
 @dataclass(slots=True)
 class Visit:
-    """What a visit has found."""
+    """Result of a visit."""
 
     n_states: int = 0
     loss: str | None = None
     path: list[str] = field(default_factory=list)
-    """What each actor was about to do, up to the loss."""
+    """Next step of each actor, up to the loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Machine:
     rules: Rules = field(default_factory=Rules)
     max_attempts: int = 2
     is_coarse: bool = False
-    """Whether an actor goes on by itself where it repeats a step for another item, or writes what only it knows of."""
+    """True if an actor continues alone while it repeats a step for another item, or writes a blob unknown to others."""
 
     def visit(self, start: State, *, max_states: int | None = None) -> Visit:
         """Visit every state that can be reached from one, depth first, until one shows a loss.

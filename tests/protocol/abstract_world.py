@@ -1,4 +1,4 @@
-"""What the abstract machine of the save/collect protocol is made of: what lies in a backend, and who acts."""
+"""Parts of the abstract machine of the save/collect protocol: the blobs of a backend, and the actors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Listed(NamedTuple):
 
 
 class World(NamedTuple):
-    """What lies in the backend. The index names all packs that ever were: an entry is no evidence."""
+    """Blobs of the backend. The index names all packs that ever existed: an entry is no evidence."""
 
     packs: frozenset[int]
     entries: frozenset[Entry]
@@ -115,7 +115,7 @@ class Writer(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """What a collector has seen."""
+    """Blobs that a collector has seen."""
 
     intents: frozenset[Intent] = frozenset()
     refs: frozenset[Ref] = frozenset()
@@ -130,12 +130,12 @@ class Collector(NamedTuple):
 
     number: int
     is_greedy: bool = False
-    """Whether it plans to delete all packs there are, and takes all others for dead or none."""
+    """True if it plans to delete all packs, and treats all other actors as dead or none."""
     at: str = "plan"
     ignored: tuple[Intent, ...] = ()
     """Intents it takes for dead."""
     packs: frozenset[int] = frozenset()
-    """What it would like to delete, then what it may, then what it will."""
+    """Packs of the plan: first the wanted, then the allowed, then the final ones."""
     manifests: frozenset[Name] = frozenset()
     dead: frozenset[Listed] = frozenset()
     """Lists it takes for those of dead collectors."""

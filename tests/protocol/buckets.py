@@ -22,7 +22,7 @@ Loses = Callable[[str, str, int], bool]
 """Says of a write that is done whether its answer gets lost, from what it did, where, and the number of the write."""
 
 MOST_LOST = 3
-"""How many answers to one write may get lost."""
+"""Largest number of lost answers to one write."""
 URI = "tensorcas-s3://bucket"
 HISTORY = "@history"
 """Holds, where it is kept, every change of an object: it is part of a run's state and no object."""
@@ -36,7 +36,7 @@ def etag(data: bytes) -> str:
 
 
 class Requests:
-    """What `Bucket` takes for a store of obstore; each call is one request, which is done in one step."""
+    """Stand-in for a store of obstore, for `Bucket`; each call is one request, carried out in one step."""
 
     def __init__(self, memory: MemoryBackend, step: Step, *, who: str = "", loses: Loses | None = None) -> None:
         self._memory = memory
@@ -153,7 +153,7 @@ def over(requests: Requests, kind: type[ObjectBackend] = ObjectBackend, *, has_v
 
 
 def delete_again(backend: Backend) -> None:
-    """What a network does, at some moment, that has kept a copy of each request to delete."""
+    """Repeat every delete request, as a network may at any moment."""
     assert isinstance(backend, ObjectBackend)
     requests: Any = backend._bucket._reader
     requests.delete_again()

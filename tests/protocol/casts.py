@@ -25,7 +25,7 @@ RUN_ID = "run"
 STORE_ID = "5" * 32
 LETTERS = "abcdefg"
 WITNESS = "witness"
-"""Where a repairer leaves notes; no store knows it."""
+"""Prefix of a repairer's notes; no store uses it."""
 
 
 def chunk(letter: str) -> Array:
@@ -43,7 +43,7 @@ def key_of(step: int) -> str:
 
 
 class _Witness(FaultyBackend):
-    """What a repairer works on: before he deletes a pack he leaves a note of the refs that are there."""
+    """Backend of a repairer: it notes the existing refs before each deletion of a pack."""
 
     def delete(self, key: str) -> None:
         if key.startswith("packs/"):
@@ -100,19 +100,19 @@ class Cast:
     """Steps saved at the start, each in a pack of its own, and their chunks."""
     actors: dict[str, Program] = field(default_factory=dict)
     may_hold: dict[int, set[str]] = field(default_factory=dict)
-    """What a step may hold in the end."""
+    """Letters that a step may hold in the end."""
     dropped: set[int] = field(default_factory=set)
     saved_by: dict[str, int] = field(default_factory=dict)
     """The step of each writer: it must be there once the writer is done."""
     prepare: Callable[[Store], None] | None = None
-    """What else is to be done before the start."""
+    """Further preparation before the start."""
     start: Blobs | None = None
-    """What there is at the start, if it is known already."""
+    """Blobs at the start, if they are known already."""
     abandons_in_the_end: bool = False
-    """Whether the last collections give up saves through a carrier, which no other collection does."""
+    """True if the last collections give up saves through a carrier; no other collection does."""
 
     def blobs(self) -> Blobs:
-        """What the backend holds at the start; the same at every call."""
+        """Return the blobs of the backend at the start; every call returns the same."""
         if self.start is not None:
             return self.start
         memory = MemoryBackend()

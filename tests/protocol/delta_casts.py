@@ -109,14 +109,14 @@ class DeltaSave:
         return found
 
     def declared(self, bases: Mapping[str, tuple[Base, frozenset[str], str]]) -> frozenset[str]:
-        """What the intent names: the packs in which the bases lie."""
+        """Return the packs named by the intent: those with the bases."""
         return frozenset(base.pack for base, _, _ in bases.values())
 
     def condemned(self) -> Condemnation:
         return read_condemned(self.backend)
 
     def is_usable(self, base: tuple[Base, frozenset[str], str], condemned: Condemnation) -> bool:
-        """Whether nobody has condemned what the base takes, and all of it is there."""
+        """Return True if the packs of the base all exist and none is condemned."""
         _, packs, _ = base
         return not packs & condemned.packs and not self.backend.missing(map(pack_key, sorted(packs)))
 

@@ -22,7 +22,7 @@ GENERATION = "condemned/@generation"
 T = TypeVar("T")
 Blobs = Mapping[str, bytes]
 Program = Callable[[Backend], object]
-"""What an actor does: called with its view of the backend. What it returns is a function of the actor's past."""
+"""An actor's program, called with its view of the backend. Its result depends on the actor's past alone."""
 View = Callable[["Run", "Actor"], Backend]
 """Makes an actor's view of the backend."""
 
@@ -52,7 +52,7 @@ class Actor:
     """Hash of all calls so far and their results."""
     n_drawn: int = 0
     said: object = None
-    """What its program has returned."""
+    """Result of its program."""
     done: bool = False
     killed: bool = False
     error: BaseException | None = None
@@ -138,7 +138,7 @@ class Run:
             raise self._broken
 
     def errors(self) -> dict[str, BaseException]:
-        """What the actors raised."""
+        """Return the errors raised by actors, by name."""
         return {actor.name: actor.error for actor in self.actors if actor.error is not None}
 
     def state(self, current: Actor | None) -> int:

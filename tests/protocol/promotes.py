@@ -19,7 +19,7 @@ START: Mapping[str, Mapping[str, bytes]] = {"absent": {}, "a blob": {DEST: OLD},
 
 @dataclass
 class Play:
-    """Who promotes, withdraws, deletes and looks, and what there is at the start."""
+    """A cast of actors that promote, withdraw, delete and look, with the blobs at the start."""
 
     start: Mapping[str, bytes]
     actors: dict[str, Program] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class Play:
     withdrawn_by: dict[str, str] = field(default_factory=dict)
     """By actor that withdraws: what."""
     removers: set[str] = field(default_factory=set)
-    """Who may make an end of what stands at the destination."""
+    """Actors that may remove the blob at the destination."""
     loses: dict[str, Loses] = field(default_factory=dict)
 
     def promoter(self, name: str, *, replace: bool, times: int = 1) -> Play:
@@ -186,7 +186,7 @@ def ref_of(name: str) -> bytes:
 
 
 def shown(data: bytes) -> bytes | None:
-    """What an object's bytes are to a reader: white space at the end says nothing."""
+    """Return an object's bytes as a reader takes them: without trailing white space, None for a void."""
     return None if not data or is_void(data) else data.rstrip()
 
 

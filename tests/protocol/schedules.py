@@ -11,7 +11,7 @@ from tests.protocol.interleave import Actor, Blobs, Decision, Kill, Program, Pru
 
 @dataclass(slots=True)
 class Exploration:
-    """What an exploration found."""
+    """Result of an exploration."""
 
     n_schedules: int = 0
     """Runs, also those that ended where another had been."""
@@ -21,7 +21,7 @@ class Exploration:
     failure: str | None = None
     trace: list[str] = field(default_factory=list)
     is_exhausted: bool = False
-    """Whether every schedule within the bound was covered."""
+    """True if the exploration covered every schedule within the bound."""
 
     def __str__(self) -> str:
         text = f"{self.n_schedules} schedules, {self.n_complete} to the end, {self.n_states} states"

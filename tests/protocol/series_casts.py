@@ -19,7 +19,7 @@ from tests.protocol.interleave import blobs_of
 
 
 class EachItsOwn:
-    """What each actor remembers of manifests: they are threads of one process, and are to be processes."""
+    """Recent manifests by actor: actors are threads of one process that stand for processes."""
 
     def __init__(self) -> None:
         self._of_thread = threading.local()

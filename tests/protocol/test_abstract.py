@@ -20,11 +20,11 @@ N_WALKS = int(os.environ.get("TENSORCAS_SCHEDULES", "400"))
 N_PARTS = 4
 
 IS_STRESS = os.environ.get("TENSORCAS_ALL_STATES") == "1"
-"""Whether to visit casts of tens of millions of states; `make stress` sets it."""
+"""True to visit casts of tens of millions of states; `make stress` sets it."""
 
 
 def world(*refs: tuple[int, str], packs: dict[int, str]) -> World:
-    """What lies there at the start.
+    """Return the world at the start.
 
     Args:
         refs: Steps and their chunks.

@@ -15,7 +15,7 @@ from tests.protocol.interleave import Blobs, Run
 from tests.protocol.schedules import RandomWalk
 
 N_RANDOM = int(os.environ.get("TENSORCAS_SCHEDULES", "240"))
-"""How many; `make stress` asks for more."""
+"""Number of random schedules; `make stress` asks for more."""
 N_PARTS = 4
 STEPS = {0: "ab", 1: "acd", 5: "e"}
 

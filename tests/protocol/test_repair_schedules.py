@@ -25,7 +25,7 @@ BAD = "b"
 
 
 def damaged(cast: Cast) -> Blobs:
-    """What there is at the start of a cast, with one chunk damaged wherever it lies."""
+    """Return a cast's blobs at the start, with every copy of one chunk damaged."""
     blobs = dict(cast.blobs())
     memory = memory_of(blobs)
     for name, _ in list_packs(memory):

@@ -1,4 +1,4 @@
-"""What racers save: arrays and files that say by themselves whether they are whole."""
+"""Data of racers: arrays and files whose content alone shows whether they are whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the calls of a process have returned, written down outside of the store before it can be killed."""
+"""Journal of the results of a process's calls, kept outside of the store so that it survives a kill."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 Key = tuple[Any, ...]
 Value = Any
-"""What stands at a key, as JSON; None for nothing."""
+"""Value at a key, as JSON; None for nothing."""
 
 
 class Journal:

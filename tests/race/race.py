@@ -20,12 +20,12 @@ from tests.race.content import numbers_in
 from tests.race.journal import Key, Value, allowed
 
 END_S = 120
-"""How long a racer may take to end after its time is over; more is a hang."""
+"""Seconds that a racer may take to end after its time is over; more is a hang."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
 Counts = dict[str, dict[str, int]]
-"""What racers have counted, by role."""
+"""Counts of the racers, by role."""
 
 
 @dataclass

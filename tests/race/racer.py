@@ -33,7 +33,7 @@ FENCED = "treated the save as dead"
 
 @dataclass
 class Race:
-    """What a racer knows."""
+    """Facts that a racer knows."""
 
     role: str
     seed: int

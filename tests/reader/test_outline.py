@@ -1,4 +1,4 @@
-"""Which layers and experts the names of a model's tensors tell of."""
+"""Layers and experts, derived from the names of a model's tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has to be read for an index as numpy has it."""
+"""Bytes to read for an index in numpy's sense."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def some_index(rng: random.Random, shape: tuple[int, ...]) -> tuple[Any, ...]:
 
 
 def window_of(selection: Selection) -> Any:
-    """What is read of an array of 0, 1, 2, …; -1 where nothing is."""
+    """Return the window of a selection of 0, 1, 2, …; -1 marks elements that are not read."""
     window = np.full(selection.window, -1)
     for start, stop in zip(selection.starts.tolist(), selection.stops.tolist(), strict=True):
         window.reshape(-1)[start - selection.origin : stop - selection.origin] = np.arange(start, stop)

@@ -31,7 +31,7 @@ class Place:
         self.folder = folder / "root" if kind == "local" else None
 
     def backend(self) -> Backend:
-        """What a process opens."""
+        """Return the backend that a process opens."""
         return self.memory if self.folder is None else LocalBackend(self.folder)
 
     def delete(self) -> None:

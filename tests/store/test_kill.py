@@ -72,7 +72,7 @@ def n_calls_of_a_save() -> int:
 
 
 N_CALLS = n_calls_of_a_save()
-"""How often a second save speaks to its backend."""
+"""Number of a second save's calls to its backend."""
 
 
 def test_a_save_speaks_to_its_backend_a_few_times_only() -> None:

@@ -1,4 +1,4 @@
-"""What a later release has written is refused, in words that say what is needed, before anything is written or deleted.
+"""Blobs of a later release: every command refuses them and names the release, before it writes or deletes anything.
 
 Each kind of blob is made one of version 9 in a store of this release, as a later release might leave it.
 """

@@ -1,4 +1,4 @@
-"""What a save accepts, everything reads; what cannot be read again is refused by the save."""
+"""Limits of a save: every reader reads an accepted save, and a save refuses content that no reader could read."""
 
 from __future__ import annotations
 

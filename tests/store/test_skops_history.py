@@ -1,4 +1,4 @@
-"""What a history of scikit-learn's models takes in a store, in the two forms that MLflow writes."""
+"""Size of a history of scikit-learn's models in a store, in the two forms that MLflow writes."""
 
 from __future__ import annotations
 

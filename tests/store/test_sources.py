@@ -1,4 +1,4 @@
-"""Where the bytes of a save come from."""
+"""Sources of a save's bytes."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ class TakenPart:
     live: Array
     """Memory of the part, or a copy of it."""
     is_held: bool
-    """Whether ``live`` is memory of the model itself."""
+    """True if ``live`` is memory of the model itself."""
     start: int | None = None
     """First element in the row of a family; None for a part with its own row."""
 

@@ -92,7 +92,7 @@ class TreeWriter:
         self.values: list[Any] = []
         """The numbers of the tree."""
         self.needs_pickle = False
-        """Whether only a pickle can restore some part of the tree."""
+        """True if only a pickle can restore some part of the tree."""
         self.unwrapped: dict[int, Any] = {}
         """Wrapped module, by identity of the wrapper."""
         self.arrays: dict[int, str] = {}

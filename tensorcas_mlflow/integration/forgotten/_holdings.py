@@ -177,7 +177,7 @@ Kind = Literal["run", "model", "trace"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """What a store holds for one run, logged model or trace. Two are equal if nothing was written in between."""
+    """Refs and plain files of one run, logged model or trace. Two are equal if nothing was written in between."""
 
     kind: Kind
     id: str

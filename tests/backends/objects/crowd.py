@@ -1,4 +1,4 @@
-"""What processes do to one store in tests of several of them: one saves until it is killed, others save and drop."""
+"""Programs of processes that share one store in tests: one saves until it is killed, others save and drop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can go wrong between a client and an object store, and which requests it happens to."""
+"""Faults between a client and an object store, and rules that choose the requests they happen to."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class CutBody:
 
     after_bytes: int
     reset: bool = False
-    """Whether it ends with a reset, instead of as a connection usually ends."""
+    """True if the connection ends with a reset, not with its usual end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +87,9 @@ class Rule:
     header: str = ""
     """A header that the request must have, in lower case."""
     nth: int = 1
-    """Which of the matching requests is the first one it happens to, counted from 1."""
+    """Number of the first matching request that meets the fault, counted from 1."""
     times: int | None = 1
-    """How many matching requests from there on may be hit; None for no end."""
+    """Number of matching requests that may meet it from there on; None for no end."""
     probability: float = 1.0
     seed: int = 0
 

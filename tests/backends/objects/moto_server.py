@@ -28,7 +28,7 @@ CARRY_OUT = (
     "_key_response_put",
 )
 SWITCH_S = 1e-5
-"""How often Python lets another thread go on: often, so that what is not atomic is seen not to be."""
+"""Seconds between two switches of threads: so few that a missing lock shows."""
 
 
 def one_at_a_time(method: Callable[..., Any], lock: AbstractContextManager[Any]) -> Callable[..., Any]:

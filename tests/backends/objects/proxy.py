@@ -36,7 +36,7 @@ class Proxy:
     def __init__(self, control: Connection, port: int) -> None:
         self._control = control
         self.endpoint = f"http://127.0.0.1:{port}"
-        """What a client is given as the server's address."""
+        """Address of the server, as a client gets it."""
 
     def shape(self, link: Link) -> None:
         """Change how slow the way is, for requests that come from now on."""

@@ -25,7 +25,7 @@ from tests.backends.objects.requests_seen import Exchange, kind_of
 from tests.backends.objects.wire import GoneError, Head, Wire, body_of, is_framed, stays_open
 
 BURST_S = 0.002
-"""How much time a link that was idle may catch up with."""
+"""Seconds of idle time that a link may catch up with."""
 SHORTEST_SLEEP_S = 0.0005
 """Less is owed until it adds up: the system cannot sleep so little."""
 IDLE_S = 1.0
@@ -36,12 +36,12 @@ MEANINGFUL = ("range", "if-match", "if-none-match", "content-length", "x-amz-cop
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """How slow the way to the server is."""
+    """Latency and bandwidth of the connection to the server."""
 
     latency_s: float = 0.0
-    """What every request waits before it is forwarded."""
+    """Delay of every request before the proxy forwards it."""
     up_bytes_per_s: float | None = None
-    """What all connections together may send; None for no limit."""
+    """Limit for all connections together; None for no limit."""
     down_bytes_per_s: float | None = None
 
 
@@ -66,7 +66,7 @@ class Throttle:
 
 
 class Relay:
-    """What all connections share. Its methods may be called by any thread."""
+    """Shared state of all connections. Any thread may call its methods."""
 
     def __init__(self, server: tuple[str, int], link: Link) -> None:
         self._server = server
@@ -76,7 +76,7 @@ class Relay:
         self._kept: list[bytes] = []
         """Requests that are to be carried out twice."""
         self.defects: list[str] = []
-        """What went wrong without having been asked for."""
+        """Errors that no test asked for."""
         self.shape(link)
 
     @property

@@ -1,4 +1,4 @@
-"""What an S3 client asked for, as values: the kinds of requests a bill counts, one exchange, all traffic of a while."""
+"""Requests of an S3 client as values: the kinds a bill counts, one exchange, all traffic of a period."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 
 
 class Kind(StrEnum):
-    """What a request does, as S3 bills it."""
+    """Kind of a request, as S3 bills it."""
 
     PUT = "PUT"
     COPY = "COPY"
@@ -26,7 +26,7 @@ class Kind(StrEnum):
     COMPLETE = "COMPLETE"
     ABORT = "ABORT"
     OTHER = "OTHER"
-    """What is asked of a bucket itself, such as to make it."""
+    """A request about the bucket itself, such as its creation."""
 
 
 def kind_of(method: str, path: str, query: str, *, copies: bool = False) -> Kind:
@@ -67,17 +67,17 @@ class Exchange:
     headers: tuple[tuple[str, str], ...]
     """Those that change what the request means, such as ``range`` and ``if-match``; lower-case names."""
     status: int | None
-    """What the client was answered; None if it was not, or not yet."""
+    """Status of the answer; None while there is none."""
     up_bytes: int
-    """What came of the request's body."""
+    """Size of the part of the request's body that arrived."""
     down_bytes: int
-    """What was passed on of the answer's body."""
+    """Size of the part of the answer's body that was passed on."""
     fault: str | None
-    """What was done to it on purpose."""
+    """Name of the fault injected into the exchange."""
     start_s: float
-    """When the request came, on the monotonic clock of the machine."""
+    """Arrival of the request, on the machine's monotonic clock."""
     stop_s: float | None
-    """When the last of the answer was passed on; None if that has not come."""
+    """Time at which the last byte of the answer was passed on; None until then."""
 
     def __str__(self) -> str:
         what = self.path + (f"?{self.query}" if self.query else "")
@@ -100,7 +100,7 @@ class Traffic:
 
     @property
     def counts(self) -> Counter[tuple[str, Kind]]:
-        """How many requests of each method and kind."""
+        """Number of requests by method and kind."""
         return Counter((it.method, it.kind) for it in self.exchanges)
 
     @property
@@ -122,7 +122,7 @@ class Traffic:
 
     @property
     def most_at_once(self) -> int:
-        """How many requests were under way at the same time, at most."""
+        """Largest number of requests under way at the same time."""
         return _most_at_once((it.start_s, it.stop_s) for it in self.exchanges)
 
 

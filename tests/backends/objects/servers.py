@@ -29,7 +29,7 @@ AZURE_VERSION = "2021-08-06"
 ACCOUNT = "tensorcas"
 
 INSTALLED = Path(__file__).parents[3] / ".venv" / "servers"
-"""Where ``make object-servers`` installs those that do not come with the tests' own packages."""
+"""Folder in which ``make object-servers`` installs the servers that are no dependencies of the tests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class S3Server:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process finds the server by, whether it asks as MLflow, boto3 or obstore do."""
+        """Environment variables that lead MLflow, boto3 and obstore to the server."""
         return {
             "AWS_ACCESS_KEY_ID": self.access_key,
             "AWS_SECRET_ACCESS_KEY": self.secret_key,
@@ -100,7 +100,7 @@ class AzureServer:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process finds the server by, whether it asks as MLflow or obstore do."""
+        """Environment variables that lead MLflow and obstore to the server."""
         connection = f"AccountName={self.account};AccountKey={self.key};BlobEndpoint={self.endpoint};"
         return {
             "AZURE_STORAGE_ACCOUNT_NAME": self.account,

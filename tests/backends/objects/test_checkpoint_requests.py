@@ -1,4 +1,4 @@
-"""What a step of a training loop asks of an object store, all of MLflow's side included."""
+"""Requests of one training step to an object store, including those of MLflow."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ SMALL: list[Prepare] = [
 
 
 def weigh(prepare: Prepare) -> int:
-    """Which share of its requests is tried: a collection has many that are alike."""
+    """Return the step through an operation's requests: every third of a collection, whose requests are alike."""
     return 3 if prepare is collection else 1
 
 

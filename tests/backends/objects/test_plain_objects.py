@@ -24,7 +24,7 @@ TEXT, OTHER = b"text\n" * 10, b"\0bin" * 1000
 
 @pytest.fixture
 def settings(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What finds the server in this process."""
+    """Set the environment variables that lead this process to the server."""
     for name, value in s3.environment.items():
         monkeypatch.setenv(name, value)
 

@@ -1,4 +1,4 @@
-"""What the tests of object stores take for granted of each server they run against."""
+"""Checks of each server for the assumptions of the tests of object stores."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ N_WRITERS = 8
 
 
 class ObjectServerChecks:
-    """What holds for an empty place on any server."""
+    """Assumptions about an empty place on any server."""
 
     def test_a_key_is_written_once(self, store: S3Store | AzureStore) -> None:
         obstore.put(store, "k", b"first", mode="create")
@@ -127,7 +127,7 @@ class ObjectServerChecks:
 
 
 class S3Checks(ObjectServerChecks):
-    """What holds for S3 beyond that.
+    """Assumptions about S3 that Azure does not meet.
 
     Azure has no ranges from the end, and its answer names keys that were not there to delete. It lists from a key on
     only since a version of 2026, and Azurite passes over the question and lists all.

@@ -1,4 +1,4 @@
-"""What a store does through a way on which something goes wrong, and what has to be so afterwards."""
+"""Operations of a store over a faulty connection, and the checks that follow them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tests.backends.objects.stores import backend_of
 Model = dict[str, Array]
 
 SILENCE_S = 0.5
-"""How long the clients of these tests wait for an answer."""
+"""Seconds for which the clients of these tests wait for an answer."""
 LATE_S = 0.8
 """Longer than they wait, so that they have asked again when a late request arrives."""
 _SETTLE_S = 0.3
-"""How long a late request takes once it is forwarded."""
+"""Seconds that a late request takes once it is forwarded."""
 
 
 def be_hasty(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ class Place:
     bucket: str
     prefix: str
     models: dict[int, Model] = field(default_factory=dict)
-    """What must be there, by step."""
+    """The models that must exist, by step."""
 
     def direct(self) -> Store:
         """The store past the proxy, by an object that knows nothing of it yet."""
@@ -141,7 +141,7 @@ class Trials:
         return place
 
     def n_requests(self, prepare: Prepare) -> int:
-        """How many requests it takes when nothing goes wrong."""
+        """Return the number of requests of the operation without faults."""
         act = prepare(self.place())
         self._way.forget()
         act()

@@ -49,7 +49,7 @@ class Wire:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._rest = b""
-        """What was read beyond the last head or line."""
+        """Bytes read beyond the last head or line."""
 
     def send(self, data: bytes | memoryview) -> None:
         try:

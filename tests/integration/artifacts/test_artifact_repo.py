@@ -1,4 +1,4 @@
-"""What is logged is listed and comes back: text as plain files, all else out of the store."""
+"""Logged artifacts, listed and downloaded: texts as plain files, all else from the store."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def repo(root: Path) -> TensorCasArtifactRepository:
 
 @pytest.fixture
 def inbox(tmp_path: Path) -> Path:
-    """Where the files lie that are logged."""
+    """Create the folder of the files to log."""
     inbox = tmp_path / "inbox"
     inbox.mkdir()
     return inbox

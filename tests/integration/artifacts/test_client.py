@@ -1,4 +1,4 @@
-"""What users call in an experiment of ours: the artifact functions of `mlflow` and of its client, and its deletions."""
+"""MLflow's artifact functions, client and deletions in an experiment with a store."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BINARY = b"\0" + bytes(range(256)) * 4000
 
 @pytest.fixture
 def artifacts(cas_experiment: str, tmp_path: Path) -> Path:
-    """Where the experiment keeps its artifacts."""
+    """Return the folder of the experiment's artifacts."""
     return tmp_path / "artifacts"
 
 

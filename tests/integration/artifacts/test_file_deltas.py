@@ -1,4 +1,4 @@
-"""What plain MLflow flavors log each epoch into a store: later epochs take less room."""
+"""Models logged each epoch by plain MLflow flavors: later epochs take less room in the store."""
 
 from __future__ import annotations
 

@@ -43,11 +43,11 @@ class Page(HTMLParser):
 
     @property
     def tensors(self) -> dict[str, list[str]]:
-        """What it says of each tensor, by name."""
+        """Cells of the page's table, by the name of the tensor."""
         return {name: cells for name, *cells in self.rows[1:]}
 
     def before(self, name: str) -> str:
-        """Where it says that a tensor comes from."""
+        """Return the page's statement of a tensor's origin."""
         return self.tensors[name][-1]
 
     @property

@@ -1,4 +1,4 @@
-"""Which folder a URI names, where its store is made, and what a server keeps its hands off."""
+"""Artifact URIs: the folder each names, the place of its store, and the folders a server leaves alone."""
 
 from __future__ import annotations
 

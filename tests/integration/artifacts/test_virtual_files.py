@@ -1,4 +1,4 @@
-"""What is listed beside a checkpoint and made while it is downloaded: its page and its self-contained file."""
+"""Virtual files of a checkpoint: its page and its self-contained file, generated during a download."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user of MLflow is told where something is damaged: checkpoint, tensor and file."""
+"""Errors about damage for a user of MLflow: each names the checkpoint, tensors and file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which checkpoints of a run stay."""
+"""Keep rules for the checkpoints of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What MLflow shows of checkpoints, how they are deleted, and what a collection takes for gone."""
+"""Checkpoints in MLflow: listing, metrics, deletion and collection."""
 
 from __future__ import annotations
 

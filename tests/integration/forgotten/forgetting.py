@@ -1,4 +1,4 @@
-"""What the tests of deletion share: artifacts of runs and logged models, and MLflow's ways to forget them."""
+"""Helpers for tests of deletion: artifacts of runs and logged models, and MLflow's ways to forget them."""
 
 from __future__ import annotations
 

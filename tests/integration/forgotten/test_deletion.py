@@ -1,4 +1,4 @@
-"""What becomes of artifacts when MLflow deletes runs, logged models and experiments, and forgets them."""
+"""Artifacts of runs, logged models and experiments that MLflow deletes and forgets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of checkpoints and models under artifact roots of MLflow's own when it deletes and forgets them."""
+"""Checkpoints and models under MLflow's own artifact roots, deleted and forgotten by MLflow."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_model_whose_folder_was_a_link_is_freed_after_mlflow_gc(
 def test_a_checkpoint_that_is_its_runs_first_artifact_is_no_orphan_when_it_is_committed(
     experiment_id: str, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What tells that a run is gone, the lack of its folder of artifacts, must never be true of one that begins."""
+    """Never show a commit before its run's artifact folder: a missing folder means a forgotten run."""
     checkpoints(1)
     promote = LocalBackend.promote
     seen: list[list[str | None]] = []

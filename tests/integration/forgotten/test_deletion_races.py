@@ -81,7 +81,7 @@ class Together:
         return any(process.poll() is None for process in self._processes)
 
     def told(self) -> list[str]:
-        """What each has said when it was done; all have to have ended well."""
+        """Wait for every process, check its exit status, and return their outputs."""
         said = []
         for process in self._processes:
             out, error = process.communicate(timeout=60)
@@ -104,7 +104,7 @@ def together() -> Iterator[Together]:
 
 @pytest.fixture
 def model_folder(tmp_path: Path) -> Path:
-    """What a save writes: two files for the store and two plain ones, in two folders."""
+    """Write the files of a save: two for the store and two plain ones, in two folders."""
     folder = tmp_path / "model"
     (folder / "data").mkdir(parents=True)
     for place, seed in ((folder, 1), (folder / "data", 2)):

@@ -26,7 +26,7 @@ def intent() -> str:
 
 
 class CarrierConformance:
-    """What a carrier promises, whatever it is built on. A subclass gives it a fixture ``backend`` with an empty one."""
+    """Conformance suite for carriers. A subclass defines a fixture ``backend`` that returns an empty one."""
 
     @pytest.fixture
     def backend(self) -> CarrierBackend:

@@ -37,7 +37,7 @@ class Experiment:
         return Store.open(self.folder)
 
     def n_bytes(self) -> int:
-        """What the server keeps, every file counted."""
+        """Return the total size of the server's files."""
         return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
 
 

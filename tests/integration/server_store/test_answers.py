@@ -1,4 +1,4 @@
-"""What answers of a server mean: whether the file is not there, it refuses, it failed, broke off, or is gone."""
+"""Errors for a server's answers: not found, refused, failed, cut off, or unreachable."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from tests.integration.server_store.conftest import Experiment
 pytestmark = pytest.mark.long
 
 REF = json.dumps({"format": 1, "kind": "checkpoint", "manifest": "0" * 64}).encode()
-"""What somebody wants to send who then dies."""
+"""Blob of an upload whose client dies."""
 LAST_BYTE = b"{"
 """Half of it is nothing, which is what is left where a client dies between the head of its request and the body."""
 
@@ -35,7 +35,7 @@ def _forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=[REF, LAST_BYTE], ids=["half", "empty"])
 def cut_data(request: pytest.FixtureRequest) -> bytes:
-    """What is sent up to its half."""
+    """Return the blob whose first half is sent."""
     data: bytes = request.param
     return data
 

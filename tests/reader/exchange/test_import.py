@@ -42,7 +42,7 @@ def some(seed: int = 0) -> dict[str, Any]:
 
 
 def digests(store: Store, target: RefTarget) -> dict[str, Any]:
-    """What a checkpoint holds, by content."""
+    """Return the spec and chunk digests of each tensor of a checkpoint."""
     ref = store.ref(target.key)
     assert ref is not None
     return {row.spec.name: (row.spec, row.digests.tobytes()) for row in store.manifest(ref).rows}

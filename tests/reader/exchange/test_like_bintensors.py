@@ -1,4 +1,4 @@
-"""What bintensors reads of a file is read of it here, by every door. After the library's own tests, in our words."""
+"""Files of bintensors, read by every reader with the same result. Modelled on the library's own tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What safetensors reads of a file is read of it here, by every door. After the library's own tests, in our words."""
+"""Files of safetensors, read by every reader with the same result. Modelled on the library's own tests."""
 
 from __future__ import annotations
 

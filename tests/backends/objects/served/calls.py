@@ -1,4 +1,4 @@
-"""What clients do with servers in S3, and what tests do around them; imported where our package is not installed."""
+"""Calls of clients of a server in S3, and helpers for their tests; importable without the package."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.deploy.calls import log_folder
 from tests.deploy.servers import Server, environment
 
 PREFIX = "team/mlflow"
-"""Where in its bucket a server keeps its artifacts."""
+"""Prefix of a server's artifacts in its bucket."""
 COMMAND_S = 120
 
 

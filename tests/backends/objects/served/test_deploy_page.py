@@ -64,7 +64,7 @@ def blocks() -> list[Block]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walk:
-    """What came of the page's commands."""
+    """Results of the page's commands."""
 
     printed: dict[str, str]
     """By section, in one text each."""
@@ -72,7 +72,7 @@ class Walk:
     """All that was asked of S3 since the store was made."""
     folder: Path
     listed: list[str]
-    """What the server's listing shows of the run of a training machine."""
+    """Artifacts of a training machine's run, as the server lists them."""
 
 
 def settings(database: str, way: Proxy, s3: S3Server, folder: Path) -> dict[str, str]:
@@ -167,7 +167,7 @@ def walk(s3: S3Server, postgresql_uri: str, tmp_path_factory: pytest.TempPathFac
 
 
 def policy() -> dict[str, list[str]]:
-    """What the page allows, by resource."""
+    """Return the actions that the page allows, by resource."""
     [block] = [block for block in blocks() if block.language == "json"]
     allowed: dict[str, list[str]] = {}
     for statement in json.loads(block.text)["Statement"]:

@@ -1,4 +1,4 @@
-"""What holds for any server whose destination is a store, said again of servers in S3."""
+"""The tests of a server with a store as destination, run with servers in S3."""
 
 from __future__ import annotations
 

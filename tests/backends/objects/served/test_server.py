@@ -1,4 +1,4 @@
-"""What a server whose destination is a store in S3 keeps in the bucket, frees again, and keeps its hands off."""
+"""A server with a store in S3 as destination: the objects it keeps in the bucket, frees, and leaves alone."""
 
 from __future__ import annotations
 
