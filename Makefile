@@ -11,7 +11,8 @@ help: ## list the targets
 venv: $(STAMP) ## make .venv, with everything the other targets need
 
 # The stamp is written last, so an install that broke off is taken up again by the next make.
-$(STAMP): pyproject.toml setup.cfg constraints.txt tensorcas_mlflow/codecs/_kernels.c
+$(STAMP): pyproject.toml setup.py setup.cfg constraints.txt $(wildcard tensorcas_mlflow/native/src/*)
+	.ci/libzstd
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[all,dev]"
 	touch $@

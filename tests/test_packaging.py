@@ -71,7 +71,7 @@ def package_files() -> set[str]:
         f"{name}/{file.relative_to(root).as_posix()}"
         for name, root in PACKAGES.items()
         for file in root.rglob("*")
-        if file.is_file() and "__pycache__" not in file.parts and file.suffix not in (".c", ".so")
+        if file.is_file() and "__pycache__" not in file.parts and file.suffix not in (".c", ".h", ".so")
     }
 
 
@@ -91,7 +91,7 @@ def copy_checkout(tree: Path) -> Path:
     leftovers = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.so")
     for folder in ("tensorcas_mlflow", "flavors", "mlflow-stubs", "tests"):
         shutil.copytree(CHECKOUT / folder, tree / folder, ignore=leftovers)
-    for file in ("pyproject.toml", "setup.cfg", "MANIFEST.in", "README.md", "LICENSE"):
+    for file in ("pyproject.toml", "setup.py", "setup.cfg", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(CHECKOUT / file, tree)
     return tree
 
@@ -122,7 +122,7 @@ def test_wheel_holds_the_packages_whole_and_nothing_else(wheel: Path) -> None:
 
     compiled = {name for name in names if name.endswith(".so")}
     assert {name for name in names if ".dist-info/" not in name} - compiled == package_files()
-    assert compiled <= {"tensorcas_mlflow/codecs/_kernels.abi3.so"}
+    assert compiled <= {"tensorcas_mlflow/native/_core.abi3.so"}
     assert {"tensorcas_mlflow/py.typed", "tensorcas_flavors/py.typed"} <= names
     with zipfile.ZipFile(wheel) as archive:
         assert archive.read("mlflow-stubs/py.typed") == b"partial\n"
@@ -173,7 +173,7 @@ def test_a_model_logged_through_the_wheel_alone_loads_and_predicts_the_same(whee
 
 
 def test_the_wheel_has_the_compiled_loops_where_there_is_a_compiler(wheel: Path) -> None:
-    assert shutil.which("cc") is None or "tensorcas_mlflow/codecs/_kernels.abi3.so" in names_in(wheel)
+    assert shutil.which("cc") is None or "tensorcas_mlflow/native/_core.abi3.so" in names_in(wheel)
     assert shutil.which("cc") is None or wheel.name.split("-")[2:4] == ["cp311", "abi3"]
 
 

@@ -23,15 +23,10 @@ from typing import Any
 
 import numpy as np
 
-KERNELS: ModuleType | None
+from tensorcas_mlflow.native import core
+
+KERNELS: ModuleType | None = core
 """The compiled loops; None where the package was built without a compiler."""
-
-try:
-    from tensorcas_mlflow.codecs import _kernels
-
-    KERNELS = _kernels
-except ImportError:
-    KERNELS = None
 
 WORDS: Mapping[int, Any] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
 """Unsigned words by size in bytes."""

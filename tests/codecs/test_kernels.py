@@ -34,7 +34,7 @@ def words_of(width: int) -> tuple[Any, Any]:
 
 
 def test_the_loops_are_built_where_there_is_a_compiler() -> None:
-    spec = importlib.util.find_spec("tensorcas_mlflow.codecs._kernels")
+    spec = importlib.util.find_spec("tensorcas_mlflow.native._core")
 
     assert shutil.which("cc") is None or spec is not None
 

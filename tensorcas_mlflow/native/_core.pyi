@@ -1,4 +1,10 @@
+from collections.abc import Sequence
+
 from typing_extensions import Buffer
+
+ZSTD_VERSION: str
+
+# words.c
 
 def number_units(base: Buffer, width: int, thresholds: Buffer, unit: int, classes: Buffer, /) -> list[int]: ...
 def split(
@@ -21,3 +27,15 @@ def join(
     unit: int,
     /,
 ) -> None: ...
+
+# hash.c
+
+def digest(data: Buffer, /) -> bytes: ...
+def hash_each(pieces: Sequence[Buffer], out: Buffer, n_threads: int, /) -> None: ...
+def hash_spans(data: Buffer, starts: Buffer, stops: Buffer, out: Buffer, n_threads: int, /) -> None: ...
+def hash_kernels() -> list[str]: ...
+def use_hash_kernel(name: str, /) -> None: ...
+
+# decode.c
+
+# encode.c

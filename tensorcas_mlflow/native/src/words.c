@@ -1,18 +1,17 @@
 /* The loops of codecs 3 and 4: words into byte planes and back, differences from a base, groups by its magnitude.
  *
- * `_words.py` documents each function, and its numpy code does the same more slowly: every numpy step is a pass over memory
- * that releases the interpreter's lock and takes it again, so threads mostly wait for each other. Here a chunk is one pass
- * without the lock.
+ * `codecs/_words.py` documents each function, and its numpy code does the same more slowly: every numpy step is a pass over
+ * memory that releases the interpreter's lock and takes it again, so threads mostly wait for each other. Here a chunk is one
+ * pass without the lock.
  *
- * Every function checks its arguments against the lengths of the buffers first. So neither the content of a chunk nor a
- * mistake of a caller can make these loops touch other memory, as long as no other thread writes to the buffers meanwhile. The
- * buffers belong to one thread.
+ * The functions for Python check their arguments against the lengths of the buffers first, those of words.h all the rest. So
+ * neither the content of a chunk nor a mistake of a caller can make these loops touch other memory, as long as no other thread
+ * writes to the buffers meanwhile. The buffers belong to one thread.
  */
-#define Py_LIMITED_API 0x030B0000 /* 3.11, the first whose stable interface has buffers */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "methods.h"
 
-#include <stdint.h>
+#include "words.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,14 +19,14 @@
 #error "words are little-endian in chunks and in memory; without this module numpy does it"
 #endif
 
-enum { MOST_CLASSES = 256, UNIT_ROOM = 8, BLOCK_WORDS = 4096 };
+enum { UNIT_ROOM = 8, BLOCK_WORDS = 4096 };
 
 /* The places of a chunk's words in its planes. */
 typedef struct {
     size_t n_words;
     size_t unit;             /* words that move together */
     const uint8_t *classes;  /* of each unit; NULL: words keep their order */
-    uint32_t cursors[MOST_CLASSES * UNIT_ROOM]; /* for each class and place in a unit: the place of its next word */
+    uint32_t cursors[TC_MOST_CLASSES * UNIT_ROOM]; /* for each class and place in a unit: the place of its next word */
 } Order;
 
 #define WITH_CONSTANT(UNIT, LOOP, ...)                                                                                 \
@@ -157,10 +156,10 @@ static int is_power(size_t count) { return count == 1 || count == 2 || count == 
 /* Return the number of classes, n_groups to the power of unit; 0 if there are too many. */
 static size_t count_classes(size_t n_groups, size_t unit) {
     size_t n_classes = 1;
-    if (n_groups < 1 || n_groups > MOST_CLASSES || !is_power(unit))
+    if (n_groups < 1 || n_groups > TC_MOST_CLASSES || !is_power(unit))
         return 0;
     for (size_t place = 0; place < unit; place++)
-        if ((n_classes *= n_groups) > MOST_CLASSES)
+        if ((n_classes *= n_groups) > TC_MOST_CLASSES)
             return 0;
     return n_classes;
 }
@@ -181,65 +180,42 @@ static inline void number_of_groups(const uint8_t *restrict groups, size_t n_uni
     }
 }
 
-static PyObject *number_units(PyObject *module, PyObject *args) {
-    Py_buffer base, thresholds, classes;
-    Py_ssize_t width, unit;
-    PyObject *lengths = NULL;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "y*ny*nw*:number_units", &base, &width, &thresholds, &unit, &classes))
-        return NULL;
-    size_t n_groups = (size_t)thresholds.len + 1;
-    size_t n_classes = unit < 1 ? 0 : count_classes(n_groups, (size_t)unit);
-    if (width < 1 || !is_power((size_t)width) || n_classes == 0 || base.len % (width * unit) != 0 ||
-        classes.len != base.len / (width * unit)) {
-        PyErr_SetString(PyExc_ValueError, "buffers, words and units do not fit each other");
-        goto done;
-    }
-    size_t of_group[MOST_CLASSES] = {0}, of_class[MOST_CLASSES] = {0};
-    Py_BEGIN_ALLOW_THREADS;
-    uint8_t magnitudes[BLOCK_WORDS], groups[BLOCK_WORDS], *numbers = classes.buf;
-    const uint8_t *words = base.buf, *most = thresholds.buf;
-    size_t n_units = (size_t)classes.len, units_of_block = BLOCK_WORDS / (size_t)unit;
+TcWords tc_number_units(const uint8_t *base, size_t n_words, size_t width, const uint8_t *thresholds, size_t n_thresholds,
+                        size_t unit, uint8_t *classes, size_t *lengths) {
+    size_t n_groups = n_thresholds + 1, n_classes = count_classes(n_groups, unit), of_class[TC_MOST_CLASSES] = {0};
+    if (!is_power(width) || n_classes == 0 || n_words % unit != 0)
+        return TC_DOES_NOT_FIT;
+    uint8_t magnitudes[BLOCK_WORDS], groups[BLOCK_WORDS];
+    size_t n_units = n_words / unit, units_of_block = BLOCK_WORDS / unit;
     for (size_t begin = 0; begin < n_units; begin += units_of_block) {
-        size_t here = n_units - begin < units_of_block ? n_units - begin : units_of_block;
-        const uint8_t *block = words + begin * (size_t)(unit * width);
-        size_t n_words = here * (size_t)unit;
+        size_t here = n_units - begin < units_of_block ? n_units - begin : units_of_block, n_here = here * unit;
+        const uint8_t *block = base + begin * unit * width;
         if (width == 1)
-            magnitudes_uint8_t(block, n_words, magnitudes);
+            magnitudes_uint8_t(block, n_here, magnitudes);
         else if (width == 2)
-            magnitudes_uint16_t(block, n_words, magnitudes);
+            magnitudes_uint16_t(block, n_here, magnitudes);
         else if (width == 4)
-            magnitudes_uint32_t(block, n_words, magnitudes);
+            magnitudes_uint32_t(block, n_here, magnitudes);
         else
-            magnitudes_uint64_t(block, n_words, magnitudes);
-        memset(groups, 0, n_words);
+            magnitudes_uint64_t(block, n_here, magnitudes);
+        memset(groups, 0, n_here);
         for (size_t number = 0; number + 1 < n_groups; number++)
-            for (size_t at = 0; at < n_words; at++)
-                groups[at] = (uint8_t)(groups[at] + (magnitudes[at] > most[number]));
-        WITH_CONSTANT(unit, number_of_groups, groups, here, n_groups, numbers + begin)
+            for (size_t at = 0; at < n_here; at++)
+                groups[at] = (uint8_t)(groups[at] + (magnitudes[at] > thresholds[number]));
+        WITH_CONSTANT(unit, number_of_groups, groups, here, n_groups, classes + begin)
     }
     for (size_t number = 0; number < n_units; number++)
-        of_class[numbers[number]]++;
+        of_class[classes[number]]++;
+    memset(lengths, 0, n_groups * sizeof *lengths);
     for (size_t number = 0; number < n_classes; number++)
-        for (size_t place = 0, rest = number; place < (size_t)unit; place++, rest /= n_groups)
-            of_group[rest % n_groups] += of_class[number];
-    Py_END_ALLOW_THREADS;
-    lengths = PyList_New((Py_ssize_t)n_groups);
-    for (size_t group = 0; lengths != NULL && group < n_groups; group++) {
-        PyObject *length = PyLong_FromSize_t(of_group[group]);
-        if (length == NULL || PyList_SetItem(lengths, (Py_ssize_t)group, length) < 0)
-            Py_CLEAR(lengths);
-    }
-done:
-    PyBuffer_Release(&base);
-    PyBuffer_Release(&thresholds);
-    PyBuffer_Release(&classes);
-    return lengths;
+        for (size_t place = 0, rest = number; place < unit; place++, rest /= n_groups)
+            lengths[rest % n_groups] += of_class[number];
+    return TC_FITS;
 }
 
 /* Compute the places of the words; return 0 if a class does not belong to so many groups. */
 static int begin_order(Order *order, const uint8_t *classes, size_t n_words, size_t n_groups, size_t unit) {
-    size_t of_class[MOST_CLASSES] = {0}, next[MOST_CLASSES] = {0}, n_classes = count_classes(n_groups, unit);
+    size_t of_class[TC_MOST_CLASSES] = {0}, next[TC_MOST_CLASSES] = {0}, n_classes = count_classes(n_groups, unit);
     order->n_words = n_words;
     order->unit = unit;
     order->classes = classes;
@@ -247,7 +223,7 @@ static int begin_order(Order *order, const uint8_t *classes, size_t n_words, siz
         return 1;
     for (size_t number = 0; number < n_words / unit; number++)
         of_class[classes[number]]++;
-    for (size_t number = n_classes; number < MOST_CLASSES; number++)
+    for (size_t number = n_classes; number < TC_MOST_CLASSES; number++)
         if (of_class[number] != 0)
             return 0;
     for (size_t number = 0; number < n_classes; number++)
@@ -267,55 +243,113 @@ static int begin_order(Order *order, const uint8_t *classes, size_t n_words, siz
     return 1;
 }
 
+/* Check what tc_split and tc_join have in common, and compute the places of the words. */
+static int prepare(Order *order, size_t n_words, size_t width, const uint8_t *base, const uint8_t *classes,
+                   size_t n_groups, size_t unit) {
+    if (!is_power(width) || n_words > UINT32_MAX)
+        return 0;
+    if (classes != NULL && (base == NULL || count_classes(n_groups, unit) == 0 || n_words % unit != 0))
+        return 0;
+    return begin_order(order, classes, n_words, n_groups, unit);
+}
+
+TcWords tc_split(const uint8_t *words, size_t n_words, size_t width, const uint8_t *base, const uint8_t *classes,
+                 size_t n_groups, size_t unit, uint8_t *planes) {
+    Order order;
+    if (!prepare(&order, n_words, width, base, classes, n_groups, unit))
+        return TC_DOES_NOT_FIT;
+    if (width == 1)
+        split_uint8_t(&order, words, base, planes);
+    else if (width == 2)
+        split_uint16_t(&order, words, base, planes);
+    else if (width == 4)
+        split_uint32_t(&order, words, base, planes);
+    else
+        split_uint64_t(&order, words, base, planes);
+    return TC_FITS;
+}
+
+TcWords tc_join(const uint8_t *planes, size_t n_words, size_t width, const uint8_t *base, const uint8_t *classes,
+                size_t n_groups, size_t unit, uint8_t *words) {
+    Order order;
+    int has_room;
+    if (!prepare(&order, n_words, width, base, classes, n_groups, unit))
+        return TC_DOES_NOT_FIT;
+    if (width == 1)
+        has_room = join_uint8_t(&order, planes, base, words);
+    else if (width == 2)
+        has_room = join_uint16_t(&order, planes, base, words);
+    else if (width == 4)
+        has_room = join_uint32_t(&order, planes, base, words);
+    else
+        has_room = join_uint64_t(&order, planes, base, words);
+    return has_room ? TC_FITS : TC_NO_MEMORY;
+}
+
+static PyObject *refuse(TcWords why) {
+    if (why == TC_NO_MEMORY)
+        return PyErr_NoMemory();
+    PyErr_SetString(PyExc_ValueError, "buffers, words and units do not fit each other");
+    return NULL;
+}
+
+static PyObject *number_units(PyObject *module, PyObject *args) {
+    Py_buffer base, thresholds, classes;
+    Py_ssize_t width, unit;
+    PyObject *result = NULL;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*ny*nw*:number_units", &base, &width, &thresholds, &unit, &classes))
+        return NULL;
+    TcWords done = TC_DOES_NOT_FIT;
+    size_t lengths[TC_MOST_CLASSES];
+    if (width >= 1 && is_power((size_t)width) && unit >= 1 && is_power((size_t)unit) && base.len % width == 0 &&
+        base.len % (width * unit) == 0 && classes.len == base.len / (width * unit)) {
+        Py_BEGIN_ALLOW_THREADS;
+        done = tc_number_units(base.buf, (size_t)(base.len / width), (size_t)width, thresholds.buf,
+                               (size_t)thresholds.len, (size_t)unit, classes.buf, lengths);
+        Py_END_ALLOW_THREADS;
+    }
+    if (done != TC_FITS)
+        result = refuse(done);
+    else if ((result = PyList_New(thresholds.len + 1)) != NULL)
+        for (Py_ssize_t group = 0; result != NULL && group <= thresholds.len; group++) {
+            PyObject *length = PyLong_FromSize_t(lengths[group]);
+            if (length == NULL || PyList_SetItem(result, group, length) < 0)
+                Py_CLEAR(result);
+        }
+    PyBuffer_Release(&base);
+    PyBuffer_Release(&thresholds);
+    PyBuffer_Release(&classes);
+    return result;
+}
+
 /* Split or join: (words, planes, width, base or None, classes or None, n_groups, unit). The output buffer is writable. */
 static PyObject *convert(PyObject *args, int splits) {
     Py_buffer words, planes, base = {0}, classes = {0};
     Py_ssize_t width, n_groups, unit;
-    PyObject *result = NULL;
     const char *format = splits ? "y*w*nz*z*nn:split" : "w*y*nz*z*nn:join";
     if (!PyArg_ParseTuple(args, format, &words, &planes, &width, &base, &classes, &n_groups, &unit))
         return NULL;
-    size_t n_words = width < 1 ? 0 : (size_t)(words.len / width);
-    int fits = width >= 1 && is_power((size_t)width) && n_words <= UINT32_MAX && words.len % width == 0 &&
-               planes.len == words.len && (base.buf == NULL || base.len == words.len);
+    TcWords done = TC_DOES_NOT_FIT;
+    int fits = width >= 1 && is_power((size_t)width) && words.len % width == 0 && planes.len == words.len &&
+               (base.buf == NULL || base.len == words.len);
     if (fits && classes.buf != NULL)
-        fits = base.buf != NULL && unit >= 1 && n_groups >= 1 && count_classes((size_t)n_groups, (size_t)unit) != 0 &&
-               n_words % (size_t)unit == 0 && (size_t)classes.len == n_words / (size_t)unit;
-    int has_room = 1;
+        fits = unit >= 1 && is_power((size_t)unit) && n_groups >= 1 && words.len % (width * unit) == 0 &&
+               classes.len == words.len / (width * unit);
     if (fits) {
+        size_t n_words = (size_t)(words.len / width);
         Py_BEGIN_ALLOW_THREADS;
-        Order order;
-        fits = begin_order(&order, classes.buf, n_words, (size_t)n_groups, (size_t)unit);
-        if (!fits) {
-        } else if (splits && width == 1)
-            split_uint8_t(&order, words.buf, base.buf, planes.buf);
-        else if (splits && width == 2)
-            split_uint16_t(&order, words.buf, base.buf, planes.buf);
-        else if (splits && width == 4)
-            split_uint32_t(&order, words.buf, base.buf, planes.buf);
-        else if (splits)
-            split_uint64_t(&order, words.buf, base.buf, planes.buf);
-        else if (width == 1)
-            has_room = join_uint8_t(&order, planes.buf, base.buf, words.buf);
-        else if (width == 2)
-            has_room = join_uint16_t(&order, planes.buf, base.buf, words.buf);
-        else if (width == 4)
-            has_room = join_uint32_t(&order, planes.buf, base.buf, words.buf);
-        else
-            has_room = join_uint64_t(&order, planes.buf, base.buf, words.buf);
+        done = splits ? tc_split(words.buf, n_words, (size_t)width, base.buf, classes.buf, (size_t)n_groups,
+                                 (size_t)unit, planes.buf)
+                      : tc_join(planes.buf, n_words, (size_t)width, base.buf, classes.buf, (size_t)n_groups,
+                                (size_t)unit, words.buf);
         Py_END_ALLOW_THREADS;
     }
-    if (!has_room)
-        PyErr_NoMemory();
-    else if (fits)
-        result = Py_NewRef(Py_None);
-    else
-        PyErr_SetString(PyExc_ValueError, "buffers, words and units do not fit each other");
     PyBuffer_Release(&words);
     PyBuffer_Release(&planes);
     PyBuffer_Release(&base);
     PyBuffer_Release(&classes);
-    return result;
+    return done == TC_FITS ? Py_NewRef(Py_None) : refuse(done);
 }
 
 static PyObject *split(PyObject *module, PyObject *args) {
@@ -328,13 +362,9 @@ static PyObject *join(PyObject *module, PyObject *args) {
     return convert(args, 0);
 }
 
-static PyMethodDef methods[] = {
+PyMethodDef tc_word_methods[] = {
     {"number_units", number_units, METH_VARARGS, NULL},
     {"split", split, METH_VARARGS, NULL},
     {"join", join, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
-
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_kernels", NULL, 0, methods, NULL, NULL, NULL, NULL};
-
-PyMODINIT_FUNC PyInit__kernels(void) { return PyModule_Create(&definition); }

@@ -1,0 +1,30 @@
+/* Words and their byte planes, for codecs 3 and 4 (`codecs/_words.py` says what each function does).
+ *
+ * The functions need neither Python nor its lock. Buffers do not overlap. */
+#ifndef TC_WORDS_H
+#define TC_WORDS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { TC_MOST_CLASSES = 256 };
+
+typedef enum { TC_FITS, TC_DOES_NOT_FIT, TC_NO_MEMORY } TcWords;
+
+/* Number the units of a base by the groups of their words. `classes` has room for one byte a unit, `lengths` for the words of
+ * each of n_thresholds + 1 groups. TC_DOES_NOT_FIT: there are no such words or units, n_words is not whole units, or there are
+ * more than TC_MOST_CLASSES classes. */
+TcWords tc_number_units(const uint8_t *base, size_t n_words, size_t width, const uint8_t *thresholds, size_t n_thresholds,
+                        size_t unit, uint8_t *classes, size_t *lengths);
+
+/* Split words, or their differences from a base unless it is NULL, into planes: width bytes a word in each buffer. With
+ * classes, one for each unit, the words stand in the order of their groups; without (NULL), n_groups and unit do not matter.
+ * TC_DOES_NOT_FIT as above, and for a class that n_groups do not make. */
+TcWords tc_split(const uint8_t *words, size_t n_words, size_t width, const uint8_t *base, const uint8_t *classes,
+                 size_t n_groups, size_t unit, uint8_t *planes);
+
+/* Join planes to words again, with the same base and classes. */
+TcWords tc_join(const uint8_t *planes, size_t n_words, size_t width, const uint8_t *base, const uint8_t *classes,
+                size_t n_groups, size_t unit, uint8_t *words);
+
+#endif
