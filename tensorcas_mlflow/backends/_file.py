@@ -118,10 +118,10 @@ class BlobFile:
                 self.count(n_bytes)
                 at, first = at + n_bytes, last
 
-    def count(self, n_bytes: int) -> None:
-        """Count a read made with the descriptor."""
+    def count(self, n_bytes: int, n_requests: int = 1) -> None:
+        """Count reads made with a descriptor."""
         if self.tally is not None:
-            self.tally.add(n_bytes)
+            self.tally.add(n_bytes, n_requests)
 
     def _fill(self, start: int, outs: Sequence[memoryview], n_bytes: int) -> None:
         n_read = os.preadv(self.descriptor, outs, start) if n_bytes <= _READ_BYTES else 0
@@ -142,6 +142,11 @@ class BlobFile:
     def is_direct(self) -> bool:
         """True if `open_direct` has been called and has succeeded."""
         return self._direct is not None
+
+    @property
+    def direct_descriptor(self) -> int | None:
+        """Return the descriptor for direct reads, once `open_direct` has succeeded."""
+        return self._direct
 
     def open_direct(self) -> bool:
         """Prepare for `read_direct`; not for many threads at once.

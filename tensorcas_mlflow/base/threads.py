@@ -61,7 +61,7 @@ class Lock(_thread.RLock):  # type: ignore[misc]  # final for type checkers alon
             lock._at_fork_reinit()  # type: ignore[attr-defined]  # as the locks of `logging` and `threading` are
 
 
-_N_WAITING = 16
+N_WAITING = 16
 """Threads for jobs spending most of their time waiting for another machine; also the number of concurrent requests."""
 
 _lock = Lock()
@@ -71,7 +71,7 @@ _pools: dict[bool, ThreadPoolExecutor] = {}
 def _shared_pool(*, waits: bool = False) -> ThreadPoolExecutor:
     with _lock:
         if waits not in _pools:
-            n_threads, name = (_N_WAITING, "tensorcas-wait") if waits else (config.n_threads(), "tensorcas")
+            n_threads, name = (N_WAITING, "tensorcas-wait") if waits else (config.n_threads(), "tensorcas")
             _pools[waits] = ThreadPoolExecutor(n_threads, thread_name_prefix=name)
         return _pools[waits]
 
@@ -103,7 +103,7 @@ def ordered_map(
         Exception: The first exception of a call, at its place in the order. Calls not yet begun are dropped, and those
             under way are over when it is raised.
     """
-    n_threads = _N_WAITING if waits else config.n_threads()
+    n_threads = N_WAITING if waits else config.n_threads()
     if n_threads == 1:
         yield from map(function, items)
         return
@@ -171,7 +171,7 @@ def run_all(function: Callable[[T], None], items: Iterable[T], *, waits: bool = 
             dropped, and calls under way are over when it is raised.
         KeyboardInterrupt: It came meanwhile, whatever else has failed; the same holds.
     """
-    n_threads = _N_WAITING if waits else config.n_threads()
+    n_threads = N_WAITING if waits else config.n_threads()
     if isinstance(items, Sized):
         n_threads = min(n_threads, len(items))
     if n_threads <= 1:

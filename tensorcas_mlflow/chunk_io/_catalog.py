@@ -16,7 +16,6 @@ from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import Buffer, Digests, digest, digest_each, prefixes
 from tensorcas_mlflow.base.threads import Lock
-from tensorcas_mlflow.codecs import RAW
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, StarvedError
 from tensorcas_mlflow.layout import (
     ENTRY,
@@ -93,12 +92,6 @@ class Places:
             packs=packs,
             entries=np.concatenate([part.entries for part in parts]),
         )
-
-    def as_bytes(self) -> Places:
-        """Return the same places as if their chunks were stored raw, for reading stored bytes without decoding."""
-        entries = self.entries.copy()
-        entries["codec"], entries["raw_bytes"] = RAW.number, entries["stored_bytes"]
-        return Places(found=self.found, pack=self.pack, packs=self.packs, entries=entries)
 
     def found_in(self, packs: Collection[str]) -> Mask:
         """Return for each chunk whether it was found in one of some packs."""

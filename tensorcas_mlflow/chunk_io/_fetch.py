@@ -1,39 +1,45 @@
-"""Execution of read tasks: fetch, decode in place, verify, and retry chunk by chunk."""
+"""One load: reads of packs and of the cache, decoding into place, and the damage found."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from tensorcas_mlflow.backends import PAGE_BYTES, Backend, BlobFile, Scratch, aligned_buffer
 from tensorcas_mlflow.base import threads
-from tensorcas_mlflow.base.digest import Digests, digest
-from tensorcas_mlflow.chunk_io._cache import ExtentCache
+from tensorcas_mlflow.base.config import n_threads
+from tensorcas_mlflow.chunk_io._cache import CachedPack, CachedRead, CacheFill, ExtentCache
 from tensorcas_mlflow.chunk_io._catalog import Places, distinct
-from tensorcas_mlflow.chunk_io._plan import OpenFiles, Target, Task, TaskGroup, cached_tasks, tasks_of
-from tensorcas_mlflow.chunk_io._ways import WayChoice
-from tensorcas_mlflow.codecs import MOST_OVERHEAD_BYTES, RAW, codec_numbered
-from tensorcas_mlflow.errors import BackendError, CorruptError, FormatError
-from tensorcas_mlflow.layout import pack_key, pack_name
+from tensorcas_mlflow.chunk_io._decode import (
+    DIRECT,
+    FILE,
+    Batch,
+    ChainLinks,
+    Fault,
+    Wanted,
+    can_decode,
+    decode,
+    decode_chain,
+)
+from tensorcas_mlflow.chunk_io._plan import OpenFiles, Planner
+from tensorcas_mlflow.chunk_io._ways import LOCAL_GAP_BYTES, PLAIN_READ, Way, WayChoice, plan_reads
+from tensorcas_mlflow.codecs import MOST_OVERHEAD_BYTES, RAW
+from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
+from tensorcas_mlflow.layout import pack_key
 
-Payloads = Sequence[memoryview | None]
-"""Result of a read, strip by strip; None for a strip already in place."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """Chunks to read, and the place of each."""
-
-    digests: Digests
-    target: Target
-    verify: bool
-
-    def some(self, chunks: Any) -> Wanted:
-        """Return some of them, by number."""
-        return Wanted(digests=self.digests[chunks], target=self.target.some(chunks), verify=self.verify)
+_CORE_PART_BYTES = 256 << 10
+"""Size of the deltas the core decodes together: with their bases they stay in the cache of a processor."""
+_PART_BYTES = 1 << 20
+"""Size of the deltas a thread of Python decodes together."""
+_CALL_BYTES = 256 << 20
+"""Bound of one call of the core: a KeyboardInterrupt waits for its end."""
+_CALL_PACKS = 64
+"""Bound of the files open for one call of the core."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,322 +57,402 @@ class Damage:
     """Digest of the base, if the damage is in the base, in the pack of ``key``."""
 
 
-def check_sizes(places: Places, wanted: Wanted) -> list[Damage]:
-    """Return the chunks with impossible entries, before an entry costs memory."""
-    sizes = wanted.target.n_bytes
+def check_sizes(places: Places, sizes: Any) -> dict[int, str]:
+    """Return the reasons of the places with impossible entries, by number, before an entry costs memory."""
     raw_bytes, stored_bytes = places.entries["raw_bytes"], places.entries["stored_bytes"].astype(np.int64)
     is_raw = places.entries["codec"] == RAW.number
     wrong = (raw_bytes != sizes) | (is_raw & (stored_bytes != sizes)) | (stored_bytes > 2 * sizes + MOST_OVERHEAD_BYTES)
-    return [
-        Damage(
-            chunk=at,
-            key=pack_key(places.packs[int(places.pack[at])]),
-            reason=f"its entry states {raw_bytes[at]} bytes in {stored_bytes[at]}, the manifest {sizes[at]}",
-        )
+    return {
+        at: f"its entry states {raw_bytes[at]} bytes in {stored_bytes[at]}, the manifest {sizes[at]}"
         for at in np.flatnonzero(wrong).tolist()
-    ]
+    }
 
 
-def take(task: Task, stored: Payloads, places: Places, wanted: Wanted) -> list[Damage]:
-    """Decode a read into place, and verify it; return the damage. No chunk may be a delta.
+@dataclass(slots=True, kw_only=True)
+class Stored:
+    """Stored bytes of some links."""
 
-    Args:
-        task: The task of the read.
-        stored: Its stored bytes.
-        places: Places of all wanted chunks.
-        wanted: All wanted chunks.
-    """
-    damaged = _decode(task, stored, places, wanted.target)
-    if not wanted.verify:
-        return damaged
-    return damaged + _check(task, wanted, {damage.chunk for damage in damaged})
-
-
-def _decode(task: Task, stored: Payloads, places: Places, target: Target) -> list[Damage]:
-    damaged: list[Damage] = []
-    for strip, data in zip(task.strips, stored, strict=True):
-        if data is None:
-            continue
-        members = task.members[strip.first : strip.stop]
-        if strip.is_plain:
-            first = int(members[0])
-            start = int(target.start[first])
-            target.blocks[int(target.block[first])][start : start + strip.n_bytes] = data
-            continue
-        entries = places.entries[members]
-        begins = (task.begins[strip.first : strip.stop] - strip.start).tolist()
-        lengths, codecs = entries["stored_bytes"].tolist(), entries["codec"].tolist()
-        for chunk, begin, length, codec in zip(members.tolist(), begins, lengths, codecs, strict=True):
-            try:
-                codec_numbered(codec).decode_into(data[begin : begin + length], target.view(chunk))
-            except FormatError as error:
-                damaged.append(Damage(chunk=chunk, key=task.key, reason=str(error)))
-    return damaged
+    buffers: list[memoryview] = field(default_factory=list)
+    buffer: Any
+    """For each link the number of its buffer; -1 if it could not be read."""
+    begin: Any
+    """For each link its start in the buffer."""
+    faults: dict[int, tuple[str, BackendError | None]] = field(default_factory=dict)
+    """The reason why a link could not be read, and the error of the storage if it failed."""
+    cached: list[CachedRead] = field(default_factory=list)
+    """Reads served by the cache."""
+    n_cached: int = 0
+    """Links served by the cache."""
+    fresh: list[tuple[str, int, memoryview]] = field(default_factory=list)
+    """Reads of the storage, if there is a cache: the pack, the start there, and the bytes."""
+    scratch: list[Any] = field(default_factory=list)
+    """Memory to give back."""
 
 
-def _check(task: Task, wanted: Wanted, known: set[int]) -> list[Damage]:
-    """Compare the chunks of a read with their digests; return the new mismatches."""
-    target, members = wanted.target, task.members
-    starts = target.start[members]
-    stops = (starts + target.n_bytes[members]).tolist()
-    blocks = target.blocks
-    where = zip(target.block[members].tolist(), starts.tolist(), stops, strict=True)
-    actual = [digest(blocks[block][start:stop]) for block, start, stop in where]
-    expected = wanted.digests[members]
-    if b"".join(actual) == expected.tobytes():
-        return []
-    return [
-        Damage(chunk=chunk, key=task.key, reason=f"its bytes hash to {found.hex()}")
-        for chunk, found, digest_of in zip(members.tolist(), actual, expected, strict=True)
-        if found != digest_of.tobytes() and chunk not in known
-    ]
+class Load:
+    """Reader of one store's chunks through the cache; a context manager. For many threads at once."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fetched:
-    """Result of a task."""
-
-    stored: Payloads
-    scratch: Any = None
-    """A buffer with ``stored`` in it, to be given back; None for none."""
-    block: memoryview | None = None
-    """All bytes read, if they are in one piece and nobody changes them: for the cache."""
-
-
-Fetch = Callable[[Task, Target], Fetched]
-"""Executes a task.
-
-Raises:
-    BlobNotFoundError: The pack is gone.
-    CorruptError: It ends before the end of the read.
-    BackendError: The storage fails to deliver it.
-"""
-
-
-class Ways:
-    """All ways of reading one backend, for the time of one load."""
-
-    def __init__(self, backend: Backend, files: OpenFiles) -> None:
-        self._backend = backend
-        self.files = files
-        self.scratch = Scratch()
-
-    def of(self, choice: WayChoice) -> Fetch:
-        """Return the function of a way."""
-        if choice.way == "ranges":
-            return self._ranges
-        if choice.way == "direct":
-            return self._direct
-        if choice.way == "map":
-            return self._map
-        return self._pread_exactly if choice.is_exact else self._pread
-
-    def _pread_exactly(self, task: Task, target: Target) -> Fetched:
-        with self.files.using(task.key) as file:
-            if file is not None:
-                file.read_at_random()
-            return self._pread(task, target)
-
-    def _pread(self, task: Task, target: Target) -> Fetched:
-        with self.files.using(task.key) as file:
-            if file is None:
-                return self._ranges(task, target)
-            if _overlaps(task):
-                block = self.scratch.take(task.stop - task.start)
-                file.read_into(task.start, [block.data[: task.stop - task.start]])
-                return Fetched(stored=_strips_in(task, block.data), scratch=block)
-            return self._scatter(file, task, target)
-
-    def _scatter(self, file: BlobFile, task: Task, target: Target) -> Fetched:
-        """Read raw chunks into place and the rest into a buffer, in one call."""
-        n_aside = task.stop - task.start - sum([strip.n_bytes for strip in task.strips if strip.is_plain])
-        scratch = self.scratch.take(n_aside) if n_aside else None
-        aside = memoryview(b"") if scratch is None else scratch.data
-        outs: list[memoryview] = []
-        stored: list[memoryview | None] = []
-        at = used = 0
-        for strip in task.strips:
-            if strip.start > at:
-                outs.append(aside[used : used + strip.start - at])
-                used += strip.start - at
-            if strip.is_plain:
-                outs.append(memory_of(task, strip.first, strip.n_bytes, target))
-                stored.append(None)
-            else:
-                outs.append(aside[used : used + strip.n_bytes])
-                stored.append(outs[-1])
-                used += strip.n_bytes
-            at = strip.start + strip.n_bytes
-        file.read_into(task.start, outs)
-        return Fetched(stored=stored, scratch=scratch)
-
-    def _direct(self, task: Task, target: Target) -> Fetched:
-        with self.files.using(task.key) as file:
-            if file is None or not file.is_direct:
-                return self._pread(task, target)
-            scratch = self.scratch.take(task.stop - task.start + 2 * PAGE_BYTES)
-            block = file.read_direct(task.start, task.stop, scratch)
-        return Fetched(stored=_strips_in(task, block), scratch=scratch)
-
-    def _map(self, task: Task, target: Target) -> Fetched:
-        with self.files.using(task.key) as file:
-            if file is None:
-                return self._ranges(task, target)
-            stretch = file.map(task.start, task.stop)
-        stretch.populate(task.start, task.stop)
-        return Fetched(stored=_strips_in(task, stretch.data[task.start - stretch.begin :].data))
-
-    def _ranges(self, task: Task, target: Target) -> Fetched:
-        n_bytes = task.stop - task.start
-        strip = task.strips[0]
-        if strip.is_plain and strip.n_bytes == n_bytes and len(task.strips) == 1:
-            block = memory_of(task, 0, n_bytes, target)
-            self._backend.read_into(task.key, task.start, block)
-            return Fetched(stored=[None], block=block)
-        # Not scratch: the cache keeps it until the load has ended.
-        block = aligned_buffer(n_bytes).data
-        self._backend.read_into(task.key, task.start, block)
-        return Fetched(stored=_strips_in(task, block), block=block)
-
-
-def memory_of(task: Task, first: int, n_bytes: int, target: Target) -> memoryview:
-    """Return the memory of a strip that begins with the member at a position."""
-    chunk = task.members[first]
-    start = int(target.start[chunk])
-    return target.blocks[int(target.block[chunk])][start : start + n_bytes]
-
-
-def stored_in(task: Task, block: memoryview) -> Fetched:
-    """Return the result of a task served by the cache."""
-    return Fetched(stored=_strips_in(task, block))
-
-
-def _strips_in(task: Task, block: memoryview) -> list[memoryview | None]:
-    return [block[strip.start : strip.start + strip.n_bytes] for strip in task.strips]
-
-
-def _overlaps(task: Task) -> bool:
-    """Tell whether two chunks share bytes of the pack: a repeated chunk, or the entries of a hostile table."""
-    at = 0
-    for strip in task.strips:
-        if strip.start < at:
-            return True
-        at = strip.start + strip.n_bytes
-    return False
-
-
-KeepExtent = Callable[[str, int, memoryview], None]
-"""Called with each verified read of the storage: the pack, the start there, and the bytes, unchanged until the load
-has ended."""
-
-
-class ChunkFetch:
-    """Reading of chunks from given places. None of them is a delta."""
-
-    def __init__(self, backend: Backend, ways: Ways, places: Places, wanted: Wanted) -> None:
-        self.damaged: list[Damage] = []
-        """Copies found damaged so far."""
-        self._backend = backend
-        self._places = places
-        self._wanted = wanted
-        self._ways = ways
-
-    def run(self, groups: Sequence[TaskGroup], keep: KeepExtent | None = None, *, is_alone: bool = False) -> None:
-        """Execute a plan.
+    def __init__(self, backend: Backend, cache: ExtentCache | None, store_id: str, way: Way | None) -> None:
+        """Begin a load.
 
         Args:
-            groups: The plan.
-            keep: Called with each verified read.
-            is_alone: Whether the calling thread reads alone, whatever the plan is.
+            backend: The backend of the packs.
+            cache: Cache of reads on local disk; None caches nothing.
+            store_id: Id of the store in the cache.
+            way: A way to use if it is available; None leaves the choice to `choose`.
+        """
+        self._backend = backend
+        self._cache = cache
+        self._store_id = store_id
+        self._files = OpenFiles(backend)
+        self._planner = Planner(backend, self._files, way)
+        self._scratch = Scratch()
+        self._cached: dict[str, CachedPack] = {}
+        self._filling: CacheFill | None = None
+        self._ends = contextlib.ExitStack()
+
+    def __enter__(self) -> Load:
+        self._ends.enter_context(self._files)
+        if self._cache is not None:
+            self._filling = self._ends.enter_context(self._cache.filling(self._store_id))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ends.__exit__(kind, error, trace)
+
+    def read(self, links: ChainLinks, wanted: Wanted) -> list[Damage]:
+        """Read and decode chunks; return the damaged ones.
+
+        Args:
+            links: The links of all wanted chunks.
+            wanted: The chunks.
 
         Raises:
             BlobNotFoundError: A pack is gone.
             BackendError: Another machine does not answer.
         """
-        for waits in (False, True):
-            tasks = [(group.choice, task) for group in groups if group.choice.waits == waits for task in group.tasks]
+        return _Reading(self, links, wanted).run()
 
-            def run(each: tuple[WayChoice, Task]) -> None:
-                self._run_task(*each, keep)
+    def plan(self, links: ChainLinks, sizes: Any) -> list[tuple[WayChoice, list[Any]]]:
+        """Plan the reading of chunks: of those without bases by their packs, and of deltas in their order.
 
-            if len(tasks) <= 1 or is_alone or all(choice.is_alone for choice, _ in tasks):
-                for each in tasks:
-                    run(each)
-            else:
-                threads.run_all(run, tasks, waits=waits)
+        Args:
+            links: The links of all wanted chunks.
+            sizes: The size of each chunk.
 
-    def run_cached(self, tasks: Sequence[Task], *, is_alone: bool = False) -> list[Any]:
-        """Take chunks from the cache; return the missing ones, in groups. ``is_alone`` is that of `run`."""
-        missed: list[Any] = []
+        Returns:
+            Ways, and the parts to read in each: the numbers of the chunks.
+        """
+        counts = np.diff(links.begins)
+        deltas = np.flatnonzero(counts > 1)
+        own = links.places if len(deltas) == 0 else links.places.some(links.begins[:-1])
+        groups = self._planner.groups(own, np.flatnonzero(counts == 1))
+        planned = [(group.choice, [extent.members for extent in group.extents]) for group in groups]
+        if len(deltas):
+            numbers, _ = links.of_chunks(deltas)
+            choice = self._planner.choice_for_deltas(links.places.some(numbers))
+            each = _CORE_PART_BYTES if can_decode() and self.is_local else _PART_BYTES
+            planned.append((choice, parts_of(deltas, sizes[deltas], each)))
+        return planned
 
-        def run(task: Task) -> None:
-            if not self._take_cached(task):
-                missed.append(task.members)
+    def fetch(self, places: Places, choice: WayChoice, *, from_storage: bool) -> Stored:
+        """Read the stored bytes of some places into memory, in the calling thread.
 
-        if len(tasks) == 1 or is_alone:
-            for task in tasks:
-                run(task)
-        else:
-            threads.run_all(run, tasks, waits=self._backend.is_remote)
-        return missed
+        Raises:
+            BlobNotFoundError: A pack is gone.
+            BackendError: Another machine does not answer.
+        """
+        n_links = len(places.found)
+        stored = Stored(buffer=np.full(n_links, -1), begin=np.zeros(n_links, np.int64))
+        left = np.arange(n_links)
+        if self._cache is not None and not from_storage:
+            left = self._fetch_cached(self._cache, places, stored)
+        offset, size = places.entries["offset"][left], places.entries["stored_bytes"][left]
+        extents = plan_reads(
+            places.pack[left], offset, size, max_gap_bytes=choice.gap_bytes, max_read_bytes=choice.read_bytes
+        )
+        for extent in extents:
+            self._fetch_extent(places, left[extent.members], (extent.start, extent.stop), choice, stored)
+        return stored
 
-    def _take_cached(self, task: Task) -> bool:
-        """Take chunks from the cache; return False if they are gone or wrong, and remove them from the cache."""
-        assert task.cached is not None
-        block = task.cached.read()
-        if block is None:
-            return False
-        if take(task, stored_in(task, block).stored, self._places, self._wanted):
-            task.cached.discard()
-            return False
-        if self._backend.tally is not None:
-            self._backend.tally.add_cached(len(task.members))
-        return True
+    def give_back(self, stored: Stored) -> None:
+        """Reuse the memory of a read."""
+        for buffer in stored.scratch:
+            self._scratch.give_back(buffer)
 
-    def _run_task(self, choice: WayChoice, task: Task, keep: KeepExtent | None) -> None:
-        fetch = self._ways.of(choice)
-        waiting = [task]
-        while waiting:
-            each = waiting.pop()
-            try:
-                fetched = fetch(each, self._wanted.target)
-            except CorruptError as error:
-                waiting += self._split(each, choice, f"it cannot be read: {error.reason}", None)
-                continue
-            except BackendError as error:
-                # A failed request to a remote store says nothing about the blob.
-                if self._backend.is_remote:
+    def accept(self, stored: Stored) -> None:
+        """Put verified bytes into the cache."""
+        if self._filling is not None:
+            for extent in stored.fresh:
+                self._filling.add(*extent)
+        if self._backend.tally is not None and stored.n_cached:
+            self._backend.tally.add_cached(stored.n_cached)
+
+    @property
+    def is_local(self) -> bool:
+        """True if nothing lies between this process and the blobs' files."""
+        return self._cache is None and not self._backend.is_remote
+
+    @property
+    def waits(self) -> bool:
+        """True if threads spend most of their time waiting for another machine."""
+        return self._backend.is_remote
+
+    @contextlib.contextmanager
+    def open_packs(self, keys: Sequence[str]) -> Iterator[list[BlobFile | None]]:
+        """Open packs; None stands for one that cannot be opened.
+
+        Raises:
+            BlobNotFoundError: A pack is gone.
+        """
+        with contextlib.ExitStack() as stack:
+            files: list[BlobFile | None] = []
+            for key in keys:
+                try:
+                    files.append(stack.enter_context(self._files.using(key)))
+                except BlobNotFoundError:
                     raise
-                waiting += self._split(each, choice, str(error), error)
-                continue
-            try:
-                found = take(each, fetched.stored, self._places, self._wanted)
-            finally:
-                self._ways.scratch.give_back(fetched.scratch)
-            self.damaged.extend(found)
-            if keep is not None and fetched.block is not None and not found:
-                keep(pack_name(each.key), each.start, fetched.block)
+                except (BackendError, CorruptError):
+                    files.append(None)
+            yield files
 
-    def _split(self, task: Task, choice: WayChoice, reason: str, error: BackendError | None) -> list[Task]:
-        """Split a failed read into single chunks; if it has a single chunk, report the chunk as damaged."""
-        if len(task.members) == 1:
-            self.damaged.append(Damage(chunk=int(task.members[0]), key=task.key, reason=reason, error=error))
-            return []
+    def _fetch_cached(self, cache: ExtentCache, places: Places, stored: Stored) -> Any:
+        """Take stored bytes from the cache; return the numbers of the missing ones."""
+        for number in distinct(places.pack):
+            name, mine = places.packs[number], np.flatnonzero(places.pack == number)
+            opened = self._cached.get(name)
+            if opened is None:
+                opened = self._cached[name] = cache.open_pack(self._store_id, name)
+            entries = places.entries.take(mine)
+            for read in opened.find(entries["offset"], entries["stored_bytes"]).reads:
+                block = read.read()
+                if block is None:
+                    continue
+                stored.buffer[mine[read.members]] = len(stored.buffers)
+                stored.begin[mine[read.members]] = read.begins
+                stored.buffers.append(block)
+                stored.cached.append(read)
+                stored.n_cached += len(read.members)
+        return np.flatnonzero(stored.buffer < 0)
+
+    def _fetch_extent(
+        self, places: Places, members: Any, extent: tuple[int, int], choice: WayChoice, stored: Stored
+    ) -> None:
+        """Read one extent of a pack, and its members one by one if this fails."""
+        key = pack_key(places.packs[int(places.pack[members[0]])])
+        start, stop = extent
+        try:
+            block = self._read(key, start, stop, choice, stored)
+        except CorruptError as error:
+            fault: tuple[str, BackendError | None] = f"it cannot be read: {error.reason}", None
+        except BackendError as error:
+            # A failed request to a remote store says nothing about the blob.
+            if self._backend.is_remote or isinstance(error, BlobNotFoundError):
+                raise
+            fault = str(error), error
+        else:
+            stored.buffer[members] = len(stored.buffers)
+            stored.begin[members] = places.entries["offset"][members].astype(np.int64) - start
+            stored.buffers.append(block)
+            return
+        if len(members) == 1:
+            stored.faults[int(members[0])] = fault
+            return
         # A truncated pack, or one bad sector of a disk, does not damage the chunks around it.
-        target = self._wanted.target
-        return [part for member in task.members for part in tasks_of(self._places, target, np.array([member]), choice)]
+        for member in members.tolist():
+            begin, size = int(places.entries["offset"][member]), int(places.entries["stored_bytes"][member])
+            self._fetch_extent(places, np.array([member]), (begin, begin + size), choice, stored)
+
+    def _read(self, key: str, start: int, stop: int, choice: WayChoice, stored: Stored) -> memoryview:
+        n_bytes = stop - start
+        if choice.way != "ranges":
+            with self._files.using(key) as file:
+                if file is not None and choice.way == "map":
+                    stretch = file.map(start, stop)
+                    stretch.populate(start, stop)
+                    return stretch.data[start - stretch.begin :].data
+                if file is not None and choice.way == "direct" and file.is_direct:
+                    stored.scratch.append(self._scratch.take(n_bytes + 2 * PAGE_BYTES))
+                    return file.read_direct(start, stop, stored.scratch[-1])
+                if file is not None:
+                    stored.scratch.append(self._scratch.take(n_bytes))
+                    block: memoryview = stored.scratch[-1].data[:n_bytes]
+                    file.read_into(start, [block])
+                    return block
+        # Not scratch: the cache keeps it until the load has ended.
+        block = aligned_buffer(n_bytes).data
+        self._backend.read_into(key, start, block)
+        if self._cache is not None:
+            stored.fresh.append((key.removeprefix("packs/").removesuffix(".pack"), start, block))
+        return block
 
 
-def find_cached(
-    cache: ExtentCache, store_id: str, places: Places, target: Target, chunks: Any
-) -> tuple[list[Task], Any]:
-    """Find chunks in the cache; return the reads of them, and the missing chunks."""
-    tasks: list[Task] = []
-    left = [np.empty(0, dtype=np.intp)]
-    for number in distinct(places.pack[chunks]):
-        mine = chunks[places.pack[chunks] == number]
-        entries = places.entries[mine]
-        found = cache.open_pack(store_id, places.packs[number]).find(entries["offset"], entries["stored_bytes"])
-        left.append(mine[~found.held])
-        tasks += cached_tasks(places, target, mine, pack_key(places.packs[number]), found.reads)
-    return tasks, np.concatenate(left)
+class _Reading:
+    """The reading of some chunks within a load."""
+
+    def __init__(self, load: Load, links: ChainLinks, wanted: Wanted) -> None:
+        self._load = load
+        self._links = links
+        self._wanted = wanted
+        self._damaged: list[Damage] = []
+
+    def run(self) -> list[Damage]:
+        """Read and decode; return the damage."""
+        planned = self._load.plan(self._links, self._wanted.target.n_bytes)
+        for waits in (False, True):
+            chosen = [(choice, parts) for choice, parts in planned if choice.waits == waits and parts]
+            is_for_core = [can_decode() and self._load.is_local and choice.is_of_file for choice, _ in chosen]
+            self._run_in_core([each for each, is_of in zip(chosen, is_for_core, strict=True) if is_of], waits=waits)
+            others = [each for each, is_of in zip(chosen, is_for_core, strict=True) if not is_of]
+            self._run_in_python([(choice, part) for choice, parts in others for part in parts], waits=waits)
+        return self._damaged
+
+    def _run_in_core(self, chosen: Sequence[tuple[WayChoice, list[Any]]], *, waits: bool) -> None:
+        """Read local files, decode and verify, all in the compiled core."""
+        if not chosen:
+            return
+        ways = [choice for choice, parts in chosen for _ in parts]
+        parts = [part for _, parts in chosen for part in parts]
+        numbers = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+        batch = Batch.of(self._links, np.concatenate(parts), numbers, LOCAL_GAP_BYTES)
+        is_alone = all(choice.is_alone for choice, _ in chosen)
+        many = 1 if is_alone else threads.N_WAITING if waits else n_threads()
+        failed: list[Any] = []
+        for first, stop in _calls(batch):
+            failed.append(self._call_core(batch.some(first, stop), ways[first:stop], many))
+        # Python finds out the reasons, chunk by chunk.
+        for chunk in np.concatenate(failed).tolist():
+            self._run_part(PLAIN_READ, np.array([chunk]))
+
+    def _call_core(self, batch: Batch, ways: Sequence[WayChoice], many: int) -> Any:
+        """Run one batch in the compiled core; return the numbers of the failed chunks."""
+        packs, pack = np.unique(batch.read_pack, return_inverse=True)
+        of_read = np.repeat(np.arange(len(ways)), np.diff(batch.part_read))
+        is_direct = np.array([choice.way == "direct" for choice in ways])[of_read]
+        is_exact = np.array([choice.is_exact for choice in ways])[of_read]
+        sizes = batch.read_stop - batch.read_start
+        source = np.empty(len(pack), dtype=np.int64)
+        kind = np.full(len(pack), FILE)
+        with self._load.open_packs([pack_key(self._links.places.packs[number]) for number in packs.tolist()]) as files:
+            for number, file in enumerate(files):
+                mine = pack == number
+                source[mine] = -1 if file is None else file.descriptor
+                if file is None:
+                    continue
+                if is_exact[mine].any():
+                    file.read_at_random()
+                if is_direct[mine].any() and file.open_direct():
+                    source[mine & is_direct], kind[mine & is_direct] = file.direct_descriptor, DIRECT
+                file.count(int(sizes[mine].sum()), int(mine.sum()))
+            return decode(self._links, self._wanted, batch, source=source, kind=kind, n_threads=many)
+
+    def _run_in_python(self, parts: Sequence[tuple[WayChoice, Any]], *, waits: bool) -> None:
+        """Read parts on Python's threads, each into memory, and decode it there."""
+
+        def run(each: tuple[WayChoice, Any]) -> None:
+            self._run_part(*each)
+
+        if len(parts) <= 1 or all(choice.is_alone for choice, _ in parts):
+            for each in parts:
+                run(each)
+        else:
+            threads.run_all(run, parts, waits=waits or self._load.waits)
+
+    def _run_part(self, choice: WayChoice, chunks: Any, *, from_storage: bool = False) -> None:
+        """Read and decode some chunks, by number."""
+        numbers, counts = self._links.of_chunks(chunks)
+        stored = self._load.fetch(self._links.places.some(numbers), choice, from_storage=from_storage)
+        try:
+            damaged = self._decode(chunks, numbers, counts, stored)
+        finally:
+            self._load.give_back(stored)
+        if not damaged:
+            self._load.accept(stored)
+        elif not stored.cached:
+            self._damaged.extend(damaged)
+        else:
+            for read in stored.cached:
+                read.discard()
+            self._run_part(choice, np.array([damage.chunk for damage in damaged]), from_storage=True)
+
+    def _decode(self, chunks: Any, numbers: Any, counts: Any, stored: Stored) -> list[Damage]:
+        """Decode stored bytes into place; return the damage."""
+        firsts = counts.cumsum() - counts
+        left = np.arange(len(chunks))
+        if can_decode() and len(chunks) > 1 and not stored.faults:
+            whole = Batch.of_buffers(chunks, counts, numbers, stored.buffer, stored.begin, stored.buffers)
+            failed = decode(
+                self._links, self._wanted, whole, source=np.arange(len(stored.buffers)), buffers=stored.buffers
+            )
+            left = np.flatnonzero(np.isin(chunks, failed))
+        damaged: list[Damage] = []
+        for at in left.tolist():
+            first, n_links = int(firsts[at]), int(counts[at])
+            fault = self._decode_alone(int(chunks[at]), numbers[first : first + n_links], first, stored)
+            if fault is not None:
+                damaged.append(fault)
+        return damaged
+
+    def _decode_alone(self, chunk: int, numbers: Any, first: int, stored: Stored) -> Damage | None:
+        """Decode one chunk in Python; return the damage."""
+        links = range(first, first + len(numbers))
+        for number, link in enumerate(links):
+            if link in stored.faults:
+                reason, error = stored.faults[link]
+                return self._damage(chunk, number, reason, error)
+        entries = self._links.places.entries.take(numbers)
+        sizes = entries["stored_bytes"].tolist()
+        where = zip(stored.buffer[links].tolist(), stored.begin[links].tolist(), sizes, strict=True)
+        payloads = [stored.buffers[buffer][begin : begin + size] for buffer, begin, size in where]
+        target, wanted = self._wanted.target, self._wanted
+        expected = wanted.digests[chunk].tobytes() if wanted.verify else None
+        made = decode_chain(entries, payloads, expected, int(target.n_bytes[chunk]))
+        if isinstance(made, Fault):
+            return self._damage(chunk, made.number, made.reason)
+        target.view(chunk)[:] = made
+        return None
+
+    def _damage(self, chunk: int, number: int, reason: str, error: BackendError | None = None) -> Damage:
+        return damage_of(self._links, chunk, number, reason, error)
+
+
+def damage_of(links: ChainLinks, chunk: int, number: int, reason: str, error: BackendError | None = None) -> Damage:
+    """Describe damage in a link of a chunk: the chunk itself is the first, number 0."""
+    link = int(links.begins[chunk]) + number
+    places = links.places
+    return Damage(
+        chunk=chunk,
+        key=pack_key(places.packs[int(places.pack[link])]),
+        reason=reason,
+        error=error,
+        base=places.entries["digest"][link].tobytes() if number else None,
+    )
+
+
+def parts_of(chunks: Any, sizes: Any, each: int) -> list[Any]:
+    """Split chunks, in their order, into parts of about equal size."""
+    if len(chunks) == 0:
+        return []
+    begins = sizes.cumsum() - sizes
+    return np.split(chunks, np.flatnonzero(np.diff(begins // each)) + 1)
+
+
+def _calls(batch: Batch) -> Iterator[tuple[int, int]]:
+    """Split a batch into calls of the core, as ranges of parts."""
+    begins = (batch.read_stop - batch.read_start).cumsum()
+    firsts, stops = batch.part_read[:-1].tolist(), batch.part_read[1:].tolist()
+    is_short = len(begins) == 0 or (int(begins[-1]) <= _CALL_BYTES and len(distinct(batch.read_pack)) <= _CALL_PACKS)
+    if is_short:
+        yield 0, len(batch)
+        return
+    first, start, packs = 0, 0, set[int]()
+    for part, (read, stop) in enumerate(zip(firsts, stops, strict=True)):
+        mine = set(batch.read_pack[read:stop].tolist())
+        end = int(begins[stop - 1])
+        if part > first and (len(packs | mine) > _CALL_PACKS or end - start > _CALL_BYTES):
+            yield first, part
+            first, start, packs = part, int(begins[read - 1]), set()
+        packs |= mine
+    yield first, len(batch)

@@ -1,10 +1,10 @@
-"""Read plan of one load: target memory, open packs, and the tasks for threads."""
+"""Read plan of one load: target memory, open packs, and the reads of each way."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
@@ -15,11 +15,11 @@ from tensorcas_mlflow.backends import Backend, BlobFile
 from tensorcas_mlflow.base.dtypes import DType, parse_dtype
 from tensorcas_mlflow.base.tensors import ALIGNMENT, Offsets, aligned_bytes, ranges
 from tensorcas_mlflow.base.threads import Lock
-from tensorcas_mlflow.chunk_io._cache import CachedRead
 from tensorcas_mlflow.chunk_io._catalog import Places, distinct
 from tensorcas_mlflow.chunk_io._ways import (
     LEAST_ASKED_BYTES,
     LOCAL_GAP_BYTES,
+    Extent,
     PackRead,
     Situation,
     Way,
@@ -49,8 +49,6 @@ class Target:
     """For each chunk its start in the block."""
     n_bytes: Offsets
     """Size of each chunk."""
-    slack: Offsets
-    """For each chunk the number of unused bytes behind it; a read may put there the bytes behind it in a pack."""
 
     def __len__(self) -> int:
         return len(self.start)
@@ -68,7 +66,6 @@ class Target:
             block=self.block[chunks],
             start=self.start[chunks],
             n_bytes=self.n_bytes[chunks],
-            slack=self.slack[chunks],
         )
 
     @classmethod
@@ -76,19 +73,19 @@ class Target:
         """Use one buffer for each chunk."""
         n_bytes = np.fromiter(map(len, buffers), dtype=np.int64, count=len(buffers))
         none = np.zeros_like(n_bytes)
-        return cls(blocks=buffers, block=np.arange(len(buffers)), start=none, n_bytes=n_bytes, slack=none)
+        return cls(blocks=buffers, block=np.arange(len(buffers)), start=none, n_bytes=n_bytes)
 
     @classmethod
     def of_sizes(cls, n_bytes: Offsets) -> Target:
         """Return a target without memory, for plans that are not executed: each chunk has a buffer of its own."""
         none = np.zeros_like(n_bytes)
-        return cls(blocks=(), block=np.arange(len(n_bytes)), start=none, n_bytes=n_bytes, slack=none)
+        return cls(blocks=(), block=np.arange(len(n_bytes)), start=none, n_bytes=n_bytes)
 
     @classmethod
     def of_block(cls, block: memoryview, n_bytes: Offsets) -> Target:
         """Use one buffer for all chunks, one after the other."""
         none = np.zeros_like(n_bytes)
-        return cls(blocks=[block], block=none, start=n_bytes.cumsum() - n_bytes, n_bytes=n_bytes, slack=none)
+        return cls(blocks=[block], block=none, start=n_bytes.cumsum() - n_bytes, n_bytes=n_bytes)
 
 
 def dtypes_of(columns: Columns) -> list[DType]:
@@ -207,14 +204,11 @@ def new_arrays(
     n_bytes_of = columns.chunk_sizes(chunk_bytes, rows)
     ends = n_bytes_of.cumsum()
     before = np.repeat(sizes.cumsum() - sizes, counts)
-    slack = np.zeros_like(n_bytes_of)
-    slack[counts.cumsum()[shares] - 1] = -sizes[shares] % ALIGNMENT
     return arrays, Target(
         blocks=[each.data for each in memory],
         block=np.repeat(block, counts),
         start=np.repeat(start, counts) + ends - n_bytes_of - before,
         n_bytes=n_bytes_of,
-        slack=slack,
     )
 
 
@@ -238,106 +232,6 @@ def _shared_blocks(sizes: Offsets, shares: Any) -> tuple[list[Any], Offsets, Off
     lengths = np.diff(np.append(firsts, begins[-1] + room[-1]))
     block[shares], start[shares] = nth, begins - firsts[nth]
     return [aligned_bytes(n_bytes) for n_bytes in lengths.tolist()], block, start
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Strip:
-    """Consecutive chunks of one read, all handled in one way."""
-
-    first: int
-    """Position of the first among the members of the read."""
-    stop: int
-    """One past the last."""
-    start: int
-    """Its start in the read."""
-    n_bytes: int
-    """Its size in the read."""
-    is_plain: bool
-    """Whether the chunks are raw and have the same layout in memory as in the pack, so one copy moves all. The small
-    gaps between them are unused."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """One read, of a pack or of the cache, and its chunks."""
-
-    key: str
-    """Key of the pack."""
-    members: Any
-    """Numbers of the wanted chunks in it, in order of offset."""
-    begins: Any
-    """Start of each in the read."""
-    start: int
-    stop: int
-    """Range of the pack's bytes; meaningless for the cache."""
-    strips: list[Strip]
-    """All members, in order."""
-    cached: CachedRead | None = None
-
-
-def tasks_of(places: Places, target: Target, chunks: Any, choice: WayChoice) -> list[Task]:
-    """Plan the reads of some wanted chunks, by number, from their packs."""
-    offset = places.entries["offset"].astype(np.int64)
-    extents = list(
-        plan_reads(
-            places.pack[chunks],
-            offset[chunks],
-            places.entries["stored_bytes"][chunks],
-            max_gap_bytes=choice.gap_bytes,
-            max_read_bytes=choice.read_bytes,
-        )
-    )
-    members = [chunks[extent.members] for extent in extents]
-    begins = [offset[each] - extent.start for each, extent in zip(members, extents, strict=True)]
-    strips = _strips(places, target, members, begins)
-    return [
-        Task(
-            key=pack_key(places.packs[extent.pack]),
-            members=each,
-            begins=begin,
-            start=extent.start,
-            stop=extent.stop,
-            strips=strip,
-        )
-        for extent, each, begin, strip in zip(extents, members, begins, strips, strict=True)
-    ]
-
-
-def cached_tasks(places: Places, target: Target, chunks: Any, key: str, reads: Iterable[CachedRead]) -> list[Task]:
-    """Plan the reads of some wanted chunks, by number, from the cache, given the cached reads."""
-    found = list(reads)
-    members = [chunks[read.members] for read in found]
-    strips = _strips(places, target, members, [read.begins for read in found])
-    return [
-        Task(key=key, members=each, begins=read.begins, start=0, stop=0, strips=strip, cached=read)
-        for read, each, strip in zip(found, members, strips, strict=True)
-    ]
-
-
-def _strips(places: Places, target: Target, members: list[Any], begins: list[Any]) -> list[list[Strip]]:
-    """Split the members of each read into strips."""
-    if not members:
-        return []
-    order, begin = np.concatenate(members), np.concatenate(begins)
-    read = np.repeat(np.arange(len(members)), [len(each) for each in members])
-    entries = places.entries[order]
-    stored = entries["stored_bytes"].astype(np.int64)
-    is_raw = entries["codec"] == RAW.number
-    block, start = target.block[order], target.start[order]
-    joins = (read[1:] == read[:-1]) & (is_raw[1:] == is_raw[:-1])
-    gap = begin[1:] - begin[:-1] - stored[:-1]
-    # Rows begin at multiples of 64 bytes, in packs and in memory: the gap between two is the same in both.
-    same_gap = (gap >= 0) & (gap <= target.slack[order[:-1]]) & (gap == start[1:] - start[:-1] - stored[:-1])
-    joins &= ~is_raw[1:] | (same_gap & (block[1:] == block[:-1]))
-    firsts = np.flatnonzero(np.append(True, ~joins))
-    stops = np.append(firsts[1:], len(order))
-    of_read = np.bincount(read).cumsum() - np.bincount(read)
-    lengths = np.maximum.reduceat(begin + stored, firsts) - begin[firsts]
-    out: list[list[Strip]] = [[] for _ in members]
-    columns = (read[firsts], firsts - of_read[read[firsts]], stops - firsts, begin[firsts], lengths, is_raw[firsts])
-    for number, first, n_members, at, n_bytes, plain in zip(*(column.tolist() for column in columns), strict=True):
-        out[number].append(Strip(first=first, stop=first + n_members, start=at, n_bytes=n_bytes, is_plain=plain))
-    return out
 
 
 _MOST_IDLE = 32
@@ -395,11 +289,12 @@ class OpenFiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskGroup:
-    """Tasks executed in one way."""
+class ReadGroup:
+    """Reads executed in one way."""
 
     choice: WayChoice
-    tasks: list[Task]
+    extents: list[Extent]
+    """The reads; their members are numbers of wanted chunks."""
 
 
 class Planner:
@@ -417,12 +312,55 @@ class Planner:
         self._files = files
         self._way = way
 
-    def groups(self, places: Places, target: Target, chunks: Any) -> list[TaskGroup]:
-        """Plan the reads of some wanted chunks, by number.
+    def groups(self, places: Places, chunks: Any) -> list[ReadGroup]:
+        """Plan the reads of some wanted chunks, by number, each as it lies in its pack.
 
         Raises:
             BlobNotFoundError: A pack is gone.
         """
+        return [
+            ReadGroup(choice=choice, extents=_extents(places, mine, choice))
+            for choice, mine in self._ways(places, chunks)
+        ]
+
+    def choice_for_deltas(self, links: Places) -> WayChoice:
+        """Choose one way for the links of all deltas: they are short reads of many packs.
+
+        Raises:
+            BlobNotFoundError: A pack is gone.
+        """
+        choices = [choice for choice, _ in self._ways(links, np.arange(len(links.found)))]
+        chosen = next((choice for choice in choices if choice.waits), choices[0])
+        is_exact = any(choice.is_exact for choice in choices)
+        return replace(chosen, way="pread" if chosen.way == "direct" else chosen.way, is_exact=is_exact)
+
+    def reads(self, places: Places, chunks: Any) -> tuple[PackRead, ...]:
+        """Return for each pack the planned read of some wanted chunks.
+
+        Raises:
+            BlobNotFoundError: A pack is gone.
+        """
+        out: list[PackRead] = []
+        for group in self.groups(places, chunks):
+            by_pack: dict[int, list[Extent]] = {}
+            for extent in group.extents:
+                by_pack.setdefault(extent.pack, []).append(extent)
+            for pack, extents in by_pack.items():
+                members = np.concatenate([extent.members for extent in extents])
+                out.append(
+                    PackRead(
+                        key=pack_key(places.packs[pack]),
+                        n_chunks=len(members),
+                        n_bytes=int(places.entries["stored_bytes"][members].astype(np.int64).sum()),
+                        n_reads=len(extents),
+                        read_bytes=sum(extent.stop - extent.start for extent in extents),
+                        choice=group.choice,
+                    )
+                )
+        return tuple(sorted(out, key=lambda each: each.key))
+
+    def _ways(self, places: Places, chunks: Any) -> list[tuple[WayChoice, Any]]:
+        """Choose a way for each large pack, and one for all packs with small amounts."""
         if len(chunks) == 0:
             return []
         stored = places.entries["stored_bytes"][chunks].astype(np.int64)
@@ -431,50 +369,23 @@ class Planner:
         total = int(stored.sum())
         # Small amounts need no check of their pack, and are planned at once, however many packs there are.
         is_little = of_pack[pack] < LEAST_ASKED_BYTES
-        large = distinct(pack[~is_little])
-        groups = [self._group(places, target, chunks[pack == number], total, len(chunks)) for number in large]
+        parts = [chunks[pack == number] for number in distinct(pack[~is_little])]
         if is_little.any():
-            groups.append(self._group(places, target, chunks[is_little], total, len(chunks)))
-        return groups
+            parts.append(chunks[is_little])
+        return [(self._choose(places, part, total, len(chunks)), part) for part in parts]
 
-    def reads(self, places: Places, target: Target, chunks: Any) -> tuple[PackRead, ...]:
-        """Return for each pack the planned read of some wanted chunks.
-
-        Raises:
-            BlobNotFoundError: A pack is gone.
-        """
-        out: list[PackRead] = []
-        for group in self.groups(places, target, chunks):
-            by_key: dict[str, list[Task]] = {}
-            for task in group.tasks:
-                by_key.setdefault(task.key, []).append(task)
-            for key, tasks in by_key.items():
-                members = np.concatenate([task.members for task in tasks])
-                out.append(
-                    PackRead(
-                        key=key,
-                        n_chunks=len(members),
-                        n_bytes=int(places.entries["stored_bytes"][members].astype(np.int64).sum()),
-                        n_reads=len(tasks),
-                        read_bytes=sum(task.stop - task.start for task in tasks),
-                        choice=group.choice,
-                    )
-                )
-        return tuple(sorted(out, key=lambda each: each.key))
-
-    def _group(self, places: Places, target: Target, chunks: Any, total: int, n_chunks: int) -> TaskGroup:
-        """Plan one large pack, or all packs with small amounts."""
+    def _choose(self, places: Places, chunks: Any, total: int, n_chunks: int) -> WayChoice:
+        """Choose the way for one large pack, or for all packs with small amounts."""
         key = pack_key(places.packs[int(places.pack[chunks[0]])])
         entries = places.entries.take(chunks)
         try:
             with self._files.using(key) as file:
-                choice = choose(self._situation(entries, file, total, n_chunks), self._way)
+                return choose(self._situation(entries, file, total, n_chunks), self._way)
         except BlobNotFoundError:
             raise
         except (BackendError, CorruptError):
             # The read finds this out again, and reports the affected chunks.
-            choice = choose(self._situation(entries, None, total, n_chunks))
-        return TaskGroup(choice=choice, tasks=tasks_of(places, target, chunks, choice))
+            return choose(self._situation(entries, None, total, n_chunks))
 
     def _situation(self, entries: Any, file: BlobFile | None, total: int, n_chunks: int) -> Situation:
         n_bytes = int(entries["stored_bytes"].astype(np.int64).sum())
@@ -505,3 +416,16 @@ class Planner:
             share_in_memory=lambda: file.share_in_memory(stretches),
             can_direct=file.open_direct,
         )
+
+
+def _extents(places: Places, chunks: Any, choice: WayChoice) -> list[Extent]:
+    """Join the places of some wanted chunks, by number, into reads."""
+    entries = places.entries
+    extents = plan_reads(
+        places.pack[chunks],
+        entries["offset"][chunks],
+        entries["stored_bytes"][chunks],
+        max_gap_bytes=choice.gap_bytes,
+        max_read_bytes=choice.read_bytes,
+    )
+    return [replace(extent, members=chunks[extent.members]) for extent in extents]

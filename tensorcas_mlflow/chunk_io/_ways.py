@@ -146,6 +146,17 @@ class WayChoice:
     is_exact: bool = False
     """Whether to turn readahead off, as only a part of the pack is wanted."""
 
+    @property
+    def is_of_file(self) -> bool:
+        """True if the reads are of a file's descriptor, by position."""
+        return self.way in ("pread", "direct")
+
+
+PLAIN_READ = WayChoice(
+    way="pread", reason="it failed once", read_bytes=_WARM_READ_BYTES, gap_bytes=0, waits=False, is_alone=True
+)
+"""The way to read a single chunk again."""
+
 
 def way_named(name: str) -> Way:
     """Check the name of a way.

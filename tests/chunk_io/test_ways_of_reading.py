@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.chunk_io import WAYS, Places, Situation, choose
-from tensorcas_mlflow.chunk_io._plan import Target, new_arrays, tasks_of
+from tensorcas_mlflow.chunk_io import WAYS
 from tensorcas_mlflow.errors import CorruptChunkError, NotFoundError, TensorCasError
-from tensorcas_mlflow.layout import ENTRY, Manifest, Ref, RefTarget
+from tensorcas_mlflow.layout import Manifest, Ref, RefTarget
 from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import Store
 
@@ -321,34 +320,3 @@ def test_a_plan_tells_ways_and_reasons_and_reads_nothing(store: Store, manifest:
 def test_a_plan_for_what_is_not_there_is_an_error(store: Store, manifest: Manifest) -> None:
     with pytest.raises(TensorCasError, match="nobody"):
         store.explain(manifest, ["nobody"])
-
-
-# --- strips
-
-
-def test_bytes_between_two_chunks_overwrite_no_other_chunk() -> None:
-    """A hostile index can put two chunks as far apart in a pack as they are in memory, where a third lies between."""
-    entries = np.zeros(3, dtype=ENTRY)
-    entries["offset"] = [64, 9_000, 174]
-    entries["stored_bytes"] = entries["raw_bytes"] = [100, 10, 90]
-    places = Places(found=np.ones(3, bool), pack=np.array([0, 1, 0]), packs=["0" * 32, "1" * 32], entries=entries)
-    target = Target.of_block(memoryview(bytearray(200)), np.array([100, 10, 90]))
-    choice = choose(Situation(n_bytes=200, total_bytes=200, n_chunks=3, pack_bytes=10_000))
-    [first, _] = tasks_of(places, target, np.arange(3), choice)
-
-    assert first.members.tolist() == [0, 2]
-    assert [(strip.start, strip.n_bytes) for strip in first.strips] == [(0, 100), (110, 90)]
-
-
-def test_rows_that_lie_alike_in_a_pack_and_in_memory_are_one_strip(store: Store, manifest: Manifest) -> None:
-    tiny = {f"t{n}": noise(n, 100) for n in range(1_000)}
-    with store.write_checkpoint(tiny) as pending:
-        manifest = pending.manifest
-        pending.write()
-        columns = manifest.columns
-        _, target = new_arrays(columns, np.arange(1_000), CHUNK_BYTES, {})
-        places = store.catalog.find(manifest.digests)
-        choice = choose(Situation(n_bytes=100_000, total_bytes=100_000, n_chunks=1_000, pack_bytes=10**6))
-        [task] = tasks_of(places, target, np.arange(1_000), choice)
-
-    assert len(task.strips) == 1

@@ -1,4 +1,520 @@
-/* Batches of chunks: decode. */
-#include "methods.h"
+/* Batch decode: read, decode and verify many chunks, and copy each good one into the caller's memory.
+ *
+ * A batch is divided into parts. One thread handles a part: it reads the part's stretches of packs, then decodes the part's
+ * chunks one after the other. Everything about one chunk (stored bytes, planes, base, result) stays in the cache of its core.
+ * A chunk is decoded in scratch memory and copied to its target after its digest has been compared, so a damaged chunk never
+ * reaches the target.
+ *
+ * `tc_check_batch` checks the tables against each other and against the lengths of all buffers; `tc_decode` relies on that.
+ * Stored bytes are hostile: every length in them is checked before it is used. The caller finds out the reason of a failure by
+ * decoding the chunk once more in Python (`chunk_io/_decode.py`). `codecs/_planes.py`, `_delta.py` and `_zstd.py` describe
+ * the payloads. */
+#ifdef TC_HAS_ZSTD
+#define _GNU_SOURCE
+#include "decode.h"
 
-PyMethodDef tc_decode_methods[] = {{NULL, NULL, 0, NULL}};
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <zstd.h>
+#include <zstd_errors.h>
+
+#include "blake3.h"
+#include "pool.h"
+#include "words.h"
+
+enum { RAW = 0, ZSTD = 1, SHUFFLE_ZSTD = 2, DELTA = 3, PLANES = 4 };
+enum { PLAIN = 0, GROUPED = 1, DECAYED = 2 };
+enum { PAGE = 4096, HUGE_PAGE = 2 << 20, KEPT_BYTES = 16 << 20, MOST_GROUPS = 15, MOST_PENDING = 64 };
+enum { MOST_CHUNK_BYTES = 64 << 20, MOST_LINKS = 9 };
+
+#define MOST_PART_BYTES ((uint64_t)2 << 30)
+
+/* --- scratch memory, kept from one batch to the next: fresh memory costs more than decoding into it */
+
+typedef struct {
+    uint8_t *memory;
+    size_t n_bytes;
+    ZSTD_DCtx *contexts[TC_MOST_THREADS];
+} Slab;
+
+static _Atomic(Slab *) kept_slab;
+
+static void free_slab(Slab *slab) {
+    if (slab == NULL)
+        return;
+    for (int worker = 0; worker < TC_MOST_THREADS; worker++)
+        ZSTD_freeDCtx(slab->contexts[worker]);
+    free(slab->memory);
+    free(slab);
+}
+
+static Slab *take_slab(size_t n_bytes) {
+    Slab *slab = atomic_exchange(&kept_slab, NULL);
+    if (slab == NULL)
+        slab = calloc(1, sizeof *slab);
+    if (slab == NULL || slab->n_bytes >= n_bytes)
+        return slab;
+    free(slab->memory);
+    /* The driver of a disk splits a direct read into ordinary pages into many requests; huge pages avoid this. */
+    size_t alignment = n_bytes >= HUGE_PAGE ? HUGE_PAGE : PAGE;
+    n_bytes = (n_bytes + alignment - 1) / alignment * alignment;
+    slab->n_bytes = 0;
+    if (posix_memalign((void **)&slab->memory, alignment, n_bytes) != 0) {
+        slab->memory = NULL;
+        free_slab(slab);
+        return NULL;
+    }
+#ifdef MADV_HUGEPAGE
+    if (alignment == HUGE_PAGE)
+        (void)madvise(slab->memory, n_bytes, MADV_HUGEPAGE);
+#endif
+    slab->n_bytes = n_bytes;
+    return slab;
+}
+
+static void give_back(Slab *slab) {
+    if (slab->n_bytes <= KEPT_BYTES)
+        slab = atomic_exchange(&kept_slab, slab);
+    free_slab(slab);
+}
+
+/* --- codecs */
+
+/* The memory of one thread for the chunk it decodes; each area is as long as the longest chunk. */
+typedef struct {
+    ZSTD_DCtx **context;
+    uint8_t *out;
+    uint8_t *bases[2];
+    uint8_t *planes;
+    uint8_t *grouped;
+    uint8_t *classes;
+} Areas;
+
+enum { N_AREAS = 6 };
+
+static uint32_t u32_at(const uint8_t *from) {
+    uint32_t number;
+    memcpy(&number, from, sizeof number);
+    return number;
+}
+
+/* Decompress the frame at the beginning of `stored`, which states `n_bytes` as its content size. */
+static int decode_frame(Areas *areas, const uint8_t *stored, size_t n_stored, uint8_t *out, size_t n_bytes) {
+    if (ZSTD_getFrameContentSize(stored, n_stored) != n_bytes)
+        return CHUNK_MALFORMED;
+    if (n_bytes == 0)
+        return CHUNK_GOOD;
+    size_t n_frame = ZSTD_findFrameCompressedSize(stored, n_stored);
+    if (ZSTD_isError(n_frame))
+        return CHUNK_MALFORMED;
+    if (*areas->context == NULL && (*areas->context = ZSTD_createDCtx()) == NULL)
+        return CHUNK_NO_MEMORY;
+    size_t n_made = ZSTD_decompressDCtx(*areas->context, out, n_bytes, stored, n_frame);
+    if (ZSTD_isError(n_made) && ZSTD_getErrorCode(n_made) == ZSTD_error_memory_allocation)
+        return CHUNK_NO_MEMORY;
+    return n_made == n_bytes ? CHUNK_GOOD : CHUNK_MALFORMED;
+}
+
+static int decode_shuffled(Areas *areas, const uint8_t *stored, size_t n_stored, uint8_t *out, size_t n_bytes) {
+    if (n_stored < 2)
+        return CHUNK_MALFORMED;
+    size_t width = (size_t)stored[0] | (size_t)stored[1] << 8;
+    if (width == 0)
+        return CHUNK_MALFORMED;
+    uint8_t *shuffled = areas->planes;
+    int status = decode_frame(areas, stored + 2, n_stored - 2, shuffled, n_bytes);
+    if (status != CHUNK_GOOD)
+        return status;
+    size_t n_records = n_bytes / width, n_whole = n_records * width;
+    for (size_t place = 0; place < width && n_records; place++) {
+        const uint8_t *from = shuffled + place * n_records;
+        uint8_t *to = out + place;
+        for (size_t record = 0; record < n_records; record++)
+            to[record * width] = from[record];
+    }
+    memcpy(out + n_whole, shuffled + n_whole, n_bytes - n_whole);
+    return CHUNK_GOOD;
+}
+
+/* Decode the planes of `length` words, each into its place behind the first `at` words of `n_words` in `areas->planes`. */
+static int decode_planes(Areas *areas, const uint8_t *part, size_t n_part, size_t width, size_t n_words, size_t at,
+                         size_t length) {
+    size_t begin = 1 + 4 * width, total = begin;
+    if (n_part < begin || part[0] != width)
+        return CHUNK_MALFORMED;
+    for (size_t place = 0; place < width; place++) {
+        size_t size = u32_at(part + 1 + 4 * place);
+        if (size > length)
+            return CHUNK_MALFORMED;
+        total += size;
+    }
+    if (total != n_part)
+        return CHUNK_MALFORMED;
+    for (size_t place = 0; place < width; place++) {
+        size_t size = u32_at(part + 1 + 4 * place);
+        uint8_t *plane = areas->planes + place * n_words + at;
+        if (size == length) {
+            memcpy(plane, part + begin, size);
+        } else {
+            int status = decode_frame(areas, part + begin, size, plane, length);
+            if (status != CHUNK_GOOD)
+                return status;
+        }
+        begin += size;
+    }
+    return CHUNK_GOOD;
+}
+
+/* Join `areas->planes` to words, and add the base unless it is NULL. */
+static int join(Areas *areas, size_t n_words, size_t width, const uint8_t *base, const uint8_t *classes, size_t n_groups,
+                size_t unit, uint8_t *words) {
+    TcWords status = tc_join(areas->planes, n_words, width, base, classes, n_groups, unit, words);
+    return status == TC_FITS ? CHUNK_GOOD : status == TC_NO_MEMORY ? CHUNK_NO_MEMORY : CHUNK_MALFORMED;
+}
+
+static int decode_words(Areas *areas, const uint8_t *stored, size_t n_stored, uint8_t *out, size_t n_bytes) {
+    size_t width = n_stored ? stored[0] : 0;
+    if (width != 1 && width != 2 && width != 4 && width != 8)
+        return CHUNK_MALFORMED;
+    size_t n_words = n_bytes / width, tail = n_bytes % width;
+    if (n_stored < tail)
+        return CHUNK_MALFORMED;
+    int status = decode_planes(areas, stored, n_stored - tail, width, n_words, 0, n_words);
+    if (status != CHUNK_GOOD)
+        return status;
+    memcpy(out + n_bytes - tail, stored + n_stored - tail, tail);
+    return join(areas, n_words, width, NULL, NULL, 1, 1, out);
+}
+
+/* Decode a payload of the codecs that a delta may contain. */
+static int decode_inner(Areas *areas, unsigned codec, const uint8_t *stored, size_t n_stored, uint8_t *out,
+                        size_t n_bytes) {
+    if (codec == ZSTD)
+        return decode_frame(areas, stored, n_stored, out, n_bytes);
+    if (codec == PLANES)
+        return decode_words(areas, stored, n_stored, out, n_bytes);
+    if (n_stored != n_bytes)
+        return CHUNK_MALFORMED;
+    memcpy(out, stored, n_bytes);
+    return CHUNK_GOOD;
+}
+
+/* Decode a grouped delta, from behind its first two bytes on. */
+static int decode_groups(Areas *areas, unsigned inner, size_t width, const uint8_t *stored, size_t n_stored,
+                         const uint8_t *base, uint8_t *out, size_t n_bytes) {
+    if (n_stored == 0)
+        return CHUNK_MALFORMED;
+    size_t n_groups = stored[0] & 15, unit = (size_t)1 << (stored[0] >> 4), begin = 5 * n_groups;
+    if (n_groups == 0 || n_stored < begin || unit * width > 8)
+        return CHUNK_MALFORMED;
+    const uint8_t *thresholds = stored + 1;
+    for (size_t number = 1; number + 1 < n_groups; number++)
+        if (thresholds[number] <= thresholds[number - 1])
+            return CHUNK_MALFORMED;
+    size_t n_words = n_bytes / (unit * width) * unit, tail = n_bytes - n_words * width, total = begin + tail;
+    size_t sizes[MOST_GROUPS], lengths[TC_MOST_CLASSES];
+    for (size_t group = 0; group < n_groups; group++)
+        total += sizes[group] = u32_at(stored + n_groups + 4 * group);
+    if (total != n_stored)
+        return CHUNK_MALFORMED;
+    if (tc_number_units(base, n_words, width, thresholds, n_groups - 1, unit, areas->classes, lengths) != TC_FITS)
+        return CHUNK_MALFORMED; /* there are more classes than a byte tells apart */
+    int is_split = inner == PLANES;
+    for (size_t group = 0, at = begin; group < n_groups; at += sizes[group++])
+        is_split = is_split && sizes[group] > 0 && stored[at] == width;
+    int status = CHUNK_GOOD;
+    size_t done = 0;
+    for (size_t group = 0, at = begin; group < n_groups && status == CHUNK_GOOD; at += sizes[group++]) {
+        const uint8_t *part = stored + at;
+        if (is_split)
+            status = decode_planes(areas, part, sizes[group], width, n_words, done, lengths[group]);
+        else
+            status = decode_inner(areas, inner, part, sizes[group], areas->grouped + done * width, lengths[group] * width);
+        done += lengths[group];
+    }
+    if (status != CHUNK_GOOD)
+        return status;
+    if (!is_split && tc_split(areas->grouped, n_words, width, NULL, NULL, 1, 1, areas->planes) != TC_FITS)
+        return CHUNK_MALFORMED;
+    memcpy(out + n_bytes - tail, stored + n_stored - tail, tail);
+    return join(areas, n_words, width, base, areas->classes, n_groups, unit, out);
+}
+
+/* Add the base to zigzag differences, in place. */
+static void add(uint8_t *words, const uint8_t *base, size_t n_words, size_t width) {
+    for (size_t at = 0; at < n_words; at++) {
+        uint64_t difference = 0, of_base = 0;
+        memcpy(&difference, words + at * width, width);
+        memcpy(&of_base, base + at * width, width);
+        of_base += (difference >> 1) ^ (0 - (difference & 1));
+        memcpy(words + at * width, &of_base, width);
+    }
+}
+
+/* Compute single precision words after weight decay. */
+static void decay(const uint8_t *words, size_t n_words, uint32_t n_steps, uint32_t rate, uint8_t *out) {
+    for (size_t at = 0; at < n_words; at++) {
+        uint32_t word = u32_at(words + 4 * at);
+        uint32_t mantissa = (word >> 8 & 0x7FFF) | 0x8000;
+        word -= n_steps * ((mantissa * rate + ((uint32_t)1 << 23)) >> 24);
+        memcpy(out + 4 * at, &word, sizeof word);
+    }
+}
+
+static int decode_delta(Areas *areas, const uint8_t *stored, size_t n_stored, const uint8_t *base, uint8_t *out,
+                        size_t n_bytes) {
+    if (base == NULL || n_stored < 2)
+        return CHUNK_MALFORMED;
+    unsigned inner = stored[0], transform = stored[1] & 15, log_width = stored[1] >> 4;
+    if ((inner != RAW && inner != ZSTD && inner != PLANES) || transform > DECAYED || log_width > 3)
+        return CHUNK_MALFORMED;
+    size_t width = (size_t)1 << log_width, begin = 2;
+    if (transform == GROUPED)
+        return decode_groups(areas, inner, width, stored + 2, n_stored - 2, base, out, n_bytes);
+    size_t n_words = n_bytes / width, tail = n_bytes % width;
+    if (transform == DECAYED) {
+        begin += 6;
+        if (width != 4 || n_stored < begin)
+            return CHUNK_MALFORMED;
+        decay(base, n_words, u32_at(stored + 2), (uint32_t)stored[6] | (uint32_t)stored[7] << 8, areas->grouped);
+        base = areas->grouped;
+    }
+    if (inner == PLANES && n_stored > begin && stored[begin] == width) {
+        if (n_stored - begin < tail)
+            return CHUNK_MALFORMED;
+        int status = decode_planes(areas, stored + begin, n_stored - tail - begin, width, n_words, 0, n_words);
+        if (status != CHUNK_GOOD)
+            return status;
+        memcpy(out + n_bytes - tail, stored + n_stored - tail, tail);
+        return join(areas, n_words, width, base, NULL, 1, 1, out);
+    }
+    int status = decode_inner(areas, inner, stored + begin, n_stored - begin, out, n_bytes);
+    if (status == CHUNK_GOOD)
+        add(out, base, n_words, width);
+    return status;
+}
+
+/* Decode a chunk; `base` is the decoded base of a delta, of the chunk's size. */
+static int decode_one(Areas *areas, unsigned codec, const uint8_t *stored, size_t n_stored, const uint8_t *base,
+                      uint8_t *out, size_t n_bytes) {
+    if (codec == SHUFFLE_ZSTD)
+        return decode_shuffled(areas, stored, n_stored, out, n_bytes);
+    if (codec == DELTA)
+        return decode_delta(areas, stored, n_stored, base, out, n_bytes);
+    return codec <= PLANES ? decode_inner(areas, codec, stored, n_stored, out, n_bytes) : CHUNK_MALFORMED;
+}
+
+/* --- parts */
+
+static int read_file(const TcRead *read, uint8_t *room, const uint8_t **stored) {
+    uint64_t begin = read->start, stop = read->start + read->n_bytes, end = stop;
+    if (read->kind == TC_DIRECT) {
+        begin = begin / PAGE * PAGE;
+        end = (end + PAGE - 1) / PAGE * PAGE;
+    }
+    for (uint64_t at = begin; at < stop;) {
+        ssize_t n_read = pread(read->source, room + (at - begin), (size_t)(end - at), (off_t)at);
+        if (n_read < 0 && errno == EINTR)
+            continue;
+        if (n_read <= 0)
+            return 0;
+        at += (uint64_t)n_read;
+        if (read->kind == TC_DIRECT && at % PAGE != 0 && at < stop)
+            return 0;
+    }
+    *stored = room + (read->start - begin);
+    return 1;
+}
+
+static size_t room_of(const TcRead *read) {
+    return read->kind == TC_MEMORY ? 0 : ((size_t)read->n_bytes + 3 * PAGE - 1) / PAGE * PAGE;
+}
+
+static int is_raw(const TcBatch *batch, const TcChunk *chunk) {
+    return chunk->n_links == 1 && batch->links[chunk->first_link].codec == RAW;
+}
+
+/* Decode the chain of a chunk into `areas->out + n_pending`; set `made` to the chunk, there or in the memory of its read. */
+static int decode_chain(const TcBatch *batch, const TcChunk *chunk, const uint8_t *const *stored, uint32_t first_read,
+                        Areas *areas, size_t n_pending, const uint8_t **made) {
+    const TcLink *links = batch->links + chunk->first_link;
+    size_t n_bytes = chunk->n_bytes;
+    const uint8_t *base = NULL;
+    for (uint32_t number = chunk->n_links; number-- > 0;) {
+        const TcLink *link = links + number;
+        if (stored[link->read - first_read] == NULL)
+            return CHUNK_UNREAD;
+        const uint8_t *payload = stored[link->read - first_read] + link->begin;
+        if (link->codec == RAW) {
+            if (link->n_stored != n_bytes)
+                return CHUNK_MALFORMED;
+            base = payload;
+            continue;
+        }
+        uint8_t *out = number ? areas->bases[number & 1] : areas->out + n_pending;
+        int status = decode_one(areas, link->codec, payload, link->n_stored, base, out, n_bytes);
+        if (status != CHUNK_GOOD)
+            return status;
+        base = out;
+    }
+    *made = base;
+    return CHUNK_GOOD;
+}
+
+/* Decoded chunks that wait to be verified together: small ones are hashed side by side. */
+typedef struct {
+    const TcBatch *batch;
+    size_t count, n_bytes;
+    uint32_t numbers[MOST_PENDING];
+    const uint8_t *made[MOST_PENDING];
+    size_t sizes[MOST_PENDING];
+    uint8_t digests[MOST_PENDING][TC_DIGEST];
+} Pending;
+
+static void settle(Pending *pending) {
+    const TcBatch *batch = pending->batch;
+    if (batch->verifies)
+        tc_blake3_many(pending->made, pending->sizes, pending->count, pending->digests);
+    for (size_t at = 0; at < pending->count; at++) {
+        const TcChunk *chunk = batch->chunks + pending->numbers[at];
+        int is_good = !batch->verifies || memcmp(pending->digests[at], chunk->digest, TC_DIGEST) == 0;
+        if (is_good)
+            memcpy(batch->blocks[chunk->block].data + chunk->start, pending->made[at], chunk->n_bytes);
+        batch->statuses[pending->numbers[at]] = is_good ? CHUNK_GOOD : CHUNK_DIFFERS;
+    }
+    pending->count = pending->n_bytes = 0;
+}
+
+typedef struct {
+    const TcBatch *batch;
+    Slab *slab;
+    size_t reads_bytes; /* of one worker's memory for reads */
+    size_t area_bytes;  /* of each of its areas */
+    size_t most_reads;  /* of one part */
+    const uint8_t **stored; /* for each worker and read of its part: its bytes; NULL if it failed */
+} Work;
+
+static void do_part(void *context, size_t index, size_t slot) {
+    const Work *work = context;
+    const TcBatch *batch = work->batch;
+    const TcPart *part = batch->parts + index;
+    const uint8_t **stored = work->stored + slot * work->most_reads;
+    uint8_t *room = work->slab->memory + slot * (work->reads_bytes + N_AREAS * work->area_bytes);
+    uint8_t *area = room + work->reads_bytes;
+    Areas areas = {
+        .context = work->slab->contexts + slot,
+        .out = area,
+        .bases = {area + work->area_bytes, area + 2 * work->area_bytes},
+        .planes = area + 3 * work->area_bytes,
+        .grouped = area + 4 * work->area_bytes,
+        .classes = area + 5 * work->area_bytes,
+    };
+    for (uint32_t number = part->first_read; number < part->last_read; number++) {
+        const TcRead *read = batch->reads + number;
+        const uint8_t **bytes = stored + (number - part->first_read);
+        *bytes = NULL;
+        if (read->kind == TC_MEMORY)
+            *bytes = batch->sources[read->source].data + read->start;
+        else
+            (void)read_file(read, room, bytes);
+        room += room_of(read);
+    }
+    Pending pending = {.batch = batch};
+    for (uint32_t number = part->first_chunk; number < part->last_chunk; number++) {
+        const TcChunk *chunk = batch->chunks + number;
+        /* A chunk stored raw is taken from the memory it was read into. */
+        size_t n_bytes = is_raw(batch, chunk) ? 0 : chunk->n_bytes;
+        if (pending.count == MOST_PENDING || pending.n_bytes + n_bytes > work->area_bytes)
+            settle(&pending);
+        const uint8_t **made = pending.made + pending.count;
+        int status = decode_chain(batch, chunk, stored, part->first_read, &areas, pending.n_bytes, made);
+        if (status != CHUNK_GOOD) {
+            batch->statuses[number] = (uint8_t)status;
+            continue;
+        }
+        pending.numbers[pending.count] = number;
+        pending.sizes[pending.count++] = chunk->n_bytes;
+        pending.n_bytes += n_bytes;
+    }
+    settle(&pending);
+}
+
+int tc_check_batch(const TcBatch *batch) {
+    for (size_t number = 0; number < batch->n_reads; number++) {
+        const TcRead *read = batch->reads + number;
+        if (read->kind > TC_DIRECT || read->source < (read->kind == TC_MEMORY ? 0 : -1) || read->n_bytes > MOST_PART_BYTES || read->start > INT64_MAX / 2)
+            return 0;
+        if (read->kind == TC_MEMORY && ((size_t)read->source >= batch->n_sources ||
+                                        read->start + read->n_bytes > batch->sources[read->source].n_bytes))
+            return 0;
+    }
+    size_t first_read = 0, first_chunk = 0;
+    for (size_t at = 0; at < batch->n_parts; at++) {
+        const TcPart *part = batch->parts + at;
+        if (part->first_read != first_read || part->last_read < first_read || part->last_read > batch->n_reads ||
+            part->first_chunk != first_chunk || part->last_chunk < first_chunk || part->last_chunk > batch->n_chunks)
+            return 0;
+        uint64_t n_bytes = 0;
+        for (size_t number = first_read; number < part->last_read; number++)
+            if ((n_bytes += room_of(batch->reads + number)) > MOST_PART_BYTES)
+                return 0;
+        for (size_t number = first_chunk; number < part->last_chunk; number++) {
+            const TcChunk *chunk = batch->chunks + number;
+            if (chunk->n_links < 1 || chunk->n_links > MOST_LINKS || chunk->first_link > batch->n_links ||
+                batch->n_links - chunk->first_link < chunk->n_links || chunk->n_bytes > MOST_CHUNK_BYTES ||
+                chunk->block >= batch->n_blocks || chunk->start > batch->blocks[chunk->block].n_bytes ||
+                batch->blocks[chunk->block].n_bytes - chunk->start < chunk->n_bytes)
+                return 0;
+            for (size_t of_chunk = 0; of_chunk < chunk->n_links; of_chunk++) {
+                const TcLink *link = batch->links + chunk->first_link + of_chunk;
+                if (link->read < first_read || link->read >= part->last_read ||
+                    link->begin > batch->reads[link->read].n_bytes ||
+                    batch->reads[link->read].n_bytes - link->begin < link->n_stored)
+                    return 0;
+            }
+        }
+        first_read = part->last_read;
+        first_chunk = part->last_chunk;
+    }
+    return first_read == batch->n_reads && first_chunk == batch->n_chunks;
+}
+
+int tc_decode(const TcBatch *batch, size_t n_workers) {
+    Work work = {.batch = batch, .most_reads = 1};
+    for (size_t at = 0; at < batch->n_parts; at++) {
+        const TcPart *part = batch->parts + at;
+        size_t n_bytes = 0, n_reads = part->last_read - part->first_read;
+        for (size_t number = part->first_read; number < part->last_read; number++)
+            n_bytes += room_of(batch->reads + number);
+        work.reads_bytes = n_bytes > work.reads_bytes ? n_bytes : work.reads_bytes;
+        work.most_reads = n_reads > work.most_reads ? n_reads : work.most_reads;
+    }
+    for (size_t number = 0; number < batch->n_chunks; number++) {
+        const TcChunk *chunk = batch->chunks + number;
+        if (!is_raw(batch, chunk) && chunk->n_bytes > work.area_bytes)
+            work.area_bytes = chunk->n_bytes;
+    }
+    if (work.area_bytes > 0)
+        work.area_bytes = (work.area_bytes + 2 * PAGE - 1) / PAGE * PAGE;
+    if (n_workers > batch->n_parts)
+        n_workers = batch->n_parts;
+    n_workers = n_workers < 1 ? 1 : n_workers > TC_MOST_THREADS ? TC_MOST_THREADS : n_workers;
+    work.slab = take_slab(n_workers * (work.reads_bytes + N_AREAS * work.area_bytes));
+    work.stored = malloc(n_workers * work.most_reads * sizeof *work.stored);
+    int has_room = work.slab != NULL && work.stored != NULL;
+    if (has_room)
+        tc_run(do_part, &work, batch->n_parts, n_workers);
+    if (work.slab != NULL)
+        give_back(work.slab);
+    free(work.stored);
+    return has_room;
+}
+
+#else
+typedef int tc_decode_needs_zstd; /* an empty file is no C */
+#endif

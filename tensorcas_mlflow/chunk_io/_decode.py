@@ -1,0 +1,307 @@
+"""Decoding of many chunks in one call: the plan of a batch in columns, the compiled core, and its Python fallback.
+
+A *part* is the work of one thread at a time: some stretches of packs to read, and the chunks to decode from them. The
+core takes a whole batch of parts. Without it, or where a chunk fails, `decode_chain` decodes one chunk and names the
+fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tensorcas_mlflow import native
+from tensorcas_mlflow.base.digest import Buffer, Digests, digest
+from tensorcas_mlflow.base.tensors import offsets_of, ranges
+from tensorcas_mlflow.chunk_io._catalog import Catalog, Places
+from tensorcas_mlflow.chunk_io._plan import Target
+from tensorcas_mlflow.codecs import RAW, codec_numbered
+from tensorcas_mlflow.errors import BlobNotFoundError, FormatError
+from tensorcas_mlflow.layout import bases_of, is_delta, pack_key
+
+_READ = np.dtype([("start", "<u8"), ("n_bytes", "<u8"), ("source", "<i4"), ("kind", "<u4")])
+_LINK = np.dtype([("begin", "<u8"), ("n_stored", "<u4"), ("read", "<u4"), ("codec", "<u4"), ("unused", "<u4")])
+_CHUNK = np.dtype(
+    [
+        ("start", "<u8"),
+        ("block", "<u4"),
+        ("n_bytes", "<u4"),
+        ("first_link", "<u4"),
+        ("n_links", "<u4"),
+        ("digest", "u1", (32,)),
+    ]
+)
+_PART = np.dtype([("first_read", "<u4"), ("last_read", "<u4"), ("first_chunk", "<u4"), ("last_chunk", "<u4")])
+MEMORY, FILE, DIRECT = range(3)
+"""Kinds of reads: bytes in memory, and reads of a descriptor, the last of one opened with O_DIRECT."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Chunks to read, and the place of each."""
+
+    digests: Digests
+    target: Target
+    verify: bool
+
+    def some(self, chunks: Any) -> Wanted:
+        """Return some of them, by number."""
+        return Wanted(digests=self.digests[chunks], target=self.target.some(chunks), verify=self.verify)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainLinks:
+    """The links of the chains of some chunks: every stored chunk needed to decode them."""
+
+    places: Places
+    """Places of all links: those of one chunk after the other, each beginning with the chunk itself, then its base,
+    then the base of that."""
+    begins: Any
+    """For each chunk the number of its first link; and at the end the number of all."""
+
+    @classmethod
+    def of(cls, catalog: Catalog, places: Places) -> ChainLinks:
+        """Follow chunks to the ends of their chains.
+
+        Raises:
+            BlobNotFoundError: A pack lacks the base a delta names, as far as is known.
+        """
+        levels, chains = [places], [np.arange(len(places.found))]
+        while (at := np.flatnonzero(is_delta(levels[-1].entries))).size:
+            entries = levels[-1].entries[at]
+            bases = catalog.find_bases(entries)
+            if not bases.found.all():
+                raise BlobNotFoundError(pack_key(bases_of(entries[~bases.found])[0].pack))
+            levels.append(bases)
+            chains.append(chains[-1][at])
+        if len(levels) == 1:
+            return cls(places=places, begins=np.arange(len(places.found) + 1))
+        chain = np.concatenate(chains)
+        places = Places.joined(levels).some(np.argsort(chain, kind="stable"))
+        return cls(places=places, begins=offsets_of(np.bincount(chain, minlength=len(levels[0].found))))
+
+    def some(self, chunks: Any) -> ChainLinks:
+        """Return the links of some chunks, by number."""
+        numbers, counts = self.of_chunks(chunks)
+        return ChainLinks(places=self.places.some(numbers), begins=offsets_of(counts))
+
+    def of_chunks(self, chunks: Any) -> tuple[Any, Any]:
+        """Return the numbers of the links of some chunks, and how many each chunk has."""
+        counts = self.begins[chunks + 1] - self.begins[chunks]
+        return ranges(self.begins[chunks], counts), counts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Parts to read and decode, in columns; those of one part are neighbours."""
+
+    chunks: Any
+    """Numbers of the wanted chunks."""
+    n_links: Any
+    """Links of each chunk."""
+    links: Any
+    """Numbers of the links, chunk by chunk."""
+    link_read: Any
+    """For each link the number of its read."""
+    link_begin: Any
+    """For each link its start in the read."""
+    read_pack: Any
+    """For each read the number of its pack."""
+    read_start: Any
+    read_stop: Any
+    """For each read its range of the pack."""
+    part_chunk: Any
+    """For each part the position of its first chunk; and at the end the number of chunks."""
+    part_read: Any
+    """For each part the number of its first read; and at the end the number of reads."""
+
+    @classmethod
+    def of(cls, links: ChainLinks, chunks: Any, part: Any, gap_bytes: int) -> Batch:
+        """Plan the reads of some parts.
+
+        Args:
+            links: The links of all wanted chunks.
+            chunks: Numbers of the chunks, those of one part together.
+            part: For each chunk the number of its part, ascending.
+            gap_bytes: Links of one part nearer to each other than this are read together.
+        """
+        numbers, counts = links.of_chunks(chunks)
+        of_part = np.repeat(part, counts)
+        entries, pack = links.places.entries, links.places.pack[numbers]
+        start = entries["offset"][numbers].astype(np.int64)
+        stop = start + entries["stored_bytes"][numbers]
+        order = np.lexsort((start, pack, of_part))
+        part_of, pack_of, starts, stops = of_part[order], pack[order], start[order], stop[order]
+        is_first = np.ones(len(order), dtype=bool)
+        is_first[1:] = (part_of[1:] != part_of[:-1]) | (pack_of[1:] != pack_of[:-1])
+        is_first[1:] |= starts[1:] > stops[:-1] + gap_bytes
+        firsts = np.flatnonzero(is_first)
+        link_read = np.empty(len(order), dtype=np.int64)
+        link_read[order] = np.cumsum(is_first) - 1
+        read_start = starts[firsts]
+        n_parts = int(part[-1]) + 1 if len(part) else 0
+        return cls(
+            chunks=chunks,
+            n_links=counts,
+            links=numbers,
+            link_read=link_read,
+            link_begin=start - read_start[link_read],
+            read_pack=pack_of[firsts],
+            read_start=read_start,
+            read_stop=np.maximum.reduceat(stops, firsts) if len(firsts) else stops,
+            part_chunk=np.searchsorted(part, np.arange(n_parts + 1)),
+            part_read=np.searchsorted(part_of[firsts], np.arange(n_parts + 1)),
+        )
+
+    @classmethod
+    def of_buffers(
+        cls, chunks: Any, n_links: Any, links: Any, buffer: Any, begin: Any, buffers: Sequence[Buffer]
+    ) -> Batch:
+        """Make one part of chunks whose stored bytes are in memory.
+
+        Args:
+            chunks: Numbers of the chunks.
+            n_links: Links of each.
+            links: Numbers of the links, chunk by chunk.
+            buffer: For each link the number of its buffer.
+            begin: For each link its start in the buffer.
+            buffers: The stored bytes.
+        """
+        none = np.zeros(len(buffers), np.int64)
+        return cls(
+            chunks=chunks,
+            n_links=n_links,
+            links=links,
+            link_read=buffer,
+            link_begin=begin,
+            read_pack=none,
+            read_start=none,
+            read_stop=np.array([len(each) for each in buffers], dtype=np.int64),
+            part_chunk=np.array([0, len(chunks)]),
+            part_read=np.array([0, len(buffers)]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.part_chunk) - 1
+
+    def some(self, first: int, stop: int) -> Batch:
+        """Return consecutive parts."""
+        chunk, last_chunk = int(self.part_chunk[first]), int(self.part_chunk[stop])
+        read, last_read = int(self.part_read[first]), int(self.part_read[stop])
+        link, last_link = int(self.n_links[:chunk].sum()), int(self.n_links[:last_chunk].sum())
+        return Batch(
+            chunks=self.chunks[chunk:last_chunk],
+            n_links=self.n_links[chunk:last_chunk],
+            links=self.links[link:last_link],
+            link_read=self.link_read[link:last_link] - read,
+            link_begin=self.link_begin[link:last_link],
+            read_pack=self.read_pack[read:last_read],
+            read_start=self.read_start[read:last_read],
+            read_stop=self.read_stop[read:last_read],
+            part_chunk=self.part_chunk[first : stop + 1] - chunk,
+            part_read=self.part_read[first : stop + 1] - read,
+        )
+
+
+def can_decode() -> bool:
+    """Tell whether the compiled core decodes batches."""
+    return native.has_zstd
+
+
+def decode(
+    links: ChainLinks,
+    wanted: Wanted,
+    batch: Batch,
+    *,
+    source: Any,
+    kind: Any = MEMORY,
+    buffers: Sequence[Buffer] = (),
+    n_threads: int = 1,
+) -> Any:
+    """Read, decode and verify a batch with the compiled core; needs `can_decode`.
+
+    Args:
+        links: The links of all wanted chunks.
+        wanted: All wanted chunks. A chunk that fails leaves its memory untouched.
+        batch: The parts.
+        source: For each read its descriptor, -1 for a file that could not be opened, or the number of its buffer.
+        kind: `MEMORY`, `FILE` or `DIRECT`, for each read or for all.
+        buffers: The bytes of the reads of kind `MEMORY`, each from the start of its read on.
+        n_threads: Threads to use, the caller included.
+
+    Returns:
+        Numbers of the chunks that failed. The core names no reason.
+    """
+    assert native.core is not None
+    reads = np.empty(len(batch.read_pack), dtype=_READ)
+    reads["start"] = np.where(np.equal(kind, MEMORY), 0, batch.read_start)
+    reads["n_bytes"] = batch.read_stop - batch.read_start
+    reads["source"], reads["kind"] = source, kind
+    entries = links.places.entries
+    table = np.zeros(len(batch.links), dtype=_LINK)
+    table["begin"], table["read"] = batch.link_begin, batch.link_read
+    table["n_stored"], table["codec"] = entries["stored_bytes"][batch.links], entries["codec"][batch.links]
+    chunks = np.empty(len(batch.chunks), dtype=_CHUNK)
+    target = wanted.target
+    chunks["start"], chunks["block"] = target.start[batch.chunks], target.block[batch.chunks]
+    chunks["n_bytes"], chunks["n_links"] = target.n_bytes[batch.chunks], batch.n_links
+    chunks["first_link"] = batch.n_links.cumsum() - batch.n_links
+    chunks["digest"] = wanted.digests[batch.chunks]
+    parts = np.empty(len(batch), dtype=_PART)
+    parts["first_read"], parts["last_read"] = batch.part_read[:-1], batch.part_read[1:]
+    parts["first_chunk"], parts["last_chunk"] = batch.part_chunk[:-1], batch.part_chunk[1:]
+    statuses = native.core.decode(reads, table, chunks, parts, buffers, target.blocks, wanted.verify, n_threads)
+    return batch.chunks[np.flatnonzero(np.frombuffer(statuses, np.uint8))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """The faulty link of a chain."""
+
+    number: int
+    """Its position: 0 for the chunk itself, 1 for its base."""
+    reason: str
+
+
+def decode_chain(entries: Any, stored: Sequence[Buffer], expected: bytes | None, n_bytes: int) -> Buffer | Fault:
+    """Decode one chunk in Python, in memory of its own.
+
+    Args:
+        entries: The entries of its links, its own first.
+        stored: The stored bytes of each.
+        expected: The digest of the chunk; None skips verification.
+        n_bytes: The size of the chunk.
+    """
+    made = _decode_links(entries, stored, n_bytes, None)
+    if isinstance(made, Fault) or (expected is not None and digest(made) != expected):
+        # Now each link is compared with its digest, since a wrong base shows only in the result.
+        expected_of = [expected or entries["digest"][0].tobytes(), *map(bytes, entries["digest"][1:])]
+        again = _decode_links(entries, stored, n_bytes, expected_of)
+        assert isinstance(again, Fault), "what fails once fails again"
+        return again
+    return made
+
+
+def _decode_links(entries: Any, stored: Sequence[Buffer], n_bytes: int, digests: list[bytes] | None) -> Buffer | Fault:
+    made: Buffer | None = None
+    for number in range(len(stored) - 1, -1, -1):
+        try:
+            made = _decode_link(int(entries["codec"][number]), stored[number], n_bytes, made)
+        except FormatError as error:
+            return Fault(number=number, reason=str(error))
+        if digests is not None and (actual := digest(made)) != digests[number]:
+            return Fault(number=number, reason=f"its bytes hash to {actual.hex()}")
+    assert made is not None
+    return made
+
+
+def _decode_link(number: int, stored: Buffer, n_bytes: int, base: Buffer | None) -> Buffer:
+    codec = codec_numbered(number)
+    if codec is RAW and len(stored) == n_bytes:
+        return stored
+    out = memoryview(bytearray(n_bytes))
+    codec.decode_into(stored, out, base)
+    return out
