@@ -24,12 +24,13 @@
 #include <zstd_errors.h>
 
 #include "blake3.h"
+#include "join.h"
 #include "pool.h"
 #include "words.h"
 
 enum { RAW = 0, ZSTD = 1, SHUFFLE_ZSTD = 2, DELTA = 3, PLANES = 4 };
 enum { PLAIN = 0, GROUPED = 1, DECAYED = 2 };
-enum { PAGE = 4096, HUGE_PAGE = 2 << 20, KEPT_BYTES = 16 << 20, MOST_GROUPS = 15, MOST_PENDING = 64 };
+enum { PAGE = 4096, HUGE_PAGE = 2 << 20, KEPT_BYTES = 16 << 20, MOST_GROUPS = 15, MOST_WIDTH = 8, MOST_PENDING = 64 };
 enum { MOST_CHUNK_BYTES = 64 << 20, MOST_LINKS = 9 };
 
 #define MOST_PART_BYTES ((uint64_t)2 << 30)
@@ -141,15 +142,15 @@ static int decode_shuffled(Areas *areas, const uint8_t *stored, size_t n_stored,
     return CHUNK_GOOD;
 }
 
-/* Decode the planes of `length` words, each into its place behind the first `at` words of `n_words` in `areas->planes`. */
-static int decode_planes(Areas *areas, const uint8_t *part, size_t n_part, size_t width, size_t n_words, size_t at,
-                         size_t length) {
+/* Decode the planes of so many words. Planes stored as they are stay where they are; others are decoded to `areas->planes`. */
+static int decode_planes(Areas *areas, const uint8_t *part, size_t n_part, size_t width, size_t n_words,
+                         const uint8_t **planes) {
     size_t begin = 1 + 4 * width, total = begin;
     if (n_part < begin || part[0] != width)
         return CHUNK_MALFORMED;
     for (size_t place = 0; place < width; place++) {
         size_t size = u32_at(part + 1 + 4 * place);
-        if (size > length)
+        if (size > n_words)
             return CHUNK_MALFORMED;
         total += size;
     }
@@ -157,38 +158,39 @@ static int decode_planes(Areas *areas, const uint8_t *part, size_t n_part, size_
         return CHUNK_MALFORMED;
     for (size_t place = 0; place < width; place++) {
         size_t size = u32_at(part + 1 + 4 * place);
-        uint8_t *plane = areas->planes + place * n_words + at;
-        if (size == length) {
-            memcpy(plane, part + begin, size);
-        } else {
-            int status = decode_frame(areas, part + begin, size, plane, length);
+        planes[place] = part + begin;
+        if (size != n_words) {
+            uint8_t *plane = areas->planes + place * n_words;
+            int status = decode_frame(areas, part + begin, size, plane, n_words);
             if (status != CHUNK_GOOD)
                 return status;
+            planes[place] = plane;
         }
         begin += size;
     }
     return CHUNK_GOOD;
 }
 
-/* Join `areas->planes` to words, and add the base unless it is NULL. */
-static int join(Areas *areas, size_t n_words, size_t width, const uint8_t *base, const uint8_t *classes, size_t n_groups,
-                size_t unit, uint8_t *words) {
-    TcWords status = tc_join(areas->planes, n_words, width, base, classes, n_groups, unit, words);
-    return status == TC_FITS ? CHUNK_GOOD : status == TC_NO_MEMORY ? CHUNK_NO_MEMORY : CHUNK_MALFORMED;
+/* Decode the planes of so many words, and put the words together. */
+static int decode_words(Areas *areas, const uint8_t *part, size_t n_part, size_t width, size_t n_words, TcMeaning meaning,
+                        const uint8_t *base, uint8_t *words) {
+    const uint8_t *planes[MOST_WIDTH];
+    int status = decode_planes(areas, part, n_part, width, n_words, planes);
+    if (status == CHUNK_GOOD)
+        tc_join_planes(planes, n_words, width, meaning, base, words);
+    return status;
 }
 
-static int decode_words(Areas *areas, const uint8_t *stored, size_t n_stored, uint8_t *out, size_t n_bytes) {
+/* Decode a payload of codec 4. */
+static int decode_word_chunk(Areas *areas, const uint8_t *stored, size_t n_stored, uint8_t *out, size_t n_bytes) {
     size_t width = n_stored ? stored[0] : 0;
     if (width != 1 && width != 2 && width != 4 && width != 8)
         return CHUNK_MALFORMED;
     size_t n_words = n_bytes / width, tail = n_bytes % width;
     if (n_stored < tail)
         return CHUNK_MALFORMED;
-    int status = decode_planes(areas, stored, n_stored - tail, width, n_words, 0, n_words);
-    if (status != CHUNK_GOOD)
-        return status;
     memcpy(out + n_bytes - tail, stored + n_stored - tail, tail);
-    return join(areas, n_words, width, NULL, NULL, 1, 1, out);
+    return decode_words(areas, stored, n_stored - tail, width, n_words, TC_WORDS, NULL, out);
 }
 
 /* Decode a payload of the codecs that a delta may contain. */
@@ -197,11 +199,24 @@ static int decode_inner(Areas *areas, unsigned codec, const uint8_t *stored, siz
     if (codec == ZSTD)
         return decode_frame(areas, stored, n_stored, out, n_bytes);
     if (codec == PLANES)
-        return decode_words(areas, stored, n_stored, out, n_bytes);
+        return decode_word_chunk(areas, stored, n_stored, out, n_bytes);
     if (n_stored != n_bytes)
         return CHUNK_MALFORMED;
     memcpy(out, stored, n_bytes);
     return CHUNK_GOOD;
+}
+
+/* Turn zigzag differences into differences, or with a base into sums, in place. Only deltas of other inner codecs than planes
+ * need it; no release writes them. */
+static void undo_zigzag(uint8_t *words, size_t n_words, size_t width, const uint8_t *base) {
+    for (size_t at = 0; at < n_words; at++) {
+        uint64_t word = 0, of_base = 0;
+        memcpy(&word, words + at * width, width);
+        if (base != NULL)
+            memcpy(&of_base, base + at * width, width);
+        of_base += (word >> 1) ^ (0 - (word & 1));
+        memcpy(words + at * width, &of_base, width);
+    }
 }
 
 /* Decode a grouped delta, from behind its first two bytes on. */
@@ -217,43 +232,34 @@ static int decode_groups(Areas *areas, unsigned inner, size_t width, const uint8
         if (thresholds[number] <= thresholds[number - 1])
             return CHUNK_MALFORMED;
     size_t n_words = n_bytes / (unit * width) * unit, tail = n_bytes - n_words * width, total = begin + tail;
-    size_t sizes[MOST_GROUPS], lengths[TC_MOST_CLASSES];
+    size_t sizes[MOST_GROUPS], lengths[MOST_GROUPS], of_class[TC_MOST_CLASSES];
     for (size_t group = 0; group < n_groups; group++)
         total += sizes[group] = u32_at(stored + n_groups + 4 * group);
     if (total != n_stored)
         return CHUNK_MALFORMED;
-    if (tc_number_units(base, n_words, width, thresholds, n_groups - 1, unit, areas->classes, lengths) != TC_FITS)
+    if (tc_count_units(base, n_words, width, thresholds, n_groups - 1, unit, areas->classes, of_class) != TC_FITS)
         return CHUNK_MALFORMED; /* there are more classes than a byte tells apart */
+    tc_count_groups(of_class, n_groups, unit, lengths);
     int is_split = inner == PLANES;
     for (size_t group = 0, at = begin; group < n_groups; at += sizes[group++])
         is_split = is_split && sizes[group] > 0 && stored[at] == width;
-    int status = CHUNK_GOOD;
-    size_t done = 0;
-    for (size_t group = 0, at = begin; group < n_groups && status == CHUNK_GOOD; at += sizes[group++]) {
-        const uint8_t *part = stored + at;
-        if (is_split)
-            status = decode_planes(areas, part, sizes[group], width, n_words, done, lengths[group]);
-        else
-            status = decode_inner(areas, inner, part, sizes[group], areas->grouped + done * width, lengths[group] * width);
-        done += lengths[group];
+    uint8_t *grouped = areas->grouped;
+    for (size_t group = 0, at = begin; group < n_groups; at += sizes[group++]) {
+        size_t n_grouped = lengths[group] * width;
+        int status = is_split ? decode_words(areas, stored + at, sizes[group], width, lengths[group], TC_DIFFERENCES, NULL,
+                                             grouped)
+                              : decode_inner(areas, inner, stored + at, sizes[group], grouped, n_grouped);
+        if (status != CHUNK_GOOD)
+            return status;
+        grouped += n_grouped;
     }
-    if (status != CHUNK_GOOD)
-        return status;
-    if (!is_split && tc_split(areas->grouped, n_words, width, NULL, NULL, 1, 1, areas->planes) != TC_FITS)
-        return CHUNK_MALFORMED;
+    if (!is_split)
+        undo_zigzag(areas->grouped, n_words, width, NULL);
+    uint32_t cursors[TC_MOST_CLASSES * TC_MOST_UNIT];
+    tc_begin_order(of_class, n_groups, unit, cursors);
+    tc_ungroup(areas->grouped, n_words, width, base, areas->classes, unit, cursors, out);
     memcpy(out + n_bytes - tail, stored + n_stored - tail, tail);
-    return join(areas, n_words, width, base, areas->classes, n_groups, unit, out);
-}
-
-/* Add the base to zigzag differences, in place. */
-static void add(uint8_t *words, const uint8_t *base, size_t n_words, size_t width) {
-    for (size_t at = 0; at < n_words; at++) {
-        uint64_t difference = 0, of_base = 0;
-        memcpy(&difference, words + at * width, width);
-        memcpy(&of_base, base + at * width, width);
-        of_base += (difference >> 1) ^ (0 - (difference & 1));
-        memcpy(words + at * width, &of_base, width);
-    }
+    return CHUNK_GOOD;
 }
 
 /* Compute single precision words after weight decay. */
@@ -287,15 +293,12 @@ static int decode_delta(Areas *areas, const uint8_t *stored, size_t n_stored, co
     if (inner == PLANES && n_stored > begin && stored[begin] == width) {
         if (n_stored - begin < tail)
             return CHUNK_MALFORMED;
-        int status = decode_planes(areas, stored + begin, n_stored - tail - begin, width, n_words, 0, n_words);
-        if (status != CHUNK_GOOD)
-            return status;
         memcpy(out + n_bytes - tail, stored + n_stored - tail, tail);
-        return join(areas, n_words, width, base, NULL, 1, 1, out);
+        return decode_words(areas, stored + begin, n_stored - tail - begin, width, n_words, TC_SUMS, base, out);
     }
     int status = decode_inner(areas, inner, stored + begin, n_stored - begin, out, n_bytes);
     if (status == CHUNK_GOOD)
-        add(out, base, n_words, width);
+        undo_zigzag(out, n_words, width, base);
     return status;
 }
 

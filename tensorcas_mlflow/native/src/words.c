@@ -10,6 +10,7 @@
  */
 #include "methods.h"
 
+#include "join.h"
 #include "words.h"
 
 #include <stdlib.h>
@@ -19,7 +20,7 @@
 #error "words are little-endian in chunks and in memory; without this module numpy does it"
 #endif
 
-enum { UNIT_ROOM = 8, BLOCK_WORDS = 4096 };
+enum { UNIT_ROOM = TC_MOST_UNIT, BLOCK_WORDS = 4096 };
 
 /* The places of a chunk's words in its planes. */
 typedef struct {
@@ -39,21 +40,11 @@ typedef struct {
     else                                                                                                               \
         LOOP(__VA_ARGS__, 8);
 
-/* Four planes or more, read in a hundred places at once, overflow the nearest cache. So their words are joined in order first,
- * which takes half of the time. For two planes it would take twice as long. */
-#define IS_WIDE(BYTES) ((BYTES) >= 4)
-
 /* The loops over words of one size. Every call passes a constant UNIT, so that the compiler unrolls them. */
 #define KERNELS(WORD, BYTES)                                                                                           \
     static inline WORD load_##WORD(const uint8_t *from) {                                                              \
         WORD word;                                                                                                     \
         memcpy(&word, from, BYTES);                                                                                    \
-        return word;                                                                                                   \
-    }                                                                                                                  \
-    static inline WORD gather_##WORD(const uint8_t *planes, size_t n_words, size_t at) {                               \
-        WORD word = 0;                                                                                                 \
-        for (size_t place = 0; place < BYTES; place++)                                                                 \
-            word = (WORD)(word | (WORD)((WORD)planes[place * n_words + at] << (8 * place)));                           \
         return word;                                                                                                   \
     }                                                                                                                  \
     static inline void scatter_##WORD(uint8_t *planes, size_t n_words, size_t at, WORD word) {                         \
@@ -64,9 +55,6 @@ typedef struct {
         WORD difference = (WORD)(word - base);                                                                         \
         WORD sign = (WORD)(0 - (difference >> (8 * BYTES - 1)));                                                       \
         return (WORD)((WORD)(difference << 1) ^ sign);                                                                 \
-    }                                                                                                                  \
-    static inline WORD sum_##WORD(WORD difference, WORD base) {                                                        \
-        return (WORD)(((WORD)(difference >> 1) ^ (WORD)(0 - (difference & 1))) + base);                                \
     }                                                                                                                  \
     static inline void split_units_##WORD(Order *order, const uint8_t *restrict words, const uint8_t *restrict base,   \
                                           uint8_t *restrict planes, const size_t UNIT) {                               \
@@ -82,25 +70,8 @@ typedef struct {
                 scatter_##WORD(planes, n_words, cursors[place]++, unit[place]);                                        \
         }                                                                                                              \
     }                                                                                                                  \
-    /* Reads planes or, for wide words, words that were joined already. */                                             \
-    static inline void join_units_##WORD(Order *order, const uint8_t *restrict from, const uint8_t *restrict base,     \
-                                         uint8_t *restrict words, const size_t UNIT) {                                 \
-        size_t n_words = order->n_words, n_units = n_words / UNIT;                                                     \
-        for (size_t number = 0; number < n_units; number++) {                                                          \
-            uint32_t *cursors = order->cursors + order->classes[number] * UNIT;                                        \
-            WORD unit[UNIT_ROOM], of_base[UNIT_ROOM];                                                                  \
-            memcpy(of_base, base + number * (UNIT * BYTES), UNIT * BYTES);                                             \
-            for (size_t place = 0; place < UNIT; place++) {                                                            \
-                size_t at = cursors[place]++;                                                                          \
-                unit[place] = IS_WIDE(BYTES) ? load_##WORD(from + at * BYTES) : gather_##WORD(from, n_words, at);      \
-            }                                                                                                          \
-            for (size_t place = 0; place < UNIT; place++)                                                              \
-                unit[place] = sum_##WORD(unit[place], of_base[place]);                                                 \
-            memcpy(words + number * (UNIT * BYTES), unit, UNIT * BYTES);                                               \
-        }                                                                                                              \
-    }                                                                                                                  \
     /* Writes the eight bits below the top one of each word. */                                                        \
-    static void magnitudes_##WORD(const uint8_t *restrict base, size_t n_words, uint8_t *restrict magnitudes) {        \
+    TC_VECTORS static void magnitudes_##WORD(const uint8_t *restrict base, size_t n_words, uint8_t *restrict magnitudes) {        \
         for (size_t at = 0; at < n_words; at++)                                                                        \
             magnitudes[at] = (uint8_t)((WORD)(load_##WORD(base + at * BYTES) << 1) >> (8 * BYTES - 8));                \
     }                                                                                                                  \
@@ -117,32 +88,6 @@ typedef struct {
             for (size_t at = 0; at < n_words; at++)                                                                    \
                 scatter_##WORD(planes, n_words, at, load_##WORD(words + at * BYTES));                                  \
         }                                                                                                              \
-    }                                                                                                                  \
-    static void join_in_order_##WORD(size_t n_words, const uint8_t *restrict planes, const uint8_t *restrict base,     \
-                                     uint8_t *restrict words) {                                                        \
-        for (size_t at = 0; at < n_words; at++) {                                                                      \
-            WORD word = gather_##WORD(planes, n_words, at);                                                            \
-            if (base != NULL)                                                                                          \
-                word = sum_##WORD(word, load_##WORD(base + at * BYTES));                                               \
-            memcpy(words + at * BYTES, &word, BYTES);                                                                  \
-        }                                                                                                              \
-    }                                                                                                                  \
-    /* Returns 0 if there is no memory. */                                                                             \
-    static int join_##WORD(Order *order, const uint8_t *restrict planes, const uint8_t *restrict base,                 \
-                           uint8_t *restrict words) {                                                                  \
-        if (order->classes == NULL) {                                                                                  \
-            join_in_order_##WORD(order->n_words, planes, base, words);                                                 \
-        } else if (!IS_WIDE(BYTES)) {                                                                                  \
-            WITH_CONSTANT(order->unit, join_units_##WORD, order, planes, base, words)                                  \
-        } else {                                                                                                       \
-            uint8_t *grouped = malloc(order->n_words * BYTES + 1);                                                     \
-            if (grouped == NULL)                                                                                       \
-                return 0;                                                                                              \
-            join_in_order_##WORD(order->n_words, planes, NULL, grouped);                                               \
-            WITH_CONSTANT(order->unit, join_units_##WORD, order, grouped, base, words)                                 \
-            free(grouped);                                                                                             \
-        }                                                                                                              \
-        return 1;                                                                                                      \
     }
 
 KERNELS(uint8_t, 1)
@@ -164,32 +109,36 @@ static size_t count_classes(size_t n_groups, size_t unit) {
     return n_classes;
 }
 
-/* Number units by the groups of their words, the digits of the number, the first word's the last one.
- *
- * Of the bytes of a unit, as one number, times the powers of the number of groups in the opposite order, the byte at the
- * end is the sum of all products; those below it are less than 256 too. */
-static inline void number_of_groups(const uint8_t *restrict groups, size_t n_units, size_t n_groups,
-                                    uint8_t *restrict classes, const size_t unit) {
-    uint64_t powers = 0;
-    for (size_t place = 0, power = 1; place < unit; place++, power *= n_groups)
-        powers |= (uint64_t)power << (8 * (unit - 1 - place));
-    for (size_t number = 0; number < n_units; number++) {
-        uint64_t digits = 0;
-        memcpy(&digits, groups + number * unit, unit);
-        classes[number] = (uint8_t)(digits * powers >> (8 * (unit - 1)));
+/* Number units by the groups of their words, the digits of the number, the first word's the last one. */
+TC_VECTORS static void number_groups(const uint8_t *restrict magnitudes, size_t n_words, const uint8_t *thresholds,
+                                     size_t n_groups, uint8_t *restrict groups) {
+    memset(groups, 0, n_words);
+    for (size_t number = 0; number + 1 < n_groups; number++)
+        for (size_t at = 0; at < n_words; at++)
+            groups[at] = (uint8_t)(groups[at] + (magnitudes[at] > thresholds[number]));
+}
+
+/* Make one number of two neighbours, each of `n_values` values. */
+TC_VECTORS static void join_numbers(const uint8_t *numbers, size_t n_halves, unsigned n_values, uint8_t *half) {
+    for (size_t at = 0; at < n_halves; at++) {
+        uint16_t both;
+        memcpy(&both, numbers + 2 * at, sizeof both);
+        half[at] = (uint8_t)((both & 255) + n_values * (both >> 8));
     }
 }
 
-TcWords tc_number_units(const uint8_t *base, size_t n_words, size_t width, const uint8_t *thresholds, size_t n_thresholds,
-                        size_t unit, uint8_t *classes, size_t *lengths) {
-    size_t n_groups = n_thresholds + 1, n_classes = count_classes(n_groups, unit), of_class[TC_MOST_CLASSES] = {0};
+TcWords tc_count_units(const uint8_t *base, size_t n_words, size_t width, const uint8_t *thresholds, size_t n_thresholds,
+                       size_t unit, uint8_t *classes, size_t *of_class) {
+    size_t n_groups = n_thresholds + 1, n_classes = count_classes(n_groups, unit);
     if (!is_power(width) || n_classes == 0 || n_words % unit != 0)
         return TC_DOES_NOT_FIT;
-    uint8_t magnitudes[BLOCK_WORDS], groups[BLOCK_WORDS];
+    uint8_t magnitudes[BLOCK_WORDS], groups[BLOCK_WORDS], pairs[BLOCK_WORDS / 2], fours[BLOCK_WORDS / 4];
+    uint32_t counts[4][TC_MOST_CLASSES] = {{0}};
     size_t n_units = n_words / unit, units_of_block = BLOCK_WORDS / unit;
     for (size_t begin = 0; begin < n_units; begin += units_of_block) {
         size_t here = n_units - begin < units_of_block ? n_units - begin : units_of_block, n_here = here * unit;
         const uint8_t *block = base + begin * unit * width;
+        uint8_t *numbers = classes + begin;
         if (width == 1)
             magnitudes_uint8_t(block, n_here, magnitudes);
         else if (width == 2)
@@ -198,24 +147,61 @@ TcWords tc_number_units(const uint8_t *base, size_t n_words, size_t width, const
             magnitudes_uint32_t(block, n_here, magnitudes);
         else
             magnitudes_uint64_t(block, n_here, magnitudes);
-        memset(groups, 0, n_here);
-        for (size_t number = 0; number + 1 < n_groups; number++)
-            for (size_t at = 0; at < n_here; at++)
-                groups[at] = (uint8_t)(groups[at] + (magnitudes[at] > thresholds[number]));
-        WITH_CONSTANT(unit, number_of_groups, groups, here, n_groups, classes + begin)
+        unsigned values = (unsigned)n_groups;
+        number_groups(magnitudes, n_here, thresholds, n_groups, unit == 1 ? numbers : groups);
+        if (unit > 1)
+            join_numbers(groups, n_here / 2, values, unit == 2 ? numbers : pairs);
+        if (unit > 2)
+            join_numbers(pairs, n_here / 4, values * values, unit == 4 ? numbers : fours);
+        if (unit > 4)
+            join_numbers(fours, n_here / 8, values * values * values * values, numbers);
+        /* Neighbours are often of one class: with one table each count would wait for the one before. */
+        size_t at = 0;
+        for (; at + 4 <= here; at += 4)
+            for (size_t lane = 0; lane < 4; lane++)
+                counts[lane][numbers[at + lane]]++;
+        for (; at < here; at++)
+            counts[0][numbers[at]]++;
     }
-    for (size_t number = 0; number < n_units; number++)
-        of_class[classes[number]]++;
+    for (size_t number = 0; number < TC_MOST_CLASSES; number++)
+        of_class[number] = (size_t)counts[0][number] + counts[1][number] + counts[2][number] + counts[3][number];
+    return TC_FITS;
+}
+
+void tc_count_groups(const size_t *of_class, size_t n_groups, size_t unit, size_t *lengths) {
     memset(lengths, 0, n_groups * sizeof *lengths);
-    for (size_t number = 0; number < n_classes; number++)
+    for (size_t number = 0; number < count_classes(n_groups, unit); number++)
         for (size_t place = 0, rest = number; place < unit; place++, rest /= n_groups)
             lengths[rest % n_groups] += of_class[number];
-    return TC_FITS;
+}
+
+TcWords tc_number_units(const uint8_t *base, size_t n_words, size_t width, const uint8_t *thresholds, size_t n_thresholds,
+                        size_t unit, uint8_t *classes, size_t *lengths) {
+    size_t of_class[TC_MOST_CLASSES];
+    TcWords status = tc_count_units(base, n_words, width, thresholds, n_thresholds, unit, classes, of_class);
+    if (status == TC_FITS)
+        tc_count_groups(of_class, n_thresholds + 1, unit, lengths);
+    return status;
+}
+
+void tc_begin_order(const size_t *of_class, size_t n_groups, size_t unit, uint32_t *cursors) {
+    size_t next[TC_MOST_CLASSES + 1] = {0}, n_classes = count_classes(n_groups, unit);
+    tc_count_groups(of_class, n_groups, unit, next + 1);
+    for (size_t group = 1; group < n_groups; group++)
+        next[group] += next[group - 1];
+    /* Groups one after the other; in each the first words of units, then the second ones, ...; of those the units in the
+     * order of their classes. */
+    for (size_t place = 0, power = 1; place < unit; place++, power *= n_groups)
+        for (size_t number = 0; number < n_classes; number++) {
+            size_t group = number / power % n_groups;
+            cursors[number * unit + place] = (uint32_t)next[group];
+            next[group] += of_class[number];
+        }
 }
 
 /* Compute the places of the words; return 0 if a class does not belong to so many groups. */
 static int begin_order(Order *order, const uint8_t *classes, size_t n_words, size_t n_groups, size_t unit) {
-    size_t of_class[TC_MOST_CLASSES] = {0}, next[TC_MOST_CLASSES] = {0}, n_classes = count_classes(n_groups, unit);
+    size_t of_class[TC_MOST_CLASSES] = {0}, n_classes = count_classes(n_groups, unit);
     order->n_words = n_words;
     order->unit = unit;
     order->classes = classes;
@@ -226,20 +212,7 @@ static int begin_order(Order *order, const uint8_t *classes, size_t n_words, siz
     for (size_t number = n_classes; number < TC_MOST_CLASSES; number++)
         if (of_class[number] != 0)
             return 0;
-    for (size_t number = 0; number < n_classes; number++)
-        for (size_t place = 0, rest = number; place < unit; place++, rest /= n_groups)
-            if (rest % n_groups + 1 < n_groups)
-                next[rest % n_groups + 1] += of_class[number];
-    for (size_t group = 1; group < n_groups; group++)
-        next[group] += next[group - 1];
-    /* Groups one after the other; in each the first words of units, then the second ones, ...; of those the units in the
-     * order of their classes. */
-    for (size_t place = 0, power = 1; place < unit; place++, power *= n_groups)
-        for (size_t number = 0; number < n_classes; number++) {
-            size_t group = number / power % n_groups;
-            order->cursors[number * unit + place] = (uint32_t)next[group];
-            next[group] += of_class[number];
-        }
+    tc_begin_order(of_class, n_groups, unit, order->cursors);
     return 1;
 }
 
@@ -272,18 +245,22 @@ TcWords tc_split(const uint8_t *words, size_t n_words, size_t width, const uint8
 TcWords tc_join(const uint8_t *planes, size_t n_words, size_t width, const uint8_t *base, const uint8_t *classes,
                 size_t n_groups, size_t unit, uint8_t *words) {
     Order order;
-    int has_room;
     if (!prepare(&order, n_words, width, base, classes, n_groups, unit))
         return TC_DOES_NOT_FIT;
-    if (width == 1)
-        has_room = join_uint8_t(&order, planes, base, words);
-    else if (width == 2)
-        has_room = join_uint16_t(&order, planes, base, words);
-    else if (width == 4)
-        has_room = join_uint32_t(&order, planes, base, words);
-    else
-        has_room = join_uint64_t(&order, planes, base, words);
-    return has_room ? TC_FITS : TC_NO_MEMORY;
+    const uint8_t *of_width[8];
+    for (size_t place = 0; place < width; place++)
+        of_width[place] = planes + place * n_words;
+    if (classes == NULL) {
+        tc_join_planes(of_width, n_words, width, base == NULL ? TC_WORDS : TC_SUMS, base, words);
+        return TC_FITS;
+    }
+    uint8_t *grouped = malloc(n_words * width + 1);
+    if (grouped == NULL)
+        return TC_NO_MEMORY;
+    tc_join_planes(of_width, n_words, width, TC_DIFFERENCES, NULL, grouped);
+    tc_ungroup(grouped, n_words, width, base, classes, unit, order.cursors, words);
+    free(grouped);
+    return TC_FITS;
 }
 
 static PyObject *refuse(TcWords why) {

@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { TC_MOST_CLASSES = 256 };
+enum { TC_MOST_CLASSES = 256, TC_MOST_UNIT = 8 };
 
 typedef enum { TC_FITS, TC_DOES_NOT_FIT, TC_NO_MEMORY } TcWords;
 
@@ -16,6 +16,13 @@ typedef enum { TC_FITS, TC_DOES_NOT_FIT, TC_NO_MEMORY } TcWords;
  * more than TC_MOST_CLASSES classes. */
 TcWords tc_number_units(const uint8_t *base, size_t n_words, size_t width, const uint8_t *thresholds, size_t n_thresholds,
                         size_t unit, uint8_t *classes, size_t *lengths);
+
+/* Do the same, and return the units of each of TC_MOST_CLASSES classes, from which tc_count_groups makes the words of each group,
+ * and tc_begin_order the places of the words in their groups: a cursor for each class and place in a unit. */
+TcWords tc_count_units(const uint8_t *base, size_t n_words, size_t width, const uint8_t *thresholds, size_t n_thresholds,
+                       size_t unit, uint8_t *classes, size_t *of_class);
+void tc_count_groups(const size_t *of_class, size_t n_groups, size_t unit, size_t *lengths);
+void tc_begin_order(const size_t *of_class, size_t n_groups, size_t unit, uint32_t *cursors);
 
 /* Split words, or their differences from a base unless it is NULL, into planes: width bytes a word in each buffer. With
  * classes, one for each unit, the words stand in the order of their groups; without (NULL), n_groups and unit do not matter.
