@@ -232,14 +232,15 @@ static int decode_groups(Areas *areas, unsigned inner, size_t width, const uint8
         if (thresholds[number] <= thresholds[number - 1])
             return CHUNK_MALFORMED;
     size_t n_words = n_bytes / (unit * width) * unit, tail = n_bytes - n_words * width, total = begin + tail;
-    size_t sizes[MOST_GROUPS], lengths[MOST_GROUPS], of_class[TC_MOST_CLASSES];
+    size_t sizes[MOST_GROUPS], lengths[MOST_GROUPS];
+    TcCounts of_class;
     for (size_t group = 0; group < n_groups; group++)
         total += sizes[group] = u32_at(stored + n_groups + 4 * group);
     if (total != n_stored)
         return CHUNK_MALFORMED;
-    if (tc_count_units(base, n_words, width, thresholds, n_groups - 1, unit, areas->classes, of_class) != TC_FITS)
+    if (tc_count_units(base, n_words, width, thresholds, n_groups - 1, unit, areas->classes, &of_class) != TC_FITS)
         return CHUNK_MALFORMED; /* there are more classes than a byte tells apart */
-    tc_count_groups(of_class, n_groups, unit, lengths);
+    tc_count_groups(&of_class, n_groups, unit, lengths);
     int is_split = inner == PLANES;
     for (size_t group = 0, at = begin; group < n_groups; at += sizes[group++])
         is_split = is_split && sizes[group] > 0 && stored[at] == width;
@@ -255,9 +256,9 @@ static int decode_groups(Areas *areas, unsigned inner, size_t width, const uint8
     }
     if (!is_split)
         undo_zigzag(areas->grouped, n_words, width, NULL);
-    uint32_t cursors[TC_MOST_CLASSES * TC_MOST_UNIT];
-    tc_begin_order(of_class, n_groups, unit, cursors);
-    tc_ungroup(areas->grouped, n_words, width, base, areas->classes, unit, cursors, out);
+    TcCursors cursors;
+    tc_begin_order(&of_class, n_groups, unit, &cursors);
+    tc_ungroup(areas->grouped, n_words, width, base, areas->classes, unit, &cursors, out);
     memcpy(out + n_bytes - tail, stored + n_stored - tail, tail);
     return CHUNK_GOOD;
 }

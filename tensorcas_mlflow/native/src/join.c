@@ -38,34 +38,37 @@ TC_VECTORS static void join_quarters(const uint32_t *restrict low, const uint32_
             words[at] = (WORD)(words[at] + of_base);                                                                   \
         }                                                                                                              \
     }                                                                                                                  \
-    /* UNIT is constant in every call. The cursors of a class are one vector, and all of them advance by one. */       \
-    static inline void move_##WORD(const uint8_t *restrict grouped, const uint8_t *restrict classes, size_t n_units,   \
-                                   uint32_t *restrict cursors, WORD *restrict words, const size_t UNIT) {              \
-        for (size_t number = 0; number < n_units; number++) {                                                          \
-            uint32_t *mine = cursors + classes[number] * UNIT, places[8];                                              \
-            memcpy(places, mine, UNIT * sizeof *places);                                                               \
-            for (size_t place = 0; place < UNIT; place++)                                                              \
-                mine[place] = places[place] + 1;                                                                       \
-            for (size_t place = 0; place < UNIT; place++)                                                              \
-                memcpy(words + number * UNIT + place, grouped + places[place] * sizeof *words, sizeof *words);         \
-        }                                                                                                              \
+    /* UNIT is constant in every call. */                                                                              \
+    static inline void move_##WORD(const uint8_t *restrict grouped, size_t class, uint32_t *restrict cursors,          \
+                                   WORD *restrict words, const size_t UNIT) {                                          \
+        uint32_t *mine = cursors + class * UNIT, places[TC_MOST_UNIT];                                                 \
+        memcpy(places, mine, UNIT * sizeof *places);                                                                   \
+        for (size_t place = 0; place < UNIT; place++)                                                                  \
+            mine[place] = places[place] + 1;                                                                           \
+        for (size_t place = 0; place < UNIT; place++)                                                                  \
+            memcpy(words + place, grouped + places[place] * sizeof *words, sizeof *words);                             \
     }                                                                                                                  \
-    static void ungroup_##WORD(const uint8_t *grouped, size_t n_words, const uint8_t *base, const uint8_t *classes,    \
-                               size_t unit, uint32_t *cursors, uint8_t *out) {                                         \
-        WORD words[BLOCK];                                                                                             \
-        for (size_t begin = 0; begin < n_words; begin += BLOCK) {                                                      \
-            size_t here = n_words - begin < BLOCK ? n_words - begin : BLOCK, n_units = here / unit;                    \
-            const uint8_t *of_units = classes + begin / unit;                                                          \
-            if (unit == 1)                                                                                             \
-                move_##WORD(grouped, of_units, n_units, cursors, words, 1);                                            \
-            else if (unit == 2)                                                                                        \
-                move_##WORD(grouped, of_units, n_units, cursors, words, 2);                                            \
-            else if (unit == 4)                                                                                        \
-                move_##WORD(grouped, of_units, n_units, cursors, words, 4);                                            \
-            else                                                                                                       \
-                move_##WORD(grouped, of_units, n_units, cursors, words, 8);                                            \
-            add_##WORD(words, base + begin * sizeof(WORD), here);                                                      \
-            memcpy(out + begin * sizeof(WORD), words, here * sizeof(WORD));                                            \
+    static inline void ungroup_##WORD(const uint8_t *grouped, size_t n_words, const uint8_t *base,                     \
+                                      const uint8_t *classes, TcCursors *cursors, uint8_t *out, const size_t UNIT) {   \
+        WORD words[TC_STREAMS][BLOCK / TC_STREAMS];                                                                    \
+        size_t n_units = n_words / UNIT, length = n_units / TC_STREAMS, most = BLOCK / TC_STREAMS / UNIT;              \
+        for (size_t begin = 0; begin < length; begin += most) {                                                        \
+            size_t here = length - begin < most ? length - begin : most;                                               \
+            for (size_t at = 0; at < here; at++)                                                                       \
+                for (size_t stream = 0; stream < TC_STREAMS; stream++)                                                 \
+                    move_##WORD(grouped, classes[stream * length + begin + at], cursors->places[stream],               \
+                                words[stream] + at * UNIT, UNIT);                                                      \
+            for (size_t stream = 0; stream < TC_STREAMS; stream++) {                                                   \
+                size_t first = (stream * length + begin) * UNIT * sizeof(WORD);                                        \
+                add_##WORD(words[stream], base + first, here * UNIT);                                                  \
+                memcpy(out + first, words[stream], here * UNIT * sizeof(WORD));                                        \
+            }                                                                                                          \
+        }                                                                                                              \
+        for (size_t number = TC_STREAMS * length; number < n_units; number++) {                                        \
+            size_t first = number * UNIT * sizeof(WORD);                                                               \
+            move_##WORD(grouped, classes[number], cursors->places[TC_STREAMS - 1], words[0], UNIT);                    \
+            add_##WORD(words[0], base + first, UNIT);                                                                  \
+            memcpy(out + first, words[0], UNIT * sizeof(WORD));                                                        \
         }                                                                                                              \
     }                                                                                                                  \
     static void finish_##WORD(WORD *words, size_t n_words, TcMeaning meaning, const uint8_t *base, uint8_t *out) {     \
@@ -120,14 +123,26 @@ void tc_join_planes(const uint8_t *const *planes, size_t n_words, size_t width, 
     }
 }
 
+#define UNGROUP(WORD)                                                                                                  \
+    do {                                                                                                               \
+        if (unit == 1)                                                                                                 \
+            ungroup_##WORD(grouped, n_words, base, classes, cursors, words, 1);                                        \
+        else if (unit == 2)                                                                                            \
+            ungroup_##WORD(grouped, n_words, base, classes, cursors, words, 2);                                        \
+        else if (unit == 4)                                                                                            \
+            ungroup_##WORD(grouped, n_words, base, classes, cursors, words, 4);                                        \
+        else                                                                                                           \
+            ungroup_##WORD(grouped, n_words, base, classes, cursors, words, 8);                                        \
+    } while (0)
+
 void tc_ungroup(const uint8_t *grouped, size_t n_words, size_t width, const uint8_t *base, const uint8_t *classes,
-                size_t unit, uint32_t *cursors, uint8_t *words) {
+                size_t unit, TcCursors *cursors, uint8_t *words) {
     if (width == 1)
-        ungroup_uint8_t(grouped, n_words, base, classes, unit, cursors, words);
+        UNGROUP(uint8_t);
     else if (width == 2)
-        ungroup_uint16_t(grouped, n_words, base, classes, unit, cursors, words);
+        UNGROUP(uint16_t);
     else if (width == 4)
-        ungroup_uint32_t(grouped, n_words, base, classes, unit, cursors, words);
+        UNGROUP(uint32_t);
     else
-        ungroup_uint64_t(grouped, n_words, base, classes, unit, cursors, words);
+        UNGROUP(uint64_t);
 }

@@ -24,9 +24,9 @@ typedef enum { TC_WORDS, TC_DIFFERENCES, TC_SUMS } TcMeaning;
 void tc_join_planes(const uint8_t *const *planes, size_t n_words, size_t width, TcMeaning meaning, const uint8_t *base,
                     uint8_t *words);
 
-/* Move units of differences from the order of their groups to their places, and add them to the base. `cursors` holds the
- * place of the next word of each class and place in a unit, as tc_begin_order computes them. */
+/* Move units of differences from the order of their groups to their places, and add them to the base. The cursors come
+ * from tc_begin_order. */
 void tc_ungroup(const uint8_t *grouped, size_t n_words, size_t width, const uint8_t *base, const uint8_t *classes,
-                size_t unit, uint32_t *cursors, uint8_t *words);
+                size_t unit, TcCursors *cursors, uint8_t *words);
 
 #endif

@@ -27,7 +27,7 @@ typedef struct {
     size_t n_words;
     size_t unit;             /* words that move together */
     const uint8_t *classes;  /* of each unit; NULL: words keep their order */
-    uint32_t cursors[TC_MOST_CLASSES * UNIT_ROOM]; /* for each class and place in a unit: the place of its next word */
+    TcCursors cursors;
 } Order;
 
 #define WITH_CONSTANT(UNIT, LOOP, ...)                                                                                 \
@@ -58,16 +58,19 @@ typedef struct {
     }                                                                                                                  \
     static inline void split_units_##WORD(Order *order, const uint8_t *restrict words, const uint8_t *restrict base,   \
                                           uint8_t *restrict planes, const size_t UNIT) {                               \
-        size_t n_words = order->n_words, n_units = n_words / UNIT;                                                     \
-        for (size_t number = 0; number < n_units; number++) {                                                          \
-            uint32_t *cursors = order->cursors + order->classes[number] * UNIT;                                        \
-            WORD unit[UNIT_ROOM], of_base[UNIT_ROOM];                                                                  \
-            memcpy(unit, words + number * (UNIT * BYTES), UNIT * BYTES);                                               \
-            memcpy(of_base, base + number * (UNIT * BYTES), UNIT * BYTES);                                             \
-            for (size_t place = 0; place < UNIT; place++)                                                              \
-                unit[place] = difference_##WORD(unit[place], of_base[place]);                                          \
-            for (size_t place = 0; place < UNIT; place++)                                                              \
-                scatter_##WORD(planes, n_words, cursors[place]++, unit[place]);                                        \
+        size_t n_words = order->n_words, n_units = n_words / UNIT, length = n_units / TC_STREAMS;                      \
+        for (size_t stream = 0, number = 0; stream < TC_STREAMS; stream++) {                                           \
+            size_t end = stream + 1 < TC_STREAMS ? number + length : n_units;                                          \
+            for (; number < end; number++) {                                                                           \
+                uint32_t *cursors = order->cursors.places[stream] + order->classes[number] * UNIT;                     \
+                WORD unit[UNIT_ROOM], of_base[UNIT_ROOM];                                                              \
+                memcpy(unit, words + number * (UNIT * BYTES), UNIT * BYTES);                                           \
+                memcpy(of_base, base + number * (UNIT * BYTES), UNIT * BYTES);                                         \
+                for (size_t place = 0; place < UNIT; place++)                                                          \
+                    unit[place] = difference_##WORD(unit[place], of_base[place]);                                      \
+                for (size_t place = 0; place < UNIT; place++)                                                          \
+                    scatter_##WORD(planes, n_words, cursors[place]++, unit[place]);                                    \
+            }                                                                                                          \
         }                                                                                                              \
     }                                                                                                                  \
     /* Writes the eight bits below the top one of each word. */                                                        \
@@ -127,13 +130,24 @@ TC_VECTORS static void join_numbers(const uint8_t *numbers, size_t n_halves, uns
     }
 }
 
+/* Count the units of each class. Neighbours are often of one class, and each count would wait for the one before; counts of the
+ * streams do not. */
+static void count_classes_of_streams(const uint8_t *classes, size_t n_units, TcCounts *of_class) {
+    size_t length = n_units / TC_STREAMS;
+    memset(of_class, 0, sizeof *of_class);
+    for (size_t at = 0; at < length; at++)
+        for (size_t stream = 0; stream < TC_STREAMS; stream++)
+            of_class->counts[stream][classes[stream * length + at]]++;
+    for (size_t at = TC_STREAMS * length; at < n_units; at++)
+        of_class->counts[TC_STREAMS - 1][classes[at]]++;
+}
+
 TcWords tc_count_units(const uint8_t *base, size_t n_words, size_t width, const uint8_t *thresholds, size_t n_thresholds,
-                       size_t unit, uint8_t *classes, size_t *of_class) {
+                       size_t unit, uint8_t *classes, TcCounts *of_class) {
     size_t n_groups = n_thresholds + 1, n_classes = count_classes(n_groups, unit);
     if (!is_power(width) || n_classes == 0 || n_words % unit != 0)
         return TC_DOES_NOT_FIT;
     uint8_t magnitudes[BLOCK_WORDS], groups[BLOCK_WORDS], pairs[BLOCK_WORDS / 2], fours[BLOCK_WORDS / 4];
-    uint32_t counts[4][TC_MOST_CLASSES] = {{0}};
     size_t n_units = n_words / unit, units_of_block = BLOCK_WORDS / unit;
     for (size_t begin = 0; begin < n_units; begin += units_of_block) {
         size_t here = n_units - begin < units_of_block ? n_units - begin : units_of_block, n_here = here * unit;
@@ -155,36 +169,29 @@ TcWords tc_count_units(const uint8_t *base, size_t n_words, size_t width, const 
             join_numbers(pairs, n_here / 4, values * values, unit == 4 ? numbers : fours);
         if (unit > 4)
             join_numbers(fours, n_here / 8, values * values * values * values, numbers);
-        /* Neighbours are often of one class: with one table each count would wait for the one before. */
-        size_t at = 0;
-        for (; at + 4 <= here; at += 4)
-            for (size_t lane = 0; lane < 4; lane++)
-                counts[lane][numbers[at + lane]]++;
-        for (; at < here; at++)
-            counts[0][numbers[at]]++;
     }
-    for (size_t number = 0; number < TC_MOST_CLASSES; number++)
-        of_class[number] = (size_t)counts[0][number] + counts[1][number] + counts[2][number] + counts[3][number];
+    count_classes_of_streams(classes, n_units, of_class);
     return TC_FITS;
 }
 
-void tc_count_groups(const size_t *of_class, size_t n_groups, size_t unit, size_t *lengths) {
+void tc_count_groups(const TcCounts *of_class, size_t n_groups, size_t unit, size_t *lengths) {
     memset(lengths, 0, n_groups * sizeof *lengths);
     for (size_t number = 0; number < count_classes(n_groups, unit); number++)
         for (size_t place = 0, rest = number; place < unit; place++, rest /= n_groups)
-            lengths[rest % n_groups] += of_class[number];
+            for (size_t stream = 0; stream < TC_STREAMS; stream++)
+                lengths[rest % n_groups] += of_class->counts[stream][number];
 }
 
 TcWords tc_number_units(const uint8_t *base, size_t n_words, size_t width, const uint8_t *thresholds, size_t n_thresholds,
                         size_t unit, uint8_t *classes, size_t *lengths) {
-    size_t of_class[TC_MOST_CLASSES];
-    TcWords status = tc_count_units(base, n_words, width, thresholds, n_thresholds, unit, classes, of_class);
+    TcCounts of_class;
+    TcWords status = tc_count_units(base, n_words, width, thresholds, n_thresholds, unit, classes, &of_class);
     if (status == TC_FITS)
-        tc_count_groups(of_class, n_thresholds + 1, unit, lengths);
+        tc_count_groups(&of_class, n_thresholds + 1, unit, lengths);
     return status;
 }
 
-void tc_begin_order(const size_t *of_class, size_t n_groups, size_t unit, uint32_t *cursors) {
+void tc_begin_order(const TcCounts *of_class, size_t n_groups, size_t unit, TcCursors *cursors) {
     size_t next[TC_MOST_CLASSES + 1] = {0}, n_classes = count_classes(n_groups, unit);
     tc_count_groups(of_class, n_groups, unit, next + 1);
     for (size_t group = 1; group < n_groups; group++)
@@ -194,25 +201,27 @@ void tc_begin_order(const size_t *of_class, size_t n_groups, size_t unit, uint32
     for (size_t place = 0, power = 1; place < unit; place++, power *= n_groups)
         for (size_t number = 0; number < n_classes; number++) {
             size_t group = number / power % n_groups;
-            cursors[number * unit + place] = (uint32_t)next[group];
-            next[group] += of_class[number];
+            for (size_t stream = 0; stream < TC_STREAMS; stream++) {
+                cursors->places[stream][number * unit + place] = (uint32_t)next[group];
+                next[group] += of_class->counts[stream][number];
+            }
         }
 }
 
 /* Compute the places of the words; return 0 if a class does not belong to so many groups. */
 static int begin_order(Order *order, const uint8_t *classes, size_t n_words, size_t n_groups, size_t unit) {
-    size_t of_class[TC_MOST_CLASSES] = {0}, n_classes = count_classes(n_groups, unit);
+    TcCounts of_class;
     order->n_words = n_words;
     order->unit = unit;
     order->classes = classes;
     if (classes == NULL)
         return 1;
-    for (size_t number = 0; number < n_words / unit; number++)
-        of_class[classes[number]]++;
-    for (size_t number = n_classes; number < TC_MOST_CLASSES; number++)
-        if (of_class[number] != 0)
-            return 0;
-    tc_begin_order(of_class, n_groups, unit, order->cursors);
+    count_classes_of_streams(classes, n_words / unit, &of_class);
+    for (size_t number = count_classes(n_groups, unit); number < TC_MOST_CLASSES; number++)
+        for (size_t stream = 0; stream < TC_STREAMS; stream++)
+            if (of_class.counts[stream][number] != 0)
+                return 0;
+    tc_begin_order(&of_class, n_groups, unit, &order->cursors);
     return 1;
 }
 
@@ -258,7 +267,7 @@ TcWords tc_join(const uint8_t *planes, size_t n_words, size_t width, const uint8
     if (grouped == NULL)
         return TC_NO_MEMORY;
     tc_join_planes(of_width, n_words, width, TC_DIFFERENCES, NULL, grouped);
-    tc_ungroup(grouped, n_words, width, base, classes, unit, order.cursors, words);
+    tc_ungroup(grouped, n_words, width, base, classes, unit, &order.cursors, words);
     free(grouped);
     return TC_FITS;
 }

@@ -17,12 +17,24 @@ typedef enum { TC_FITS, TC_DOES_NOT_FIT, TC_NO_MEMORY } TcWords;
 TcWords tc_number_units(const uint8_t *base, size_t n_words, size_t width, const uint8_t *thresholds, size_t n_thresholds,
                         size_t unit, uint8_t *classes, size_t *lengths);
 
-/* Do the same, and return the units of each of TC_MOST_CLASSES classes, from which tc_count_groups makes the words of each group,
- * and tc_begin_order the places of the words in their groups: a cursor for each class and place in a unit. */
+/* Units fall into TC_STREAMS streams of neighbours, of equal length but for the last one, each with counts and cursors of its
+ * own, so that work on one stream does not wait for work on another. */
+enum { TC_STREAMS = 4 };
+
+typedef struct {
+    uint32_t counts[TC_STREAMS][TC_MOST_CLASSES]; /* of the units of each class */
+} TcCounts;
+
+typedef struct {
+    uint32_t places[TC_STREAMS][TC_MOST_CLASSES * TC_MOST_UNIT]; /* for each class and place in a unit: of its next word */
+} TcCursors;
+
+/* Like tc_number_units, but count the units of each class; tc_count_groups makes the lengths of them, and tc_begin_order the
+ * places of the words in their groups. */
 TcWords tc_count_units(const uint8_t *base, size_t n_words, size_t width, const uint8_t *thresholds, size_t n_thresholds,
-                       size_t unit, uint8_t *classes, size_t *of_class);
-void tc_count_groups(const size_t *of_class, size_t n_groups, size_t unit, size_t *lengths);
-void tc_begin_order(const size_t *of_class, size_t n_groups, size_t unit, uint32_t *cursors);
+                       size_t unit, uint8_t *classes, TcCounts *of_class);
+void tc_count_groups(const TcCounts *of_class, size_t n_groups, size_t unit, size_t *lengths);
+void tc_begin_order(const TcCounts *of_class, size_t n_groups, size_t unit, TcCursors *cursors);
 
 /* Split words, or their differences from a base unless it is NULL, into planes: width bytes a word in each buffer. With
  * classes, one for each unit, the words stand in the order of their groups; without (NULL), n_groups and unit do not matter.
