@@ -29,7 +29,7 @@ from tensorcas_mlflow.codecs._choose import (
     guess_itemsize,
     typesize_of,
 )
-from tensorcas_mlflow.codecs._codec import MOST_OVERHEAD_BYTES, RAW, Codec
+from tensorcas_mlflow.codecs._codec import MOST_OVERHEAD_BYTES, RAW, Codec, compiled_encoder
 from tensorcas_mlflow.codecs._delta import DECAYED_BYTES, DELTA, Transform
 from tensorcas_mlflow.codecs._planes import PLANES, Effort, PlaneCoding
 from tensorcas_mlflow.codecs._words import WORD_BYTES
@@ -54,6 +54,7 @@ __all__ = [
     "choose_codings",
     "choose_transform",
     "codec_numbered",
+    "compiled_encoder",
     "encode_best",
     "estimate_share",
     "guess_itemsize",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.base.digest import Buffer
-from tensorcas_mlflow.codecs._codec import RAW, Codec
+from tensorcas_mlflow.codecs._codec import RAW, Codec, compiled_encoder
 from tensorcas_mlflow.codecs._delta import DELTA, Transform, fit_decay
 from tensorcas_mlflow.codecs._planes import PLANES, PlaneCoding, codings_for
 from tensorcas_mlflow.codecs._words import UNIT_WORDS, WORDS, stretches_of, subtract, words_in
@@ -76,6 +76,10 @@ def encode_best(raw: Buffer, itemsize: int) -> tuple[Codec, int, Buffer]:
     Returns:
         The codec, the element size for the pack's table, and the payload.
     """
+    encoder = compiled_encoder()
+    if encoder is not None:
+        number, typesize, payload = encoder.encode_best(raw, itemsize)
+        return (CODECS[number], typesize, payload) if number else (RAW, 1, raw)
     if len(raw) < 32:
         return RAW, 1, raw
     codec = _codec_for(raw, itemsize)
@@ -138,6 +142,10 @@ def estimate_share(raw: Buffer, width: int, *, base: Buffer | None = None) -> fl
     Returns:
         0 to 1; 1 for no words at all.
     """
+    encoder = compiled_encoder()
+    if encoder is not None:
+        share: float = encoder.estimate_share(raw, width, base)
+        return share
     words = _sample(raw, width)
     if len(words) == 0:
         return 1.0
@@ -148,6 +156,9 @@ def estimate_share(raw: Buffer, width: int, *, base: Buffer | None = None) -> fl
 
 def choose_codings(raw: Buffer, width: int, *, base: Buffer | None = None) -> tuple[PlaneCoding, ...]:
     """Choose codings for the planes of a chunk, or of its differences from a base; see `estimate_share`."""
+    encoder = compiled_encoder()
+    if encoder is not None:
+        return tuple(map(PlaneCoding, encoder.choose_codings(raw, width, base)))
     words = _sample(raw, width)
     if base is not None:
         words = _differences(words, _sample(base, width))
@@ -171,6 +182,10 @@ def choose_transform(
     Returns:
         The transform, and the words per unit.
     """
+    encoder = compiled_encoder()
+    if encoder is not None:
+        transform, unit = encoder.choose_transform(raw, width, base, bytes(codings), at_any_cost)
+        return Transform(transform), unit
     piece = _middle(raw, _TRIED_BYTES), width, _middle(base, _TRIED_BYTES)
     worth = 1.0 if at_any_cost else _WORTH_SLOWER
     ways = [(Transform.GROUPED, UNIT_WORDS[width]), (Transform.GROUPED, 1)]

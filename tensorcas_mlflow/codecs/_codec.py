@@ -1,12 +1,26 @@
-"""The contract of a codec, and codec 0, which stores a chunk as it is."""
+"""The contract of a codec, codec 0, which stores a chunk as it is, and the compiled encoder of all others."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from types import ModuleType
 from typing import ClassVar
 
 from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.errors import FormatError
+from tensorcas_mlflow.native import core, has_zstd
+
+_ENCODER: ModuleType | None = core if has_zstd else None
+
+
+def compiled_encoder() -> ModuleType | None:
+    """Return the functions of the compiled core that encode chunks; None if the core lacks them.
+
+    They make the decisions of the Python code in this room, and payloads of the same format. Zstandard may be of
+    another release there, so the bytes may differ.
+    """
+    return _ENCODER
+
 
 MOST_OVERHEAD_BYTES = 4096
 """A payload is at most this much longer than twice its chunk. A reader refuses a longer one and allocates nothing."""

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.base.digest import Buffer
-from tensorcas_mlflow.codecs._codec import RAW, Codec
+from tensorcas_mlflow.codecs._codec import RAW, Codec, compiled_encoder
 from tensorcas_mlflow.codecs._planes import (
     FEW_WORDS,
     PLANES,
@@ -192,6 +192,11 @@ class _Delta(Codec):
             raise ValueError("a delta is encoded against a base of the chunk's size")
         width = itemsize if itemsize in WORDS else 1
         unit = unit or UNIT_WORDS[width] if transform is Transform.GROUPED else 1
+        encoder = compiled_encoder()
+        if encoder is not None:
+            chosen = codings and bytes(codings)
+            payload: bytes = encoder.encode_delta(raw, width, base, transform, unit, chosen, effort)
+            return payload
         words, tail = words_in(data, width, unit)
         base_words, _ = words_in(np.frombuffer(base, np.uint8), width, unit)
         decay = fit_decay(words, base_words) if transform is Transform.DECAYED else None

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from enum import Enum, IntEnum
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
 
 from tensorcas_mlflow.base.digest import Buffer
-from tensorcas_mlflow.codecs._codec import Codec
+from tensorcas_mlflow.codecs._codec import Codec, compiled_encoder
 from tensorcas_mlflow.codecs._words import WORDS, join, planes_in, room_for_planes, split, stretches_of, words_in
 from tensorcas_mlflow.codecs._zstd import CONTEXTS, frames_into
 from tensorcas_mlflow.errors import FormatError
@@ -29,14 +29,14 @@ FEW_WORDS = 2 * SAMPLE_WORDS
 """For so many words or fewer, both codings are tried on all of them instead of on a sample."""
 
 
-class PlaneCoding(Enum):
-    """Encoding of one plane."""
+class PlaneCoding(IntEnum):
+    """Encoding of one plane; the compiled encoder knows the numbers."""
 
-    KEEP = "keep"
+    KEEP = 0
     """None: the bytes as they are."""
-    ENTROPY = "entropy"
+    ENTROPY = 1
     """Huffman codes, and matches only where they are long."""
-    MATCH = "match"
+    MATCH = 2
     """An ordinary level of Zstandard, for zeros, indices and whatever else repeats."""
 
 
@@ -69,17 +69,14 @@ class _Planes(Codec):
             codings: Coding of each plane, the least significant bytes first; None to choose them here.
             effort: Time to spend.
         """
-        return b"".join(self.encode_in_parts(raw, itemsize, codings, effort))
-
-    @staticmethod
-    def encode_in_parts(
-        raw: Buffer, itemsize: int, codings: Sequence[PlaneCoding] | None, effort: Effort
-    ) -> list[Buffer]:
-        """Encode a chunk as `encode_as` does, but return the parts, some of them in scratch memory."""
+        encoder = compiled_encoder()
+        if encoder is not None:
+            payload: bytes = encoder.encode_planes(raw, itemsize, codings and bytes(codings), effort)
+            return payload
         words, tail = words_in(np.frombuffer(raw, np.uint8), itemsize if itemsize in WORDS else 1)
         if codings is None and len(words) > FEW_WORDS:
             codings = codings_for(words)
-        return [*encode_planes(split(words), codings, effort), tail]
+        return b"".join([*encode_planes(split(words), codings, effort), tail])
 
     def decode_into(self, stored: Buffer, out: memoryview, base: Buffer | None = None) -> None:
         stored = memoryview(stored)

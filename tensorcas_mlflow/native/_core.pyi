@@ -38,4 +38,30 @@ def use_hash_kernel(name: str, /) -> None: ...
 
 # decode.c
 
-# encode.c
+# encode.c; absent without libzstd
+
+def encode_group(
+    data: Sequence[Buffer],
+    bases: Sequence[Buffer | None] | None,
+    itemsizes: Buffer,
+    how: Buffer,
+    is_sampled: Buffer,
+    begins_row: Buffer,
+    digests: Buffer,
+    recipes: Buffer,
+    checks: bool,
+    entries: Buffer,
+    out: Buffer,
+    /,
+) -> tuple[int, int, int, int]: ...
+def encode_best(raw: Buffer, itemsize: int, /) -> tuple[int, int, bytes | None]: ...
+def compress(data: Buffer, level: int, /) -> bytes: ...
+def encode_planes(raw: Buffer, itemsize: int, codings: bytes | None, effort: int, /) -> bytes: ...
+def encode_delta(
+    raw: Buffer, itemsize: int, base: Buffer, transform: int, unit: int, codings: bytes | None, effort: int, /
+) -> bytes: ...
+def choose_codings(raw: Buffer, width: int, base: Buffer | None, /) -> bytes: ...
+def choose_transform(
+    raw: Buffer, width: int, base: Buffer, codings: bytes, at_any_cost: bool, /
+) -> tuple[int, int]: ...
+def estimate_share(raw: Buffer, width: int, base: Buffer | None, /) -> float: ...

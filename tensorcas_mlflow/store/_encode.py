@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from tensorcas_mlflow.base import config, threads
 from tensorcas_mlflow.base.digest import Buffer, Digests, digest
-from tensorcas_mlflow.codecs import RAW, Codec, Effort, encode_best
+from tensorcas_mlflow.codecs import RAW, Codec, Effort, compiled_encoder, encode_best
 from tensorcas_mlflow.errors import ConflictError
 from tensorcas_mlflow.layout import ENTRY, RAW_ALIGNMENT, STORED_DIGEST_BYTES, Base, Entries, PayloadGroup, is_delta
 from tensorcas_mlflow.store._bases import MAX_DEPTH, BasePlan
@@ -127,6 +128,8 @@ _SAMPLED = 32
 """One chunk in so many is a sample."""
 _LEAST_GAIN = 1 / 8
 """Small chunks are encoded one by one only if this saves so much of the samples: each costs tens of microseconds."""
+_OVERHEAD_BYTES = 4096
+"""Bytes by which a payload may be longer than its chunk while it is made."""
 _JOINED_BYTES = 16 << 10
 """Parts smaller than this on average are joined: writing each by itself would take longer."""
 
@@ -168,30 +171,33 @@ def encode_chunks(
     # Small amounts are divided among the threads: the caller is waiting.
     share = int(source.sizes[chunks].sum()) // (2 * config.n_threads())
     most_bytes = min(GROUP_BYTES, max(_LEAST_GROUP_BYTES, share))
-    groups = source.pieces(chunks, most_bytes=most_bytes, most=GROUP_PIECES)
     recipes = Recipes(source, chunks, policy, plan, chooser)
     origin = source.origin if source.is_live else None
-    yield from encode_pieces(groups, policy, is_text=is_text, origin=origin, recipes=recipes, keep=keep)
+    yield from encode_pieces(
+        source.pieces(chunks), policy, is_text=is_text, origin=origin, recipes=recipes, keep=keep, most_bytes=most_bytes
+    )
 
 
 def encode_pieces(
-    groups: Iterable[Pieces],
+    batches: Iterable[Pieces],
     policy: Policy,
     *,
     is_text: Any = None,
     origin: OriginOf | None = None,
     recipes: Recipes | None = None,
     keep: KeepChunks | None = None,
+    most_bytes: int = GROUP_BYTES,
 ) -> Iterator[PayloadGroup]:
-    """Encode groups of chunks.
+    """Encode chunks, in groups.
 
     Args:
-        groups: Consumed only as results are taken, so memory stays bounded.
+        batches: Consumed only as results are taken, so memory stays bounded. The bases of a batch are read together.
         policy: Encoding effort.
         is_text: For each row whether it is text, or bytes outside of tensors. By default the element size decides.
         origin: Returns the owner of a row's bytes, if the owner may change them; None if nobody else has them.
         recipes: Encodings of the chunks of large tensors; None to decide chunk by chunk.
         keep: See `encode_chunks`.
+        most_bytes: Maximum bytes of a group, unless it is a single chunk.
 
     Yields:
         Input of a pack writer, in the order of the chunks.
@@ -202,20 +208,22 @@ def encode_pieces(
     encode = partial(_encode, policy=policy, is_text=is_text, origin=origin, keep=keep)
 
     def with_recipes() -> Iterator[tuple[Pieces, list[Recipe | None]]]:
-        for group in groups:
-            yield group, recipes.of(group) if recipes else [None] * len(group.data)
+        for batch in batches:
+            of_batch = recipes.of(batch) if recipes else [None] * len(batch.data)
+            for part in groups_of([len(piece) for piece in batch.data], most_bytes):
+                yield batch.some(part), of_batch[part]
 
     for encoded in threads.ordered_map(encode, with_recipes()):
         yield from encoded
 
 
-def groups_of(sizes: Any) -> Iterator[slice]:
+def groups_of(sizes: Any, most_bytes: int = GROUP_BYTES) -> Iterator[slice]:
     """Split chunks, given by their sizes, into neighbours encoded together."""
     ends = np.cumsum(sizes)
     begin = 0
     while begin < len(ends):
         before = int(ends[begin - 1]) if begin else 0
-        end = max(int(np.searchsorted(ends, before + GROUP_BYTES, side="right")), begin + 1)
+        end = max(int(np.searchsorted(ends, before + most_bytes, side="right")), begin + 1)
         end = min(end, begin + GROUP_PIECES)
         yield slice(begin, end)
         begin = end
@@ -230,30 +238,163 @@ def _encode(
     keep: KeepChunks | None,
 ) -> list[PayloadGroup]:
     pieces, recipes = group
-    data = pieces.data if origin is None or pieces.are_hashed else _checked_copies(pieces, origin)
+    encoder = compiled_encoder()
+    data, checks = pieces.data, origin is not None and not pieces.are_hashed
+    if checks and (keep is not None or encoder is None):
+        assert origin is not None
+        data, checks = _checked_copies(pieces, origin), False
     if keep is not None and origin is not None:
         keep(pieces.digests, data)
+    sizes = np.fromiter(map(len, data), dtype=np.int64, count=len(data))
     text = pieces.itemsizes == 1 if is_text is None else is_text[pieces.rows]
-    encoded = _encoded(data, pieces.itemsizes, text, policy, recipes)
-    n_raw = np.fromiter(map(len, data), dtype=np.int64, count=len(data))
-    is_aligned = np.array([codec is RAW for codec, _, _ in encoded], dtype=bool) & pieces.begins_row
-    # A tensor's continuation must stay adjacent to its beginning, whatever begins after it.
-    begin = int(is_aligned.argmax())
-    parts = [slice(0, begin), slice(begin, len(data))] if begin else [slice(0, len(data))]
-    groups = [_laid_out(encoded[part], n_raw[part], pieces.digests[part], is_aligned[part]) for part in parts]
+    is_candidate = text if policy is Policy.FAST else np.ones(len(data), dtype=bool)
+    is_sampled = is_candidate & (sizes < _SMALL_BYTES) & ~text
+    if encoder is None:
+        encoded = _encoded(data, pieces.itemsizes, is_candidate, is_sampled, recipes)
+        groups, parts = _laid_out(encoded, sizes, pieces)
+    else:
+        call = _Call(pieces, data, sizes, is_candidate, is_sampled, recipes)
+        changed = call.run(encoder, checks=checks)
+        if changed is not None:
+            assert origin is not None
+            raise _changed_meanwhile(origin(changed))
+        groups, parts = call.groups()
     for laid_out, part in zip(groups, parts, strict=True):
         _name_bases(laid_out.entries, recipes[part])
     return groups
 
 
 def _name_bases(entries: Entries, recipes: list[Recipe | None]) -> None:
-    for at in np.flatnonzero(is_delta(entries)).tolist():
-        recipe = recipes[at]
-        assert recipe is not None
-        assert recipe.named is not None
-        entries["depth"][at] = recipe.named.depth + 1
-        entries["base_pack"][at] = np.frombuffer(bytes.fromhex(recipe.named.pack), np.uint8)
-        entries["base_digest"][at] = np.frombuffer(recipe.named.digest, np.uint8)
+    deltas = np.flatnonzero(is_delta(entries))
+    if len(deltas) == 0:
+        return
+    named = [recipe.named for recipe in (recipes[at] for at in deltas.tolist()) if recipe is not None]
+    bases = [base for base in named if base is not None]
+    entries["depth"][deltas] = [base.depth + 1 for base in bases]
+    packs = bytes.fromhex("".join([base.pack for base in bases]))
+    entries["base_pack"][deltas] = np.frombuffer(packs, np.uint8).reshape(len(deltas), -1)
+    entries["base_digest"][deltas] = np.frombuffer(b"".join([base.digest for base in bases]), np.uint8).reshape(-1, 32)
+
+
+def _changed_meanwhile(owner: str | None) -> ConflictError:
+    return ConflictError(f"{owner} was changed while it was saved: save it again")
+
+
+_RECIPE = np.dtype(
+    [
+        ("plain_share", "<f8"),
+        ("itemsize", "<u4"),
+        ("effort", "u1"),
+        ("has_codings", "u1"),
+        ("has_delta", "u1"),
+        ("has_delta_codings", "u1"),
+        ("transform", "u1"),
+        ("unit", "u1"),
+        ("codings", "S8"),
+        ("delta_codings", "S8"),
+        ("unused", "V6"),
+    ]
+)
+"""A choice, in the form that the compiled encoder reads (``native/src/encode.c``)."""
+_AS_IT_IS, _BY_ELEMENTS = -2, -1
+"""Instead of the number of a recipe: the chunk is stored raw, or `encode_best` decides."""
+
+
+def _recipe_row(choice: EncodingChoice) -> tuple[Any, ...]:
+    delta = choice.delta
+    delta_codings = None if delta is None else delta.codings
+    return (
+        choice.plain_share,
+        choice.itemsize,
+        choice.effort,
+        choice.codings is not None,
+        delta is not None,
+        delta_codings is not None,
+        0 if delta is None else delta.transform,
+        1 if delta is None else delta.unit,
+        bytes(choice.codings or ()),
+        bytes(delta_codings or ()),
+        b"",
+    )
+
+
+class _Call:
+    """One call of the compiled encoder, for a group of chunks."""
+
+    def __init__(
+        self,
+        pieces: Pieces,
+        data: list[Any],
+        sizes: Any,
+        is_candidate: Any,
+        is_sampled: Any,
+        recipes: list[Recipe | None],
+    ) -> None:
+        """Describe the chunks; see `_encoded`."""
+        self._pieces = pieces
+        self._data = data
+        self._is_sampled = is_sampled
+        self._how = np.where(is_candidate, _BY_ELEMENTS, _AS_IT_IS).astype(np.int32)
+        self._bases = None
+        choices: dict[int, int] = {}
+        rows: list[tuple[Any, ...]] = []
+        if any(recipes):
+            for at, recipe in enumerate(recipes):
+                if recipe is not None and is_candidate[at]:
+                    number = choices.setdefault(id(recipe.choice), len(rows))
+                    if number == len(rows):
+                        rows.append(_recipe_row(recipe.choice))
+                    self._how[at] = number
+            self._bases = [None if recipe is None else recipe.base for recipe in recipes]
+        self._choices = np.array(rows, dtype=_RECIPE)
+        self._entries: Entries = np.empty(len(data), dtype=ENTRY)
+        self._out = np.empty(int(sizes.sum()) + RAW_ALIGNMENT * len(data) + _OVERHEAD_BYTES, np.uint8)
+
+    def run(self, encoder: ModuleType, *, checks: bool) -> int | None:
+        """Encode.
+
+        Args:
+            encoder: Functions of the compiled core.
+            checks: Whether to copy each chunk first, and to check the copy against its digest.
+
+        Returns:
+            The row of a chunk that differs from its digest; None if there is none.
+        """
+        pieces = self._pieces
+        changed, self._n_bytes, self._first, self._first_bytes = encoder.encode_group(
+            self._data,
+            self._bases,
+            np.maximum(pieces.itemsizes, 1).astype(np.uint32),
+            self._how,
+            self._is_sampled,
+            np.ascontiguousarray(pieces.begins_row),
+            np.ascontiguousarray(pieces.digests),
+            self._choices,
+            checks,
+            self._entries.view(np.uint8),
+            self._out,
+        )
+        return None if changed < 0 else int(pieces.rows[changed])
+
+    def groups(self) -> tuple[list[PayloadGroup], list[slice]]:
+        """Return the result; see `_laid_out`."""
+        groups: list[PayloadGroup] = []
+        parts: list[slice] = []
+        for begin, end, rows in (
+            (0, self._first_bytes, slice(0, self._first)),
+            (self._first_bytes, self._n_bytes, slice(self._first, len(self._data))),
+        ):
+            if rows.start < rows.stop:
+                groups.append(
+                    PayloadGroup(
+                        entries=self._entries[rows],
+                        parts=[self._out[begin:end].data],
+                        n_bytes=end - begin,
+                        is_aligned=rows.start == self._first,
+                    )
+                )
+                parts.append(rows)
+        return groups, parts
 
 
 def _checked_copies(pieces: Pieces, origin: OriginOf) -> list[Any]:
@@ -269,7 +410,7 @@ def _checked_copies(pieces: Pieces, origin: OriginOf) -> list[Any]:
     actual = np.frombuffer(b"".join(map(digest, copies)), np.uint8).reshape(pieces.digests.shape)
     changed = np.flatnonzero((actual != pieces.digests).any(axis=1))
     if len(changed):
-        raise ConflictError(f"{origin(int(pieces.rows[changed[0]]))} was changed while it was saved: save it again")
+        raise _changed_meanwhile(origin(int(pieces.rows[changed[0]])))
     return copies
 
 
@@ -285,18 +426,25 @@ _Encoded = tuple[Codec, int, Buffer]
 
 
 def _encoded(
-    data: list[Any], itemsizes: Any, is_text: Any, policy: Policy, recipes: list[Recipe | None]
+    data: list[Any], itemsizes: Any, is_candidate: Any, is_sampled: Any, recipes: list[Recipe | None]
 ) -> list[_Encoded]:
-    """Encode chunks: those of large tensors as chosen for these, others by a look at each."""
+    """Encode chunks: those of large tensors as chosen for these, others by a look at each.
+
+    Args:
+        data: The chunks.
+        itemsizes: Size of an element of each.
+        is_candidate: Flags of the chunks to encode; the others stay raw.
+        is_sampled: Flags of the small ones: if there are many and a sample gains little, all of them stay raw.
+        recipes: See `Recipes.of`.
+    """
     out: list[_Encoded] = [(RAW, 1, raw) for raw in data]
-    candidates = np.flatnonzero(is_text) if policy is Policy.FAST else np.arange(len(data))
-    small = candidates[[len(data[at]) < _SMALL_BYTES and not is_text[at] for at in candidates.tolist()]]
+    small = np.flatnonzero(is_sampled)
     if len(small) > _SAMPLED:
         samples = small[::_SAMPLED].tolist()
         n_stored = sum([len(encode_best(data[at], int(itemsizes[at]))[2]) for at in samples])
         if n_stored > (1 - _LEAST_GAIN) * sum([len(data[at]) for at in samples]):
-            candidates = np.setdiff1d(candidates, small, assume_unique=True)
-    for at in candidates.tolist():
+            is_candidate = is_candidate & ~is_sampled
+    for at in np.flatnonzero(is_candidate).tolist():
         recipe = recipes[at]
         if recipe is None:
             out[at] = encode_best(data[at], int(itemsizes[at]))
@@ -305,8 +453,20 @@ def _encoded(
     return out
 
 
-def _laid_out(encoded: list[_Encoded], n_raw: Any, digests: Digests, is_aligned: Any) -> PayloadGroup:
-    """Lay out encoded chunks: a tensor with a raw first chunk begins at a multiple of 64."""
+def _laid_out(encoded: list[_Encoded], n_raw: Any, pieces: Pieces) -> tuple[list[PayloadGroup], list[slice]]:
+    """Lay out encoded chunks: a tensor with a raw first chunk begins at a multiple of 64.
+
+    Returns:
+        One group or two, and the chunks of each: a tensor's continuation must stay adjacent to its beginning, whatever
+        begins after it.
+    """
+    is_aligned = np.array([codec is RAW for codec, _, _ in encoded], dtype=bool) & pieces.begins_row
+    begin = int(is_aligned.argmax())
+    parts = [slice(0, begin), slice(begin, len(encoded))] if begin else [slice(0, len(encoded))]
+    return [_group_of(encoded[part], n_raw[part], pieces.digests[part], is_aligned[part]) for part in parts], parts
+
+
+def _group_of(encoded: list[_Encoded], n_raw: Any, digests: Digests, is_aligned: Any) -> PayloadGroup:
     codecs, typesizes, stored = zip(*encoded, strict=True)
     entries = np.zeros(len(stored), dtype=ENTRY)
     entries["digest"] = digests

@@ -51,6 +51,18 @@ class Pieces:
     are_hashed: bool = False
     """Whether ``data`` are the very bytes that were hashed, and nobody can have changed them since."""
 
+    def some(self, part: slice) -> Pieces:
+        """Return neighbours among these chunks."""
+        return Pieces(
+            chunks=self.chunks[part],
+            rows=self.rows[part],
+            data=self.data[part],
+            digests=self.digests[part],
+            itemsizes=self.itemsizes[part],
+            begins_row=self.begins_row[part],
+            are_hashed=self.are_hashed,
+        )
+
 
 class Source(ABC):
     """The rows of one checkpoint or file, and their bytes."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import shutil
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.codecs import DELTA, PLANES, Effort, Transform, _words
+from tensorcas_mlflow.codecs import DELTA, PLANES, Effort, Transform, _codec, _words
 from tensorcas_mlflow.codecs._words import UNIT_WORDS, WORDS, Groups, join, room_for_planes, split
 
 rng = np.random.default_rng(0)
@@ -19,10 +20,13 @@ KERNELS: Any = _words.KERNELS
 
 
 @pytest.fixture(scope="module", autouse=True)
-def loops() -> None:
-    """Run each test once, and not for each kind of loop: these tests compare both."""
+def loops() -> Iterator[None]:
+    """Run each test once, and not for each kind of loop: these tests compare both, below the Python encoder."""
     if KERNELS is None:
         pytest.skip("the package was built without a compiler")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_codec, "_ENCODER", None)
+        yield
 
 
 def words_of(width: int) -> tuple[Any, Any]:

@@ -1,4 +1,1154 @@
-/* Batches of chunks: encode. */
+/* The encoder: payloads of chunks, and their entries in a pack's table (docs/format.md, Codecs and Packs).
+ *
+ * `encode_group` encodes the chunks of one group into one buffer, without the interpreter's lock. The functions below it
+ * encode one chunk with one codec. All make the decisions that the Python code in `codecs` and `store/_choose.py` makes.
+ *
+ * A worker holds the Zstandard contexts and the scratch memory of one call. Workers are kept for later calls, so a context is
+ * set up once.
+ */
 #include "methods.h"
 
+#ifndef TC_HAS_ZSTD
+
 PyMethodDef tc_encode_methods[] = {{NULL, NULL, 0, NULL}};
+
+#else
+
+#include "blake3.h"
+#include "words.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <zstd.h>
+
+enum { RAW = 0, WHOLE = 1, SHUFFLE_ZSTD = 2, DELTA = 3, PLANES = 4 };           /* codecs */
+enum { PLAIN = 0, GROUPED = 1, DECAYED = 2 };                                 /* transforms */
+enum { KEEP = 0, ENTROPY = 1, MATCH = 2 };                                    /* codings of planes */
+enum { SMALL_EFFORT = 2 };
+
+#define NOT_SMALLER SIZE_MAX
+#define LEAST_GAIN 0.97
+#define CLEARLY_SMALLER 0.97
+#define LEAST_PLANE_GAIN 0.985
+#define WORTH_SLOWER 0.99
+#define ENOUGH 0.96
+
+enum {
+    MOST_PLANES = 8,
+    MOST_GROUPS = 15,
+    PLANE_SAMPLE_WORDS = 4096,
+    FEW_WORDS = 2 * PLANE_SAMPLE_WORDS,
+    SHARE_SAMPLE_WORDS = 2048,
+    N_STRETCHES = 4,
+    LEAST_ENCODED_BYTES = 32,
+    LEAST_SHUFFLED_BYTES = 512,
+    MAX_RECORD_BYTES = 0xFFFF,
+    MAX_TYPESIZE = 255,
+    MIXED_ITEMSIZE = 8,
+    SMALL_CHUNK_BYTES = 64 << 10,
+    RECORDS_TRIED_BYTES = 16 << 10,
+    TRIED_BYTES = 64 << 10,
+    LEAST_DELTA_BYTES = 4096,
+    LEAST_GROUPED_BYTES = 32 << 10,
+    MOST_BLOCKS = 8,
+    LEAST_BLOCK_BYTES = 1024,
+    DECAY_SAMPLE_WORDS = 4096,
+    MOST_DECAY_SAMPLE = 2 * DECAY_SAMPLE_WORDS,
+    LEAST_TIMES = 8,
+    MOST_UNITS = 1 << 20,
+    SAMPLED = 32,
+    ALIGNMENT = 64,
+    OVERHEAD_BYTES = 4096, /* headers of a payload, while it is made */
+    KEPT_BYTES = 4 << 20,  /* a larger scratch buffer is freed after the call */
+    N_LEVELS = 23,
+    MAX_CHUNK_BYTES = 1 << 30,
+};
+
+enum { AREA_COPY, AREA_PLANES, AREA_FRAME, AREA_OTHER_FRAME, AREA_CLASSES, AREA_DECAYED, AREA_OTHER, AREA_OTHER_PAYLOAD, AREA_SHUFFLED, N_AREAS };
+enum { FAST_ENTROPY = 0, FAST_RECORDS = N_LEVELS, N_CONTEXTS };               /* others are levels of Zstandard's */
+
+typedef struct Worker {
+    struct Worker *next;
+    ZSTD_CCtx *contexts[N_CONTEXTS];
+    uint8_t *areas[N_AREAS];
+    size_t rooms[N_AREAS];
+    int has_failed; /* for lack of memory */
+} Worker;
+
+static pthread_mutex_t workers_lock = PTHREAD_MUTEX_INITIALIZER;
+static Worker *idle_workers = NULL;
+
+static void free_worker(Worker *worker) {
+    for (int which = 0; which < N_CONTEXTS; which++)
+        ZSTD_freeCCtx(worker->contexts[which]);
+    for (int use = 0; use < N_AREAS; use++)
+        free(worker->areas[use]);
+    free(worker);
+}
+
+/* Return an idle worker, or a new one; NULL if there is no memory. Nobody waits for the lock: it may be held by a thread that
+ * a fork has not taken along. */
+static Worker *take_worker(void) {
+    Worker *worker = NULL;
+    if (pthread_mutex_trylock(&workers_lock) == 0) {
+        worker = idle_workers;
+        if (worker != NULL)
+            idle_workers = worker->next;
+        pthread_mutex_unlock(&workers_lock);
+    }
+    if (worker == NULL)
+        worker = calloc(1, sizeof(Worker));
+    if (worker != NULL)
+        worker->has_failed = 0;
+    return worker;
+}
+
+static void give_worker(Worker *worker) {
+    for (int use = 0; use < N_AREAS; use++)
+        if (worker->rooms[use] > KEPT_BYTES) {
+            free(worker->areas[use]);
+            worker->areas[use] = NULL;
+            worker->rooms[use] = 0;
+        }
+    if (pthread_mutex_trylock(&workers_lock) != 0) {
+        free_worker(worker);
+        return;
+    }
+    worker->next = idle_workers;
+    idle_workers = worker;
+    pthread_mutex_unlock(&workers_lock);
+}
+
+/* Return scratch memory, valid until the next call for the same use; NULL if there is none. */
+static uint8_t *area_of(Worker *worker, int use, size_t n_bytes) {
+    if (worker->rooms[use] < n_bytes || worker->areas[use] == NULL) {
+        size_t room = n_bytes < (64 << 10) ? 64 << 10 : n_bytes;
+        free(worker->areas[use]);
+        worker->areas[use] = malloc(room);
+        worker->rooms[use] = worker->areas[use] == NULL ? 0 : room;
+        if (worker->areas[use] == NULL)
+            worker->has_failed = 1;
+    }
+    return worker->areas[use];
+}
+
+static ZSTD_CCtx *make_context(int which) {
+    ZSTD_CCtx *context = ZSTD_createCCtx();
+    if (context == NULL)
+        return NULL;
+    size_t error = 0;
+    if (which == FAST_ENTROPY || which == FAST_RECORDS) {
+        const struct { ZSTD_cParameter parameter; int value; } values[] = {
+            {ZSTD_c_strategy, ZSTD_fast},
+            {ZSTD_c_windowLog, which == FAST_ENTROPY ? 17 : 18},
+            {ZSTD_c_hashLog, which == FAST_ENTROPY ? 6 : 13},
+            {ZSTD_c_chainLog, 6},
+            {ZSTD_c_searchLog, 1},
+            {ZSTD_c_minMatch, 7},
+            {ZSTD_c_targetLength, 0},
+        };
+        for (size_t at = 0; at < sizeof values / sizeof values[0]; at++)
+            error |= ZSTD_isError(ZSTD_CCtx_setParameter(context, values[at].parameter, values[at].value));
+    } else
+        error = ZSTD_isError(ZSTD_CCtx_setParameter(context, ZSTD_c_compressionLevel, which));
+    if (error) {
+        ZSTD_freeCCtx(context);
+        return NULL;
+    }
+    return context;
+}
+
+static ZSTD_CCtx *context_of(Worker *worker, int which) {
+    if (worker->contexts[which] == NULL && (worker->contexts[which] = make_context(which)) == NULL)
+        worker->has_failed = 1;
+    return worker->contexts[which];
+}
+
+/* Compress into at most `room` bytes; return the size, or NOT_SMALLER if it does not fit. */
+static size_t compress(Worker *worker, int which, uint8_t *out, size_t room, const uint8_t *data, size_t n_bytes) {
+    ZSTD_CCtx *context = context_of(worker, which);
+    if (context == NULL)
+        return NOT_SMALLER;
+    size_t size = ZSTD_compress2(context, out, room, data, n_bytes);
+    return ZSTD_isError(size) ? NOT_SMALLER : size;
+}
+
+/* --- words --- */
+
+static int is_word(size_t itemsize) { return itemsize == 1 || itemsize == 2 || itemsize == 4 || itemsize == 8; }
+
+static uint8_t log2_of(size_t number) { return number == 1 ? 0 : number == 2 ? 1 : number == 4 ? 2 : 3; }
+
+static void put_u32(uint8_t *out, size_t value) {
+    uint32_t word = (uint32_t)value;
+    memcpy(out, &word, 4);
+}
+
+/* Copy about n_words words in four stretches; return their number, at most 2 * n_words. */
+static size_t stretches_of(const uint8_t *words, size_t n_have, size_t width, size_t n_words, uint8_t *out) {
+    if (n_have <= 2 * n_words) {
+        memcpy(out, words, n_have * width);
+        return n_have;
+    }
+    size_t length = n_words / N_STRETCHES, last = n_have - length;
+    double step = (double)last / (N_STRETCHES - 1);
+    for (size_t stretch = 0; stretch < N_STRETCHES; stretch++) {
+        size_t start = stretch == N_STRETCHES - 1 ? last : (size_t)((double)stretch * step);
+        memcpy(out + stretch * length * width, words + start * width, length * width);
+    }
+    return N_STRETCHES * length;
+}
+
+/* Split a sample of words, or of their differences from a base, into planes; return the number of words. */
+static size_t split_sample(const uint8_t *words, const uint8_t *base, size_t n_have, size_t width, size_t n_words,
+                           uint8_t *planes) {
+    uint8_t sample[2 * PLANE_SAMPLE_WORDS * MOST_PLANES], of_base[2 * PLANE_SAMPLE_WORDS * MOST_PLANES];
+    size_t n_sampled = stretches_of(words, n_have, width, n_words, sample);
+    if (base != NULL)
+        stretches_of(base, n_have, width, n_words, of_base);
+    tc_split(sample, n_sampled, width, base == NULL ? NULL : of_base, NULL, 1, 1, planes);
+    return n_sampled;
+}
+
+/* --- planes --- */
+
+/* Choose the coding of each plane by trying both on a sample. */
+static void choose_codings(Worker *worker, const uint8_t *words, const uint8_t *base, size_t n_words, size_t width,
+                           size_t n_wanted, uint8_t *codings) {
+    uint8_t planes[2 * PLANE_SAMPLE_WORDS * MOST_PLANES], frame[2 * PLANE_SAMPLE_WORDS + OVERHEAD_BYTES];
+    size_t n_sampled = split_sample(words, base, n_words, width, n_wanted, planes);
+    for (size_t place = 0; place < width; place++) {
+        const uint8_t *plane = planes + place * n_sampled;
+        size_t entropy = compress(worker, FAST_ENTROPY, frame, sizeof frame, plane, n_sampled);
+        codings[place] = KEEP;
+        if (entropy != NOT_SMALLER && (double)entropy < LEAST_PLANE_GAIN * (double)n_sampled) {
+            size_t match = compress(worker, 1, frame, sizeof frame, plane, n_sampled);
+            codings[place] = match != NOT_SMALLER && match < entropy ? MATCH : ENTROPY;
+        }
+    }
+}
+
+/* Compress one plane in the given coding; return the size of the frame at *frame, or NOT_SMALLER to keep the plane. */
+static size_t compress_plane(Worker *worker, const uint8_t *plane, size_t length, int coding, int effort, uint8_t **frame) {
+    if (coding == KEEP || length == 0)
+        return NOT_SMALLER;
+    /* With less room Zstandard may fail, though the frame would fit. */
+    size_t room = ZSTD_compressBound(length);
+    uint8_t *best = area_of(worker, AREA_FRAME, room), *other = area_of(worker, AREA_OTHER_FRAME, room);
+    if (best == NULL || other == NULL)
+        return NOT_SMALLER;
+    int ways[3] = {FAST_ENTROPY, 1, 9}, n_ways = 1;
+    if (effort == SMALL_EFFORT)
+        n_ways = 3;
+    else if (coding < 0)
+        n_ways = 2;
+    else if (coding == MATCH)
+        ways[0] = 1;
+    size_t least = NOT_SMALLER;
+    for (int way = 0; way < n_ways; way++) {
+        size_t size = compress(worker, ways[way], other, room, plane, length);
+        if (size != NOT_SMALLER && size < least) {
+            uint8_t *swapped = best;
+            best = other, other = swapped, least = size;
+        }
+        /* What a Huffman code does not make smaller, level 1 does not either. */
+        if (effort != SMALL_EFFORT && (least == NOT_SMALLER || (double)least >= LEAST_PLANE_GAIN * (double)length))
+            break;
+    }
+    *frame = best;
+    return least != NOT_SMALLER && (double)least < LEAST_PLANE_GAIN * (double)length ? least : NOT_SMALLER;
+}
+
+/* Write the header and the encoded planes; return their size.
+ *
+ * The planes may lie in `out`, each at its place behind the header or further on: no plane is overwritten before it is
+ * encoded. `codings` may be NULL to try all on each plane. */
+static size_t put_planes(Worker *worker, const uint8_t *planes, size_t stride, size_t length, size_t width,
+                         const uint8_t *codings, int effort, uint8_t *out) {
+    size_t at = 1 + 4 * width;
+    uint8_t head[1 + 4 * MOST_PLANES];
+    head[0] = (uint8_t)width;
+    for (size_t place = 0; place < width; place++) {
+        const uint8_t *plane = planes + place * stride;
+        uint8_t *frame = NULL;
+        size_t size = compress_plane(worker, plane, length, codings == NULL ? -1 : codings[place], effort, &frame);
+        if (size == NOT_SMALLER) {
+            size = length;
+            if (out + at != plane)
+                memmove(out + at, plane, length);
+        } else
+            memcpy(out + at, frame, size);
+        put_u32(head + 1 + 4 * place, size);
+        at += size;
+    }
+    memcpy(out, head, 1 + 4 * width);
+    return at;
+}
+
+/* Encode a chunk as planes; return the size of the payload. */
+static size_t encode_planes(Worker *worker, const uint8_t *raw, size_t n_bytes, size_t itemsize, const uint8_t *codings,
+                            int effort, uint8_t *out) {
+    size_t width = is_word(itemsize) ? itemsize : 1, n_words = n_bytes / width, head = 1 + 4 * width;
+    uint8_t chosen[MOST_PLANES];
+    if (codings == NULL && n_words > FEW_WORDS) {
+        choose_codings(worker, raw, NULL, n_words, width, PLANE_SAMPLE_WORDS, chosen);
+        codings = chosen;
+    }
+    tc_split(raw, n_words, width, NULL, NULL, 1, 1, out + head);
+    size_t size = put_planes(worker, out + head, n_words, n_words, width, codings, effort, out);
+    memcpy(out + size, raw + n_words * width, n_bytes - n_words * width);
+    return size + n_bytes - n_words * width;
+}
+
+/* Estimate the share of its size that a chunk takes as planes, or as a delta, by the entropy of its planes' bytes with the
+ * correction of Miller and Madow. */
+static double estimate_share(const uint8_t *words, const uint8_t *base, size_t n_words, size_t width) {
+    uint8_t planes[2 * SHARE_SAMPLE_WORDS * MOST_PLANES];
+    size_t n = split_sample(words, base, n_words, width, SHARE_SAMPLE_WORDS, planes);
+    if (n == 0)
+        return 1;
+    double bits = 0, count = (double)n;
+    for (size_t place = 0; place < width; place++) {
+        uint32_t counts[256] = {0};
+        double sum = 0, used = 0;
+        for (size_t at = 0; at < n; at++)
+            counts[planes[place * n + at]]++;
+        for (size_t value = 0; value < 256; value++)
+            if (counts[value]) {
+                sum += counts[value] * log2(counts[value]);
+                used++;
+            }
+        double entropy = log2(count) - sum / count + (used - 1) / (2 * count * 0.6931471805599453);
+        bits += entropy < 8 ? entropy : 8;
+    }
+    return bits / (8 * (double)width);
+}
+
+/* --- records, and chunks as they are --- */
+
+static int level_for(size_t n_bytes) { return n_bytes <= SMALL_CHUNK_BYTES ? 12 : 3; }
+
+/* Encode a chunk as shuffled records into at most `room` bytes; return NOT_SMALLER if it does not fit. */
+static size_t encode_records(Worker *worker, const uint8_t *raw, size_t n_bytes, size_t itemsize, int is_sample,
+                             uint8_t *out, size_t room) {
+    size_t width = itemsize >= 1 && itemsize <= MAX_RECORD_BYTES ? itemsize : 1, n_records = n_bytes / width;
+    uint8_t *shuffled = area_of(worker, AREA_SHUFFLED, n_bytes);
+    if (shuffled == NULL || room < 2)
+        return NOT_SMALLER;
+    for (size_t place = 0; place < width; place++)
+        for (size_t record = 0; record < n_records; record++)
+            shuffled[place * n_records + record] = raw[record * width + place];
+    memcpy(shuffled + n_records * width, raw + n_records * width, n_bytes - n_records * width);
+    out[0] = (uint8_t)width;
+    out[1] = (uint8_t)(width >> 8);
+    size_t like = is_sample ? SMALL_CHUNK_BYTES + 1 : n_bytes;
+    int which = itemsize >= 4 && itemsize < 256 ? FAST_RECORDS
+                : itemsize < 4 && like > SMALL_CHUNK_BYTES ? 1 : level_for(like);
+    if (width >= 256) {
+        size_t size = compress(worker, which, out + 2, room - 2, shuffled, n_bytes);
+        return size == NOT_SMALLER ? NOT_SMALLER : size + 2;
+    }
+    /* One frame, whose blocks end where the bytes of a place end. */
+    ZSTD_CCtx *context = context_of(worker, which);
+    if (context == NULL)
+        return NOT_SMALLER;
+    size_t least = n_bytes / MOST_BLOCKS, step;
+    if (least < LEAST_BLOCK_BYTES)
+        least = LEAST_BLOCK_BYTES;
+    step = n_records ? n_records * ((least + n_records - 1) / n_records) : least;
+    ZSTD_outBuffer to = {out + 2, room - 2, 0};
+    ZSTD_CCtx_reset(context, ZSTD_reset_session_only);
+    if (ZSTD_isError(ZSTD_CCtx_setPledgedSrcSize(context, n_bytes)))
+        return NOT_SMALLER;
+    for (size_t at = 0; at < n_bytes || at == 0; at += step) {
+        size_t here = n_bytes - at < step ? n_bytes - at : step;
+        int is_last = at + here == n_bytes;
+        ZSTD_inBuffer from = {shuffled + at, here, 0};
+        size_t left;
+        do
+            left = ZSTD_compressStream2(context, &to, &from, is_last ? ZSTD_e_end : ZSTD_e_flush);
+        while (!ZSTD_isError(left) && left != 0 && to.pos < to.size);
+        if (ZSTD_isError(left) || left != 0) {
+            ZSTD_CCtx_reset(context, ZSTD_reset_session_only);
+            return NOT_SMALLER;
+        }
+    }
+    return to.pos + 2;
+}
+
+/* A payload under way. */
+typedef struct {
+    uint8_t codec;
+    uint8_t typesize;
+    size_t size; /* of the payload in `out`; not used if the codec is RAW */
+} Encoded;
+
+static Encoded as_raw(void) { return (Encoded){RAW, 1, 0}; }
+
+/* Encode a chunk with the codec that fits its elements; see `codecs.encode_best`. */
+static Encoded encode_best(Worker *worker, const uint8_t *raw, size_t n_bytes, size_t itemsize, uint8_t *out) {
+    if (n_bytes < LEAST_ENCODED_BYTES)
+        return as_raw();
+    uint8_t codec = WHOLE;
+    if (itemsize > 1 && itemsize <= MAX_RECORD_BYTES && n_bytes >= LEAST_SHUFFLED_BYTES && n_bytes >= 8 * itemsize) {
+        codec = PLANES;
+        if (!is_word(itemsize)) {
+            size_t tried = n_bytes < RECORDS_TRIED_BYTES ? n_bytes : RECORDS_TRIED_BYTES, room = tried + OVERHEAD_BYTES;
+            size_t plain = compress(worker, 1, out, room, raw, tried);
+            size_t shuffled = encode_records(worker, raw, tried, itemsize, 1, out, room);
+            codec = plain < shuffled ? WHOLE : SHUFFLE_ZSTD;
+        }
+    }
+    size_t size;
+    if (codec == PLANES) {
+        size = encode_planes(worker, raw, n_bytes, itemsize, NULL, 1, out);
+        if (itemsize >= MIXED_ITEMSIZE && n_bytes <= SMALL_CHUNK_BYTES) {
+            size_t room = n_bytes + OVERHEAD_BYTES, plain = NOT_SMALLER;
+            uint8_t *other = area_of(worker, AREA_OTHER, room);
+            if (other != NULL)
+                plain = compress(worker, level_for(n_bytes), other, room, raw, n_bytes);
+            if (plain < size) {
+                codec = WHOLE, size = plain;
+                memcpy(out, other, size);
+            }
+        }
+    } else if (codec == WHOLE)
+        size = compress(worker, level_for(n_bytes), out, n_bytes + OVERHEAD_BYTES, raw, n_bytes);
+    else
+        size = encode_records(worker, raw, n_bytes, itemsize, 0, out, n_bytes + OVERHEAD_BYTES);
+    if (size == NOT_SMALLER || (double)size > LEAST_GAIN * (double)n_bytes)
+        return as_raw();
+    return (Encoded){codec, (uint8_t)(itemsize < MAX_TYPESIZE ? itemsize : MAX_TYPESIZE), size};
+}
+
+/* --- deltas --- */
+
+static int compare_doubles(const void *one, const void *other) {
+    double a = *(const double *)one, b = *(const double *)other;
+    return (a > b) - (a < b);
+}
+
+/* Return a quantile as numpy computes it, by linear interpolation; the values change their order. */
+static double quantile(double *values, size_t n, double share) {
+    qsort(values, n, sizeof(double), compare_doubles);
+    double place = share * (double)(n - 1), below = floor(place), part = place - below;
+    size_t at = (size_t)below, next = at + 1 < n ? at + 1 : at;
+    double gap = values[next] - values[at];
+    return part < 0.5 ? values[at] + gap * part : values[next] - gap * (1 - part);
+}
+
+static void sort_losses(uint32_t *values, size_t n, uint32_t *room) { /* below 2^21 */
+    for (int shift = 0; shift < 22; shift += 11) {
+        size_t starts[2049] = {0};
+        for (size_t at = 0; at < n; at++)
+            starts[(values[at] >> shift & 2047) + 1]++;
+        for (size_t key = 0; key < 2048; key++)
+            starts[key + 1] += starts[key];
+        for (size_t at = 0; at < n; at++)
+            room[starts[values[at] >> shift & 2047]++] = values[at];
+        memcpy(values, room, n * sizeof(uint32_t));
+    }
+}
+
+/* Find the decay that explains many differences of words from their base; return 0 if there is none. */
+static int fit_decay(const uint8_t *words, const uint8_t *base, size_t n_words, uint32_t *n_steps, uint16_t *rate) {
+    uint32_t sample[MOST_DECAY_SAMPLE], of_base[MOST_DECAY_SAMPLE], losses[MOST_DECAY_SAMPLE], room[MOST_DECAY_SAMPLE];
+    double k_least[MOST_DECAY_SAMPLE], k_most[MOST_DECAY_SAMPLE];
+    size_t n = stretches_of(words, n_words, 4, DECAY_SAMPLE_WORDS, (uint8_t *)sample), n_losses = 0, most = 0;
+    stretches_of(base, n_words, 4, DECAY_SAMPLE_WORDS, (uint8_t *)of_base);
+    for (size_t at = 0; at < n; at++) {
+        uint32_t lost = of_base[at] - sample[at];
+        if (lost - 1 < MOST_UNITS)
+            losses[n_losses++] = lost;
+    }
+    if (n_losses < LEAST_TIMES || (double)n_losses < 0.15 * (double)n)
+        return 0;
+    sort_losses(losses, n_losses, room);
+    for (size_t begin = 0, end; begin < n_losses; begin = end) {
+        for (end = begin; end < n_losses && losses[end] == losses[begin]; end++) {
+        }
+        if (end - begin > most)
+            most = end - begin;
+    }
+    size_t least_times = most / 8 > LEAST_TIMES ? most / 8 : LEAST_TIMES, n_common = 0, n_values = 0;
+    uint32_t divisor = 0, *common = room;
+    for (size_t begin = 0, end; begin < n_losses; begin = end) {
+        for (end = begin; end < n_losses && losses[end] == losses[begin]; end++) {
+        }
+        if (end - begin < least_times)
+            continue;
+        n_common += end - begin;
+        common[n_values++] = losses[begin];
+        for (uint32_t a = losses[begin], b = divisor;;) {
+            if (b == 0) {
+                divisor = a;
+                break;
+            }
+            uint32_t rest = a % b;
+            a = b, b = rest;
+        }
+    }
+    if (n_common < 1 || (double)n_common < 0.15 * (double)n)
+        return 0;
+    size_t n_explained = 0;
+    for (size_t at = 0; at < n; at++) {
+        uint32_t lost = of_base[at] - sample[at];
+        if (lost - 1 >= MOST_UNITS)
+            continue;
+        size_t low = 0, high = n_values;
+        while (low < high) {
+            size_t middle = (low + high) / 2;
+            if (common[middle] < lost)
+                low = middle + 1;
+            else
+                high = middle;
+        }
+        if (low == n_values || common[low] != lost)
+            continue;
+        double mantissa = (double)((of_base[at] >> 8 & 0x7FFF) | 0x8000), k = (double)lost / divisor;
+        k_least[n_explained] = (k - 0.5) / mantissa;
+        k_most[n_explained++] = (k + 0.5) / mantissa;
+    }
+    double least = quantile(k_least, n_explained, 0.99), top = quantile(k_most, n_explained, 0.01);
+    double found = (least + top) / 2 * 16777216.0, rounded = nearbyint(found / 256) * 256;
+    found = least * 16777216.0 <= rounded && rounded <= top * 16777216.0 ? rounded : nearbyint(found);
+    if (!(found > 0 && found < 65536))
+        return 0;
+    *n_steps = divisor;
+    *rate = (uint16_t)found;
+    return 1;
+}
+
+static void decay_words(const uint8_t *restrict base, size_t n_words, uint32_t n_steps, uint16_t rate, uint8_t *restrict out) {
+    for (size_t at = 0; at < n_words; at++) {
+        uint32_t word;
+        memcpy(&word, base + 4 * at, 4);
+        uint32_t mantissa = (word >> 8 & 0x7FFF) | 0x8000;
+        word -= n_steps * ((mantissa * (uint32_t)rate + (1u << 23)) >> 24);
+        memcpy(out + 4 * at, &word, 4);
+    }
+}
+
+/* Choose the ends of the groups; return the number of groups. */
+static size_t choose_thresholds(const uint8_t *base, size_t n_words, size_t width, uint8_t *thresholds) {
+    static const double few[] = {0.1, 0.35}, many[] = {0.06, 0.15, 0.32, 0.6};
+    const double *shares = width <= 2 ? few : many;
+    size_t n_shares = width <= 2 ? 2 : 4, below[256] = {0}, n_groups = 1, top = 0;
+    size_t step = n_words / 4096 > 1 ? n_words / 4096 : 1;
+    for (size_t at = 0; at < n_words; at += step) {
+        const uint8_t *word = base + at * width;
+        uint8_t high = word[width - 1], low = width > 1 ? word[width - 2] : 0;
+        below[(uint8_t)(high << 1 | low >> 7)]++;
+    }
+    for (size_t value = 0; value < 256; value++) {
+        if (below[value])
+            top = value;
+        if (value)
+            below[value] += below[value - 1];
+    }
+    for (size_t share = 0, end = 0; share < n_shares; share++) {
+        while (end < 256 && (double)below[end] < shares[share] * (double)below[255])
+            end++;
+        if (end < top && (n_groups == 1 || thresholds[n_groups - 2] != end))
+            thresholds[n_groups++ - 1] = (uint8_t)end;
+    }
+    return n_groups;
+}
+
+/* Tell whether units of so many words fit a word of eight bytes, and their classes a byte. */
+static int fits_unit(size_t width, size_t unit) {
+    /* Three groups make 81 classes of four words, and 6,561 of eight. */
+    return (unit == 1 || unit == 2 || unit == 4) && unit * width <= 8;
+}
+
+/* Encode a chunk as a delta; return the size of the payload. */
+static size_t encode_delta(Worker *worker, const uint8_t *raw, size_t n_bytes, size_t itemsize, const uint8_t *base,
+                           int transform, size_t unit, const uint8_t *codings, int effort, uint8_t *out) {
+    size_t width = is_word(itemsize) ? itemsize : 1;
+    if (transform != GROUPED)
+        unit = 1;
+    size_t n_words = n_bytes / (width * unit) * unit, n_tail = n_bytes - n_words * width, at = 2;
+    uint8_t chosen[MOST_PLANES];
+    uint32_t n_steps = 0;
+    uint16_t rate = 0;
+    if (transform == DECAYED && (width != 4 || !fit_decay(raw, base, n_words, &n_steps, &rate)))
+        transform = PLAIN;
+    out[0] = PLANES;
+    out[1] = (uint8_t)(transform | log2_of(width) << 4);
+    if (transform == DECAYED) {
+        uint8_t *decayed = area_of(worker, AREA_DECAYED, n_bytes);
+        if (decayed == NULL)
+            return NOT_SMALLER;
+        decay_words(base, n_words, n_steps, rate, decayed);
+        memcpy(out + 2, &n_steps, 4);
+        memcpy(out + 6, &rate, 2);
+        base = decayed;
+        codings = NULL;
+        at = 8;
+    }
+    if (codings == NULL && (transform == GROUPED || n_words > FEW_WORDS)) {
+        choose_codings(worker, raw, base, n_words, width, PLANE_SAMPLE_WORDS, chosen);
+        codings = chosen;
+    }
+    if (transform == GROUPED) {
+        uint8_t thresholds[MOST_GROUPS];
+        size_t n_groups = n_words ? choose_thresholds(base, n_words, width, thresholds) : 1, begin = 0;
+        size_t lengths[MOST_GROUPS] = {0};
+        uint8_t *classes = area_of(worker, AREA_CLASSES, n_words / unit + 8);
+        uint8_t *planes = area_of(worker, AREA_PLANES, n_words * width);
+        if (classes == NULL || planes == NULL)
+            return NOT_SMALLER;
+        tc_number_units(base, n_words, width, thresholds, n_groups - 1, unit, classes, lengths);
+        tc_split(raw, n_words, width, base, classes, n_groups, unit, planes);
+        out[at++] = (uint8_t)(n_groups | (size_t)log2_of(unit) << 4);
+        memcpy(out + at, thresholds, n_groups - 1);
+        uint8_t *sizes = out + at + n_groups - 1;
+        at += n_groups - 1 + 4 * n_groups;
+        for (size_t group = 0; group < n_groups; group++) {
+            size_t size = put_planes(worker, planes + begin, n_words, lengths[group], width, codings, effort, out + at);
+            put_u32(sizes + 4 * group, size);
+            at += size;
+            begin += lengths[group];
+        }
+    } else {
+        uint8_t *planes = out + at + 1 + 4 * width;
+        tc_split(raw, n_words, width, base, NULL, 1, 1, planes);
+        at += put_planes(worker, planes, n_words, n_words, width, codings, effort, out + at);
+    }
+    memcpy(out + at, raw + n_words * width, n_tail);
+    return at + n_tail;
+}
+
+/* Choose the transform of a chunk's differences, and the words of a unit, by trying them on a part of it; see
+ * `codecs.choose_transform`. */
+static void choose_transform(Worker *worker, const uint8_t *raw, size_t n_bytes, size_t width, const uint8_t *base,
+                             const uint8_t *codings, int at_any_cost, int *transform, size_t *unit) {
+    uint8_t sample[2 * SHARE_SAMPLE_WORDS * 4], of_base[2 * SHARE_SAMPLE_WORDS * 4];
+    uint32_t n_steps;
+    uint16_t rate;
+    struct { int transform; size_t unit; } ways[3];
+    size_t n_ways = 0, begin = n_bytes > TRIED_BYTES ? (n_bytes - TRIED_BYTES) / 16 * 8 : 0;
+    size_t tried = n_bytes - begin < TRIED_BYTES ? n_bytes - begin : TRIED_BYTES;
+    uint8_t *out = area_of(worker, AREA_OTHER_PAYLOAD, tried + OVERHEAD_BYTES);
+    *transform = PLAIN;
+    *unit = 1;
+    if (out == NULL)
+        return;
+    if (width == 4) {
+        size_t n = stretches_of(raw, n_bytes / 4, 4, SHARE_SAMPLE_WORDS, sample);
+        stretches_of(base, n_bytes / 4, 4, SHARE_SAMPLE_WORDS, of_base);
+        if (fit_decay(sample, of_base, n, &n_steps, &rate))
+            ways[n_ways].transform = DECAYED, ways[n_ways++].unit = 1;
+    }
+    ways[n_ways].transform = GROUPED, ways[n_ways++].unit = width <= 2 ? 4 : width == 4 ? 2 : 1;
+    ways[n_ways].transform = GROUPED, ways[n_ways++].unit = 1;
+    size_t plain = encode_delta(worker, raw + begin, tried, width, base + begin, PLAIN, 1, codings, 1, out), least = plain;
+    for (size_t way = 0; way < n_ways; way++) {
+        int is_last = ways[way].transform == GROUPED && ways[way].unit == 1;
+        if (is_last && !at_any_cost && (double)least < ENOUGH * (double)plain)
+            break;
+        size_t size = encode_delta(worker, raw + begin, tried, width, base + begin, ways[way].transform, ways[way].unit,
+                                   codings, 1, out);
+        if ((double)size < (at_any_cost ? 1 : WORTH_SLOWER) * (double)least)
+            *transform = ways[way].transform, *unit = ways[way].unit, least = size;
+    }
+}
+
+/* --- choices --- */
+
+/* The encoding chosen for a tensor; `store._choose` has the meaning of each. */
+typedef struct {
+    double plain_share;
+    uint32_t itemsize;
+    uint8_t effort;
+    uint8_t has_codings, has_delta, has_delta_codings;
+    uint8_t transform, unit;
+    uint8_t codings[MOST_PLANES], delta_codings[MOST_PLANES];
+    uint8_t unused[6];
+} Recipe;
+
+_Static_assert(sizeof(Recipe) == 40, "store._encode describes a recipe of this size");
+
+static int is_sound(const Recipe *recipe) {
+    size_t width = recipe->itemsize;
+    if ((recipe->has_codings || recipe->has_delta) && !is_word(width))
+        return 0;
+    if (!recipe->has_delta)
+        return 1;
+    return recipe->transform <= DECAYED && fits_unit(width, recipe->unit);
+}
+
+static Encoded encode_plain(Worker *worker, const Recipe *recipe, const uint8_t *raw, size_t n_bytes, uint8_t *out) {
+    if (!recipe->has_codings)
+        return encode_best(worker, raw, n_bytes, recipe->itemsize, out);
+    size_t n_kept = 0;
+    for (size_t place = 0; place < recipe->itemsize; place++)
+        n_kept += recipe->codings[place] == KEEP;
+    if (n_kept == recipe->itemsize)
+        return as_raw();
+    size_t size = encode_planes(worker, raw, n_bytes, recipe->itemsize, recipe->codings, recipe->effort, out);
+    if ((double)size > CLEARLY_SMALLER * (double)n_bytes)
+        return as_raw();
+    return (Encoded){PLANES, (uint8_t)recipe->itemsize, size};
+}
+
+/* Encode a chunk as chosen for its tensor; see `store._choose.encode_chosen`. */
+static Encoded encode_chosen(Worker *worker, const Recipe *recipe, const uint8_t *raw, size_t n_bytes, const uint8_t *base,
+                             uint8_t *out) {
+    if (base == NULL || !recipe->has_delta || n_bytes < LEAST_DELTA_BYTES)
+        return encode_plain(worker, recipe, raw, n_bytes, out);
+    int transform = n_bytes >= LEAST_GROUPED_BYTES ? recipe->transform : PLAIN;
+    const uint8_t *codings = recipe->has_delta_codings ? recipe->delta_codings : NULL;
+    size_t size =
+        encode_delta(worker, raw, n_bytes, recipe->itemsize, base, transform, recipe->unit, codings, recipe->effort, out);
+    Encoded delta = {DELTA, (uint8_t)recipe->itemsize, size};
+    if (size != NOT_SMALLER && (double)size < CLEARLY_SMALLER * recipe->plain_share * (double)n_bytes)
+        return delta;
+    uint8_t *other = area_of(worker, AREA_OTHER_PAYLOAD, n_bytes + OVERHEAD_BYTES);
+    if (other == NULL)
+        return as_raw();
+    Encoded plain = encode_plain(worker, recipe, raw, n_bytes, other);
+    size_t plain_size = plain.codec == RAW ? n_bytes : plain.size;
+    if (size != NOT_SMALLER && (double)size < CLEARLY_SMALLER * (double)plain_size)
+        return delta;
+    if (plain.codec != RAW)
+        memcpy(out, other, plain.size);
+    return plain;
+}
+
+/* --- a group of chunks --- */
+
+enum { AS_IT_IS = -2, BY_ELEMENTS = -1 }; /* else the number of a recipe */
+
+/* An entry of a pack's table, and its base; `layout.ENTRY`. */
+typedef struct __attribute__((packed)) {
+    uint8_t digest[32], stored_digest[16];
+    uint64_t offset;
+    uint32_t stored_bytes, raw_bytes;
+    uint8_t codec, typesize, depth, effort;
+    uint8_t base_pack[16], base_digest[32];
+} Entry;
+
+_Static_assert(sizeof(Entry) == 116, "an entry is as layout.ENTRY describes it");
+
+typedef struct {
+    size_t n_chunks;
+    const uint8_t **data, **bases; /* an address each; that of a base may be NULL */
+    const size_t *sizes;
+    const uint32_t *itemsizes;
+    const int32_t *how;
+    const uint8_t *may_be_sampled, *begins_row, *digests;
+    const Recipe *recipes;
+    int checks;
+    Entry *entries;
+    uint8_t *out;
+    const uint8_t **payloads; /* room for the addresses and sizes of payloads that are not raw */
+    size_t *payload_sizes, n_payloads;
+    /* Results. */
+    size_t n_bytes, first_row, first_bytes; /* of the whole; and of the rest of a tensor that begins in an earlier group */
+    Py_ssize_t changed;                     /* a chunk with other bytes than its digest's; -1 for none */
+} Group;
+
+/* Tell whether the small chunks, judged by some of them, gain too little to be encoded one by one. */
+static int are_small_ones_raw(Worker *worker, const Group *group) {
+    size_t n_small = 0, n_raw = 0, n_stored = 0;
+    for (size_t at = 0; at < group->n_chunks; at++)
+        n_small += group->may_be_sampled[at];
+    if (n_small <= SAMPLED)
+        return 0;
+    for (size_t at = 0, number = 0; at < group->n_chunks; at++)
+        if (group->may_be_sampled[at] && number++ % SAMPLED == 0) {
+            Encoded made = encode_best(worker, group->data[at], group->sizes[at], group->itemsizes[at], group->out);
+            n_raw += group->sizes[at];
+            n_stored += made.codec == RAW ? group->sizes[at] : made.size;
+        }
+    return (double)n_stored > 0.875 * (double)n_raw;
+}
+
+static void encode_chunks(Worker *worker, Group *group) {
+    int small_ones_raw = are_small_ones_raw(worker, group), is_after_first = 0;
+    size_t at = 0, origin = 0;
+    for (size_t number = 0; number < group->n_chunks; number++) {
+        const uint8_t *raw = group->data[number], *wanted = group->digests + 32 * number;
+        size_t n_bytes = group->sizes[number];
+        int how = small_ones_raw && group->may_be_sampled[number] ? AS_IT_IS : group->how[number];
+        /* A payload is made at its place, unless it turns out to be raw and to begin a tensor. */
+        uint8_t *out = group->out + at;
+        int begins = group->begins_row[number];
+        size_t gap = begins && is_after_first ? (ALIGNMENT - (at - origin) % ALIGNMENT) % ALIGNMENT : 0;
+        if (group->checks) {
+            /* The owner may change the bytes at any time: what is hashed here is what is stored. */
+            uint8_t *copy = how == AS_IT_IS ? out + gap : area_of(worker, AREA_COPY, n_bytes + 1), actual[TC_DIGEST];
+            if (copy == NULL)
+                return;
+            tc_blake3_copy(raw, n_bytes, copy, actual);
+            if (memcmp(actual, wanted, TC_DIGEST) != 0) {
+                group->changed = (Py_ssize_t)number;
+                return;
+            }
+            raw = copy;
+        }
+        Encoded made = as_raw();
+        if (how >= 0)
+            made = encode_chosen(worker, &group->recipes[how], raw, n_bytes, group->bases[number], out);
+        else if (how == BY_ELEMENTS)
+            made = encode_best(worker, raw, n_bytes, group->itemsizes[number], out);
+        if (worker->has_failed)
+            return;
+        if (made.codec == RAW) {
+            made.size = n_bytes;
+            if (begins && !is_after_first) {
+                is_after_first = 1;
+                group->first_row = number;
+                group->first_bytes = origin = at;
+            }
+            memset(group->out + at, 0, gap);
+            at += gap;
+            if (raw != group->out + at)
+                memcpy(group->out + at, raw, n_bytes);
+        } else {
+            group->payloads[group->n_payloads] = out;
+            group->payload_sizes[group->n_payloads++] = made.size;
+        }
+        Entry *entry = &group->entries[number];
+        memset(entry, 0, sizeof *entry);
+        memcpy(entry->digest, wanted, 32);
+        memcpy(entry->stored_digest, wanted, 16);
+        entry->offset = at - origin;
+        entry->stored_bytes = (uint32_t)made.size;
+        entry->raw_bytes = (uint32_t)n_bytes;
+        entry->codec = made.codec;
+        entry->typesize = made.typesize;
+        at += made.size;
+    }
+    uint8_t(*stored)[TC_DIGEST] = (uint8_t(*)[TC_DIGEST])area_of(worker, AREA_CLASSES, group->n_payloads * TC_DIGEST);
+    if (stored == NULL)
+        return;
+    tc_blake3_many(group->payloads, group->payload_sizes, group->n_payloads, stored);
+    for (size_t number = 0, payload = 0; number < group->n_chunks; number++)
+        if (group->entries[number].codec != RAW)
+            memcpy(group->entries[number].stored_digest, stored[payload++], 16);
+    if (!is_after_first) {
+        group->first_row = group->n_chunks;
+        group->first_bytes = at;
+    }
+    group->n_bytes = at;
+}
+
+/* --- what Python calls --- */
+
+/* A view of a buffer, or of None, as read-only bytes; return 0 with an exception set if it is neither. */
+static int view_of(PyObject *object, Py_buffer *view) {
+    memset(view, 0, sizeof *view);
+    return object == Py_None || PyObject_GetBuffer(object, view, PyBUF_SIMPLE) == 0;
+}
+
+static PyObject *misfit(void) {
+    PyErr_SetString(PyExc_ValueError, "chunks, bases, codings and buffers do not fit each other");
+    return NULL;
+}
+
+static PyObject *encode_group(PyObject *module, PyObject *args) {
+    PyObject *data, *bases, *result = NULL;
+    Py_buffer itemsizes, how, sampled, begins, digests, recipes, entries, out;
+    int checks;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOy*y*y*y*y*y*pw*w*:encode_group", &data, &bases, &itemsizes, &how, &sampled, &begins,
+                          &digests, &recipes, &checks, &entries, &out))
+        return NULL;
+    Py_ssize_t n = PySequence_Size(data), n_viewed = 0;
+    Worker *worker = NULL;
+    Py_buffer *views = NULL;
+    void *room = NULL;
+    size_t count = n < 0 ? 0 : (size_t)n, needed = OVERHEAD_BYTES, n_recipes = (size_t)recipes.len / sizeof(Recipe);
+    Py_ssize_t n_bases = n < 0 || bases == Py_None ? n : PySequence_Size(bases);
+    if (n < 0 || n_bases < 0)
+        goto done;
+    if (n_bases != n) {
+        misfit();
+        goto done;
+    }
+    views = calloc(2 * count + 1, sizeof *views);
+    room = calloc(count + 1, 3 * sizeof(uint8_t *) + 2 * sizeof(size_t));
+    worker = take_worker();
+    if (views == NULL || room == NULL || worker == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    Group group = {.n_chunks = count, .checks = checks, .changed = -1};
+    group.data = room;
+    group.bases = group.data + count;
+    group.payloads = group.bases + count;
+    size_t *sizes = (size_t *)(group.payloads + count);
+    group.sizes = sizes;
+    group.payload_sizes = sizes + count;
+    group.itemsizes = itemsizes.buf;
+    group.how = how.buf;
+    group.may_be_sampled = sampled.buf;
+    group.begins_row = begins.buf;
+    group.digests = digests.buf;
+    group.recipes = recipes.buf;
+    group.entries = entries.buf;
+    group.out = out.buf;
+    int fits = (size_t)itemsizes.len == 4 * count && (size_t)how.len == 4 * count && (size_t)sampled.len == count &&
+               (size_t)begins.len == count && (size_t)digests.len == 32 * count &&
+               (size_t)recipes.len == n_recipes * sizeof(Recipe) && (size_t)entries.len == count * sizeof(Entry) &&
+               (uintptr_t)itemsizes.buf % 4 == 0 && (uintptr_t)how.buf % 4 == 0 && (uintptr_t)recipes.buf % 8 == 0;
+    for (size_t number = 0; fits && number < n_recipes; number++)
+        fits = is_sound(&group.recipes[number]);
+    for (size_t number = 0; fits && number < count; number++) {
+        for (int is_base = 0; is_base < 2; is_base++) {
+            PyObject *from = is_base ? bases : data, *item = NULL;
+            if (from != Py_None && (item = PySequence_GetItem(from, (Py_ssize_t)number)) == NULL)
+                goto done;
+            int viewed = view_of(item == NULL ? Py_None : item, &views[n_viewed]);
+            Py_XDECREF(item);
+            if (!viewed)
+                goto done;
+            n_viewed++;
+        }
+        const Py_buffer *chunk = &views[n_viewed - 2], *base = &views[n_viewed - 1];
+        group.data[number] = chunk->buf;
+        sizes[number] = (size_t)chunk->len;
+        group.bases[number] = base->obj == NULL ? NULL : base->buf;
+        needed += (size_t)chunk->len + ALIGNMENT;
+        fits = chunk->obj != NULL && chunk->len <= MAX_CHUNK_BYTES && (base->obj == NULL || base->len == chunk->len) &&
+               group.how[number] >= AS_IT_IS && group.how[number] < (int64_t)n_recipes && group.itemsizes[number] >= 1;
+    }
+    if (!fits || (size_t)out.len < needed) {
+        misfit();
+        goto done;
+    }
+    Py_BEGIN_ALLOW_THREADS;
+    encode_chunks(worker, &group);
+    Py_END_ALLOW_THREADS;
+    if (worker->has_failed)
+        PyErr_NoMemory();
+    else
+        result = Py_BuildValue("nnnn", group.changed, (Py_ssize_t)group.n_bytes, (Py_ssize_t)group.first_row,
+                               (Py_ssize_t)group.first_bytes);
+done:
+    while (n_viewed > 0)
+        PyBuffer_Release(&views[--n_viewed]);
+    if (worker != NULL)
+        give_worker(worker);
+    free(views);
+    free(room);
+    PyBuffer_Release(&itemsizes);
+    PyBuffer_Release(&how);
+    PyBuffer_Release(&sampled);
+    PyBuffer_Release(&begins);
+    PyBuffer_Release(&digests);
+    PyBuffer_Release(&recipes);
+    PyBuffer_Release(&entries);
+    PyBuffer_Release(&out);
+    return result;
+}
+
+/* The arguments of a call that encodes or examines one chunk. */
+typedef struct {
+    Py_buffer raw, base, codings;
+    Worker *worker;
+    uint8_t *out; /* room for a payload */
+} Call;
+
+static void end_call(Call *call) {
+    if (call->worker != NULL)
+        give_worker(call->worker);
+    PyBuffer_Release(&call->raw);
+    PyBuffer_Release(&call->base);
+    PyBuffer_Release(&call->codings);
+}
+
+/* Check the arguments, and find a worker; return 0 with an exception set. */
+static int begin_call(Call *call, Py_ssize_t itemsize) {
+    Py_ssize_t width = is_word((size_t)itemsize) ? itemsize : 1;
+    int fits = itemsize >= 1 && itemsize <= UINT32_MAX && call->raw.len <= MAX_CHUNK_BYTES &&
+               (call->base.buf == NULL || call->base.len == call->raw.len) &&
+               (call->codings.buf == NULL || call->codings.len == width);
+    if (!fits) {
+        misfit();
+        return 0;
+    }
+    call->worker = take_worker();
+    call->out = call->worker == NULL ? NULL : area_of(call->worker, AREA_OTHER_PAYLOAD, (size_t)call->raw.len + OVERHEAD_BYTES);
+    if (call->out == NULL)
+        PyErr_NoMemory();
+    return call->out != NULL;
+}
+
+static PyObject *payload_of(Call *call, size_t size) {
+    return call->worker->has_failed || size == NOT_SMALLER ? PyErr_NoMemory()
+                                                           : PyBytes_FromStringAndSize((char *)call->out, (Py_ssize_t)size);
+}
+
+/* encode_best(raw, itemsize) -> (codec, typesize, payload or None for a raw chunk) */
+static PyObject *py_encode_best(PyObject *module, PyObject *args) {
+    Call call = {0};
+    Py_ssize_t itemsize;
+    PyObject *payload = NULL, *result = NULL;
+    Encoded made = as_raw();
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*n:encode_best", &call.raw, &itemsize))
+        return NULL;
+    if (begin_call(&call, itemsize)) {
+        Py_BEGIN_ALLOW_THREADS;
+        made = encode_best(call.worker, call.raw.buf, (size_t)call.raw.len, (size_t)itemsize, call.out);
+        Py_END_ALLOW_THREADS;
+        payload = made.codec == RAW && !call.worker->has_failed ? Py_NewRef(Py_None) : payload_of(&call, made.size);
+        if (payload != NULL)
+            result = Py_BuildValue("iiN", made.codec, made.typesize, payload);
+    }
+    end_call(&call);
+    return result;
+}
+
+/* compress(data, level) -> frame; level 0 is the coder of planes. */
+static PyObject *py_compress(PyObject *module, PyObject *args) {
+    Call call = {0};
+    PyObject *result = NULL;
+    int level;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*i:compress", &call.raw, &level))
+        return NULL;
+    if (level < 0 || level >= N_LEVELS)
+        misfit();
+    else if (begin_call(&call, 1)) {
+        size_t size = 0, room = ZSTD_compressBound((size_t)call.raw.len);
+        uint8_t *out = area_of(call.worker, AREA_OTHER, room);
+        if (out != NULL) {
+            Py_BEGIN_ALLOW_THREADS;
+            size = compress(call.worker, level, out, room, call.raw.buf, (size_t)call.raw.len);
+            Py_END_ALLOW_THREADS;
+        }
+        call.out = out;
+        result = payload_of(&call, size);
+    }
+    end_call(&call);
+    return result;
+}
+
+/* encode_planes(raw, itemsize, codings or None, effort) -> payload */
+static PyObject *py_encode_planes(PyObject *module, PyObject *args) {
+    Call call = {0};
+    Py_ssize_t itemsize;
+    PyObject *result = NULL;
+    size_t size;
+    int effort;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*nz*i:encode_planes", &call.raw, &itemsize, &call.codings, &effort))
+        return NULL;
+    if (begin_call(&call, itemsize)) {
+        Py_BEGIN_ALLOW_THREADS;
+        size = encode_planes(call.worker, call.raw.buf, (size_t)call.raw.len, (size_t)itemsize, call.codings.buf, effort,
+                             call.out);
+        Py_END_ALLOW_THREADS;
+        result = payload_of(&call, size);
+    }
+    end_call(&call);
+    return result;
+}
+
+/* encode_delta(raw, itemsize, base, transform, unit, codings or None, effort) -> payload */
+static PyObject *py_encode_delta(PyObject *module, PyObject *args) {
+    Call call = {0};
+    Py_ssize_t itemsize, unit;
+    PyObject *result = NULL;
+    size_t size;
+    int transform, effort;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*ny*inz*i:encode_delta", &call.raw, &itemsize, &call.base, &transform, &unit, &call.codings,
+                          &effort))
+        return NULL;
+    if (transform < PLAIN || transform > DECAYED || unit < 1 ||
+        !fits_unit(is_word((size_t)itemsize) ? (size_t)itemsize : 1, (size_t)unit) || call.base.len != call.raw.len)
+        misfit();
+    else if (begin_call(&call, itemsize)) {
+        Py_BEGIN_ALLOW_THREADS;
+        size = encode_delta(call.worker, call.raw.buf, (size_t)call.raw.len, (size_t)itemsize, call.base.buf, transform,
+                            (size_t)unit, call.codings.buf, effort, call.out);
+        Py_END_ALLOW_THREADS;
+        result = payload_of(&call, size);
+    }
+    end_call(&call);
+    return result;
+}
+
+/* choose_codings(raw, width, base or None) -> a byte for each plane */
+static PyObject *py_choose_codings(PyObject *module, PyObject *args) {
+    Call call = {0};
+    Py_ssize_t width;
+    PyObject *result = NULL;
+    uint8_t codings[MOST_PLANES];
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*nz*:choose_codings", &call.raw, &width, &call.base))
+        return NULL;
+    if (width < 1 || !is_word((size_t)width))
+        misfit();
+    else if (begin_call(&call, width)) {
+        Py_BEGIN_ALLOW_THREADS;
+        choose_codings(call.worker, call.raw.buf, call.base.buf, (size_t)call.raw.len / (size_t)width, (size_t)width,
+                       SHARE_SAMPLE_WORDS, codings);
+        Py_END_ALLOW_THREADS;
+        result = call.worker->has_failed ? PyErr_NoMemory() : PyBytes_FromStringAndSize((char *)codings, width);
+    }
+    end_call(&call);
+    return result;
+}
+
+/* choose_transform(raw, width, base, codings, at_any_cost) -> (transform, words of a unit) */
+static PyObject *py_choose_transform(PyObject *module, PyObject *args) {
+    Call call = {0};
+    Py_ssize_t width;
+    PyObject *result = NULL;
+    int at_any_cost, transform;
+    size_t unit;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*ny*y*p:choose_transform", &call.raw, &width, &call.base, &call.codings, &at_any_cost))
+        return NULL;
+    if (width < 1 || !is_word((size_t)width) || call.base.len != call.raw.len || call.codings.len != width)
+        misfit();
+    else if (begin_call(&call, width)) {
+        Py_BEGIN_ALLOW_THREADS;
+        choose_transform(call.worker, call.raw.buf, (size_t)call.raw.len, (size_t)width, call.base.buf, call.codings.buf,
+                         at_any_cost, &transform, &unit);
+        Py_END_ALLOW_THREADS;
+        result = call.worker->has_failed ? PyErr_NoMemory() : Py_BuildValue("in", transform, (Py_ssize_t)unit);
+    }
+    end_call(&call);
+    return result;
+}
+
+/* estimate_share(raw, width, base or None) -> the share of its size that the chunk takes */
+static PyObject *py_estimate_share(PyObject *module, PyObject *args) {
+    Call call = {0};
+    Py_ssize_t width;
+    PyObject *result = NULL;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*nz*:estimate_share", &call.raw, &width, &call.base))
+        return NULL;
+    if (width < 1 || !is_word((size_t)width))
+        misfit();
+    else if (begin_call(&call, width))
+        result = PyFloat_FromDouble(
+            estimate_share(call.raw.buf, call.base.buf, (size_t)call.raw.len / (size_t)width, (size_t)width));
+    end_call(&call);
+    return result;
+}
+
+PyMethodDef tc_encode_methods[] = {
+    {"encode_group", encode_group, METH_VARARGS, NULL},
+    {"encode_best", py_encode_best, METH_VARARGS, NULL},
+    {"compress", py_compress, METH_VARARGS, NULL},
+    {"encode_planes", py_encode_planes, METH_VARARGS, NULL},
+    {"encode_delta", py_encode_delta, METH_VARARGS, NULL},
+    {"choose_codings", py_choose_codings, METH_VARARGS, NULL},
+    {"choose_transform", py_choose_transform, METH_VARARGS, NULL},
+    {"estimate_share", py_estimate_share, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+#endif

@@ -1,0 +1,344 @@
+"""Tests of the core's encoder: it decides as the Python code does, and the Python code decodes its payloads."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import zstandard
+
+from tensorcas_mlflow.base.digest import digest
+from tensorcas_mlflow.codecs import (
+    DELTA,
+    PLANES,
+    SHUFFLE_ZSTD,
+    Effort,
+    Transform,
+    _codec,
+    choose_codings,
+    choose_transform,
+    codec_numbered,
+    compiled_encoder,
+    encode_best,
+    estimate_share,
+)
+from tensorcas_mlflow.codecs._zstd import CONTEXTS
+from tensorcas_mlflow.errors import ConflictError
+from tensorcas_mlflow.layout import ENTRY, Base, PackWriter, PayloadGroup, decode_chunk, is_delta
+from tensorcas_mlflow.store import Policy
+from tensorcas_mlflow.store._choose import choose
+from tensorcas_mlflow.store._encode import _RECIPE, Recipe, _encode, _recipe_row
+from tensorcas_mlflow.store._sources import Pieces
+
+core: Any = compiled_encoder()
+pytestmark = pytest.mark.skipif(core is None, reason="the package was built without libzstd")
+
+rng = np.random.default_rng(0)
+WEIGHTS = (rng.standard_normal(70_000) * 0.02).astype(np.float32)
+STEPPED = WEIGHTS + rng.normal(0, 1e-5, len(WEIGHTS)).astype(np.float32)
+DECAYED = WEIGHTS.copy()
+for _ in range(40):
+    DECAYED *= np.float32(1 - 3 * 2**-24)
+CONTENTS: dict[str, bytes] = {
+    "weights": STEPPED.tobytes(),
+    "halves": (STEPPED.view(np.uint32) >> 16).astype(np.uint16).tobytes(),
+    "doubles": STEPPED.astype(np.float64).tobytes(),
+    "noise": rng.bytes(280_000),
+    "zeros": bytes(280_000),
+    "indices": np.arange(70_000, dtype=np.int32).tobytes(),
+    "text": b"the quick brown fox jumps over the lazy dog " * 6_000,
+}
+BASES: dict[str, bytes] = {
+    "weights": WEIGHTS.tobytes(),
+    "halves": (WEIGHTS.view(np.uint32) >> 16).astype(np.uint16).tobytes(),
+    "doubles": WEIGHTS.astype(np.float64).tobytes(),
+    "decayed": WEIGHTS.tobytes(),
+}
+STEPS = {**{name: CONTENTS[name] for name in BASES if name in CONTENTS}, "decayed": DECAYED.tobytes()}
+SIZES = [0, 1, 3, 31, 32, 33, 511, 512, 4_095, 4_096, 32 << 10, (32 << 10) + 5, (64 << 10) + 1, 256 << 10]
+
+
+class CoresZstandard:
+    """A compressor of the Python code that calls the release of Zstandard in the core."""
+
+    def __init__(self, level: int) -> None:
+        self._level = level
+
+    def compress(self, data: Any) -> bytes:
+        """Compress bytes into one frame."""
+        frame: bytes = core.compress(data, self._level)
+        return frame
+
+    def compressobj(self, size: int) -> Any:
+        """Begin a frame of several blocks, with the release of the package `zstandard`."""
+        return zstandard.ZstdCompressor(level=self._level).compressobj(size=size)
+
+
+@contextmanager
+def in_python() -> Iterator[None]:
+    """Encode in Python, with the core's Zstandard: releases differ in the matches that they find."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_codec, "_ENCODER", None)
+        patch.setattr(CONTEXTS, "level", CoresZstandard)
+        patch.setattr(CONTEXTS, "entropy", lambda: CoresZstandard(0))
+        yield
+
+
+def decoded(number: int, payload: Any, n_bytes: int, base: bytes | None = None) -> bytes:
+    out = bytearray(n_bytes)
+    codec_numbered(number).decode_into(payload, memoryview(out), base)
+    return bytes(out)
+
+
+@pytest.mark.parametrize("itemsize", [1, 2, 3, 4, 8, 12, 73, 255, 256, 300, 65_535, 70_000])
+@pytest.mark.parametrize("content", CONTENTS)
+def test_core_and_python_choose_the_same_codec_for_a_chunk(content: str, itemsize: int) -> None:
+    for raw in (CONTENTS[content][:n_bytes] for n_bytes in SIZES):
+        codec, typesize, payload = encode_best(raw, itemsize)
+
+        with in_python():
+            expected, expected_typesize, expected_payload = encode_best(raw, itemsize)
+        assert decoded(codec.number, payload, len(raw)) == raw
+        assert (codec, typesize) == (expected, expected_typesize)
+        if codec is not SHUFFLE_ZSTD:
+            assert payload == expected_payload
+        assert len(payload) <= 1.01 * len(expected_payload)
+
+
+@pytest.mark.parametrize("effort", Effort)
+@pytest.mark.parametrize("itemsize", [1, 2, 4, 8, 12])
+@pytest.mark.parametrize("content", ["weights", "zeros", "noise"])
+def test_planes_of_the_core_are_those_of_python(content: str, itemsize: int, effort: Effort) -> None:
+    codings = choose_codings(CONTENTS[content], itemsize) if itemsize in (1, 2, 4, 8) else None
+
+    for n_bytes, given in itertools.product(SIZES, (None, codings)):
+        raw = CONTENTS[content][:n_bytes]
+        payload = PLANES.encode_as(raw, itemsize, given, effort)
+        with in_python():
+            expected = PLANES.encode_as(raw, itemsize, given, effort)
+
+        assert decoded(PLANES.number, payload, len(raw)) == raw
+        assert payload == expected
+
+
+@pytest.mark.parametrize("effort", Effort)
+@pytest.mark.parametrize("transform", Transform)
+@pytest.mark.parametrize("itemsize", [1, 2, 4, 8, 12])
+@pytest.mark.parametrize("content", BASES)
+def test_deltas_of_the_core_are_those_of_python(
+    content: str, itemsize: int, transform: Transform, effort: Effort
+) -> None:
+    for n_bytes, unit in itertools.product(SIZES, (None, 1)):
+        raw, base = STEPS[content][:n_bytes], BASES[content][:n_bytes]
+        payload = DELTA.encode_as(raw, itemsize, base, transform, effort, unit=unit)
+        with in_python():
+            expected = DELTA.encode_as(raw, itemsize, base, transform, effort, unit=unit)
+
+        assert decoded(DELTA.number, payload, len(raw), base) == raw
+        assert payload == expected
+
+
+def test_core_finds_the_decay_that_python_finds() -> None:
+    payload = DELTA.encode_as(DECAYED.tobytes(), 4, WEIGHTS.tobytes(), Transform.DECAYED)
+
+    with in_python():
+        expected = DELTA.encode_as(DECAYED.tobytes(), 4, WEIGHTS.tobytes(), Transform.DECAYED)
+    assert payload[1] & 15 == Transform.DECAYED
+    assert payload[:8] == expected[:8]
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
+@pytest.mark.parametrize("content", BASES)
+def test_core_and_python_estimate_and_choose_alike(content: str, width: int) -> None:
+    def choices(raw: bytes, base: bytes) -> tuple[Any, ...]:
+        codings = choose_codings(raw, width, base=base)
+        ways = [choose_transform(raw, width, base, codings, at_any_cost=any_cost) for any_cost in (False, True)]
+        return choose_codings(raw, width), codings, *ways
+
+    for n_bytes in SIZES:
+        raw, base = STEPS[content][:n_bytes], BASES[content][:n_bytes]
+        mine, shares = choices(raw, base), [estimate_share(raw, width), estimate_share(raw, width, base=base)]
+
+        with in_python():
+            assert mine == choices(raw, base)
+            assert shares == pytest.approx([estimate_share(raw, width), estimate_share(raw, width, base=base)])
+
+
+def pieces_of(data: Sequence[bytes], itemsize: int, begins_row: Sequence[bool]) -> Pieces:
+    return Pieces(
+        chunks=np.arange(len(data)),
+        rows=np.arange(len(data)),
+        data=[memoryview(each) for each in data],
+        digests=np.frombuffer(b"".join(map(digest, data)), np.uint8).reshape(-1, 32),
+        itemsizes=np.full(len(data), itemsize),
+        begins_row=np.array(begins_row),
+    )
+
+
+def recipe_of(raw: bytes, base: bytes | None, itemsize: int, effort: Effort) -> Recipe:
+    bases = [] if base is None else [(0, base)]
+    choice = choose(raw, itemsize, is_float=True, bases=bases, max_depth=2, effort=effort)
+    named = None if base is None else Base(pack="ab" * 16, digest=digest(base), depth=1)
+    return Recipe(choice=choice, named=named, base=base)
+
+
+def encoded(pieces: Pieces, recipes: list[Recipe | None], policy: Policy, *, is_live: bool) -> list[PayloadGroup]:
+    return _encode((pieces, recipes), policy=policy, is_text=None, origin=str if is_live else None, keep=None)
+
+
+def check(groups: list[PayloadGroup], data: Sequence[bytes], bases: Sequence[bytes | None]) -> None:
+    """Decode a pack of the groups with the Python code."""
+    writer = PackWriter()
+    blob = b"".join(map(bytes, writer.pieces(groups)))
+    for entry, raw, base in zip(writer.entries(), data, bases, strict=True):
+        stored = blob[int(entry["offset"]) :][: int(entry["stored_bytes"])]
+        assert digest(stored)[:16] == entry["stored_digest"].tobytes()
+        assert bytes(decode_chunk(entry, stored, base if is_delta(entry) else None)) == raw
+
+
+@pytest.mark.parametrize("is_live", [False, True])
+@pytest.mark.parametrize("effort", Effort)
+@pytest.mark.parametrize("policy", Policy)
+@pytest.mark.parametrize("content", BASES)
+def test_groups_of_the_core_are_those_of_python(content: str, policy: Policy, effort: Effort, is_live: bool) -> None:
+    itemsize = {"halves": 2, "doubles": 8}.get(content, 4)
+    ends = [(begin, begin + size) for begin, size in [(0, 65_536), (65_536, 33_000), (98_536, 5_003), (103_539, 90)]]
+    data = [STEPS[content][begin:end] for begin, end in ends] + [CONTENTS["noise"][:100], CONTENTS["noise"][:70_001]]
+    bases: list[bytes | None] = [*(BASES[content][begin:end] for begin, end in ends), None, None]
+    pieces = pieces_of(data, itemsize, [False, True, False, True, True, True])
+    recipes = [recipe_of(raw, base, itemsize, effort) for raw, base in zip(data, bases, strict=True)]
+    given = [None] * len(data) if policy is Policy.FAST else recipes
+
+    groups = encoded(pieces, given, policy, is_live=is_live)
+
+    with in_python():
+        expected = encoded(pieces, given, policy, is_live=is_live)
+    check(groups, data, bases)
+    assert [len(group.entries) for group in groups] == [len(group.entries) for group in expected]
+    assert [group.is_aligned for group in groups] == [group.is_aligned for group in expected]
+    for group, other in zip(groups, expected, strict=True):
+        assert group.entries.tobytes() == other.entries.tobytes()
+        assert b"".join(map(bytes, group.parts)) == b"".join(map(bytes, other.parts))
+        assert sum(map(len, group.parts)) == group.n_bytes
+
+
+@pytest.mark.parametrize("is_live", [False, True])
+@pytest.mark.parametrize("content", ["noise", "weights"])
+@pytest.mark.parametrize("n_chunks", [32, 33, 300])
+def test_many_small_chunks_are_sampled_as_python_samples_them(content: str, n_chunks: int, is_live: bool) -> None:
+    data = [CONTENTS[content][900 * at :][:900] for at in range(n_chunks)]
+    pieces = pieces_of(data, 4, [True] * n_chunks)
+
+    groups = encoded(pieces, [None] * n_chunks, Policy.BALANCED, is_live=is_live)
+
+    with in_python():
+        expected = encoded(pieces, [None] * n_chunks, Policy.BALANCED, is_live=is_live)
+    check(groups, data, [None] * n_chunks)
+    assert (groups[0].entries["codec"] == expected[0].entries["codec"]).all()
+    assert (groups[0].entries["offset"] == expected[0].entries["offset"]).all()
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_a_chunk_that_does_not_hash_to_its_digest_is_refused(policy: Policy) -> None:
+    data = [CONTENTS["weights"][:50_000], CONTENTS["noise"][:50_000]]
+    pieces = pieces_of(data, 4, [True, True])
+    pieces.data[1] = memoryview(CONTENTS["noise"][1:50_001])
+
+    with pytest.raises(ConflictError, match="1 was changed while it was saved"):
+        encoded(pieces, [None, None], policy, is_live=True)
+
+
+def call(**changed: Any) -> tuple[int, int, int, int]:
+    """Encode two chunks, with some arguments changed."""
+    data = [STEPS["weights"][:40_000], STEPS["weights"][40_000:80_003]]
+    digests = np.frombuffer(b"".join(map(digest, data)), np.uint8)
+    arguments: dict[str, Any] = {
+        "data": data,
+        "bases": [BASES["weights"][:40_000], None],
+        "itemsizes": np.array([4, 4], np.uint32),
+        "how": np.array([-1, -1], np.int32),
+        "is_sampled": np.zeros(2, bool),
+        "begins_row": np.ones(2, bool),
+        "digests": digests,
+        "recipes": b"",
+        "checks": True,
+        "entries": np.empty(2, ENTRY).view(np.uint8),
+        "out": np.empty(80_003 + 2 * 64 + 4096, np.uint8),
+    }
+    result: tuple[int, int, int, int] = core.encode_group(*{**arguments, **changed}.values())
+    return result
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"data": [b"one"]},
+        {"data": 3},
+        {"data": [b"one", None]},
+        {"data": [b"one", 3]},
+        {"bases": [b"one", None]},
+        {"bases": [None]},
+        {"bases": 3},
+        {"itemsizes": np.array([4], np.uint32)},
+        {"itemsizes": np.array([4, 0], np.uint32)},
+        {"how": np.array([0, -1], np.int32)},
+        {"how": np.array([-3, -1], np.int32)},
+        {"how": np.array([-1], np.int32)},
+        {"is_sampled": np.zeros(3, bool)},
+        {"begins_row": np.zeros(1, bool)},
+        {"digests": bytes(63)},
+        {"recipes": bytes(39)},
+        {"entries": np.empty(231, np.uint8)},
+        {"out": np.empty(80_003, np.uint8)},
+        {"out": b"read-only"},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_arguments_that_do_not_fit_are_refused(changed: dict[str, Any]) -> None:
+    assert call()[0] == -1
+
+    with pytest.raises((ValueError, TypeError, BufferError)):
+        call(**changed)
+
+
+@pytest.mark.parametrize(
+    "place", [("transform", 3), ("unit", 3), ("unit", 8), ("unit", 0), ("itemsize", 3), ("itemsize", 0)], ids=str
+)
+def test_a_recipe_that_no_chooser_writes_is_refused(place: tuple[str, int]) -> None:
+    recipe = recipe_of(STEPS["weights"][:40_000], BASES["weights"][:40_000], 4, Effort.BALANCED)
+    row = np.array([_recipe_row(recipe.choice)], dtype=_RECIPE)
+    assert call(recipes=row, how=np.zeros(2, np.int32))[0] == -1
+    row[place[0]] = place[1]
+
+    with pytest.raises(ValueError, match="do not fit each other"):
+        call(recipes=row, how=np.zeros(2, np.int32))
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        ("encode_best", (b"1234", 0)),
+        ("encode_planes", (b"1234", 0, None, 1)),
+        ("encode_planes", (b"1234", 4, b"123", 1)),
+        ("encode_delta", (b"1234", 4, b"123", 0, 1, None, 1)),
+        ("encode_delta", (b"1234", 4, b"1234", 3, 1, None, 1)),
+        ("encode_delta", (b"1234", 4, b"1234", -1, 1, None, 1)),
+        ("encode_delta", (b"1234", 4, b"1234", 1, 4, None, 1)),
+        ("encode_delta", (b"1234", 4, b"1234", 1, 0, None, 1)),
+        ("encode_delta", (b"1234", 4, b"1234", 1, 2, b"1", 1)),
+        ("choose_codings", (b"1234", 3, None)),
+        ("choose_codings", (b"1234", 4, b"123")),
+        ("choose_transform", (b"1234", 4, b"1234", b"1", False)),
+        ("choose_transform", (b"1234", 4, b"123", bytes(4), False)),
+        ("choose_transform", (b"1234", 5, b"1234", bytes(5), False)),
+        ("estimate_share", (b"1234", 0, None)),
+        ("estimate_share", (b"1234", 4, b"")),
+    ],
+)
+def test_arguments_of_one_chunk_that_do_not_fit_are_refused(function: str, arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(ValueError, match="do not fit each other"):
+        getattr(core, function)(*arguments)
