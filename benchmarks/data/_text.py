@@ -14,8 +14,9 @@ MAX_BYTES = 4_000_000
 
 @cache
 def documentation() -> torch.Tensor:
-    """Return the documentation of installed packages: some megabytes of introductions and lists of changes."""
-    return _read(sorted(Path(sysconfig.get_paths()["purelib"]).glob("*.dist-info/METADATA")))
+    """Return the documentation of the packages beside torch: some megabytes of introductions and lists of changes."""
+    # An environment may take its packages from another one, so its own site-packages may be empty.
+    return _read(sorted(Path(torch.__file__).parents[1].glob("*.dist-info/METADATA")))
 
 
 @cache
