@@ -126,7 +126,10 @@ class PlainFiles(ABC):
 
     @abstractmethod
     def content(self, path: str) -> Iterator[tuple[int | None, float]]:
-        """Yield size and time of the last change of all that `remove` would remove; the size of a folder is None."""
+        """Yield size and time of the last change of all that `remove` would remove.
+
+        The size of a folder is None, and so is the size of the void that a replaced object left.
+        """
 
     @abstractmethod
     def topmost(self, is_wanted: Callable[[str], bool]) -> Iterator[str]:
@@ -598,8 +601,8 @@ class ObjectPlainFiles(PlainFiles):
 
     def content(self, path: str) -> Iterator[tuple[int | None, float]]:
         for info in self._bucket.walk(object_path(path)):
-            if _is_plain(info) and not is_void_object(self._bucket, info):
-                yield info.size, info.modified_s
+            if _is_plain(info):
+                yield None if is_void_object(self._bucket, info) else info.size, info.modified_s
 
     def topmost(self, is_wanted: Callable[[str], bool]) -> Iterator[str]:
         found: dict[str, None] = {}

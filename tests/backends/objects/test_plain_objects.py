@@ -13,6 +13,7 @@ from mlflow.exceptions import MlflowException
 from tensorcas_mlflow.backends import Bucket, ObjectPlainFiles, new_void
 from tensorcas_mlflow.errors import BlobNotFoundError
 from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository
+from tensorcas_mlflow.integration.forgotten import OrphanPlan, find_holdings
 from tensorcas_mlflow.store import Store
 from tests.backends.objects.faults import Answer
 from tests.backends.objects.proxy import Proxy
@@ -122,6 +123,19 @@ def test_replaced_file_does_not_come_back_after_a_deletion(
         repo.download_artifacts("x")
     repo.delete_artifacts()
     assert s3.client().list_objects_v2(Bucket=bucket, Prefix="some/path/x")["KeyCount"] == 0
+
+
+def test_deletion_of_a_forgotten_run_leaves_no_void(
+    settings: None, files: tuple[Path, Path], s3: S3Server, bucket: str
+) -> None:
+    store = Store.init(f"tensorcas-s3://{bucket}/some/path")
+    run = TensorCasArtifactRepository(f"tensorcas-s3://{bucket}/some/path/1/{'0a' * 16}/artifacts")
+    for file in files:
+        run.log_artifact(file)
+    assert s3.client().list_objects_v2(Bucket=bucket, Prefix="some/path/1/")["KeyCount"] == 1
+    OrphanPlan(store=store, trackers=(), registries=(), holdings=tuple(find_holdings(store))).execute()
+
+    assert s3.client().list_objects_v2(Bucket=bucket, Prefix="some/path/1/")["KeyCount"] == 0
 
 
 @pytest.mark.parametrize("before", [TEXT, b"another text"], ids=["the same text", "another text"])
