@@ -29,6 +29,7 @@ from __future__ import annotations
 import base64
 import json
 import struct
+from abc import ABC, abstractmethod
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
@@ -338,14 +339,16 @@ def read_tail(adapter: str, skeleton: Array | None) -> Any:
         raise AdapterError(adapter, f"the end of the skeleton cannot be read: {error}") from error
 
 
-class Items:
+class Items(ABC):
     """Base of containers whose items `LivePlace` sets with ``__setitem__``, such as views of a library's object."""
 
+    @abstractmethod
     def __getitem__(self, key: Any) -> Any:
-        raise NotImplementedError
+        """Return an item."""
 
+    @abstractmethod
     def __setitem__(self, key: Any, value: Any) -> None:
-        raise NotImplementedError
+        """Replace an item."""
 
 
 class LivePlace(NamedTuple):

@@ -184,7 +184,7 @@ def compare(
         try:
             found = source.manifest(ref)
         except (FormatError, BackendError) as error:
-            if not stands(source, ref):
+            if not is_unchanged(source, ref):
                 return "dropped"
             return _failure(source.backend, ref.label, f"manifests/{ref.manifest}", error)
         if found.store_id != source.id:
@@ -207,7 +207,7 @@ def of_store(manifest: Manifest, store_id: str) -> Manifest:
     return manifest if manifest.store_id == store_id else dataclasses.replace(manifest, store_id=store_id)
 
 
-def stands(store: Store, ref: Ref) -> bool:
+def is_unchanged(store: Store, ref: Ref) -> bool:
     """Tell whether a ref still stands, unchanged."""
     try:
         now = store.ref(ref.key)
@@ -441,7 +441,7 @@ class _Copier:
 
     def _explain(self, ref_to_copy: RefToCopy) -> None:
         """Note why the chunks of a ref could not be read."""
-        if not stands(self._source, ref_to_copy.source):
+        if not is_unchanged(self._source, ref_to_copy.source):
             self.pass_by(ref_to_copy.ref, "dropped")
             return
         faults: dict[str, str] = {}

@@ -33,9 +33,9 @@ from tensorcas_mlflow.maintenance._repair_records import (
     IndexFaults,
     Lists,
     abandon_lists,
-    check_index,
+    find_index_faults,
     finished_lists,
-    is_carried,
+    may_be_carried,
     notes,
     read_lists,
     rebuild_index,
@@ -364,7 +364,7 @@ def plan_repair(
         packs=packs,
         needs=needs,
         digests=np.concatenate([needs.digests, *restored]),
-        index=check_index(backend, packs),
+        index=find_index_faults(backend, packs),
         lists=lists,
         notes=noted,
         manifests=manifests,
@@ -388,7 +388,7 @@ def _execute(plan: RepairPlan) -> RepairReport:
     store, seen = plan.store, plan.seen
     backend = store.backend
     # Again, now that packs were listed: a pack that is cut may be one that a save began to send since the first look.
-    may_be_written = bool(_look_at_intents(store)) and is_carried(backend)
+    may_be_written = bool(_look_at_intents(store)) and may_be_carried(backend)
     restored: list[str] = []
     left: dict[str, str] = {}
     if seen.format_fix is not None:
@@ -417,7 +417,7 @@ def _execute(plan: RepairPlan) -> RepairReport:
     for key in finished_lists(backend, lists):
         backend.delete(key)
     seen.packs.look()
-    rebuild = check_index(backend, seen.packs)
+    rebuild = find_index_faults(backend, seen.packs)
     if seen.index.bad or seen.index.missing or mended.gone or rebuild.bad:
         rebuild_index(backend, seen.packs, rebuild)
     needs = Needs(store)

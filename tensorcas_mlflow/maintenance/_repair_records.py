@@ -130,7 +130,7 @@ class IndexFaults:
     """Packs that it lacks."""
 
 
-def check_index(backend: Backend, packs: CheckedPacks) -> IndexFaults:
+def find_index_faults(backend: Backend, packs: CheckedPacks) -> IndexFaults:
     """Compare the index of a store with its packs."""
     bad: dict[str, str] = {}
     named: set[str] = set()
@@ -260,7 +260,7 @@ def write_format(store: Store, fix: FormatFix, quarantine: Quarantine) -> None:
         raise ConflictError(f"there is another store at {backend.uri!r} now")
 
 
-def is_carried(backend: Backend) -> bool:
+def may_be_carried(backend: Backend) -> bool:
     """Tell whether clients write to a store through an MLflow server without this package."""
     with suppress(BlobNotFoundError, CorruptError):
         return b'"carried"' in backend.get(p.FORMAT, max_bytes=p.MAX_REF_BYTES)

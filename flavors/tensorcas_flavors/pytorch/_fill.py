@@ -1,7 +1,7 @@
 """Filling of live objects: first a plan, which finds everything that does not fit, then the filling.
 
 All stored parts come back, or nothing changes. A part that only a pickle can restore, and that cannot be filled, must
-be equal in the live object (see `take_apart`).
+be equal in the live object (see `facts_and_parts`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tensorcas_flavors.pytorch._modules import ROOT, ModuleFilling, copy_into, i
 from tensorcas_flavors.pytorch._objects import (
     attributes_of,
     can_take_state,
+    facts_and_parts,
     generator_state,
     is_live,
     is_part,
     is_tensor,
     set_state,
-    take_apart,
     unwrap,
 )
 from tensorcas_flavors.pytorch._tensors import Copy, as_array, check_memory, dtype_name, pytorch_error
@@ -260,7 +260,7 @@ class _FillPlan:
             raise self._misfit(path, target, stored)
         where = _where(path)
         try:
-            own, parts = take_apart(target, is_part)
+            own, parts = facts_and_parts(target, is_part)
             change = plan_values("pytorch", own, facts.facts)
         except AdapterError as error:
             raise pytorch_error(

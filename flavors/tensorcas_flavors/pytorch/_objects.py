@@ -1,8 +1,8 @@
 """Live objects of a training: which ones have a state dict, the states of generators, and facts of all others.
 
-`take_apart` returns the facts of an object that only a pickle can restore (`tensorcas_flavors._facts`), so that a live
-one is filled without reading the pickle. Tensors, arrays, random generators and objects with a state dict are taken out
-of it as its *parts*: the tree of a model (`_tree`) describes these itself.
+`facts_and_parts` returns the facts of an object that only a pickle can restore (`tensorcas_flavors._facts`), so that a
+live one is filled without reading the pickle. Tensors, arrays, random generators and objects with a state dict are its
+*parts*: the tree of a model (`_tree`) describes these itself.
 
 Functions and classes that travel by value stay those of the live process. The facts of a class are its name; those of a
 function are its code without line numbers, its defaults, and its closure. Devices and dtypes stay those of the live
@@ -161,7 +161,7 @@ _PLAIN = frozenset((type(None), bool, int, float, str, bytes, tuple, list, dict)
 _PART = "part"
 
 
-def take_apart(value: object, is_part: Callable[[Any], bool]) -> tuple[Facts, list[Any]]:
+def facts_and_parts(value: object, is_part: Callable[[Any], bool]) -> tuple[Facts, list[Any]]:
     """Return the facts of an object and its parts.
 
     Args:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import torch
 
 _FORGOTTEN = ("_optimizer_", "_zero_grad_", "_warned_", "_patch_")
-_loading: ContextVar[_StoredParts] = ContextVar("_loading")
+_loading: ContextVar[_StoredTensors] = ContextVar("_loading")
 
 
 def dump(obj: object, rows: ModelRows, tree: TreeWriter) -> tuple[bytes, set[type]]:
@@ -68,7 +68,7 @@ def load(skeleton: Array, rows: Mapping[str, Array], tensors: Mapping[str, torch
     Raises:
         AdapterError: The skeleton is damaged, a class it names is not installed here, or rows are missing.
     """
-    stored_parts = _StoredParts(rows, tensors)
+    stored_parts = _StoredTensors(rows, tensors)
     token = _loading.set(stored_parts)
     try:
         return load_skeleton("pytorch", skeleton, stored_parts.numbered)
@@ -76,7 +76,7 @@ def load(skeleton: Array, rows: Mapping[str, Array], tensors: Mapping[str, torch
         _loading.reset(token)
 
 
-def _current() -> _StoredParts:
+def _current() -> _StoredTensors:
     parts = _loading.get(None)
     if parts is None:
         raise pytorch_error("this pickle is part of a model: load it with its adapter")
@@ -213,7 +213,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return restore, facts, dict(attributes), None, None, set_attributes
 
 
-class _StoredParts:
+class _StoredTensors:
     """Maker of the tensors of one load."""
 
     def __init__(self, rows: Mapping[str, Array], tensors: Mapping[str, torch.Tensor]) -> None:

@@ -54,6 +54,7 @@ from tensorcas_flavors.pytorch._objects import (
     TORCH,
     GeneratorState,
     attributes_of,
+    facts_and_parts,
     generator_state,
     is_live,
     is_named_tuple,
@@ -61,7 +62,6 @@ from tensorcas_flavors.pytorch._objects import (
     is_tensor,
     make_generator,
     own_tensors,
-    take_apart,
     torch_attributes,
     unwrap,
 )
@@ -376,7 +376,7 @@ class TreeWriter:
 
     def _facts(self, value: object, path: str) -> Any:
         try:
-            facts, parts = take_apart(value, is_part)
+            facts, parts = facts_and_parts(value, is_part)
         except AdapterError:
             return None  # it cannot be pickled, and the pickle of the whole will raise that
         start = elsewhere(path)

@@ -28,8 +28,8 @@ from tensorcas_flavors.sklearn._parts import (
     ROWS,
     SEEDS,
     STRINGS,
-    StoredParts,
-    TakenParts,
+    StoredEstimatorParts,
+    TakenEstimatorParts,
     booster_cuts,
     booster_paths,
     split_off,
@@ -96,7 +96,7 @@ class SklearnAdapter(Adapter):
             was.
         """
         if original is not None:
-            facts = read_facts(self.name, tensors.get(SKELETON), StoredParts(self.name, tensors).strings)
+            facts = read_facts(self.name, tensors.get(SKELETON), StoredEstimatorParts(self.name, tensors).strings)
             n_rows = sum(len(array) for array in tensors.values() if array.ndim)
             resizing = Resizing(self.name, lambda: walk(original, RESERVED), facts.sizes, n_rows)
             try:
@@ -106,7 +106,7 @@ class SklearnAdapter(Adapter):
                 resizing.undo()
                 raise
             return original
-        parts = StoredParts(self.name, tensors)
+        parts = StoredEstimatorParts(self.name, tensors)
         model = load_skeleton(self.name, parts.tensor(SKELETON), parts.put_back)
         parts.check_all_used()
         check_objects(self.name, walk(model, RESERVED).objects)
@@ -161,10 +161,10 @@ class SklearnAdapter(Adapter):
         boosters = {"xgboost"} if booster_paths(tensors) else set()
         return own + pinned_packages(named_modules(tensors[SKELETON]) | boosters, but=_BROUGHT_ALONG)
 
-    def _take_apart(self, model: Any, graph: Graph) -> tuple[TakenParts, Array]:
+    def _take_apart(self, model: Any, graph: Graph) -> tuple[TakenEstimatorParts, Array]:
         odd: set[int] = set()
         while True:
-            parts = TakenParts(graph, odd)
+            parts = TakenEstimatorParts(graph, odd)
             skeleton = dump_skeleton(self.name, model, parts.take_out)
             more_odd = {id(trees[i]) for _, trees in parts.trees.values() for i in odd_trees(trees)}
             if not more_odd:

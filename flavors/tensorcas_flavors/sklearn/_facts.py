@@ -51,7 +51,7 @@ from tensorcas_flavors._facts import (
     read_tail,
     with_tail,
 )
-from tensorcas_flavors.sklearn._parts import RANDOM, TakenParts
+from tensorcas_flavors.sklearn._parts import RANDOM, TakenEstimatorParts
 from tensorcas_flavors.sklearn._walk import SpaceTree, is_space_tree, n_members
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.errors import AdapterError
@@ -124,7 +124,7 @@ class Change(NamedTuple):
     """`ABSENT` for an attribute that is to be dropped."""
 
 
-def model_facts(adapter: str, model: Any, parts: TakenParts) -> ModelFacts:
+def model_facts(adapter: str, model: Any, parts: TakenEstimatorParts) -> ModelFacts:
     """Return the facts of a model that was just taken apart.
 
     Raises:
@@ -195,7 +195,7 @@ def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
 def plan_changes(
     adapter: str,
     model: Any,
-    parts: TakenParts,
+    parts: TakenEstimatorParts,
     facts: ModelFacts,
     rows: Mapping[str, Array],
     *,
@@ -347,7 +347,7 @@ class _Visit(NamedTuple):
 class _Walk:
     """Pass over a model, level by level."""
 
-    def __init__(self, adapter: str, parts: TakenParts, *, has_seeds: bool, is_live: bool) -> None:
+    def __init__(self, adapter: str, parts: TakenEstimatorParts, *, has_seeds: bool, is_live: bool) -> None:
         """Prepare a pass.
 
         Args:

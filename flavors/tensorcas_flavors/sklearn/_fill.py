@@ -14,7 +14,7 @@ from tensorcas_flavors.sklearn._parts import (
     SEEDS,
     STRINGS,
     UNNAMED,
-    TakenParts,
+    TakenEstimatorParts,
     fill_booster,
     split_family,
     split_off,
@@ -30,7 +30,7 @@ class ModelFill:
     """Replacement of the parts of a live model; nothing changes before all of them are known to fit."""
 
     def __init__(
-        self, adapter: str, model: Any, parts: TakenParts, tensors: Mapping[str, Array], facts: ModelFacts
+        self, adapter: str, model: Any, parts: TakenEstimatorParts, tensors: Mapping[str, Array], facts: ModelFacts
     ) -> None:
         """Find a stored value for each part of a model.
 
@@ -89,7 +89,7 @@ class ModelFill:
         for part in self._graph.objects:
             _recompute(part)
 
-    def _check_names(self, parts: TakenParts, numbers: list[str]) -> None:
+    def _check_names(self, parts: TakenEstimatorParts, numbers: list[str]) -> None:
         live = {*parts.arrays, *parts.families, *parts.trees, *self._live_boosters}
         beside = (SKELETON, SEEDS, STRINGS, *numbers)
         stored = {name for name in self._tensors if name not in beside and not name.endswith(ROWS)}
@@ -98,7 +98,7 @@ class ModelFill:
         if differing:
             raise self._misfit(f"only one of the two has {', '.join(map(repr, differing[:5]))}")
 
-    def _find_arrays(self, parts: TakenParts) -> None:
+    def _find_arrays(self, parts: TakenEstimatorParts) -> None:
         found: list[tuple[Array, Array]] = []
         for name, live in parts.arrays.items():
             if name.startswith(UNNAMED):
@@ -120,7 +120,7 @@ class ModelFill:
                 raise self._misfit(f"an array of {ours} cannot take one of {theirs}")
             self._arrays[id(live)] = live, unpack(values, "F" if is_fortran(live) else "C", live.dtype)
 
-    def _find_trees(self, parts: TakenParts) -> None:
+    def _find_trees(self, parts: TakenEstimatorParts) -> None:
         for name, (shape, trees) in parts.trees.items():
             built = build_trees(self._adapter, self._tensors[name], shape)
             if len(built) != len(trees) or any(id(tree) not in self._graph.trees for tree in trees):

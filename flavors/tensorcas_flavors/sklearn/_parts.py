@@ -94,7 +94,7 @@ _FLOATS = (float, np.float64)
 Reference = tuple[Any, ...] | int
 
 
-class TakenParts:
+class TakenEstimatorParts:
     """Parts that one pickling takes out, in order of appearance."""
 
     def __init__(self, graph: Graph, odd_trees: set[int]) -> None:
@@ -286,7 +286,7 @@ class TakenParts:
         return self._refs.setdefault(ref, ref)
 
 
-class StoredParts:
+class StoredEstimatorParts:
     """Parts of a stored model, in the order in which its pickle asks for them."""
 
     def __init__(self, adapter: str, tensors: Mapping[str, Array]) -> None:
