@@ -6,8 +6,6 @@ What must come out is said in ``v1_deltas/expected.json``, by hashes that none o
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +19,11 @@ from tensorcas_mlflow.layout import RefTarget, bases_of, is_delta, pack_key
 from tensorcas_mlflow.maintenance import Census, plan_gc, plan_optimize, plan_repair, verify
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs, parse_intent, read_pack_table
-from tests.golden import bucket
 from tests.golden import golden_v1_deltas as golden
+from tests.golden.stores import copied
 
 HERE = Path(__file__).parent
 EXPECTED = json.loads((HERE / "v1_deltas" / "expected.json").read_text())
-
-
-def copied(kind: str, tmp_path: Path) -> Store:
-    if kind == "objects":
-        return Store.open_backend(bucket.opened(bucket.filled(HERE / "v1_deltas" / "objects")))
-    shutil.copytree(HERE / "v1_deltas" / kind, tmp_path / kind)
-    # As old as they would be if this release had come in the middle: a checkout may have any time.
-    for path in (tmp_path / kind / ".tensorcas").rglob("*"):
-        os.utime(path)
-    return Store.open(tmp_path / kind)
 
 
 @pytest.fixture(params=["root", "objects"])
@@ -45,13 +33,13 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def store(kind: str, tmp_path: Path) -> Store:
-    return copied(kind, tmp_path)
+    return copied("v1_deltas", kind, tmp_path)
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Store:
     """The one of files."""
-    return copied("root", tmp_path)
+    return copied("v1_deltas", "root", tmp_path)
 
 
 def assert_holds(store: Store, kind: str) -> None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,8 @@ from tensorcas_mlflow.layout import RefTarget, split_hints
 from tensorcas_mlflow.maintenance import plan_gc, verify
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs, parse_intent, read_condemned, read_pack_table
-from tests.golden import bucket, golden_v1
+from tests.golden import golden_v1
+from tests.golden.stores import copied
 
 HERE = Path(__file__).parent
 EXPECTED = json.loads((HERE / "v1_more" / "expected.json").read_text())
@@ -36,16 +35,6 @@ def sha_of(tensors: Mapping[str, np.ndarray]) -> dict[str, str]:
     }
 
 
-def copied(kind: str, tmp_path: Path) -> Store:
-    if kind == "objects":
-        return Store.open_backend(bucket.opened(bucket.filled(HERE / "v1_more" / "objects")))
-    shutil.copytree(HERE / "v1_more" / kind, tmp_path / kind)
-    # As old as they would be if this release had come in the middle: a checkout may have any time.
-    for path in (tmp_path / kind / ".tensorcas").rglob("*"):
-        os.utime(path)
-    return Store.open(tmp_path / kind)
-
-
 @pytest.fixture(params=["root", "carried", "objects"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -53,13 +42,13 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def store(kind: str, tmp_path: Path) -> Store:
-    return copied(kind, tmp_path)
+    return copied("v1_more", kind, tmp_path)
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Store:
     """The one of files."""
-    return copied("root", tmp_path)
+    return copied("v1_more", "root", tmp_path)
 
 
 def wrong(store: Store, expected: Mapping[str, Any]) -> list[str]:

@@ -25,6 +25,7 @@ from tests.backends.objects.proxy import Proxy
 from tests.backends.objects.requests_seen import Kind
 from tests.backends.objects.servers import S3Server
 from tests.deploy.calls import contents, fill
+from tests.integration.artifacts.odd_names import NAMES, check_name
 from tests.tracking import active_experiment, empty_database, no_stray_settings, tracking_uri
 
 __all__ = ["empty_database", "no_stray_settings", "tracking_uri"]
@@ -35,24 +36,6 @@ BINARY = b"\0" + bytes(range(256)) * 4000
 
 WRITING = (Kind.PUT, Kind.COPY, Kind.DELETE, Kind.CREATE, Kind.PART, Kind.COMPLETE)
 """Requests that change what is there."""
-
-NAMES = [
-    "with space.x",
-    " leading and trailing ",
-    "größe-模型-🦄.x",
-    "100%.x",
-    "a%20b%2Fc.x",
-    "a@b#c?d=e&f+g.x",
-    "semi;colon:'\"$(x)`~!.x",
-    "back\\slash.x",
-    "new\nline\ttab.x",
-    "@x",
-    "~x",
-    ".hidden",
-    "…" * 70,
-    "x" * 250,
-    ".tensorcas.bak",
-]
 
 
 @pytest.fixture
@@ -231,17 +214,9 @@ def test_deleting_a_runs_artifacts_leaves_those_of_other_runs(
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_any_name_works_for_files_and_folders(repo: TensorCasArtifactRepository, tmp_path: Path, name: str) -> None:
-    for data in (b"text", BINARY):
-        source = tmp_path / "source" / name
-        source.parent.mkdir(exist_ok=True)
-        source.write_bytes(data)
-        folder = f"{len(data)}/{name}"
-        repo.log_artifact(source, folder)
+    check_name(repo, tmp_path / "source", name)
+    repo.delete_artifacts(f"1000/{name}")
 
-        assert [info.path for info in repo.list_artifacts(str(len(data)))] == [folder]
-        assert [info.path for info in repo.list_artifacts(folder)] == [f"{folder}/{name}"]
-        assert Path(repo.download_artifacts(f"{folder}/{name}")).read_bytes() == data
-    repo.delete_artifacts(f"{len(BINARY)}/{name}")
     assert [info.path for info in repo.list_artifacts()] == ["4"]
 
 

@@ -16,9 +16,9 @@ from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 from tensorcas_mlflow.backends import LocalPlainFiles
 from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository
 from tensorcas_mlflow.store import Store
+from tests.integration.artifacts.odd_names import BINARY, NAMES, check_name
 
 RUN_ID = uuid.uuid4().hex
-BINARY = b"\0" * 1000
 
 Repo = TensorCasArtifactRepository
 
@@ -67,40 +67,10 @@ def error_code(call: Callable[[], object]) -> str:
     return str(refusal(call).error_code)
 
 
-NAMES = [
-    "with space.x",
-    " leading and trailing ",
-    "größe-模型-🦄.x",
-    "100%.x",
-    "a%20b%2Fc.x",
-    "a@b#c?d=e&f+g.x",
-    "semi;colon:'\"$(x)`~!.x",
-    "back\\slash.x",
-    "new\nline\ttab.x",
-    "@x",
-    "~x",
-    ".hidden",
-    "-",
-    "…" * 70,
-    "x" * 250,
-    "tensorcas",
-    ".tensorcas.bak",
-]
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_any_name_works_for_files_and_folders(repo: Repo, tmp_path: Path, name: str) -> None:
-    for data in (b"text", BINARY):
-        source = tmp_path / "source" / name
-        source.parent.mkdir(exist_ok=True)
-        source.write_bytes(data)
-        folder = f"{len(data)}/{name}"
-        repo.log_artifact(source, folder)
+    check_name(repo, tmp_path / "source", name)
 
-        assert shown(repo, str(len(data))) == [folder]
-        assert shown(repo, folder) == [f"{folder}/{name}"]
-        assert Path(repo.download_artifacts(f"{folder}/{name}")).read_bytes() == data
-        assert repo._is_directory(folder)
     assert everything(repo) == sorted(f"{n}/{name}/{name}" for n in (4, 1000))
     repo.delete_artifacts(f"1000/{name}")
     assert everything(repo) == ["1000", f"4/{name}/{name}"]
