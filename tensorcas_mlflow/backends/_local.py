@@ -485,15 +485,16 @@ class LocalBackend(Backend):
             self._unsettled.pop(key, None)
 
     def _make_folder(self, folder: str) -> None:
+        is_below = self._is_known
         try:
-            if self._is_known:
+            if is_below:
                 self._make_below(folder)
             else:
                 os.makedirs(folder)
         except FileExistsError:
             return
-        # Another process may have removed an earlier folder of this name.
-        self._settled.forget(folder)
+        # Another process may have removed an earlier folder of this name. The root is never created a second time.
+        self._settled.forget(folder, self._top if is_below else "")
 
     def _make_below(self, folder: str) -> None:
         """Create a folder and its parents up to the root.

@@ -5,11 +5,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import mmap
+import operator
 import os
 import platform
 import stat
 import sys
 import time
+from collections.abc import Iterator, Set
+from functools import partial
+
+from tensorcas_mlflow.base import threads
 
 _LONG_S = 3600.0
 """Systems write unsynced data to disk within seconds, or a few minutes."""
@@ -35,20 +40,52 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
 def sync_tree(folder: str) -> None:
     """Make a folder, its name and everything in it durable, after another program has written it without syncing.
 
+    All files and folders are synced at once: the disk mostly answers them together.
+
     Args:
         folder: An absolute path. Links in it are left alone.
     """
+    paths: list[str] = []
     for place, _, names in os.walk(folder, onerror=_refuse):
-        for name in names:
-            path = os.path.join(place, name)
-            if stat.S_ISREG(os.lstat(path).st_mode):
-                descriptor = os.open(path, os.O_RDONLY)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
-        sync_folder(place)
-    Settled().settle(folder)
+        files = (os.path.join(place, name) for name in names)
+        paths += (path for path in files if stat.S_ISREG(os.lstat(path).st_mode))
+        paths.append(place)
+    syncs = [partial(_sync, path) for path in paths]
+    syncs += [partial(_sync_parent, above) for _, above in _unsettled(folder, frozenset())]
+    threads.run_all(operator.call, syncs, waits=True)
+
+
+def _sync(path: str) -> None:
+    if os.path.isdir(path):
+        sync_folder(path)
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_parent(folder: str) -> None:
+    """Make the names in a folder durable; skip an unreadable one, which another user has created."""
+    with contextlib.suppress(PermissionError):
+        sync_folder(folder)
+
+
+def _unsettled(folder: str, settled: Set[str]) -> Iterator[tuple[str, str]]:
+    """Yield a folder and its parents, each with the folder above it, which holds a name that may not be durable.
+
+    The last one is below a settled folder, or below one unchanged for so long that its name has reached the disk by
+    itself.
+    """
+    while folder not in settled:
+        above = os.path.dirname(folder)
+        found = os.stat(folder)
+        is_old = time.time() - found.st_ctime > _LONG_S
+        if is_old or above == folder or os.stat(above).st_dev != found.st_dev:
+            break
+        yield folder, above
+        folder = above
 
 
 def _refuse(error: OSError) -> None:
@@ -72,26 +109,22 @@ class Settled:
             folder: An absolute path.
         """
         sync_folder(folder)
-        if folder in self._folders:
-            return
-        new: list[str] = []
-        while folder not in self._folders:
-            new.append(folder)
-            above = os.path.dirname(folder)
-            found = os.stat(folder)
-            is_old = time.time() - found.st_ctime > _LONG_S
-            if is_old or above == folder or os.stat(above).st_dev != found.st_dev:
-                break
-            with contextlib.suppress(PermissionError):
-                sync_folder(above)
-            folder = above
+        new = {folder}
+        for below, above in _unsettled(folder, self._folders):
+            new |= {below, above}
+            _sync_parent(above)
         if len(self._folders) > _MAX_SETTLED:
             self._folders.clear()
-        self._folders.update(new)
+        self._folders |= new
 
-    def forget(self, folder: str) -> None:
-        """Record that a folder, and perhaps its parents, have been created anew."""
-        while (above := os.path.dirname(folder)) != folder:
+    def forget(self, folder: str, top: str = "") -> None:
+        """Record that a folder, and perhaps its parents, have been created anew.
+
+        Args:
+            folder: An absolute path.
+            top: The nearest folder above that is known to be the old one; by default there is none.
+        """
+        while folder != top and (above := os.path.dirname(folder)) != folder:
             self._folders.discard(folder)
             folder = above
 

@@ -37,10 +37,7 @@ MUTANTS = (
         fault="a power cut that takes the folder of a store that was not synced",
         test="test_a_folder_is_durable_that_a_process_made_which_was_then_killed",
         definition="Settled.settle",
-        before="""
-            with contextlib.suppress(PermissionError):
-                sync_folder(above)
-        """,
+        before="_sync_parent(above)",
         after="",
     ),
     Mutant(
