@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 _LOGIN = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://[^\s/?#'\"]*@")
 _CONTAINER = re.compile(r"://[A-Za-z0-9][A-Za-z0-9._-]*@\Z")
@@ -21,6 +22,7 @@ def _without_login(match: re.Match[str]) -> str:
     return match[0] if is_container else f"{match[1]}://…@"
 
 
+@cache
 def release() -> str:
     """Return the installed version of the package; ``0+unknown`` for a checkout that was never installed."""
     # The import is slow, and `import mlflow` must not pay for it.

@@ -235,7 +235,17 @@ def pinned_packages(modules: Set[str], *, but: Set[str] = frozenset()) -> list[s
         return []
     distributions = {name for module in wanted for name in _distributions().get(module, [])}
     # No index has versions with a local label such as +cpu.
-    return sorted(f"{name}=={version(name).partition('+')[0]}" for name in distributions)
+    return sorted(f"{name}=={installed_version(name).partition('+')[0]}" for name in distributions)
+
+
+@cache
+def installed_version(distribution: str) -> str:
+    """Return the version of an installed distribution, as it was when this process first asked.
+
+    Raises:
+        PackageNotFoundError: It is not installed.
+    """
+    return version(distribution)
 
 
 @cache

@@ -7,13 +7,13 @@ In: an estimator. Out: rows, and a skeleton that is a pickle without the parts i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from typing import Any, ClassVar
 
 import numpy as np
 
 from tensorcas_flavors._pickling import (
     dump_skeleton,
+    installed_version,
     is_pickle,
     load_skeleton,
     named_modules,
@@ -157,7 +157,7 @@ class SklearnAdapter(Adapter):
 
     def requirements(self, tensors: Mapping[str, Array]) -> list[str]:
         """List the requirements of MLflow's flavor for a cloudpickled model, and the packages of other parts."""
-        own = [f"{package}=={version(package)}" for package in ("scikit-learn", "cloudpickle")]
+        own = [f"{package}=={installed_version(package)}" for package in ("scikit-learn", "cloudpickle")]
         boosters = {"xgboost"} if booster_paths(tensors) else set()
         return own + pinned_packages(named_modules(tensors[SKELETON]) | boosters, but=_BROUGHT_ALONG)
 

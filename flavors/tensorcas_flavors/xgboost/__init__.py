@@ -22,18 +22,19 @@ The skeleton is UBJSON too, an object of
 
 from __future__ import annotations
 
-import importlib.metadata
 import inspect
 import json
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from tensorcas_flavors._facts import REMEDY, Facts, facts_json, facts_of, plan_values, read_tail, with_tail
-from tensorcas_flavors._pickling import dump_skeleton, load_skeleton
+from tensorcas_flavors._pickling import dump_skeleton, installed_version, load_skeleton
 from tensorcas_flavors.xgboost._trees import check_whole, put_trees, take_trees, tree_cuts
 from tensorcas_mlflow.adapter import SKELETON, Adapter, Array
 from tensorcas_mlflow.base.ubjson import Value, narrowest, parse, write
@@ -141,13 +142,7 @@ class XGBoostAdapter(Adapter):
 
     def requirements(self, tensors: Mapping[str, Array]) -> list[str]:
         """List XGBoost, and scikit-learn if it is installed, which wrappers need."""
-        found = []
-        for name in ("xgboost", "xgboost-cpu", "scikit-learn"):
-            try:
-                found.append(f"{name}=={importlib.metadata.version(name)}")
-            except importlib.metadata.PackageNotFoundError:
-                continue
-        return found
+        return list(_requirements())
 
     def _split(self, model: Any) -> tuple[Booster | None, dict[str, Any]]:
         """Return the booster of a model, None for one that is not fitted, and the other attributes."""
@@ -423,3 +418,14 @@ def _decode_value(value: Value) -> Any:
             raise ValueError("an object stands for no value")
         case _:
             return value
+
+
+@cache
+def _requirements() -> tuple[str, ...]:
+    found = []
+    for name in ("xgboost", "xgboost-cpu", "scikit-learn"):
+        try:
+            found.append(f"{name}=={installed_version(name)}")
+        except PackageNotFoundError:
+            continue
+    return tuple(found)

@@ -6,12 +6,14 @@ import logging
 import os
 import posixpath
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import mlflow
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature
 from mlflow.models.model import ModelInfo
@@ -21,12 +23,14 @@ from mlflow.tracking._model_registry import DEFAULT_AWAIT_MAX_SLEEP_SECONDS
 
 from tensorcas_mlflow.adapter import Adapter, Array, adapter_for, take_apart
 from tensorcas_mlflow.backends import is_ours
+from tensorcas_mlflow.base import config, threads
 from tensorcas_mlflow.base.files import sync_tree
 from tensorcas_mlflow.base.text import check_path
 from tensorcas_mlflow.errors import BackendError, TensorCasError, without_secrets
 from tensorcas_mlflow.integration._errors import translate_errors
 from tensorcas_mlflow.integration._home import as_lookup, home_of, sends_files
 from tensorcas_mlflow.integration.models._folder import DATA, Extras, StoredModel, write_folder
+from tensorcas_mlflow.integration.server_store import is_carrier_uri
 from tensorcas_mlflow.layout import Manifest, Ref, RefTarget
 from tensorcas_mlflow.store import MANIFEST_FILE, PendingSave, Store, abandon_pending, hold_pending, write_payload
 
@@ -260,6 +264,7 @@ def log_model(
     # Before MLflow creates a logged model, so a refused model leaves none behind.
     flavor = _StoringFlavor(model, adapter, take_apart(adapter, model), extras)
     try:
+        flavor.start_ahead()
         info: ModelInfo = Model.log(
             artifact_path=None,
             name=name,
@@ -295,8 +300,30 @@ class _StoringFlavor:
         self._adapter = adapter
         self._tensors = tensors
         self._extras = extras
+        self._ahead: Future[tuple[Store, PendingSave] | None] | None = None
+        """A save begun before MLflow names the destination, and the store it goes to."""
         self._held: PendingSave | None = None
         self._committed: tuple[ModelStore, Ref] | None = None
+
+    def start_ahead(self) -> None:
+        """Begin to write the tensors while MLflow creates its logged model, which takes about as long.
+
+        The store of the active run almost always serves the model as well. `_write` compares it with the store of the
+        destination.
+        """
+        run = mlflow.active_run()
+        if run is None or is_carrier_uri(config.store_uri() or run.info.artifact_uri):
+            return
+        artifact_uri = run.info.artifact_uri
+
+        def save() -> tuple[Store, PendingSave] | None:
+            # The save without a head start meets the same error, and raises it.
+            with suppress(TensorCasError, ValueError):
+                store = home_of(artifact_uri, create=False).store
+                return store, self._save_to(store)
+            return None
+
+        self._ahead = threads.start(save, "tensorcas-model")
 
     def save_model(self, path: str | os.PathLike[str], mlflow_model: Model, **_: Any) -> None:
         """Store the tensors, and write the other files to the folder. MLflow uploads the folder next."""
@@ -332,9 +359,10 @@ class _StoringFlavor:
                 self._write(place).commit(place.target)
 
     def let_go(self) -> None:
-        """Abandon pending content that no artifact repository has taken over."""
+        """Abandon pending content that nothing has taken over."""
         if self._held is not None:
             abandon_pending(self._held)
+        self._take_ahead(None)
 
     def _store(self, data: Path, mlflow_model: Model) -> StoredModel:
         if sends_files(mlflow_model.artifact_path):
@@ -361,5 +389,17 @@ class _StoringFlavor:
         return StoredModel(manifest=save.manifest, store=place.store)
 
     def _write(self, place: ModelStore) -> PendingSave:
+        return self._take_ahead(place.store) or self._save_to(place.store)
+
+    def _take_ahead(self, store: Store | None) -> PendingSave | None:
+        """Return the save that has a head start if it goes to a store; abandon it if it goes to another one."""
+        ahead, self._ahead = self._ahead, None
+        found = None if ahead is None else ahead.result()
+        if found is None or found[0] is store:
+            return None if found is None else found[1]
+        found[1].abandon()
+        return None
+
+    def _save_to(self, store: Store) -> PendingSave:
         cuts, left_out = self._adapter.cuts(self._tensors), self._adapter.left_out(self._tensors)
-        return place.store.write_checkpoint(self._tensors, flavor=self._adapter.name, cuts=cuts, left_out=left_out)
+        return store.write_checkpoint(self._tensors, flavor=self._adapter.name, cuts=cuts, left_out=left_out)

@@ -316,6 +316,30 @@ def test_a_name_mlflow_refuses_is_refused_before_anything_is_written(
     assert stores_below(tmp_path) == []
 
 
+def test_name_refused_by_mlflow_leaves_no_intent_in_the_store_of_the_run(experiment: str) -> None:
+    with mlflow.start_run():
+        mlflow.tensorcas.log_model(make_model(), name="model")
+        with pytest.raises(MlflowException, match="Invalid model name"):
+            mlflow.tensorcas.log_model(make_model(1), name="a/b")
+
+    assert intents(folder(experiment)) == []
+    assert len(Store.open(location(experiment)).checkpoints()) == 1
+
+
+def test_model_of_another_experiment_than_the_run_goes_to_the_store_of_its_own(experiment: str, tmp_path: Path) -> None:
+    other = mlflow.create_experiment("other", artifact_location=f"tensorcas://{tmp_path}/other")
+    with mlflow.start_run():
+        mlflow.tensorcas.log_model(make_model(), name="model")
+        with mlflow.start_run(experiment_id=other, nested=True):
+            theirs = mlflow.initialize_logged_model(name="theirs")
+        info = mlflow.tensorcas.log_model(make_model(1), model_id=theirs.model_id)
+
+    assert intents(folder(experiment)) == []
+    assert len(Store.open(location(experiment)).checkpoints()) == 1
+    assert Store.find(location(other))[0].checkpoints()[0].model_id == theirs.model_id
+    assert_same(make_model(1), mlflow.tensorcas.load_model(info.model_uri))
+
+
 def test_a_store_of_a_newer_format_is_refused(experiment: str) -> None:
     info = mlflow.tensorcas.log_model(make_model(), name="model")
     file = folder(experiment) / ".tensorcas/format"
