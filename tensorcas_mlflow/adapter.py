@@ -7,17 +7,18 @@ stores, chunks or MLflow. So a new framework is one module and one line of packa
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
 from tensorcas_mlflow.errors import AdapterError, TensorCasError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -233,8 +234,6 @@ class Adapter(ABC):
         """
 
 
-_logger = logging.getLogger(__name__)
-
 GROUP = "tensorcas.flavors"
 GENERIC = "generic"
 """The adapter for every model no other adapter accepts."""
@@ -246,6 +245,8 @@ def adapter_for(model: object) -> Adapter:
     Raises:
         AdapterError: No adapter accepts it; the message names the model's type and the available adapters.
     """
+    from logging import getLogger
+
     broken: list[str] = []
     for point in _entry_points():
         try:
@@ -255,7 +256,9 @@ def adapter_for(model: object) -> Adapter:
             continue
         if adapter.accepts(model):
             if broken and point.name == GENERIC:
-                _logger.warning("a model goes to the generic adapter, since no other accepts it; %s", "; ".join(broken))
+                getLogger(__name__).warning(
+                    "a model goes to the generic adapter, since no other accepts it; %s", "; ".join(broken)
+                )
             return adapter
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
     reason = f"no adapter takes a {kind}; there are {_known()}"
@@ -295,6 +298,8 @@ def _entry_points() -> tuple[EntryPoint, ...]:
 
     The generic one comes last.
     """
+    from importlib.metadata import entry_points
+
     found = entry_points(group=GROUP)
     return tuple(sorted(found, key=lambda point: (point.name == GENERIC, _is_ours(point), point.name)))
 

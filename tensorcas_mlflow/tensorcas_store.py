@@ -1,4 +1,7 @@
-"""Checkpoints of one run in a store, without MLflow."""
+"""Checkpoints of one run in a store, without MLflow.
+
+A method imports what it needs itself: a program that opens a step does not wait for savers and collectors.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +14,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from tensorcas_mlflow.adapter import Adapter, Array, ModelAdapter, adapter_for, adapter_named, take_apart
-from tensorcas_mlflow.base.progress import ByteProgress
 from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES
 from tensorcas_mlflow.errors import AdapterError, CheckpointExistsError, CheckpointNotFoundError, TensorNotFoundError
 from tensorcas_mlflow.layout import Manifest, Ref, RefTarget, as_step, list_dir
-from tensorcas_mlflow.maintenance import (
-    DEFAULT_GRACE_S,
-    DEFAULT_MAX_WASTE,
-    GcReport,
-    RunStats,
-    StoreStats,
-    plan_gc,
-    run_stats,
-    store_stats,
-)
-from tensorcas_mlflow.reader import given, rebuild
-from tensorcas_mlflow.store import Policy, Store
+from tensorcas_mlflow.maintenance import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE
+from tensorcas_mlflow.store import Store
 
 if TYPE_CHECKING:
+    from tensorcas_mlflow.base.progress import ByteProgress
     from tensorcas_mlflow.file_formats import Written
+    from tensorcas_mlflow.maintenance import GcReport, RunStats, StoreStats
     from tensorcas_mlflow.reader import CheckpointReader, Naming
 
 _STEP = re.compile(r"@(-?[0-9]+)")
@@ -131,6 +125,8 @@ class TensorCasStore:
             BackendError: The storage failed; no step is lost.
             ValueError: There is no such policy, or the step or a metric is no number.
         """
+        from tensorcas_mlflow.store import Policy
+
         chosen = Policy.of(policy)
         target = self._target(step, parent_step=parent_step, metrics=metrics)
         if not overwrite and self.store.ref(target.key) is not None:
@@ -183,6 +179,7 @@ class TensorCasStore:
         """
         from tensorcas_mlflow.file_formats import open_listing
         from tensorcas_mlflow.reader import import_checkpoint
+        from tensorcas_mlflow.store import Policy
 
         return import_checkpoint(
             self.store,
@@ -271,6 +268,8 @@ class TensorCasStore:
             original = into
         elif into is not None and into is not original:
             raise ValueError("into and original are two names of one argument, and two objects were given: pass one")
+        from tensorcas_mlflow.reader import given, rebuild
+
         ref = self._ref(step)
         manifest = self.store.manifest(ref)
         adapter = self._adapter_of(ref)
@@ -320,7 +319,7 @@ class TensorCasStore:
             CheckpointNotFoundError: There is no such step.
             CorruptError: The step's manifest is damaged.
         """
-        from tensorcas_mlflow.reader import open_ref  # a program that only saves and loads skips this import
+        from tensorcas_mlflow.reader import open_ref
 
         return open_ref(self.store, self._ref(step), framework=framework, device=device, naming=naming, verify=verify)
 
@@ -410,6 +409,8 @@ class TensorCasStore:
             ValueError: A figure is negative, too large or NaN.
             TypeError: A figure is no number.
         """
+        from tensorcas_mlflow.maintenance import plan_gc
+
         for name, figure in (("grace_s", grace_s), ("max_waste", max_waste)):
             if not isinstance(figure, Real) or isinstance(figure, bool):
                 raise TypeError(f"{name} is a number, not {figure!r:.200}")
@@ -417,6 +418,8 @@ class TensorCasStore:
 
     def stats(self) -> RunStats:
         """Count this run's content, and the disk space of the shared store."""
+        from tensorcas_mlflow.maintenance import run_stats
+
         self.store.check_identity()
         return run_stats(self.store, self.run_id)
 
@@ -427,6 +430,8 @@ class TensorCasStore:
         Raises:
             StoreNotFoundError: There is no store.
         """
+        from tensorcas_mlflow.maintenance import store_stats
+
         return store_stats(Store.open(root))
 
     # --- inside

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,28 @@ def test_module_imports_other_rooms_through_their_init(name: str) -> None:
     }
 
     assert private == set()
+
+
+def lazy_rooms() -> list[str]:
+    """Return the rooms that import their names on first use."""
+    return sorted(name for name in ROOMS if hasattr(import_module(name), "_NAMES"))
+
+
+@pytest.mark.parametrize("name", lazy_rooms())
+def test_room_exports_every_name_that_type_checkers_see(name: str) -> None:
+    room = import_module(name)
+    tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
+    declared = {
+        (node.module.removeprefix(f"{name}."), alias.name)
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom) and node.module is not None
+        for alias in node.names
+    }
+
+    assert declared == {(module, each) for module, names in room._NAMES.items() for each in names.split()}
+    assert all(getattr(room, each) is not None for _, each in declared)
+    assert {each for _, each in declared} <= set(dir(room))
+    with pytest.raises(ImportError, match="no_such_name"):
+        exec(f"from {name} import no_such_name", {})

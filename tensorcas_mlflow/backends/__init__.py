@@ -15,80 +15,61 @@ files; every backend passes `tensorcas_mlflow.testing.BackendConformance`.
 | `_memory`, `_metered` | memory, and a backend that counts reads |
 """
 
-from tensorcas_mlflow.backends._buckets import Bucket, ObjectInfo
-from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, Token, check_key, is_key
-from tensorcas_mlflow.backends._file import (
-    PAGE_BYTES,
-    SCRATCH_BYTES,
-    BlobFile,
-    MappedStretch,
-    ReadCounter,
-    Scratch,
-    aligned_buffer,
-)
-from tensorcas_mlflow.backends._local import LocalBackend
-from tensorcas_mlflow.backends._memory import MemoryBackend
-from tensorcas_mlflow.backends._metered import MeteredBackend
-from tensorcas_mlflow.backends._objects import ObjectBackend, is_void, is_void_object, new_void
-from tensorcas_mlflow.backends._open import open_backend, open_bucket
-from tensorcas_mlflow.backends._plain_files import (
-    LocalPlainFiles,
-    ObjectPlainFiles,
-    PlainFile,
-    PlainFiles,
-    open_plain_files,
-    write_whole,
-)
-from tensorcas_mlflow.backends._root import (
-    STORE_FOLDER,
-    UPLOADING,
-    Root,
-    artifact_path,
-    is_ours,
-    is_readable_name,
-    is_visible,
-    is_visible_path,
-    object_path,
-)
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "PAGE_BYTES",
-    "SCRATCH_BYTES",
-    "STORE_FOLDER",
-    "UPLOADING",
-    "Backend",
-    "BlobFile",
-    "BlobInfo",
-    "Bucket",
-    "Children",
-    "LocalBackend",
-    "LocalPlainFiles",
-    "MappedStretch",
-    "MemoryBackend",
-    "MeteredBackend",
-    "ObjectBackend",
-    "ObjectInfo",
-    "ObjectPlainFiles",
-    "PlainFile",
-    "PlainFiles",
-    "ReadCounter",
-    "Root",
-    "Scratch",
-    "Token",
-    "aligned_buffer",
-    "artifact_path",
-    "check_key",
-    "is_key",
-    "is_ours",
-    "is_readable_name",
-    "is_visible",
-    "is_visible_path",
-    "is_void",
-    "is_void_object",
-    "new_void",
-    "object_path",
-    "open_backend",
-    "open_bucket",
-    "open_plain_files",
-    "write_whole",
-]
+from tensorcas_mlflow.base.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from tensorcas_mlflow.backends._buckets import Bucket, ObjectInfo
+    from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, Token, check_key, is_key
+    from tensorcas_mlflow.backends._file import (
+        PAGE_BYTES,
+        SCRATCH_BYTES,
+        BlobFile,
+        MappedStretch,
+        ReadCounter,
+        Scratch,
+        aligned_buffer,
+    )
+    from tensorcas_mlflow.backends._local import LocalBackend
+    from tensorcas_mlflow.backends._memory import MemoryBackend
+    from tensorcas_mlflow.backends._metered import MeteredBackend
+    from tensorcas_mlflow.backends._objects import ObjectBackend, is_void, is_void_object, new_void
+    from tensorcas_mlflow.backends._open import open_backend, open_bucket
+    from tensorcas_mlflow.backends._plain_files import (
+        LocalPlainFiles,
+        ObjectPlainFiles,
+        PlainFile,
+        PlainFiles,
+        open_plain_files,
+        write_whole,
+    )
+    from tensorcas_mlflow.backends._root import (
+        STORE_FOLDER,
+        UPLOADING,
+        Root,
+        artifact_path,
+        is_ours,
+        is_readable_name,
+        is_visible,
+        is_visible_path,
+        object_path,
+    )
+
+_NAMES = {
+    "_buckets": "Bucket ObjectInfo",
+    "_contract": "Backend BlobInfo Children Token check_key is_key",
+    "_file": "PAGE_BYTES SCRATCH_BYTES BlobFile MappedStretch ReadCounter Scratch aligned_buffer",
+    "_local": "LocalBackend",
+    "_memory": "MemoryBackend",
+    "_metered": "MeteredBackend",
+    "_objects": "ObjectBackend is_void is_void_object new_void",
+    "_open": "open_backend open_bucket",
+    "_plain_files": "LocalPlainFiles ObjectPlainFiles PlainFile PlainFiles open_plain_files write_whole",
+    "_root": (
+        "STORE_FOLDER UPLOADING Root artifact_path is_ours is_readable_name is_visible is_visible_path object_path"
+    ),
+}
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(__name__, _NAMES)

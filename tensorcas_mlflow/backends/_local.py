@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import operator
 import os
 import stat
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from functools import cache, partial
 from pathlib import Path
@@ -20,7 +18,7 @@ from tensorcas_mlflow.backends._file import BlobFile
 from tensorcas_mlflow.backends._root import UPLOADING
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import Buffer
-from tensorcas_mlflow.base.files import Settled, pid_space, sync_folder
+from tensorcas_mlflow.base.files import Settled, new_name, pid_space, sync_folder
 from tensorcas_mlflow.errors import (
     BackendError,
     BlobExistsError,
@@ -54,7 +52,7 @@ class NewFile:
         """
         self.path = path
         self.folder = os.path.dirname(path)
-        self._staging = f"{self.folder}{os.sep}{STAGING}{os.getpid()}-{_HOST}-{uuid.uuid4().hex}"
+        self._staging = f"{self.folder}{os.sep}{STAGING}{os.getpid()}-{_HOST}-{new_name()}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | O_BINARY
         try:
             self._descriptor = os.open(self._staging, flags, 0o666)
@@ -113,6 +111,8 @@ def begin_writeback(descriptor: int, start: int, stop: int) -> None:
 
 @cache
 def _sync_file_range() -> Any:
+    import ctypes
+
     try:
         function = ctypes.CDLL(None).sync_file_range
     except (OSError, AttributeError, TypeError):  # TypeError: Windows has no library without a name

@@ -6,10 +6,8 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from tensorcas_mlflow.backends._buckets import Bucket, without_credentials
 from tensorcas_mlflow.backends._contract import Backend
 from tensorcas_mlflow.backends._local import LocalBackend
-from tensorcas_mlflow.backends._objects import ObjectBackend
 from tensorcas_mlflow.backends._root import AZ_SCHEME, GS_SCHEME, S3_SCHEME, STORE_FOLDER, Root
 from tensorcas_mlflow.base import config
 from tensorcas_mlflow.base.threads import Lock
@@ -19,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from obstore.store import ObjectStore
+
+    from tensorcas_mlflow.backends._buckets import Bucket
 
     Views = tuple[ObjectStore, ObjectStore]
 
@@ -80,6 +80,8 @@ def open_bucket(root: Root, folder: str) -> Bucket:
         ValueError: A setting is wrong.
         RefusedError: obstore is not installed.
     """
+    from tensorcas_mlflow.backends._buckets import Bucket, without_credentials
+
     try:
         import obstore.store
     except ImportError as error:
@@ -248,4 +250,6 @@ def open_backend(root: Root) -> Backend:
     """
     if root.is_local:
         return LocalBackend(root.folder / STORE_FOLDER, uri=root.uri)
+    from tensorcas_mlflow.backends._objects import ObjectBackend  # a local store needs none of it
+
     return ObjectBackend(open_bucket(root, STORE_FOLDER), uri=root.uri)

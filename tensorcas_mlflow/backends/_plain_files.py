@@ -10,7 +10,6 @@ import re
 import shutil
 import stat
 import time
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -33,7 +32,7 @@ from tensorcas_mlflow.backends._root import (
     is_visible_path,
     object_path,
 )
-from tensorcas_mlflow.base.files import Settled
+from tensorcas_mlflow.base.files import Settled, new_name
 from tensorcas_mlflow.errors import BlobNotFoundError, ConflictError
 
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
@@ -497,7 +496,7 @@ def write_whole(
 
 
 def _partial(place: Path) -> Path:
-    return place.with_name(f"{UPLOADING}{uuid.uuid4().hex}")
+    return place.with_name(f"{UPLOADING}{new_name()}")
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

@@ -7,7 +7,6 @@ import errno
 import mmap
 import operator
 import os
-import platform
 import stat
 import sys
 import time
@@ -141,6 +140,13 @@ def pid_space() -> str:
         return ""
 
 
+def new_name() -> str:
+    """Draw a name: 32 hex digits."""
+    import uuid  # it imports `platform`, and a reader draws no name
+
+    return uuid.uuid4().hex
+
+
 def started(pid: int) -> int | None:
     """Return the start of a process of this machine, in clock ticks since boot; None if there is no such process."""
     try:
@@ -152,7 +158,7 @@ def started(pid: int) -> int | None:
 
 
 # The standard library has no name for this flag, and its number depends on the machine.
-_NORESERVE = 0x4000 if sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64") else 0
+_NORESERVE = 0x4000 if sys.platform == "linux" and os.uname().machine in ("x86_64", "aarch64") else 0
 _TO_BE_WRITTEN = mmap.PROT_READ | mmap.PROT_WRITE
 
 

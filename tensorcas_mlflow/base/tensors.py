@@ -265,3 +265,13 @@ def ranges(begins: Any, counts: Any) -> Offsets:
     ends = np.cumsum(counts)
     numbers: Offsets = np.arange(int(counts.sum())) + np.repeat(begins - (ends - counts), counts)
     return numbers
+
+
+def distinct(numbers: Any) -> Offsets:
+    """Return the distinct values of whole numbers, ascending.
+
+    `numpy.unique` does the same, but imports masked arrays on its first call, a longer work than reading a manifest.
+    """
+    ordered = np.sort(numbers, axis=None)
+    found: Offsets = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
+    return found

@@ -9,10 +9,12 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from tensorcas_mlflow.base import config
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 Value = TypeVar("Value")
 
@@ -68,9 +70,14 @@ _lock = Lock()
 _pools: dict[bool, ThreadPoolExecutor] = {}
 
 
-def _shared_pool(*, waits: bool = False) -> ThreadPoolExecutor:
+def _shared_pool(*, waits: bool = False) -> ThreadPoolExecutor | None:
+    """Return the pool of a kind of job; None if the interpreter is ending, and makes no pools any more."""
     with _lock:
         if waits not in _pools:
+            try:
+                from concurrent.futures import ThreadPoolExecutor
+            except RuntimeError:
+                return None
             n_threads, name = (N_WAITING, "tensorcas-wait") if waits else (config.n_threads(), "tensorcas")
             _pools[waits] = ThreadPoolExecutor(n_threads, thread_name_prefix=name)
         return _pools[waits]
@@ -104,10 +111,10 @@ def ordered_map(
             under way are over when it is raised.
     """
     n_threads = N_WAITING if waits else config.n_threads()
-    if n_threads == 1:
+    pool = None if n_threads == 1 else _shared_pool(waits=waits)
+    if pool is None:
         yield from map(function, items)
         return
-    pool = _shared_pool(waits=waits)
     ahead = window or 2 * n_threads
     # Each item is in a list of its own, and a call takes it out: a cancelled call stays in the pool's queue for a while
     # and would keep its item alive.
@@ -137,6 +144,8 @@ def ordered_map(
         raise
     except BaseException:
         # A call under way may still write into a buffer the caller is about to reuse.
+        from concurrent.futures import wait
+
         wait([future for future, _ in waiting if not future.cancel()])
         for _, box in waiting:
             box.clear()
@@ -148,6 +157,8 @@ def _submit(pool: ThreadPoolExecutor, function: Callable[[T], R], item: T) -> Fu
         return pool.submit(function, item)
     except RuntimeError:
         # At its end the interpreter's pools accept no work, but it waits for threads: a save on one of those goes on.
+        from concurrent.futures import Future
+
         future: Future[R] = Future()
         try:
             future.set_result(function(item))
@@ -174,10 +185,13 @@ def run_all(function: Callable[[T], None], items: Iterable[T], *, waits: bool = 
     n_threads = N_WAITING if waits else config.n_threads()
     if isinstance(items, Sized):
         n_threads = min(n_threads, len(items))
-    if n_threads <= 1:
+    pool = None if n_threads <= 1 else _shared_pool(waits=waits)
+    if pool is None:
         for item in items:
             function(item)
         return
+    from concurrent.futures import wait
+
     source = enumerate(items)
     lock = threading.Lock()
     errors: list[tuple[int, BaseException]] = []
@@ -196,7 +210,6 @@ def run_all(function: Callable[[T], None], items: Iterable[T], *, waits: bool = 
             with lock:
                 errors.append((at, error))
 
-    pool = _shared_pool(waits=waits)
     helpers: list[Future[None]] = []
     try:
         helpers += (_submit(pool, _call, work) for _ in range(n_threads - 1))
@@ -217,6 +230,8 @@ def start(job: Callable[[], T], name: str) -> Future[T]:
 
     The thread is a daemon: a job waiting for a vanished client keeps no interpreter from ending.
     """
+    from concurrent.futures import Future
+
     future: Future[T] = Future()
 
     def work() -> None:
@@ -258,6 +273,8 @@ class Background:
         If a KeyboardInterrupt comes meanwhile, the job may be in the queue all the same; then it runs, at the latest
         when somebody waits.
         """
+        from concurrent.futures import Future
+
         future: Future[T] = Future()
         with self._lock:
             self._open.append(future)

@@ -15,52 +15,42 @@ imports `layout`, `codecs`, `backends` and rooms below them; it knows no store, 
 | `_tensors_file` | self-contained files |
 """
 
-from tensorcas_mlflow.chunk_io._cache import CachedPack, CachedRead, CacheFill, CacheHits, ExtentCache
-from tensorcas_mlflow.chunk_io._catalog import MOST_SAVED_BYTES, Catalog, Places
-from tensorcas_mlflow.chunk_io._read import ChunkOwner, ChunkReader, names_of
-from tensorcas_mlflow.chunk_io._tensors_file import TensorsFile
-from tensorcas_mlflow.chunk_io._ways import (
-    LEAST_ASKED_BYTES,
-    MAX_GAP_BYTES,
-    MAX_READ_BYTES,
-    WAYS,
-    Extent,
-    PackRead,
-    ReadPlan,
-    Situation,
-    Way,
-    WayChoice,
-    choose,
-    plan_reads,
-    way_named,
-    way_of_environment,
-)
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "LEAST_ASKED_BYTES",
-    "MAX_GAP_BYTES",
-    "MAX_READ_BYTES",
-    "MOST_SAVED_BYTES",
-    "WAYS",
-    "CacheFill",
-    "CacheHits",
-    "CachedPack",
-    "CachedRead",
-    "Catalog",
-    "ChunkOwner",
-    "ChunkReader",
-    "Extent",
-    "ExtentCache",
-    "PackRead",
-    "Places",
-    "ReadPlan",
-    "Situation",
-    "TensorsFile",
-    "Way",
-    "WayChoice",
-    "choose",
-    "names_of",
-    "plan_reads",
-    "way_named",
-    "way_of_environment",
-]
+from tensorcas_mlflow.base.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from tensorcas_mlflow.chunk_io._cache import CachedPack, CachedRead, CacheFill, CacheHits, ExtentCache
+    from tensorcas_mlflow.chunk_io._catalog import MOST_SAVED_BYTES, Catalog, Places
+    from tensorcas_mlflow.chunk_io._read import ChunkOwner, ChunkReader, names_of
+    from tensorcas_mlflow.chunk_io._tensors_file import TensorsFile
+    from tensorcas_mlflow.chunk_io._ways import (
+        LEAST_ASKED_BYTES,
+        MAX_GAP_BYTES,
+        MAX_READ_BYTES,
+        WAYS,
+        Extent,
+        PackRead,
+        ReadPlan,
+        Situation,
+        Way,
+        WayChoice,
+        choose,
+        plan_reads,
+        way_named,
+        way_of_environment,
+    )
+
+_NAMES = {
+    "_cache": "CachedPack CachedRead CacheFill CacheHits ExtentCache",
+    "_catalog": "MOST_SAVED_BYTES Catalog Places",
+    "_read": "ChunkOwner ChunkReader names_of",
+    "_tensors_file": "TensorsFile",
+    "_ways": (
+        "LEAST_ASKED_BYTES MAX_GAP_BYTES MAX_READ_BYTES WAYS Extent PackRead ReadPlan Situation Way WayChoice "
+        "choose plan_reads way_named way_of_environment"
+    ),
+}
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(__name__, _NAMES)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import time
-import uuid
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +13,7 @@ import numpy as np
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import Buffer, Digests, digest, digest_each, prefixes
+from tensorcas_mlflow.base.files import new_name
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, StarvedError
 from tensorcas_mlflow.layout import (
@@ -298,8 +297,6 @@ class RecentChunks:
         return True
 
 
-_log = logging.getLogger(__name__)
-
 _MERGED_AT = 8
 """A table is merged with the next one unless it has more than so many times its rows. So a search covers few tables,
 and each row moves a few times at most, however many packs arrive one by one."""
@@ -314,6 +311,12 @@ _LATE_S = 3600.0
 that list new packs meanwhile. A later pack is found after a failed lookup."""
 _MAX_MANIFESTS = 4096
 """Bound of remembered names of manifests; beyond it all are forgotten, and an equal save writes its own copy."""
+
+
+def _warn(text: str, error: Exception) -> None:
+    from logging import getLogger
+
+    getLogger(__name__).warning(text, error)
 
 
 class Catalog:
@@ -532,7 +535,7 @@ class Catalog:
                 return
             loose = sorted(self._loose)
             tables = [only_packs(table, set(loose)) for table in self._tables]
-            name = uuid.uuid4().hex
+            name = new_name()
             try:
                 self._backend.put_new(f"index/{name}.arrow", [segment_bytes(merge_tables(tables))])
                 self._segments.add(name)
@@ -542,7 +545,7 @@ class Catalog:
                     if marker is not None:
                         self._backend.delete(marker)
             except BackendError as error:
-                _log.warning("the index could not be folded, which costs time but no data: %s", error)
+                _warn("the index could not be folded, which costs time but no data: %s", error)
 
     def _read_index(self) -> bool:
         """List the index once; return whether all listed blobs still existed when read."""
@@ -615,7 +618,7 @@ class Catalog:
         except BlobNotFoundError:
             return False
         except FormatError as error:
-            _log.warning("%s; chunks are looked up in their packs instead", error)
+            _warn("%s; chunks are looked up in their packs instead", error)
             self._segments.add(name)
             self._has_bad_segments = True
             return True
@@ -640,7 +643,7 @@ class Catalog:
                 self._gone.add(name)
                 self._lost[name] = None
             except CorruptError as error:
-                _log.warning("%s; chunks in it cannot be found", error)
+                _warn("%s; chunks in it cannot be found", error)
                 self._unreadable.add(name)
             except BackendError as error:
                 # A failed request to a remote store says nothing about the blob; a bad sector here affects one pack.
@@ -648,7 +651,7 @@ class Catalog:
                     raise
                 if isinstance(error.__cause__, PermissionError):
                     self.refusal = error
-                _log.warning("%s; chunks in it cannot be found", error)
+                _warn("%s; chunks in it cannot be found", error)
                 self._unreadable.add(name)
 
         new = [name for name in packs if self._is_new(name)]

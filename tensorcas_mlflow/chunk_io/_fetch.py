@@ -6,14 +6,13 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tensorcas_mlflow.backends import PAGE_BYTES, Backend, BlobFile, Scratch, aligned_buffer
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.config import n_threads
-from tensorcas_mlflow.chunk_io._cache import CachedPack, CachedRead, CacheFill, ExtentCache
 from tensorcas_mlflow.chunk_io._catalog import Places, distinct
 from tensorcas_mlflow.chunk_io._decode import (
     DIRECT,
@@ -31,6 +30,9 @@ from tensorcas_mlflow.chunk_io._ways import LOCAL_GAP_BYTES, PLAIN_READ, Way, Wa
 from tensorcas_mlflow.codecs import MOST_OVERHEAD_BYTES, RAW
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
 from tensorcas_mlflow.layout import pack_key
+
+if TYPE_CHECKING:
+    from tensorcas_mlflow.chunk_io._cache import CachedPack, CachedRead, CacheFill, ExtentCache
 
 _CORE_PART_BYTES = 256 << 10
 """Size of the deltas the core decodes together: with their bases they stay in the cache of a processor."""

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,6 +30,9 @@ from tensorcas_mlflow.chunk_io._ways import (
 from tensorcas_mlflow.codecs import RAW
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
 from tensorcas_mlflow.layout import Columns, Row, pack_key
+
+if TYPE_CHECKING:
+    pass
 
 _SHARES_BELOW = 64 << 10
 """Smaller arrays share blocks of memory: one allocation for many, and mostly one read."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,7 +12,6 @@ from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.digest import Digests
 from tensorcas_mlflow.base.tensors import Offsets
-from tensorcas_mlflow.chunk_io._cache import ExtentCache
 from tensorcas_mlflow.chunk_io._catalog import Catalog, Places
 from tensorcas_mlflow.chunk_io._decode import ChainLinks, Wanted
 from tensorcas_mlflow.chunk_io._fetch import Damage, Load, check_sizes, damage_of
@@ -21,6 +20,9 @@ from tensorcas_mlflow.chunk_io._plan import ChosenRows, OpenFiles, Planner, Targ
 from tensorcas_mlflow.chunk_io._ways import ReadPlan, Way, way_of_environment
 from tensorcas_mlflow.errors import BlobNotFoundError, ChunkNotFoundError, CorruptChunkError
 from tensorcas_mlflow.layout import Columns, Manifest, Row, Rows, pack_key, pack_name
+
+if TYPE_CHECKING:
+    from tensorcas_mlflow.chunk_io._cache import ExtentCache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

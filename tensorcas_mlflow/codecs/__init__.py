@@ -18,45 +18,39 @@ To add a codec, write a `Codec` with the next free number, list and choose it in
 and its payload to ``docs/format.md``.
 """
 
-from tensorcas_mlflow.codecs._choose import (
-    CODECS,
-    can_shuffle,
-    choose_codings,
-    choose_transform,
-    codec_numbered,
-    encode_best,
-    estimate_share,
-    guess_itemsize,
-    typesize_of,
-)
-from tensorcas_mlflow.codecs._codec import MOST_OVERHEAD_BYTES, RAW, Codec, compiled_encoder
-from tensorcas_mlflow.codecs._delta import DECAYED_BYTES, DELTA, Transform
-from tensorcas_mlflow.codecs._planes import PLANES, Effort, PlaneCoding
-from tensorcas_mlflow.codecs._words import WORD_BYTES
-from tensorcas_mlflow.codecs._zstd import SHUFFLE_ZSTD, ZSTD, check_zstd_has_memory
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "CODECS",
-    "DECAYED_BYTES",
-    "DELTA",
-    "MOST_OVERHEAD_BYTES",
-    "PLANES",
-    "RAW",
-    "SHUFFLE_ZSTD",
-    "WORD_BYTES",
-    "ZSTD",
-    "Codec",
-    "Effort",
-    "PlaneCoding",
-    "Transform",
-    "can_shuffle",
-    "check_zstd_has_memory",
-    "choose_codings",
-    "choose_transform",
-    "codec_numbered",
-    "compiled_encoder",
-    "encode_best",
-    "estimate_share",
-    "guess_itemsize",
-    "typesize_of",
-]
+from tensorcas_mlflow.base.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from tensorcas_mlflow.codecs._choose import (
+        CODECS,
+        can_shuffle,
+        choose_codings,
+        choose_transform,
+        codec_numbered,
+        encode_best,
+        estimate_share,
+        guess_itemsize,
+        typesize_of,
+    )
+    from tensorcas_mlflow.codecs._codec import MOST_OVERHEAD_BYTES, RAW, Codec, compiled_encoder
+    from tensorcas_mlflow.codecs._delta import DECAYED_BYTES, DELTA, Transform
+    from tensorcas_mlflow.codecs._planes import PLANES, Effort, PlaneCoding
+    from tensorcas_mlflow.codecs._words import WORD_BYTES
+    from tensorcas_mlflow.codecs._zstd import SHUFFLE_ZSTD, ZSTD, check_zstd_has_memory
+
+_NAMES = {
+    "_choose": (
+        "CODECS can_shuffle choose_codings choose_transform codec_numbered encode_best estimate_share "
+        "guess_itemsize typesize_of"
+    ),
+    "_codec": "MOST_OVERHEAD_BYTES RAW Codec compiled_encoder",
+    "_delta": "DECAYED_BYTES DELTA Transform",
+    "_planes": "PLANES Effort PlaneCoding",
+    "_words": "WORD_BYTES",
+    "_zstd": "SHUFFLE_ZSTD ZSTD check_zstd_has_memory",
+}
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(__name__, _NAMES)

@@ -16,8 +16,9 @@ The room imports `layout` (for self-contained files), `base`, `adapter` and `err
 A name is imported at its first use: a save of arrays needs the parts of a file, and no format.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tensorcas_mlflow.base.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from tensorcas_mlflow.file_formats._formats import FORMATS, FORMATS_IN, FileFormat, list_source, open_listing, split
@@ -51,40 +52,6 @@ if TYPE_CHECKING:
         write,
     )
 
-__all__ = [
-    "EXAMPLE_INPUT",
-    "FORMATS",
-    "FORMATS_IN",
-    "FORMATS_OUT",
-    "OTHER_FILE",
-    "SAFETENSORS_DTYPES",
-    "ArrayTensors",
-    "ByteSource",
-    "FileFormat",
-    "FilePart",
-    "Learned",
-    "Listing",
-    "LocalFile",
-    "More",
-    "OpenSibling",
-    "PlainBytes",
-    "Readable",
-    "Skeleton",
-    "Tape",
-    "Tensor",
-    "TensorLocation",
-    "Tensors",
-    "WritePlan",
-    "Written",
-    "WrittenFile",
-    "left_out_parts",
-    "list_source",
-    "open_listing",
-    "plan_write",
-    "split",
-    "write",
-]
-
 _NAMES = {
     "_formats": "FORMATS FORMATS_IN FileFormat list_source open_listing split",
     "_listing": "EXAMPLE_INPUT OTHER_FILE Listing TensorLocation Tensors left_out_parts",
@@ -93,15 +60,6 @@ _NAMES = {
     "_tape": "FilePart Learned More PlainBytes Readable Skeleton Tape Tensor",
     "_write": "FORMATS_OUT ArrayTensors WritePlan Written WrittenFile plan_write write",
 }
-_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(__name__, _NAMES)

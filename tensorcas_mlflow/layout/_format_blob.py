@@ -7,7 +7,6 @@ import json
 import os
 import re
 import stat
-import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import numpy as np
 
 from tensorcas_mlflow.backends import STORE_FOLDER, Backend, BlobInfo, Token
 from tensorcas_mlflow.base.digest import DIGEST_BYTES
+from tensorcas_mlflow.base.files import new_name
 from tensorcas_mlflow.base.tensors import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
 from tensorcas_mlflow.errors import (
     BackendError,
@@ -149,7 +149,7 @@ def begin_first_generation(backend: Backend) -> Generation | None:
     Returns:
         The listing of its condemned lists; None if it is unknown.
     """
-    record = {"format": VERSION, "created": now(), "generation": uuid.uuid4().hex}
+    record = {"format": VERSION, "created": now(), "generation": new_name()}
     try:
         return frozenset({(GENERATION, backend.put_new(GENERATION, [record_bytes(record)]))})
     except BlobExistsError:  # left by an incompletely deleted store, or by another process creating one
@@ -163,12 +163,12 @@ def begin_generation(backend: Backend) -> None:
     A collector does so after creating its list and before its first deletion.
     """
     while backend.is_remote:
-        source = f"intents/{uuid.uuid4().hex}"
+        source = f"intents/{new_name()}"
         intent = intent_bytes("0" * 64, np.empty((0, DIGEST_BYTES), np.uint8))
         token = backend.put_new(source, [intent])
         # It contains all fields of the intent: a promote of objects first puts it in the intent's place, and a
         # death then leaves an intent other processes must be able to read.
-        said = {**load_record(source, intent.partition(b"\n")[0]), "generation": uuid.uuid4().hex}
+        said = {**load_record(source, intent.partition(b"\n")[0]), "generation": new_name()}
         del said["check"]
         with suppress(BlobNotFoundError):  # another collector has treated this one as dead
             backend.promote(source, GENERATION, record_bytes(said), token=token, replace=True)
@@ -195,7 +195,7 @@ def new_format(chunk_bytes: int, store_id: str | None = None, *, is_carried: boo
     Raises:
         ValueError: The chunk size or id is invalid.
     """
-    store_id = store_id or uuid.uuid4().hex
+    store_id = store_id or new_name()
     settings: dict[str, Any] = {
         "format": FORMAT_VERSION,
         "id": store_id,

@@ -6,7 +6,6 @@ import contextlib
 import json
 import re
 import time
-import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,6 +25,7 @@ from tensorcas_mlflow.base.arrow import (
     values_of,
 )
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, digest_of, prefixes, sorted_rows
+from tensorcas_mlflow.base.files import new_name
 from tensorcas_mlflow.errors import (
     BackendError,
     BlobExistsError,
@@ -412,7 +412,7 @@ def list_packs(backend: Backend, *, since_s: float = 0.0) -> Iterator[tuple[str,
 
 def new_pack_name(backend: Backend) -> str:
     """Draw a name no pack ever had. In a remote store, names sort by the time they were drawn."""
-    name = uuid.uuid4().hex
+    name = new_name()
     return _time_text(time.time()) + name[_TIME_DIGITS:] if backend.is_remote else name
 
 

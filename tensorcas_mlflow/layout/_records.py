@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import platform
-import uuid
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +17,7 @@ import numpy as np
 from tensorcas_mlflow.backends import Backend, BlobInfo
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, digest
-from tensorcas_mlflow.base.files import pid_space, started
+from tensorcas_mlflow.base.files import new_name, pid_space, started
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError, NewerFormatError, without_secrets
 from tensorcas_mlflow.layout._index import is_pack_name
 from tensorcas_mlflow.layout._keys import (
@@ -138,7 +136,7 @@ class RefTarget:
             return artifact_key(self.path)
         copy = self.copy_path or self.uri
         if copy is not None and self.name is None:
-            return f"{copies_prefix(copy)}/@{uuid.uuid4().hex}"
+            return f"{copies_prefix(copy)}/@{new_name()}"
         if self.run_id is not None and self.step is not None:
             return f"{run_prefix(self.run_id, self.name)}/@{self.step}"
         raise ValueError("a ref needs an artifact path, an artifact URI, or a run and a step")
@@ -230,7 +228,7 @@ def new_ref(target: RefTarget, *, key: str, kind: RefKind, manifest: str, n_byte
         n_bytes=n_bytes,
         flavor=flavor,
         created=now(),
-        write=uuid.uuid4().hex,
+        write=new_name(),
     )
 
 
@@ -418,7 +416,7 @@ def intent_bytes(
         "manifest": manifest,
         "n_digests": len(digests),
         "created": now(),
-        "host": platform.node(),
+        "host": _host(),
         "boot": boot,
         "pid": os.getpid(),
         "pid_started": started,
@@ -477,6 +475,12 @@ def parse_intent(info: BlobInfo, data: bytes) -> Intent:
     )
 
 
+def _host() -> str:
+    import platform  # a reader writes no intent
+
+    return platform.node()
+
+
 @cache
 def _this_process(pid: int) -> tuple[str, int]:
     try:
@@ -490,6 +494,6 @@ def _this_process(pid: int) -> tuple[str, int]:
 def _is_dead(record: dict[str, Any]) -> bool:
     pid, boot = record.get("pid"), record.get("boot")
     here, _ = _this_process(os.getpid())
-    if not here or boot != here or record.get("host") != platform.node() or type(pid) is not int:
+    if not here or boot != here or record.get("host") != _host() or type(pid) is not int:
         return False
     return started(pid) != record.get("pid_started")

@@ -29,75 +29,49 @@ packs by itself; it checks chunks by `check_chunks`; it deletes only by a collec
 here, and call that from a module of ``cli/``.
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from tensorcas_mlflow.base.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from tensorcas_mlflow.maintenance._census import Census as Census
-    from tensorcas_mlflow.maintenance._census import census_bytes as census_bytes
-    from tensorcas_mlflow.maintenance._census import read_census as read_census
-    from tensorcas_mlflow.maintenance._chunks import Checked as Checked
-    from tensorcas_mlflow.maintenance._chunks import Shard as Shard
-    from tensorcas_mlflow.maintenance._chunks import check_chunks as check_chunks
-    from tensorcas_mlflow.maintenance._chunks import merge_checks as merge_checks
-    from tensorcas_mlflow.maintenance._copy import Copied as Copied
-    from tensorcas_mlflow.maintenance._copy import CopyEnd as CopyEnd
-    from tensorcas_mlflow.maintenance._copy import copy_all as copy_all
-    from tensorcas_mlflow.maintenance._copy import end_of as end_of
-    from tensorcas_mlflow.maintenance._copy import open_destination as open_destination
-    from tensorcas_mlflow.maintenance._copy_plain import PlainReport as PlainReport
-    from tensorcas_mlflow.maintenance._copy_plain import copy_plain as copy_plain
-    from tensorcas_mlflow.maintenance._copy_refs import CopyPlan as CopyPlan
-    from tensorcas_mlflow.maintenance._copy_refs import CopyReport as CopyReport
-    from tensorcas_mlflow.maintenance._copy_refs import Failure as Failure
-    from tensorcas_mlflow.maintenance._copy_refs import copy_refs as copy_refs
-    from tensorcas_mlflow.maintenance._copy_refs import plan_copy as plan_copy
-    from tensorcas_mlflow.maintenance._copy_refs import read_source as read_source
-    from tensorcas_mlflow.maintenance._gc import DEFAULT_GRACE_S as DEFAULT_GRACE_S
-    from tensorcas_mlflow.maintenance._gc import DEFAULT_MAX_WASTE as DEFAULT_MAX_WASTE
-    from tensorcas_mlflow.maintenance._gc import DEFAULT_QUARANTINE_S as DEFAULT_QUARANTINE_S
-    from tensorcas_mlflow.maintenance._gc import GcPlan as GcPlan
-    from tensorcas_mlflow.maintenance._gc import GcReport as GcReport
-    from tensorcas_mlflow.maintenance._gc import plan_gc as plan_gc
-    from tensorcas_mlflow.maintenance._inventory import Inventory as Inventory
-    from tensorcas_mlflow.maintenance._inventory import inventory_of_manifests as inventory_of_manifests
-    from tensorcas_mlflow.maintenance._inventory import inventory_of_packs as inventory_of_packs
-    from tensorcas_mlflow.maintenance._inventory import merge_inventories as merge_inventories
-    from tensorcas_mlflow.maintenance._optimize import OptimizePlan as OptimizePlan
-    from tensorcas_mlflow.maintenance._optimize import OptimizeReport as OptimizeReport
-    from tensorcas_mlflow.maintenance._optimize import plan_optimize as plan_optimize
-    from tensorcas_mlflow.maintenance._repair import Finding as Finding
-    from tensorcas_mlflow.maintenance._repair import Loss as Loss
-    from tensorcas_mlflow.maintenance._repair import RepairPlan as RepairPlan
-    from tensorcas_mlflow.maintenance._repair import RepairReport as RepairReport
-    from tensorcas_mlflow.maintenance._repair import plan_repair as plan_repair
-    from tensorcas_mlflow.maintenance._repair_records import FormatFix as FormatFix
-    from tensorcas_mlflow.maintenance._repair_records import open_damaged as open_damaged
-    from tensorcas_mlflow.maintenance._repair_records import open_damaged_backend as open_damaged_backend
-    from tensorcas_mlflow.maintenance._stats import By as By
-    from tensorcas_mlflow.maintenance._stats import DiskUsage as DiskUsage
-    from tensorcas_mlflow.maintenance._stats import RefOwner as RefOwner
-    from tensorcas_mlflow.maintenance._stats import RunStats as RunStats
-    from tensorcas_mlflow.maintenance._stats import Shares as Shares
-    from tensorcas_mlflow.maintenance._stats import StoreStats as StoreStats
-    from tensorcas_mlflow.maintenance._stats import disk_usage as disk_usage
-    from tensorcas_mlflow.maintenance._stats import find_shares as find_shares
-    from tensorcas_mlflow.maintenance._stats import run_stats as run_stats
-    from tensorcas_mlflow.maintenance._stats import store_stats as store_stats
-    from tensorcas_mlflow.maintenance._verify import Problem as Problem
-    from tensorcas_mlflow.maintenance._verify import VerifyReport as VerifyReport
-    from tensorcas_mlflow.maintenance._verify import verify as verify
+    from tensorcas_mlflow.maintenance._census import Census, census_bytes, read_census
+    from tensorcas_mlflow.maintenance._chunks import Checked, Shard, check_chunks, merge_checks
+    from tensorcas_mlflow.maintenance._copy import Copied, CopyEnd, copy_all, end_of, open_destination
+    from tensorcas_mlflow.maintenance._copy_plain import PlainReport, copy_plain
+    from tensorcas_mlflow.maintenance._copy_refs import CopyPlan, CopyReport, Failure, copy_refs, plan_copy, read_source
+    from tensorcas_mlflow.maintenance._defaults import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE, DEFAULT_QUARANTINE_S
+    from tensorcas_mlflow.maintenance._gc import GcPlan, GcReport, plan_gc
+    from tensorcas_mlflow.maintenance._inventory import (
+        Inventory,
+        inventory_of_manifests,
+        inventory_of_packs,
+        merge_inventories,
+    )
+    from tensorcas_mlflow.maintenance._optimize import OptimizePlan, OptimizeReport, plan_optimize
+    from tensorcas_mlflow.maintenance._repair import Finding, Loss, RepairPlan, RepairReport, plan_repair
+    from tensorcas_mlflow.maintenance._repair_records import FormatFix, open_damaged, open_damaged_backend
+    from tensorcas_mlflow.maintenance._stats import (
+        By,
+        DiskUsage,
+        RefOwner,
+        RunStats,
+        Shares,
+        StoreStats,
+        disk_usage,
+        find_shares,
+        run_stats,
+        store_stats,
+    )
+    from tensorcas_mlflow.maintenance._verify import Problem, VerifyReport, verify
 
-# A save imports `plan_gc` and the figures by way of `TensorCasStore`. It does not wait for repairs and copies to load.
 _NAMES = {
     "_census": "Census census_bytes read_census",
     "_chunks": "Checked Shard check_chunks merge_checks",
     "_copy": "Copied CopyEnd copy_all end_of open_destination",
     "_copy_plain": "PlainReport copy_plain",
     "_copy_refs": "CopyPlan CopyReport Failure copy_refs plan_copy read_source",
-    "_gc": "DEFAULT_GRACE_S DEFAULT_MAX_WASTE DEFAULT_QUARANTINE_S GcPlan GcReport plan_gc",
+    "_defaults": "DEFAULT_GRACE_S DEFAULT_MAX_WASTE DEFAULT_QUARANTINE_S",
+    "_gc": "GcPlan GcReport plan_gc",
     "_inventory": "Inventory inventory_of_manifests inventory_of_packs merge_inventories",
     "_optimize": "OptimizePlan OptimizeReport plan_optimize",
     "_repair": "Finding Loss RepairPlan RepairReport plan_repair",
@@ -105,16 +79,6 @@ _NAMES = {
     "_stats": "By DiskUsage RefOwner RunStats Shares StoreStats disk_usage find_shares run_stats store_stats",
     "_verify": "Problem VerifyReport verify",
 }
-_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = _MODULES[name]
-    value = globals()[name] = getattr(import_module(f"{__name__}.{module}"), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES})
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(__name__, _NAMES)

@@ -28,6 +28,7 @@ from tensorcas_mlflow.errors import (
 )
 from tensorcas_mlflow.layout import Manifest, find_strangers, list_blobs, pack_key, strangers_text
 from tensorcas_mlflow.maintenance._census import Census
+from tensorcas_mlflow.maintenance._defaults import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE, DEFAULT_QUARANTINE_S
 from tensorcas_mlflow.maintenance._gc_copy import copy_out
 from tensorcas_mlflow.maintenance._gc_survey import Survey, is_damaged, learn, read_manifest, survey
 from tensorcas_mlflow.maintenance._inventory import map_reads
@@ -170,11 +171,6 @@ def _unneeded_manifest(backend: Backend, name: str) -> tuple[str, Manifest, int]
         return read_manifest(backend, name, lambda: "nobody")
     except (BlobNotFoundError, CorruptError):
         return None
-
-
-DEFAULT_GRACE_S = 24 * 3600.0
-DEFAULT_MAX_WASTE = 0.3
-DEFAULT_QUARANTINE_S = 30 * 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,8 @@ from tensorcas_mlflow.base.text import size_text
 from tensorcas_mlflow.codecs import Effort
 from tensorcas_mlflow.errors import BackendError, DirectAccessError
 from tensorcas_mlflow.layout import TARGET_BYTES, Manifest, Mask, PackWriter, Payload, Ref, pack_key
-from tensorcas_mlflow.maintenance._gc import DEFAULT_MAX_WASTE, GcPlan, GcReport, plan_gc
+from tensorcas_mlflow.maintenance._defaults import DEFAULT_MAX_WASTE
+from tensorcas_mlflow.maintenance._gc import GcPlan, GcReport, plan_gc
 from tensorcas_mlflow.maintenance._inventory import Inventory, manifest_of
 from tensorcas_mlflow.maintenance._optimize_done import DoneChunks
 from tensorcas_mlflow.maintenance._optimize_encode import (

@@ -23,7 +23,7 @@ from tensorcas_mlflow.layout import (
     merge_tables,
     pack_key,
 )
-from tensorcas_mlflow.maintenance._gc import DEFAULT_MAX_WASTE
+from tensorcas_mlflow.maintenance._defaults import DEFAULT_MAX_WASTE
 from tensorcas_mlflow.maintenance._inventory import BaseLinks, PackTables, is_among, links_of
 from tensorcas_mlflow.store import protocol as p
 

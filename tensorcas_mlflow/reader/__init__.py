@@ -17,45 +17,38 @@ inventory, so it does not import `maintenance`.
 | `_safe_open` | the methods of `safetensors.safe_open` |
 """
 
-from tensorcas_mlflow.reader._diff import CheckpointDiff, ValueChange, diff
-from tensorcas_mlflow.reader._exchange import (
-    PreparedImport,
-    convert,
-    export_checkpoint,
-    import_checkpoint,
-    plan_convert,
-    plan_export,
-    prepare_import,
-)
-from tensorcas_mlflow.reader._open import open_listed, open_manifest, open_path, open_ref
-from tensorcas_mlflow.reader._outline import Naming
-from tensorcas_mlflow.reader._reader import CheckpointReader
-from tensorcas_mlflow.reader._rebuild import ReadArrays, check_call, given, rebuild
-from tensorcas_mlflow.reader._safe_open import SafeOpen
-from tensorcas_mlflow.reader._summary import Summary, SummaryNode
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "CheckpointDiff",
-    "CheckpointReader",
-    "Naming",
-    "PreparedImport",
-    "ReadArrays",
-    "SafeOpen",
-    "Summary",
-    "SummaryNode",
-    "ValueChange",
-    "check_call",
-    "convert",
-    "diff",
-    "export_checkpoint",
-    "given",
-    "import_checkpoint",
-    "open_listed",
-    "open_manifest",
-    "open_path",
-    "open_ref",
-    "plan_convert",
-    "plan_export",
-    "prepare_import",
-    "rebuild",
-]
+from tensorcas_mlflow.base.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from tensorcas_mlflow.reader._diff import CheckpointDiff, ValueChange, diff
+    from tensorcas_mlflow.reader._exchange import (
+        PreparedImport,
+        convert,
+        export_checkpoint,
+        import_checkpoint,
+        plan_convert,
+        plan_export,
+        prepare_import,
+    )
+    from tensorcas_mlflow.reader._open import open_listed, open_manifest, open_path, open_ref
+    from tensorcas_mlflow.reader._outline import Naming
+    from tensorcas_mlflow.reader._reader import CheckpointReader
+    from tensorcas_mlflow.reader._rebuild import ReadArrays, check_call, given, rebuild
+    from tensorcas_mlflow.reader._safe_open import SafeOpen
+    from tensorcas_mlflow.reader._summary import Summary, SummaryNode
+
+_NAMES = {
+    "_diff": "CheckpointDiff ValueChange diff",
+    "_exchange": "PreparedImport convert export_checkpoint import_checkpoint plan_convert plan_export prepare_import",
+    "_open": "open_listed open_manifest open_path open_ref",
+    "_outline": "Naming",
+    "_reader": "CheckpointReader",
+    "_rebuild": "ReadArrays check_call given rebuild",
+    "_safe_open": "SafeOpen",
+    "_summary": "Summary SummaryNode",
+}
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(__name__, _NAMES)

@@ -10,7 +10,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,10 +21,13 @@ from tensorcas_mlflow.base.digest import DIGEST_BYTES, digest, digest_all, diges
 from tensorcas_mlflow.base.files import sparse_memory
 from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES, Offsets, aligned_bytes, bytes_of
 from tensorcas_mlflow.base.threads import Lazy
-from tensorcas_mlflow.chunk_io import ChunkOwner, TensorsFile
+from tensorcas_mlflow.chunk_io import ChunkOwner
 from tensorcas_mlflow.layout import Manifest, Specs
-from tensorcas_mlflow.reader._slices import Selection, divided
-from tensorcas_mlflow.store import Store
+
+if TYPE_CHECKING:
+    from tensorcas_mlflow.chunk_io import TensorsFile
+    from tensorcas_mlflow.reader._slices import Selection
+    from tensorcas_mlflow.store import Store
 
 BATCH_BYTES = 16 << 20
 """Bytes read ahead while a caller takes tensors one after another."""
@@ -160,6 +163,8 @@ class Contents(ABC):
             return np.array(np.broadcast_to(nothing, selection.window)[selection.index])
         if selection.is_one_run or self._is_small(row, selection):
             return own_array(self.window(row, selection), selection.index)
+        from tensorcas_mlflow.reader._slices import divided
+
         spec = self.specs.spec(row)
         found = np.empty(tuple(map(len, selection.places)), dtype=spec.numpy_dtype)
         for box, part in divided(spec.shape, selection, lambda part: self._is_small(row, part)):

@@ -6,17 +6,17 @@ import os
 import posixpath
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensorcas_mlflow.backends import ReadCounter
-from tensorcas_mlflow.chunk_io import TensorsFile
 from tensorcas_mlflow.errors import FormatError
-from tensorcas_mlflow.file_formats import ByteSource, Listing, OpenSibling, list_source, open_listing
-from tensorcas_mlflow.layout import TENSORS_FILE_MAGIC, Manifest, Ref
+from tensorcas_mlflow.layout import Manifest, Ref
 from tensorcas_mlflow.reader._contents import Contents, FileContents, StoredContents
-from tensorcas_mlflow.reader._listed import CountedSource, ListedContents, StoredFileContents, StoredSource
 from tensorcas_mlflow.reader._reader import CheckpointReader
-from tensorcas_mlflow.store import Store
+
+if TYPE_CHECKING:
+    from tensorcas_mlflow.file_formats import ByteSource, Listing, OpenSibling
+    from tensorcas_mlflow.store import Store
 
 
 def open_ref(store: Store, ref: Ref, *, verify: bool = True, **options: Any) -> CheckpointReader:
@@ -36,6 +36,8 @@ def open_ref(store: Store, ref: Ref, *, verify: bool = True, **options: Any) -> 
     metered = store.metered(tally)
 
     def beside(name: str) -> ByteSource:
+        from tensorcas_mlflow.reader._listed import StoredSource
+
         path = posixpath.join(posixpath.dirname(ref.path or ""), name)
         other = metered.artifact(path) if ref.path and name == posixpath.basename(name) else None
         if other is None:
@@ -76,6 +78,9 @@ def open_manifest(
         manifest.check_names()
         contents = StoredContents(store, manifest, label=label, tally=tally, verify=verify)
     else:
+        from tensorcas_mlflow.file_formats import list_source
+        from tensorcas_mlflow.reader._listed import StoredFileContents, StoredSource
+
         source = StoredSource(store, manifest, name=label, verify=verify)
         listing = list_source(source, beside)
         if listing is None:
@@ -108,7 +113,11 @@ def open_path(
     """
     label = os.fspath(path) if label is None else label
     if _is_tensors_file(Path(path)):
+        from tensorcas_mlflow.chunk_io import TensorsFile
+
         return CheckpointReader(FileContents(TensorsFile(path), label=label, verify=verify, end=end), **options)
+    from tensorcas_mlflow.file_formats import open_listing
+
     return open_listed(open_listing(path), label=label, end=end, **options)
 
 
@@ -123,6 +132,9 @@ def open_listed(
         end: Called when the reader is closed.
         options: See `CheckpointReader`.
     """
+    from tensorcas_mlflow.file_formats import Listing
+    from tensorcas_mlflow.reader._listed import CountedSource, ListedContents
+
     tally = ReadCounter()
     sources = tuple(CountedSource(source, tally) for source in listing.sources)
     counted = Listing(
@@ -136,6 +148,8 @@ def open_listed(
 
 
 def _is_tensors_file(path: Path) -> bool:
+    from tensorcas_mlflow.layout import TENSORS_FILE_MAGIC
+
     try:
         with path.open("rb") as file:
             return file.read(len(TENSORS_FILE_MAGIC))[:-1] == TENSORS_FILE_MAGIC[:-1]  # the last byte is the version

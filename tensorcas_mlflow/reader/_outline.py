@@ -12,21 +12,10 @@ import numpy as np
 import pyarrow as pa
 
 from tensorcas_mlflow.base.arrow import array_of_texts, text_buffers, values_of
-from tensorcas_mlflow.base.tensors import Offsets, offsets_of
+from tensorcas_mlflow.base.tensors import Offsets, distinct, offsets_of
 from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.errors import PartNotFoundError
 from tensorcas_mlflow.layout import Specs
-
-
-def distinct(numbers: Any) -> Offsets:
-    """Return the distinct values of whole numbers, ascending.
-
-    `numpy.unique` does the same, but imports masked arrays on its first call, a longer work than reading a manifest.
-    """
-    ordered = np.sort(numbers, axis=None)
-    found: Offsets = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
-    return found
-
 
 NUMBER = "\n"
 """Stands for a number in a pattern; no name has a line break."""

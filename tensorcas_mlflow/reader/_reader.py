@@ -10,24 +10,24 @@ from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
-import pyarrow as pa
 
 from tensorcas_mlflow.adapter import Array, NotFilled, adapter_for, adapter_named
 from tensorcas_mlflow.backends import ReadCounter
-from tensorcas_mlflow.base.arrow import array_of_numbers
 from tensorcas_mlflow.base.digest import digest, digest_of
 from tensorcas_mlflow.base.tensors import Offsets, Spec
 from tensorcas_mlflow.base.threads import Lazy, Lock
 from tensorcas_mlflow.errors import PartNotFoundError, TensorNotFoundError
-from tensorcas_mlflow.file_formats import left_out_parts
 from tensorcas_mlflow.layout import Numbers, Specs
 from tensorcas_mlflow.reader._contents import BATCH_BYTES, Contents, PartContents
-from tensorcas_mlflow.reader._outline import Naming, Outline, Part
-from tensorcas_mlflow.reader._slices import select
-from tensorcas_mlflow.reader._summary import Summary, summarize, table_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tensorcas_mlflow.reader._outline import Naming, Outline, Part
+    from tensorcas_mlflow.reader._summary import Summary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +192,7 @@ class CheckpointReader(Mapping[str, Any]):
     def _take(self, contents: Contents) -> None:
         self._contents = contents
         self._specs = contents.specs
-        self._outline = Outline(contents.specs, self._naming)
+        self.__dict__.pop("_outline", None)
         self.__dict__.pop("_whole_outline", None)
         self._numbers = Numbers(contents.specs)
 
@@ -321,6 +321,8 @@ class CheckpointReader(Mapping[str, Any]):
 
     def summary(self) -> Summary:
         """Return the tree of the checkpoint's parts with their sizes, without reading a tensor."""
+        from tensorcas_mlflow.reader._summary import summarize
+
         return summarize(self.label, self._specs, self._outline, self.left_out)
 
     def table(self) -> pa.Table:
@@ -330,6 +332,8 @@ class CheckpointReader(Mapping[str, Any]):
             Columns ``name``, ``dtype``, ``shape``, ``n_bytes``, ``stack``, ``layer``, ``expert`` (these three null for
             a tensor without one) and ``digest`` (null if it takes reading the tensor).
         """
+        from tensorcas_mlflow.reader._summary import table_of
+
         return table_of(self._contents, self._outline)
 
     def digest(self, name: str | None = None) -> str:
@@ -567,13 +571,26 @@ class CheckpointReader(Mapping[str, Any]):
     @property
     def _unread(self) -> dict[str, str]:
         """Unreadable tensors of the model itself."""
+        if not self.left_out:
+            return {}
+        from tensorcas_mlflow.file_formats import left_out_parts
+
         return left_out_parts(self.left_out)
+
+    @Lazy
+    def _outline(self) -> Outline:
+        """Outline of the tensors."""
+        from tensorcas_mlflow.reader._outline import Outline
+
+        return Outline(self._specs, self._naming)
 
     @Lazy
     def _whole_outline(self) -> Outline:
         """Outline of all tensors, with the unsupported ones at the end."""
         if not self._unread:
             return self._outline
+        from tensorcas_mlflow.reader._outline import Outline
+
         unread = [Spec(name=name, dtype=None, shape=(0,)) for name in self._unread]
         return Outline(Specs.of([*self.specs(), *unread]), self._naming)
 
@@ -605,15 +622,18 @@ class CheckpointReader(Mapping[str, Any]):
         return self._framework(dict(zip(self._names(rows), arrays, strict=True)))
 
     def _names(self, rows: Offsets) -> list[str]:
-        names: list[str] = self._specs.names.take(array_of_numbers(rows, pa.int64())).to_pylist()
-        return names
+        return [self._specs.name(row) for row in rows.tolist()]
 
     def _rows(self, part: Part) -> Array:
+        from tensorcas_mlflow.reader._slices import select
+
         assert part.rows is not None
         index: Any = part.rows.start if part.is_one else part.rows
         return self._contents.select(part.row, select(self._specs.shape(part.row), index))
 
     def _select(self, row: int, index: Any) -> Any:
+        from tensorcas_mlflow.reader._slices import select
+
         selection = select(self._specs.shape(row), index)
         with self._watch.running():
             array = self._contents.select(row, selection)

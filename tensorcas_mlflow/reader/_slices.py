@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.base.tensors import Offsets
-from tensorcas_mlflow.reader._outline import distinct
+from tensorcas_mlflow.base.tensors import Offsets, distinct
 
 ElementPositions = range | Offsets
 """Positions of one axis, ascending, each once. An axis may have very many."""

@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 
 from tensorcas_mlflow.base.arrow import array_of_numbers, array_of_texts
-from tensorcas_mlflow.base.tensors import Offsets, ranges
+from tensorcas_mlflow.base.tensors import Offsets, distinct, ranges
 from tensorcas_mlflow.base.text import count_text, size_text
 from tensorcas_mlflow.file_formats import EXAMPLE_INPUT, OTHER_FILE, left_out_parts
 from tensorcas_mlflow.layout import Specs
 from tensorcas_mlflow.reader._contents import Contents
-from tensorcas_mlflow.reader._outline import NUMBER, Outline, Patterns, distinct, number_ranges
+from tensorcas_mlflow.reader._outline import NUMBER, Outline, Patterns, number_ranges
 
 _MOST_PATTERNS, _MOST_STACKS = 4096, 256
 """Of more the first are shown."""

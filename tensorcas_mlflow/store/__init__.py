@@ -15,50 +15,39 @@ no pack and no manifest; a collection does (`tensorcas_mlflow.maintenance`).
 | `protocol` | records, lists and tables that savers and collectors share |
 """
 
-from tensorcas_mlflow.layout import Ref, RefTarget
-from tensorcas_mlflow.store._batch import PendingBatch
-from tensorcas_mlflow.store._choose import Policy
-from tensorcas_mlflow.store._payload import (
-    MANIFEST_FILE,
-    PAYLOAD_FILE,
-    PAYLOAD_FILES,
-    copy_payload,
-    payload_bytes,
-    payload_pieces,
-    read_payload,
-    write_payload,
-)
-from tensorcas_mlflow.store._pending import abandon_pending, has_pending, hold_pending, take_pending
-from tensorcas_mlflow.store._save import PendingSave
-from tensorcas_mlflow.store._store import Store, stores_below
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "MANIFEST_FILE",
-    "PAYLOAD_FILE",
-    "PAYLOAD_FILES",
-    "PendingBatch",
-    "PendingSave",
-    "Policy",
-    "Ref",
-    "RefTarget",
-    "Store",
-    "abandon_pending",
-    "copy_payload",
-    "has_pending",
-    "hold_pending",
-    "payload_bytes",
-    "payload_pieces",
-    "read_payload",
-    "stores_below",
-    "take_pending",
-    "write_payload",
-]
+from tensorcas_mlflow.base.lazy_names import lazy_names
 
+if TYPE_CHECKING:
+    from tensorcas_mlflow.layout import Ref, RefTarget
+    from tensorcas_mlflow.store._batch import PendingBatch
+    from tensorcas_mlflow.store._choose import Policy
+    from tensorcas_mlflow.store._payload import (
+        MANIFEST_FILE,
+        PAYLOAD_FILE,
+        PAYLOAD_FILES,
+        copy_payload,
+        payload_bytes,
+        payload_pieces,
+        read_payload,
+        write_payload,
+    )
+    from tensorcas_mlflow.store._pending import abandon_pending, has_pending, hold_pending, take_pending
+    from tensorcas_mlflow.store._save import PendingSave
+    from tensorcas_mlflow.store._store import Store, stores_below
 
-def __getattr__(name: str) -> object:
-    # Python turns an AttributeError in ``from … import`` into an error that does not name the new module.
-    if name == "TensorCasStore":
-        raise ImportError(
-            "TensorCasStore is not in tensorcas_mlflow.store: from tensorcas_mlflow import TensorCasStore"
-        )
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+_NAMES = {
+    "tensorcas_mlflow.layout": "Ref RefTarget",
+    "_batch": "PendingBatch",
+    "_choose": "Policy",
+    "_payload": (
+        "MANIFEST_FILE PAYLOAD_FILE PAYLOAD_FILES copy_payload payload_bytes payload_pieces read_payload write_payload"
+    ),
+    "_pending": "abandon_pending has_pending hold_pending take_pending",
+    "_save": "PendingSave",
+    "_store": "Store stores_below",
+}
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(__name__, _NAMES)

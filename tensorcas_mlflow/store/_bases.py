@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,7 +12,6 @@ import numpy as np
 
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Buffer, Digests
-from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.chunk_io import MOST_SAVED_BYTES, Catalog, ChunkReader, Places
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError, TensorNotFoundError
 from tensorcas_mlflow.layout import (
@@ -30,16 +28,12 @@ from tensorcas_mlflow.layout import (
     pack_name,
 )
 from tensorcas_mlflow.store._choose import RecentArrangements, sample_number, share_against
+from tensorcas_mlflow.store._recent import LEAST_ROW_BYTES, RECENT, may_be_base
 from tensorcas_mlflow.store._sources import Source
 
 _N_LARGEST = 4
 """Number of tensors, the largest changed ones, used to find the nearest earlier checkpoint."""
 _N_COMPARED = 4
-_N_RECENT = 16
-"""Bound of remembered manifests; a model may be split among several files."""
-_MOST_RECENT_ROWS = 200_000
-LEAST_ROW_BYTES = 16 << 10
-"""A delta of a smaller tensor saves less than reading its base costs."""
 
 
 _NOWHERE: Mapping[str, int] = MappingProxyType({})
@@ -109,59 +103,6 @@ def nearest(
             if n_compared == _N_COMPARED:
                 break
     return best
-
-
-def may_be_base(manifest: Manifest) -> bool:
-    """Tell whether a manifest has tensors useful as bases."""
-    columns = manifest.columns
-    is_tensor = np.array([name is not None for name in columns.dtypes], dtype=bool)
-    return bool((is_tensor[columns.dtype] & (columns.n_bytes >= LEAST_ROW_BYTES)).any())
-
-
-class RecentManifests:
-    """Manifests recently written or read by this process: a fine-tune loads its parent. For any thread.
-
-    Files without tensors are not remembered: a logged model has many of them, and one with tensors.
-    """
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._by_name: OrderedDict[tuple[str, str], Manifest] = OrderedDict()
-        self._begun: set[str] = set()
-
-    def begin(self, store_id: str) -> bool:
-        """Tell whether this is the first call for a store: then the caller looks for manifests of other processes."""
-        with self._lock:
-            is_first = store_id not in self._begun
-            self._begun.add(store_id)
-            return is_first
-
-    def note(self, store_id: str, name: str, manifest: Manifest) -> None:
-        """Remember a manifest; the oldest of too many are forgotten.
-
-        Args:
-            store_id: Id of its store.
-            name: Its name there.
-            manifest: The written or read manifest.
-        """
-        if len(manifest.rows) > _MOST_RECENT_ROWS or (manifest.kind == "file" and not may_be_base(manifest)):
-            return
-        with self._lock:
-            self._by_name[store_id, name] = manifest
-            self._by_name.move_to_end((store_id, name))
-            n_rows = sum(len(each.rows) for each in self._by_name.values())
-            while len(self._by_name) > _N_RECENT or n_rows > _MOST_RECENT_ROWS:
-                n_rows -= len(self._by_name.popitem(last=False)[1].rows)
-
-    def named(self, store_id: str, name: str) -> Manifest | None:
-        """Return a store's manifest by its name."""
-        with self._lock:
-            return self._by_name.get((store_id, name))
-
-    def of(self, store_id: str) -> list[Manifest]:
-        """Return a store's manifests, the latest first."""
-        with self._lock:
-            return [each for (store, _), each in reversed(self._by_name.items()) if store == store_id]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -480,8 +421,6 @@ def plan_bases(
     return plan or None
 
 
-RECENT = RecentManifests()
-"""Recent manifests of all stores of this process."""
 _N_LATEST = 3
 _N_LOOKED_AT = 48
 """Number of refs to check; a logged model is some ten files, and one of them holds its tensors."""

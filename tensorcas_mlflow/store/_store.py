@@ -1,14 +1,16 @@
-"""Store: everything a program does with one root."""
+"""Store: everything a program does with one root.
+
+A method that writes imports the writers itself: a program that only reads does not wait for them.
+"""
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import unquote
 
 from tensorcas_mlflow.adapter import Array
@@ -25,8 +27,8 @@ from tensorcas_mlflow.backends import (
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import unique_rows
 from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
-from tensorcas_mlflow.base.threads import Lock
-from tensorcas_mlflow.chunk_io import Catalog, ChunkReader, ExtentCache, ReadPlan, Way
+from tensorcas_mlflow.base.threads import Lazy, Lock
+from tensorcas_mlflow.chunk_io import Catalog, ChunkReader
 from tensorcas_mlflow.errors import (
     BlobExistsError,
     BlobNotFoundError,
@@ -38,7 +40,6 @@ from tensorcas_mlflow.errors import (
     StoreNotFoundError,
     WrongStoreError,
 )
-from tensorcas_mlflow.file_formats import Readable, Tape
 from tensorcas_mlflow.layout import (
     FORMAT,
     MAX_BYTES,
@@ -61,13 +62,15 @@ from tensorcas_mlflow.layout import (
     read_refs_around,
     stamp_of,
 )
-from tensorcas_mlflow.store._bases import RECENT, FindParent, Parents
-from tensorcas_mlflow.store._choose import Policy, RecentArrangements
-from tensorcas_mlflow.store._ingest import Ingest
-from tensorcas_mlflow.store._save import PendingSave
-from tensorcas_mlflow.store._sources import CountBytes, NoSource, TensorSource
+from tensorcas_mlflow.store._recent import RECENT
 
-_log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from tensorcas_mlflow.chunk_io import ExtentCache, ReadPlan, Way
+    from tensorcas_mlflow.file_formats import Readable
+    from tensorcas_mlflow.store._bases import FindParent
+    from tensorcas_mlflow.store._choose import Policy, RecentArrangements
+    from tensorcas_mlflow.store._save import PendingSave
+    from tensorcas_mlflow.store._sources import CountBytes
 
 
 class Refs:
@@ -160,9 +163,11 @@ class Refs:
 
         A damaged ref is left out, with a warning.
         """
+        from logging import getLogger
+
         refs, damaged = self.readable_checkpoints()
         for error in damaged.values():
-            _log.warning("%s; it is left out, and `tensorcas verify` says more", error)
+            getLogger(__name__).warning("%s; it is left out, and `tensorcas verify` says more", error)
         return refs
 
     def readable_checkpoints(self) -> tuple[list[Ref], dict[str, CorruptError]]:
@@ -314,12 +319,17 @@ class Store(Refs):
         self.id = store_id
         """32 hex digits, drawn on creation of the store; manifests carry it."""
         self.chunk_bytes = chunk_bytes
-        cache = ExtentCache.of_environment() if backend.is_remote else None
-        self.chunks = ChunkReader(backend, self.catalog, cache=cache, store_id=store_id)
-        self.arrangements = RecentArrangements()
+        self.chunks = ChunkReader(backend, self.catalog, cache=_chunk_cache(backend), store_id=store_id)
 
     def __repr__(self) -> str:
         return f"Store({self.uri!r})"
+
+    @Lazy
+    def arrangements(self) -> RecentArrangements:
+        """The recent choices of codecs."""
+        from tensorcas_mlflow.store._choose import RecentArrangements
+
+        return RecentArrangements()
 
     # --- opening
 
@@ -501,6 +511,11 @@ class Store(Refs):
         Args:
             watch: Called with the number of bytes hashed.
         """
+        from tensorcas_mlflow.store._bases import Parents
+        from tensorcas_mlflow.store._choose import Policy
+        from tensorcas_mlflow.store._save import PendingSave
+        from tensorcas_mlflow.store._sources import TensorSource
+
         chosen = Policy.of(policy)
         source = TensorSource(tensors, cuts or {}, self.chunk_bytes, watch=watch)
         manifest = Manifest(
@@ -532,6 +547,12 @@ class Store(Refs):
             FencedError: The stream was silent for too long, and a collector gave it up; store it again.
             Exception: The source raised it.
         """
+        from tensorcas_mlflow.file_formats import Tape
+        from tensorcas_mlflow.store._bases import Parents
+        from tensorcas_mlflow.store._choose import Policy
+        from tensorcas_mlflow.store._ingest import Ingest
+        from tensorcas_mlflow.store._save import PendingSave
+
         policy, parents = Policy.of(None), Parents(store=self)
         with Ingest(self.backend, self.catalog, self.chunk_bytes, policy=policy, parents=parents) as ingest:
             rows = ingest.take(Tape(source))
@@ -550,6 +571,9 @@ class Store(Refs):
             WrongStoreError: It belongs to another store.
             ChunkNotFoundError: A chunk is missing here.
         """
+        from tensorcas_mlflow.store._save import PendingSave
+        from tensorcas_mlflow.store._sources import NoSource
+
         self._check_id(manifest)
         source = NoSource(manifest.rows, manifest.chunk_bytes)
         return _written(PendingSave(self.backend, self.catalog, manifest, source))
@@ -666,6 +690,14 @@ class Store(Refs):
     def _check_id(self, manifest: Manifest) -> None:
         if manifest.store_id != self.id:
             raise WrongStoreError(manifest.store_id or "(none: a self-contained model)", self.id, self.uri)
+
+
+def _chunk_cache(backend: Backend) -> ExtentCache | None:
+    if not backend.is_remote:
+        return None
+    from tensorcas_mlflow.chunk_io import ExtentCache
+
+    return ExtentCache.of_environment()
 
 
 _open_stores = OpenStores(lambda root: Store.open_backend(open_backend(root)))

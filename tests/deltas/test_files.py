@@ -19,7 +19,7 @@ from tensorcas_mlflow.errors import FencedError
 from tensorcas_mlflow.layout import Manifest, Ref, RefTarget, Row, is_delta
 from tensorcas_mlflow.maintenance import plan_gc, verify
 from tensorcas_mlflow.store import Store, _bases, _ingest
-from tensorcas_mlflow.store._bases import RecentManifests
+from tensorcas_mlflow.store._recent import RecentManifests
 from tensorcas_mlflow.store.protocol import condemned_bytes, read_pack_table
 from tests.deltas.made import packs_of, save, weights
 from tests.file_formats.samples import pt2_entry, pt2_of, pt2_table

@@ -15,7 +15,7 @@ from tensorcas_mlflow.layout import MAX_DEPTH, RefTarget, is_delta
 from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import Store, _bases
 from tensorcas_mlflow.store._bases import MAX_DEPTH as DEPTH
-from tensorcas_mlflow.store._bases import RecentManifests
+from tensorcas_mlflow.store._recent import RecentManifests
 from tensorcas_mlflow.store.protocol import condemned_bytes, read_pack_table
 from tensorcas_mlflow.tensorcas_store import TensorCasStore
 from tests.deltas.made import base_packs, flip, packs_of, put_pack, save, weights

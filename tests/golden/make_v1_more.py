@@ -171,7 +171,7 @@ def main() -> None:
     expected: dict[str, Expected] = {"root": {}, "carried": {}, "objects": {}}
     with (
         mock.patch.object(_records, "_this_process", return_value=("golden", 1)),
-        mock.patch.object(_records.platform, "node", return_value="golden"),
+        mock.patch("platform.node", return_value="golden"),
         mock.patch.object(_records.os, "getpid", return_value=1),
     ):
         store = Store.init(HERE / "root", chunk_bytes=4096)

@@ -12,7 +12,7 @@ from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import Backend, MemoryBackend
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.store import Store
-from tensorcas_mlflow.store._bases import RecentManifests
+from tensorcas_mlflow.store._recent import RecentManifests
 from tensorcas_mlflow.store.protocol import FORMAT, new_format
 from tests.protocol.casts import CHUNK_BYTES, RUN_ID, STORE_ID, Cast, open_store
 from tests.protocol.interleave import blobs_of

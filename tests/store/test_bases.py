@@ -6,8 +6,9 @@ import pytest
 from tensorcas_mlflow.base.digest import digest_all
 from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.layout import Manifest, Row
-from tensorcas_mlflow.store import _bases
-from tensorcas_mlflow.store._bases import RecentManifests, matching_row, nearest
+from tensorcas_mlflow.store import _bases, _recent
+from tensorcas_mlflow.store._bases import matching_row, nearest
+from tensorcas_mlflow.store._recent import RecentManifests
 from tensorcas_mlflow.store._sources import TensorSource
 
 CHUNK = 4096
@@ -66,7 +67,7 @@ def test_a_checkpoint_of_other_tensors_is_not_near() -> None:
 
 
 def test_manifests_lately_seen_are_told_of_the_latest_first_and_by_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_bases, "_N_RECENT", 4)
+    monkeypatch.setattr(_recent, "_N_RECENT", 4)
     recent = RecentManifests()
     made = [manifest(a=ONE + number) for number in range(6)]
     for number, each in enumerate(made):

@@ -6,31 +6,30 @@ and `server_store`, and the rooms below the integration. Users import these func
 ``tensorcas_mlflow``.
 """
 
-from tensorcas_mlflow.integration.checkpoints._background import wait
-from tensorcas_mlflow.integration.checkpoints._exchange import export_checkpoint, import_checkpoint
-from tensorcas_mlflow.integration.checkpoints._load import (
-    CheckpointRecord,
-    delete_checkpoint,
-    list_before_logging,
-    list_checkpoints,
-    load_checkpoint,
-)
-from tensorcas_mlflow.integration.checkpoints._log import CheckpointInfo, Keep, log_checkpoint
-from tensorcas_mlflow.integration.checkpoints._open import diff, open_checkpoint, safe_open
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "CheckpointInfo",
-    "CheckpointRecord",
-    "Keep",
-    "delete_checkpoint",
-    "diff",
-    "export_checkpoint",
-    "import_checkpoint",
-    "list_before_logging",
-    "list_checkpoints",
-    "load_checkpoint",
-    "log_checkpoint",
-    "open_checkpoint",
-    "safe_open",
-    "wait",
-]
+from tensorcas_mlflow.base.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from tensorcas_mlflow.integration.checkpoints._background import wait
+    from tensorcas_mlflow.integration.checkpoints._exchange import export_checkpoint, import_checkpoint
+    from tensorcas_mlflow.integration.checkpoints._load import (
+        CheckpointRecord,
+        delete_checkpoint,
+        list_before_logging,
+        list_checkpoints,
+        load_checkpoint,
+    )
+    from tensorcas_mlflow.integration.checkpoints._log import CheckpointInfo, Keep, log_checkpoint
+    from tensorcas_mlflow.integration.checkpoints._open import diff, open_checkpoint, safe_open
+
+_NAMES = {
+    "_background": "wait",
+    "_exchange": "export_checkpoint import_checkpoint",
+    "_load": "CheckpointRecord delete_checkpoint list_before_logging list_checkpoints load_checkpoint",
+    "_log": "CheckpointInfo Keep log_checkpoint",
+    "_open": "diff open_checkpoint safe_open",
+}
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(__name__, _NAMES)

@@ -5,29 +5,28 @@ this package. A carrier keeps fewer promises than a backend; `CarrierBackend` an
 list them. The room imports the store and everything below it, and no other room of the integration.
 """
 
-from tensorcas_mlflow.integration.server_store._backend import CarrierBackend
-from tensorcas_mlflow.integration.server_store._open import (
-    SERVED_BY,
-    announcement,
-    find_carrier,
-    is_carrier_uri,
-    is_served_by_us,
-    open_carrier,
-    shelf_at,
-)
-from tensorcas_mlflow.integration.server_store._shelf import Entry, NoAnswerError, Shelf, UnreachableError
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "SERVED_BY",
-    "CarrierBackend",
-    "Entry",
-    "NoAnswerError",
-    "Shelf",
-    "UnreachableError",
-    "announcement",
-    "find_carrier",
-    "is_carrier_uri",
-    "is_served_by_us",
-    "open_carrier",
-    "shelf_at",
-]
+from tensorcas_mlflow.base.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from tensorcas_mlflow.integration.server_store._backend import CarrierBackend
+    from tensorcas_mlflow.integration.server_store._open import (
+        SERVED_BY,
+        announcement,
+        find_carrier,
+        is_carrier_uri,
+        is_served_by_us,
+        open_carrier,
+        shelf_at,
+    )
+    from tensorcas_mlflow.integration.server_store._shelf import Entry, NoAnswerError, Shelf, UnreachableError
+
+_NAMES = {
+    "_backend": "CarrierBackend",
+    "_open": "SERVED_BY announcement find_carrier is_carrier_uri is_served_by_us open_carrier shelf_at",
+    "_shelf": "Entry NoAnswerError Shelf UnreachableError",
+}
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(__name__, _NAMES)
