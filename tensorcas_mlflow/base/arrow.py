@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tensorcas_mlflow.base.texts import Texts
 from tensorcas_mlflow.errors import FormatError
 
 UNREADABLE = (
@@ -161,6 +162,13 @@ def array_of_texts(texts: Sequence[str | None]) -> Any:
         given = pa.py_buffer(bits.data)
     offsets, joined = pa.py_buffer(at.astype(np.int32).data), pa.py_buffer(b"".join(data))
     return pa.StringArray.from_buffers(len(data), offsets, joined, given)
+
+
+def array_over(texts: Texts) -> Any:
+    """View texts as a pyarrow array."""
+    at = np.ascontiguousarray(texts.at, dtype=np.int32)
+    data = np.ascontiguousarray(texts.data)
+    return pa.StringArray.from_buffers(len(texts), pa.py_buffer(at.data), pa.py_buffer(data.data), None)
 
 
 def _validate(column: Any) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from tensorcas_mlflow.errors import FormatError
@@ -47,8 +47,17 @@ _ML_DTYPES_NAMES = [
     "uint2",
 ]
 _BY_NAME: dict[str, DType] = {name: np.dtype(name) for name in _NUMPY_NAMES}
-_BY_NAME.update({name: np.dtype(getattr(ml_dtypes, name)) for name in _ML_DTYPES_NAMES if hasattr(ml_dtypes, name)})
 _NAME_OF: dict[DType, str] = {dtype: name for name, dtype in _BY_NAME.items()}
+
+
+@cache
+def _learn_ml_dtypes() -> None:
+    """Add the dtypes of ml_dtypes to the tables. Checkpoints of numpy's own dtypes do not wait for its import."""
+    import ml_dtypes
+
+    found = {name: np.dtype(getattr(ml_dtypes, name)) for name in _ML_DTYPES_NAMES if hasattr(ml_dtypes, name)}
+    _NAME_OF.update({dtype: name for name, dtype in found.items()})
+    _BY_NAME.update(found)
 
 _FIXED = re.compile(r"[SU][1-9][0-9]{0,8}")
 _TIME = re.compile(r"(?:datetime64|timedelta64)(?:\[(?:[1-9][0-9]{0,9})?[A-Za-z]{1,2}\])?")
@@ -71,6 +80,8 @@ def dtype_name(dtype: DType) -> str:
     """
     if dtype.fields is not None:
         return _record_name(dtype)
+    if dtype not in _NAME_OF:
+        _learn_ml_dtypes()
     name = _NAME_OF.get(dtype)
     if name is not None:
         return name
@@ -119,6 +130,8 @@ def parse_dtype(name: str) -> DType:
         return _parse_record(name)
     big = name.startswith(">")
     bare = name[1:] if big else name
+    if bare in _ML_DTYPES_NAMES:
+        _learn_ml_dtypes()
     dtype = _BY_NAME.get(bare)
     if big and dtype is not None and (dtype.itemsize == 1 or bare in _ML_DTYPES_NAMES):
         dtype = None  # one byte has no order, and ml_dtypes knows only this machine's

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from typing import Any
 
 
@@ -26,7 +25,8 @@ def lazy_names(room: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any
         module = modules.get(name)
         if module is None:
             raise AttributeError(f"module {room!r} has no attribute {name!r}")
-        value = getattr(import_module(module if "." in module else f"{room}.{module}"), name)
+        # Not `import_module`: ``python -X importtime`` does not see its imports.
+        value = getattr(__import__(module if "." in module else f"{room}.{module}", fromlist=[name]), name)
         setattr(sys.modules[room], name, value)
         return value
 

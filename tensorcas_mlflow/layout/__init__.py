@@ -8,6 +8,7 @@ a blob takes a backend and reads it. The room decides nothing: savers and collec
 |---|---|
 | `_keys` | names of blobs, and the text form of steps |
 | `_manifest`, `_rows` | manifests, and their rows as columns |
+| `_manifest_stream`, `_manifest_arrow` | Arrow streams of manifests, without pyarrow and with it |
 | `_pack` | packs, payloads and their tables |
 | `_index` | the index, from digests to places |
 | `_records` | refs and intents |
@@ -83,7 +84,8 @@ if TYPE_CHECKING:
         step_text,
         strangers_text,
     )
-    from tensorcas_mlflow.layout._manifest import MANIFEST_SCHEMA, MAX_BYTES, Manifest
+    from tensorcas_mlflow.layout._manifest import MAX_BYTES, Manifest
+    from tensorcas_mlflow.layout._manifest_arrow import MANIFEST_SCHEMA
     from tensorcas_mlflow.layout._pack import (
         DELTA,
         ENTRY,
@@ -148,7 +150,8 @@ _NAMES = {
         "DEFAULT_NAME STAND_INS STEP_TEXT artifact_key artifact_prefix as_step find_strangers label_of list_blobs "
         "list_dir step_of_text step_text strangers_text"
     ),
-    "_manifest": "MANIFEST_SCHEMA MAX_BYTES Manifest",
+    "_manifest": "MAX_BYTES Manifest",
+    "_manifest_arrow": "MANIFEST_SCHEMA",
     "_pack": (
         "DELTA ENTRY FOOTER_BYTES MAX_DEPTH MAX_ENTRIES PACK_MAGIC RAW_ALIGNMENT STORED_DIGEST_BYTES TABLE_ENTRY "
         "TABLE_MAGIC TARGET_BYTES Base Entries Packed PackWriter Payload PayloadGroup as_rows bases_of decode_chunk "

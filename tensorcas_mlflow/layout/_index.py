@@ -9,21 +9,11 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.base.arrow import (
-    UNREADABLE,
-    array_of_numbers,
-    check_is_of_bytes,
-    read_batch,
-    read_schema,
-    stream_in_file,
-    values_of,
-)
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, digest_of, prefixes, sorted_rows
 from tensorcas_mlflow.base.files import new_name
 from tensorcas_mlflow.errors import (
@@ -45,6 +35,9 @@ from tensorcas_mlflow.layout._pack import (
     is_delta,
     read_table,
 )
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 VERSION = 2
 """Version of a segment with deltas; one without deltas has version 1."""
@@ -255,33 +248,40 @@ def _sorted(packs: tuple[str, ...], pack: Any, entries: Entries) -> Table:
     return Table(packs=packs, pack=pack[order], entries=entries, prefix=prefixes(entries["digest"]))
 
 
-_FIELDS: list[tuple[str, pa.DataType]] = [
-    ("digest", pa.binary(DIGEST_BYTES)),
-    ("stored_digest", pa.binary(STORED_DIGEST_BYTES)),
-    ("pack", pa.uint32()),
-    ("offset", pa.uint64()),
-    ("stored_bytes", pa.uint32()),
-    ("raw_bytes", pa.uint32()),
-    ("codec", pa.uint8()),
-    ("typesize", pa.uint8()),
+_FIELDS: list[tuple[str, int | str]] = [
+    ("digest", DIGEST_BYTES),
+    ("stored_digest", STORED_DIGEST_BYTES),
+    ("pack", "uint32"),
+    ("offset", "uint64"),
+    ("stored_bytes", "uint32"),
+    ("raw_bytes", "uint32"),
+    ("codec", "uint8"),
+    ("typesize", "uint8"),
 ]
-_BASE_FIELDS: list[tuple[str, pa.DataType]] = [
-    ("depth", pa.uint8()),
-    ("base_pack", pa.binary(PACK_NAME_BYTES)),
-    ("base_digest", pa.binary(DIGEST_BYTES)),
+"""Columns of a segment: each with the name of its type, or with the number of its bytes."""
+_BASE_FIELDS: list[tuple[str, int | str]] = [
+    ("depth", "uint8"),
+    ("base_pack", PACK_NAME_BYTES),
+    ("base_digest", DIGEST_BYTES),
 ]
 
 
 def segment_bytes(table: Table) -> bytes:
     """Write a table as an index segment: an Arrow IPC file."""
+    import pyarrow as pa
+
+    from tensorcas_mlflow.base.arrow import array_of_numbers
+
     version = 2 if is_delta(table.entries).any() else 1
     columns: dict[str, Any] = {}
-    for name, dtype in _fields_of(version):
-        values = np.ascontiguousarray(table.pack if name == "pack" else table.entries[name])
-        if pa.types.is_fixed_size_binary(dtype):
-            columns[name] = pa.FixedSizeBinaryArray.from_buffers(dtype, len(table), [None, pa.py_buffer(values.data)])
+    for field in _schema_of(version):
+        values = np.ascontiguousarray(table.pack if field.name == "pack" else table.entries[field.name])
+        if pa.types.is_fixed_size_binary(field.type):
+            columns[field.name] = pa.FixedSizeBinaryArray.from_buffers(
+                field.type, len(table), [None, pa.py_buffer(values.data)]
+            )
         else:
-            columns[name] = array_of_numbers(values, dtype)
+            columns[field.name] = array_of_numbers(values, field.type)
     said = {
         "format": version,
         "packs": table.packs,
@@ -294,8 +294,17 @@ def segment_bytes(table: Table) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def _fields_of(version: int) -> list[tuple[str, pa.DataType]]:
+def _fields_of(version: int) -> list[tuple[str, int | str]]:
     return _FIELDS if version == 1 else _FIELDS + _BASE_FIELDS
+
+
+def _schema_of(version: int) -> pa.Schema:
+    import pyarrow as pa  # a reader that has hints opens no segment, and does not wait for this
+
+    fields = _fields_of(version)
+    return pa.schema(
+        [(name, pa.binary(kind) if isinstance(kind, int) else pa.type_for_alias(kind)) for name, kind in fields]
+    )
 
 
 def segment_head_bytes(start: bytes) -> int:
@@ -310,6 +319,8 @@ def check_segment_head(key: str, head: bytes) -> None:
         CorruptError: It is no segment.
         NewerFormatError: A later release wrote it.
     """
+    from tensorcas_mlflow.base.arrow import UNREADABLE, check_is_of_bytes, read_schema
+
     try:
         _checked_head(key, read_schema(head[8:]))
     except UNREADABLE as error:
@@ -340,19 +351,27 @@ def read_segment(key: str, data: bytes) -> Table:
         CorruptError: It is no segment, or does not hash to its digest.
         NewerFormatError: A later release wrote it.
     """
+    from tensorcas_mlflow.base.arrow import (
+        UNREADABLE,
+        check_is_of_bytes,
+        read_batch,
+        read_schema,
+        stream_in_file,
+        values_of,
+    )
+
     try:
         stream = stream_in_file(data)
         head = _checked_head(key, read_schema(stream))
         packs, fields = tuple(head["packs"]), _fields_of(head["format"])
-        batch = read_batch(stream, pa.schema(fields), what="an index segment")
+        batch = read_batch(stream, _schema_of(head["format"]), what="an index segment")
         entries = np.zeros(batch.num_rows, dtype=ENTRY)
-        for name, dtype in fields:
-            if not pa.types.is_fixed_size_binary(dtype):
+        for name, width in fields:
+            if not isinstance(width, int):
                 if name != "pack":
                     entries[name] = values_of(batch.column(name))
                 continue
             column: Any = batch.column(name)
-            width = dtype.byte_width
             buffer = np.frombuffer(column.buffers()[1], np.uint8) if len(column) else np.empty(0, np.uint8)
             begin = column.offset * width
             entries[name] = buffer[begin : begin + len(column) * width].reshape(-1, width)

@@ -6,52 +6,30 @@ import copy
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 import zstandard
 
 from tensorcas_mlflow.base import threads
-from tensorcas_mlflow.base.arrow import (
-    UNREADABLE,
-    array_of_bools,
-    array_of_numbers,
-    array_of_texts,
-    check_is_of_bytes,
-    read_batch,
-    read_schema,
-    text_buffers,
-    validity_of,
-    values_of,
-    values_or_any,
-)
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, digest, digest_of
-from tensorcas_mlflow.base.tensors import MAX_CHUNK_BYTES, Offsets, RowCuts
+from tensorcas_mlflow.base.tensors import MAX_CHUNK_BYTES, Offsets
 from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.codecs import check_zstd_has_memory
 from tensorcas_mlflow.errors import FormatError, NewerFormatError, TensorNotFoundError
 from tensorcas_mlflow.layout._hints import split_hints
+from tensorcas_mlflow.layout._manifest_stream import SCHEMA_KEY, read_own
 from tensorcas_mlflow.layout._records import RefKind
-from tensorcas_mlflow.layout._rows import ByName, Columns, Row, Rows, step_range
+from tensorcas_mlflow.layout._rows import ByName, Columns, Row, Rows
+
+if TYPE_CHECKING:
+    from tensorcas_mlflow.layout._manifest_stream import OwnStream
 
 VERSION = 1
 MAX_BYTES = 1 << 30
 """A manifest longer than this is refused; 10 million tensors need less."""
 COMPRESSED_BELOW = 64 * 1024
 """Longer streams are stored uncompressed, so readers need not decompress them."""
-SCHEMA_KEY = b"tensorcas"
-_BLOCK_BYTES = 1 << 15
-
-MANIFEST_SCHEMA = pa.schema(
-    [
-        pa.field("name", pa.utf8()),
-        pa.field("dtype", pa.utf8()),
-        pa.field("shape", pa.list_(pa.int64())),
-        pa.field("chunks", pa.list_(pa.binary(DIGEST_BYTES))),
-        pa.field("cuts", pa.list_(pa.int64())),
-    ]
-)
 
 _MAX_RECENT = 64
 _MAX_RECENT_ROWS = 4096
@@ -74,12 +52,14 @@ def make_stream(head: Mapping[str, Any], columns: Columns) -> bytes:
         said = json.dumps({"format": VERSION, **head}, sort_keys=True, separators=(",", ":"))
     except (TypeError, RecursionError) as error:
         raise ValueError(f"a checkpoint's metadata must be plain JSON values: {error}") from error
+    from tensorcas_mlflow.layout._manifest_arrow import stream_of
+
     if len(columns) > _MAX_RECENT_ROWS:
-        return _make_stream(said, columns)
+        return stream_of(said, columns, max_bytes=MAX_BYTES)
     key = _content_key(said, columns)
     stream = _recent_streams.get(key)
     if stream is None:
-        stream = _make_stream(said, columns)
+        stream = stream_of(said, columns, max_bytes=MAX_BYTES)
         if len(stream) < COMPRESSED_BELOW:
             if len(_recent_streams) >= _MAX_RECENT:
                 _recent_streams.clear()
@@ -104,7 +84,8 @@ def read_stream(data: bytes, *, max_rows: int | None = None) -> tuple[dict[str, 
     """
     if len(data) > MAX_BYTES:
         raise FormatError(f"a manifest of {len(data)} bytes is too long")
-    head = json.loads((read_schema(data).metadata or {})[SCHEMA_KEY])
+    own = read_own(data, max_rows=max_rows)
+    head = json.loads(_said_in(data) if own is None else own.said)
     version = head["format"]
     if type(version) is not int:
         raise FormatError("a manifest has no version")
@@ -117,9 +98,34 @@ def read_stream(data: bytes, *, max_rows: int | None = None) -> tuple[dict[str, 
     chunk_bytes = head["chunk_bytes"]
     if type(chunk_bytes) is not int or not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
         raise FormatError("a manifest has an impossible chunk size")
-    columns = _columns_of(read_batch(data, MANIFEST_SCHEMA, what="a manifest", max_rows=max_rows))
+    columns = _columns_in(data, max_rows) if own is None else _columns_of(own)
     columns.check_chunks(chunk_bytes)
     return head, columns
+
+
+def _columns_of(own: OwnStream) -> Columns:
+    return Columns(
+        names=own.names,
+        dtypes=own.dtypes,
+        dtype=own.dtype,
+        shape_offsets=own.shape_offsets,
+        sides=own.sides,
+        chunk_offsets=own.chunk_offsets,
+        digests=own.digests,
+        cuts=own.cuts,
+    )
+
+
+def _said_in(data: bytes) -> bytes:
+    from tensorcas_mlflow.layout._manifest_arrow import said_in
+
+    return said_in(data)
+
+
+def _columns_in(data: bytes, max_rows: int | None) -> Columns:
+    from tensorcas_mlflow.layout._manifest_arrow import columns_in
+
+    return columns_in(data, max_rows)
 
 
 def looks_like_stream(head: bytes) -> bool:
@@ -128,138 +134,22 @@ def looks_like_stream(head: bytes) -> bool:
         return False
     if 8 + int.from_bytes(head[4:8], "little") > len(head):
         return True  # the schema, with the metadata in it, is longer
+    from tensorcas_mlflow.base.arrow import UNREADABLE, read_schema
+
     try:
         return SCHEMA_KEY in (read_schema(head).metadata or {})
     except UNREADABLE:
         return False
 
 
-# --- writing
-
-
-def _make_stream(said: str, columns: Columns) -> bytes:
-    n_chunks = len(columns.digests)
-    if n_chunks >= 1 << 31:
-        raise ValueError(f"a checkpoint of {n_chunks} chunks is too large: create a store with larger chunks")
-    digests = pa.FixedSizeBinaryArray.from_buffers(
-        pa.binary(DIGEST_BYTES), n_chunks, [None, pa.py_buffer(np.ascontiguousarray(columns.digests).data)]
-    )
-    batch = pa.record_batch(
-        [
-            columns.names,
-            array_of_texts(columns.dtypes).take(array_of_numbers(columns.dtype, pa.int64())),
-            _lists(columns.shape_at, array_of_numbers(columns.sides, pa.int64())),
-            _lists(columns.chunk_at, digests),
-            _cut_lists(columns),
-        ],
-        schema=MANIFEST_SCHEMA.with_metadata({SCHEMA_KEY: said}),
-    )
-    counter = pa.MockOutputStream()
-    _write(counter, batch)
-    if counter.size() > MAX_BYTES:
-        raise ValueError(f"a manifest of {counter.size()} bytes is too long to be read again")
-    block = pa.allocate_buffer(counter.size())
-    _write(pa.FixedSizeBufferWriter(block), batch)
-    return block.to_pybytes()
-
-
-def _write(sink: Any, batch: Any) -> None:
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-
-
-def _lists(at: Offsets, values: Any, mask: Any = None) -> Any:
-    return pa.ListArray.from_arrays(array_of_numbers(at, pa.int32()), values, mask=mask)
-
-
-def _cut_lists(columns: Columns) -> Any:
-    cuts = columns.cuts
-    if cuts is None:
-        return pa.nulls(len(columns), pa.list_(pa.int64()))
-    mask = None if cuts.given.all() else array_of_bools(~cuts.given)
-    return _lists(cuts.at, array_of_numbers(cuts.values, pa.int64()), mask)
-
-
 def _content_key(said: str, columns: Columns) -> bytes:
     """Hash everything a stream is made of: equal keys, equal streams."""
-    name_at, names = text_buffers(columns.names)
+    name_at, names = columns.names.at, columns.names.data
     arrays = [name_at, columns.dtype, columns.shape_at, columns.sides, columns.chunk_at, columns.digests, names]
     if columns.cuts is not None:
         arrays += [columns.cuts.given, columns.cuts.at, columns.cuts.values]
     about = repr((said, columns.dtypes, [(each.dtype.str, len(each)) for each in arrays]))
     return digest_of([about.encode(), *(np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in arrays)])
-
-
-# --- reading
-
-
-def _columns_of(batch: Any) -> Columns:
-    names, dtypes, shapes, chunks, cuts = (batch.column(name) for name in MANIFEST_SCHEMA.names)
-    if any(column.null_count for column in (names, shapes, chunks)) or any(
-        column.values.null_count for column in (shapes, chunks, cuts)
-    ):
-        raise FormatError("a manifest leaves out a required value")
-    shape_at, first_side = _offsets(shapes)
-    chunk_at, first_chunk = _offsets(chunks)
-    different, dtype = _dtypes(dtypes)
-    return Columns(
-        names=names,
-        dtypes=different,
-        dtype=dtype,
-        shape_offsets=shape_at,
-        sides=values_of(shapes.values)[first_side : first_side + int(shape_at[-1])],
-        chunk_offsets=chunk_at,
-        digests=_digests_of(chunks.values)[first_chunk : first_chunk + int(chunk_at[-1])],
-        cuts=_cuts_of(cuts),
-    )
-
-
-def _offsets(lists: Any) -> tuple[Any, int]:
-    """Return the starts of lists among the values inside any list, and the position of the first such value."""
-    if len(lists) == 0:
-        return np.zeros(1, dtype=np.int64), 0
-    at = values_of(lists.offsets)
-    first = int(at[0])
-    return at - first if first else at, first
-
-
-def _dtypes(column: Any) -> tuple[tuple[str | None, ...], Any]:
-    """Return the distinct dtypes, and for each row the position of its dtype."""
-    if column.null_count == 0 and len(column):
-        at, data = text_buffers(column)
-        n_bytes = int(at[1])
-        # Most checkpoints have one dtype, and one comparison costs less than a lookup of each.
-        if step_range(at) == (n_bytes, n_bytes) and _repeats(data, n_bytes):
-            return (column[0].as_py(),), np.broadcast_to(np.intp(0), len(column))
-    encoded = column.dictionary_encode()
-    different = encoded.dictionary.to_pylist()
-    codes = np.where(validity_of(column), values_or_any(encoded.indices), len(different)).astype(np.intp)
-    return (tuple(different) if column.null_count == 0 else (*different, None)), codes
-
-
-def _repeats(data: Any, n_bytes: int) -> bool:
-    """Tell whether bytes repeat their first ``n_bytes`` throughout."""
-    pattern = np.tile(data[:n_bytes], -(-_BLOCK_BYTES // max(1, n_bytes)))
-    blocks = range(0, len(data), len(pattern) or 1)
-    return all(np.array_equal(block := data[at : at + len(pattern)], pattern[: len(block)]) for at in blocks)
-
-
-def _cuts_of(lists: Any) -> RowCuts | None:
-    if lists.null_count == len(lists):
-        return None
-    at, first = _offsets(lists)
-    given = validity_of(lists)
-    if np.diff(at)[~given].any():
-        raise FormatError("a manifest has cuts of a row that has none")
-    return RowCuts(given=given, at=at.astype(np.int64), values=values_of(lists.values)[first : first + int(at[-1])])
-
-
-def _digests_of(values: Any) -> Digests:
-    if len(values) == 0:
-        return np.empty((0, DIGEST_BYTES), np.uint8)
-    begin = values.offset * DIGEST_BYTES
-    flat: Digests = np.frombuffer(values.buffers()[1], np.uint8)[begin : begin + len(values) * DIGEST_BYTES]
-    return flat.reshape(-1, DIGEST_BYTES)
 
 
 MAX_TEXT = 200
@@ -373,8 +263,7 @@ class Manifest:
     def names(self) -> list[str]:
         """Return the rows' names, in order."""
         self.check_names()
-        names: list[str] = self.columns.names.to_pylist()
-        return names
+        return self.columns.names.to_list()
 
     def row(self, name: str) -> Row:
         """Return a row.
@@ -469,7 +358,13 @@ class Manifest:
                 left_out=head.get("left_out", {}),
                 rows=Rows(columns),
             )
-        except UNREADABLE as error:
+        except FormatError:
+            raise
+        except Exception as error:
+            from tensorcas_mlflow.base.arrow import UNREADABLE, check_is_of_bytes
+
+            if not isinstance(error, UNREADABLE):
+                raise
             check_is_of_bytes(error)
             raise FormatError(f"not a manifest: {error}") from error
         manifest.__dict__["stream"] = data

@@ -8,11 +8,8 @@ from itertools import chain
 from typing import Any, overload
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from tensorcas_mlflow.adapter import SKELETON, Array
-from tensorcas_mlflow.base.arrow import array_of_numbers, array_of_texts, text_buffers, values_of
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, digest
 from tensorcas_mlflow.base.dtypes import dtype_name, parse_dtype
 from tensorcas_mlflow.base.tensors import (
@@ -31,22 +28,23 @@ from tensorcas_mlflow.base.tensors import (
     offsets_of,
     ranges,
 )
+from tensorcas_mlflow.base.texts import Texts
 from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.errors import FormatError
 
 _NOT_IN_NAMES = np.frombuffer(NOT_IN_NAMES.encode(), dtype=np.uint8)
 
 
-def check_names(names: Any) -> None:
+def check_names(names: Texts) -> None:
     """Check that texts are names of tensors, by the rules of `tensor.Spec`; empty ones are allowed.
 
     Args:
-        names: A pyarrow array of valid UTF-8.
+        names: The names.
 
     Raises:
         FormatError: One is no such name.
     """
-    offsets, data = text_buffers(names)
+    offsets, data = names.at, names.data
     if step_range(offsets)[1] > MAX_NAME_BYTES:
         raise FormatError(f"a manifest has a name of more than {MAX_NAME_BYTES} bytes")
     # Hardly any name contains a control character, and one pass finds the least byte of all names.
@@ -129,8 +127,7 @@ class Specs:
         FormatError: A name, a dtype or a shape is invalid.
     """
 
-    names: Any
-    """A pyarrow array of texts without a null."""
+    names: Texts
     dtypes: tuple[str | None, ...]
     """The distinct dtypes, by their names in manifests."""
     dtype: Any
@@ -156,7 +153,7 @@ class Specs:
         different: dict[str | None, int] = {}
         codes = [different.setdefault(spec.dtype, len(different)) for spec in specs]
         return Specs(
-            names=array_of_texts([spec.name for spec in specs]),
+            names=Texts.of(spec.name for spec in specs),
             dtypes=tuple(different),
             dtype=np.array(codes, dtype=np.intp),
             **_shapes([spec.shape for spec in specs]),
@@ -167,7 +164,7 @@ class Specs:
         """Describe arrays; raise like `Spec.of` for the first invalid one."""
         try:
             return cls._of_arrays(names, arrays)
-        except (FormatError, ValueError, TypeError, pa.ArrowException):
+        except (FormatError, ValueError, TypeError):
             for name, array in zip(names, arrays, strict=True):
                 Spec.of(name, array)
             raise
@@ -185,12 +182,12 @@ class Specs:
             at = names.index(SKELETON)
             codes[at] = different.setdefault(Spec.of(SKELETON, arrays[at]).dtype, len(different))
         specs = Specs(
-            names=array_of_texts(names),
+            names=Texts.of(names),
             dtypes=tuple(different),
             dtype=codes,
             **_shapes([array.shape for array in arrays]),
         )
-        if (np.diff(text_buffers(specs.names)[0]) == 0).any():
+        if (np.diff(specs.names.at) == 0).any():
             raise ValueError("a tensor has no name")
         return specs
 
@@ -199,7 +196,7 @@ class Specs:
         begins = self.shape_at[rows]
         counts = self.shape_at[np.asarray(rows) + 1] - begins
         return Specs(
-            names=self.names.take(array_of_numbers(rows, pa.int64())),
+            names=self.names.take(rows),
             dtypes=self.dtypes,
             dtype=self.dtype[rows],
             shape_offsets=offsets_of(counts),
@@ -243,8 +240,7 @@ class Specs:
 
     def name(self, row: int) -> str:
         """Return the name of one row."""
-        name: str = self.names[row].as_py()
-        return name
+        return self.names[row]
 
     def shape(self, row: int) -> tuple[int, ...]:
         """Return the shape of one row."""
@@ -253,15 +249,6 @@ class Specs:
     def spec(self, row: int) -> Spec:
         """Return the description of one row."""
         return Spec(name=self.name(row), dtype=self.dtypes[self.dtype[row]], shape=self.shape(row))
-
-    def find(self, name: str) -> Any:
-        """Return the numbers of the rows with a name, ascending."""
-        try:
-            # Not `pyarrow.scalar`: it imports pandas (see `values_of`).
-            wanted = array_of_texts([name])[0]
-        except UnicodeEncodeError:
-            return np.empty(0, dtype=np.intp)
-        return values_of(pc.indices_nonzero(pc.equal(self.names, wanted))).astype(np.intp)
 
 
 def _shapes(shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
@@ -379,7 +366,7 @@ class Columns(Specs):
         """Yield all rows, one after the other."""
         dtype, shape_at, chunk_at = self.dtype.tolist(), self.shape_at.tolist(), self.chunk_at.tolist()
         sides = self.sides.tolist()
-        for row, name in enumerate(self.names.to_pylist()):
+        for row, name in enumerate(self.names.to_list()):
             shape = tuple(sides[shape_at[row] : shape_at[row + 1]])
             yield Row(
                 spec=Spec(name=name, dtype=self.dtypes[dtype[row]], shape=shape),
@@ -458,7 +445,7 @@ class Numbers:
         if "numbers" in self.__dict__ or self._n_searches >= _MAX_SEARCHES:
             return self.numbers[name]
         self._n_searches += 1
-        found = self._specs.find(name)
+        found = self._specs.names.find(name)
         if len(found) > 1 and not (name == "" and self._allows_nameless):
             raise FormatError("a manifest must not give two rows one name")
         if len(found) == 0:
@@ -468,7 +455,7 @@ class Numbers:
     @Lazy
     def numbers(self) -> dict[str, int]:
         """Return the positions of all rows by name."""
-        names = self._specs.names.to_pylist()
+        names = self._specs.names.to_list()
         numbers = dict(zip(names, range(len(names)), strict=True))
         n_nameless = names.count("") if self._allows_nameless else 0
         if len(numbers) - min(n_nameless, 1) != len(names) - n_nameless:

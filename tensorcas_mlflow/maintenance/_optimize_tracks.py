@@ -63,7 +63,7 @@ def tracks_of(
     n_before = len(before)
     for at, manifest in enumerate([*before, *manifests]):
         columns, done = manifest.columns, done_chunks.are_done(manifest.digests)
-        names = columns.names.to_pylist()
+        names = columns.names.to_list()
         for row in _rows_with_versions(columns):
             key = (names[row], columns.dtypes[columns.dtype[row]], columns.shape(row), manifest.chunk_bytes)
             if key not in tracks:

@@ -16,10 +16,10 @@ import numpy as np
 
 from tensorcas_mlflow.adapter import SKELETON, Array
 from tensorcas_mlflow.backends import ReadCounter
-from tensorcas_mlflow.base.arrow import array_of_texts
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, digest, digest_all, digest_of
 from tensorcas_mlflow.base.files import sparse_memory
 from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES, Offsets, aligned_bytes, bytes_of
+from tensorcas_mlflow.base.texts import Texts
 from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.chunk_io import ChunkOwner
 from tensorcas_mlflow.layout import Manifest, Specs
@@ -235,7 +235,7 @@ class PartContents(Contents):
         self.label = label
         self.metadata = whole.metadata
         self.tally = whole.tally
-        self.specs = dataclasses.replace(whole.specs.some(rows), names=array_of_texts(names))
+        self.specs = dataclasses.replace(whole.specs.some(rows), names=Texts.of(names))
 
     def arrays(self, rows: Offsets, outs: Mapping[int, Array] | None = None) -> list[Array]:
         return self.whole.arrays(self.row_of[rows], outs)
@@ -291,7 +291,7 @@ class RowContents(Contents):
         others.row_of = np.flatnonzero(is_other)
         others.specs = self.manifest.columns.some(others.row_of)
         identities = others.identities(np.arange(len(others.specs)))
-        names = others.specs.names.to_pylist()
+        names = others.specs.names.to_list()
         if self.left_out:
             known = dict(zip(names, identities, strict=True))
             parts = [
@@ -403,7 +403,7 @@ def _tensor_rows(manifest: Manifest) -> Offsets:
     is_tensor = np.ones(len(columns), dtype=bool)
     if None in columns.dtypes:
         is_tensor = columns.dtype != columns.dtypes.index(None)
-    is_tensor[columns.find(SKELETON)] = False
+    is_tensor[columns.names.find(SKELETON)] = False
     if manifest.left_out:
         is_tensor[manifest.numbers(name for name in manifest.left_out if name in manifest.by_name)] = False
     rows: Offsets = np.flatnonzero(is_tensor)

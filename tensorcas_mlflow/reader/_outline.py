@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from tensorcas_mlflow.base.arrow import array_of_texts, text_buffers, values_of
 from tensorcas_mlflow.base.tensors import Offsets, distinct, offsets_of
+from tensorcas_mlflow.base.texts import Texts
 from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.errors import PartNotFoundError
 from tensorcas_mlflow.layout import Specs
@@ -39,16 +38,15 @@ class Patterns:
     """Start of each name's numbers in ``numbers``, and at the end the end of the last one's."""
 
     @classmethod
-    def of(cls, names: Any) -> Patterns:
+    def of(cls, names: Texts) -> Patterns:
         """Find the patterns of names.
 
         100,000 names take some tens of milliseconds, because their bytes are processed in bulk.
 
         Args:
-            names: A pyarrow array of utf8, its offsets sound.
+            names: The names.
         """
-        at, data = text_buffers(names)
-        at = at.astype(np.int64)
+        at, data = np.asarray(names.at, dtype=np.int64), names.data
         begins, ends = _numbers_in(at, data)
         of_name = np.searchsorted(at, begins, side="right") - 1
         counts = np.bincount(of_name, minlength=len(names)) if len(names) else np.empty(0, np.int64)
@@ -111,19 +109,9 @@ def _patterns(at: Offsets, data: Any, begins: Offsets, ends: Offsets) -> tuple[l
     is_kept = steps[:-1].cumsum(dtype=np.int8) == 0
     written = written[is_kept]
     kept_before = np.concatenate(([0], is_kept.cumsum()))
-    offsets = kept_before[at].astype(np.int32)
-    if len(at) == 1:
-        return [], np.empty(0, np.int64)
-    texts = pa.Array.from_buffers(
-        pa.utf8(), len(at) - 1, [None, pa.py_buffer(offsets.data), pa.py_buffer(written.data)]
-    ).dictionary_encode()
-    different: list[str] = [str(text) for text in texts.dictionary.to_pylist()]
-    return different, values_of(texts.indices).astype(np.int64)
-
-
-def array_of_names(names: Sequence[str]) -> Any:
-    """Put names into an array for `Patterns.of`."""
-    return array_of_texts(names)
+    offsets = kept_before[at]
+    different, numbers = Texts(offsets, written).distinct()
+    return different, np.array(numbers, dtype=np.int64)
 
 
 _LAYERS = re.compile(
@@ -308,7 +296,7 @@ class Outline:
     def assignment(self) -> Assignment:
         """The layer and expert of each tensor, by its name."""
         if self._naming is not None:
-            return _by_naming(self._specs.names.to_pylist(), self._naming)
+            return _by_naming(self._specs.names.to_list(), self._naming)
         return _by_patterns(self.patterns)
 
     @property

@@ -285,8 +285,7 @@ class CheckpointReader(Mapping[str, Any]):
         return isinstance(name, str) and name in self._numbers.numbers
 
     def __iter__(self) -> Iterator[str]:
-        names: list[str] = self._specs.names.to_pylist()
-        return iter(names)
+        return iter(self._specs.names.to_list())
 
     def __getitem__(self, name: str) -> Any:
         return self.tensor(name)

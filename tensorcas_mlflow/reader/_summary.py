@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 
-from tensorcas_mlflow.base.arrow import array_of_numbers, array_of_texts
 from tensorcas_mlflow.base.tensors import Offsets, distinct, ranges
 from tensorcas_mlflow.base.text import count_text, size_text
 from tensorcas_mlflow.file_formats import EXAMPLE_INPUT, OTHER_FILE, left_out_parts
 from tensorcas_mlflow.layout import Specs
 from tensorcas_mlflow.reader._contents import Contents
 from tensorcas_mlflow.reader._outline import NUMBER, Outline, Patterns, number_ranges
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _MOST_PATTERNS, _MOST_STACKS = 4096, 256
 """Of more the first are shown."""
@@ -290,12 +291,16 @@ class _Branch:
 
 def table_of(contents: Contents, outline: Outline) -> pa.Table:
     """Describe tensors; see `CheckpointReader.table`."""
+    import pyarrow as pa
+
+    from tensorcas_mlflow.base.arrow import array_of_numbers, array_of_texts, array_over
+
     specs, found = contents.specs, outline.assignment
     dtypes = [str(name) for name in specs.dtypes]
     offsets = array_of_numbers(specs.shape_at, pa.int32())
     return pa.table(
         {
-            "name": specs.names,
+            "name": array_over(specs.names),
             "dtype": array_of_texts([dtypes[code] for code in specs.dtype.tolist()]),
             "shape": pa.ListArray.from_arrays(offsets, array_of_numbers(specs.sides, pa.int64())),
             "n_bytes": array_of_numbers(specs.n_bytes, pa.int64()),
@@ -308,8 +313,6 @@ def table_of(contents: Contents, outline: Outline) -> pa.Table:
 
 
 def _or_null(numbers: Any) -> Any:
-    return (
-        pa.array(np.asarray(numbers).tolist(), pa.int64())
-        if (numbers >= 0).all()
-        else pa.array([number if number >= 0 else None for number in numbers.tolist()], pa.int64())
-    )
+    import pyarrow as pa
+
+    return pa.array([number if number >= 0 else None for number in numbers.tolist()], pa.int64())

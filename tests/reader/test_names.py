@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from tensorcas_mlflow.reader._outline import NUMBER, Patterns, array_of_names
+from tensorcas_mlflow.base.texts import Texts
+from tensorcas_mlflow.reader._outline import NUMBER, Patterns
 
 
 def as_expected(name: str) -> tuple[str, list[int]]:
@@ -23,7 +24,7 @@ def test_each_name_is_its_pattern_with_its_numbers(seed: int) -> None:
         for size in (rng.randrange(1, 5) for _ in range(rng.randrange(40)))
     ]
 
-    found = Patterns.of(array_of_names(names))
+    found = Patterns.of(Texts.of(names))
 
     for row, name in enumerate(names):
         numbers = found.numbers[found.number_at[row] : found.number_at[row + 1]].tolist()
@@ -31,11 +32,11 @@ def test_each_name_is_its_pattern_with_its_numbers(seed: int) -> None:
 
 
 def test_names_are_gathered_by_their_pattern() -> None:
-    found = Patterns.of(array_of_names(["a.1", "b", "a.2", "b.2", "a.1.w"]))
+    found = Patterns.of(Texts.of(["a.1", "b", "a.2", "b.2", "a.1.w"]))
 
     assert found.texts == [f"a.{NUMBER}", "b", f"b.{NUMBER}", f"a.{NUMBER}.w"]
     assert [rows.tolist() for rows in found.rows_by_pattern()] == [[0, 2], [1], [3], [4]]
 
 
 def test_no_names_have_no_patterns() -> None:
-    assert Patterns.of(array_of_names([])).rows_by_pattern() == []
+    assert Patterns.of(Texts.of([])).rows_by_pattern() == []
