@@ -59,6 +59,7 @@ def _learn_ml_dtypes() -> None:
     _NAME_OF.update({dtype: name for name, dtype in found.items()})
     _BY_NAME.update(found)
 
+
 _FIXED = re.compile(r"[SU][1-9][0-9]{0,8}")
 _TIME = re.compile(r"(?:datetime64|timedelta64)(?:\[(?:[1-9][0-9]{0,9})?[A-Za-z]{1,2}\])?")
 _FIELD = re.compile(

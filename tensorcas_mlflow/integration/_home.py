@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlflow.utils.file_utils import local_file_uri_to_path
-from mlflow.utils.uri import is_local_uri
-
 from tensorcas_mlflow.backends import is_ours
 from tensorcas_mlflow.base import config
 from tensorcas_mlflow.errors import StoreNotFoundError, without_secrets
 from tensorcas_mlflow.integration._artifact_uri import store_root_for
-from tensorcas_mlflow.integration.server_store import find_carrier, is_carrier_uri, is_served_by_us, open_carrier
+from tensorcas_mlflow.integration.server_store import is_carrier_uri
 from tensorcas_mlflow.store import Store
 
 
@@ -49,6 +46,8 @@ def home_of(artifact_uri: str, *, create: bool) -> Home:
         store = open_root(named, create=create)
         path = _path_in(store, artifact_uri)
     elif is_carrier_uri(artifact_uri):
+        from tensorcas_mlflow.integration.server_store import find_carrier
+
         store, path = find_carrier(artifact_uri, create=create)
     elif (lookup := as_lookup(artifact_uri)) is not None:
         store, path = _find_or_make(lookup, create=create)
@@ -68,7 +67,11 @@ def sends_files(artifact_uri: str) -> bool:
     Raises:
         BackendError: The server cannot be asked.
     """
-    return config.store_uri() is None and is_carrier_uri(artifact_uri) and is_served_by_us(artifact_uri)
+    if config.store_uri() is not None or not is_carrier_uri(artifact_uri):
+        return False
+    from tensorcas_mlflow.integration.server_store import is_served_by_us
+
+    return is_served_by_us(artifact_uri)
 
 
 def find_store(uri: str) -> tuple[Store, str] | None:
@@ -81,6 +84,8 @@ def find_store(uri: str) -> tuple[Store, str] | None:
         StoreNotFoundError: There is none.
     """
     if is_carrier_uri(uri):
+        from tensorcas_mlflow.integration.server_store import find_carrier
+
         return find_carrier(uri)
     lookup = as_lookup(uri)
     return None if lookup is None else Store.find(lookup)
@@ -90,9 +95,19 @@ def as_lookup(uri: str) -> str | None:
     """Return a local path or a URI of ours in its form for store lookups; None for other URIs."""
     if is_ours(uri):
         return uri
+    if is_plain_path(uri):
+        return str(Path(uri).absolute())
+    from mlflow.utils.file_utils import local_file_uri_to_path
+    from mlflow.utils.uri import is_local_uri
+
     if is_local_uri(uri, is_tracking_or_registry_uri=False):
         return str(Path(local_file_uri_to_path(uri)).absolute())
     return None
+
+
+def is_plain_path(text: str) -> bool:
+    """Tell whether a text is a path of this machine, as MLflow reads it, and holds nothing that MLflow would decode."""
+    return text not in ("", "databricks") and not any(mark in text for mark in ":%\\?#")
 
 
 def open_root(uri: str, *, create: bool = False) -> Store:
@@ -102,6 +117,8 @@ def open_root(uri: str, *, create: bool = False) -> Store:
         StoreNotFoundError: There is none, and ``create`` is False.
     """
     if is_carrier_uri(uri):
+        from tensorcas_mlflow.integration.server_store import open_carrier
+
         return open_carrier(uri, create=create)
     try:
         store, below = Store.find(uri)

@@ -29,8 +29,8 @@ from tensorcas_mlflow.errors import (
     without_secrets,
 )
 from tensorcas_mlflow.integration._artifact_uri import root_of
-from tensorcas_mlflow.integration._errors import to_mlflow
 from tensorcas_mlflow.integration._home import home_of
+from tensorcas_mlflow.integration._mlflow_errors import to_mlflow
 from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository
 from tensorcas_mlflow.integration.artifacts._page import render_page
 from tensorcas_mlflow.integration.server_store._shelf import ArtifactShelf

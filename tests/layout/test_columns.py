@@ -170,7 +170,7 @@ def test_two_of_many_rows_named_alike_are_found_by_whoever_goes_by_names() -> No
         lambda found: found.names(),
         lambda found: found.check_names(),
         lambda found: list(found.by_name),
-        lambda found: found.numbers(found.columns.names.to_pylist()),
+        lambda found: found.numbers(found.columns.names.to_list()),
     ):
         with pytest.raises(FormatError, match="two rows one name"):
             use(Manifest.from_bytes(stream))

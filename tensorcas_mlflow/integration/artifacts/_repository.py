@@ -40,7 +40,8 @@ from tensorcas_mlflow.errors import (
 )
 from tensorcas_mlflow.file_formats import Readable
 from tensorcas_mlflow.integration._artifact_uri import owner_of, root_of, store_root_for
-from tensorcas_mlflow.integration._errors import to_mlflow, translate_errors
+from tensorcas_mlflow.integration._errors import translate_errors
+from tensorcas_mlflow.integration._mlflow_errors import to_mlflow
 from tensorcas_mlflow.integration.artifacts._carried import CarriedStores
 from tensorcas_mlflow.integration.artifacts._page import (
     beside,

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.chunk_io import TensorsFile
 from tensorcas_mlflow.errors import BlobNotFoundError, CheckpointExistsError
-from tensorcas_mlflow.integration.checkpoints._series import FOLDER, Checkpoint, RunRoot, Saving, Series, step_named
+from tensorcas_mlflow.integration.checkpoints._series import Checkpoint, RunRoot, Saving, Series, step_named
+from tensorcas_mlflow.integration.checkpoints._uris import FOLDER
 from tensorcas_mlflow.integration.server_store import Shelf, shelf_at
 from tensorcas_mlflow.layout import HEADER_BYTES, TENSORS_FILE_MAGIC, Manifest
 from tensorcas_mlflow.reader import ReadArrays

@@ -13,7 +13,8 @@ from tensorcas_mlflow.errors import CorruptError, StoreNotFoundError
 from tensorcas_mlflow.integration._errors import translate_errors
 from tensorcas_mlflow.integration.checkpoints._background import saves
 from tensorcas_mlflow.integration.checkpoints._find import all_series_of, series_of
-from tensorcas_mlflow.integration.checkpoints._series import parse_checkpoint_uri, run_to_read
+from tensorcas_mlflow.integration.checkpoints._series import run_to_read
+from tensorcas_mlflow.integration.checkpoints._uris import parse_checkpoint_uri
 from tensorcas_mlflow.layout import DEFAULT_NAME, as_step
 from tensorcas_mlflow.reader import check_call, given, rebuild
 

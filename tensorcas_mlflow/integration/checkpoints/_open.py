@@ -1,26 +1,32 @@
-"""Opening a checkpoint, model or file by its URI, to read parts of it."""
+"""Opening a checkpoint, model or file by its URI, to read parts of it.
+
+Only runs, models and artifacts of other programs need MLflow. A path of this machine or a URI of a store does not wait
+for its import.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
-
-from mlflow.entities import Run, RunInfo
+from typing import TYPE_CHECKING, Any
 
 from tensorcas_mlflow.errors import without_secrets
 from tensorcas_mlflow.integration._errors import translate_errors
 from tensorcas_mlflow.integration.checkpoints._background import saves
-from tensorcas_mlflow.integration.checkpoints._find import series_of
-from tensorcas_mlflow.integration.checkpoints._series import parse_checkpoint_uri, run_id_of, run_to_read
+from tensorcas_mlflow.integration.checkpoints._uris import parse_checkpoint_uri
 from tensorcas_mlflow.integration.models import open_artifact
 from tensorcas_mlflow.layout import DEFAULT_NAME
-from tensorcas_mlflow.reader import CheckpointDiff, CheckpointReader, Naming, SafeOpen
-from tensorcas_mlflow.reader import diff as diff_readers
+from tensorcas_mlflow.reader import CheckpointReader
 
-CheckpointSource = str | bytes | os.PathLike[str] | Run
-"""A thing to read: a run, a URI or a path; see `open_checkpoint`."""
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+    from tensorcas_mlflow.reader import CheckpointDiff, Naming, SafeOpen
+
+    CheckpointSource = str | bytes | os.PathLike[str] | Run
+    """A thing to read: a run, a URI or a path; see `open_checkpoint`."""
 
 _BACKENDS = ("mmap", "pread")
 _RUN_URI = re.compile(r"(?:runs:/+)?(?P<run_id>[0-9a-f]{32})/?")
@@ -67,7 +73,9 @@ def open_checkpoint(
     """
     options: dict[str, Any] = {"framework": framework, "device": device, "naming": naming, "verify": verify}
     saves.wait()
-    if isinstance(source, Run | RunInfo):
+    if _is_run(source):
+        from tensorcas_mlflow.integration.checkpoints._series import run_id_of
+
         source = run_id_of(source)
     if not isinstance(source, str | bytes | os.PathLike | None):
         raise TypeError(f"the source of a checkpoint is a run's id, a URI or a path, not {source!r:.200}")
@@ -77,16 +85,28 @@ def open_checkpoint(
     one = None if text is None else parse_checkpoint_uri(text, step=step, name=name)
     if one is not None:
         run_id, series, step = one
-        return series_of(run_to_read(run_id), series).get(step).reader(**options)
+        return _open_step(run_id, series, step, options)
     of_run = None if text is None else _RUN_URI.fullmatch(text)
     if text is None or of_run is not None:
-        run = run_to_read(None if of_run is None else of_run["run_id"])
-        return series_of(run, name).get(step).reader(**options)
+        return _open_step(None if of_run is None else of_run["run_id"], name, step, options)
     if step is not None:
         raise ValueError(f"only runs have steps, and {without_secrets(text)!r} is no run: leave step out")
     if name != DEFAULT_NAME:
         raise ValueError(f"only runs have series, and {without_secrets(text)!r} is no run: leave name out")
     return open_artifact(text, **options)
+
+
+def _is_run(source: object) -> bool:
+    """Tell whether an object is a run of MLflow; without MLflow there is none."""
+    entities = sys.modules.get("mlflow.entities")
+    return entities is not None and isinstance(source, entities.Run | entities.RunInfo)
+
+
+def _open_step(run_id: str | None, name: str, step: int | None, options: dict[str, Any]) -> CheckpointReader:
+    from tensorcas_mlflow.integration.checkpoints._find import series_of
+    from tensorcas_mlflow.integration.checkpoints._series import run_to_read
+
+    return series_of(run_to_read(run_id), name).get(step).reader(**options)
 
 
 @translate_errors()
@@ -116,6 +136,8 @@ def safe_open(
     """
     if backend not in _BACKENDS:
         raise ValueError(f"there is no backend {backend!r}: it is {' or '.join(map(repr, _BACKENDS))}")
+    from tensorcas_mlflow.reader import SafeOpen
+
     return SafeOpen(open_checkpoint(filename, step=step, framework=framework, device=device))
 
 
@@ -147,6 +169,8 @@ def diff(
     Raises:
         TensorCasError: As `open_checkpoint`.
     """
+    from tensorcas_mlflow.reader import diff as diff_readers
+
     with opened(before) as old, opened(after) as new:
         return diff_readers(old, new, values=values)
 

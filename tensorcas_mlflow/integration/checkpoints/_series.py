@@ -18,7 +18,8 @@ from mlflow.tracking import MlflowClient
 
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.errors import CheckpointNotFoundError, ConflictError, CorruptError, NotFoundError
-from tensorcas_mlflow.layout import DEFAULT_NAME, STEP_TEXT, Manifest, as_step, step_of_text, step_text
+from tensorcas_mlflow.integration.checkpoints._uris import FOLDER
+from tensorcas_mlflow.layout import STEP_TEXT, Manifest, as_step, step_of_text, step_text
 from tensorcas_mlflow.store import Policy
 
 if TYPE_CHECKING:
@@ -99,41 +100,9 @@ def _named(run: object) -> RunRoot:
 
 _log = logging.getLogger(__name__)
 
-FOLDER = "checkpoints"
-"""Artifact folder of a run for its checkpoints."""
-
-_CHECKPOINT_URI = re.compile(
-    rf"runs:/+(?P<run_id>[^/]+)/{FOLDER}/(?P<name>[^/]+)/step-(?P<step>{STEP_TEXT})\.(?:arrow|tensors)"
-)
-
 _MAX_NAME_BYTES = 100
 _NOT_IN_NAMES = re.compile(r"[/%?#]")
 """Separators of artifact paths, and characters lost or decoded when MLflow reads a URI."""
-
-
-def parse_checkpoint_uri(text: str, *, step: int | None, name: str) -> tuple[str, str, int] | None:
-    """Parse the URI of one checkpoint, in MLflow's form for artifacts.
-
-    Args:
-        text: Any text.
-        step: The caller's own ``step`` argument, if any.
-        name: The caller's own ``name`` argument; `DEFAULT_NAME` matches every series.
-
-    Returns:
-        The run's id, the series and the step, or None if the text is no such URI.
-
-    Raises:
-        ValueError: The URI names another step or series than the caller.
-    """
-    found = _CHECKPOINT_URI.fullmatch(text)
-    if found is None:
-        return None
-    named = step_of_text(found["step"])
-    if step is not None and step != named:
-        raise ValueError(f"{text!r} is step {named}, and step={step} was given")
-    if name not in (DEFAULT_NAME, found["name"]):
-        raise ValueError(f"{text!r} is of the series {found['name']!r}, and name={name!r} was given")
-    return found["run_id"], found["name"], named
 
 
 class Saving(ABC):

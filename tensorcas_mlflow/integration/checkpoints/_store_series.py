@@ -28,7 +28,8 @@ from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import BackendError, CorruptError, without_secrets
 from tensorcas_mlflow.integration._home import Home, as_lookup
 from tensorcas_mlflow.integration.checkpoints._background import reports
-from tensorcas_mlflow.integration.checkpoints._series import FOLDER, Checkpoint, RunRoot, Saving, Series, step_named
+from tensorcas_mlflow.integration.checkpoints._series import Checkpoint, RunRoot, Saving, Series, step_named
+from tensorcas_mlflow.integration.checkpoints._uris import FOLDER
 from tensorcas_mlflow.integration.server_store import is_carrier_uri, shelf_at
 from tensorcas_mlflow.layout import Manifest, Ref, RefTarget, list_dir
 from tensorcas_mlflow.reader import ReadArrays

@@ -8,12 +8,29 @@ finds frameworks by the entry points of `tensorcas_mlflow.adapter`. Users import
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from tensorcas_mlflow.base.lazy_names import lazy_names
 from tensorcas_mlflow.integration.models._code import without_code_of_models
 
-with without_code_of_models():
+if TYPE_CHECKING:
     from tensorcas_mlflow.integration.models._export import export_model
     from tensorcas_mlflow.integration.models._load import _load_pyfunc, load_model
     from tensorcas_mlflow.integration.models._log import log_model, save_model
     from tensorcas_mlflow.integration.models._open import open_artifact
 
-__all__ = ["_load_pyfunc", "export_model", "load_model", "log_model", "open_artifact", "save_model"]
+_NAMES = {
+    "_export": "export_model",
+    "_load": "_load_pyfunc load_model",
+    "_log": "log_model save_model",
+    "_open": "open_artifact",
+}
+
+if not TYPE_CHECKING:
+    _look_up, __dir__ = lazy_names(__name__, _NAMES)
+
+    def __getattr__(name: str) -> Any:
+        if name.startswith("__"):  # asked for by Python itself, at every import
+            return _look_up(name)
+        with without_code_of_models():
+            return _look_up(name)

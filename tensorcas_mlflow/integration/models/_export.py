@@ -16,7 +16,8 @@ from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS
 
 from tensorcas_mlflow.base.text import check_path
 from tensorcas_mlflow.errors import BackendError, ConflictError
-from tensorcas_mlflow.integration._errors import to_mlflow, translate_errors
+from tensorcas_mlflow.integration._errors import translate_errors
+from tensorcas_mlflow.integration._mlflow_errors import to_mlflow
 from tensorcas_mlflow.integration.models._folder import FLAVOR, STORE_KEY
 from tensorcas_mlflow.integration.models._load import store_for
 from tensorcas_mlflow.integration.models._saved import SavedModel, load_mlmodel, open_folder

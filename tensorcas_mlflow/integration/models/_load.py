@@ -14,8 +14,9 @@ from mlflow.protos.databricks_pb2 import ErrorCode
 from tensorcas_mlflow.adapter import Array, adapter_named
 from tensorcas_mlflow.base import config
 from tensorcas_mlflow.errors import BackendError, NotFoundError, StoreNotFoundError, WrongStoreError, without_secrets
-from tensorcas_mlflow.integration._errors import to_mlflow, translate_errors
+from tensorcas_mlflow.integration._errors import translate_errors
 from tensorcas_mlflow.integration._home import find_store, open_root
+from tensorcas_mlflow.integration._mlflow_errors import to_mlflow
 from tensorcas_mlflow.integration.models._code import add_code, take_code
 from tensorcas_mlflow.integration.models._folder import PyFuncWrapper
 from tensorcas_mlflow.integration.models._saved import LocalFolder, SavedModel, open_folder

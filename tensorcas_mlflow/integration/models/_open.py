@@ -9,11 +9,7 @@ from contextlib import ExitStack
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
-
-from mlflow.models.model import MLMODEL_FILE_NAME
-from mlflow.utils.file_utils import get_local_path_or_none
 
 from tensorcas_mlflow.backends import ReadCounter, is_ours
 from tensorcas_mlflow.errors import (
@@ -24,14 +20,11 @@ from tensorcas_mlflow.errors import (
     NoCheckpointError,
     StoreNotFoundError,
 )
-from tensorcas_mlflow.file_formats import FORMATS_IN
-from tensorcas_mlflow.integration._errors import NoSuchFileError
-from tensorcas_mlflow.integration._home import find_store
-from tensorcas_mlflow.integration.models._folder import FLAVOR
-from tensorcas_mlflow.integration.models._load import store_for
-from tensorcas_mlflow.integration.models._saved import LocalFolder, SavedModel, load_mlmodel, open_folder, resolve
+from tensorcas_mlflow.integration._home import find_store, is_plain_path
 from tensorcas_mlflow.reader import CheckpointReader, open_manifest, open_path, open_ref
 
+MLMODEL_FILE_NAME = "MLmodel"
+"""MLflow's name for the description of a model, as in `mlflow.models.model`."""
 _MOST_LISTED = 10
 _MOST_TRIED = 1000
 """A folder with more files is no artifact, but a user's home."""
@@ -50,6 +43,18 @@ def open_artifact(uri: str, **options: Any) -> CheckpointReader:
         FormatError: It holds no tensors, or is damaged.
         ValueError: Several of its files hold tensors; the message names them.
     """
+    if is_plain_path(uri):
+        return _open_local(Path(uri), options)
+    if is_ours(uri):
+        found = _open_in_store(uri, options)
+        if found is not None:
+            return found
+    from tempfile import TemporaryDirectory
+
+    from mlflow.utils.file_utils import get_local_path_or_none
+
+    from tensorcas_mlflow.integration.models._saved import resolve
+
     local = get_local_path_or_none(uri)
     if local is not None:
         return _open_local(Path(local), options)
@@ -80,6 +85,8 @@ def _open_local(path: Path, options: dict[str, Any]) -> CheckpointReader:
         found = _open_in_store(os.fspath(path.absolute()), options)
         if found is not None:
             return found
+        from tensorcas_mlflow.integration._mlflow_errors import NoSuchFileError
+
         raise NoSuchFileError(os.fspath(path))
     if (path / MLMODEL_FILE_NAME).is_file():
         found = _open_model(os.fspath(path), options)
@@ -137,11 +144,17 @@ def _the_one(label: str, files: Iterable[Callable[[], CheckpointReader]]) -> Che
 
 def _is_of_tensors(error: FormatError) -> bool:
     """Tell whether the refused file ought to hold tensors, or to locate them."""
+    from tensorcas_mlflow.file_formats import FORMATS_IN
+
     return isinstance(error, MalformedFileError) and error.format in (*FORMATS_IN, "zip", "index")
 
 
 def _open_model(uri: str, options: dict[str, Any]) -> CheckpointReader | None:
     """Open a model logged by this flavor; None for one of another flavor."""
+    from tensorcas_mlflow.integration.models._folder import FLAVOR
+    from tensorcas_mlflow.integration.models._load import store_for
+    from tensorcas_mlflow.integration.models._saved import LocalFolder, SavedModel, load_mlmodel, open_folder
+
     kept = ExitStack()
     with ExitStack() as opened:
         folder = opened.enter_context(open_folder(uri))

@@ -15,16 +15,17 @@ if TYPE_CHECKING:
         SERVED_BY,
         announcement,
         find_carrier,
-        is_carrier_uri,
         is_served_by_us,
         open_carrier,
         shelf_at,
     )
     from tensorcas_mlflow.integration.server_store._shelf import Entry, NoAnswerError, Shelf, UnreachableError
+    from tensorcas_mlflow.integration.server_store._uri import is_carrier_uri
 
 _NAMES = {
     "_backend": "CarrierBackend",
-    "_open": "SERVED_BY announcement find_carrier is_carrier_uri is_served_by_us open_carrier shelf_at",
+    "_open": "SERVED_BY announcement find_carrier is_served_by_us open_carrier shelf_at",
+    "_uri": "is_carrier_uri",
     "_shelf": "Entry NoAnswerError Shelf UnreachableError",
 }
 

@@ -20,6 +20,7 @@ from tensorcas_mlflow.errors import BackendError, ConflictError, StoreNotFoundEr
 from tensorcas_mlflow.integration._artifact_uri import store_root_for
 from tensorcas_mlflow.integration.server_store._backend import CarrierBackend
 from tensorcas_mlflow.integration.server_store._shelf import ArtifactShelf, NoAnswerError, Shelf
+from tensorcas_mlflow.integration.server_store._uri import SCHEME, is_carrier_uri
 from tensorcas_mlflow.store import Store
 
 SERVED_BY = "served-by-tensorcas"
@@ -32,8 +33,6 @@ def announcement(folder: str) -> FileInfo | None:
         return None
     return FileInfo(posixpath.join(folder, SERVED_BY), False, 0)
 
-
-SCHEME = "mlflow-artifacts"
 
 _FORMAT = "format"
 _SERVER_ERROR = 500
@@ -56,11 +55,6 @@ class _Root:
 _roots: dict[str, _Root] = {}
 """Roots already listed, by resolved URL: one listing per process and root."""
 _roots_lock = Lock()
-
-
-def is_carrier_uri(uri: str) -> bool:
-    """Tell whether an artifact URI goes through an MLflow server, and so can hold only a carried store."""
-    return urlsplit(uri).scheme == SCHEME
 
 
 def shelf_at(artifact_uri: str, folder: str) -> Shelf:

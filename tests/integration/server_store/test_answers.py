@@ -11,7 +11,7 @@ import mlflow
 import pytest
 
 from tensorcas_mlflow.errors import BlobNotFoundError, ForbiddenError, RefusedError, TensorCasError
-from tensorcas_mlflow.integration._errors import to_mlflow
+from tensorcas_mlflow.integration._mlflow_errors import to_mlflow
 from tensorcas_mlflow.integration.server_store import NoAnswerError, Shelf, UnreachableError, shelf_at
 from tensorcas_mlflow.integration.server_store._shelf import BrokenOffError
 from tests.deploy.servers import free_port

@@ -1,0 +1,143 @@
+"""Imports of each way into a checkpoint, in a new process: no tensor waits for what it does not need."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorcas_mlflow import TensorCasStore
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.store import Store
+
+HEAVY = {
+    "asyncio",
+    "boto3",
+    "concurrent.futures",
+    "email",
+    "importlib.metadata",
+    "logging",
+    "mlflow",
+    "ml_dtypes",
+    "multiprocessing",
+    "numpy.ma",
+    "obstore",
+    "pandas",
+    "pyarrow",
+    "sklearn",
+    "sqlalchemy",
+    "torch",
+    "transformers",
+    "xgboost",
+    "zstandard",
+}
+"""Modules whose import takes a millisecond to a second."""
+
+ROOMS = {
+    "tensorcas_mlflow.file_formats._formats",
+    "tensorcas_mlflow.maintenance._gc",
+    "tensorcas_mlflow.maintenance._inventory",
+    "tensorcas_mlflow.reader._exchange",
+    "tensorcas_mlflow.reader._summary",
+    "tensorcas_mlflow.store._save",
+}
+"""Modules of this package that stand for the writers, the collectors and the file formats."""
+
+WITH_FORMATS = {"logging", "zstandard", "tensorcas_mlflow.file_formats._formats"}
+WITH_MLFLOW = {"asyncio", "concurrent.futures", "email", "importlib.metadata", "logging", "mlflow", "multiprocessing"}
+WITH_MLFLOW |= {"numpy.ma", "pandas", "pyarrow", "sqlalchemy", "sklearn"}
+
+FIND = "from tensorcas_mlflow.store import Store; store = Store.open(root); ref = store.ref(key); "
+
+DOORS = {
+    "step": ("from tensorcas_mlflow import TensorCasStore; TensorCasStore(root, 'run').open()['w0']", {"zstandard"}),
+    "first rows": (
+        "from tensorcas_mlflow import TensorCasStore; TensorCasStore(root, 'run').open().rows('w0', slice(2))",
+        {"zstandard"},
+    ),
+    "steps": (
+        "from tensorcas_mlflow import TensorCasStore; TensorCasStore(root, 'run').list_checkpoints()",
+        {"zstandard"},
+    ),
+    "summary": (
+        "from tensorcas_mlflow import TensorCasStore; str(TensorCasStore(root, 'run').open().summary())",
+        {"zstandard", "tensorcas_mlflow.reader._summary"},
+    ),
+    "load of arrays": (
+        "from tensorcas_mlflow import TensorCasStore; TensorCasStore(root, 'run').load_tensors()",
+        {"zstandard", "concurrent.futures", "logging"},
+    ),
+    "store": (FIND + "store.read_tensors(store.manifest(ref), ['w0'])", {"zstandard"}),
+    "path below a store": (
+        "import tensorcas_mlflow as t; t.open_checkpoint(root + '/file.npz')['w0']",
+        {"ml_dtypes", *WITH_FORMATS},
+    ),
+    "URI of a store": (
+        "import tensorcas_mlflow as t; t.open_checkpoint('tensorcas://' + root + '/file.npz')['w0']",
+        {"ml_dtypes", *WITH_FORMATS},
+    ),
+    "checkpoint below a store": (
+        "import tensorcas_mlflow as t; t.open_checkpoint('tensorcas://' + root + '/model/step-1.arrow')['w0']",
+        {"logging", "zstandard"},
+    ),
+    "foreign file": (
+        "import tensorcas_mlflow as t; t.open_checkpoint(root + '/plain.safetensors')['w0']",
+        {"ml_dtypes", *WITH_FORMATS},
+    ),
+    "safe_open": (
+        "import tensorcas_mlflow as t; t.safe_open(root + '/plain.safetensors').get_tensor('w0')",
+        {"ml_dtypes", *WITH_FORMATS},
+    ),
+}
+"""Doors of a process without MLflow, each with the modules that it may import."""
+
+
+class Arrays:
+    """Takes arrays as they are."""
+
+    def extract(self, model: dict[str, Any]) -> dict[str, Any]:
+        return model
+
+    def reconstruct(self, tensors: Mapping[str, Any], original: Any = None) -> Any:
+        return dict(tensors)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("doors")
+    weights = {f"w{n}": np.arange(90_000, dtype=np.float32) for n in range(3)}
+    steps = TensorCasStore(folder, "run", adapter=Arrays())
+    steps.save(weights, step=1, policy="fast")
+    np.savez(folder / "file.npz", **weights)
+    with open(folder / "file.npz", "rb") as file, steps.store.write_stream(file) as save:
+        save.commit(RefTarget(path="file.npz"))
+    (folder / "file.npz").unlink()
+    with steps.store.write_checkpoint(weights, policy="fast") as save:
+        save.commit(RefTarget(path="model/step-1.arrow"))
+    steps.export_file(folder / "plain.safetensors", 1)
+    return folder
+
+
+def imported(script: str, root: Path) -> set[str]:
+    """Run a script in a new process, and return the modules of our lists that it imports."""
+    [ref] = [ref for ref in Store.open(root).checkpoints() if ref.run_id == "run"]
+    names = f"root = {os.fspath(root)!r}; key = {ref.key!r}; "
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "TENSORCAS_"))}
+    command = [sys.executable, "-c", f"{names}{script}\nimport json, sys; print(json.dumps(sorted(sys.modules)))"]
+    done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout)) & (HEAVY | ROOMS)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_door_imports_nothing_beyond_its_list(door: str, root: Path) -> None:
+    script, allowed = DOORS[door]
+
+    assert imported(script, root) <= allowed
