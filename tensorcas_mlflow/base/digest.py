@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from types import ModuleType
 from typing import Any
 
 import blake3
 import numpy as np
 
+from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.base import config, threads
+from tensorcas_mlflow.base.tensors import bytes_of, pieces_of
+from tensorcas_mlflow.native import core
 
 DIGEST_BYTES = 32
 
@@ -44,6 +48,8 @@ def digest_each(pieces: Iterable[Any]) -> Digests:
     Returns:
         One row a buffer, in order.
     """
+    if core is not None:
+        return _digest_by(core, list(pieces), n_threads=1)
     blake = blake3.blake3
     joined = b"".join([blake(piece).digest() for piece in pieces])
     return np.frombuffer(joined, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
@@ -55,6 +61,8 @@ def digest_all(pieces: Sequence[memoryview]) -> Digests:
     Returns:
         One row a buffer, in order.
     """
+    if core is not None:
+        return _digest_by(core, pieces, n_threads=config.n_threads())
     out = np.empty((len(pieces), DIGEST_BYTES), dtype=np.uint8)
     batches = _batches(pieces)
 
@@ -68,6 +76,48 @@ def digest_all(pieces: Sequence[memoryview]) -> Digests:
     else:
         threads.run_all(hash_batch, batches)
     return out
+
+
+def _digest_by(core: ModuleType, pieces: Sequence[Any], *, n_threads: int) -> Digests:
+    out = np.empty((len(pieces), DIGEST_BYTES), dtype=np.uint8)
+    core.hash_each(pieces, out, n_threads)
+    return out
+
+
+def copy_and_digest(
+    rows: Sequence[Array], chunk_at: Any, sizes: Any, *, known: Digests | None = None
+) -> tuple[Any, Any, Digests]:
+    """Copy arrays chunk by chunk, and hash the copies.
+
+    So a digest is that of its copy, even if the array changes meanwhile.
+
+    Args:
+        rows: The arrays.
+        chunk_at: The number of the first chunk of each row, and the number of all chunks.
+        sizes: Sizes of all chunks.
+        known: A digest for each chunk. The compiled core does not keep the copy of a chunk with this digest.
+
+    Returns:
+        An area of bytes with the copies of the chunks at the sums of the sizes before them; flags for the chunks
+        with another digest than the known one, whose copies are there; and the digests.
+    """
+    digests = np.empty((len(sizes), DIGEST_BYTES), dtype=np.uint8)
+    area = np.empty(int(sizes.sum()), dtype=np.uint8)  # the system provides a page at its first write
+    if core is not None:
+        is_copied = np.empty(len(sizes), dtype=bool)
+        columns = (np.ascontiguousarray(column, dtype=np.int64) for column in (chunk_at, sizes))
+        contiguous = [row if row.flags.c_contiguous else np.ascontiguousarray(row) for row in rows]
+        if known is not None:
+            known = np.ascontiguousarray(known)
+        core.copy_rows(contiguous, *columns, known, area, is_copied, digests, config.n_threads())
+        return area, is_copied, digests
+    begin = 0
+    for row in rows:
+        data = bytes_of(row)
+        area[begin : begin + len(data)] = data
+        begin += len(data)
+    digests[:] = digest_all(pieces_of(area.data, sizes.cumsum()) if len(sizes) else [])
+    return area, np.ones(len(sizes), dtype=bool) if known is None else (digests != known).any(axis=1), digests
 
 
 def _batches(pieces: Sequence[memoryview]) -> list[tuple[int, int]]:

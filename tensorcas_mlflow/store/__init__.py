@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     )
     from tensorcas_mlflow.store._pending import abandon_pending, has_pending, hold_pending, take_pending
     from tensorcas_mlflow.store._save import PendingSave
+    from tensorcas_mlflow.store._sources import TensorCopy
     from tensorcas_mlflow.store._store import Store, stores_below
 
 _NAMES = {
@@ -46,6 +47,7 @@ _NAMES = {
     ),
     "_pending": "abandon_pending has_pending hold_pending take_pending",
     "_save": "PendingSave",
+    "_sources": "TensorCopy",
     "_store": "Store stores_below",
 }
 

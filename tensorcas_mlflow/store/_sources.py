@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, digest_all, digest_each, hex_of
+from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, copy_and_digest, digest_all, digest_each, hex_of
 from tensorcas_mlflow.base.tensors import Offsets, bytes_of, chunk_begins, chunk_counts, chunk_sizes, offsets_of
 from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.errors import ChunkNotFoundError, FencedError
@@ -175,6 +175,28 @@ def _digest_watched(pieces: list[memoryview], *, watch: CountBytes) -> Digests:
     return np.concatenate(parts)
 
 
+def _lay_out(
+    tensors: Mapping[str, Array], cuts: Mapping[str, Sequence[int]], chunk_bytes: int
+) -> tuple[Specs, list[Array], Any, Offsets, Any]:
+    """Describe arrays and cut them into chunks; see `TensorSource`.
+
+    Returns:
+        Their specs; the arrays; their cuts in bytes, if there are any; the number of the first chunk of each, and that
+        of all chunks; and the sizes of all chunks.
+    """
+    unknown = cuts.keys() - tensors.keys()
+    if unknown:
+        raise ValueError(f"there are cuts for missing tensors: {sorted(unknown)}")
+    names = list(tensors)
+    arrays = [np.asarray(array) for array in tensors.values()]
+    specs = Specs.of_arrays(names, arrays)
+    at_bytes = None
+    if cuts:
+        at_bytes = row_cuts([_byte_cuts(specs, row, cuts.get(name)) for row, name in enumerate(names)])
+    chunk_at = offsets_of(chunk_counts(specs.n_bytes, chunk_bytes, at_bytes))
+    return specs, arrays, at_bytes, chunk_at, chunk_sizes(specs.n_bytes, chunk_bytes, at_bytes)
+
+
 class TensorSource(Source):
     """Arrays in memory. They are viewed, not copied, if they are in C order and not small."""
 
@@ -199,17 +221,7 @@ class TensorSource(Source):
         Raises:
             ValueError: A name or dtype cannot be stored, or cuts are not such row numbers.
         """
-        unknown = cuts.keys() - tensors.keys()
-        if unknown:
-            raise ValueError(f"there are cuts for missing tensors: {sorted(unknown)}")
-        names = list(tensors)
-        self._arrays = [np.asarray(array) for array in tensors.values()]
-        specs = Specs.of_arrays(names, self._arrays)
-        at_bytes = None
-        if cuts:
-            at_bytes = row_cuts([_byte_cuts(specs, row, cuts.get(name)) for row, name in enumerate(names)])
-        chunk_at = offsets_of(chunk_counts(specs.n_bytes, chunk_bytes, at_bytes))
-        self.sizes = chunk_sizes(specs.n_bytes, chunk_bytes, at_bytes)
+        specs, self._arrays, at_bytes, chunk_at, self.sizes = _lay_out(tensors, cuts, chunk_bytes)
         self._ends = chunk_begins(self.sizes, chunk_at) + self.sizes
         self._is_small = (specs.n_bytes <= _SMALL_BYTES) & (np.diff(chunk_at) == 1)
         self._kept: dict[int, bytes] = {}
@@ -277,6 +289,67 @@ class TensorSource(Source):
             return pieces
 
         return data_of
+
+
+class TensorCopy(Source):
+    """Copies of arrays, for a save that begins later: the caller may change the arrays at once.
+
+    One pass copies and hashes them. A chunk that has not changed since an earlier copy is not copied again: if that
+    copy is stored, so is the chunk, and otherwise this copy reads the chunk from the earlier one.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Array],
+        cuts: Mapping[str, Sequence[int]],
+        chunk_bytes: int,
+        *,
+        before: TensorCopy | None = None,
+    ) -> None:
+        """Copy and hash all arrays; see `TensorSource` for the other arguments and the errors.
+
+        Args:
+            before: A copy of the state before; if it is stored already, its checkpoint must still exist.
+        """
+        specs, arrays, at_bytes, chunk_at, self.sizes = _lay_out(tensors, cuts, chunk_bytes)
+        if before is not None and not np.array_equal(before.sizes, self.sizes):
+            before = None
+        known = None if before is None else before.columns.digests
+        self._area, self._is_copied, digests = copy_and_digest(arrays, chunk_at, self.sizes, known=known)
+        self._begins = offsets_of(self.sizes)[:-1]
+        self._before = before
+        self.n_copied_bytes = int(self.sizes[self._is_copied].sum())
+        """Memory of the copies, until they are stored."""
+        self.is_stored = False
+        """Whether a checkpoint with all chunks has been committed."""
+        self.rows = Rows(Columns.of_specs(specs, chunk_at=chunk_at, digests=digests, cuts=at_bytes))
+
+    def note_stored(self) -> None:
+        """Free the copies: a checkpoint with all chunks has been committed."""
+        self.is_stored = True
+        self._is_copied = np.zeros(len(self.sizes), dtype=bool)
+        self._area = np.empty(0, dtype=np.uint8)
+        self._before = None
+
+    def holds(self, chunks: Any) -> Mask:
+        is_here: Mask = self._is_copied[chunks]
+        return is_here if self._before is None else is_here | self._before.holds(chunks)
+
+    def _keeps(self, rows: Any) -> bool:
+        return True
+
+    def _reader(self) -> ReadRows:
+        return lambda chunks, _rows: [self._piece(chunk) for chunk in chunks.tolist()]
+
+    def _piece(self, chunk: int) -> memoryview:
+        if self._is_copied[chunk]:
+            begin = int(self._begins[chunk])
+            piece: memoryview = self._area.data[begin : begin + int(self.sizes[chunk])]
+            return piece
+        if self._before is None:
+            # The chunk was stored when the state was copied: its checkpoint was dropped and collected since.
+            raise FencedError(1)
+        return self._before._piece(chunk)
 
 
 class NoSource(Source):

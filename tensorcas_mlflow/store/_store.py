@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.store._bases import FindParent
     from tensorcas_mlflow.store._choose import Policy, RecentArrangements
     from tensorcas_mlflow.store._save import PendingSave
-    from tensorcas_mlflow.store._sources import CountBytes
+    from tensorcas_mlflow.store._sources import CountBytes, Source, TensorCopy
 
 
 class Refs:
@@ -495,7 +495,7 @@ class Store(Refs):
 
     def begin_checkpoint(
         self,
-        tensors: Mapping[str, Array],
+        tensors: Mapping[str, Array] | TensorCopy,
         *,
         flavor: str | None = None,
         cuts: Mapping[str, Sequence[int]] | None = None,
@@ -509,15 +509,20 @@ class Store(Refs):
         """Hash arrays and find the chunks missing from the store, but write none yet; see `write_checkpoint`.
 
         Args:
+            tensors: Arrays by name, or a copy of them, made with its cuts and hashed before.
             watch: Called with the number of bytes hashed.
         """
         from tensorcas_mlflow.store._bases import Parents
         from tensorcas_mlflow.store._choose import Policy
         from tensorcas_mlflow.store._save import PendingSave
-        from tensorcas_mlflow.store._sources import TensorSource
+        from tensorcas_mlflow.store._sources import TensorCopy, TensorSource
 
         chosen = Policy.of(policy)
-        source = TensorSource(tensors, cuts or {}, self.chunk_bytes, watch=watch)
+        source: Source = (
+            tensors
+            if isinstance(tensors, TensorCopy)
+            else TensorSource(tensors, cuts or {}, self.chunk_bytes, watch=watch)
+        )
         manifest = Manifest(
             kind="checkpoint",
             chunk_bytes=self.chunk_bytes,
@@ -529,6 +534,24 @@ class Store(Refs):
         )
         parents = Parents(store=self, series=series, earlier=earlier)
         return PendingSave(self.backend, self.catalog, manifest, source, policy=chosen, parents=parents)
+
+    def copy(
+        self,
+        tensors: Mapping[str, Array],
+        *,
+        cuts: Mapping[str, Sequence[int]] | None = None,
+        before: TensorCopy | None = None,
+    ) -> TensorCopy:
+        """Copy and hash arrays for a later `begin_checkpoint`, without access to the storage.
+
+        Args:
+            before: The copy of an earlier state; unchanged chunks are not copied again. If its checkpoint was
+                committed, the checkpoint still exists.
+
+        Raises:
+            ValueError: A name, dtype or cut cannot be stored.
+        """
+        return TensorCopy(tensors, cuts or {}, self.chunk_bytes, before=before)
 
     def write_file(self, path: Path) -> PendingSave:
         """Store a file of any kind; raise like `write_stream`, and OSError if the file cannot be read."""

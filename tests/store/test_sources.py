@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.adapter import SKELETON
+from tensorcas_mlflow.base import digest as base_digest
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.errors import ChunkNotFoundError, FencedError
 from tensorcas_mlflow.store import _sources
-from tensorcas_mlflow.store._sources import NoSource, Source, TensorSource
+from tensorcas_mlflow.store._sources import NoSource, Source, TensorCopy, TensorSource
 
 CHUNK = 8192
 
@@ -91,6 +92,82 @@ def test_a_detached_source_gives_what_was_copied(source: TensorSource) -> None:
     assert kept.origin(1) == "tensor 'large'"
     with pytest.raises(FencedError):
         list(kept.pieces(everything(source)))
+
+
+def bytes_in(source: Source, chunks: np.ndarray) -> list[bytes]:
+    return [bytes(piece) for group in source.pieces(chunks) for piece in group.data]
+
+
+@pytest.fixture(params=["core", "numpy"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Copy and hash with the compiled core, or without it."""
+    if request.param == "numpy":
+        monkeypatch.setattr(base_digest, "core", None)
+    elif base_digest.core is None:
+        pytest.skip("the package was built without a compiler")
+    name: str = request.param
+    return name
+
+
+@pytest.mark.usefixtures("way")
+def test_a_copy_has_the_rows_and_bytes_of_its_arrays(source: TensorSource) -> None:
+    copy = TensorCopy(ARRAYS, CUTS, CHUNK)
+
+    assert copy.columns.digests.tolist() == source.columns.digests.tolist()
+    assert copy.sizes.tolist() == source.sizes.tolist()
+    assert [copy.columns.name(row) for row in range(len(copy.rows))] == list(ARRAYS)
+    assert bytes_in(copy, everything(copy)) == bytes_in(source, everything(source))
+    assert copy.n_copied_bytes == source.sizes.sum()
+    assert not copy.is_live
+    assert all(group.are_hashed for group in copy.pieces(everything(copy)))
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("chunk", [CHUNK, 1 << 20])
+def test_a_copy_keeps_its_bytes_when_its_arrays_change(chunk: int) -> None:
+    arrays = {"a": some_array(100), "b": some_array(3 << 19)}
+    copy = TensorCopy(arrays, {}, chunk)
+    before = b"".join(array.tobytes() for array in arrays.values())
+    for array in arrays.values():
+        array += 1
+
+    assert b"".join(bytes_in(copy, everything(copy))) == before
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("chunk", [CHUNK, 1 << 20])
+def test_a_copy_holds_changed_chunks_and_finds_the_others_in_the_copy_before(chunk: int) -> None:
+    arrays = {"small": some_array(100), "same": some_array(9 << 18), "other": some_array(5 << 18)}
+    first = TensorCopy(arrays, {}, chunk)
+    arrays["other"][-1] ^= 1
+    second = TensorCopy(arrays, {}, chunk, before=first)
+
+    assert second.n_copied_bytes == (5 << 18) % chunk or chunk
+    assert second.holds(everything(second)).all()
+    assert b"".join(bytes_in(second, everything(second))) == b"".join(each.tobytes() for each in arrays.values())
+
+
+@pytest.mark.usefixtures("way")
+def test_a_stored_copy_holds_nothing_and_the_next_one_holds_what_changed() -> None:
+    arrays = {"same": some_array(3 * CHUNK), "other": some_array(CHUNK)}
+    first = TensorCopy(arrays, {}, CHUNK)
+    first.note_stored()
+    arrays["other"][0] ^= 1
+    second = TensorCopy(arrays, {}, CHUNK, before=first)
+
+    assert not first.holds(everything(first)).any()
+    assert second.holds(everything(second)).tolist() == [False, False, False, True]
+    assert bytes_in(second, np.array([3])) == [arrays["other"].tobytes()]
+    with pytest.raises(FencedError):
+        bytes_in(second, everything(second))
+
+
+@pytest.mark.usefixtures("way")
+def test_a_copy_of_another_layout_than_the_one_before_copies_everything() -> None:
+    first = TensorCopy({"a": some_array(3 * CHUNK)}, {}, CHUNK)
+    second = TensorCopy({"a": some_array(3 * CHUNK), "b": some_array(5)}, {}, CHUNK, before=first)
+
+    assert second.n_copied_bytes == 3 * CHUNK + 5
 
 
 def test_source_without_bytes_raises_chunk_not_found(source: TensorSource) -> None:

@@ -186,6 +186,166 @@ done:
     return result;
 }
 
+/* Some chunks that one thread hashes and copies, small ones side by side; large ones are a task each. */
+enum { GROUP_BYTES = 256 << 10, GROUP_CHUNKS = 1024 };
+
+typedef struct {
+    size_t count;
+    const uint8_t **data;
+    size_t *n_bytes;
+    size_t *at;          /* of each chunk in the copy */
+    size_t *tasks;       /* the first chunk of each task, and the end */
+    uint8_t *copy;
+    uint8_t *is_copied;
+    const uint8_t (*known)[TC_DIGEST]; /* NULL: nothing is known */
+    uint8_t (*out)[TC_DIGEST];
+    uint8_t *scratch;    /* GROUP_BYTES for each thread; NULL if nothing is known */
+} Copies;
+
+/* Hash the copies, never the chunks themselves: whoever changes a chunk meanwhile changes the digest with it or not at all. A
+ * chunk with a known digest is copied to the scratch area first, which stays in the cache, and from there if it has changed. */
+static void copy_some(void *context, size_t index, size_t slot) {
+    Copies *all = context;
+    size_t first = all->tasks[index], end = all->tasks[index + 1], used = 0;
+    if (all->n_bytes[first] > GROUP_BYTES) {
+        if (all->known != NULL) {
+            tc_blake3(all->data[first], all->n_bytes[first], all->out[first]);
+            if (memcmp(all->out[first], all->known[first], TC_DIGEST) == 0)
+                return;
+        }
+        tc_blake3_copy(all->data[first], all->n_bytes[first], all->copy + all->at[first], all->out[first]);
+        all->is_copied[first] = 1;
+        return;
+    }
+    const uint8_t *copies[GROUP_CHUNKS];
+    for (size_t chunk = first; chunk < end; chunk++) {
+        uint8_t *to = all->known == NULL ? all->copy + all->at[chunk] : all->scratch + slot * GROUP_BYTES + used;
+        if (all->n_bytes[chunk] > 0)
+            memcpy(to, all->data[chunk], all->n_bytes[chunk]);
+        copies[chunk - first] = to;
+        used += all->n_bytes[chunk];
+    }
+    tc_blake3_many(copies, all->n_bytes + first, end - first, all->out + first);
+    for (size_t chunk = first; chunk < end; chunk++) {
+        if (all->known != NULL) {
+            if (memcmp(all->out[chunk], all->known[chunk], TC_DIGEST) == 0)
+                continue;
+            if (all->n_bytes[chunk] > 0)
+                memcpy(all->copy + all->at[chunk], copies[chunk - first], all->n_bytes[chunk]);
+        }
+        all->is_copied[chunk] = 1;
+    }
+}
+
+/* Copy and hash all chunks; return 0 if there is no memory. Needs no lock of the interpreter. */
+static int copy_all(Copies *all, size_t n_threads) {
+    size_t n_tasks = 0;
+    n_threads = n_threads < 1 ? 1 : n_threads > TC_MOST_THREADS ? TC_MOST_THREADS : n_threads;
+    for (size_t chunk = 0; chunk < all->count;) {
+        size_t first = chunk, used = 0;
+        all->tasks[n_tasks++] = first;
+        do
+            used += all->n_bytes[chunk++];
+        while (chunk < all->count && chunk - first < GROUP_CHUNKS && used <= GROUP_BYTES &&
+               all->n_bytes[chunk] <= GROUP_BYTES - used);
+    }
+    all->tasks[n_tasks] = all->count;
+    if (all->known != NULL && (all->scratch = malloc(n_threads * GROUP_BYTES)) == NULL)
+        return 0;
+    tc_run(copy_some, all, n_tasks, n_threads);
+    free(all->scratch);
+    return 1;
+}
+
+/* copy_rows(rows, chunk_at, sizes, known or None, copy, is_copied, out, n_threads): copy the chunks of some buffers, except
+ * those that have the known digests still, and hash them. The columns are int64; chunk_at has the number of the first chunk of
+ * each row, and the end. A chunk's place in the copy is the sum of the sizes before it. */
+static PyObject *copy_rows(PyObject *module, PyObject *args) {
+    PyObject *rows, *result = NULL;
+    Py_buffer chunk_at, sizes, known, copy, is_copied, out, *views = NULL;
+    Py_ssize_t n_threads, n_views = 0, n_rows = 0;
+    Copies all = {0};
+    (void)module;
+    if (!PyArg_ParseTuple(args, "Oy*y*z*w*w*w*n:copy_rows", &rows, &chunk_at, &sizes, &known, &copy, &is_copied, &out,
+                          &n_threads))
+        return NULL;
+    if ((rows = PySequence_Tuple(rows)) == NULL)
+        goto done;
+    n_rows = PyTuple_Size(rows);
+    size_t count = all.count = (size_t)sizes.len / sizeof(int64_t);
+    if ((size_t)sizes.len != count * sizeof(int64_t) || chunk_at.len != (n_rows + 1) * (Py_ssize_t)sizeof(int64_t) ||
+        (size_t)is_copied.len != count || (size_t)out.len != count * TC_DIGEST ||
+        (known.buf != NULL && known.len != out.len)) {
+        PyErr_SetString(PyExc_ValueError, "the columns of rows and chunks do not fit each other");
+        goto done;
+    }
+    views = malloc(((size_t)n_rows + 1) * sizeof *views);
+    all.data = malloc((count + 1) * sizeof *all.data);
+    all.n_bytes = malloc((count + 1) * sizeof *all.n_bytes);
+    all.at = malloc((count + 1) * sizeof *all.at);
+    all.tasks = malloc((count + 1) * sizeof *all.tasks);
+    if (views == NULL || all.data == NULL || all.n_bytes == NULL || all.at == NULL || all.tasks == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    size_t at = 0, chunk = 0;
+    for (; n_views < n_rows; n_views++) {
+        int64_t begin, end;
+        memcpy(&begin, (const uint8_t *)chunk_at.buf + (size_t)n_views * sizeof begin, sizeof begin);
+        memcpy(&end, (const uint8_t *)chunk_at.buf + (size_t)(n_views + 1) * sizeof end, sizeof end);
+        if (PyObject_GetBuffer(PyTuple_GetItem(rows, n_views), views + n_views, PyBUF_SIMPLE) < 0)
+            goto done;
+        size_t in_row = 0, n_row = (size_t)views[n_views].len;
+        int fits = begin == (int64_t)chunk && end >= begin && (uint64_t)end <= count;
+        for (; fits && chunk < (size_t)end; chunk++) {
+            int64_t size;
+            memcpy(&size, (const uint8_t *)sizes.buf + chunk * sizeof size, sizeof size);
+            if ((fits = size >= 0 && (uint64_t)size <= n_row - in_row && (uint64_t)size <= (size_t)copy.len - at) == 0)
+                break;
+            all.data[chunk] = (const uint8_t *)views[n_views].buf + in_row;
+            all.n_bytes[chunk] = (size_t)size;
+            all.at[chunk] = at;
+            in_row += (size_t)size;
+            at += (size_t)size;
+        }
+        if (!fits || in_row != n_row) {
+            n_views++;
+            PyErr_SetString(PyExc_ValueError, "the chunks are not those of the rows");
+            goto done;
+        }
+    }
+    if (chunk != count || at != (size_t)copy.len) {
+        PyErr_SetString(PyExc_ValueError, "the chunks are not those of the rows");
+        goto done;
+    }
+    all.copy = copy.buf;
+    all.is_copied = is_copied.buf;
+    all.known = known.buf;
+    all.out = out.buf;
+    memset(all.is_copied, 0, count);
+    int has_memory;
+    Py_BEGIN_ALLOW_THREADS;
+    has_memory = copy_all(&all, n_threads < 1 ? 1 : (size_t)n_threads);
+    Py_END_ALLOW_THREADS;
+    result = has_memory ? Py_NewRef(Py_None) : PyErr_NoMemory();
+done:
+    while (n_views > 0)
+        PyBuffer_Release(views + --n_views);
+    free(views);
+    free(all.data);
+    free(all.n_bytes);
+    free(all.at);
+    free(all.tasks);
+    Py_XDECREF(rows);
+    PyBuffer_Release(&chunk_at);
+    PyBuffer_Release(&sizes);
+    PyBuffer_Release(&known);
+    PyBuffer_Release(&copy);
+    PyBuffer_Release(&is_copied);
+    PyBuffer_Release(&out);
+    return result;
+}
+
 /* digest(data) -> bytes */
 static PyObject *digest(PyObject *module, PyObject *data) {
     Py_buffer view;
@@ -235,6 +395,7 @@ PyMethodDef tc_hash_methods[] = {
     {"digest", digest, METH_O, NULL},
     {"hash_each", hash_each, METH_VARARGS, NULL},
     {"hash_spans", hash_spans, METH_VARARGS, NULL},
+    {"copy_rows", copy_rows, METH_VARARGS, NULL},
     {"hash_kernels", hash_kernels, METH_NOARGS, NULL},
     {"use_hash_kernel", use_hash_kernel, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
