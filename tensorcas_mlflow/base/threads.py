@@ -6,6 +6,7 @@ import _thread
 import contextlib
 import os
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
@@ -249,10 +250,15 @@ def _call(job: Callable[[], None]) -> None:
 
 
 class Background:
-    """Runner of jobs, one after the other, on a thread that lives as long as there are jobs.
+    """Runner of jobs, one after the other, on a thread that lives as long as jobs come.
 
     The thread is no daemon: an interpreter at its end waits for it. A child made by fork has none of its parent's jobs.
     """
+
+    _LINGERS_S = 1.0
+    """The thread waits this long for another job: a caller waits for the interpreter's lock twice to start a thread."""
+    _LOOKS_S = 0.02
+    """The waiting thread checks this often whether the interpreter is ending."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -262,22 +268,28 @@ class Background:
 
     def _begin_anew(self) -> None:
         self._lock = threading.Lock()
+        self._has_job = threading.Condition(self._lock)
         self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._thread: threading.Thread | None = None
         self._is_ending = False
-        self._open: list[Future[Any]] = []
+        self._open: dict[Future[Any], int] = {}
+        """The jobs that are not done or whose error nobody has seen, and the memory each one holds; oldest first."""
 
-    def submit(self, job: Callable[[], T]) -> Future[T]:
+    def submit(self, job: Callable[[], T], *, n_bytes: int = 0) -> Future[T]:
         """Queue a job after the earlier ones; run it at once in the caller if no thread can be started.
 
         If a KeyboardInterrupt comes meanwhile, the job may be in the queue all the same; then it runs, at the latest
         when somebody waits.
+
+        Args:
+            job: The job.
+            n_bytes: Memory that the job holds, for `make_room`.
         """
         from concurrent.futures import Future
 
         future: Future[T] = Future()
         with self._lock:
-            self._open.append(future)
+            self._open[future] = n_bytes
             self._jobs.append((job, future))
         self._see_to_it()
         return future
@@ -289,6 +301,7 @@ class Background:
                 return
             if not self._is_ending:
                 if self._thread is not None and self._thread.is_alive():
+                    self._has_job.notify()
                     return
                 self._thread = threading.Thread(target=self._work, name=self._name, daemon=False)
                 with contextlib.suppress(RuntimeError):  # there are too many
@@ -324,17 +337,37 @@ class Background:
         for future in waiting:
             self.result(future)
 
+    def make_room(self, *, most_jobs: int, most_bytes: int) -> None:
+        """Wait until few jobs are left; raise the exception of the first failed one nobody has seen yet.
+
+        Args:
+            most_jobs: Maximum number of jobs left, those under way included.
+            most_bytes: Maximum memory that they hold.
+        """
+        while True:
+            with self._lock:
+                is_full = len(self._open) > most_jobs or sum(self._open.values()) > most_bytes
+                failed = next((future for future in self._open if future.done()), None)
+                oldest = next(iter(self._open), None) if is_full else None
+            waiting = oldest if failed is None else failed
+            if waiting is None:
+                return
+            self.result(waiting)
+
     def _forget(self, future: Future[Any]) -> None:
         with self._lock:
-            if future in self._open:
-                self._open.remove(future)
+            self._open.pop(future, None)
 
     def _work(self) -> None:
         is_here = threading.current_thread() is not self._thread
         while True:
             with self._lock:
+                until_s = time.monotonic() + (0 if is_here else self._LINGERS_S)
+                while not self._jobs and time.monotonic() < until_s and threading.main_thread().is_alive():
+                    self._has_job.wait(self._LOOKS_S)
                 if not self._jobs:
-                    self._thread = None
+                    if not is_here:
+                        self._thread = None
                     return
                 job, future = self._jobs.popleft()
             try:

@@ -63,6 +63,7 @@ class FileSeries(Series):
         metadata: Mapping[str, Any] | None = None,
         left_out: Mapping[str, str] | None = None,
         watch: Callable[[int], None] | None = None,
+        later: bool = False,
     ) -> Saving:
         scratch = TemporaryDirectory(prefix="tensorcas-")
         try:
@@ -139,15 +140,12 @@ class _FileSaving(Saving):
     def __init__(
         self, series: FileSeries, step: int, manifest: Manifest, scratch: TemporaryDirectory[str], *, overwrite: bool
     ) -> None:
-        self.manifest = manifest
+        self.n_bytes = manifest.n_bytes
         self.n_new_bytes = None
         self._series = series
         self._step = step
         self._scratch = scratch
         self._overwrite = overwrite
-
-    def detach(self) -> None:
-        """Do nothing: the file is already written, so no array is left to copy."""
 
     def finish(self) -> None:
         try:

@@ -149,6 +149,13 @@ _n_values: dict[tuple[str, str, str], int] = {}
 """Numbers of values found at the last look, by tracking store, run and metric."""
 
 
+_MOST_WAITING = 8
+"""Maximum number of saves in the background at once; the next one waits."""
+_MOST_HELD_BYTES = 64 << 20
+"""While the copies of saves in the background hold more, the next save waits."""
+_under_way: set[tuple[str, str, int]] = set()
+"""The steps in the background, by run and series."""
+
 _NO_METRIC = re.compile(r"[^A-Za-z0-9_. -]")
 """Characters that MLflow refuses in a metric's name, and ``/``, the separator of its parts."""
 
@@ -166,8 +173,8 @@ class CheckpointInfo:
     total_bytes: int
     """Bytes of the whole state."""
     new_bytes: int | None
-    """Bytes of the chunks new to the store. None if a server has the store: the server gets the whole state and does
-    not report the figure."""
+    """Bytes of the chunks new to the store. None until a save in the background is finished, and if a server has the
+    store: the server gets the whole state and does not report the figure."""
     stored_bytes: int | None
     """Growth of the store in bytes: encoded chunks, manifest and ref. None until a save in the background is finished,
     and if a server has the store."""
@@ -209,9 +216,10 @@ def log_checkpoint(
         name: The series of checkpoints in the run.
         run_id: The run: its id, ``runs:/<id>`` or a `mlflow.entities.Run`. By default the active run, else a new one,
             as with `mlflow.log_metric`.
-        blocking: Return only when the checkpoint is durable. With False the call copies the new chunks and a thread
-            saves them. The next call, `CheckpointInfo.wait`, `wait` and the end of the interpreter wait for the thread;
-            the first three raise its error.
+        blocking: Return only when the checkpoint is durable. With False the call copies the changed chunks, and a
+            thread saves them. The call waits while eight saves, or copies of more than 64 MiB, are in the background.
+            `CheckpointInfo.wait`, `wait` and the end of the interpreter wait for all. The first two and later calls
+            raise the errors.
         overwrite: Replace a checkpoint of this step, atomically.
         keep: A rule for the earlier checkpoints of the series to keep; the next collection frees the others' bytes.
         log_metrics: Whether to log ``tensorcas/total_bytes``, ``tensorcas/new_bytes`` and ``tensorcas/saved_ratio`` as
@@ -233,12 +241,17 @@ def log_checkpoint(
         TensorCasError: An earlier save in the background failed, and no call has raised its error yet.
     """
     began = time.perf_counter()
-    saves.wait()
+    if blocking:
+        saves.wait()
+    else:
+        saves.make_room(most_jobs=_MOST_WAITING - 1, most_bytes=_MOST_HELD_BYTES)
     step = as_step(step)
     chosen = Policy.of(policy)
     if keep is not None and not isinstance(keep, Keep):
         raise ValueError(f"keep is a Keep, such as Keep(last=3), and not {keep!r}")
     series = series_of(run_to_write(run_id), name, create=True)
+    if (series.run.run_id, name, step) in _under_way:
+        saves.wait()
     # The commit checks again; this early check avoids taking apart a state only to refuse it.
     if not overwrite and series.has(step):
         raise CheckpointExistsError(f"{name!r} of run {series.run.run_id} at step {step}")
@@ -255,6 +268,7 @@ def log_checkpoint(
         left_out=adapter.left_out(tensors),
         overwrite=overwrite,
         policy=chosen,
+        later=not blocking,
     )
     try:
         finish = _Finish(
@@ -268,12 +282,12 @@ def log_checkpoint(
         if blocking:
             info = finish()
             return dataclasses.replace(info, blocked_s=time.perf_counter() - began)
-        saving.detach()
     except BaseException:
         saving.abandon()
         raise
+    _under_way.add((series.run.run_id, name, step))
     finish.info = dataclasses.replace(finish.info, blocked_s=time.perf_counter() - began)
-    return dataclasses.replace(finish.info, _saved=saves.submit(finish))
+    return dataclasses.replace(finish.info, _saved=saves.submit(finish, n_bytes=saving.n_held_bytes))
 
 
 def finish_now(
@@ -304,7 +318,7 @@ def _begun(series: Series, saving: Saving, *, step: int, n_tensors: int) -> Chec
         name=series.name,
         step=step,
         n_tensors=n_tensors,
-        total_bytes=saving.manifest.n_bytes,
+        total_bytes=saving.n_bytes,
         new_bytes=saving.n_new_bytes,
         stored_bytes=None,
         blocked_s=0.0,
@@ -329,12 +343,14 @@ class _Finish:
             n_stored_bytes = self.saving.finish()
         finally:
             self.saving.abandon()
+            _under_way.discard((info.run_id, info.name, info.step))
+        info = dataclasses.replace(info, new_bytes=self.saving.n_new_bytes, stored_bytes=n_stored_bytes)
         if self.log_metrics and info.new_bytes is not None:
             prefix = "tensorcas" if info.name == DEFAULT_NAME else f"tensorcas/{_NO_METRIC.sub('_', info.name)}"
             log_figures(info.run_id, info.step, _figures(info.total_bytes, info.new_bytes, prefix), self.tracking_uri)
         if self.keep is not None:
             prune(self.series, self.keep, newest=info.step, tracking_uri=self.tracking_uri)
-        return dataclasses.replace(info, stored_bytes=n_stored_bytes)
+        return info
 
 
 def _figures(n_total: int, n_new: int, prefix: str) -> dict[str, float]:

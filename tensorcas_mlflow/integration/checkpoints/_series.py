@@ -108,13 +108,12 @@ _NOT_IN_NAMES = re.compile(r"[/%?#]")
 class Saving(ABC):
     """One pending checkpoint. `abandon` gives up an unfinished one, and does nothing to a finished one."""
 
-    manifest: Manifest
+    n_bytes: int
+    """Size of the whole state."""
     n_new_bytes: int | None
-    """Size of the chunks new to the store; None if another machine determines it."""
-
-    @abstractmethod
-    def detach(self) -> None:
-        """Copy the arrays still to be written, so the caller may change them."""
+    """Size of the chunks new to the store. None if another machine determines it, or until a later save is finished."""
+    n_held_bytes: int = 0
+    """Memory that it holds until it is finished."""
 
     @abstractmethod
     def finish(self) -> int | None:
@@ -196,6 +195,7 @@ class Series(ABC):
         metadata: Mapping[str, Any] | None = None,
         left_out: Mapping[str, str] | None = None,
         watch: Callable[[int], None] | None = None,
+        later: bool = False,
     ) -> Saving:
         """Begin to save a step; see `Store.begin_checkpoint`.
 
@@ -205,6 +205,8 @@ class Series(ABC):
             metadata: Plain JSON values to keep with it.
             left_out: Unsupported tensors by name, with their types.
             watch: Called with the bytes newly hashed, and with those newly stored, for a series in a store.
+            later: Whether the caller may change the arrays before `Saving.finish`. Then the call copies them and does
+                nothing else that can wait.
         """
 
     def artifact(self, step: int) -> str:

@@ -9,6 +9,7 @@ import posixpath
 import tempfile
 import time
 import uuid
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from tensorcas_mlflow.integration.checkpoints._uris import FOLDER
 from tensorcas_mlflow.integration.server_store import is_carrier_uri, shelf_at
 from tensorcas_mlflow.layout import Manifest, Ref, RefTarget, list_dir
 from tensorcas_mlflow.reader import ReadArrays
-from tensorcas_mlflow.store import PendingSave, Policy, Store
+from tensorcas_mlflow.store import PendingSave, Policy, Store, TensorCopy
 from tensorcas_mlflow.store.protocol import STAND_INS
 
 if TYPE_CHECKING:
@@ -49,6 +50,9 @@ _failures: dict[str, int] = {}
 
 _figures: dict[tuple[str, str], list[Metric]] = {}
 """Metrics not yet logged, by tracking store and run."""
+_MAX_COPIES = 16
+_copies: OrderedDict[tuple[str, str], tuple[int, TensorCopy]] = OrderedDict()
+"""The last copied step of some series, by store and folder of refs; a stored one holds digests and no bytes."""
 _lock = Lock()
 
 
@@ -319,9 +323,12 @@ class StoreSeries(Series):
         metadata: Mapping[str, Any] | None = None,
         left_out: Mapping[str, str] | None = None,
         watch: Callable[[int], None] | None = None,
+        later: bool = False,
     ) -> Saving:
-        save = self.store.begin_checkpoint(
-            tensors,
+        copy = self._copied(step, tensors, cuts) if later else None
+        begin = partial(
+            self.store.begin_checkpoint,
+            tensors if copy is None else copy,
             flavor=flavor,
             cuts=cuts,
             policy=policy,
@@ -331,7 +338,21 @@ class StoreSeries(Series):
             series=posixpath.dirname(self.target(step).key),
             earlier=partial(self._before, step),
         )
-        return _StoreSaving(self, step, save, overwrite=overwrite, watch=watch)
+        return _StoreSaving(self, step, begin, copy, overwrite=overwrite, watch=watch)
+
+    def _copied(self, step: int, tensors: Mapping[str, Array], cuts: Mapping[str, Sequence[int]] | None) -> TensorCopy:
+        """Copy arrays, except the chunks that the last copied step has too."""
+        folder = (self.store.id, posixpath.dirname(self.target(step).key))
+        with _lock:
+            last, before = _copies.pop(folder, (step, None))
+        if before is not None and before.is_stored and not self.has(last):
+            before = None  # a collection may have deleted its chunks
+        copy = self.store.copy(tensors, cuts=cuts, before=before)
+        with _lock:
+            _copies[folder] = (step, copy)
+            while len(_copies) > _MAX_COPIES:
+                _copies.popitem(last=False)
+        return copy
 
     def drop(self, step: int) -> None:
         """Drop the ref of a step, and the remains of a failed overwrite of it."""
@@ -409,26 +430,36 @@ class _StoreSaving(Saving):
         self,
         series: StoreSeries,
         step: int,
-        save: PendingSave,
+        begin: Callable[[], PendingSave],
+        copy: TensorCopy | None,
         *,
         overwrite: bool,
         watch: Callable[[int], None] | None,
     ) -> None:
-        self.manifest = save.manifest
-        self.n_new_bytes = save.n_new_bytes
         self._series = series
         self._step = step
-        self._save = save
+        self._begin = begin
+        self._copy = copy
         self._overwrite = overwrite
         self._watch = watch
+        self._save: PendingSave | None = None
+        self.n_new_bytes: int | None = None
+        if copy is None:
+            self._save = self._begun()
+        else:
+            self.n_bytes = int(copy.sizes.sum())
+            self.n_held_bytes = copy.n_copied_bytes
 
-    def detach(self) -> None:
-        self._save.detach()
+    def _begun(self) -> PendingSave:
+        save = self._begin()
+        self.n_bytes, self.n_new_bytes = save.manifest.n_bytes, save.n_new_bytes
+        return save
 
     def finish(self) -> int:
-        with self._save as save:
+        with self._begun() if self._save is None else self._save as save:
+            self._save = save
             save.write(watch=self._watch)
-            is_shown = prepare(self._series, self._step, self.manifest)
+            is_shown = prepare(self._series, self._step, save.manifest)
             target = self._series.target(self._step)
             try:
                 save.commit(target, replace=self._overwrite)
@@ -436,22 +467,30 @@ class _StoreSaving(Saving):
                 if is_shown:
                     hide(self._series, self._step)
                 raise
-        self._confirm(target)
+        if self._copy is not None:
+            self._copy.note_stored()
+        self._confirm(target, save.manifest)
         if not is_shown:
-            show(self._series, self._step, self.manifest)
+            show(self._series, self._step, save.manifest)
         return save.n_stored_bytes
 
     def abandon(self) -> None:
-        self._save.abandon()
+        if self._save is not None:
+            self._save.abandon()
+        if self._copy is not None and not self._copy.is_stored:
+            with _lock:
+                # Later copies must not rely on one that nobody stores.
+                for folder in [folder for folder, (_, copy) in _copies.items() if copy is self._copy]:
+                    del _copies[folder]
 
-    def _confirm(self, target: RefTarget) -> None:
+    def _confirm(self, target: RefTarget, manifest: Manifest) -> None:
         """Check that a replacing ref still exists.
 
         A collection may drop the old ref because it takes the run for deleted, and hit the new one instead.
         """
         series = self._series
         if self._overwrite and not series.home.is_ours and not series.has(self._step):
-            with series.store.adopt(self.manifest) as pin:
+            with series.store.adopt(manifest) as pin:
                 pin.commit(target)
 
 

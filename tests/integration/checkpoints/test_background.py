@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from mlflow.exceptions import MlflowException
 from tensorcas_mlflow.backends import LocalBackend
 from tensorcas_mlflow.errors import BackendError
 from tensorcas_mlflow.integration.checkpoints import CheckpointInfo
+from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import Store
 
 
@@ -28,6 +30,13 @@ def log(weights: np.ndarray[Any, Any], step: int, **options: Any) -> CheckpointI
 
 def weights_of(step: int) -> np.ndarray[Any, Any]:
     return np.array(mlflow.tensorcas.load_checkpoint(step=step)["w"])
+
+
+def drain() -> None:
+    """Wait for all saves, and ignore their errors."""
+    for _ in range(20):
+        with contextlib.suppress(MlflowException):
+            mlflow.tensorcas.wait()
 
 
 @pytest.fixture
@@ -73,23 +82,95 @@ def test_change_after_a_background_call_is_not_logged(
     assert np.array_equal(weights_of(0), expected)
 
 
-def test_the_next_save_waits_for_the_one_before(
+def test_calls_return_while_earlier_saves_wait_and_each_saves_its_own_state(
+    experiment: str, weights: np.ndarray[Any, Any], slow_packs: threading.Event
+) -> None:
+    with mlflow.start_run():
+        infos = []
+        for step in range(8):
+            weights[step] = step
+            infos.append(log(weights, step))
+        assert not any(info._saved.done() for info in infos if info._saved is not None)
+        slow_packs.set()
+        mlflow.tensorcas.wait()
+
+    assert [record.step for record in mlflow.tensorcas.list_checkpoints()] == list(range(8))
+    for step in range(8):
+        saved = weights_of(step)
+        assert saved[: step + 1].tolist() == list(range(step + 1))
+        assert (saved[step + 1 : 8] != np.arange(step + 1, 8)).all()
+
+
+@pytest.mark.parametrize(("n_waiting", "n_values"), [(8, 100), (1, 9 << 20)])
+def test_call_waits_while_many_saves_or_large_copies_are_in_the_background(
+    experiment: str, slow_packs: threading.Event, n_waiting: int, n_values: int
+) -> None:
+    with mlflow.start_run():
+        first = log(np.zeros(n_values) + 0.5, 0)
+        for step in range(1, n_waiting):
+            log(np.zeros(n_values) + step, step)
+        timer = threading.Timer(0.5, slow_packs.set)
+        timer.start()
+        log(np.ones(7), n_waiting)
+
+        assert first._saved is not None
+        assert first._saved.done()
+        mlflow.tensorcas.wait()
+
+
+def test_step_in_the_background_is_refused_again_without_overwrite(
     experiment: str, weights: np.ndarray[Any, Any], slow_packs: threading.Event
 ) -> None:
     with mlflow.start_run():
         log(weights, 0)
         threading.Timer(0.2, slow_packs.set).start()
-        log(weights, 1)
-        mlflow.tensorcas.wait()
+        with pytest.raises(MlflowException, match="there is already a checkpoint"):
+            log(weights + 1, 0)
 
-    assert [record.step for record in mlflow.tensorcas.list_checkpoints()] == [0, 1]
+    assert np.array_equal(weights_of(0), weights)
+
+
+def test_save_after_a_failed_one_stores_the_chunks_that_both_have(
+    experiment: str, weights: np.ndarray[Any, Any], slow_packs: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_all, failed = LocalBackend.put_all, threading.Event()
+
+    def fail_first(self: LocalBackend, blobs: Any) -> Any:
+        if failed.is_set():
+            return put_all(self, blobs)
+        assert slow_packs.wait(30)
+        failed.set()
+        raise BackendError("write", "packs", "the disk is full")
+
+    monkeypatch.setattr(LocalBackend, "put_all", fail_first)
+    with mlflow.start_run():
+        first, second = log(weights, 0), log(weights, 1)
+        slow_packs.set()
+        with pytest.raises(MlflowException, match="the disk is full"):
+            first.wait()
+        second.wait()
+        log(weights, 2).wait()
+
+    assert np.array_equal(weights_of(1), weights)
+    assert np.array_equal(weights_of(2), weights)
+
+
+def test_save_stores_chunks_again_that_were_collected_with_the_step_before(
+    experiment: str, weights: np.ndarray[Any, Any], tmp_path: Path
+) -> None:
+    with mlflow.start_run() as run:
+        log(weights, 0).wait()
+        mlflow.tensorcas.delete_checkpoint(run.info.run_id, step=0)
+        plan_gc(Store.find(tmp_path / "artifacts")[0], grace_s=0, max_waste=0).execute()
+        log(weights, 1).wait()
+
     assert np.array_equal(weights_of(1), weights)
 
 
 def test_background_save_of_an_unchanged_state_copies_nothing(experiment: str, weights: np.ndarray[Any, Any]) -> None:
     with mlflow.start_run():
         log(weights, 0).wait()
-        info = log(weights, 1)
+        info = log(weights, 1).wait()
 
     assert info.new_bytes == 0
     assert np.array_equal(weights_of(1), weights)
@@ -110,12 +191,12 @@ def test_an_error_is_raised_where_the_checkpoint_is_waited_for_and_only_there(
 
 @pytest.mark.usefixtures("failing_packs")
 @pytest.mark.parametrize("join", ["wait", "log", "list", "load"])
-def test_next_call_raises_the_error_of_a_background_save(
+def test_later_call_raises_the_error_of_a_background_save(
     experiment: str, weights: np.ndarray[Any, Any], join: str
 ) -> None:
     calls = {
         "wait": mlflow.tensorcas.wait,
-        "log": lambda: log(weights, 1),
+        "log": lambda: [log(weights, step) for step in range(1, 20)],
         "list": mlflow.tensorcas.list_checkpoints,
         "load": mlflow.tensorcas.load_checkpoint,
     }
@@ -123,6 +204,7 @@ def test_next_call_raises_the_error_of_a_background_save(
         log(weights, 0)
         with pytest.raises(MlflowException, match="the disk is full"):
             calls[join]()
+        drain()
 
     assert mlflow.tensorcas.list_checkpoints() == []
 
