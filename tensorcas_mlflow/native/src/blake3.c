@@ -39,10 +39,14 @@ typedef struct {
 typedef void (*Compress)(uint32_t chain[8], const uint8_t *block, uint32_t length, uint64_t counter, uint32_t flags);
 
 typedef struct {
+    size_t n_lanes;
+    void (*hash)(const LaneJobs *jobs);
+} Vector;
+
+typedef struct {
     const char *name;
-    size_t n_lanes; /* 1: there is no function for lanes */
     Compress compress;
-    void (*hash_lanes)(const LaneJobs *jobs);
+    Vector vectors[4]; /* from the widest on; the last one has no lanes */
 } Kernel;
 
 static inline uint32_t rotated(uint32_t word, int n) { return word >> n | word << (32 - n); }
@@ -101,9 +105,23 @@ typedef uint32_t Half __attribute__((vector_size(32)));
 #define BYTE_ROTATE 1
 #include "blake3_lanes.h"
 
+/* The narrower vectors of AVX-512 rotate words and have 32 registers too. */
+#define AVX512 __attribute__((target("avx512f,avx512vl")))
 #define LANES 16
 #define NAME(FUNCTION) FUNCTION##_of_16
-#define TARGET __attribute__((target("avx512f,avx512vl")))
+#define TARGET AVX512
+#define BYTE_ROTATE 0
+#include "blake3_lanes.h"
+
+#define LANES 8
+#define NAME(FUNCTION) FUNCTION##_of_8_with_avx512
+#define TARGET AVX512
+#define BYTE_ROTATE 0
+#include "blake3_lanes.h"
+
+#define LANES 4
+#define NAME(FUNCTION) FUNCTION##_of_4_with_avx512
+#define TARGET AVX512
 #define BYTE_ROTATE 0
 #include "blake3_lanes.h"
 #endif
@@ -111,13 +129,14 @@ typedef uint32_t Half __attribute__((vector_size(32)));
 
 static const Kernel KERNELS[] = {
 #if HAS_X86
-    {"avx512", 16, compress_of_16, hash_lanes_of_16},
-    {"avx2", 8, compress_of_8, hash_lanes_of_8},
+    {"avx512", compress_of_4_with_avx512,
+     {{16, hash_lanes_of_16}, {8, hash_lanes_of_8_with_avx512}, {4, hash_lanes_of_4_with_avx512}, {0, NULL}}},
+    {"avx2", compress_of_8, {{8, hash_lanes_of_8}, {0, NULL}}},
 #endif
 #if HAS_VECTORS
-    {"vectors", 4, compress_of_4, hash_lanes_of_4},
+    {"vectors", compress_of_4, {{4, hash_lanes_of_4}, {0, NULL}}},
 #endif
-    {"plain", 1, compress_plain, NULL},
+    {"plain", compress_plain, {{0, NULL}}},
 };
 enum { N_KERNELS = sizeof KERNELS / sizeof *KERNELS };
 
@@ -126,9 +145,9 @@ static const Kernel *in_use = &KERNELS[N_KERNELS - 1];
 static int runs_here(const Kernel *kernel) {
 #if HAS_X86
     __builtin_cpu_init();
-    if (kernel->n_lanes == 16)
+    if (kernel->vectors[0].n_lanes == 16)
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl");
-    if (kernel->n_lanes == 8)
+    if (kernel->vectors[0].n_lanes == 8)
         return __builtin_cpu_supports("avx2") != 0;
 #endif
     (void)kernel;
@@ -193,8 +212,11 @@ static void hash_alone(const Job *job, uint32_t first_flags) {
 
 /* Hash jobs of equally many blocks. */
 static void hash_alike(const Job *jobs, size_t n_jobs, uint32_t first_flags) {
-    size_t n_lanes = in_use->n_lanes;
-    while (n_jobs > 1 && n_lanes > 1) {
+    const Vector *vector = in_use->vectors;
+    while (n_jobs > 1 && vector->n_lanes > 0) {
+        while (vector[1].n_lanes >= n_jobs)
+            vector++;
+        size_t n_lanes = vector->n_lanes;
         size_t here = n_jobs < n_lanes ? n_jobs : n_lanes;
         uint8_t padded[MOST_LANES][BLOCK], unused[TC_DIGEST];
         LaneJobs lanes = {.n_blocks = blocks_of(jobs), .first_flags = first_flags};
@@ -215,7 +237,7 @@ static void hash_alike(const Job *jobs, size_t n_jobs, uint32_t first_flags) {
             lanes.counter_high[lane] = (uint32_t)(job->counter >> 32);
             lanes.outputs[lane] = lane < here ? job->out : unused;
         }
-        in_use->hash_lanes(&lanes);
+        vector->hash(&lanes);
         jobs += here;
         n_jobs -= here;
     }

@@ -51,7 +51,7 @@ typedef uint8_t Bytes __attribute__((vector_size(4 * LANES)));
 #endif
 
 /* Compress one block: the rows of the state are vectors, and a round is done on all columns, then on all diagonals. */
-TARGET static void NAME(compress)(uint32_t chain[8], const uint8_t *block, uint32_t length, uint64_t counter,
+TARGET __attribute__((unused)) static void NAME(compress)(uint32_t chain[8], const uint8_t *block, uint32_t length, uint64_t counter,
                                   uint32_t flags) {
     Row first, second, a, b, c = {IV0, IV1, IV2, IV3};
     Row d = {(uint32_t)counter, (uint32_t)(counter >> 32), length, flags}, words[4];
