@@ -19,8 +19,6 @@ _THREADS_FROM_BYTES = 1 << 20
 """Less than this is read by the calling thread alone, if some of it needs decoding."""
 _RAW_THREADS_FROM_BYTES = 3 << 20
 """The same if nothing needs decoding: then waking a thread costs as much as reading and hashing 1 MiB."""
-_LEAST_CHUNK_BYTES = 8 << 10
-"""Chunks smaller than this on average are read by the calling thread alone too."""
 _WARM_READ_BYTES = 1 << 20
 """Size of one thread's reads from memory: small enough to stay in its core's cache until decoding and hashing."""
 _COLD_READ_BYTES = SCRATCH_BYTES - 16 * PAGE_BYTES
@@ -251,10 +249,7 @@ def _ranges(situation: Situation, reason: str) -> WayChoice:
 
 def _is_for_one(situation: Situation) -> bool:
     """Tell whether threads would gain nothing."""
-    # For small chunks Python takes most of the time, and its threads wait for each other.
-    pays_from = _RAW_THREADS_FROM_BYTES if situation.is_raw else _THREADS_FROM_BYTES
-    few = max(pays_from, situation.n_chunks * _LEAST_CHUNK_BYTES)
-    return situation.total_bytes < few
+    return situation.total_bytes < (_RAW_THREADS_FROM_BYTES if situation.is_raw else _THREADS_FROM_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,10 +83,6 @@ def test_small_read_is_done_by_the_calling_thread() -> None:
     assert choose(few).way == "pread"
 
 
-def test_many_small_chunks_are_read_by_the_caller() -> None:
-    assert choose(situation(n_chunks=MANY // 4096)).is_alone
-
-
 def test_remote_store_is_read_by_ranges_whatever_is_forced() -> None:
     remote = situation(pack_bytes=None, is_remote=True)
 
