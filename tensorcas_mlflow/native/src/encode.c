@@ -602,7 +602,10 @@ static size_t encode_delta(Worker *worker, const uint8_t *raw, size_t n_bytes, s
         if (classes == NULL || planes == NULL)
             return NOT_SMALLER;
         tc_number_units(base, n_words, width, thresholds, n_groups - 1, unit, classes, lengths);
-        tc_split(raw, n_words, width, base, classes, n_groups, unit, planes);
+        if (tc_split(raw, n_words, width, base, classes, n_groups, unit, planes) == TC_NO_MEMORY) {
+            worker->has_failed = 1;
+            return NOT_SMALLER;
+        }
         out[at++] = (uint8_t)(n_groups | (size_t)log2_of(unit) << 4);
         memcpy(out + at, thresholds, n_groups - 1);
         uint8_t *sizes = out + at + n_groups - 1;

@@ -56,34 +56,52 @@ typedef struct {
         WORD sign = (WORD)(0 - (difference >> (8 * BYTES - 1)));                                                       \
         return (WORD)((WORD)(difference << 1) ^ sign);                                                                 \
     }                                                                                                                  \
-    static inline void split_units_##WORD(Order *order, const uint8_t *restrict words, const uint8_t *restrict base,   \
-                                          uint8_t *restrict planes, const size_t UNIT) {                               \
-        size_t n_words = order->n_words, n_units = n_words / UNIT, length = n_units / TC_STREAMS;                      \
-        for (size_t stream = 0, number = 0; stream < TC_STREAMS; stream++) {                                           \
-            size_t end = stream + 1 < TC_STREAMS ? number + length : n_units;                                          \
-            for (; number < end; number++) {                                                                           \
+    /* Moves the differences of one unit to their places among the words of their groups. */                           \
+    static inline void group_unit_##WORD(const uint8_t *words, const uint8_t *base, uint32_t *cursors,                 \
+                                         uint8_t *grouped, const size_t UNIT) {                                        \
+        WORD unit[UNIT_ROOM], of_base[UNIT_ROOM];                                                                      \
+        memcpy(unit, words, UNIT * BYTES);                                                                             \
+        memcpy(of_base, base, UNIT * BYTES);                                                                           \
+        for (size_t place = 0; place < UNIT; place++)                                                                  \
+            unit[place] = difference_##WORD(unit[place], of_base[place]);                                              \
+        for (size_t place = 0; place < UNIT; place++)                                                                  \
+            memcpy(grouped + BYTES * (size_t)cursors[place]++, &unit[place], BYTES);                                   \
+    }                                                                                                                  \
+    static inline void group_units_##WORD(Order *order, const uint8_t *restrict words, const uint8_t *restrict base,   \
+                                          uint8_t *restrict grouped, const size_t UNIT) {                              \
+        size_t n_units = order->n_words / UNIT, length = n_units / TC_STREAMS;                                         \
+        for (size_t at = 0; at < length; at++)                                                                         \
+            for (size_t stream = 0; stream < TC_STREAMS; stream++) {                                                   \
+                size_t number = stream * length + at, first = number * (UNIT * BYTES);                                 \
                 uint32_t *cursors = order->cursors.places[stream] + order->classes[number] * UNIT;                     \
-                WORD unit[UNIT_ROOM], of_base[UNIT_ROOM];                                                              \
-                memcpy(unit, words + number * (UNIT * BYTES), UNIT * BYTES);                                           \
-                memcpy(of_base, base + number * (UNIT * BYTES), UNIT * BYTES);                                         \
-                for (size_t place = 0; place < UNIT; place++)                                                          \
-                    unit[place] = difference_##WORD(unit[place], of_base[place]);                                      \
-                for (size_t place = 0; place < UNIT; place++)                                                          \
-                    scatter_##WORD(planes, n_words, cursors[place]++, unit[place]);                                    \
+                group_unit_##WORD(words + first, base + first, cursors, grouped, UNIT);                                \
             }                                                                                                          \
+        for (size_t number = TC_STREAMS * length; number < n_units; number++) {                                        \
+            size_t first = number * (UNIT * BYTES);                                                                    \
+            uint32_t *cursors = order->cursors.places[TC_STREAMS - 1] + order->classes[number] * UNIT;                 \
+            group_unit_##WORD(words + first, base + first, cursors, grouped, UNIT);                                    \
         }                                                                                                              \
     }                                                                                                                  \
     /* Writes the eight bits below the top one of each word. */                                                        \
-    TC_VECTORS static void magnitudes_##WORD(const uint8_t *restrict base, size_t n_words, uint8_t *restrict magnitudes) {        \
+    TC_VECTORS static void magnitudes_##WORD(const uint8_t *restrict base, size_t n_words,                             \
+                                             uint8_t *restrict magnitudes) {                                           \
         for (size_t at = 0; at < n_words; at++)                                                                        \
             magnitudes[at] = (uint8_t)((WORD)(load_##WORD(base + at * BYTES) << 1) >> (8 * BYTES - 8));                \
     }                                                                                                                  \
-    static void split_##WORD(Order *order, const uint8_t *restrict words, const uint8_t *restrict base,                \
-                             uint8_t *restrict planes) {                                                               \
+    /* Returns 0 if there is no memory. */                                                                             \
+    static int split_##WORD(Order *order, const uint8_t *restrict words, const uint8_t *restrict base,                 \
+                            uint8_t *restrict planes) {                                                                \
         size_t n_words = order->n_words;                                                                               \
+        uint8_t *grouped = NULL;                                                                                       \
         if (order->classes != NULL) {                                                                                  \
-            WITH_CONSTANT(order->unit, split_units_##WORD, order, words, base, planes)                                 \
-        } else if (base != NULL) {                                                                                     \
+            /* Writing a hundred places of each plane would take twice as long. */                                     \
+            if ((grouped = malloc(n_words * BYTES + 1)) == NULL)                                                       \
+                return 0;                                                                                              \
+            WITH_CONSTANT(order->unit, group_units_##WORD, order, words, base, grouped)                                \
+            words = grouped;                                                                                           \
+            base = NULL;                                                                                               \
+        }                                                                                                              \
+        if (base != NULL) {                                                                                            \
             for (size_t at = 0; at < n_words; at++)                                                                    \
                 scatter_##WORD(planes, n_words, at,                                                                    \
                                difference_##WORD(load_##WORD(words + at * BYTES), load_##WORD(base + at * BYTES)));    \
@@ -91,6 +109,8 @@ typedef struct {
             for (size_t at = 0; at < n_words; at++)                                                                    \
                 scatter_##WORD(planes, n_words, at, load_##WORD(words + at * BYTES));                                  \
         }                                                                                                              \
+        free(grouped);                                                                                                 \
+        return 1;                                                                                                      \
     }
 
 KERNELS(uint8_t, 1)
@@ -240,15 +260,16 @@ TcWords tc_split(const uint8_t *words, size_t n_words, size_t width, const uint8
     Order order;
     if (!prepare(&order, n_words, width, base, classes, n_groups, unit))
         return TC_DOES_NOT_FIT;
+    int has_room;
     if (width == 1)
-        split_uint8_t(&order, words, base, planes);
+        has_room = split_uint8_t(&order, words, base, planes);
     else if (width == 2)
-        split_uint16_t(&order, words, base, planes);
+        has_room = split_uint16_t(&order, words, base, planes);
     else if (width == 4)
-        split_uint32_t(&order, words, base, planes);
+        has_room = split_uint32_t(&order, words, base, planes);
     else
-        split_uint64_t(&order, words, base, planes);
-    return TC_FITS;
+        has_room = split_uint64_t(&order, words, base, planes);
+    return has_room ? TC_FITS : TC_NO_MEMORY;
 }
 
 TcWords tc_join(const uint8_t *planes, size_t n_words, size_t width, const uint8_t *base, const uint8_t *classes,
