@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -304,7 +305,8 @@ class BasePlan:
     def _read(self, digests: Digests) -> Sequence[Buffer | None]:
         """Read chunks, each verified; return none of them if any is unreadable: then nothing uses them as bases."""
         sizes = self._catalog.find_sound(digests, self._excluded).entries["raw_bytes"].tolist()
-        outs = [memoryview(bytearray(size)) for size in sizes]
+        block = np.empty(sum(sizes), np.uint8).data
+        outs = [block[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
         try:
             self._reader.read(digests, outs, verify=True)
         except (NotFoundError, FormatError, BackendError):
