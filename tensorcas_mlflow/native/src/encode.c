@@ -764,7 +764,12 @@ static int are_small_ones_raw(Worker *worker, const Group *group) {
         return 0;
     for (size_t at = 0, number = 0; at < group->n_chunks; at++)
         if (group->may_be_sampled[at] && number++ % SAMPLED == 0) {
-            Encoded made = encode_best(worker, group->data[at], group->sizes[at], group->itemsizes[at], group->out);
+            /* Of a copy: nobody changes it meanwhile. */
+            uint8_t *copy = area_of(worker, AREA_COPY, group->sizes[at] + 1);
+            if (copy == NULL)
+                return 1;
+            memcpy(copy, group->data[at], group->sizes[at]);
+            Encoded made = encode_best(worker, copy, group->sizes[at], group->itemsizes[at], group->out);
             n_raw += group->sizes[at];
             n_stored += made.codec == RAW ? group->sizes[at] : made.size;
         }
@@ -774,6 +779,8 @@ static int are_small_ones_raw(Worker *worker, const Group *group) {
 static void encode_chunks(Worker *worker, Group *group) {
     int small_ones_raw = are_small_ones_raw(worker, group), is_after_first = 0;
     size_t at = 0, origin = 0;
+    if (worker->has_failed)
+        return;
     for (size_t number = 0; number < group->n_chunks; number++) {
         const uint8_t *raw = group->data[number], *wanted = group->digests + 32 * number;
         size_t n_bytes = group->sizes[number];
