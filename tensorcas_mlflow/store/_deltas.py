@@ -140,27 +140,6 @@ class Bases:
             begins_row=begins_row,
         )
 
-    def fault_of(self, entry: Any, stored: Buffer) -> str | None:
-        """Return the fault of a stored chunk, or of the base it needs; None if there is none.
-
-        Args:
-            entry: Entry of a pack's table; nothing in it is trusted.
-            stored: The bytes at the entry's place.
-
-        Raises:
-            BlobNotFoundError: The pack of its base is gone, so its state is unknown.
-            BackendError: The storage fails to deliver its base, so its state is unknown.
-        """
-        try:
-            base = self.of(entry)
-        except (ChunkNotFoundError, FormatError) as error:
-            return f"it is a delta, and its base is lost: {error}"
-        try:
-            decode_chunk(entry, stored, base)
-        except FormatError as error:
-            return str(error)
-        return None
-
     def _find_held(self, name: tuple[str, bytes]) -> Buffer | None:
         with self._lock:
             held = self._held.pop(name, None)

@@ -11,7 +11,6 @@ from tensorcas_mlflow.backends import BlobInfo, MemoryBackend
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.chunk_io._catalog import find_places
 from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, ZSTD, Codec, Transform
-from tensorcas_mlflow.errors import BlobNotFoundError
 from tensorcas_mlflow.layout import (
     Base,
     PackWriter,
@@ -27,8 +26,9 @@ from tensorcas_mlflow.layout import (
     with_bases,
 )
 from tensorcas_mlflow.maintenance._census import census_bytes, read_census
+from tensorcas_mlflow.maintenance._chunks import check_chunks, shard_of
 from tensorcas_mlflow.maintenance._inventory import inventory_of_manifests, inventory_of_packs, merge_inventories
-from tensorcas_mlflow.store.protocol import Bases, intent_bytes, parse_intent
+from tensorcas_mlflow.store.protocol import intent_bytes, parse_intent
 
 N_WORDS = 1_001
 GUARD = 64
@@ -120,14 +120,8 @@ def read_pack(blob: bytes) -> None:
         assert len(base.pack) == 32
     backend = MemoryBackend()
     backend.put_new(pack_key(NAME), [blob])
-    bases = Bases(backend)
-    for entry in entries[:50]:
-        start, size = int(entry["offset"]), int(entry["stored_bytes"])
-        if int(entry["raw_bytes"]) <= 4 * len(CHUNK):
-            try:
-                bases.fault_of(entry, blob[start : start + size])
-            except BlobNotFoundError:
-                continue
+    small = np.flatnonzero(table.entries["raw_bytes"] <= 4 * len(CHUNK))[:50]
+    check_chunks(backend, shard_of(table, small), decode=True)
 
 
 def segment() -> bytes:
