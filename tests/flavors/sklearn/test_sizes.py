@@ -31,12 +31,11 @@ from sklearn.multioutput import MultiOutputRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from tensorcas_flavors._facts import END
 from tensorcas_mlflow.adapter import SKELETON, Array
 from tensorcas_mlflow.errors import AdapterError
 from tests.flavors.sklearn.cases import ADAPTER, CANCER, DIABETES, IRIS, read_back
 from tests.flavors.sklearn.models import differences
-
-pytestmark = pytest.mark.long
 
 Make = Callable[[int], Any]
 Data = tuple[Array, Array]
@@ -119,6 +118,7 @@ def answers(model: Any, x: Array) -> list[bytes]:
     return [np.asarray(answer if isinstance(answer, np.ndarray) else list(answer)).tobytes() for answer in found]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [*WARM, *ANEW])
 @pytest.mark.parametrize(("n_stored", "n_live"), [(6, 12), (12, 6), (12, 3), (3, 12)])
 def test_a_model_of_another_size_answers_like_the_stored_one(name: str, n_stored: int, n_live: int) -> None:
@@ -133,6 +133,7 @@ def test_a_model_of_another_size_answers_like_the_stored_one(name: str, n_stored
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", WARM)
 @pytest.mark.parametrize(("n_stored", "n_live"), [(6, 12), (12, 6)])
 def test_a_model_of_another_size_trains_on_once_filled(name: str, n_stored: int, n_live: int) -> None:
@@ -211,13 +212,16 @@ def test_an_ensemble_without_members_cannot_grow() -> None:
         filled(stored, original)
 
 
+def skeleton_ending(text: str) -> Array:
+    """Return a skeleton with a text where its facts should be; see `with_tail`."""
+    return np.frombuffer(text.encode() + len(text).to_bytes(8, "little") + END, np.uint8)
+
+
 @pytest.mark.parametrize("size", [-1, 10**9])
 def test_an_impossible_ensemble_size_is_refused(size: int) -> None:
     model = RandomForestClassifier(9, random_state=0).fit(*IRIS)
     tensors = read_back(ADAPTER.extract(model))
-    skeleton = tensors[SKELETON].tobytes()
-    text = json.dumps({"=sizes": {"=": size}}).encode()
-    tensors[SKELETON] = np.frombuffer(skeleton[:6] + text + len(text).to_bytes(8, "little") + skeleton[-7:], np.uint8)
+    tensors[SKELETON] = skeleton_ending(json.dumps({"=sizes": {"=": size}}))
 
     with pytest.raises(AdapterError, match="damaged"):
         ADAPTER.reconstruct(tensors, model)
@@ -243,8 +247,7 @@ def test_an_impossible_ensemble_size_is_refused(size: int) -> None:
 def test_a_damaged_end_of_a_skeleton_is_refused(text: str) -> None:
     model = RandomForestClassifier(9, random_state=0).fit(*IRIS)
     tensors = read_back(ADAPTER.extract(model))
-    end = text.encode() + len(text).to_bytes(8, "little") + tensors[SKELETON].tobytes()[-7:]
-    tensors[SKELETON] = np.frombuffer(end, dtype=np.uint8)
+    tensors[SKELETON] = skeleton_ending(text)
 
     with pytest.raises(AdapterError, match="the end of the skeleton cannot be read"):
         ADAPTER.reconstruct(tensors, model)
