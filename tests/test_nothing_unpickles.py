@@ -64,7 +64,7 @@ def make_sklearn(note: Any) -> Any:
 def make_xgboost(note: Any) -> Any:
     from xgboost import XGBRegressor
 
-    return XGBRegressor(n_estimators=2, n_jobs=1, objective=note or Hostile(Path())).fit(X, Y)
+    return XGBRegressor(n_estimators=2, n_jobs=1, objective=note).fit(X, Y)
 
 
 def make_generic(note: Any) -> Any:
@@ -104,8 +104,8 @@ class Case:
         return TensorCasStore(self.root, self.adapter, adapter_named(self.adapter))
 
     def live(self) -> Any:
-        """A model of the same structure, to be filled."""
-        return MAKERS[self.adapter](Hostile(self.marker) if self.adapter in ("generic", "pytorch") else None)
+        """Make a model to fill, with an equal hostile part: only a pickle could restore another one."""
+        return MAKERS[self.adapter](Hostile(self.marker))
 
     def load(self, **options: Any) -> Any:
         import mlflow
