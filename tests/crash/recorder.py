@@ -260,58 +260,40 @@ class Recorder:
         return call
 
     def _link(self, real: Callable[..., None]) -> Callable[..., None]:
-        def call(source: Any, dest: Any, **options: Any) -> None:
-            if not self._is_below(dest):
-                return real(source, dest, **options)
-
-            def act() -> None:
-                real(source, dest, **options)
-                self._did(Named(*self._folder_of(dest), self._node(_lstat(dest))))
-
-            with self._lock:
-                self._call("link", act)
-
-        return call
-
-    def _unlink(self, real: Callable[..., None]) -> Callable[..., None]:
-        def call(path: Any, **options: Any) -> None:
-            if not self._is_below(path):
-                return real(path, **options)
-
-            def act() -> None:
-                real(path, **options)
-                self._did(Named(*self._folder_of(path), None))
-
-            with self._lock:
-                self._call("unlink", act)
-
-        return call
+        return self._naming("link", real, lambda dest: self._node(_lstat(dest)), at=1)
 
     def _mkdir(self, real: Callable[..., None]) -> Callable[..., None]:
-        def call(path: Any, *arguments: Any, **options: Any) -> None:
-            if not self._is_below(path):
-                return real(path, *arguments, **options)
+        return self._naming("mkdir", real, lambda path: self._new_node(_lstat(path)))
 
-            def act() -> None:
-                real(path, *arguments, **options)
-                self._did(Named(*self._folder_of(path), self._new_node(_lstat(path))))
-
-            with self._lock:
-                self._call("mkdir", act)
-
-        return call
+    def _unlink(self, real: Callable[..., None]) -> Callable[..., None]:
+        return self._naming("unlink", real, lambda path: None)
 
     def _rmdir(self, real: Callable[..., None]) -> Callable[..., None]:
-        def call(path: Any, **options: Any) -> None:
+        return self._naming("rmdir", real, lambda path: None)
+
+    def _naming(
+        self, name: str, real: Callable[..., None], node_at: Callable[[Any], Node | None], *, at: int = 0
+    ) -> Callable[..., None]:
+        """Wrap a call that changes what one name stands for.
+
+        Args:
+            name: Name of the call.
+            real: The call.
+            node_at: Returns the node that the name stands for after the call; None for none.
+            at: Position of the path among the arguments.
+        """
+
+        def call(*arguments: Any, **options: Any) -> None:
+            path = arguments[at]
             if not self._is_below(path):
-                return real(path, **options)
+                return real(*arguments, **options)
 
             def act() -> None:
-                real(path, **options)
-                self._did(Named(*self._folder_of(path), None))
+                real(*arguments, **options)
+                self._did(Named(*self._folder_of(path), node_at(path)))
 
             with self._lock:
-                self._call("rmdir", act)
+                self._call(name, act)
 
         return call
 
