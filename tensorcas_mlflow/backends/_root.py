@@ -7,6 +7,7 @@ import posixpath
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
@@ -94,6 +95,11 @@ class Root:
             return root
         if not isinstance(root, str):
             return cls(SCHEME, "", Path(os.path.abspath(root)).as_posix())
+        # A relative path names another place after a change of the working directory.
+        return _parse_again(root) if os.path.isabs(root) else cls._parse(root)
+
+    @classmethod
+    def _parse(cls, root: str) -> Root:
         try:
             parts = urlsplit(root)
         except ValueError as error:
@@ -180,6 +186,12 @@ class Root:
             return ""
         top = self.path if self.path == "/" else f"{self.path}/"
         return other.path.removeprefix(top) if other.path.startswith(top) else None
+
+
+# Every checkpoint of a series asks for the store around the same folder.
+@lru_cache(maxsize=1024)
+def _parse_again(root: str) -> Root:
+    return Root._parse(root)
 
 
 def is_ours(uri: str) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
-from tensorcas_mlflow.backends import is_ours
+from tensorcas_mlflow.backends import Root, is_ours
 from tensorcas_mlflow.base import config
 from tensorcas_mlflow.errors import StoreNotFoundError, without_secrets
 from tensorcas_mlflow.integration._artifact_uri import store_root_for
@@ -93,21 +95,44 @@ def find_store(uri: str) -> tuple[Store, str] | None:
 
 def as_lookup(uri: str) -> str | None:
     """Return a local path or a URI of ours in its form for store lookups; None for other URIs."""
+    form = _form_for_lookups(uri)
+    if form is None or os.path.isabs(form) or is_ours(form):
+        return form
+    return str(Path(form).absolute())
+
+
+def local_folder(uri: str) -> str | None:
+    """Return the absolute local folder of an artifact URI; None for one on another machine."""
+    lookup = as_lookup(uri)
+    if lookup is None or os.path.isabs(lookup):
+        return lookup
+    return _folder_of_ours(lookup)
+
+
+# Every checkpoint of a series asks about the URI of its run.
+@lru_cache(maxsize=1024)
+def _form_for_lookups(uri: str) -> str | None:
     if is_ours(uri):
         return uri
     if is_plain_path(uri):
-        return str(Path(uri).absolute())
+        return uri
     from mlflow.utils.file_utils import local_file_uri_to_path
     from mlflow.utils.uri import is_local_uri
 
     if is_local_uri(uri, is_tracking_or_registry_uri=False):
-        return str(Path(local_file_uri_to_path(uri)).absolute())
+        return str(Path(local_file_uri_to_path(uri)))
     return None
 
 
 def is_plain_path(text: str) -> bool:
     """Tell whether a text is a path of this machine, as MLflow reads it, and holds nothing that MLflow would decode."""
     return text not in ("", "databricks") and not any(mark in text for mark in ":%\\?#")
+
+
+@lru_cache(maxsize=1024)
+def _folder_of_ours(uri: str) -> str | None:
+    root = Root.parse(uri)
+    return root.path if root.is_local else None
 
 
 def open_root(uri: str, *, create: bool = False) -> Store:

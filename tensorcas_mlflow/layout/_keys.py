@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import SupportsIndex
 from urllib.parse import unquote
 
@@ -125,6 +126,7 @@ STAND_INS = "refs/replacing"
 """Key prefix of stand-ins: refs holding a save while it replaces another through a carrier."""
 
 
+@lru_cache(maxsize=4096)
 def quote_segment(text: str) -> str:
     """Encode any text as a segment of a key, reversibly unless it is long."""
     quoted = text

@@ -23,11 +23,11 @@ from mlflow.store.artifact.artifact_repository_registry import get_artifact_repo
 from mlflow.tracking import MlflowClient
 
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.backends import UPLOADING, Root, is_ours
+from tensorcas_mlflow.backends import UPLOADING, is_ours
 from tensorcas_mlflow.base.files import sync_folder
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import BackendError, CorruptError, without_secrets
-from tensorcas_mlflow.integration._home import Home, as_lookup
+from tensorcas_mlflow.integration._home import Home, as_lookup, local_folder
 from tensorcas_mlflow.integration.checkpoints._background import reports
 from tensorcas_mlflow.integration.checkpoints._series import Checkpoint, RunRoot, Saving, Series, step_named
 from tensorcas_mlflow.integration.checkpoints._uris import FOLDER
@@ -95,11 +95,11 @@ def prepare(series: StoreSeries, step: int, manifest: Manifest) -> bool:
 
 def _is_anothers(series: StoreSeries, step: int) -> bool:
     """Tell whether a local file, not a copy of a manifest, has the artifact path of a step."""
-    lookup = as_lookup(series.run.artifact_uri)
-    if lookup is None or not (place := Root.parse(lookup)).is_local:
+    folder = local_folder(series.run.artifact_uri)
+    if folder is None:
         return False
     try:
-        with open(place.folder / series.artifact(step), "rb") as file:
+        with open(os.path.join(folder, series.artifact(step)), "rb") as file:
             return not Manifest.looks_like(file.read(_HEAD_BYTES))
     except OSError:
         return False  # there is none, or the copy cannot be put there either
@@ -325,6 +325,7 @@ class StoreSeries(Series):
         watch: Callable[[int], None] | None = None,
         later: bool = False,
     ) -> Saving:
+        target = self.target(step)
         copy = self._copied(step, tensors, cuts) if later else None
         begin = partial(
             self.store.begin_checkpoint,
@@ -335,10 +336,10 @@ class StoreSeries(Series):
             metadata=metadata,
             left_out=left_out,
             watch=watch,
-            series=posixpath.dirname(self.target(step).key),
+            series=posixpath.dirname(target.key),
             earlier=partial(self._before, step),
         )
-        return _StoreSaving(self, step, begin, copy, overwrite=overwrite, watch=watch)
+        return _StoreSaving(self, step, target, begin, copy, overwrite=overwrite, watch=watch)
 
     def _copied(self, step: int, tensors: Mapping[str, Array], cuts: Mapping[str, Sequence[int]] | None) -> TensorCopy:
         """Copy arrays, except the chunks that the last copied step has too."""
@@ -430,6 +431,7 @@ class _StoreSaving(Saving):
         self,
         series: StoreSeries,
         step: int,
+        target: RefTarget,
         begin: Callable[[], PendingSave],
         copy: TensorCopy | None,
         *,
@@ -438,6 +440,7 @@ class _StoreSaving(Saving):
     ) -> None:
         self._series = series
         self._step = step
+        self._target = target
         self._begin = begin
         self._copy = copy
         self._overwrite = overwrite
@@ -460,16 +463,15 @@ class _StoreSaving(Saving):
             self._save = save
             save.write(watch=self._watch)
             is_shown = prepare(self._series, self._step, save.manifest)
-            target = self._series.target(self._step)
             try:
-                save.commit(target, replace=self._overwrite)
+                save.commit(self._target, replace=self._overwrite)
             except BaseException:
                 if is_shown:
                     hide(self._series, self._step)
                 raise
         if self._copy is not None:
             self._copy.note_stored()
-        self._confirm(target, save.manifest)
+        self._confirm(save.manifest)
         if not is_shown:
             show(self._series, self._step, save.manifest)
         return save.n_stored_bytes
@@ -483,7 +485,7 @@ class _StoreSaving(Saving):
                 for folder in [folder for folder, (_, copy) in _copies.items() if copy is self._copy]:
                     del _copies[folder]
 
-    def _confirm(self, target: RefTarget, manifest: Manifest) -> None:
+    def _confirm(self, manifest: Manifest) -> None:
         """Check that a replacing ref still exists.
 
         A collection may drop the old ref because it takes the run for deleted, and hit the new one instead.
@@ -491,7 +493,7 @@ class _StoreSaving(Saving):
         series = self._series
         if self._overwrite and not series.home.is_ours and not series.has(self._step):
             with series.store.adopt(manifest) as pin:
-                pin.commit(target)
+                pin.commit(self._target)
 
 
 def names_in_store(run: RunRoot, home: Home) -> list[str]:
