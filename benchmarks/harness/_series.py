@@ -35,6 +35,11 @@ class Series:
         """The least of the values."""
         return min(self.values)
 
+    def percentile(self, percent: int) -> float:
+        """Return the value that so many per cent of the values do not exceed."""
+        ordered = sorted(self.values)
+        return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
+
     def over(self, other: Series) -> Series:
         """Divide by another series, round by round.
 
