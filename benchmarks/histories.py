@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pickle
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from safetensors.torch import load_file, save_file
 
 from benchmarks.contenders import Ours, Write, chosen, policies_of_ours
 from benchmarks.data import Case, History, boosters, gradient_boosting, histories, same_bytes
@@ -16,9 +17,12 @@ from benchmarks.harness import (
     Section,
     Series,
     Table,
+    Turn,
     at_least,
     disk_bytes,
+    interleave,
     show_bytes,
+    show_ratio,
 )
 from tensorcas_mlflow.adapter import SKELETON
 from tensorcas_mlflow.base import config
@@ -44,6 +48,7 @@ OPTIMIZED = {
 N_RESTORES = 5
 """Of each step."""
 
+DELTAS = at_least(700, "MB/s", "save of a step after the first of its run, as deltas")
 RESTORED = at_least(500, "MB/s", "restore of any step of a history, verified")
 RESTORED_OPTIMIZED = at_least(500, "MB/s", "restore of any step of a history after optimize, verified")
 _COLUMNS = (
@@ -53,12 +58,15 @@ _COLUMNS = (
     "stored",
     "saved",
     "save MB/s",
+    "as deltas MB/s",
     "slowest restore MB/s",
     "median",
+    "to safetensors",
     "saved after optimize",
     "optimize MB/s",
     "slowest restore then",
     "median then",
+    "to safetensors then",
 )
 
 
@@ -84,67 +92,92 @@ def _measure(history: History, ours: Ours, scratch: Path, options: Options, sect
     """Give the cells of a history and a policy."""
     is_default = ours.name == "tensorcas"
     is_judged = is_default and not options.is_smoke
-    plain, saving_s = _save(history, ours, scratch)
+    plain, saving, deltas = _save(history, ours, scratch)
     stored = disk_bytes(scratch)
     saved = 100 * (1 - stored / plain)
-    restored = _restored(history, scratch, options)
+    restored, ratio = _restored(history, scratch, options)
     section.samples[f"{history.name}/{ours.name}/restore MB/s"] = restored.values
     cells = [str(len(history.steps)), show_bytes(plain), show_bytes(stored), f"{saved:.1f} %"]
-    cells += [f"{plain / 1e6 / saving_s:,.0f}", f"{restored.least:,.0f}", f"{restored.median:,.0f}"]
+    cells += [f"{saving:,.0f}", "" if deltas is None else f"{deltas.median:,.0f}"]
+    cells += [f"{restored.least:,.0f}", f"{restored.median:,.0f}", show_ratio(ratio)]
     if is_judged:
         if history.name in SAVED:
             section.verdicts.append(SAVED[history.name].judge("default policy", saved))
         section.verdicts.append(RESTORED.judge(history.name, restored.least))
+        if deltas is not None:
+            section.verdicts.append(DELTAS.judge(history.name, deltas.median))
+    if deltas is not None:
+        section.samples[f"{history.name}/{ours.name}/save as deltas MB/s"] = deltas.values
     if not is_default:
-        return [*cells, "", "", "", ""]
+        return [*cells, "", "", "", "", ""]
     begin = time.perf_counter()
     plan_optimize(Store.open(scratch)).execute()
     optimizing_s = time.perf_counter() - begin
     saved = 100 * (1 - disk_bytes(scratch) / plain)
-    restored = _restored(history, scratch, options)
+    restored, ratio = _restored(history, scratch, options)
     section.samples[f"{history.name}/{ours.name}/restore after optimize MB/s"] = restored.values
     if is_judged:
         if history.name in OPTIMIZED:
             section.verdicts.append(OPTIMIZED[history.name].judge("small", saved))
         section.verdicts.append(RESTORED_OPTIMIZED.judge(history.name, restored.least))
     speeds = (plain / 1e6 / optimizing_s, restored.least, restored.median)
-    return [*cells, f"{saved:.1f} %", *(f"{speed:,.0f}" for speed in speeds)]
+    return [*cells, f"{saved:.1f} %", *(f"{speed:,.0f}" for speed in speeds), show_ratio(ratio)]
 
 
-def _save(history: History, ours: Ours, root: Path) -> tuple[int, float]:
-    """Save all steps; the bytes of all of them, and the seconds it took."""
+def _save(history: History, ours: Ours, root: Path) -> tuple[int, float, Series | None]:
+    """Save all steps.
+
+    Returns:
+        Bytes of all steps, megabytes a second over all of them, and those of each step after the first one of its run,
+        most of which is stored as deltas; None if every run has one step.
+    """
     plain = 0
     saving_s = 0.0
+    later: list[float] = []
     ours.prepare(root)
     writers: dict[str, Write] = {}
     for run, step, case in history.cases():
-        if run not in writers:
+        is_later = run in writers
+        if not is_later:
             writers[run] = ours.writer(root, run)
         case.ready()
         begin = time.perf_counter()
         writers[run](case, step)
-        saving_s += time.perf_counter() - begin
+        seconds = time.perf_counter() - begin
+        saving_s += seconds
         plain += case.n_bytes
-    return plain, saving_s
+        if is_later:
+            later.append(case.n_bytes / 1e6 / seconds)
+    return plain, plain / 1e6 / saving_s, Series(tuple(later)) if later else None
 
 
-def _restored(history: History, root: Path, options: Options) -> Series:
-    """Load each step as a process with a newly opened store does, and compare every byte; megabytes a second."""
-    return Series(tuple(_restored_step(root, *each, options) for each in history.cases()))
+def _restored(history: History, root: Path, options: Options) -> tuple[Series, Series]:
+    """Load each step as a process with a newly opened store does, and compare every byte.
+
+    Returns:
+        Megabytes a second of each step, and its time to that of a safetensors file with the same tensors.
+    """
+    found = [_restored_step(root, *each, options) for each in history.cases()]
+    speeds, ratios = zip(*found, strict=True)
+    return Series(speeds), Series(ratios)
 
 
-def _restored_step(root: Path, run: str, step: int, case: Case, options: Options) -> float:
-    """Load one step and compare it; megabytes a second, the median of some times."""
+def _restored_step(root: Path, run: str, step: int, case: Case, options: Options) -> tuple[float, float]:
     store = TensorCasStore(root, run)
-    taken = []
-    for _ in range(1 if options.is_smoke else N_RESTORES):
-        begin = time.perf_counter()
-        loaded = store.load_tensors(step)
-        taken.append(time.perf_counter() - begin)
+    with options.folder() as beside:
+        file = beside / "step.safetensors"
+        save_file(case.tensors, file)
+        turns = {
+            "ours": Turn(lambda: store.load_tensors(step)),
+            # Into memory of their own, as ours are: the tensors of a mapped file are read at their first use.
+            "theirs": Turn(lambda: [tensor.clone() for tensor in load_file(file).values()]),
+        }
+        taken = interleave(turns, 1 if options.is_smoke else N_RESTORES, n_warm=0)
+    loaded = store.load_tensors(step)
     loaded.pop(SKELETON, None)
     if not same_bytes(loaded, case.arrays):
         raise AssertionError(f"step {step} of {run} came back otherwise")
-    return case.n_bytes / 1e6 / statistics.median(taken)
+    return case.n_bytes / 1e6 / taken["ours"].median, taken["ours"].over(taken["theirs"]).median
 
 
 def _trees(options: Options) -> Table:
