@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass
 
@@ -36,9 +37,8 @@ class Series:
         return min(self.values)
 
     def percentile(self, percent: int) -> float:
-        """Return the value that so many per cent of the values do not exceed."""
-        ordered = sorted(self.values)
-        return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
+        """Return the least value that so many per cent of the values do not exceed."""
+        return sorted(self.values)[max(0, math.ceil(len(self.values) * percent / 100) - 1)]
 
     def over(self, other: Series) -> Series:
         """Divide by another series, round by round.

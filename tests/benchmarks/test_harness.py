@@ -5,25 +5,30 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from benchmarks import __main__ as command
 from benchmarks.harness import (
+    WHOLE,
     Chart,
     Hashing,
     Job,
     Options,
+    Program,
     Section,
     Series,
     Table,
     Turn,
     at_least,
     at_most,
+    counts_of,
     drop_from_cache,
     interleave,
     interleave_apart,
+    interleave_fresh,
     parse_bytes,
     resident_share,
     series_of,
@@ -201,3 +206,37 @@ def test_a_process_of_its_own_sees_the_disk_and_the_memory(tmp_path: Path) -> No
 def test_error_of_a_measured_process_is_reported() -> None:
     with pytest.raises(RuntimeError, match="ValueError: nothing to measure"):
         interleave_apart({"only": Job(prepare=_failing, args=())}, 1, Section("", ""))
+
+
+def test_percentile_is_the_value_that_so_many_per_cent_do_not_exceed() -> None:
+    series = Series(tuple(float(value) for value in range(100, 0, -1)))
+
+    assert (series.percentile(50), series.percentile(95), series.percentile(99)) == (50, 95, 99)
+    assert Series((3.0,)).percentile(99) == 3
+
+
+def test_counts_of_a_call_have_its_threads_and_its_fsyncs(tmp_path: Path) -> None:
+    def sync_file() -> None:
+        with open(tmp_path / "file", "wb") as file:
+            os.fsync(file.fileno())
+
+    def act() -> None:
+        sync_file()
+        thread = threading.Thread(target=sync_file)
+        thread.start()
+        thread.join()
+
+    counts = counts_of(act)
+
+    assert counts.n_fsyncs == 2
+    assert counts.n_calls > counts_of(sync_file).n_calls
+    assert counts.n_modules >= 2
+
+
+def test_program_reports_its_time_its_modules_and_its_own_figures() -> None:
+    found = interleave_fresh({"one": Program(text="figures = {'answer': 42}", args=())}, 2, n_warm=0)
+
+    assert found["one"]["answer"].values == (42, 42)
+    assert found["one"]["seconds"].least >= 0
+    assert found["one"]["modules"].least > 10
+    assert found["one"][WHOLE].least > found["one"]["seconds"].least
