@@ -211,7 +211,10 @@ class Series(ABC):
 
     def artifact(self, step: int) -> str:
         """Return the artifact path of a step in its run; padded, so listings by name are in order of steps."""
-        return f"{FOLDER}/{self.name}/step-{step_text(step)}{self.suffix}"
+        return f"{FOLDER}/{self.name}/{self._leaf(step)}"
+
+    def _leaf(self, step: int) -> str:
+        return f"step-{step_text(step)}{self.suffix}"
 
     def in_the_way(self, step: int) -> ConflictError:
         """Return the error for a save blocked by a user's own artifact with the name of the step."""
@@ -226,16 +229,16 @@ class Series(ABC):
 
     def checkpoints(self) -> list[Checkpoint]:
         """List the checkpoints, by step. One with a damaged ref is skipped, with a warning."""
-        found: list[Checkpoint] = []
-        for step in self.steps():
-            try:
-                checkpoint = self.find(step)
-            except CorruptError as error:
-                _log.warning("step %s of %r is left out of the list: %s", step, self.name, error)
-                continue
-            if checkpoint is not None and not checkpoint.is_cut:
-                found.append(checkpoint)
-        return found
+        return [checkpoint for step in self.steps() for checkpoint in self._around_damage(step)]
+
+    def _around_damage(self, step: int) -> list[Checkpoint]:
+        """Find a step; return nothing, with a warning, if its ref is damaged."""
+        try:
+            checkpoint = self.find(step)
+        except CorruptError as error:
+            _log.warning("step %s of %r is left out of the list: %s", step, self.name, error)
+            return []
+        return [] if checkpoint is None or checkpoint.is_cut else [checkpoint]
 
     def get(self, step: int | None) -> Checkpoint:
         """Find a step, by default the latest.

@@ -32,7 +32,7 @@ from tensorcas_mlflow.integration.checkpoints._background import reports
 from tensorcas_mlflow.integration.checkpoints._series import Checkpoint, RunRoot, Saving, Series, step_named
 from tensorcas_mlflow.integration.checkpoints._uris import FOLDER
 from tensorcas_mlflow.integration.server_store import is_carrier_uri, shelf_at
-from tensorcas_mlflow.layout import Manifest, Ref, RefTarget, list_dir
+from tensorcas_mlflow.layout import Manifest, Ref, RefTarget, list_dir, read_refs_around
 from tensorcas_mlflow.reader import ReadArrays
 from tensorcas_mlflow.store import PendingSave, Policy, Store, TensorCopy
 from tensorcas_mlflow.store.protocol import STAND_INS
@@ -283,18 +283,36 @@ class StoreSeries(Series):
             name=self.name,
         )
 
-    def steps(self) -> list[int]:
+    def _keys(self) -> dict[int, str]:
+        """List the keys of the steps, by step, ascending."""
         backend = self.store.backend
-        found: list[int] = []
-        for info in list_dir(backend, posixpath.dirname(self.target(0).key))[0]:
-            name = posixpath.basename(info.key)
-            step = step_named(name.removeprefix("@"), self.suffix)
-            if step is None or name != posixpath.basename(self.target(step).key):
+        first = self.target(0)
+        found: dict[int, str] = {}
+        for info in list_dir(backend, posixpath.dirname(first.key))[0]:
+            name = info.key.rpartition("/@")[2]
+            step = step_named(name, self.suffix)
+            # A number has more texts than one; the key of a step has the text of `target`.
+            if step is None or name != (str(step) if first.path is None else self._leaf(step)):
                 continue
             if info.size == 0 and backend.is_carrier and not self._can_be_read(step):
                 continue
-            found.append(step)
-        return sorted(found)
+            found[step] = info.key
+        return dict(sorted(found.items()))
+
+    def steps(self) -> list[int]:
+        return list(self._keys())
+
+    def checkpoints(self) -> list[Checkpoint]:
+        keys = self._keys()
+        refs, damaged = read_refs_around(self.store.backend, keys.values())
+        found = {ref.key: ref for ref in refs}
+        listed: list[Checkpoint] = []
+        for step, key in keys.items():
+            if key in damaged:
+                listed += self._around_damage(step)
+            elif key in found and found[key].kind == "checkpoint":
+                listed.append(_StoredCheckpoint(self, step, found[key]))
+        return listed
 
     def find(self, step: int) -> Checkpoint | None:
         target = self.target(step)
