@@ -131,6 +131,13 @@ class Listing:
         """Describe the tensors, in order."""
         return [location.spec for location in self.locations.values()]
 
+    def described(self) -> tuple[list[str], list[str], list[tuple[int, ...]]]:
+        """Return the names, dtypes and shapes of the tensors, in order, without a `Spec` of each."""
+        if isinstance(self.locations, LocationTable):
+            return self.locations.described()
+        specs = self.specs()
+        return [each.name for each in specs], [str(each.dtype) for each in specs], [each.shape for each in specs]
+
     def array(self, name: str) -> Array:
         """Return one tensor: a view of the mapped file if it lies there in C order, else a new array.
 
@@ -608,6 +615,11 @@ class LocationTable(Mapping[str, TensorLocation]):
         """Note a tensor without a numpy dtype; raises as `add` for its name."""
         self._check_name(name)
         self.left_out[name] = kind
+
+    def described(self) -> tuple[list[str], list[str], list[tuple[int, ...]]]:
+        """Return the names, dtypes and shapes of the tensors, in order."""
+        rows = self._rows.values()
+        return list(self._rows), [row.dtype for row in rows], [row.shape for row in rows]  # type: ignore[misc]
 
     def __getitem__(self, name: str) -> TensorLocation:
         dtype, shape, source, start, n_bytes, strides, deflated, swapped, checksum = self._row(name)

@@ -150,13 +150,17 @@ class Specs:
     @classmethod
     def of(cls, specs: Sequence[Spec]) -> Specs:
         """Combine descriptions of rows."""
+        return cls.described(
+            [spec.name for spec in specs], [spec.dtype for spec in specs], [spec.shape for spec in specs]
+        )
+
+    @classmethod
+    def described(cls, names: Sequence[str], dtypes: Sequence[str | None], shapes: Sequence[tuple[int, ...]]) -> Specs:
+        """Describe rows by their names, the names of their dtypes, and their shapes."""
         different: dict[str | None, int] = {}
-        codes = [different.setdefault(spec.dtype, len(different)) for spec in specs]
+        codes = [different.setdefault(dtype, len(different)) for dtype in dtypes]
         return Specs(
-            names=Texts.of(spec.name for spec in specs),
-            dtypes=tuple(different),
-            dtype=np.array(codes, dtype=np.intp),
-            **_shapes([spec.shape for spec in specs]),
+            names=Texts.of(names), dtypes=tuple(different), dtype=np.array(codes, dtype=np.intp), **_shapes(shapes)
         )
 
     @classmethod

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import overload
 
 import numpy as np
 
@@ -66,6 +67,27 @@ _MANY_RUNS = 64
 """Beyond this number, pieces of a tensor are taken from the mapped file, and not read one by one."""
 _KEPT_BYTES = 8 << 20
 """Bound on cached chunks of headers and small tensors, read again and again."""
+
+
+class Places(Sequence[TensorLocation]):
+    """The locations of a listing's tensors by number, each built on access."""
+
+    def __init__(self, locations: Mapping[str, TensorLocation], names: Sequence[str]) -> None:
+        self._locations = locations
+        self._names = names
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @overload
+    def __getitem__(self, row: int) -> TensorLocation: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[TensorLocation]: ...
+
+    def __getitem__(self, row: int | slice) -> TensorLocation | list[TensorLocation]:
+        if isinstance(row, slice):
+            return [self._locations[name] for name in self._names[row]]
+        return self._locations[self._names[row]]
 
 
 class CountedSource(ByteSource):
@@ -174,8 +196,9 @@ class ListedContents(Contents):
         self.metadata = listing.metadata
         self.left_out = listing.left_out
         self.tally = tally
-        self.places: list[TensorLocation] = list(listing.locations.values())
-        self.specs = Specs.of([place.spec for place in self.places])
+        names, dtypes, shapes = listing.described()
+        self.places = Places(listing.locations, names)
+        self.specs = Specs.described(names, dtypes, shapes)
         self._end = end
 
     def arrays(self, rows: Offsets, outs: Mapping[int, Array] | None = None) -> list[Array]:
