@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from typing import TYPE_CHECKING
 
 import mlflow
 from mlflow.entities import Run
@@ -17,11 +18,14 @@ from tensorcas_mlflow.integration._errors import translate_errors
 from tensorcas_mlflow.integration.checkpoints._background import saves
 from tensorcas_mlflow.integration.checkpoints._find import series_of
 from tensorcas_mlflow.integration.checkpoints._log import CheckpointInfo, finish_now
-from tensorcas_mlflow.integration.checkpoints._open import CheckpointSource, opened
+from tensorcas_mlflow.integration.checkpoints._open import opened
 from tensorcas_mlflow.integration.checkpoints._series import run_to_write
 from tensorcas_mlflow.layout import DEFAULT_NAME, as_step
 from tensorcas_mlflow.reader import CheckpointReader
 from tensorcas_mlflow.store import Policy
+
+if TYPE_CHECKING:
+    from tensorcas_mlflow.integration.checkpoints._open import CheckpointSource
 
 
 @translate_errors()
