@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         aligned_buffer,
     )
     from tensorcas_mlflow.backends._local import LocalBackend
+    from tensorcas_mlflow.backends._logged import LoggedBackend
     from tensorcas_mlflow.backends._memory import MemoryBackend
     from tensorcas_mlflow.backends._metered import MeteredBackend
     from tensorcas_mlflow.backends._objects import ObjectBackend, is_void, is_void_object, new_void
@@ -61,6 +62,7 @@ _NAMES = {
     "_contract": "Backend BlobInfo Children Token check_key is_key",
     "_file": "PAGE_BYTES SCRATCH_BYTES BlobFile MappedStretch ReadCounter Scratch aligned_buffer",
     "_local": "LocalBackend",
+    "_logged": "LoggedBackend",
     "_memory": "MemoryBackend",
     "_metered": "MeteredBackend",
     "_objects": "ObjectBackend is_void is_void_object new_void",

@@ -73,6 +73,9 @@ class Backend(ABC):
     is_remote: bool = False
     """Whether each call is a request to another machine, so callers save requests and send many at once. A
     remote backend lists keys in order, and tokens of random blobs never come back."""
+    shares_bytes: bool = False
+    """Whether it stores a small blob of `put_all` as its difference from an earlier one. Then a caller leaves small blobs
+    uncompressed."""
     tally: ReadCounter | None = None
     """Counter of its reads, if a caller wants one; see `MeteredBackend`."""
 
@@ -96,7 +99,8 @@ class Backend(ABC):
         """Create several blobs needed only by a later `promote`, which waits for their durability all at once.
 
         They are durable before a later `promote`, on this object, creates its blob, and after `missing` has reported on
-        them. After this has returned all of them exist; before, any may exist.
+        them. After this has returned all of them exist for this object. Other objects see each of them from then on, or
+        together with the blob of that `promote`. Before this has returned, any may exist.
 
         Args:
             blobs: Keys nobody else writes, and pieces as for `put_new`. Drawn one after the other, each only after

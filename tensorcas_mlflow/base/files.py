@@ -189,3 +189,22 @@ def sparse_memory(n_bytes: int) -> mmap.mmap:
         with contextlib.suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_NOHUGEPAGE)
     return memory
+
+
+_LOCAL_TYPES = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "overlay"})
+
+
+def is_on_local_disk(folder: str) -> bool:
+    """Tell whether a folder is known to lie on a file system of this machine: all its users see one state of it."""
+    try:
+        device = os.stat(folder).st_dev
+        wanted = f"{os.major(device)}:{os.minor(device)}"
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                fields, _, rest = line.partition(" - ")
+                if fields.split()[2] == wanted:
+                    return rest.split()[0] in _LOCAL_TYPES
+        # A subvolume of btrfs has a device number of its own, which no mount shows.
+        return False
+    except (OSError, IndexError):
+        return False

@@ -1,0 +1,451 @@
+"""Folder of blobs with logs: small saves append to one file (``docs/design/protocol.md``, Logs)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import TypeVar
+
+from tensorcas_mlflow.backends._contract import BlobInfo, Children, Token, check_key
+from tensorcas_mlflow.backends._file import BlobFile
+from tensorcas_mlflow.backends._local import LocalBackend, _check_no_link, _translated, token_of
+from tensorcas_mlflow.backends._log_records import LogBlob
+from tensorcas_mlflow.backends._logs import FOLDER, Entry, LockedFile, Logs
+from tensorcas_mlflow.base.digest import Buffer
+from tensorcas_mlflow.base.files import is_on_local_disk
+from tensorcas_mlflow.base.threads import Lock
+from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError, CorruptError, RefusedError
+
+_T = TypeVar("_T")
+
+_MOST_BYTES = 1 << 20
+"""Bound of a blob in a log."""
+_MOST_HELD_BYTES = 8 << 20
+"""Bound of the blobs kept in memory for the next commit."""
+_META_BYTES = 64 << 10
+"""Bound of a blob in the meta of a record, where it shares bytes with earlier ones."""
+_IN_FILES = frozenset({"format"})
+"""Keys that are always files: others look at the file itself."""
+_MAPPED = "packs/"
+"""Blobs below it always lie in the body of a record: readers memory-map them."""
+_MARKERS = "index/"
+"""A blob put below it during a save goes into the record of the save."""
+_INTENTS = "intents/"
+
+
+class LoggedBackend(LocalBackend):
+    """Blobs as files below a folder, and as records of logs if the folder has logs.
+
+    Without the folder ``logs`` it is a `LocalBackend`.
+    """
+
+    def __init__(self, root: Path, *, uri: str | None = None) -> None:
+        super().__init__(root, uri=uri)
+        self._logs = Logs(self._top)
+        self._holding = Lock()
+        self._held: dict[str, bytes] = {}
+        """Blobs the next commit appends, by key."""
+        self._n_held_bytes = 0
+        self._unsynced: dict[str, int] = {}
+        """Logs with records of this object that no commit has made durable yet, and their ends."""
+        self._is_local = False
+
+    @property
+    def has_logs(self) -> bool:
+        """Whether small saves go to logs."""
+        return self._logs.is_on
+
+    @property
+    def shares_bytes(self) -> bool:
+        return self._logs.is_on
+
+    def make_logs(self) -> None:
+        """Turn logs on in a store that is being created.
+
+        Raises:
+            RefusedError: The folder is not on a local file system.
+        """
+        with _translated("create", FOLDER):
+            os.makedirs(self._top, exist_ok=True)
+            self._check_may_change()
+            self._logs.make()
+
+    # --- writing
+
+    def put_new(self, key: str, pieces: Iterable[Buffer], *, durable: bool = True) -> Token:
+        if not self._changes_logs(key):
+            return super().put_new(key, pieces, durable=durable)
+        if not key.startswith(_INTENTS) and self._find(key) is not None:
+            raise BlobExistsError(key)
+        if not durable and self._held and key.startswith(_MARKERS):
+            if super().stat(key) is not None:
+                raise BlobExistsError(key)
+            return self._hold(key, b"".join(bytes(piece) for piece in pieces))
+        return super().put_new(key, pieces, durable=durable)
+
+    def put_all(self, blobs: Iterable[tuple[str, Iterable[Buffer]]]) -> None:
+        if not self._changes_logs(FOLDER):
+            super().put_all(blobs)
+            return
+        super().put_all(self._too_big(blobs))
+        if self._n_held_bytes > _MOST_HELD_BYTES:
+            self._flush()
+
+    def _too_big(self, blobs: Iterable[tuple[str, Iterable[Buffer]]]) -> Iterator[tuple[str, Iterable[Buffer]]]:
+        """Hold the small blobs, and yield the others."""
+        for key, pieces in blobs:
+            taken: list[bytes] = []
+            n_bytes = 0
+            drawn = iter(pieces)
+            for piece in drawn:
+                view = memoryview(piece).cast("B")
+                n_bytes += view.nbytes
+                if n_bytes > _MOST_BYTES:
+                    yield key, chain(taken, [piece], drawn)
+                    break
+                taken.append(bytes(view))
+            else:
+                if self._find(key) is not None or super().stat(key) is not None:
+                    raise BlobExistsError(key)
+                self._hold(key, b"".join(taken))
+
+    def _hold(self, key: str, data: bytes) -> Token:
+        with self._holding:
+            if key in self._held:
+                raise BlobExistsError(key)
+            self._held[key] = data
+            self._n_held_bytes += len(data)
+        return f"held-{key}"
+
+    def promote(self, source: str, dest: str, data: Buffer, *, token: Token, replace: bool) -> None:
+        if not self._changes_logs(dest) or dest in _IN_FILES:
+            super().promote(source, dest, data, token=token, replace=replace)
+            return
+        source_path, dest_path = self._path(source), self._path(dest)
+        with _translated("commit", dest):
+            # The names of files are durable before a record relies on them.
+            self._settle_names()
+            with self._locked(source, source_path, token):
+                self._make_folder(os.path.dirname(dest_path))
+                with LockedFile.alone_in(os.path.dirname(dest_path)):
+                    self._logs.refresh()
+                    if self._logs.has_consumed(source):
+                        raise BlobNotFoundError(source)
+                    last = self._logs.find(dest)
+                    if last is None:
+                        self._logs.check()
+                    if not replace and (last is not None or os.path.lexists(dest_path)):
+                        raise BlobExistsError(dest)
+                    ref = LogBlob(
+                        key=dest,
+                        data=bytes(data),
+                        is_commit=True,
+                        version=1 + (last.row.version if last is not None else 0),
+                    )
+                    with self._holding:
+                        held = self._take_held()
+                        try:
+                            writer, end = self._logs.append([*held, ref], [source], syncs=True)
+                        except BaseException:
+                            self._give_back(held)
+                            raise
+            try:
+                others = [log for log in self._unsynced if log != writer.id]
+                self._logs.sync(others)
+            finally:
+                writer.sync(end)
+            for log in [*others, writer.id]:
+                self._unsynced.pop(log, None)
+            self._logs.note_durable(writer.id, end)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(source_path)
+
+    def _settle_names(self) -> None:
+        unsettled = dict(self._unsettled)
+        for folder in set(unsettled.values()):
+            self._settled.settle(folder)
+        self._remember(unsettled.keys())
+        for key in unsettled:
+            self._unsettled.pop(key, None)
+
+    @contextlib.contextmanager
+    def _locked(self, key: str, path: str, token: Token) -> Iterator[None]:
+        """Lock a file that may be removed or promoted, and check that it still has its name.
+
+        Raises:
+            BlobNotFoundError: It is gone, or another one.
+        """
+        try:
+            descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+        except (FileNotFoundError, NotADirectoryError):
+            raise BlobNotFoundError(key) from None
+        try:
+            LockedFile.lock(descriptor)
+            try:
+                found = os.lstat(path)
+            except FileNotFoundError:
+                raise BlobNotFoundError(key) from None
+            if token_of(found) != token or not os.path.samestat(found, os.fstat(descriptor)):
+                raise BlobNotFoundError(key)
+            yield
+        finally:
+            LockedFile.release(descriptor)
+
+    def _take_held(self) -> list[LogBlob]:
+        held, self._held, self._n_held_bytes = self._held, {}, 0
+        return [
+            LogBlob(key=key, data=data, in_body=key.startswith(_MAPPED) or len(data) > _META_BYTES)
+            for key, data in held.items()
+        ]
+
+    def _give_back(self, held: Iterable[LogBlob]) -> None:
+        for blob in held:
+            self._held[blob.key] = blob.data
+            self._n_held_bytes += len(blob.data)
+
+    def _flush(self) -> None:
+        """Append the held blobs, not durably: from now on others see them."""
+        with self._holding:
+            if not self._held:
+                return
+            held = self._take_held()
+            try:
+                with _translated("write", FOLDER):
+                    writer, end = self._logs.append(held, syncs=False)
+            except BaseException:
+                self._give_back(held)
+                raise
+            self._unsynced[writer.id] = end
+
+    # --- deleting
+
+    def withdraw(self, key: str, token: Token) -> bool:
+        if not self._changes_logs(key):
+            return super().withdraw(key, token)
+        self._flush()
+        path = self._path(key)
+        with _translated("withdraw", key):
+            if key.startswith(_INTENTS) or self._find(key) is None:
+                return self._withdraw_file(key, path, token)
+            with LockedFile.alone_in(os.path.dirname(path)):
+                self._logs.refresh()
+                last = self._logs.find(key)
+                if last is None or last.token != token:
+                    return False
+                self._remove(key, path, durable=True)
+                return True
+
+    def _withdraw_file(self, key: str, path: str, token: Token) -> bool:
+        folder = os.path.dirname(path)
+        with contextlib.suppress(BlobNotFoundError, FileNotFoundError, NotADirectoryError):
+            with LockedFile.alone_in(folder), self._locked(key, path, token):
+                self._logs.refresh()
+                is_consumed = self._logs.has_consumed(key)
+                if not is_consumed:
+                    self._logs.check()
+                    if self._logs.find(key) is not None:
+                        return False
+                os.unlink(path)
+                self._settled.settle(folder)
+                return not is_consumed
+        return False
+
+    def delete(self, key: str) -> None:
+        if not self._changes_logs(key):
+            super().delete(key)
+            return
+        self._flush()
+        with _translated("delete", key):
+            found = self._find(key)
+            if found is None:
+                super().delete(key)
+            elif not found.row.is_commit:
+                self._logs.bury(key, durable=False)
+            else:
+                path = self._path(key)
+                self._make_folder(os.path.dirname(path))
+                with LockedFile.alone_in(os.path.dirname(path)):
+                    self._logs.refresh()
+                    self._remove(key, path, durable=False)
+
+    def _remove(self, key: str, path: str, *, durable: bool) -> None:
+        """Delete a blob of a commit, with its folder locked: the file it replaced, if any, first."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+            self._settled.settle(os.path.dirname(path))
+        self._logs.bury(key, durable=durable)
+
+    # --- reading
+
+    def stat(self, key: str) -> BlobInfo | None:
+        if not self._has_logs(key) or key.startswith(_INTENTS):
+            return super().stat(key)
+        entry = self._find(key)
+        if entry is not None:
+            return _info(entry)
+        found = super().stat(key)
+        if found is None:
+            self._logs.check()
+        return found
+
+    def missing(self, keys: Iterable[str]) -> set[str]:
+        if not self._has_logs(FOLDER):
+            return super().missing(keys)
+        self._flush()
+        self._refresh()
+        in_logs: set[str] = set()
+        others: list[str] = []
+        for key in keys:
+            entry = self._logs.find(check_key(key))
+            if entry is None:
+                others.append(key)
+            else:
+                in_logs.add(entry.log)
+        with _translated("sync", FOLDER):
+            self._logs.sync(in_logs)
+        gone = super().missing(others) if others else set()
+        if gone:
+            self._logs.check()
+        return gone
+
+    def settle(self, prefix: str) -> None:
+        if self._has_logs(FOLDER):
+            self._flush()
+            self._refresh()
+            with _translated("sync", FOLDER):
+                self._logs.sync()
+        super().settle(prefix)
+
+    def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
+        def read(entry: Entry) -> bytes:
+            size = entry.row.size
+            if max_bytes is not None and size > max_bytes:
+                raise CorruptError(key, f"it has {size} bytes, more than the {max_bytes} it may have")
+            return self._whole(entry, 0, size)
+
+        return self._read(key, read, lambda: super(LoggedBackend, self).get(key, max_bytes=max_bytes))
+
+    def read_into(self, key: str, start: int, out: memoryview) -> None:
+        def read(entry: Entry) -> None:
+            if start + len(out) > entry.row.size:
+                raise CorruptError(key, f"it ends before byte {start + len(out)}")
+            out[:] = self._whole(entry, start, len(out))
+
+        self._read(key, read, lambda: super(LoggedBackend, self).read_into(key, start, out))
+
+    def open_file(self, key: str) -> BlobFile:
+        def read(entry: Entry) -> BlobFile:
+            if entry.row.in_body:
+                descriptor, path = self._logs.open(entry)
+                return BlobFile(key, descriptor, path, base=entry.row.start, size=entry.row.size)
+            with tempfile.TemporaryFile() as file:
+                file.write(self._whole(entry, 0, entry.row.size))
+                file.flush()
+                return BlobFile(key, os.dup(file.fileno()), "")
+
+        return self._read(key, read, lambda: super(LoggedBackend, self).open_file(key))
+
+    def _read(self, key: str, read: Callable[[Entry], _T], otherwise: Callable[[], _T]) -> _T:
+        if not self._has_logs(key) or key.startswith(_INTENTS):
+            return otherwise()
+        with _translated("read", key):
+            while (entry := self._find(key)) is not None:
+                with contextlib.suppress(FileNotFoundError):  # its log was rewritten since
+                    return read(entry)
+        try:
+            return otherwise()
+        except BlobNotFoundError:
+            self._logs.check()
+            raise
+
+    def _whole(self, entry: Entry, start: int, size: int) -> bytes:
+        data = self._logs.read(entry, start, size)
+        if len(data) != size:
+            raise CorruptError(entry.key, f"its log ends before byte {start + size} of it")
+        return data
+
+    def list(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
+        if not self._has_logs(check_key(prefix)):
+            yield from super().list(prefix, after=after)
+            return
+        # The files first: a file that a log replaces stays until the blob is deleted.
+        files = list(super().list(prefix, after=after))
+        in_logs: dict[str, Entry] = {}
+        if prefix != _INTENTS[:-1]:
+            self._flush()
+            self._refresh()
+            self._logs.check()
+            in_logs = {entry.key: entry for entry in self._logs.below(prefix) if after is None or entry.key > after}
+        yield from (info for info in files if info.key not in in_logs)
+        yield from map(_info, in_logs.values())
+
+    def list_dir(self, prefix: str) -> Children:
+        blobs, names = super().list_dir(prefix)
+        if not self._has_logs(prefix) or prefix == _INTENTS[:-1]:
+            return blobs, names
+        self._flush()
+        self._refresh()
+        self._logs.check()
+        entries, more = self._logs.children(prefix)
+        in_logs = {entry.key: _info(entry) for entry in entries}
+        found = {info.key: info for info in blobs} | in_logs
+        return [found[key] for key in sorted(found)], sorted({*names, *more})
+
+    def paths(self) -> Iterator[str]:
+        if not self._has_logs(FOLDER):
+            yield from super().paths()
+            return
+        files = {path for path in super().paths() if not self._logs.is_ours(path)}
+        self._flush()
+        self._refresh()
+        yield from files | {entry.key for entry in self._logs.below("")}
+
+    def sweep(self, older_than_s: float) -> int:
+        freed = super().sweep(older_than_s)
+        if self._has_logs(FOLDER):
+            self._flush()
+            with _translated("sweep", FOLDER):
+                freed += self._logs.tidy()
+        return freed
+
+    # ---
+
+    def _has_logs(self, key: str) -> bool:
+        check_key(key)
+        if not self._logs.is_on:
+            return False
+        _check_no_link(self._logs.folder, key)
+        return True
+
+    def _changes_logs(self, key: str) -> bool:
+        """Tell whether there are logs, and check that this process may change them."""
+        has_logs = self._has_logs(key)
+        if has_logs:
+            self._check_may_change()
+        return has_logs
+
+    def _check_may_change(self) -> None:
+        if not self._is_local:
+            self._is_local = is_on_local_disk(self._top)
+        if not self._is_local:
+            raise RefusedError(
+                "change", FOLDER, f"{self._top!r} is not on a local disk, and a store with logs is changed on one only"
+            )
+
+    def _refresh(self) -> None:
+        with _translated("read", FOLDER):
+            self._logs.refresh()
+
+    def _find(self, key: str) -> Entry | None:
+        if key in self._held:
+            self._flush()
+        self._refresh()
+        return self._logs.find(check_key(key))
+
+
+def _info(entry: Entry) -> BlobInfo:
+    return BlobInfo(key=entry.key, size=entry.row.size, modified_s=entry.written_s, token=entry.token)

@@ -1,0 +1,822 @@
+"""Logs of one store: the merged view of their blobs, and the log this process appends to.
+
+``docs/design/protocol.md``, Logs, has the rules and the reason of each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import uuid
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ClassVar
+
+from tensorcas_mlflow.backends._contract import Token
+from tensorcas_mlflow.backends._log_records import (
+    CLOSED,
+    HEADER_BYTES,
+    TOMBSTONE,
+    LogBlob,
+    LogReader,
+    Record,
+    Row,
+    encode_record,
+    header,
+    read_tombstones,
+    tombstone,
+)
+from tensorcas_mlflow.base.digest import Buffer
+from tensorcas_mlflow.base.files import Settled, sync_folder
+from tensorcas_mlflow.base.threads import Lock
+from tensorcas_mlflow.errors import CorruptError, FormatError
+
+if os.name == "posix":
+    import fcntl
+
+FOLDER = "logs"
+_GENERATION = "generation"
+_NAME = re.compile(r"[0-9a-f]{32}")
+_FILE = re.compile(r"[0-9a-f]{32}\.(log|dead)")
+_FULL_BYTES = 64 << 20
+"""Size at which a log gets no more records."""
+_MAX_TRIED = 16
+"""Bound of the idle logs a writer looks at before it creates another one."""
+_KEYFRAME_EVERY = 32
+"""Records that share one keyframe."""
+_REWRITTEN_AT = 2
+"""An idle log is rewritten if it has more than so many times the bytes of its live blobs."""
+_KEPT_BYTES = 1024
+"""Bound of a commit's blob, such as a ref, that stays in memory."""
+_MAX_METAS = 32
+_READ_LOG = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_WRITE_LOG = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+
+
+class LockedFile:
+    """Exclusive locks (`flock`) of open files: free after the process has died, and in its forked children."""
+
+    _held: ClassVar[set[int]] = set()
+
+    @classmethod
+    def lock(cls, descriptor: int, *, waits: bool = True) -> bool:
+        """Lock a file; return whether it is locked.
+
+        Raises:
+            OSError: The file system has no locks.
+        """
+        cls._held.add(descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        except BlockingIOError:
+            cls._held.discard(descriptor)
+            return False
+        except BaseException:
+            cls._held.discard(descriptor)
+            raise
+        return True
+
+    @classmethod
+    def release(cls, descriptor: int) -> None:
+        """Unlock and close a file."""
+        cls._held.discard(descriptor)
+        # A child forked meanwhile has the file open too, and closing it here alone would leave it locked.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+    @classmethod
+    @contextlib.contextmanager
+    def alone_in(cls, path: str, flags: int = os.O_RDONLY, mode: int = 0o666) -> Iterator[int]:
+        """Open and lock a file or folder, and yield its descriptor.
+
+        Raises:
+            OSError: It cannot be opened, or the file system has no locks.
+        """
+        descriptor = os.open(path, flags, mode)
+        try:
+            cls.lock(descriptor)
+            yield descriptor
+        finally:
+            cls.release(descriptor)
+
+    @classmethod
+    def close_all(cls) -> None:
+        """Close the files locked by the parent's threads, in a child made by fork."""
+        while cls._held:
+            with contextlib.suppress(OSError):
+                os.close(cls._held.pop())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A live blob in a log."""
+
+    log: str
+    record: int
+    row: Row
+    written_s: float
+    data: bytes | None
+    """The blob, if it is a small one of a commit."""
+
+    @property
+    def key(self) -> str:
+        """Key of the blob."""
+        return self.row.key
+
+    @property
+    def token(self) -> Token:
+        """Token of the blob."""
+        return f"{self.log}-{self.record:x}-{self.row.number}"
+
+
+@dataclass(slots=True)
+class _Log:
+    """The known part of one log."""
+
+    id: str
+    end: int = 0
+    """End of the last record that counts and is known."""
+    n_dead_bytes: int = 0
+    """Size of the known tombstones."""
+    entries: dict[tuple[int, int], Entry] = field(default_factory=dict)
+    """Live blobs, by record and row."""
+    dead: set[tuple[int, int]] = field(default_factory=set)
+    """Tombstones; one may be known before its blob."""
+    is_closed: bool = False
+    consumed: set[str] = field(default_factory=set)
+    durable: int = 0
+    """Every byte before this one is known to be durable."""
+    n_durable_dead_bytes: int = 0
+
+
+class Logs:
+    """The logs of one store. For any thread.
+
+    Methods raise OSError, unless they say otherwise; the caller translates it.
+    """
+
+    def __init__(self, top: str) -> None:
+        """Use the logs below a store's folder, if it has any."""
+        self.folder = f"{top}{os.sep}{FOLDER}"
+        self._top = top
+        self._lock = Lock()
+        self._logs: dict[str, _Log] = {}
+        self._entries: dict[str, list[Entry]] = {}
+        """Live blobs, by key."""
+        self._blobs_in: defaultdict[str, set[str]] = defaultdict(set)
+        """Keys of the blobs directly below a prefix."""
+        self._names_in: defaultdict[str, set[str]] = defaultdict(set)
+        self._metas: OrderedDict[tuple[str, int], bytes] = OrderedDict()
+        self._settled = Settled()
+        self._damage: FormatError | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the store has logs."""
+        return os.path.isdir(self.folder)
+
+    def path(self, log: str) -> str:
+        """Return the path of a log."""
+        return f"{self.folder}{os.sep}{log}.log"
+
+    def dead_path(self, log: str) -> str:
+        """Return the path of a log's tombstones."""
+        return f"{self.folder}{os.sep}{log}.dead"
+
+    def is_ours(self, path: str) -> bool:
+        """Tell whether a file, by its path below the store's folder, belongs to the logs."""
+        folder, _, name = path.rpartition("/")
+        return folder == FOLDER and (name == _GENERATION or _FILE.fullmatch(name) is not None)
+
+    def make(self) -> None:
+        """Turn logs on in a store that is being created, durably."""
+        os.makedirs(self.folder, exist_ok=True)
+        self._settled.settle(self.folder)
+
+    # --- the view
+
+    def refresh(self) -> None:
+        """Read everything that others have added.
+
+        Raises:
+            NewerFormatError: A later release wrote a log.
+        """
+        with self._lock:
+            while not self._refresh():
+                pass
+
+    def _refresh(self) -> bool:
+        generation = self._generation()
+        try:
+            names = os.listdir(self.folder)
+        except FileNotFoundError:
+            names = []
+        listed = {name[:-4] for name in names if name.endswith(".log") and _NAME.fullmatch(name[:-4])}
+        for log in self._logs.keys() - listed:
+            self._forget(log)
+        dead = {name[:-5] for name in names if name.endswith(".dead")}
+        self._damage = None
+        for log in listed:
+            known = self._logs.setdefault(log, _Log(log))
+            try:
+                self._read_log(known)
+                if log in dead:
+                    self._read_dead(known)
+            except FileNotFoundError:
+                return False  # removed since the listing
+            except CorruptError as error:
+                self._damage = error
+        # A log may be rewritten during the listing, and the listing may miss the old one and the new one.
+        return self._generation() == generation
+
+    def check(self) -> None:
+        """Refuse to say that a blob is absent while a log is damaged.
+
+        Raises:
+            CorruptError: A log is damaged.
+        """
+        if self._damage is not None:
+            raise self._damage
+
+    def find(self, key: str) -> Entry | None:
+        """Return the blob that counts at a key, as of the last refresh."""
+        with self._lock:
+            found = self._entries.get(key)
+            return max(found, key=_version) if found else None
+
+    def versions(self, key: str) -> list[Entry]:
+        """Return all blobs of a key, the one that counts last."""
+        with self._lock:
+            return sorted(self._entries.get(key, ()), key=_version)
+
+    def has_consumed(self, intent: str) -> bool:
+        """Tell whether a commit has consumed an intent, as of the last refresh."""
+        with self._lock:
+            return any(intent in log.consumed for log in self._logs.values())
+
+    def below(self, prefix: str) -> list[Entry]:
+        """Return the blobs below a prefix, as of the last refresh."""
+        with self._lock:
+            found: list[Entry] = []
+            prefixes = [prefix]
+            while prefixes:
+                at = prefixes.pop()
+                found += [max(self._entries[key], key=_version) for key in self._blobs_in.get(at, ())]
+                prefixes += [f"{at}/{name}" if at else name for name in self._names_in.get(at, ())]
+            return found
+
+    def children(self, prefix: str) -> tuple[list[Entry], set[str]]:
+        """Return the blobs directly below a prefix, and the names of the next segments."""
+        with self._lock:
+            blobs = [max(self._entries[key], key=_version) for key in self._blobs_in.get(prefix, ())]
+            return blobs, set(self._names_in.get(prefix, ()))
+
+    def _generation(self) -> int:
+        try:
+            return os.stat(f"{self.folder}{os.sep}{_GENERATION}").st_size
+        except FileNotFoundError:
+            return 0
+
+    def _read_log(self, log: _Log) -> None:
+        path = self.path(log.id)
+        if os.stat(path).st_size == log.end:
+            return
+        descriptor = os.open(path, _READ_LOG)
+        try:
+            size = os.fstat(descriptor).st_size
+            if size < log.end:
+                raise CorruptError(f"{FOLDER}/{log.id}.log", f"it ends before byte {log.end}")
+            records, end, damage = LogReader(log.id, descriptor, f"{FOLDER}/{log.id}.log").records(log.end, size)
+        finally:
+            os.close(descriptor)
+        for record in records:
+            self._add(log, record)
+        log.end = end
+        if damage is not None:
+            raise damage
+
+    def _read_dead(self, log: _Log) -> None:
+        path = self.dead_path(log.id)
+        size = os.stat(path).st_size
+        if size == log.n_dead_bytes:
+            return
+        descriptor = os.open(path, _READ_LOG)
+        try:
+            data = os.pread(descriptor, size - log.n_dead_bytes, log.n_dead_bytes)
+        finally:
+            os.close(descriptor)
+        found, n_bytes = read_tombstones(log.id, data, f"{FOLDER}/{log.id}.dead")
+        for offset, row in found:
+            if row == CLOSED:
+                log.is_closed = True
+            else:
+                log.dead.add((offset, row))
+                entry = log.entries.pop((offset, row), None)
+                if entry is not None:
+                    self._remove(entry)
+        log.n_dead_bytes += n_bytes
+
+    def _add(self, log: _Log, record: Record) -> None:
+        log.consumed.update(record.consumed)
+        log.durable = max(log.durable, record.durable_before)
+        for row in record.rows:
+            place = record.offset, row.number
+            if place in log.dead or place in log.entries:
+                continue
+            is_kept = row.is_commit and not row.in_body and row.size <= _KEPT_BYTES
+            entry = Entry(
+                log=log.id,
+                record=record.offset,
+                row=row,
+                written_s=record.written_s,
+                data=record.meta[row.start : row.start + row.size] if is_kept else None,
+            )
+            log.entries[place] = entry
+            versions = self._entries.setdefault(row.key, [])
+            versions.append(entry)
+            if len(versions) == 1:
+                self._enter(row.key)
+
+    def _enter(self, key: str) -> None:
+        above, _, _ = key.rpartition("/")
+        self._blobs_in[above].add(key)
+        while above:
+            parent, _, name = above.rpartition("/")
+            if name in self._names_in[parent]:
+                break
+            self._names_in[parent].add(name)
+            above = parent
+
+    def _remove(self, entry: Entry) -> None:
+        versions = self._entries[entry.key]
+        versions.remove(entry)
+        if not versions:
+            del self._entries[entry.key]
+            self._blobs_in[entry.key.rpartition("/")[0]].discard(entry.key)
+
+    def _forget(self, name: str) -> None:
+        for entry in self._logs.pop(name).entries.values():
+            self._remove(entry)
+
+    # --- reading blobs
+
+    def open(self, entry: Entry) -> tuple[int, str]:
+        """Open the log of a blob; return its descriptor and path.
+
+        Raises:
+            FileNotFoundError: The log is gone; `refresh` finds the blob elsewhere, if it still exists.
+        """
+        path = self.path(entry.log)
+        return os.open(path, _READ_LOG), path
+
+    def read(self, entry: Entry, start: int, size: int) -> bytes:
+        """Read a part of a blob; shorter if the log is.
+
+        Raises:
+            FileNotFoundError: See `open`.
+        """
+        if entry.data is not None:
+            return entry.data[start : start + size]
+        if entry.row.in_body:
+            descriptor, _ = self.open(entry)
+            try:
+                return _pread(descriptor, entry.row.start + start, size)
+            finally:
+                os.close(descriptor)
+        meta = self._meta(entry)
+        return meta[entry.row.start + start : entry.row.start + start + size]
+
+    def _meta(self, entry: Entry) -> bytes:
+        place = entry.log, entry.record
+        with self._lock:
+            meta = self._metas.get(place)
+            if meta is not None:
+                self._metas.move_to_end(place)
+                return meta
+        descriptor, _ = self.open(entry)
+        try:
+            size = os.fstat(descriptor).st_size
+            record = LogReader(entry.log, descriptor, f"{FOLDER}/{entry.log}.log").record(entry.record, size)
+        finally:
+            os.close(descriptor)
+        if record is None:
+            raise CorruptError(f"{FOLDER}/{entry.log}.log", f"the record at byte {entry.record} is damaged")
+        self._keep(entry.log, record)
+        return record.meta
+
+    def _keep(self, log: str, record: Record) -> None:
+        with self._lock:
+            self._metas[log, record.offset] = record.meta
+            if len(self._metas) > _MAX_METAS:
+                self._metas.popitem(last=False)
+
+    # --- appending
+
+    def append(self, blobs: Sequence[LogBlob], consumed: Iterable[str] = (), *, syncs: bool) -> tuple[LogWriter, int]:
+        """Append one record to the log of this process, not durably.
+
+        Args:
+            blobs: Its blobs.
+            consumed: Keys of the intents it consumes.
+            syncs: Whether the caller calls `LogWriter.sync` next, whatever happens.
+
+        Returns:
+            The writer, and the end of the record.
+        """
+        while True:
+            writer = writer_of(self)
+            with writer.lock:
+                if not writer.is_current():
+                    continue  # another thread has just filled or closed it
+                record = writer.append(blobs, consumed, syncs=syncs)
+                with self._lock:
+                    log = self._logs.setdefault(writer.id, _Log(writer.id))
+                    if log.end == record.offset or (log.end == 0 and record.offset == HEADER_BYTES):
+                        self._add(log, record)
+                        log.end = record.end
+                return writer, record.end
+
+    def note_durable(self, log: str, end: int) -> None:
+        """Note that a log is durable up to a byte."""
+        with self._lock:
+            if log in self._logs:
+                self._logs[log].durable = max(self._logs[log].durable, end)
+
+    def sync(self, logs: Iterable[str] | None = None) -> None:
+        """Make the known records and tombstones of some logs durable, whoever wrote them; all logs by default."""
+        with self._lock:
+            known = [self._logs[log] for log in (self._logs if logs is None else logs) if log in self._logs]
+            ends = [(log, log.end, log.n_dead_bytes) for log in known]
+        is_new = False
+        for log, end, n_dead_bytes in ends:
+            if log.durable < end:
+                is_new = True
+                with contextlib.suppress(FileNotFoundError):
+                    _sync(self.path(log.id))
+                    log.durable = max(log.durable, end)
+            if log.n_durable_dead_bytes < n_dead_bytes:
+                is_new = True
+                with contextlib.suppress(FileNotFoundError):
+                    _sync(self.dead_path(log.id))
+                    log.n_durable_dead_bytes = max(log.n_durable_dead_bytes, n_dead_bytes)
+        if is_new:
+            self._settled.settle(self.folder)
+
+    def bury(self, key: str, *, durable: bool) -> None:
+        """Delete all blobs of a key: the lower versions first, and durably, so that none comes back alone."""
+        while versions := self.versions(key):
+            entry = versions[0]
+            line = tombstone(entry.log, entry.record, entry.row.number)
+            self._append_dead(entry.log, line, durable=durable or len(versions) > 1)
+            # A log may have been rewritten meanwhile: then the blob is in another one by now.
+            self.refresh()
+
+    def _append_dead(self, log: str, lines: bytes, *, durable: bool) -> None:
+        flags = _WRITE_LOG | os.O_CREAT | os.O_APPEND
+        with LockedFile.alone_in(self.dead_path(log), flags) as descriptor:
+            # A rewriting of the log holds this lock until the log is gone.
+            if not os.path.exists(self.path(log)):
+                return
+            size = os.fstat(descriptor).st_size
+            whole = size // TOMBSTONE.size * TOMBSTONE.size
+            if whole != size:  # left by a killed process
+                os.ftruncate(descriptor, whole)
+            try:
+                _write_all(descriptor, lines)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(descriptor, whole)
+                raise
+            if durable:
+                os.fsync(descriptor)
+        if durable:
+            sync_folder(self.folder)
+
+    # --- removing logs
+
+    def tidy(self) -> int:
+        """Remove idle logs without live blobs, and rewrite those with few; return the bytes freed."""
+        close_writer(self)
+        self.refresh()
+        self.check()
+        freed = 0
+        for log in list(self._logs):
+            with self._lock:
+                known = self._logs.get(log)
+                is_worth_it = known is not None and self._live_bytes(known) * _REWRITTEN_AT < known.end
+            if is_worth_it:
+                freed += self._alone_with(log, partial(self._rewrite, log))
+        return freed
+
+    def _live_bytes(self, log: _Log) -> int:
+        return sum(entry.row.size for entry in log.entries.values() if self.find(entry.key) is entry)
+
+    def _alone_with(self, log: str, act: Callable[[int, int], int]) -> int:
+        """Act on an idle log while nobody appends to it or to its tombstones; return the result, 0 if it is in use."""
+        try:
+            descriptor = os.open(self.path(log), _WRITE_LOG)
+        except FileNotFoundError:
+            return 0
+        if not LockedFile.lock(descriptor, waits=False):
+            os.close(descriptor)
+            return 0
+        try:
+            with LockedFile.alone_in(self.dead_path(log), _WRITE_LOG | os.O_CREAT | os.O_APPEND) as dead:
+                if not _is_at(descriptor, self.path(log)):
+                    return 0
+                self.refresh()
+                return act(descriptor, dead)
+        finally:
+            LockedFile.release(descriptor)
+
+    def _rewrite(self, log: str, descriptor: int, dead: int) -> int:
+        """Copy the live blobs of a log into a new one, and remove the log."""
+        with self._lock:
+            known = self._logs.get(log)
+            if known is None:
+                return 0
+            by_record: defaultdict[int, list[Entry]] = defaultdict(list)
+            for entry in known.entries.values():
+                if self.find(entry.key) is entry:
+                    by_record[entry.record].append(entry)
+            consumed = [intent for intent in known.consumed if os.path.lexists(self._top + os.sep + intent)]
+        n_written = 0
+        if by_record or consumed:
+            # A lower version goes only if the one that counts cannot be lost.
+            self.sync()
+            n_written = self._copy(by_record, consumed)
+        freed = os.fstat(descriptor).st_size + os.fstat(dead).st_size - n_written
+        self._remove_files(log)
+        return freed
+
+    def _copy(self, by_record: dict[int, list[Entry]], consumed: Sequence[str]) -> int:
+        """Copy blobs into a new log, durably, and return its size."""
+        log, descriptor, end = create_log(self)
+        try:
+            for _, entries in sorted(by_record.items()):
+                blobs = [
+                    LogBlob(
+                        key=entry.key,
+                        data=self.read(entry, 0, entry.row.size),
+                        is_commit=entry.row.is_commit,
+                        version=entry.row.version,
+                        in_body=entry.row.in_body,
+                    )
+                    for entry in entries
+                ]
+                pieces, record = encode_record(
+                    log, end, blobs, consumed, durable_before=end, keyframe=None, written_s=entries[0].written_s
+                )
+                consumed = ()
+                for piece in pieces:
+                    _write_all(descriptor, piece)
+                end = record.end
+            os.fsync(descriptor)
+            self._settled.settle(self.folder)
+        finally:
+            LockedFile.release(descriptor)
+        return end
+
+    def _remove_files(self, log: str) -> None:
+        # Grows, so that whoever lists the logs meanwhile lists them again.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
+        descriptor = os.open(f"{self.folder}{os.sep}{_GENERATION}", flags, 0o666)
+        try:
+            _write_all(descriptor, b".")
+        finally:
+            os.close(descriptor)
+        os.unlink(self.path(log))
+        # Durably: without its tombstones the log would come back to life.
+        sync_folder(self.folder)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.dead_path(log))
+
+
+def create_log(logs: Logs) -> tuple[str, int, int]:
+    """Create a log, locked; return its name, descriptor and end."""
+    log = uuid.uuid4().hex
+    descriptor = os.open(logs.path(log), _WRITE_LOG | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        LockedFile.lock(descriptor)
+        _write_all(descriptor, header(log))
+    except BaseException:
+        LockedFile.release(descriptor)
+        raise
+    return log, descriptor, HEADER_BYTES
+
+
+class LogWriter:
+    """The one log to which this process appends, locked for as long as it may.
+
+    Methods are for the thread that holds `lock`, except for `sync`.
+    """
+
+    def __init__(self, logs: Logs) -> None:
+        """Take over an idle log, or create one."""
+        self.lock = Lock()
+        self.is_usable = True
+        self.is_sound = True
+        """False after a failed sync."""
+        self._syncing = Lock()
+        self._n_syncing = 0
+        self._is_closing = False
+        self._logs = logs
+        self._settled = Settled()
+        found = self._adopted()
+        self.id, self.descriptor, self.end = found or create_log(logs)
+        self._durable = self.end
+        self._is_settled = False
+        self._keyframe: tuple[int, bytes] | None = None
+        self._n_shared = 0
+
+    def _adopted(self) -> tuple[str, int, int] | None:
+        self._logs.refresh()
+        with self._logs._lock:
+            idle = [log for log in self._logs._logs.values() if not log.is_closed and 0 < log.end < _FULL_BYTES]
+        for log in sorted(idle, key=lambda log: log.end)[:_MAX_TRIED]:
+            path = self._logs.path(log.id)
+            try:
+                descriptor = os.open(path, _WRITE_LOG)
+            except FileNotFoundError:
+                continue
+            is_taken = False
+            try:
+                if not LockedFile.lock(descriptor, waits=False):
+                    continue
+                # Nobody else appends from here on. A torn tail, and what follows it, would not count.
+                self._logs.refresh()
+                if _is_at(descriptor, path) and not log.is_closed and os.fstat(descriptor).st_size == log.end:
+                    os.fsync(descriptor)
+                    os.lseek(descriptor, log.end, os.SEEK_SET)
+                    is_taken = True
+                    return log.id, descriptor, log.end
+            finally:
+                if not is_taken:
+                    LockedFile.release(descriptor)
+        return None
+
+    def is_current(self) -> bool:
+        """Tell whether another record may be appended."""
+        return self.is_usable and self.end < _FULL_BYTES and _is_at(self.descriptor, self._logs.path(self.id))
+
+    def append(self, blobs: Sequence[LogBlob], consumed: Iterable[str], *, syncs: bool) -> Record:
+        """Append one record, not durably; see `Logs.append`."""
+        pieces, record = encode_record(
+            self.id, self.end, blobs, consumed, durable_before=self._durable, keyframe=self._keyframe
+        )
+        try:
+            for piece in pieces:
+                _write_all(self.descriptor, piece)
+        except BaseException:
+            self._take_back(record.end)
+            raise
+        self.end = record.end
+        self._n_syncing += syncs
+        self._n_shared += 1
+        if record.keyframe == 0:
+            self._keyframe, self._n_shared = (record.offset, record.meta), 0
+        elif self._n_shared >= _KEYFRAME_EVERY:
+            self._keyframe = None
+        return record
+
+    def _take_back(self, end: int) -> None:
+        """Remove a record that was not written whole: nothing behind it would count."""
+        try:
+            if os.fstat(self.descriptor).st_size >= end:  # an interrupt after the last byte: others may have read it
+                self.end = end
+                return
+            os.ftruncate(self.descriptor, self.end)
+            os.lseek(self.descriptor, self.end, os.SEEK_SET)
+        except OSError:
+            self.is_usable = False
+
+    def sync(self, end: int) -> None:
+        """Make the log durable up to a byte, and its name. For any thread, after `append`.
+
+        Raises:
+            OSError: The disk failed. Nobody appends to this log any more.
+        """
+        try:
+            # One after the other: of two syncs at once only one may hear of a failure.
+            with self._syncing:
+                self._sync(end)
+        finally:
+            with self.lock:
+                self._n_syncing -= 1
+                if self._is_closing and self._n_syncing == 0:
+                    LockedFile.release(self.descriptor)
+
+    def _sync(self, end: int) -> None:
+        if not self.is_sound:
+            raise OSError(errno.EIO, "an earlier sync of the log failed")
+        if self._durable >= end:
+            return
+        reached = self.end
+        try:
+            os.fsync(self.descriptor)
+            if not self._is_settled:
+                self._settled.settle(self._logs.folder)
+                self._is_settled = True
+        except BaseException:
+            # A later sync may succeed although these bytes are lost.
+            self.is_usable = self.is_sound = False
+            with contextlib.suppress(OSError):
+                self._logs._append_dead(self.id, tombstone(self.id, 0, CLOSED), durable=False)
+            raise
+        self._durable = max(self._durable, reached)
+
+    def close(self) -> None:
+        """Let others append to the log, once nobody syncs it."""
+        with self.lock:
+            self.is_usable = False
+            if not self._is_closing:
+                self._is_closing = True
+                if self._n_syncing == 0:
+                    LockedFile.release(self.descriptor)
+
+
+_writers: OrderedDict[str, LogWriter] = OrderedDict()
+"""The writers of this process, by the folder of the logs."""
+_writers_lock = Lock()
+_MAX_WRITERS = 16
+
+
+def writer_of(logs: Logs) -> LogWriter:
+    """Return the writer of this process for a store."""
+    with _writers_lock:
+        writer = _writers.get(logs.folder)
+        if writer is not None:
+            if writer.is_current():
+                _writers.move_to_end(logs.folder)
+                return writer
+            _writers.pop(logs.folder).close()
+        writer = _writers[logs.folder] = LogWriter(logs)
+        while len(_writers) > _MAX_WRITERS:
+            _writers.popitem(last=False)[1].close()
+        return writer
+
+
+def close_writer(logs: Logs) -> None:
+    """Close the log this process appends to in one store."""
+    with _writers_lock:
+        writer = _writers.pop(logs.folder, None)
+    if writer is not None:
+        writer.close()
+
+
+def close_writers() -> None:
+    """Close the logs this process appends to."""
+    with _writers_lock:
+        while _writers:
+            _writers.popitem()[1].close()
+
+
+def _forget_writers() -> None:
+    """Leave the parent's logs to the parent, in a child made by fork."""
+    _writers.clear()
+    LockedFile.close_all()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_writers)
+
+
+def _version(entry: Entry) -> int:
+    return entry.row.version
+
+
+def _is_at(descriptor: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _pread(descriptor: int, start: int, size: int) -> bytes:
+    pieces = []
+    while size > 0:
+        piece = os.pread(descriptor, min(size, 1 << 30), start)
+        if not piece:
+            break
+        pieces.append(piece)
+        start, size = start + len(piece), size - len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _write_all(descriptor: int, data: Buffer) -> None:
+    view = memoryview(data).cast("B")
+    while len(view):
+        view = view[os.write(descriptor, view[: 1 << 30]) :]
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path, _READ_LOG)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
