@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tensorcas_mlflow.backends._file import BlobFile, ReadCounter
 from tensorcas_mlflow.base.digest import Buffer
+from tensorcas_mlflow.errors import RefusedError
 
 Token = str
 """Identifies the bytes at a key, like an ETag. Opaque; only the backend that returned it compares it. After a key is
@@ -73,9 +74,9 @@ class Backend(ABC):
     is_remote: bool = False
     """Whether each call is a request to another machine, so callers save requests and send many at once. A
     remote backend lists keys in order, and tokens of random blobs never come back."""
-    shares_bytes: bool = False
-    """Whether it stores a small blob of `put_all` as its difference from an earlier one. Then a caller leaves small blobs
-    uncompressed."""
+    has_logs: bool = False
+    """Whether it appends small blobs of `put_all` to logs. A log stores them as differences from earlier ones, so
+    callers leave them uncompressed."""
     tally: ReadCounter | None = None
     """Counter of its reads, if a caller wants one; see `MeteredBackend`."""
 
@@ -237,6 +238,14 @@ class Backend(ABC):
             RefusedError: It does not; no store may be kept there.
         """
         return
+
+    def make_logs(self) -> None:
+        """Turn logs on in a store that is being created, durably.
+
+        Raises:
+            RefusedError: The backend has no logs.
+        """
+        raise RefusedError("create", "logs", f"{self.uri!r} cannot have logs: only a folder on a local disk can")
 
     def sweep(self, older_than_s: float) -> int:
         """Remove the remains of crashed calls outside of any key, such as temporary files.

@@ -26,6 +26,7 @@ class MeteredBackend(Backend):
         self.uri = inner.uri
         self.is_remote = inner.is_remote
         self.is_carrier = inner.is_carrier
+        self.has_logs = inner.has_logs
         self.tally = tally
 
     def put_new(self, key: str, pieces: Iterable[Buffer], *, durable: bool = True) -> Token:
@@ -88,6 +89,10 @@ class MeteredBackend(Backend):
 
     def check_conditions(self) -> None:
         self.inner.check_conditions()
+
+    def make_logs(self) -> None:
+        self.inner.make_logs()
+        self.has_logs = True
 
     def sweep(self, older_than_s: float) -> int:
         return self.inner.sweep(older_than_s)

@@ -141,6 +141,15 @@ def logs_metrics() -> bool:
     return _flag("TENSORCAS_LOG_METRICS", default=True)
 
 
+def logs() -> bool:
+    """Tell whether new stores on a local disk have logs: TENSORCAS_LOGS, by default no.
+
+    Raises:
+        ValueError: It is neither true nor false.
+    """
+    return _flag("TENSORCAS_LOGS", default=False)
+
+
 def allows_pickle() -> bool:
     """Tell whether unpickling models is allowed: MLflow's own switch, MLFLOW_ALLOW_PICKLE_DESERIALIZATION, default yes.
 

@@ -59,7 +59,9 @@ def make(options: Namespace) -> int:
     """Make a store."""
     if options.place is not None and hasattr(options, "root"):
         options.parser.error("name the place once: init ROOT or init --root ROOT")
-    store = Store.init(options.place or root_of(options), chunk_bytes=options.chunk_bytes)
+    store = Store.init(
+        options.place or root_of(options), chunk_bytes=options.chunk_bytes, logs=True if options.logs else None
+    )
     if is_json(options):
         say_json({"store": store.uri, "id": store.id, "chunk_bytes": store.chunk_bytes})
     else:
@@ -313,6 +315,7 @@ COMMANDS = (
                 metavar="N",
                 help="chunk size, a power of two, fixed for ever (default: %(default)d)",
             ),
+            flag("--logs", help="append small saves to logs: one file and one sync a save; on a local disk only"),
         ],
         run=make,
     ),

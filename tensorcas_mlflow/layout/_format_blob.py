@@ -181,7 +181,8 @@ def _are_texts(value: object) -> TypeGuard[list[str]]:
 
 FORMAT = "format"
 """Key of the blob."""
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""Version of a store with logs; one without them has version 1."""
 MAX_FORMAT_BYTES = 4096
 _ID = re.compile(r"[0-9a-f]{32}")
 
@@ -189,7 +190,9 @@ Stamp = tuple[int, int, int]
 """Identifies a ``format`` file among those that replace each other."""
 
 
-def new_format(chunk_bytes: int, store_id: str | None = None, *, is_carried: bool = False) -> bytes:
+def new_format(
+    chunk_bytes: int, store_id: str | None = None, *, is_carried: bool = False, has_logs: bool = False
+) -> bytes:
     """Return the blob of a new store; its id is drawn unless given.
 
     Raises:
@@ -197,13 +200,15 @@ def new_format(chunk_bytes: int, store_id: str | None = None, *, is_carried: boo
     """
     store_id = store_id or new_name()
     settings: dict[str, Any] = {
-        "format": FORMAT_VERSION,
+        "format": FORMAT_VERSION if has_logs else 1,
         "id": store_id,
         "chunk_bytes": chunk_bytes,
         "digest": "blake3-256",
     }
     if is_carried:
         settings["carried"] = True
+    if has_logs:
+        settings["logs"] = True
     data = record_bytes(settings) + b"\n"
     try:
         parse_format(data)

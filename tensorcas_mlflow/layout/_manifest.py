@@ -249,9 +249,13 @@ class Manifest:
         """Return the manifest as an artifact: an Arrow IPC stream."""
         return self.stream
 
-    def to_blob(self) -> bytes:
-        """Return the manifest as a store's blob: the stream, compressed if it is small; without hints."""
-        if len(self.stream) >= COMPRESSED_BELOW:
+    def to_blob(self, *, is_packed: bool = True) -> bytes:
+        """Return the manifest as a store's blob: the stream, compressed if it is small; without hints.
+
+        Args:
+            is_packed: Whether to compress it; False for a backend that does so itself.
+        """
+        if len(self.stream) >= COMPRESSED_BELOW or not is_packed:
             return self.stream
         return zstandard.ZstdCompressor(level=12).compress(self.stream)
 

@@ -232,7 +232,7 @@ def open_damaged_backend(backend: Backend, others: Sequence[Store] = ()) -> tupl
         with suppress(BlobNotFoundError, CorruptError):
             blob = backend.get(p.FORMAT, max_bytes=p.MAX_REF_BYTES)
     store_id, chunk_bytes = _said_by_manifests(backend, others, reason)
-    fixed = p.new_format(chunk_bytes, store_id, is_carried=b'"carried"' in blob)
+    fixed = p.new_format(chunk_bytes, store_id, is_carried=b'"carried"' in blob, has_logs=backend.has_logs)
     p.parse_format(fixed)
     return Store(backend, store_id=store_id, chunk_bytes=chunk_bytes), FormatFix(blob=fixed, reason=reason)
 

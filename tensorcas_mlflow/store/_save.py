@@ -184,7 +184,7 @@ def publish(catalog: Catalog, packs: Mapping[str, PackWriter], condemned: Condem
 
 def manifest_blob(backend: Backend, catalog: Catalog, manifest: Manifest) -> bytes:
     """Return the blob of a manifest with stored chunks: in a remote store with hints, for readers without an index."""
-    blob = manifest.to_blob()
+    blob = manifest.to_blob(is_packed=not backend.has_logs)
     if backend.is_remote:
         places = catalog.find(unique_rows(manifest.digests)[0])
         # Hints do not record the bases of deltas.

@@ -24,7 +24,7 @@ from tensorcas_mlflow.backends import (
     open_backend,
     open_bucket,
 )
-from tensorcas_mlflow.base import threads
+from tensorcas_mlflow.base import config, threads
 from tensorcas_mlflow.base.digest import unique_rows
 from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
 from tensorcas_mlflow.base.threads import Lazy, Lock
@@ -37,6 +37,7 @@ from tensorcas_mlflow.errors import (
     ForbiddenError,
     FormatError,
     NewerFormatError,
+    RefusedError,
     StoreNotFoundError,
     WrongStoreError,
 )
@@ -334,16 +335,26 @@ class Store(Refs):
     # --- opening
 
     @classmethod
-    def init(cls, root: RootLike, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES, store_id: str | None = None) -> Store:
+    def init(
+        cls,
+        root: RootLike,
+        *,
+        chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+        store_id: str | None = None,
+        logs: bool | None = None,
+    ) -> Store:
         """Create a store.
 
         Args:
             root: Its root; a missing folder is created.
             chunk_bytes: Size of its chunks, fixed for its life: a power of two from 4 KiB to 64 MiB.
             store_id: 32 hex digits; drawn unless given. A copy of a store has its id.
+            logs: Whether small saves append to logs: one file and one sync a save. Earlier releases refuse such a store.
+                None takes the environment's TENSORCAS_LOGS, and no logs where there can be none.
 
         Raises:
             ConflictError: There is a store here, above, or below already.
+            RefusedError: The root cannot have logs.
             ValueError: The root cannot hold a store, or the chunk size is not such a number.
         """
         if not MIN_CHUNK_BYTES <= chunk_bytes <= MAX_CHUNK_BYTES or chunk_bytes & (chunk_bytes - 1):
@@ -352,16 +363,22 @@ class Store(Refs):
             )
         place = Root.parse(root)
         check_free(place)
-        return cls.init_backend(open_backend(place), chunk_bytes=chunk_bytes, store_id=store_id)
+        return cls.init_backend(open_backend(place), chunk_bytes=chunk_bytes, store_id=store_id, logs=logs)
 
     @classmethod
     def init_backend(
-        cls, backend: Backend, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES, store_id: str | None = None
+        cls,
+        backend: Backend,
+        *,
+        chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+        store_id: str | None = None,
+        logs: bool | None = None,
     ) -> Store:
         """Create a store in a backend, without checks of its surroundings; see `init`.
 
         Args:
             store_id: 32 hex digits; drawn unless given.
+            logs: Whether small saves append to logs; see `init`.
 
         Raises:
             CorruptError: A store without its ``format`` is there: under another id none of its data would load.
@@ -376,7 +393,9 @@ class Store(Refs):
                 if backend.stat(FORMAT) is not None:
                     raise BlobExistsError(FORMAT)
                 generation = begin_first_generation(backend)
-            backend.put_new(FORMAT, [new_format(chunk_bytes, store_id, is_carried=backend.is_carrier)])
+            has_logs = _make_logs(backend, logs)
+            blob = new_format(chunk_bytes, store_id, is_carried=backend.is_carrier, has_logs=has_logs)
+            backend.put_new(FORMAT, [blob])
         except BlobExistsError:
             raise ConflictError(f"there is already a store at {backend.uri!r}") from None
         store = cls.open_backend(backend)
@@ -724,6 +743,19 @@ def _chunk_cache(backend: Backend) -> ExtentCache | None:
 
 
 _open_stores = OpenStores(lambda root: Store.open_backend(open_backend(root)))
+
+
+def _make_logs(backend: Backend, wanted: bool | None) -> bool:
+    """Give a new store logs, if they are wanted; return whether it has some."""
+    if wanted is False or (wanted is None and not config.logs()):
+        return False
+    try:
+        backend.make_logs()
+    except RefusedError:
+        if wanted:
+            raise
+        return False
+    return True
 
 
 def _written(save: PendingSave) -> PendingSave:
