@@ -232,17 +232,20 @@ class LoggedBackend(LocalBackend):
 
     def _withdraw_file(self, key: str, path: str, token: Token) -> bool:
         folder = os.path.dirname(path)
-        with contextlib.suppress(BlobNotFoundError, FileNotFoundError, NotADirectoryError):
-            with LockedFile.alone_in(folder), self._locked(key, path, token):
-                self._logs.refresh()
-                is_consumed = self._logs.has_consumed(key)
-                if not is_consumed:
-                    self._logs.check()
-                    if self._logs.find(key) is not None:
-                        return False
-                os.unlink(path)
-                self._settled.settle(folder)
-                return not is_consumed
+        with (
+            contextlib.suppress(BlobNotFoundError, FileNotFoundError, NotADirectoryError),
+            self._locked(key, path, token),
+            LockedFile.alone_in(folder),
+        ):
+            self._logs.refresh()
+            is_consumed = self._logs.has_consumed(key)
+            if not is_consumed:
+                self._logs.check()
+                if self._logs.find(key) is not None:
+                    return False
+            os.unlink(path)
+            self._settled.settle(folder)
+            return not is_consumed
         return False
 
     def delete(self, key: str) -> None:

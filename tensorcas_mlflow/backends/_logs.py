@@ -502,16 +502,23 @@ class Logs:
     def tidy(self) -> int:
         """Remove idle logs without live blobs, and rewrite those with few; return the bytes freed."""
         close_writer(self)
-        self.refresh()
-        self.check()
-        freed = 0
-        for log in list(self._logs):
-            with self._lock:
-                known = self._logs.get(log)
-                is_worth_it = known is not None and self._live_bytes(known) * _REWRITTEN_AT < known.end
-            if is_worth_it:
-                freed += self._alone_with(log, partial(self._rewrite, log))
-        return freed
+        descriptor = os.open(self.folder, os.O_RDONLY)
+        try:
+            # Of two processes each might take the copy of the other for the one that stays.
+            if not LockedFile.lock(descriptor, waits=False):
+                return 0
+            self.refresh()
+            self.check()
+            freed = 0
+            for log in list(self._logs):
+                with self._lock:
+                    known = self._logs.get(log)
+                    is_worth_it = known is not None and self._live_bytes(known) * _REWRITTEN_AT < known.end
+                if is_worth_it:
+                    freed += self._alone_with(log, partial(self._rewrite, log))
+            return freed
+        finally:
+            LockedFile.release(descriptor)
 
     def _live_bytes(self, log: _Log) -> int:
         return sum(entry.row.size for entry in log.entries.values() if self.find(entry.key) is entry)

@@ -13,6 +13,7 @@ import pytest
 from tensorcas_mlflow.backends import LocalBackend, MemoryBackend
 from tensorcas_mlflow.errors import BackendError, ConflictError, CorruptError, NewerFormatError, StoreNotFoundError
 from tensorcas_mlflow.layout import pack_name
+from tensorcas_mlflow.layout._format_blob import FORMAT_VERSION
 from tensorcas_mlflow.layout._records import record_bytes
 from tensorcas_mlflow.maintenance import GcPlan, plan_gc
 from tensorcas_mlflow.store import Store
@@ -45,7 +46,7 @@ def write_format(store: Store, **changes: Any) -> None:
 
 
 def of_a_later_release(store: Store) -> None:
-    write_format(store, format=2)
+    write_format(store, format=FORMAT_VERSION + 1)
 
 
 def gone(store: Store) -> None:
