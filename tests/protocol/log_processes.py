@@ -263,7 +263,8 @@ def _drawn() -> uuid.UUID:
 class _Writers:
     """The writers of the current process."""
 
-    _before: OrderedDict[str, Any] = OrderedDict()
+    def __init__(self) -> None:
+        self._before: OrderedDict[str, Any] = OrderedDict()
 
     def __getattr__(self, name: str) -> Any:
         process = getattr(_current, "process", None)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tensorcas_mlflow.backends import LoggedBackend, _logs
-from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError
+from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, FormatError
 from tests.protocol.log_processes import Act, Run, explore
 
 REF = "refs/runs/run/@1"
@@ -69,9 +71,9 @@ def prepared(*intents: str, saved: Sequence[str] = (), refs: bool = False, delet
         for name in intents:
             backend.put_new(f"intents/{name}", [b"x"])
         for number, name in enumerate(saved):
-            committed(backend, name, f"refs/runs/run/@{name}" if refs else REF)
+            committed(backend, name, f"refs/runs/{name}/@1" if refs else REF)
             if number < deleted:
-                backend.delete(f"refs/runs/run/@{name}")
+                backend.delete(f"refs/runs/{name}/@1")
                 backend.delete(f"packs/{name}")
         if (found := backend.stat(REF)) is not None:
             (folder / "token").write_text(found.token)
@@ -148,8 +150,8 @@ def check_both(run: Run) -> None:
     for name in ("a", "b"):
         if not run.has_died(name):
             assert run.said(name) == "done"
-            assert has_saved(found, name, f"refs/runs/run/@{name}")
-    assert has_saved(found, "old", "refs/runs/run/@old")
+            assert has_saved(found, name, f"refs/runs/{name}/@1")
+    assert has_saved(found, "old", "refs/runs/old/@1")
 
 
 def steps(backend: LoggedBackend) -> dict[str, bytes]:
@@ -162,7 +164,7 @@ def tidied(backend: LoggedBackend) -> int:
 
 def drop(name: str) -> Act:
     def act(backend: LoggedBackend) -> None:
-        backend.delete(f"refs/runs/run/@{name}")
+        backend.delete(f"refs/runs/{name}/@1")
         backend.delete(f"packs/{name}")
 
     return act
@@ -174,15 +176,15 @@ def check_tidied(run: Run) -> None:
             run.said(name)
     found = state(run)
     has_dropped = any(each.name == "drop" and not each.is_dead for each in run.processes)
-    assert has_saved(found, "last", "refs/runs/run/@last")
+    assert has_saved(found, "last", "refs/runs/last/@1")
     if has_dropped:
         assert "packs/dropped" not in found
-        assert "refs/runs/run/@dropped" not in found
+        assert "refs/runs/dropped/@1" not in found
     if any(each.name == "save" for each in run.processes) and not run.has_died("save"):
         assert run.said("save") == "done"
-        assert has_saved(found, "new", "refs/runs/run/@new")
+        assert has_saved(found, "new", "refs/runs/new/@1")
     if any(each.name == "read" for each in run.processes):
-        assert run.said("read") == {"refs/runs/run/@last": b"last"}
+        assert run.said("read") == {"refs/runs/last/@1": b"last"}
 
 
 OLD = ["one", "two", "three", "last"]
@@ -203,12 +205,12 @@ CASTS = {
     "a save and a survey": Cast(prepared("a"), {"save": save("a"), "survey": survey}, check_survey),
     "two saves after an idle log": Cast(
         prepared("a", "b", saved=["old"], refs=True),
-        {name: save(name, ref=f"refs/runs/run/@{name}") for name in ("a", "b")},
+        {name: save(name, ref=f"refs/runs/{name}/@1") for name in ("a", "b")},
         check_both,
     ),
     "two saves after an idle log, one of which dies": Cast(
         prepared("a", "b", saved=["old"], refs=True),
-        {name: save(name, ref=f"refs/runs/run/@{name}") for name in ("a", "b")},
+        {name: save(name, ref=f"refs/runs/{name}/@1") for name in ("a", "b")},
         check_both,
         mortal=["a", "b"],
     ),
@@ -226,7 +228,7 @@ CASTS = {
     "a rewriting and a reader": Cast(IDLE, {"read": steps, "tidy": tidied}, check_tidied),
     "a rewriting and a save": Cast(
         prepared("new", saved=OLD, refs=True, deleted=3),
-        {"tidy": tidied, "save": save("new", ref="refs/runs/run/@new")},
+        {"tidy": tidied, "save": save("new", ref="refs/runs/new/@1")},
         check_tidied,
     ),
     "two rewritings": Cast(IDLE, {"tidy": tidied, "read": tidied}, lambda run: check_tidied_twice(run)),
@@ -236,9 +238,123 @@ CASTS = {
 def check_tidied_twice(run: Run) -> None:
     run.said("tidy")
     run.said("read")
-    assert has_saved(state(run), "last", "refs/runs/run/@last")
+    assert has_saved(state(run), "last", "refs/runs/last/@1")
 
 
 @pytest.mark.parametrize("name", CASTS)
 def test_no_schedule_of_processes_that_share_logs_breaks_the_contract(name: str) -> None:
     assert CASTS[name].explore() > 10
+
+
+# --- each rule switched off
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def without_lock(matches: Callable[[str], bool]) -> Patch:
+    """Let locks of some files be no locks."""
+
+    def switch_off(patch: pytest.MonkeyPatch) -> None:
+        lock = _logs.LockedFile.lock
+
+        def maybe_lock(descriptor: int, *, waits: bool = True) -> bool:
+            path = os.path.realpath(f"/proc/self/fd/{descriptor}")
+            return matches(path) or lock(descriptor, waits=waits)
+
+        patch.setattr(_logs.LockedFile, "lock", maybe_lock)
+
+    return switch_off
+
+
+def intents_are_not_consumed(patch: pytest.MonkeyPatch) -> None:
+    append = _logs.Logs.append
+    patch.setattr(_logs.Logs, "append", lambda self, blobs, consumed=(), *, syncs: append(self, blobs, syncs=syncs))
+
+
+def intent_goes_before_the_append(patch: pytest.MonkeyPatch) -> None:
+    append = _logs.Logs.append
+
+    def remove_then_append(self: _logs.Logs, blobs: Any, consumed: Any = (), *, syncs: bool) -> Any:
+        for intent in consumed:
+            _logs.os.unlink(f"{self._top}/{intent}")
+        return append(self, blobs, consumed, syncs=syncs)
+
+    patch.setattr(_logs.Logs, "append", remove_then_append)
+
+
+def no_generation(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(_logs.Logs, "_generation", lambda self: 0)
+
+
+def append_behind_a_torn_record(patch: pytest.MonkeyPatch) -> None:
+    """Take over any idle log at the end of its file."""
+    adopted = _logs.LogWriter._adopted
+
+    def take_over(self: Any) -> Any:
+        fstat = os.fstat
+        self._logs.refresh()
+        ends = {self._logs.path(log.id): log for log in self._logs._logs.values()}
+
+        def lies(descriptor: int) -> Any:
+            found = fstat(descriptor)
+            log = ends.get(os.path.realpath(f"/proc/self/fd/{descriptor}"))
+            if log is None:
+                return found
+            return os.stat_result([*found[:6], log.end, *found[7:]])
+
+        with patch.context() as inner:
+            inner.setattr(_logs.os, "fstat", lies, raising=False)
+            result = adopted(self)
+        if result is not None:
+            log_id, descriptor, _ = result
+            end = os.lseek(descriptor, 0, os.SEEK_END)
+            return log_id, descriptor, end
+        return None
+
+    patch.setattr(_logs.LogWriter, "_adopted", take_over)
+
+
+def two_rewrite_at_once(path: str) -> bool:
+    return path.endswith("/logs")
+
+
+RULES: dict[str, tuple[Patch, str]] = {
+    "the intent is locked": (without_lock(lambda path: "/intents/" in path), "a save and its withdrawal"),
+    "the folder of the ref is locked: two saves": (
+        without_lock(lambda path: "/refs/" in path),
+        "two saves of one step",
+    ),
+    "the folder of the ref is locked: a withdrawal": (
+        without_lock(lambda path: "/refs/" in path),
+        "a save in place of a step, and a withdrawal of that step",
+    ),
+    "a record names the intent it consumes": (intents_are_not_consumed, "a save that dies and its withdrawal"),
+    "append before the intent is removed": (intent_goes_before_the_append, "a save and a survey"),
+    "one process at a time appends to a log": (
+        without_lock(lambda path: path.endswith(".log")),
+        "two saves after an idle log",
+    ),
+    "a log is not removed under its writer": (
+        without_lock(lambda path: path.endswith(".log")),
+        "a rewriting and a save",
+    ),
+    "nobody appends behind a torn record": (
+        append_behind_a_torn_record,
+        "two saves after an idle log, one of which dies",
+    ),
+    "a tombstone and a rewriting of its log exclude each other": (
+        without_lock(lambda path: path.endswith(".dead")),
+        "a rewriting and a deletion",
+    ),
+    "a reader lists the logs again": (no_generation, "a rewriting and a reader"),
+    "one process at a time rewrites logs": (without_lock(two_rewrite_at_once), "two rewritings"),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_logs_without_one_of_their_rules_break_the_contract(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    switch_off, cast = RULES[rule]
+    switch_off(monkeypatch)
+
+    with pytest.raises((AssertionError, BackendError, BlobNotFoundError, FormatError)):
+        CASTS[cast].explore()

@@ -157,7 +157,7 @@ def write_settings(root: Path, **changed: object) -> None:
 
 def test_a_store_of_a_later_release_is_refused_by_name(tmp_path: Path) -> None:
     Store.init(tmp_path)
-    write_settings(tmp_path, format=2)
+    write_settings(tmp_path, format=3)
 
     for call in (Store.open, Store.find):
         with pytest.raises(NewerFormatError, match="upgrade tensorcas-mlflow"):
