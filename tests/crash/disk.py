@@ -171,7 +171,7 @@ class Plain:
     names: str = "all"
     """``all``, ``none``, ``made`` (nothing removed is gone) or ``removed`` (nothing made is there)."""
     bytes_: str = "all"
-    """``all``, ``none``, ``torn`` (the first half of what was written) or ``zeros`` (as long, and blank)."""
+    """``all``, ``none``, ``torn`` (the first half of what was written) or ``zeros`` (as long, and blank where nothing was synced)."""
     but: Node | None = None
     """A folder of whose names all that was done is there, if none else is, and the other way round."""
 
@@ -190,7 +190,7 @@ class Plain:
         if self.bytes_ == "all":
             return whole
         if self.bytes_ == "zeros":
-            return bytes(len(whole))
+            return durable[: len(whole)] + bytes(max(0, len(whole) - len(durable)))
         return applied(durable, _first_half(writes)) if self.bytes_ == "torn" else durable
 
 
@@ -206,8 +206,11 @@ class Drawn:
     def data(self, durable: bytes, writes: Sequence[Wrote | Resized]) -> bytes:
         n = self.draw.randrange(len(writes) + 1)
         some = [*writes[:n], *_first_half(writes[n : n + 1])] if self.draw.random() < 0.5 else list(writes[:n])
+        if durable and self.draw.random() < 0.3:  # of a file that grows, later pages may reach the disk alone
+            some = [each for each in writes if self.draw.random() < 0.5]
         data = applied(durable, some)
-        return bytes(len(data)) if self.draw.random() < 0.2 else data
+        blank = durable[: len(data)] + bytes(max(0, len(data) - len(durable)))
+        return blank if self.draw.random() < 0.2 else data
 
 
 def fates(disk: Disk, *, n_drawn: int, seed: int) -> Iterator[Fate]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import fcntl
 import io
 import os
 import stat
@@ -208,7 +209,8 @@ class Recorder:
 
             def act() -> int:
                 view = memoryview(data).cast("B")
-                at = os.lseek(descriptor, 0, os.SEEK_CUR)
+                appends = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_APPEND
+                at = _fstat(descriptor).st_size if appends else os.lseek(descriptor, 0, os.SEEK_CUR)
                 n = real(descriptor, view[: max(1, len(view) // 3)] if self.short_writes else view)
                 self._did(Wrote(self._node(_fstat(descriptor)), at, bytes(view[:n])))
                 return n

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from mlflow.exceptions import MlflowException
 
-from tensorcas_mlflow.backends import LocalBackend, _plain_files, open_backend
+from tensorcas_mlflow.backends import LocalBackend, _logs, _plain_files, open_backend
 from tensorcas_mlflow.base.files import Settled
 from tensorcas_mlflow.errors import StoreNotFoundError
 from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository
@@ -125,6 +125,7 @@ class World:
 def forget_stores() -> None:
     """Close the stores that this process keeps open, and forget what it knows of plain folders."""
     _plain_files._settled = Settled()
+    _logs.close_writers()
     opening._open_stores = OpenStores(lambda root: Store.open_backend(open_backend(root)))
 
 
