@@ -148,6 +148,8 @@ class _Log:
     dead: set[tuple[int, int]] = field(default_factory=set)
     """Tombstones; one may be known before its blob."""
     is_closed: bool = False
+    closed_at: int = 0
+    """End of the log, if it is closed and its end is known."""
     consumed: set[str] = field(default_factory=set)
     durable: int = 0
     """Every byte before this one is known to be durable."""
@@ -227,6 +229,9 @@ class Logs:
                 self._read_log(known)
                 if log in dead:
                     self._read_dead(known)
+                    if known.end < known.closed_at:
+                        self._read_log(known)  # closed since
+                        self._check_end(known)
             except FileNotFoundError:
                 return False  # removed since the listing
             except CorruptError as error:
@@ -300,6 +305,10 @@ class Logs:
         if damage is not None:
             raise damage
 
+    def _check_end(self, log: _Log) -> None:
+        if log.end < log.closed_at:
+            raise CorruptError(f"{FOLDER}/{log.id}.log", f"it ends before byte {log.closed_at}")
+
     def _read_dead(self, log: _Log) -> None:
         path = self.dead_path(log.id)
         size = os.stat(path).st_size
@@ -314,6 +323,7 @@ class Logs:
         for offset, row in found:
             if row == CLOSED:
                 log.is_closed = True
+                log.closed_at = max(log.closed_at, offset)
             else:
                 log.dead.add((offset, row))
                 entry = log.entries.pop((offset, row), None)
@@ -740,6 +750,10 @@ class LogWriter:
     def close(self) -> None:
         """Let others append to the log, once nobody syncs it."""
         with self.lock:
+            if self.is_usable and self.end >= _FULL_BYTES:
+                # From now on a missing end is damage.
+                with contextlib.suppress(OSError):
+                    self._logs._append_dead(self.id, tombstone(self.id, self.end, CLOSED), durable=False)
             self.is_usable = False
             if not self._is_closing:
                 self._is_closing = True

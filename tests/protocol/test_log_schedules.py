@@ -104,11 +104,10 @@ class Cast:
     prepare: Callable[[Path], None]
     acts: Mapping[str, Act]
     check: Callable[[Run], None]
-    most_changes: int = 2
     mortal: Sequence[str] = ()
 
-    def explore(self) -> int:
-        return explore(self.prepare, self.acts, self.check, most_changes=self.most_changes, mortal=self.mortal)
+    def explore(self, most_changes: int) -> int:
+        return explore(self.prepare, self.acts, self.check, most_changes=most_changes, mortal=self.mortal)
 
 
 def check_fence(run: Run) -> None:
@@ -243,7 +242,13 @@ def check_tidied_twice(run: Run) -> None:
 
 @pytest.mark.parametrize("name", CASTS)
 def test_no_schedule_of_processes_that_share_logs_breaks_the_contract(name: str) -> None:
-    assert CASTS[name].explore() > 10
+    assert CASTS[name].explore(1) > 10
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", CASTS)
+def test_no_schedule_with_two_preemptions_of_processes_that_share_logs_breaks_the_contract(name: str) -> None:
+    assert CASTS[name].explore(2) > 100
 
 
 # --- each rule switched off
@@ -357,4 +362,4 @@ def test_logs_without_one_of_their_rules_break_the_contract(rule: str, monkeypat
     switch_off(monkeypatch)
 
     with pytest.raises((AssertionError, BackendError, BlobNotFoundError, FormatError)):
-        CASTS[cast].explore()
+        CASTS[cast].explore(2)

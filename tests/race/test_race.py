@@ -21,6 +21,12 @@ GRACE_S = 20.0
 """Longer than a save takes, even where the machine is busy."""
 
 
+@pytest.fixture(params=["files", "logs"])
+def places(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let new stores, those of other processes too, have logs or none."""
+    monkeypatch.setenv("TENSORCAS_LOGS", str(request.param == "logs"))
+
+
 def race_in(tmp_path: Path, seconds: float, *, grace_s: float, with_torch: bool) -> tuple[Race, Store]:
     store = Store.init(tmp_path / "root", chunk_bytes=4096)
     make_files(tmp_path / "samples", with_torch=with_torch)
@@ -39,6 +45,7 @@ def assert_nothing_is_lost(race: Race) -> None:
         assert_empties(Store.open(copy))
 
 
+@pytest.mark.usefixtures("places")
 def test_savers_readers_and_collectors_of_many_processes_lose_nothing(tmp_path: Path) -> None:
     race, _ = race_in(tmp_path, SMOKE_S, grace_s=0, with_torch=False)
     counts = race.run(["save", "save", "read", "collect"], killed=["save"], every_s=1.5)
@@ -49,6 +56,7 @@ def test_savers_readers_and_collectors_of_many_processes_lose_nothing(tmp_path: 
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("places")
 def test_everything_at_once_loses_nothing_while_collectors_take_everybody_for_dead(tmp_path: Path) -> None:
     race, _ = race_in(tmp_path, LONG_S, grace_s=0, with_torch=True)
     roles = ["save", "save", "log", "log", "upload", "read", "show", "collect", "check", "copy"]
@@ -60,6 +68,7 @@ def test_everything_at_once_loses_nothing_while_collectors_take_everybody_for_de
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("places")
 def test_racing_processes_with_a_grace_see_no_error(tmp_path: Path) -> None:
     race, _ = race_in(tmp_path, LONG_S, grace_s=GRACE_S, with_torch=True)
     roles = ["save", "save", "log", "upload", "upload", "read", "collect", "collect", "check", "copy"]

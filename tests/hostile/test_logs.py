@@ -1,0 +1,165 @@
+"""Every byte of a log may be flipped, and the log cut anywhere: what is loaded is right, and what is lost is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tensorcas_mlflow.backends import LoggedBackend, _logs
+from tensorcas_mlflow.backends._log_records import HEADER_BYTES, LogReader
+from tensorcas_mlflow.errors import FormatError, TensorCasError
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.store import Store
+
+N_STEPS = 4
+
+
+def arrays(step: int) -> dict[str, np.ndarray]:
+    return {"w": np.arange(step, step + 64, dtype=np.float32), "b": np.full(8, step, np.float32)}
+
+
+def target(step: int) -> RefTarget:
+    return RefTarget(run_id="run", step=step)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A store with logs, some steps and a dropped one."""
+    store = Store.init(tmp_path / "root", chunk_bytes=4096, logs=True)
+    for step in range(N_STEPS):
+        with store.write_checkpoint(arrays(step)) as pending:
+            pending.commit(target(step))
+    ref = store.ref(target(1).key)
+    assert ref is not None
+    store.drop(ref)
+    assert isinstance(store.backend, LoggedBackend)
+    _logs.close_writer(store.backend._logs)
+    return tmp_path / "root"
+
+
+def the_file(folder: Path, ending: str) -> Path:
+    (found,) = (folder / ".tensorcas" / "logs").glob(f"*.{ending}")
+    return found
+
+
+def look(folder: Path) -> tuple[set[int], bool]:
+    """Load every step; return those that are there, and whether anything was said to be wrong."""
+    there: set[int] = set()
+    is_said = False
+    store = Store.open(folder)
+    try:
+        list(store.backend.list("refs"))
+    except FormatError:
+        is_said = True
+    for step in range(N_STEPS):
+        try:
+            ref = store.ref(target(step).key)
+            if ref is None:
+                continue
+            loaded = store.read_tensors(store.manifest(ref))
+            assert {name: array.tobytes() for name, array in loaded.items()} == {
+                name: array.tobytes() for name, array in arrays(step).items()
+            }
+            there.add(step)
+        except TensorCasError as error:
+            assert str(error)
+            is_said = True
+    return there, is_said
+
+
+def last_record(folder: Path) -> int:
+    path = the_file(folder, "log")
+    with path.open("rb") as file:
+        records, _, _ = LogReader(path.stem, file.fileno(), path.name).records(0, path.stat().st_size)
+    return records[-1].offset
+
+
+def damaged(data: bytes) -> Iterator[tuple[int, bytes]]:
+    for at in range(len(data)):
+        for bit in (0, 7):
+            flipped = bytearray(data)
+            flipped[at] ^= 1 << bit
+            yield at, bytes(flipped)
+
+
+def check(folder: Path, ending: str, made: Callable[[bytes], Iterator[tuple[int, bytes]]], every: int) -> None:
+    path = the_file(folder, ending)
+    whole = path.read_bytes()
+    last = last_record(folder)
+    kept = {0, 2, 3}
+    assert look(folder) == (kept, False)
+
+    for number, (at, data) in enumerate(made(whole)):
+        if number % every:
+            continue
+        path.write_bytes(data)
+        there, is_said = look(folder)
+        lost = kept - there
+        # The last record may have been written at the moment of a crash.
+        assert is_said or not lost or (ending == "log" and at >= last and lost == {3}), (at, there)
+        assert is_said or there <= kept, (at, there)
+    path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("ending", ["log", "dead"])
+def test_flipped_bits_of_a_log_lose_nothing_in_silence(folder: Path, ending: str) -> None:
+    check(folder, ending, damaged, every=37 if ending == "log" else 1)
+
+
+@pytest.mark.long
+def test_no_flipped_bit_of_a_log_loses_anything_in_silence(folder: Path) -> None:
+    check(folder, "log", damaged, every=1)
+
+
+def test_a_cut_of_a_log_gives_a_prefix_of_its_commits(folder: Path) -> None:
+    path = the_file(folder, "log")
+    whole = path.read_bytes()
+    (folder / ".tensorcas" / "logs" / f"{path.stem}.dead").unlink()
+    found: set[frozenset[int]] = set()
+    for size in range(HEADER_BYTES, len(whole), 53):
+        path.write_bytes(whole[:size])
+        there, is_said = look(folder)
+        assert not is_said
+        found.add(frozenset(there))
+
+    assert found == {frozenset(range(n)) for n in range(N_STEPS)}
+
+
+def test_a_cut_of_a_closed_log_is_damage(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_logs, "_FULL_BYTES", 1)
+    store = Store.open(folder)
+    for step in (7, 8):
+        with store.write_checkpoint(arrays(step)) as pending:
+            pending.commit(target(step))
+    for path in (folder / ".tensorcas" / "logs").glob("*.log"):
+        if path.with_suffix(".dead").exists() and store.ref(target(7).key) is not None:
+            whole = path.read_bytes()
+            path.write_bytes(whole[:-1])
+            with pytest.raises(FormatError, match=path.stem):
+                list(LoggedBackend(folder / ".tensorcas").list("refs"))
+            path.write_bytes(whole)
+            break
+    else:
+        pytest.fail("no log was closed")
+
+
+def test_damage_of_a_log_is_an_error_of_every_search_that_finds_nothing(folder: Path) -> None:
+    path = the_file(folder, "log")
+    data = bytearray(path.read_bytes())
+    data[HEADER_BYTES + 100] ^= 1
+    path.write_bytes(data)
+    backend = LoggedBackend(folder / ".tensorcas")
+
+    for call in (
+        lambda: list(backend.list("refs")),
+        lambda: backend.list_dir("refs/runs/run"),
+        lambda: backend.stat("refs/runs/run/@9"),
+        lambda: backend.get("refs/runs/run/@9"),
+        lambda: backend.missing(["packs/absent"]),
+        lambda: backend.withdraw("intents/x", backend.put_new("intents/x", [b"x"])),
+    ):
+        with pytest.raises(FormatError, match=f"logs/{path.stem}.log.*byte {HEADER_BYTES}"):
+            call()
