@@ -1,4 +1,4 @@
-"""Settings from the environment. No other module reads `os.environ`."""
+"""Settings from the environment. No other module reads `os.environ`, but for `native`, which lies below this one."""
 
 from __future__ import annotations
 

@@ -223,8 +223,8 @@ _NOTHING = NoSource((), 1)
 class PendingSave:
     """A checkpoint or file under way, stored and not yet committed: its intent protects it from collections.
 
-    `detach` and `write` may be called before `commit`, which does any missing step itself. A context manager: an
-    uncommitted save is abandoned at its end, and the next collection removes its blobs.
+    `write` may be called before `commit`, which calls it otherwise. A context manager: an uncommitted save is abandoned
+    at its end, and the next collection removes its blobs.
     """
 
     def __init__(
@@ -280,15 +280,6 @@ class PendingSave:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.abandon()
-
-    def detach(self) -> None:
-        """Copy the chunks still to be written, so the caller may change the arrays.
-
-        If collectors treat the save as dead afterwards, it cannot start again, and its commit raises `FencedError`.
-        """
-        with self._lock:
-            self._check_open()
-            self._source = self._source.detached(self._new_chunks())
 
     def write(self, *, watch: CountBytes | None = None) -> None:
         """Write the new chunks, and the manifest.

@@ -126,41 +126,6 @@ class Source(ABC):
     def _reader(self) -> ReadRows:
         """Return a reader of chunks, asked for in their order; it need not keep its results."""
 
-    def detached(self, chunks: Any) -> Source:
-        """Copy some chunks, given by ascending numbers over all rows, so this source's own bytes may change."""
-        return _CopiedSource(self, chunks)
-
-
-class _CopiedSource(Source):
-    """Copies of some chunks of another source."""
-
-    def __init__(self, source: Source, chunks: Any) -> None:
-        self.rows = source.rows
-        self.sizes = source.sizes
-        # The bytes may have changed between hashing and copying.
-        self.is_live = source.is_live
-        self._itemsizes = source.itemsizes
-        self._copies: dict[int, bytes] = {}
-        for group in source.pieces(chunks):
-            self._copies.update(zip(group.chunks.tolist(), map(bytes, group.data), strict=True))
-
-    @property
-    def itemsizes(self) -> Any:
-        return self._itemsizes
-
-    def holds(self, chunks: Any) -> Mask:
-        return np.fromiter((chunk in self._copies for chunk in chunks.tolist()), dtype=bool, count=len(chunks))
-
-    def _reader(self) -> ReadRows:
-        return lambda chunks, _rows: self._copies_of(chunks)
-
-    def _copies_of(self, chunks: Any) -> list[bytes]:
-        try:
-            return [self._copies[chunk] for chunk in chunks.tolist()]
-        except KeyError:
-            # The chunk existed when the save began: a collector gave the save up and deleted it.
-            raise FencedError(1) from None
-
 
 def _digest_watched(pieces: list[memoryview], *, watch: CountBytes) -> Digests:
     """Hash buffers like `digest_all`, and report progress after every batch."""

@@ -83,17 +83,6 @@ def test_small_arrays_and_those_not_in_c_order_are_copied_and_others_viewed(sour
     assert copied == {"small", "small, not in C order", "large, not in C order", "text", "scalar"}
 
 
-def test_a_detached_source_gives_what_was_copied(source: TensorSource) -> None:
-    kept = source.detached(everything(source)[2:])
-    before = [bytes(piece) for group in source.pieces(everything(source)[2:]) for piece in group.data]
-
-    assert [piece for group in kept.pieces(everything(source)[2:]) for piece in group.data] == before
-    assert kept.is_live
-    assert kept.origin(1) == "tensor 'large'"
-    with pytest.raises(FencedError):
-        list(kept.pieces(everything(source)))
-
-
 def bytes_in(source: Source, chunks: np.ndarray) -> list[bytes]:
     return [bytes(piece) for group in source.pieces(chunks) for piece in group.data]
 

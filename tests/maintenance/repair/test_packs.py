@@ -238,8 +238,10 @@ def test_a_save_under_way_that_relies_on_a_damaged_chunk_begins_again_and_writes
 
 def test_a_save_under_way_that_cannot_write_a_damaged_chunk_again_fails_and_commits_nothing(store: Store) -> None:
     flip_chunk(store.backend, "b")
-    with afresh(store).begin_checkpoint(tensors("be")) as pending:
-        pending.detach()
+    fresh = afresh(store)
+    stored = fresh.copy(tensors("ba"))
+    stored.note_stored()
+    with fresh.begin_checkpoint(fresh.copy(tensors("be"), before=stored)) as pending:
         repair(store)
         with pytest.raises(FencedError):
             pending.commit(target(3))
