@@ -22,9 +22,9 @@ from tensorcas_mlflow.codecs import RAW, codec_numbered
 from tensorcas_mlflow.errors import BlobNotFoundError, FormatError
 from tensorcas_mlflow.layout import bases_of, is_delta, pack_key
 
-_READ = np.dtype([("start", "<u8"), ("n_bytes", "<u8"), ("source", "<i4"), ("kind", "<u4")])
-_LINK = np.dtype([("begin", "<u8"), ("n_stored", "<u4"), ("read", "<u4"), ("codec", "<u4"), ("unused", "<u4")])
-_CHUNK = np.dtype(
+READ = np.dtype([("start", "<u8"), ("n_bytes", "<u8"), ("source", "<i4"), ("kind", "<u4")])
+LINK = np.dtype([("begin", "<u8"), ("n_stored", "<u4"), ("read", "<u4"), ("codec", "<u4"), ("unused", "<u4")])
+CHUNK = np.dtype(
     [
         ("start", "<u8"),
         ("block", "<u4"),
@@ -34,7 +34,7 @@ _CHUNK = np.dtype(
         ("digest", "u1", (32,)),
     ]
 )
-_PART = np.dtype([("first_read", "<u4"), ("last_read", "<u4"), ("first_chunk", "<u4"), ("last_chunk", "<u4")])
+PART = np.dtype([("first_read", "<u4"), ("last_read", "<u4"), ("first_chunk", "<u4"), ("last_chunk", "<u4")])
 MEMORY, FILE, DIRECT = range(3)
 """Kinds of reads: bytes in memory, and reads of a descriptor, the last of one opened with O_DIRECT."""
 
@@ -236,21 +236,21 @@ def decode(
         Numbers of the chunks that failed. The core names no reason.
     """
     assert native.core is not None
-    reads = np.empty(len(batch.read_pack), dtype=_READ)
+    reads = np.empty(len(batch.read_pack), dtype=READ)
     reads["start"] = np.where(np.equal(kind, MEMORY), 0, batch.read_start)
     reads["n_bytes"] = batch.read_stop - batch.read_start
     reads["source"], reads["kind"] = source, kind
     entries = links.places.entries
-    table = np.zeros(len(batch.links), dtype=_LINK)
+    table = np.zeros(len(batch.links), dtype=LINK)
     table["begin"], table["read"] = batch.link_begin, batch.link_read
     table["n_stored"], table["codec"] = entries["stored_bytes"][batch.links], entries["codec"][batch.links]
-    chunks = np.empty(len(batch.chunks), dtype=_CHUNK)
+    chunks = np.empty(len(batch.chunks), dtype=CHUNK)
     target = wanted.target
     chunks["start"], chunks["block"] = target.start[batch.chunks], target.block[batch.chunks]
     chunks["n_bytes"], chunks["n_links"] = target.n_bytes[batch.chunks], batch.n_links
     chunks["first_link"] = batch.n_links.cumsum() - batch.n_links
     chunks["digest"] = wanted.digests[batch.chunks]
-    parts = np.empty(len(batch), dtype=_PART)
+    parts = np.empty(len(batch), dtype=PART)
     parts["first_read"], parts["last_read"] = batch.part_read[:-1], batch.part_read[1:]
     parts["first_chunk"], parts["last_chunk"] = batch.part_chunk[:-1], batch.part_chunk[1:]
     statuses = native.core.decode(reads, table, chunks, parts, buffers, target.blocks, wanted.verify, n_threads)

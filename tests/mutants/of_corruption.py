@@ -8,9 +8,16 @@ MUTANTS = (
     Mutant(
         fault="a chunk's bytes change in its pack",
         test="test_a_damaged_blob_gives_no_wrong_tensor_and_is_told[local-packs]",
-        definition="_check",
-        before='b"".join(actual) == expected.tobytes()',
-        after="True",
+        definition="_Reading._decode_alone",
+        before="wanted.digests[chunk].tobytes() if wanted.verify else None",
+        after="None",
+    ),
+    Mutant(
+        fault="the compiled core decodes a chunk of other bytes",
+        test="test_core_decodes_a_changed_payload_to_the_chunk_or_not_at_all[1]",
+        definition="decode",
+        before="wanted.verify",
+        after="False",
     ),
     Mutant(
         fault="a pack's table changes",

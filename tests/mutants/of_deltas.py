@@ -22,9 +22,9 @@ MUTANTS = (
     Mutant(
         fault="a digit that changes at the end of a chain of deltas",
         test="test_error_names_the_pack_in_which_a_chain_is_damaged[0]",
-        definition="DeltaReading._decode",
-        before="self._decode_chain(delta, links, memory, checks_all=True)",
-        after="self._decode_chain(delta, links, memory)",
+        definition="decode_chain",
+        before="_decode_links(entries, stored, n_bytes, expected_of)",
+        after='Fault(number=0, reason="damaged")',
     ),
     Mutant(
         fault="a save of what takes a copy that was read in vain",

@@ -29,9 +29,9 @@ MUTANTS = (
     Mutant(
         fault="other bytes under a chunk's name, with digests that fit them",
         test="test_other_bytes_under_a_chunks_name_are_never_given_out",
-        definition="_check",
-        before='b"".join(actual) == expected.tobytes()',
-        after="actual",
+        definition="decode_chain",
+        before="expected is not None and digest(made) != expected",
+        after="False",
     ),
     Mutant(
         fault="a manifest under another's name",

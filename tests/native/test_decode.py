@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,64 +14,17 @@ from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.chunk_io._catalog import Places
 from tensorcas_mlflow.chunk_io._decode import Batch, ChainLinks, Fault, Wanted, decode, decode_chain
 from tensorcas_mlflow.chunk_io._plan import Target
-from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, SHUFFLE_ZSTD, ZSTD, Codec, Transform
-from tensorcas_mlflow.errors import CorruptChunkError, FormatError
+from tensorcas_mlflow.codecs import DELTA, RAW, ZSTD
+from tensorcas_mlflow.errors import CorruptChunkError
 from tensorcas_mlflow.layout import ENTRY, RefTarget
 from tensorcas_mlflow.store import Store
+from tests.native.chains import Chain, chains, floats, tables
 
 if native.core is None or not native.has_zstd:
     pytest.skip("the package was built without libzstd", allow_module_level=True)
 
 GUARD = 64
 SIZES = (1, 2, 3, 7, 8, 9, 31, 64, 1_000, 4_099, 30_001)
-
-
-def floats(n_bytes: int, seed: int) -> bytes:
-    """Return single precision numbers near those of another seed, cut to a size."""
-    start = np.random.default_rng(1).normal(0, 0.02, n_bytes // 4 + 1)
-    moved = np.random.default_rng(seed).normal(0, 1e-5, n_bytes // 4 + 1)
-    return (start + moved).astype(np.float32).tobytes()[:n_bytes]
-
-
-def decayed(n_bytes: int, n_steps: int) -> bytes:
-    """Return numbers that have lost a little at every step."""
-    words = np.random.default_rng(1).normal(0, 0.02, n_bytes // 4 + 1).astype(np.float32)
-    for _ in range(n_steps):
-        words *= np.float32(1 - 1e-6)
-    return words.tobytes()[:n_bytes]
-
-
-Chain = list[tuple[Codec, bytes]]
-"""A chunk's codec and payload, then those of its base, and so on."""
-
-
-def chains(n_bytes: int) -> Iterator[tuple[bytes, Chain]]:
-    """Yield chunks with the chains that decode to them: every codec, transform, word, unit and inner codec."""
-    base, chunk, following = floats(n_bytes, 2), floats(n_bytes, 3), floats(n_bytes, 4)
-    full: Chain = [(RAW, base)]
-    yield chunk, [(RAW, chunk)]
-    yield chunk, [(ZSTD, bytes(ZSTD.encode(chunk, 4)))]
-    yield from (
-        (chunk, [(SHUFFLE_ZSTD, bytes(SHUFFLE_ZSTD.encode(chunk, width)))]) for width in (1, 3, 12, 700, 40_000)
-    )
-    yield from ((chunk, [(PLANES, bytes(PLANES.encode(chunk, width)))]) for width in (1, 2, 4, 8))
-    yield bytes(n_bytes), [(PLANES, bytes(PLANES.encode(bytes(n_bytes), 4)))]
-    for width in (1, 2, 4, 8):
-        for transform in Transform:
-            yield chunk, [(DELTA, bytes(DELTA.encode_as(chunk, width, base, transform))), *full]
-        for unit in (1, 2, 4):
-            if unit * width <= 8:
-                grouped = bytes(DELTA.encode_as(chunk, width, base, Transform.GROUPED, unit=unit))
-                yield chunk, [(DELTA, grouped), *full]
-    for inner in (RAW, ZSTD, PLANES):
-        payload = bytes([inner.number, 0x20]) + bytes(inner.encode(chunk, 4))
-        made = bytearray(n_bytes)
-        DELTA.decode_into(payload, memoryview(made), base)
-        yield bytes(made), [(DELTA, payload), *full]
-    lost, before = decayed(n_bytes, 5), decayed(n_bytes, 0)
-    yield lost, [(DELTA, bytes(DELTA.encode_as(lost, 4, before, Transform.DECAYED))), (RAW, before)]
-    first = (DELTA, bytes(DELTA.encode(chunk, 4, base)))
-    yield following, [(DELTA, bytes(DELTA.encode(following, 2, chunk))), first, (PLANES, bytes(PLANES.encode(base, 4)))]
 
 
 def links_of(chunk: bytes, chain: Chain) -> ChainLinks:
@@ -137,17 +89,17 @@ def test_chain_of_the_greatest_depth_is_decoded() -> None:
 
 
 @pytest.mark.parametrize("change", [0x01, 0x80, 0xFF])
-def test_core_accepts_no_changed_byte_that_python_refuses(change: int) -> None:
+def test_core_decodes_a_changed_payload_to_the_chunk_or_not_at_all(change: int) -> None:
     for chunk, chain in chains(257):
         for number, (codec, payload) in enumerate(chain):
             for at in range(len(payload)):
                 changed = bytearray(payload)
                 changed[at] ^= change
                 other = [*chain[:number], (codec, bytes(changed)), *chain[number + 1 :]]
-                found = run_core(chunk, other)
 
-                assert found in (None, chunk)
-                assert found == run_python(chunk, other), (codec.name, at)
+                assert run_core(chunk, other) in (None, chunk), (codec.name, at)
+                found, expected = run_core(chunk, other, verify=False), run_python(chunk, other, verify=False)
+                assert found == expected or None in (found, expected), (codec.name, at)
 
 
 def test_core_refuses_every_payload_that_is_cut_short_or_continued() -> None:
@@ -173,31 +125,7 @@ def test_unknown_codec_is_refused_by_the_core() -> None:
 
     failed = decode(links, wanted, Batch.of(links, np.arange(1), np.zeros(1, np.int64), 0), source=0, buffers=[chunk])
     assert failed.tolist() == [0]
-    with pytest.raises(FormatError):
-        raise FormatError(str(decode_chain(links.places.entries, [chunk], None, 100)))
-
-
-def tables() -> tuple[list[Any], list[Any], list[Any]]:
-    """Make the tables of two chunks in two parts, with their buffers and blocks."""
-    chunk, base = floats(256, 3), floats(256, 2)
-    payload = bytes(DELTA.encode(chunk, 4, base))
-    read = np.dtype([("start", "<u8"), ("n_bytes", "<u8"), ("source", "<i4"), ("kind", "<u4")])
-    link = np.dtype([("begin", "<u8"), ("n_stored", "<u4"), ("read", "<u4"), ("codec", "<u4"), ("unused", "<u4")])
-    of_chunk = [("start", "<u8"), ("block", "<u4"), ("n_bytes", "<u4"), ("first_link", "<u4"), ("n_links", "<u4")]
-    part = np.dtype([("first_read", "<u4"), ("last_read", "<u4"), ("first_chunk", "<u4"), ("last_chunk", "<u4")])
-    made = [
-        np.array([(0, len(payload), 0, 0), (0, 256, 1, 0), (0, 256, 1, 0)], read),
-        np.array([(0, len(payload), 0, 3, 0), (0, 256, 1, 0, 0), (0, 256, 2, 0, 0)], link),
-        np.array(
-            [
-                (0, 0, 256, 0, 2, np.frombuffer(digest(chunk), "u1")),
-                (256, 0, 256, 2, 1, np.frombuffer(digest(base), "u1")),
-            ],
-            np.dtype([*of_chunk, ("digest", "u1", (32,))]),
-        ),
-        np.array([(0, 2, 0, 1), (2, 3, 1, 2)], part),
-    ]
-    return made, [payload, base], [memoryview(bytearray(512))]
+    assert isinstance(decode_chain(links.places.entries, [chunk], None, 100), Fault)
 
 
 def test_tables_with_two_parts_are_decoded() -> None:

@@ -1,0 +1,60 @@
+"""Hostile payloads and tables for the batch decode (``decode.c``)."""
+
+from __future__ import annotations
+
+from functools import cache
+from types import ModuleType
+
+import numpy as np
+
+from tests.native.chains import Chain, chains, tables
+from tests.native.fuzz import number
+
+SIZES = (1, 7, 64, 257, 4_099)
+
+
+@cache
+def samples() -> list[tuple[bytes, Chain]]:
+    return [sample for n_bytes in SIZES for sample in chains(n_bytes)]
+
+
+def fuzz_payloads(core: ModuleType, rng: np.random.Generator) -> None:
+    chunk, chain = samples()[rng.integers(0, len(samples()))]
+    payloads = [bytearray(payload) for _, payload in chain]
+    for _ in range(int(rng.integers(0, 4))):
+        payload = payloads[rng.integers(0, len(payloads))]
+        if len(payload):
+            # Headers come first, and are what a decoder believes.
+            most = len(payload) if rng.integers(0, 2) else min(len(payload), 32)
+            payload[rng.integers(0, most)] = rng.integers(0, 256)
+    if rng.integers(0, 4) == 0:
+        payload = payloads[rng.integers(0, len(payloads))]
+        del payload[int(rng.integers(0, len(payload) + 1)) :]
+    (reads, links, chunks, parts), _, _ = tables()
+    sizes = [len(payload) for payload in payloads]
+    reads = np.resize(reads, len(chain))
+    reads["start"], reads["n_bytes"], reads["source"] = 0, sizes, range(len(chain))
+    links = np.resize(links, len(chain))
+    links["n_stored"], links["read"], links["codec"] = sizes, range(len(chain)), [codec.number for codec, _ in chain]
+    chunks = chunks[:1].copy()
+    chunks["n_bytes"], chunks["n_links"] = len(chunk), len(chain)
+    parts = parts[:1].copy()
+    parts["last_read"] = len(chain)
+    out = bytearray(len(chunk))
+    verifies = bool(rng.integers(0, 2))
+    chunks["digest"] = np.frombuffer(core.digest(chunk), np.uint8)
+    [status] = core.decode(reads, links, chunks, parts, payloads, [out], verifies, 1)
+    assert not verifies or bytes(out) == (bytes(len(chunk)) if status else chunk)
+
+
+def fuzz_tables(core: ModuleType, rng: np.random.Generator) -> None:
+    made, sources, blocks = tables()
+    for _ in range(int(rng.integers(0, 3))):
+        table = made[rng.integers(0, len(made))]
+        field = table[rng.choice([name for name in table.dtype.names if name != "digest"])]
+        value = number(rng, (0, 1, 2, 3, 64, 255, 256, 257))
+        field[rng.integers(0, len(field))] = value & int(np.iinfo(field.dtype).max)
+    made = [table[: len(table) - int(rng.integers(0, 20) == 0)].copy() for table in made]
+    # Reads of files are of a descriptor that nobody has.
+    made[0]["source"][made[0]["kind"] > 0] = -1
+    core.decode(*made, sources, blocks, bool(rng.integers(0, 2)), number(rng, (1, 2, 3)))
