@@ -98,8 +98,6 @@ def test_core_decodes_a_changed_payload_to_the_chunk_or_not_at_all(change: int) 
                 other = [*chain[:number], (codec, bytes(changed)), *chain[number + 1 :]]
 
                 assert run_core(chunk, other) in (None, chunk), (codec.name, at)
-                found, expected = run_core(chunk, other, verify=False), run_python(chunk, other, verify=False)
-                assert found == expected or None in (found, expected), (codec.name, at)
 
 
 def test_core_refuses_every_payload_that_is_cut_short_or_continued() -> None:
