@@ -128,8 +128,6 @@ _SAMPLED = 32
 """One chunk in so many is a sample."""
 _LEAST_GAIN = 1 / 8
 """Small chunks are encoded one by one only if this saves so much of the samples: each costs tens of microseconds."""
-_OVERHEAD_BYTES = 4096
-"""Bytes by which a payload may be longer than its chunk while it is made."""
 _JOINED_BYTES = 16 << 10
 """Parts smaller than this on average are joined: writing each by itself would take longer."""
 
@@ -253,7 +251,7 @@ def _encode(
         encoded = _encoded(data, pieces.itemsizes, is_candidate, is_sampled, recipes)
         groups, parts = _laid_out(encoded, sizes, pieces)
     else:
-        call = _Call(pieces, data, sizes, is_candidate, is_sampled, recipes)
+        call = _Call(pieces, data, is_candidate, is_sampled, recipes)
         changed = call.run(encoder, checks=checks)
         if changed is not None:
             assert origin is not None
@@ -325,7 +323,6 @@ class _Call:
         self,
         pieces: Pieces,
         data: list[Any],
-        sizes: Any,
         is_candidate: Any,
         is_sampled: Any,
         recipes: list[Recipe | None],
@@ -348,7 +345,6 @@ class _Call:
             self._bases = [None if recipe is None else recipe.base for recipe in recipes]
         self._choices = np.array(rows, dtype=_RECIPE)
         self._entries: Entries = np.empty(len(data), dtype=ENTRY)
-        self._out = np.empty(int(sizes.sum()) + RAW_ALIGNMENT * len(data) + _OVERHEAD_BYTES, np.uint8)
 
     def run(self, encoder: ModuleType, *, checks: bool) -> int | None:
         """Encode.
@@ -361,7 +357,7 @@ class _Call:
             The row of a chunk that differs from its digest; None if there is none.
         """
         pieces = self._pieces
-        changed, self._n_bytes, self._first, self._first_bytes = encoder.encode_group(
+        changed, payloads, self._first, self._first_bytes = encoder.encode_group(
             self._data,
             self._bases,
             np.maximum(pieces.itemsizes, 1).astype(np.uint32),
@@ -372,8 +368,8 @@ class _Call:
             self._choices,
             checks,
             self._entries.view(np.uint8),
-            self._out,
         )
+        self._payloads = memoryview(payloads)
         return None if changed < 0 else int(pieces.rows[changed])
 
     def groups(self) -> tuple[list[PayloadGroup], list[slice]]:
@@ -382,13 +378,13 @@ class _Call:
         parts: list[slice] = []
         for begin, end, rows in (
             (0, self._first_bytes, slice(0, self._first)),
-            (self._first_bytes, self._n_bytes, slice(self._first, len(self._data))),
+            (self._first_bytes, len(self._payloads), slice(self._first, len(self._data))),
         ):
             if rows.start < rows.stop:
                 groups.append(
                     PayloadGroup(
                         entries=self._entries[rows],
-                        parts=[self._out[begin:end].data],
+                        parts=[self._payloads[begin:end]],
                         n_bytes=end - begin,
                         is_aligned=rows.start == self._first,
                     )

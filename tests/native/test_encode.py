@@ -252,7 +252,7 @@ def test_a_chunk_that_does_not_hash_to_its_digest_is_refused(policy: Policy) -> 
         encoded(pieces, [None, None], policy, is_live=True)
 
 
-def call(**changed: Any) -> tuple[int, int, int, int]:
+def call(**changed: Any) -> tuple[int, Any, int, int]:
     """Encode two chunks, with some arguments changed."""
     data = [STEPS["weights"][:40_000], STEPS["weights"][40_000:80_003]]
     digests = np.frombuffer(b"".join(map(digest, data)), np.uint8)
@@ -267,9 +267,8 @@ def call(**changed: Any) -> tuple[int, int, int, int]:
         "recipes": b"",
         "checks": True,
         "entries": np.empty(2, ENTRY).view(np.uint8),
-        "out": np.empty(80_003 + 2 * 64 + 4096, np.uint8),
     }
-    result: tuple[int, int, int, int] = core.encode_group(*{**arguments, **changed}.values())
+    result: tuple[int, Any, int, int] = core.encode_group(*{**arguments, **changed}.values())
     return result
 
 
@@ -293,8 +292,7 @@ def call(**changed: Any) -> tuple[int, int, int, int]:
         {"digests": bytes(63)},
         {"recipes": bytes(39)},
         {"entries": np.empty(231, np.uint8)},
-        {"out": np.empty(80_003, np.uint8)},
-        {"out": b"read-only"},
+        {"entries": b"read-only"},
     ],
     ids=lambda changed: next(iter(changed)),
 )
@@ -342,3 +340,22 @@ def test_a_recipe_that_no_chooser_writes_is_refused(place: tuple[str, int]) -> N
 def test_arguments_of_one_chunk_that_do_not_fit_are_refused(function: str, arguments: tuple[Any, ...]) -> None:
     with pytest.raises(ValueError, match="do not fit each other"):
         getattr(core, function)(*arguments)
+
+
+def test_payloads_stay_as_long_as_somebody_views_them() -> None:
+    first = memoryview(call()[1])
+    expected = bytes(first)
+
+    others = [memoryview(call(data=[bytes(40_000), bytes(40_003)], bases=None, checks=False)[1]) for _ in range(20)]
+
+    assert first == expected
+    assert all(bytes(other) == bytes(others[0]) for other in others)
+    with pytest.raises(TypeError):
+        first[0] = 1
+
+
+def test_payloads_without_a_view_leave_their_memory_to_the_next_group() -> None:
+    def address() -> int:
+        return int(np.frombuffer(call()[1], np.uint8).ctypes.data)
+
+    assert len({address() for _ in range(10)}) == 1

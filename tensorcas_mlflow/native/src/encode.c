@@ -64,6 +64,9 @@ enum {
     OVERHEAD_BYTES = 4096, /* headers of a payload, while it is made */
     KEPT_BYTES = 4 << 20,  /* a larger scratch buffer is freed after the call */
     N_LEVELS = 23,
+    MOST_IDLE = 8, /* buffers of payloads, each of at most so many bytes */
+    MOST_IDLE_BYTES = 2 << 20,
+    LEAST_ROOM_BYTES = 5 << 18,
     MAX_CHUNK_BYTES = 1 << 30,
 };
 
@@ -120,6 +123,89 @@ static void give_worker(Worker *worker) {
     worker->next = idle_workers;
     idle_workers = worker;
     pthread_mutex_unlock(&workers_lock);
+}
+
+/* --- memory of payloads --- */
+
+/* Payloads of one group: a buffer for Python, whose memory serves another group once nobody has a view of it. The kernel takes
+ * as long to fill fresh memory as the encoder takes to fill it again. */
+typedef struct {
+    PyObject_HEAD
+    uint8_t *data;
+    size_t room;
+    Py_ssize_t n_bytes;
+} Payloads;
+
+static struct {
+    uint8_t *data;
+    size_t room;
+} idle_memory[MOST_IDLE];
+static size_t n_idle;
+static PyObject *payloads_type = NULL;
+
+static void give_memory(uint8_t *data, size_t room) {
+    if (room <= MOST_IDLE_BYTES && pthread_mutex_trylock(&workers_lock) == 0) {
+        if (n_idle < MOST_IDLE) {
+            idle_memory[n_idle].data = data;
+            idle_memory[n_idle++].room = room;
+            data = NULL;
+        }
+        pthread_mutex_unlock(&workers_lock);
+    }
+    free(data);
+}
+
+static uint8_t *take_memory(size_t needed, size_t *room) {
+    uint8_t *data = NULL;
+    if (needed <= MOST_IDLE_BYTES && pthread_mutex_trylock(&workers_lock) == 0) {
+        for (size_t at = n_idle; at > 0 && data == NULL; at--)
+            if (idle_memory[at - 1].room >= needed) {
+                data = idle_memory[at - 1].data;
+                *room = idle_memory[at - 1].room;
+                idle_memory[at - 1] = idle_memory[--n_idle];
+            }
+        pthread_mutex_unlock(&workers_lock);
+    }
+    if (data == NULL) {
+        *room = needed > LEAST_ROOM_BYTES ? needed : LEAST_ROOM_BYTES;
+        data = malloc(*room);
+    }
+    return data;
+}
+
+static int view_payloads(PyObject *self, Py_buffer *view, int flags) {
+    Payloads *payloads = (Payloads *)self;
+    return PyBuffer_FillInfo(view, self, payloads->data, payloads->n_bytes, 1, flags);
+}
+
+static void free_payloads(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    if (((Payloads *)self)->data != NULL)
+        give_memory(((Payloads *)self)->data, ((Payloads *)self)->room);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+static PyType_Slot payloads_slots[] = {
+    {Py_tp_dealloc, free_payloads},
+    {Py_bf_getbuffer, view_payloads},
+    {0, NULL},
+};
+static PyType_Spec payloads_spec = {
+    "tensorcas_mlflow.native._core.Payloads", sizeof(Payloads), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, payloads_slots,
+};
+
+static Payloads *make_payloads(size_t needed) {
+    if (payloads_type == NULL && (payloads_type = PyType_FromSpec(&payloads_spec)) == NULL)
+        return NULL;
+    Payloads *payloads = (Payloads *)PyType_GenericAlloc((PyTypeObject *)payloads_type, 0);
+    if (payloads != NULL && (payloads->data = take_memory(needed, &payloads->room)) == NULL) {
+        Py_DECREF(payloads);
+        PyErr_NoMemory();
+        return NULL;
+    }
+    return payloads;
 }
 
 /* Return scratch memory, valid until the next call for the same use; NULL if there is none. */
@@ -861,13 +947,16 @@ static PyObject *misfit(void) {
     return NULL;
 }
 
+/* encode_group(data, bases or None, itemsizes, how, is_sampled, begins_row, digests, recipes, checks, entries) ->
+ * (a chunk that is not its digest's or -1, payloads, the first chunk that begins aligned, the place of its payload) */
 static PyObject *encode_group(PyObject *module, PyObject *args) {
     PyObject *data, *bases, *result = NULL;
-    Py_buffer itemsizes, how, sampled, begins, digests, recipes, entries, out;
+    Py_buffer itemsizes, how, sampled, begins, digests, recipes, entries;
+    Payloads *payloads = NULL;
     int checks;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OOy*y*y*y*y*y*pw*w*:encode_group", &data, &bases, &itemsizes, &how, &sampled, &begins,
-                          &digests, &recipes, &checks, &entries, &out))
+    if (!PyArg_ParseTuple(args, "OOy*y*y*y*y*y*pw*:encode_group", &data, &bases, &itemsizes, &how, &sampled, &begins,
+                          &digests, &recipes, &checks, &entries))
         return NULL;
     Py_ssize_t n = PySequence_Size(data), n_viewed = 0;
     Worker *worker = NULL;
@@ -902,7 +991,6 @@ static PyObject *encode_group(PyObject *module, PyObject *args) {
     group.digests = digests.buf;
     group.recipes = recipes.buf;
     group.entries = entries.buf;
-    group.out = out.buf;
     int fits = (size_t)itemsizes.len == 4 * count && (size_t)how.len == 4 * count && (size_t)sampled.len == count &&
                (size_t)begins.len == count && (size_t)digests.len == 32 * count &&
                (size_t)recipes.len == n_recipes * sizeof(Recipe) && (size_t)entries.len == count * sizeof(Entry) &&
@@ -928,18 +1016,22 @@ static PyObject *encode_group(PyObject *module, PyObject *args) {
         fits = chunk->obj != NULL && chunk->len <= MAX_CHUNK_BYTES && (base->obj == NULL || base->len == chunk->len) &&
                group.how[number] >= AS_IT_IS && group.how[number] < (int64_t)n_recipes && group.itemsizes[number] >= 1;
     }
-    if (!fits || (size_t)out.len < needed) {
+    if (!fits) {
         misfit();
         goto done;
     }
+    if ((payloads = make_payloads(needed)) == NULL)
+        goto done;
+    group.out = payloads->data;
     Py_BEGIN_ALLOW_THREADS;
     encode_chunks(worker, &group);
     Py_END_ALLOW_THREADS;
     if (worker->has_failed)
         PyErr_NoMemory();
-    else
-        result = Py_BuildValue("nnnn", group.changed, (Py_ssize_t)group.n_bytes, (Py_ssize_t)group.first_row,
-                               (Py_ssize_t)group.first_bytes);
+    else {
+        payloads->n_bytes = (Py_ssize_t)group.n_bytes;
+        result = Py_BuildValue("nOnn", group.changed, payloads, (Py_ssize_t)group.first_row, (Py_ssize_t)group.first_bytes);
+    }
 done:
     while (n_viewed > 0)
         PyBuffer_Release(&views[--n_viewed]);
@@ -954,7 +1046,7 @@ done:
     PyBuffer_Release(&digests);
     PyBuffer_Release(&recipes);
     PyBuffer_Release(&entries);
-    PyBuffer_Release(&out);
+    Py_XDECREF((PyObject *)payloads);
     return result;
 }
 
