@@ -31,7 +31,7 @@ def test_a_census_with_a_flipped_bit_is_not_believed(store: Store) -> None:
     # The first entry of the kept pack is turned into one of the pack that is about to go: all of it that was needed
     # is then told to be elsewhere or nowhere.
     data = bytearray(store.backend.get(key))
-    at = len(data) - 4 * 4 * len(inventory.entry_chunk)  # the last four columns have four bytes for each entry
+    at = len(data) - 17 * len(inventory.entry_chunk)  # the last five columns have 17 bytes for each entry
     wrong = inventory.find(store.manifest(dropped).digests[:1])[0]
     of_kept = np.flatnonzero(np.isin(inventory.entry_chunk, inventory.find(store.manifest(kept).digests)))
     for row in of_kept.tolist():
