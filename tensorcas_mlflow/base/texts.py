@@ -44,7 +44,8 @@ class Texts:
         return len(self.at) - 1
 
     def __getitem__(self, row: int) -> str:
-        return self.data[self.at[row] : self.at[row + 1]].tobytes().decode()
+        data: bytes = self.data[self.at[row] : self.at[row + 1]].tobytes()
+        return data.decode()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.to_list())

@@ -33,7 +33,9 @@ class _Translation(ContextDecorator):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, TensorCasError | ValueError):
-            from tensorcas_mlflow.integration._mlflow_errors import MlflowException, to_mlflow
+            from mlflow.exceptions import MlflowException
+
+            from tensorcas_mlflow.integration._mlflow_errors import to_mlflow
 
             if not isinstance(error, MlflowException):  # else it is one of ours, translated by an inner call
                 raise to_mlflow(error) from error

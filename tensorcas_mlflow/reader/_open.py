@@ -75,7 +75,6 @@ def open_manifest(
     """
     contents: Contents
     if manifest.kind == "checkpoint":
-        manifest.check_names()
         contents = StoredContents(store, manifest, label=label, tally=tally, verify=verify)
     else:
         from tensorcas_mlflow.file_formats import list_source

@@ -191,7 +191,7 @@ class CheckpointReader(Mapping[str, Any]):
 
     def _take(self, contents: Contents) -> None:
         self._contents = contents
-        self._specs = contents.specs
+        self.__dict__.pop("_specs", None)
         self.__dict__.pop("_outline", None)
         self.__dict__.pop("_whole_outline", None)
         self._numbers = Numbers(contents.specs)
@@ -279,10 +279,13 @@ class CheckpointReader(Mapping[str, Any]):
     __hash__ = object.__hash__
 
     def __len__(self) -> int:
-        return len(self._specs)
+        return len(self._contents.specs)
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name in self._numbers.numbers
+        try:
+            return isinstance(name, str) and self._numbers.number(name) >= 0
+        except KeyError:
+            return False
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._specs.names.to_list())
@@ -304,7 +307,7 @@ class CheckpointReader(Mapping[str, Any]):
         Raises:
             TensorNotFoundError: There is no tensor of that name. All methods with a name raise it.
         """
-        return self._specs.spec(self._row(name))
+        return self._contents.specs.spec(self._row(name))
 
     def specs(self) -> list[Spec]:
         """Return the names, dtypes and shapes of all tensors, in order."""
@@ -400,7 +403,7 @@ class CheckpointReader(Mapping[str, Any]):
 
     def full(self) -> dict[str, Any]:
         """Read all tensors at once, by name, in order; raises as `tensor`."""
-        return self._read(np.arange(len(self)))
+        return self._read(np.arange(len(self._specs)))
 
     def _read_ahead(self) -> Iterator[tuple[str, Any]]:
         """Read all tensors one after another, some 16 MiB ahead."""
@@ -487,7 +490,7 @@ class CheckpointReader(Mapping[str, Any]):
     def get_slice(self, name: str) -> TensorSlice:
         """Return a view of one tensor for numpy's indices; an index reads only the chunks it touches."""
         row = self._row(name)
-        return TensorSlice(self._specs.spec(row), partial(self._select, row))
+        return TensorSlice(self._contents.specs.spec(row), partial(self._select, row))
 
     def stream(self, names: Sequence[str]) -> Iterator[tuple[str, memoryview]]:
         """Read tensors one after another as pieces of bytes, holding some 16 MiB; raises as `tensor`."""
@@ -555,7 +558,7 @@ class CheckpointReader(Mapping[str, Any]):
     def _n_bytes_of(self, names: Iterable[str]) -> int:
         """Add up the sizes of some tensors."""
         rows = np.array([self._row(name) for name in names], dtype=np.int64)
-        return int(self._specs.n_bytes[rows].sum())
+        return int(self._contents.specs.n_bytes[rows].sum())
 
     # --- inside
 
@@ -575,6 +578,15 @@ class CheckpointReader(Mapping[str, Any]):
         from tensorcas_mlflow.file_formats import left_out_parts
 
         return left_out_parts(self.left_out)
+
+    @Lazy
+    def _specs(self) -> Specs:
+        """Names, dtypes and shapes of all tensors, each name once.
+
+        A read of one tensor finds its name in place and does not need this: the check builds a string for each name.
+        """
+        self._numbers.numbers  # noqa: B018 -- builds the table and so checks it
+        return self._contents.specs
 
     @Lazy
     def _outline(self) -> Outline:
@@ -621,7 +633,7 @@ class CheckpointReader(Mapping[str, Any]):
         return self._framework(dict(zip(self._names(rows), arrays, strict=True)))
 
     def _names(self, rows: Offsets) -> list[str]:
-        return [self._specs.name(row) for row in rows.tolist()]
+        return [self._contents.specs.name(row) for row in rows.tolist()]
 
     def _rows(self, part: Part) -> Array:
         from tensorcas_mlflow.reader._slices import select
@@ -633,10 +645,10 @@ class CheckpointReader(Mapping[str, Any]):
     def _select(self, row: int, index: Any) -> Any:
         from tensorcas_mlflow.reader._slices import select
 
-        selection = select(self._specs.shape(row), index)
+        selection = select(self._contents.specs.shape(row), index)
         with self._watch.running():
             array = self._contents.select(row, selection)
-        name = self._specs.name(row)
+        name = self._contents.specs.name(row)
         return self._framework({name: array})[name]
 
 
