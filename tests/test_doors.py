@@ -51,9 +51,6 @@ ROOMS = {
 """Modules of this package that stand for the writers, the collectors and the file formats."""
 
 WITH_FORMATS = {"logging", "zstandard", "tensorcas_mlflow.file_formats._formats"}
-WITH_MLFLOW = {"asyncio", "concurrent.futures", "email", "importlib.metadata", "logging", "mlflow", "multiprocessing"}
-WITH_MLFLOW |= {"numpy.ma", "pandas", "pyarrow", "sqlalchemy", "sklearn"}
-
 FIND = "from tensorcas_mlflow.store import Store; store = Store.open(root); ref = store.ref(key); "
 
 DOORS = {
@@ -95,6 +92,11 @@ DOORS = {
         "import tensorcas_mlflow as t; t.safe_open(root + '/plain.safetensors').get_tensor('w0')",
         {"ml_dtypes", *WITH_FORMATS},
     ),
+    "command list": ("from tensorcas_mlflow.cli import main; main(['list', '--root', root])", {"zstandard"}),
+    "command show": (
+        "from tensorcas_mlflow.cli import main; main(['show', '--root', root, '--run', 'run'])",
+        {"zstandard"},
+    ),
 }
 """Doors of a process without MLflow, each with the modules that it may import."""
 
@@ -125,19 +127,56 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def imported(script: str, root: Path) -> set[str]:
-    """Run a script in a new process, and return the modules of our lists that it imports."""
-    [ref] = [ref for ref in Store.open(root).checkpoints() if ref.run_id == "run"]
-    names = f"root = {os.fspath(root)!r}; key = {ref.key!r}; "
+def output(script: str, folder: Path) -> str:
+    """Run a script in a new process, and return what it prints."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "TENSORCAS_"))}
-    command = [sys.executable, "-c", f"{names}{script}\nimport json, sys; print(json.dumps(sorted(sys.modules)))"]
-    done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    return set(json.loads(done.stdout)) & (HEAVY | ROOMS)
+    return done.stdout
+
+
+def modules_of(script: str, folder: Path) -> set[str]:
+    """Run a script in a new process, and return the modules of our lists that it imports."""
+    report = "import json, sys; print('\\n' + json.dumps(sorted(sys.modules)))"
+    return set(json.loads(output(f"{script}\n{report}", folder).splitlines()[-1])) & (HEAVY | ROOMS)
 
 
 @pytest.mark.parametrize("door", DOORS)
 def test_door_imports_nothing_beyond_its_list(door: str, root: Path) -> None:
     script, allowed = DOORS[door]
+    [ref] = [ref for ref in Store.open(root).checkpoints() if ref.run_id == "run"]
 
-    assert imported(script, root) <= allowed
+    assert modules_of(f"root, key = {os.fspath(root)!r}, {ref.key!r}; {script}", root) <= allowed
+
+
+LOG = """
+import mlflow, numpy as np
+mlflow.set_tracking_uri("sqlite:///" + root + "/mlflow.db")
+mlflow.set_experiment(experiment_id=mlflow.create_experiment("doors", artifact_location=root + "/runs"))
+with mlflow.start_run() as run:
+    model = {f"w{n}": np.arange(90_000, dtype=np.float32) for n in range(3)}
+    mlflow.tensorcas.log_checkpoint(model, step=1)
+    print(run.info.run_id, mlflow.tensorcas.log_model(model, name="model").model_uri)
+"""
+
+OF_MLFLOW = {
+    "load_checkpoint": "mlflow.tensorcas.load_checkpoint(run)",
+    "open_checkpoint": "mlflow.tensorcas.open_checkpoint(run)['w0']",
+    "list_checkpoints": "mlflow.tensorcas.list_checkpoints(run)",
+    "load_model": "mlflow.tensorcas.load_model(model)",
+    "pyfunc": "mlflow.pyfunc.load_model(model)",
+}
+"""Doors of a process with MLflow; ``run`` and ``model`` name what to open."""
+
+
+@pytest.mark.long
+def test_doors_of_mlflow_import_no_framework_and_no_writer(tmp_path: Path) -> None:
+    root = os.fspath(tmp_path)
+    run, model = output(f"root = {root!r}\n{LOG}", tmp_path).split()[-2:]
+    begin = f"import mlflow; mlflow.set_tracking_uri('sqlite:///{root}/mlflow.db'); run, model = {run!r}, {model!r}; "
+    found = {door: modules_of(begin + script, tmp_path) for door, script in OF_MLFLOW.items()}
+
+    plain = modules_of(begin + "mlflow.get_run(run); import mlflow.pyfunc", tmp_path)
+    for door, modules in found.items():
+        assert modules - plain <= {"zstandard", "tensorcas_mlflow.store._save"}, door

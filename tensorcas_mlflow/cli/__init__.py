@@ -14,8 +14,8 @@ the reader and the rooms below them. It calls their functions and holds no logic
 | `_output` | text, JSON, questions and progress |
 | `_main` | the parser, and exit statuses |
 
-To add a command, write a function from parsed options to an exit status, and a `Command` for it in the ``COMMANDS`` of
-its module. A test demands a section in ``docs/command-line.md``.
+To add a command, write a function from parsed options to an exit status, a `Command` for it in the ``COMMANDS`` of its
+module, and its name in `_main`. A test demands a section in ``docs/command-line.md``.
 """
 
 from tensorcas_mlflow.cli._main import main

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensorcas_mlflow.base.digest import unique_rows
 from tensorcas_mlflow.base.text import count_text, size_text
-from tensorcas_mlflow.chunk_io import WAYS, PackRead, way_named
+from tensorcas_mlflow.chunk_io import WAYS, way_named
 from tensorcas_mlflow.cli._command import LAST_STEP, NAME, ONLY_RUN, RUN, Command, count, flag, option, repeated
 from tensorcas_mlflow.cli._output import (
     Json,
@@ -24,10 +24,11 @@ from tensorcas_mlflow.cli._output import (
 )
 from tensorcas_mlflow.cli._select import CheckpointQuery, checkpoint_of, is_json, of_run, store_of, the_one
 from tensorcas_mlflow.layout import Ref, Row
-from tensorcas_mlflow.maintenance import find_shares, run_stats, store_stats
-from tensorcas_mlflow.reader import CheckpointDiff, CheckpointReader, Summary, SummaryNode, ValueChange, open_ref
-from tensorcas_mlflow.reader import diff as diff_readers
 from tensorcas_mlflow.store import Store
+
+if TYPE_CHECKING:
+    from tensorcas_mlflow.chunk_io import PackRead
+    from tensorcas_mlflow.reader import CheckpointDiff, CheckpointReader, Summary, SummaryNode, ValueChange
 
 DIFFERENT = 5
 """Exit status of ``diff`` if the two checkpoints are not equal."""
@@ -95,6 +96,8 @@ def show(options: Namespace) -> int:
     """Show the tensors of one checkpoint."""
     store, ref = checkpoint_of(options)
     if options.tree:
+        from tensorcas_mlflow.reader import open_ref
+
         return _show_tree(open_ref(store, ref).summary(), store.uri, ref, is_in_json=is_json(options))
     manifest = store.manifest(ref)
     totals = {
@@ -202,6 +205,8 @@ def _say_checkpoint(ref: Ref) -> None:
 
 def stats(options: Namespace) -> int:
     """Count the content of a store or a run, and its bytes on disk."""
+    from tensorcas_mlflow.maintenance import run_stats, store_stats
+
     store = store_of(options)
     if options.by is not None:
         return _say_shares(options, store)
@@ -235,6 +240,8 @@ def stats(options: Namespace) -> int:
 def _say_shares(options: Namespace, store: Store) -> int:
     if options.run is not None:
         options.run = of_run(store.checkpoints(), options.run)[0].run_id
+    from tensorcas_mlflow.maintenance import find_shares
+
     found = find_shares(store, options.by, run_id=options.run)
     shares = found.shares[: options.top]
     if is_json(options):
@@ -263,6 +270,9 @@ def diff(options: Namespace) -> int:
     store = store_of(options)
     refs = store.checkpoints()
     before, after = (the_one(refs, wanted) for wanted in sides)
+    from tensorcas_mlflow.reader import diff as diff_readers
+    from tensorcas_mlflow.reader import open_ref
+
     old, new = open_ref(store, before), open_ref(store, after)
     found = diff_readers(old, new, values=options.values)
     if is_json(options):

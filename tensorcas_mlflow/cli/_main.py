@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from importlib import import_module
 
-from tensorcas_mlflow.cli import _gc, _look, _maintenance, _transfer
 from tensorcas_mlflow.cli._command import JSON, ROOT, Command
 from tensorcas_mlflow.cli._output import complain
 from tensorcas_mlflow.errors import CorruptError, TensorCasError
@@ -22,7 +22,13 @@ _OPTIONS = {
 DONE, FAILED, INTERRUPTED, UNREAD = 0, 1, 130, 141
 """Exit statuses. argparse adds 2 for a command line it cannot read, and commands add some of their own."""
 
-COMMANDS: tuple[Command, ...] = (*_look.COMMANDS, *_maintenance.COMMANDS, *_gc.COMMANDS, *_transfer.COMMANDS)
+_MODULES = {
+    "_look": "list stats show diff explain",
+    "_maintenance": "init verify repair optimize delete",
+    "_gc": "gc",
+    "_transfer": "copy import export convert",
+}
+"""The commands of each module, so that a command waits for the import of its own module alone."""
 
 _EXAMPLES = """\
 examples:
@@ -45,8 +51,18 @@ exit status: 0 done, 1 error, 2 wrong usage, 3 verify found problems or repair l
 """
 
 
-def parser() -> argparse.ArgumentParser:
-    """Build the parser of the program; its results have the function of the command as ``act``."""
+def _commands(first: str | None) -> Iterator[Command]:
+    modules = [module for module, names in _MODULES.items() if first in names.split()] or _MODULES
+    for module in modules:
+        yield from import_module(f"tensorcas_mlflow.cli.{module}").COMMANDS
+
+
+def parser(first: str | None = None) -> argparse.ArgumentParser:
+    """Build the parser of the program; its results have the function of the command as ``act``.
+
+    Args:
+        first: The first word to parse. If it is a command, the parser knows only the commands of its module.
+    """
     # SUPPRESS keeps an option given before the command from being reset by the default of the one after it.
     common = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
     for shared in (ROOT, JSON):
@@ -59,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
         parents=[common],
     )
     commands = program.add_subparsers(required=True, metavar="COMMAND", title="commands")
-    for command in COMMANDS:
+    for command in _commands(first):
         made = commands.add_parser(
             command.name,
             help=command.help,
@@ -87,7 +103,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: The words are no command (2), or ask for help (0).
     """
-    options = parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    options = parser(words[0] if words else None).parse_args(words)
     try:
         status: int = options.act(options)
         sys.stdout.flush()

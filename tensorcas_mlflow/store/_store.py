@@ -164,10 +164,10 @@ class Refs:
 
         A damaged ref is left out, with a warning.
         """
-        from logging import getLogger
-
         refs, damaged = self.readable_checkpoints()
         for error in damaged.values():
+            from logging import getLogger
+
             getLogger(__name__).warning("%s; it is left out, and `tensorcas verify` says more", error)
         return refs
 
