@@ -70,18 +70,19 @@ class LoggedBackend(LocalBackend):
     def put_new(self, key: str, pieces: Iterable[Buffer], *, durable: bool = True) -> Token:
         if not self._changes_logs(key):
             return super().put_new(key, pieces, durable=durable)
-        if not key.startswith(_INTENTS) and self._find(key) is not None:
-            raise BlobExistsError(key)
         if not durable and self._held and key.startswith(_MARKERS):
-            if super().stat(key) is not None:
+            if self._logs.find(key) is not None or super().stat(key) is not None:
                 raise BlobExistsError(key)
             return self._hold(key, b"".join(bytes(piece) for piece in pieces))
+        if not key.startswith(_INTENTS) and self._find(key) is not None:
+            raise BlobExistsError(key)
         return super().put_new(key, pieces, durable=durable)
 
     def put_all(self, blobs: Iterable[tuple[str, Iterable[Buffer]]]) -> None:
         if not self._changes_logs(FOLDER):
             super().put_all(blobs)
             return
+        self._refresh()
         super().put_all(self._too_big(blobs))
         if self._n_held_bytes > _MOST_HELD_BYTES:
             self._flush()
@@ -100,7 +101,7 @@ class LoggedBackend(LocalBackend):
                     break
                 taken.append(bytes(view))
             else:
-                if self._find(key) is not None or super().stat(key) is not None:
+                if self._logs.find(key) is not None or super().stat(key) is not None:
                     raise BlobExistsError(key)
                 self._hold(key, b"".join(taken))
 
@@ -113,7 +114,7 @@ class LoggedBackend(LocalBackend):
         return f"held-{key}"
 
     def promote(self, source: str, dest: str, data: Buffer, *, token: Token, replace: bool) -> None:
-        if not self._changes_logs(dest) or dest in _IN_FILES:
+        if not self._changes_logs(dest):
             super().promote(source, dest, data, token=token, replace=replace)
             return
         source_path, dest_path = self._path(source), self._path(dest)
@@ -410,7 +411,7 @@ class LoggedBackend(LocalBackend):
 
     def _has_logs(self, key: str) -> bool:
         check_key(key)
-        if not self._logs.is_on:
+        if key in _IN_FILES or not self._logs.is_on:
             return False
         _check_no_link(self._logs.folder, key)
         return True

@@ -64,8 +64,7 @@ def look(folder: Path) -> tuple[set[int], bool]:
                 name: array.tobytes() for name, array in arrays(step).items()
             }
             there.add(step)
-        except TensorCasError as error:
-            assert str(error)
+        except TensorCasError:
             is_said = True
     return there, is_said
 
@@ -129,7 +128,7 @@ def test_a_cut_of_a_log_gives_a_prefix_of_its_commits(folder: Path) -> None:
 
 
 def test_a_cut_of_a_closed_log_is_damage(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_logs, "_FULL_BYTES", 1)
+    monkeypatch.setattr(_logs, "_FULL_BYTES", HEADER_BYTES + 1)
     store = Store.open(folder)
     for step in (7, 8):
         with store.write_checkpoint(arrays(step)) as pending:
