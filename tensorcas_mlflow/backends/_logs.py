@@ -790,21 +790,14 @@ def close_writer(logs: Logs) -> None:
         writer.close()
 
 
-def close_writers() -> None:
-    """Close the logs this process appends to."""
-    with _writers_lock:
-        while _writers:
-            _writers.popitem()[1].close()
-
-
-def _forget_writers() -> None:
+def forget_writers() -> None:
     """Leave the parent's logs to the parent, in a child made by fork."""
     _writers.clear()
     LockedFile.close_all()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_writers)
+    os.register_at_fork(after_in_child=forget_writers)
 
 
 def _version(entry: Entry) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from tensorcas_mlflow.backends import LoggedBackend
+from tensorcas_mlflow.backends import PAGE_BYTES, LoggedBackend, _logs, aligned_buffer
+from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError, RefusedError
 from tensorcas_mlflow.testing import BackendConformance
 
 
@@ -26,3 +28,136 @@ class TestLoggedBackendWithoutLogs(BackendConformance):
     @pytest.fixture
     def backend(self, tmp_path: Path) -> LoggedBackend:
         return LoggedBackend(tmp_path / "store")
+
+
+def commit(backend: LoggedBackend, name: str, *, replace: bool = False) -> None:
+    token = backend.put_new(f"intents/{name}", [b"x"], durable=False)
+    backend.put_all([(f"packs/{name}", [name.encode() * 100]), (f"manifests/{name}", [b"rows of " + name.encode()])])
+    backend.put_new(f"index/{name}.loose", [], durable=False)
+    backend.promote(f"intents/{name}", f"refs/@{name}", name.encode(), token=token, replace=replace)
+
+
+def files(backend: LoggedBackend) -> list[str]:
+    return sorted(p.relative_to(backend.root).as_posix() for p in backend.root.rglob("*") if p.is_file())
+
+
+def test_a_small_save_appends_one_record_and_syncs_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = made(tmp_path)
+    commit(backend, "a")
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def note(descriptor: int) -> None:
+        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    commit(backend, "b")
+
+    (log,) = files(backend)
+    assert synced == [os.path.basename(log)]
+
+
+def test_logs_of_one_process_are_read_by_another(tmp_path: Path) -> None:
+    one = made(tmp_path)
+    commit(one, "a")
+    other = LoggedBackend(tmp_path)
+
+    assert other.get("packs/a") == b"a" * 100
+    commit(one, "b")
+    assert [info.key for info in other.list("refs")] == ["refs/@a", "refs/@b"]
+    one.delete("packs/a")
+    assert other.stat("packs/a") is None
+    with pytest.raises(BlobNotFoundError):
+        other.get("packs/a")
+
+
+def test_a_large_blob_is_a_file_and_its_name_is_durable_before_the_record(tmp_path: Path) -> None:
+    backend = made(tmp_path)
+    token = backend.put_new("intents/x", [b"x"], durable=False)
+    backend.put_all([("packs/large", [bytes(1 << 19)] * 3)])
+    backend.promote("intents/x", "refs/@x", b"ref", token=token, replace=False)
+
+    assert "packs/large" in files(backend)
+    assert backend._durable == {"packs/large"}
+
+
+def test_a_blob_in_a_log_is_read_in_every_way_of_a_file(tmp_path: Path) -> None:
+    backend = made(tmp_path)
+    commit(backend, "a")
+    data = bytes(range(256)) * 64
+    backend.put_all([("packs/b", [data])])
+    commit(backend, "c")
+    with backend.open_file("packs/b") as file:
+        out = bytearray(100)
+        file.read_into(1000, [memoryview(out)[:60], memoryview(out)[60:]])
+        stretch = file.map(5000, 6000)
+
+        assert file.size == len(data)
+        assert file.base % 64 == 0
+        assert bytes(out) == data[1000:1100]
+        assert bytes(stretch.data[5000 - stretch.begin : 6000 - stretch.begin]) == data[5000:6000]
+        if file.open_direct():
+            assert bytes(file.read_direct(3000, 4000, aligned_buffer(3 * PAGE_BYTES))) == data[3000:4000]
+        for read in (
+            lambda: file.read_into(len(data) - 10, [memoryview(bytearray(11))]),
+            lambda: file.map(0, len(data) + 1),
+        ):
+            with pytest.raises(CorruptError, match="ends before"):
+                read()
+
+
+def test_a_store_that_is_swept_keeps_live_blobs_and_frees_the_rest(tmp_path: Path) -> None:
+    backend = made(tmp_path)
+    for number in range(8):
+        commit(backend, str(number))
+    (before,) = (path for path in files(backend) if path.endswith(".log"))
+    for number in range(7):
+        for key in (f"packs/{number}", f"manifests/{number}", f"index/{number}.loose", f"refs/@{number}"):
+            backend.delete(key)
+
+    assert backend.sweep(3600) > 0
+    assert before not in files(backend)
+    assert backend.get("packs/7") == LoggedBackend(tmp_path).get("packs/7") == b"7" * 100
+    assert [info.key for info in LoggedBackend(tmp_path).list("refs")] == ["refs/@7"]
+    for key in ("packs/7", "manifests/7", "index/7.loose", "refs/@7"):
+        backend.delete(key)
+    backend.sweep(3600)
+    assert [path for path in files(backend) if path.startswith("logs/")] == ["logs/generation"]
+
+
+def test_replaced_refs_do_not_come_back_once_the_last_one_is_deleted(tmp_path: Path) -> None:
+    backend = made(tmp_path)
+    for _ in range(3):
+        commit(backend, "a", replace=True)
+        for key in ("packs/a", "manifests/a", "index/a.loose"):
+            backend.delete(key)
+        _logs.close_writer(backend._logs)
+    backend.delete("refs/@a")
+
+    assert LoggedBackend(tmp_path).stat("refs/@a") is None
+
+
+def test_the_next_process_appends_to_the_log_of_the_last_one(tmp_path: Path) -> None:
+    made(tmp_path)
+    for number in range(5):
+        backend = LoggedBackend(tmp_path)
+        commit(backend, str(number))
+        _logs.close_writer(backend._logs)
+
+    assert len(files(backend)) == 1
+    assert len(list(backend.list("refs"))) == 5
+
+
+def test_a_store_with_logs_is_not_changed_on_a_network_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit(made(tmp_path), "a")
+    monkeypatch.setattr("tensorcas_mlflow.backends._logged.is_on_local_disk", lambda folder: False)
+    backend = LoggedBackend(tmp_path)
+
+    assert backend.get("refs/@a") == b"a"
+    with pytest.raises(RefusedError, match="not on a local disk"):
+        commit(backend, "b")
+    with pytest.raises(RefusedError, match="not on a local disk"):
+        LoggedBackend(tmp_path / "new").make_logs()

@@ -171,7 +171,7 @@ class Plain:
     names: str = "all"
     """``all``, ``none``, ``made`` (nothing removed is gone) or ``removed`` (nothing made is there)."""
     bytes_: str = "all"
-    """``all``, ``none``, ``torn`` (the first half of what was written) or ``zeros`` (as long; blank where not synced)."""
+    """``all``, ``none``, ``torn`` (the first half of the writes) or ``zeros`` (as long; blank where not synced)."""
     but: Node | None = None
     """A folder of whose names all that was done is there, if none else is, and the other way round."""
 

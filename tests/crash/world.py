@@ -125,7 +125,7 @@ class World:
 def forget_stores() -> None:
     """Close the stores that this process keeps open, and forget what it knows of plain folders."""
     _plain_files._settled = Settled()
-    _logs.close_writers()
+    _logs.forget_writers()
     opening._open_stores = OpenStores(lambda root: Store.open_backend(open_backend(root)))
 
 
