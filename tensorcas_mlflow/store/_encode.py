@@ -152,7 +152,7 @@ def encode_chunks(
         policy: Encoding effort.
         plan: Possible bases, protected by the save's intent.
         chooser: The choices for earlier batches of the same stream, if there were any.
-        keep: Receives the chunks of a live source, as they are stored.
+        keep: Receives the chunks as they are stored.
 
     Yields:
         Groups, in the order of the chunks.
@@ -241,7 +241,7 @@ def _encode(
     if checks and (keep is not None or encoder is None):
         assert origin is not None
         data, checks = _checked_copies(pieces, origin), False
-    if keep is not None and origin is not None:
+    if keep is not None:
         keep(pieces.digests, data)
     sizes = np.fromiter(map(len, data), dtype=np.int64, count=len(data))
     text = pieces.itemsizes == 1 if is_text is None else is_text[pieces.rows]

@@ -62,23 +62,25 @@ def test_begun_save_counts_no_stored_chunk_as_new(store: Store) -> None:
         assert save.n_new_bytes == 0
 
 
-def test_arrays_may_change_once_the_save_is_detached(store: Store) -> None:
+def test_arrays_may_change_once_they_are_copied(store: Store) -> None:
     weights = rng.normal(size=5_000)
     expected = weights.copy()
-    with store.begin_checkpoint({"w": weights}) as save:
-        save.detach()
-        weights += 1
+    copy = store.copy({"w": weights})
+    weights += 1
+    with store.begin_checkpoint(copy) as save:
         save.commit(target(1))
 
     assert np.array_equal(read(store, 1), expected)
 
 
-def test_an_unchanged_state_is_detached_and_committed(store: Store) -> None:
+def test_an_unchanged_state_is_not_copied_again_and_committed(store: Store) -> None:
     weights = rng.normal(size=5_000)
+    before = None
     for step in (1, 2):
-        with store.begin_checkpoint({"w": weights}) as save:
-            save.detach()
+        before = store.copy({"w": weights}, before=before)
+        with store.begin_checkpoint(before) as save:
             save.commit(target(step))
+        before.note_stored()
 
     assert np.array_equal(read(store, 2), weights)
     assert len(packs(store)) == 1
@@ -94,11 +96,10 @@ def test_arrays_that_change_before_they_are_written_are_refused(store: Store) ->
     assert store.checkpoints() == []
 
 
-def test_a_detached_save_that_was_given_up_begins_again_with_what_it_copied(store: Store) -> None:
+def test_a_save_of_a_copy_that_was_given_up_begins_again_with_what_it_copied(store: Store) -> None:
     weights = rng.normal(size=5_000)
     expected = weights.copy()
-    with store.begin_checkpoint({"w": weights}) as save:
-        save.detach()
+    with store.begin_checkpoint(store.copy({"w": weights})) as save:
         weights += 1
         give_up(store)
         save.commit(target(1))
@@ -106,13 +107,14 @@ def test_a_detached_save_that_was_given_up_begins_again_with_what_it_copied(stor
     assert np.array_equal(read(store, 1), expected)
 
 
-def test_a_detached_save_fails_rather_than_store_what_it_did_not_copy(store: Store) -> None:
+def test_a_save_of_a_copy_fails_rather_than_store_what_it_did_not_copy(store: Store) -> None:
     weights = rng.normal(size=5_000)
-    with store.begin_checkpoint({"w": weights}) as save:
+    first = store.copy({"w": weights})
+    with store.begin_checkpoint(first) as save:
         save.commit(target(1))
+    first.note_stored()
     weights[0] = 7
-    with store.begin_checkpoint({"w": weights}) as save:
-        save.detach()
+    with store.begin_checkpoint(store.copy({"w": weights}, before=first)) as save:
         give_up(store)
         store.backend.delete(target(1).key)
         plan_gc(store, grace_s=0).execute()
@@ -134,12 +136,11 @@ def test_bytes_stored_are_all_that_the_store_has_grown_by(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("nth", [0, 1, 2], ids=["pack", "index", "manifest"])
-def test_a_detached_save_whose_storage_fails_can_be_committed_later(nth: int) -> None:
+def test_a_save_of_a_copy_whose_storage_fails_can_be_committed_later(nth: int) -> None:
     backend = FaultyBackend(MemoryBackend())
     store = Store.init_backend(backend, chunk_bytes=4096)
     weights = rng.normal(size=5_000)
-    with store.begin_checkpoint({"w": weights}) as save:
-        save.detach()
+    with store.begin_checkpoint(store.copy({"w": weights})) as save:
         backend.fail(nth, operations=["put_new"])
         with pytest.raises(BackendError):
             save.write()
