@@ -573,6 +573,10 @@ class Store(Refs):
         """
         return TensorCopy(tensors, cuts or {}, self.chunk_bytes, before=before)
 
+    def relies_on(self, copy: TensorCopy) -> bool:
+        """Tell whether this process believes that the store has all chunks of a copy, intact; from memory alone."""
+        return bool(self.catalog.find_sound(unique_rows(copy.columns.digests)[0], ()).found.all())
+
     def write_file(self, path: Path) -> PendingSave:
         """Store a file of any kind; raise like `write_stream`, and OSError if the file cannot be read."""
         with open(path, "rb", buffering=0) as file:

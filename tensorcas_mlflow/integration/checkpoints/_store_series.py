@@ -364,8 +364,8 @@ class StoreSeries(Series):
         folder = (self.store.id, posixpath.dirname(self.target(step).key))
         with _lock:
             last, before = _copies.pop(folder, (step, None))
-        if before is not None and before.is_stored and not self.has(last):
-            before = None  # a collection may have deleted its chunks
+        if before is not None and before.is_stored and not (self.has(last) and self.store.relies_on(before)):
+            before = None  # a collection may have deleted its chunks, or a read found one damaged
         copy = self.store.copy(tensors, cuts=cuts, before=before)
         with _lock:
             _copies[folder] = (step, copy)

@@ -167,6 +167,22 @@ def test_save_stores_chunks_again_that_were_collected_with_the_step_before(
     assert np.array_equal(weights_of(1), weights)
 
 
+def test_save_writes_chunks_again_that_this_process_found_damaged(
+    experiment: str, weights: np.ndarray[Any, Any], tmp_path: Path
+) -> None:
+    with mlflow.start_run():
+        log(weights, 0, policy="fast").wait()
+        for pack in (tmp_path / "artifacts").rglob("*.pack"):
+            data = bytearray(pack.read_bytes())
+            data[len(data) // 2] ^= 1
+            pack.write_bytes(data)
+        with pytest.raises(MlflowException, match="is damaged in"):
+            weights_of(0)
+        log(weights, 1, policy="fast").wait()
+
+    assert np.array_equal(weights_of(1), weights)
+
+
 def test_background_save_of_an_unchanged_state_copies_nothing(experiment: str, weights: np.ndarray[Any, Any]) -> None:
     with mlflow.start_run():
         log(weights, 0).wait()
