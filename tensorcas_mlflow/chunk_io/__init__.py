@@ -5,11 +5,12 @@ imports `layout`, `codecs`, `backends` and rooms below them; it knows no store, 
 
 | module | holds |
 |---|---|
-| `_read` | `ChunkReader`, and one load from its first look-up to its last chain of deltas |
+| `_read` | `ChunkReader`: look-ups, and new attempts where packs move or copies are damaged |
 | `_catalog` | places of chunks that this process knows, and the look-up of them |
-| `_plan` | target memory of each chunk, and tasks |
+| `_plan` | target memory of each chunk, and the reads of each way |
 | `_ways` | choice of a way to read, as a printable `ReadPlan` |
-| `_fetch` | execution of tasks |
+| `_decode` | batches in columns; the compiled core, and Python where it is missing or a chunk fails |
+| `_fetch` | one load: reads of packs and of the cache, and the damage found |
 | `_map` | memory-mapped tensors |
 | `_cache`, `_cache_files` | the chunk cache on local disk |
 | `_tensors_file` | self-contained files |

@@ -345,8 +345,9 @@ class _Reading:
                     continue
                 if is_exact[mine].any():
                     file.read_at_random()
-                if is_direct[mine].any() and file.open_direct():
-                    source[mine & is_direct], kind[mine & is_direct] = file.direct_descriptor, DIRECT
+                direct = file.direct_descriptor if is_direct[mine].any() and file.open_direct() else None
+                if direct is not None:
+                    source[mine & is_direct], kind[mine & is_direct] = direct, DIRECT
                 file.count(int(sizes[mine].sum()), int(mine.sum()))
             return decode(self._links, self._wanted, batch, source=source, kind=kind, n_threads=many)
 

@@ -47,7 +47,19 @@ def copy_rows(
 def hash_kernels() -> list[str]: ...
 def use_hash_kernel(name: str, /) -> None: ...
 
-# decode.c
+# decode_methods.c; missing without libzstd
+
+def decode(
+    reads: Buffer,
+    links: Buffer,
+    chunks: Buffer,
+    parts: Buffer,
+    sources: Sequence[Buffer],
+    blocks: Sequence[Buffer],
+    verifies: bool,
+    n_threads: int,
+    /,
+) -> bytes: ...
 
 # encode.c; absent without libzstd
 
