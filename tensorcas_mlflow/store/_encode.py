@@ -120,7 +120,7 @@ GROUP_BYTES = 1 << 20
 """Bytes of one thread's task: enough to make its handover cheap, and few enough to stay in a core's cache while the
 chunks are hashed, encoded and written."""
 GROUP_PIECES = 1 << 10
-_LEAST_GROUP_BYTES = 64 << 10
+_LEAST_GROUP_BYTES = 256 << 10
 """Handing over fewer bytes takes longer than encoding them."""
 _SMALL_BYTES = 8 << 10
 """If there are many chunks below this size, some are encoded first to see whether the others would shrink."""
@@ -167,12 +167,19 @@ def encode_chunks(
     is_text = np.array([name is None or name[0] in "SU" for name in columns.dtypes], dtype=bool)[columns.dtype]
     is_text &= source.itemsizes == 1
     # Small amounts are divided among the threads: the caller is waiting.
-    share = int(source.sizes[chunks].sum()) // (2 * config.n_threads())
-    most_bytes = min(GROUP_BYTES, max(_LEAST_GROUP_BYTES, share))
+    n_bytes = int(source.sizes[chunks].sum())
+    most_bytes = min(GROUP_BYTES, max(_LEAST_GROUP_BYTES, n_bytes // (2 * config.n_threads())))
     recipes = Recipes(source, chunks, policy, plan, chooser)
     origin = source.origin if source.is_live else None
     yield from encode_pieces(
-        source.pieces(chunks), policy, is_text=is_text, origin=origin, recipes=recipes, keep=keep, most_bytes=most_bytes
+        source.pieces(chunks),
+        policy,
+        is_text=is_text,
+        origin=origin,
+        recipes=recipes,
+        keep=keep,
+        most_bytes=most_bytes,
+        one_by_one=n_bytes <= most_bytes,
     )
 
 
@@ -185,6 +192,7 @@ def encode_pieces(
     recipes: Recipes | None = None,
     keep: KeepChunks | None = None,
     most_bytes: int = GROUP_BYTES,
+    one_by_one: bool = False,
 ) -> Iterator[PayloadGroup]:
     """Encode chunks, in groups.
 
@@ -196,6 +204,7 @@ def encode_pieces(
         recipes: Encodings of the chunks of large tensors; None to decide chunk by chunk.
         keep: See `encode_chunks`.
         most_bytes: Maximum bytes of a group, unless it is a single chunk.
+        one_by_one: Whether the calling thread encodes all groups.
 
     Yields:
         Input of a pack writer, in the order of the chunks.
@@ -207,11 +216,12 @@ def encode_pieces(
 
     def with_recipes() -> Iterator[tuple[Pieces, list[Recipe | None]]]:
         for batch in batches:
-            of_batch = recipes.of(batch) if recipes else [None] * len(batch.data)
+            of_batch: list[Recipe | None] = recipes.of(batch) if recipes else [None] * len(batch.data)
             for part in groups_of([len(piece) for piece in batch.data], most_bytes):
                 yield batch.some(part), of_batch[part]
 
-    for encoded in threads.ordered_map(encode, with_recipes()):
+    apply = map if one_by_one else threads.ordered_map
+    for encoded in apply(encode, with_recipes()):
         yield from encoded
 
 
