@@ -127,3 +127,25 @@ def test_stream_cut_anywhere_is_left_to_pyarrow() -> None:
 def test_more_rows_than_allowed_are_left_to_pyarrow() -> None:
     assert read_own(STREAMS["alike"], max_rows=39) is None
     assert read_own(STREAMS["alike"], max_rows=40) is not None
+
+
+def with_name_offset(row: int, offset: int) -> bytes:
+    """Return the mixed stream with another end of one name."""
+    names = [row.spec.name for row in ROWS["mixed"]]
+    ends = np.cumsum([0, *(len(name.encode()) for name in names)]).astype("<i4")
+    stream = STREAMS["mixed"]
+    at = stream.index(ends.tobytes()) + 4 * (row + 1)
+    return stream[:at] + np.int32(offset).astype("<i4").tobytes() + stream[at + 4 :]
+
+
+def test_name_split_inside_of_a_character_is_left_to_pyarrow() -> None:
+    begin = sum(len(row.spec.name.encode()) for row in ROWS["mixed"][:5])
+
+    assert read_own(with_name_offset(4, begin)) is not None
+    assert read_own(with_name_offset(4, begin + 1)) is None
+    assert read_by_arrow(with_name_offset(4, begin + 1)) is None
+
+
+def test_names_with_descending_offsets_are_left_to_pyarrow() -> None:
+    assert read_own(with_name_offset(0, 40)) is None
+    assert read_by_arrow(with_name_offset(0, 40)) is None

@@ -13,6 +13,27 @@ MUTANTS = (
         after="",
     ),
     Mutant(
+        fault="names of a manifest that are split inside of a character",
+        test="test_name_split_inside_of_a_character_is_left_to_pyarrow",
+        definition="_texts",
+        before="(found[starts] & 0xC0 == 0x80).any()",
+        after="False",
+    ),
+    Mutant(
+        fault="offsets of names that descend",
+        test="test_names_with_descending_offsets_are_left_to_pyarrow",
+        definition="_texts",
+        before="at[0] != 0 or len(found) != at[-1] or not (at[1:] >= at[:-1]).all()",
+        after="at[0] != 0 or len(found) != at[-1]",
+    ),
+    Mutant(
+        fault="one name of two of many tensors",
+        test="test_name_of_two_of_many_tensors_is_refused_by_whoever_goes_by_names[list]",
+        definition="_specs",
+        before="self._numbers.numbers",
+        after="self._numbers",
+    ),
+    Mutant(
         fault="an index segment that unpacks to more than it has",
         test="test_an_index_segment_is_not_unpacked",
         definition="read_batch",
@@ -149,7 +170,7 @@ MUTANTS = (
         fault="somebody who guesses the names of files under way",
         test="test_nobody_can_know_the_name_of_a_file_under_way",
         definition="_partial",
-        before='f"{UPLOADING}{uuid.uuid4().hex}"',
+        before='f"{UPLOADING}{new_name()}"',
         after='f"{UPLOADING}{place.name}"',
     ),
     Mutant(

@@ -113,7 +113,7 @@ MUTANTS = (
         fault="a manifest that calls a tensor the skeleton",
         test="test_a_skeleton_is_no_tensor_whatever_a_manifest_says_of_it[checkpoint]",
         definition="_tensor_rows",
-        before="is_tensor[columns.find(SKELETON)] = False",
+        before="is_tensor[columns.names.find(SKELETON)] = False",
         after="",
     ),
     Mutant(
