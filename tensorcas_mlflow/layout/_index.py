@@ -303,7 +303,7 @@ def _schema_of(version: int) -> pa.Schema:
 
     fields = _fields_of(version)
     return pa.schema(
-        [(name, pa.binary(kind) if isinstance(kind, int) else pa.type_for_alias(kind)) for name, kind in fields]
+        [(name, pa.binary(kind) if isinstance(kind, int) else getattr(pa, kind)()) for name, kind in fields]
     )
 
 

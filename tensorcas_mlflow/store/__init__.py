@@ -52,4 +52,12 @@ _NAMES = {
 }
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy_names(__name__, _NAMES)
+    _look_up, __dir__ = lazy_names(__name__, _NAMES)
+
+    def __getattr__(name: str) -> object:
+        # Python turns an AttributeError in ``from … import`` into an error that does not name the new module.
+        if name == "TensorCasStore":
+            raise ImportError(
+                "TensorCasStore is not in tensorcas_mlflow.store: from tensorcas_mlflow import TensorCasStore"
+            )
+        return _look_up(name)

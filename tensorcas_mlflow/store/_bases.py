@@ -438,8 +438,10 @@ class ParentStore(Protocol):
     chunks: ChunkReader
     chunk_bytes: int
     id: str
-    arrangements: RecentArrangements
-    """Arrangements of the series saved by this process in the store."""
+
+    @property
+    def arrangements(self) -> RecentArrangements:
+        """Arrangements of the series saved by this process in the store."""
 
     def ref(self, key: str) -> Ref | None:
         """Read a ref; see `Store.ref`."""
