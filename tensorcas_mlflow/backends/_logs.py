@@ -523,7 +523,9 @@ class Logs:
             for log in list(self._logs):
                 with self._lock:
                     known = self._logs.get(log)
-                    is_worth_it = known is not None and self._live_bytes(known) * _REWRITTEN_AT < known.end
+                    is_worth_it = known is not None and (
+                        not known.entries or self._live_bytes(known) * _REWRITTEN_AT < known.end
+                    )
                 if is_worth_it:
                     freed += self._alone_with(log, partial(self._rewrite, log))
             return freed
@@ -739,7 +741,7 @@ class LogWriter:
             if not self._is_settled:
                 self._settled.settle(self._logs.folder)
                 self._is_settled = True
-        except BaseException:
+        except OSError:
             # A later sync may succeed although these bytes are lost.
             self.is_usable = self.is_sound = False
             with contextlib.suppress(OSError):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from mlflow.exceptions import MlflowException
 
+from tensorcas_mlflow.backends import _logs
 from tensorcas_mlflow.errors import BackendError
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import verify
@@ -55,6 +56,19 @@ ACTS: dict[str, Callable[[World], None]] = {
     "remove": lambda world: world.remove("model", "MLmodel", "weights.bin"),
     "load": load,
 }
+
+
+@pytest.fixture(params=["files", pytest.param("logs", marks=pytest.mark.long)], autouse=True)
+def _places(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give new stores logs, or none."""
+    monkeypatch.setenv("TENSORCAS_LOGS", str(request.param == "logs"))
+
+
+def close_logs() -> None:
+    """Close the logs to which this process appends; it keeps them open otherwise."""
+    for writer in _logs._writers.values():
+        writer.close()
+    _logs._writers.clear()
 
 
 @pytest.fixture
@@ -109,6 +123,7 @@ def try_faults(
         if not isinstance(error, BackendError | MlflowException | None):
             raise AssertionError(f"{words} ended in {error!r}") from error
         del error
+        close_logs()
         assert world.recorder.open_descriptors() == [], words
         may = {key: contents | allowed(world.recorder.log).get(key, set()) for key, contents in MAY.items()}
         may |= {key: contents for key, contents in allowed(world.recorder.log).items() if key not in MAY}
