@@ -362,7 +362,8 @@ class _StoringFlavor:
         """Abandon pending content that nothing has taken over."""
         if self._held is not None:
             abandon_pending(self._held)
-        self._take_ahead(None)
+        with suppress(Exception):  # an error of a save that nobody has asked for hides no other
+            self._take_ahead(None)
 
     def _store(self, data: Path, mlflow_model: Model) -> StoredModel:
         if sends_files(mlflow_model.artifact_path):
