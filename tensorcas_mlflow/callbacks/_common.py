@@ -10,7 +10,13 @@ from typing import Any
 import mlflow
 from mlflow.tracking import MlflowClient
 
-from tensorcas_mlflow.integration.checkpoints import CheckpointInfo, Keep, list_before_logging, log_checkpoint
+from tensorcas_mlflow.integration.checkpoints import (
+    CheckpointInfo,
+    Keep,
+    list_before_logging,
+    log_checkpoint,
+    would_be_refused,
+)
 from tensorcas_mlflow.store import Policy
 
 logger = logging.getLogger("mlflow.tensorcas")  # shown the way MLflow's own messages are
@@ -107,7 +113,7 @@ class Recorder:
             self.run_id = str((mlflow.active_run() or mlflow.start_run()).info.run_id)
         try:
             # First, so the keep rule has the metric of this step too.
-            if self._overwrite or not self._is_logged(step):
+            if not self._is_refused(step):
                 self.rate(step, metrics)
         finally:
             # A metric that cannot be logged stops the training; the state reached is saved first.
@@ -141,11 +147,11 @@ class Recorder:
         MlflowClient().log_metric(self.run_id, best, float(metrics[best]), step=step)
         self._rated_step = step
 
-    def _is_logged(self, step: int) -> bool:
+    def _is_refused(self, step: int) -> bool:
         # The metric of an existing step must not be replaced by that of a refused state.
-        if self._keep is None or self._keep.best is None:
+        if self._overwrite or self._keep is None or self._keep.best is None:
             return False
-        return any(record.step == step for record in list_before_logging(self.run_id, self.name))
+        return would_be_refused(self.run_id, step=step, name=self.name)
 
     def finish(self) -> None:
         """Wait for the last save; the error of a save in the background is raised here at the latest."""

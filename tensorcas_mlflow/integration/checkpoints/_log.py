@@ -18,7 +18,7 @@ from mlflow.tracking import MlflowClient
 
 from tensorcas_mlflow.adapter import SKELETON, adapter_for, take_apart
 from tensorcas_mlflow.base import config
-from tensorcas_mlflow.errors import CheckpointExistsError, TensorCasError, without_secrets
+from tensorcas_mlflow.errors import CheckpointExistsError, StoreNotFoundError, TensorCasError, without_secrets
 from tensorcas_mlflow.integration._errors import translate_errors
 from tensorcas_mlflow.integration.checkpoints._background import saves
 from tensorcas_mlflow.integration.checkpoints._find import series_of
@@ -288,6 +288,15 @@ def log_checkpoint(
     _under_way.add((series.run.run_id, name, step))
     finish.info = dataclasses.replace(finish.info, blocked_s=time.perf_counter() - began)
     return dataclasses.replace(finish.info, _saved=saves.submit(finish, n_bytes=saving.n_held_bytes))
+
+
+def would_be_refused(run_id: str | Run | None, *, step: int, name: str) -> bool:
+    """Tell whether `log_checkpoint` would refuse a step because it exists, after all saves in the background."""
+    saves.wait()
+    try:
+        return series_of(run_to_write(run_id), name).has(as_step(step))
+    except StoreNotFoundError:  # logging will create it
+        return False
 
 
 def finish_now(
