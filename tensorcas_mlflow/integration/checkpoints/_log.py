@@ -290,6 +290,7 @@ def log_checkpoint(
     return dataclasses.replace(finish.info, _saved=saves.submit(finish, n_bytes=saving.n_held_bytes))
 
 
+@translate_errors()
 def would_be_refused(run_id: str | Run | None, *, step: int, name: str) -> bool:
     """Tell whether `log_checkpoint` would refuse a step because it exists, after all saves in the background."""
     saves.wait()
