@@ -73,10 +73,11 @@ def test_checkpoint_logged_after_its_store_was_replaced_loads(
 def test_a_checkpoint_in_the_background_says_that_the_store_has_gone(
     experiment: str, happen: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go_on = threading.Event()
+    is_begun, go_on = threading.Event(), threading.Event()
     put_all = LocalBackend.put_all
 
     def wait_first(self: LocalBackend, blobs: Any) -> Any:
+        is_begun.set()
         assert go_on.wait(30)
         return put_all(self, blobs)
 
@@ -84,6 +85,7 @@ def test_a_checkpoint_in_the_background_says_that_the_store_has_gone(
         log(0, 0)
         monkeypatch.setattr(LocalBackend, "put_all", wait_first)
         info = log(1, 1, blocking=False)
+        assert is_begun.wait(30)
         happen()
         go_on.set()
         with pytest.raises(MlflowException, match=r"there is no store at|no longer"):
