@@ -29,7 +29,7 @@ MUTANTS = (
     Mutant(
         fault="one name of two of many tensors",
         test="test_name_of_two_of_many_tensors_is_refused_by_whoever_goes_by_names[list]",
-        definition="_specs",
+        definition="CheckpointReader._specs",
         before="self._numbers.numbers",
         after="self._numbers",
     ),
