@@ -3,6 +3,8 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -277,3 +279,20 @@ def test_a_lock_that_another_thread_holds_is_open_in_a_forked_child() -> None:
     holder.join()
 
     assert status == 0
+
+
+def test_jobs_run_in_their_caller_if_the_first_pool_is_wanted_at_the_end_of_the_interpreter() -> None:
+    script = """
+import atexit
+from tensorcas_mlflow.base import threads
+
+def last():
+    print(*threads.ordered_map(str, [1, 2]))
+    threads.run_all(print, [3, 4])
+
+atexit.register(last)
+"""
+    environment = os.environ | {"TENSORCAS_THREADS": "2"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+
+    assert (done.stdout.split(), done.stderr) == (["1", "2", "3", "4"], "")
