@@ -39,6 +39,13 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
+@pytest.fixture
+def left_to_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make every manifest one that only pyarrow reads, as one of a later layout is."""
+    monkeypatch.setattr("tensorcas_mlflow.layout._manifest.read_own", lambda data, max_rows=None: None)
+
+
+@pytest.mark.usefixtures("left_to_pyarrow")
 @pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.parametrize(
     "code",
@@ -63,6 +70,7 @@ def test_a_package_that_cannot_be_imported_is_no_damage(
         LOOKS[look](Store.open(root))
 
 
+@pytest.mark.usefixtures("left_to_pyarrow")
 def test_the_command_reports_a_missing_package_in_one_line(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -85,6 +93,7 @@ def test_a_broken_pandas_is_not_met_at_all(root: Path, tmp_path: Path) -> None:
     assert "no problem found" in done.stdout
 
 
+@pytest.mark.usefixtures("left_to_pyarrow")
 @pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.parametrize("error", [MemoryError("no"), pa.ArrowMemoryError("no")])
 def test_too_little_memory_is_no_damage(
@@ -94,6 +103,19 @@ def test_too_little_memory_is_no_damage(
         raise error
 
     monkeypatch.setattr(pa.ipc, "open_stream", starving)
+
+    with pytest.raises(MemoryError):
+        LOOKS[look](Store.open(root))
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_too_little_memory_for_the_rows_of_a_manifest_is_no_damage(
+    root: Path, look: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def starving(*arguments: Any, **options: Any) -> Any:
+        raise MemoryError("no")
+
+    monkeypatch.setattr(np, "unpackbits", starving)
 
     with pytest.raises(MemoryError):
         LOOKS[look](Store.open(root))
