@@ -571,6 +571,8 @@ class Store(Refs):
         Raises:
             ValueError: A name, dtype or cut cannot be stored.
         """
+        from tensorcas_mlflow.store._sources import TensorCopy
+
         return TensorCopy(tensors, cuts or {}, self.chunk_bytes, before=before)
 
     def relies_on(self, copy: TensorCopy) -> bool:
