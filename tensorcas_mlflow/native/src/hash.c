@@ -217,7 +217,7 @@ static void copy_some(void *context, size_t index, size_t slot) {
         all->is_copied[first] = 1;
         return;
     }
-    const uint8_t *copies[GROUP_CHUNKS];
+    const uint8_t *copies[GROUP_CHUNKS] = {0};
     for (size_t chunk = first; chunk < end; chunk++) {
         uint8_t *to = all->known == NULL ? all->copy + all->at[chunk] : all->scratch + slot * GROUP_BYTES + used;
         if (all->n_bytes[chunk] > 0)
