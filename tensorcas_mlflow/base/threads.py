@@ -272,24 +272,20 @@ class Background:
         self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._thread: threading.Thread | None = None
         self._is_ending = False
-        self._open: dict[Future[Any], int] = {}
-        """The jobs that are not done or whose error nobody has seen, and the memory each one holds; oldest first."""
+        self._open: dict[Future[Any], None] = {}
+        """The jobs that are not done or whose error nobody has seen, oldest first."""
 
-    def submit(self, job: Callable[[], T], *, n_bytes: int = 0) -> Future[T]:
+    def submit(self, job: Callable[[], T]) -> Future[T]:
         """Queue a job after the earlier ones; run it at once in the caller if no thread can be started.
 
         If a KeyboardInterrupt comes meanwhile, the job may be in the queue all the same; then it runs, at the latest
         when somebody waits.
-
-        Args:
-            job: The job.
-            n_bytes: Memory that the job holds, for `make_room`.
         """
         from concurrent.futures import Future
 
         future: Future[T] = Future()
         with self._lock:
-            self._open[future] = n_bytes
+            self._open[future] = None
             self._jobs.append((job, future))
         self._see_to_it()
         return future
@@ -336,23 +332,6 @@ class Background:
             waiting = list(self._open)
         for future in waiting:
             self.result(future)
-
-    def make_room(self, *, most_jobs: int, most_bytes: int) -> None:
-        """Wait until few jobs are left; raise the exception of the first failed one nobody has seen yet.
-
-        Args:
-            most_jobs: Maximum number of jobs left, those under way included.
-            most_bytes: Maximum memory that they hold.
-        """
-        while True:
-            with self._lock:
-                is_full = len(self._open) > most_jobs or sum(self._open.values()) > most_bytes
-                failed = next((future for future in self._open if future.done()), None)
-                oldest = next(iter(self._open), None) if is_full else None
-            waiting = oldest if failed is None else failed
-            if waiting is None:
-                return
-            self.result(waiting)
 
     def _forget(self, future: Future[Any]) -> None:
         with self._lock:

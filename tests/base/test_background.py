@@ -95,32 +95,6 @@ def test_an_interrupt_of_a_job_done_here_and_now_is_raised_here_and_now() -> Non
     assert background.result(background.submit(lambda: 7)) == 7
 
 
-@pytest.mark.parametrize(("most_jobs", "most_bytes", "waits"), [(2, 20, False), (1, 20, True), (2, 19, True)])
-def test_room_is_made_by_waiting_for_the_oldest_jobs(most_jobs: int, most_bytes: int, waits: bool) -> None:
-    background, go_on = Background("test"), threading.Event()
-    first = background.submit(lambda: go_on.wait(30), n_bytes=10)
-    background.submit(lambda: go_on.wait(30), n_bytes=10)
-    timer = threading.Timer(0.2 if waits else 30, go_on.set)
-    timer.start()
-    background.make_room(most_jobs=most_jobs, most_bytes=most_bytes)
-
-    assert first.done() == waits
-    timer.cancel()
-    go_on.set()
-    background.wait()
-
-
-def test_error_of_a_job_is_raised_when_room_is_made() -> None:
-    background = Background("test")
-    failed = background.submit(lambda: 1 // 0)
-    with pytest.raises(ZeroDivisionError):
-        failed.result()
-
-    with pytest.raises(ZeroDivisionError):
-        background.make_room(most_jobs=8, most_bytes=0)
-    background.make_room(most_jobs=8, most_bytes=0)
-
-
 def test_a_thread_that_has_nothing_to_do_takes_the_next_job() -> None:
     background = Background("test")
     first = background.result(background.submit(threading.current_thread))

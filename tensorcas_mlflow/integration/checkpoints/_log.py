@@ -149,13 +149,6 @@ _n_values: dict[tuple[str, str, str], int] = {}
 """Numbers of values found at the last look, by tracking store, run and metric."""
 
 
-_MOST_WAITING = 8
-"""Maximum number of saves in the background at once; the next one waits."""
-_MOST_HELD_BYTES = 64 << 20
-"""While the copies of saves in the background hold more, the next save waits."""
-_under_way: set[tuple[str, str, int]] = set()
-"""The steps in the background, by run and series."""
-
 _NO_METRIC = re.compile(r"[^A-Za-z0-9_. -]")
 """Characters that MLflow refuses in a metric's name, and ``/``, the separator of its parts."""
 
@@ -217,9 +210,8 @@ def log_checkpoint(
         run_id: The run: its id, ``runs:/<id>`` or a `mlflow.entities.Run`. By default the active run, else a new one,
             as with `mlflow.log_metric`.
         blocking: Return only when the checkpoint is durable. With False the call copies the changed chunks, and a
-            thread saves them. The call waits while eight saves, or copies of more than 64 MiB, are in the background.
-            `CheckpointInfo.wait`, `wait` and the end of the interpreter wait for all. The first two and later calls
-            raise the errors.
+            thread saves them. The next call, `CheckpointInfo.wait`, `wait` and the end of the interpreter wait for the
+            thread; the first three raise its error.
         overwrite: Replace a checkpoint of this step, atomically.
         keep: A rule for the earlier checkpoints of the series to keep; the next collection frees the others' bytes.
         log_metrics: Whether to log ``tensorcas/total_bytes``, ``tensorcas/new_bytes`` and ``tensorcas/saved_ratio`` as
@@ -241,17 +233,12 @@ def log_checkpoint(
         TensorCasError: An earlier save in the background failed, and no call has raised its error yet.
     """
     began = time.perf_counter()
-    if blocking:
-        saves.wait()
-    else:
-        saves.make_room(most_jobs=_MOST_WAITING - 1, most_bytes=_MOST_HELD_BYTES)
+    saves.wait()
     step = as_step(step)
     chosen = Policy.of(policy)
     if keep is not None and not isinstance(keep, Keep):
         raise ValueError(f"keep is a Keep, such as Keep(last=3), and not {keep!r}")
     series = series_of(run_to_write(run_id), name, create=True)
-    if (series.run.run_id, name, step) in _under_way:
-        saves.wait()
     # The commit checks again; this early check avoids taking apart a state only to refuse it.
     if not overwrite and series.has(step):
         raise CheckpointExistsError(f"{name!r} of run {series.run.run_id} at step {step}")
@@ -285,9 +272,8 @@ def log_checkpoint(
     except BaseException:
         saving.abandon()
         raise
-    _under_way.add((series.run.run_id, name, step))
     finish.info = dataclasses.replace(finish.info, blocked_s=time.perf_counter() - began)
-    return dataclasses.replace(finish.info, _saved=saves.submit(finish, n_bytes=saving.n_held_bytes))
+    return dataclasses.replace(finish.info, _saved=saves.submit(finish))
 
 
 @translate_errors()
@@ -353,7 +339,6 @@ class _Finish:
             n_stored_bytes = self.saving.finish()
         finally:
             self.saving.abandon()
-            _under_way.discard((info.run_id, info.name, info.step))
         info = dataclasses.replace(info, new_bytes=self.saving.n_new_bytes, stored_bytes=n_stored_bytes)
         if self.log_metrics and info.new_bytes is not None:
             prefix = "tensorcas" if info.name == DEFAULT_NAME else f"tensorcas/{_NO_METRIC.sub('_', info.name)}"

@@ -112,8 +112,6 @@ class Saving(ABC):
     """Size of the whole state."""
     n_new_bytes: int | None
     """Size of the chunks new to the store. None if another machine determines it, or until a later save is finished."""
-    n_held_bytes: int = 0
-    """Memory that it holds until it is finished."""
 
     @abstractmethod
     def finish(self) -> int | None:

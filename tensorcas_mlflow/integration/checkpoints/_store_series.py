@@ -469,7 +469,6 @@ class _StoreSaving(Saving):
             self._save = self._begun()
         else:
             self.n_bytes = int(copy.sizes.sum())
-            self.n_held_bytes = copy.n_copied_bytes
 
     def _begun(self) -> PendingSave:
         save = self._begin()
