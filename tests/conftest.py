@@ -9,6 +9,8 @@ import pytest
 # Each test worker has a core of its own. OpenMP threads that spin for the other one make XGBoost's tests take five
 # times as long. Set before any framework is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A thread of MLflow's telemetry changes the environment while requests reads it, which fails now and then.
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
 TOGETHER = ("deploy", "server_store", "served")
 """Folders whose tests share servers, which take longer to start than most tests to run."""
