@@ -369,11 +369,14 @@ class LocalBackend(Backend):
         folders = [check_key(prefix)]
         while folders:
             folder = folders.pop()
-            blobs, names = self.list_dir(folder)
+            blobs, names = self._list_folder(folder)
             yield from (info for info in blobs if after is None or info.key > after)
             folders.extend(f"{folder}/{name}" for name in names)
 
     def list_dir(self, prefix: str) -> Children:
+        return self._list_folder(prefix)
+
+    def _list_folder(self, prefix: str) -> Children:
         blobs: list[BlobInfo] = []
         names: list[str] = []
         with _translated("list", prefix):

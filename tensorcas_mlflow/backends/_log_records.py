@@ -33,6 +33,8 @@ _LEVEL = 3
 _GUESSED_BYTES = 4096
 """Bytes to read at the start of a record: they hold the meta of most."""
 _PACKED_FROM = 128
+_JOINED_BYTES = 1 << 20
+"""Bound of a body written in one call with the rest of its record."""
 
 TOMBSTONE = struct.Struct("<QII")
 CLOSED = 0xFFFFFFFF
@@ -212,7 +214,7 @@ def encode_record(
         ),
         consumed=intents,
     )
-    return [head + stored, *body], record
+    return [b"".join([head, stored, *body])] if pad + n_body <= _JOINED_BYTES else [head + stored, *body], record
 
 
 def _head_digest(log_id: str, offset: int, head: bytes, stored: bytes) -> bytes:

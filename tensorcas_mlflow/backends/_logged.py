@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from tensorcas_mlflow.backends._contract import BlobInfo, Children, Token, check_key
 from tensorcas_mlflow.backends._file import BlobFile
-from tensorcas_mlflow.backends._local import LocalBackend, _check_no_link, _translated, token_of
+from tensorcas_mlflow.backends._local import LocalBackend, _translated, token_of
 from tensorcas_mlflow.backends._log_records import LogBlob
 from tensorcas_mlflow.backends._logs import FOLDER, Entry, LockedFile, Logs
 from tensorcas_mlflow.base.digest import Buffer
@@ -28,13 +28,12 @@ _MOST_HELD_BYTES = 8 << 20
 """Bound of the blobs kept in memory for the next commit."""
 _META_BYTES = 64 << 10
 """Bound of a blob in the meta of a record, where it shares bytes with earlier ones."""
-_IN_FILES = frozenset({"format"})
-"""Keys that are always files: others look at the file itself."""
+_IN_FILES = frozenset({"format", "intents", "condemned"})
+"""First segments of the keys of blobs that are always files."""
 _MAPPED = "packs/"
 """Blobs below it always lie in the body of a record: readers memory-map them."""
 _MARKERS = "index/"
 """A blob put below it during a save goes into the record of the save."""
-_INTENTS = "intents/"
 
 
 class LoggedBackend(LocalBackend):
@@ -68,18 +67,16 @@ class LoggedBackend(LocalBackend):
     # --- writing
 
     def put_new(self, key: str, pieces: Iterable[Buffer], *, durable: bool = True) -> Token:
-        if not self._changes_logs(key):
+        if not self._changes_logs() or _is_in_files(key):
             return super().put_new(key, pieces, durable=durable)
         if not durable and self._held and key.startswith(_MARKERS):
-            if self._logs.find(key) is not None or super().stat(key) is not None:
-                raise BlobExistsError(key)
             return self._hold(key, b"".join(bytes(piece) for piece in pieces))
-        if not key.startswith(_INTENTS) and self._find(key) is not None:
+        if self._find(key) is not None:
             raise BlobExistsError(key)
         return super().put_new(key, pieces, durable=durable)
 
     def put_all(self, blobs: Iterable[tuple[str, Iterable[Buffer]]]) -> None:
-        if not self._changes_logs(FOLDER):
+        if not self._changes_logs():
             super().put_all(blobs)
             return
         self._refresh()
@@ -90,6 +87,9 @@ class LoggedBackend(LocalBackend):
     def _too_big(self, blobs: Iterable[tuple[str, Iterable[Buffer]]]) -> Iterator[tuple[str, Iterable[Buffer]]]:
         """Hold the small blobs, and yield the others."""
         for key, pieces in blobs:
+            if _is_in_files(key):
+                yield key, pieces
+                continue
             taken: list[bytes] = []
             n_bytes = 0
             drawn = iter(pieces)
@@ -101,11 +101,11 @@ class LoggedBackend(LocalBackend):
                     break
                 taken.append(bytes(view))
             else:
-                if self._logs.find(key) is not None or super().stat(key) is not None:
-                    raise BlobExistsError(key)
-                self._hold(key, b"".join(taken))
+                self._hold(check_key(key), b"".join(taken))
 
     def _hold(self, key: str, data: bytes) -> Token:
+        if self._logs.find(key) is not None or os.path.lexists(self._top + os.sep + key):
+            raise BlobExistsError(key)
         with self._holding:
             if key in self._held:
                 raise BlobExistsError(key)
@@ -114,8 +114,13 @@ class LoggedBackend(LocalBackend):
         return f"held-{key}"
 
     def promote(self, source: str, dest: str, data: Buffer, *, token: Token, replace: bool) -> None:
-        if not self._changes_logs(dest):
+        if not self._changes_logs():
             super().promote(source, dest, data, token=token, replace=replace)
+            return
+        if _is_in_files(dest):
+            self.settle(dest)
+            with _translated("commit", dest), self._locked(source, self._path(source), token):
+                super().promote(source, dest, data, token=token, replace=replace)
             return
         source_path, dest_path = self._path(source), self._path(dest)
         with _translated("commit", dest):
@@ -216,12 +221,12 @@ class LoggedBackend(LocalBackend):
     # --- deleting
 
     def withdraw(self, key: str, token: Token) -> bool:
-        if not self._changes_logs(key):
+        if not self._changes_logs():
             return super().withdraw(key, token)
         self._flush()
         path = self._path(key)
         with _translated("withdraw", key):
-            if key.startswith(_INTENTS) or self._find(key) is None:
+            if _is_in_files(key) or self._find(key) is None:
                 return self._withdraw_file(key, path, token)
             with LockedFile.alone_in(os.path.dirname(path)):
                 self._logs.refresh()
@@ -250,7 +255,7 @@ class LoggedBackend(LocalBackend):
         return False
 
     def delete(self, key: str) -> None:
-        if not self._changes_logs(key):
+        if not self._changes_logs() or _is_in_files(key):
             super().delete(key)
             return
         self._flush()
@@ -277,7 +282,7 @@ class LoggedBackend(LocalBackend):
     # --- reading
 
     def stat(self, key: str) -> BlobInfo | None:
-        if not self._has_logs(key) or key.startswith(_INTENTS):
+        if not self._may_log(key):
             return super().stat(key)
         entry = self._find(key)
         if entry is not None:
@@ -288,7 +293,7 @@ class LoggedBackend(LocalBackend):
         return found
 
     def missing(self, keys: Iterable[str]) -> set[str]:
-        if not self._has_logs(FOLDER):
+        if not self._logs.is_on:
             return super().missing(keys)
         self._flush()
         self._refresh()
@@ -308,7 +313,7 @@ class LoggedBackend(LocalBackend):
         return gone
 
     def settle(self, prefix: str) -> None:
-        if self._has_logs(FOLDER):
+        if self._logs.is_on:
             self._flush()
             self._refresh()
             with _translated("sync", FOLDER):
@@ -345,7 +350,7 @@ class LoggedBackend(LocalBackend):
         return self._read(key, read, lambda: super(LoggedBackend, self).open_file(key))
 
     def _read(self, key: str, read: Callable[[Entry], _T], otherwise: Callable[[], _T]) -> _T:
-        if not self._has_logs(key) or key.startswith(_INTENTS):
+        if not self._may_log(key):
             return otherwise()
         with _translated("read", key):
             while (entry := self._find(key)) is not None:
@@ -364,23 +369,21 @@ class LoggedBackend(LocalBackend):
         return data
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
-        if not self._has_logs(check_key(prefix)):
+        if not self._may_log(prefix):
             yield from super().list(prefix, after=after)
             return
         # The files first: a file that a log replaces stays until the blob is deleted.
         files = list(super().list(prefix, after=after))
-        in_logs: dict[str, Entry] = {}
-        if prefix != _INTENTS[:-1]:
-            self._flush()
-            self._refresh()
-            self._logs.check()
-            in_logs = {entry.key: entry for entry in self._logs.below(prefix) if after is None or entry.key > after}
+        self._flush()
+        self._refresh()
+        self._logs.check()
+        in_logs = {entry.key: entry for entry in self._logs.below(prefix) if after is None or entry.key > after}
         yield from (info for info in files if info.key not in in_logs)
         yield from map(_info, in_logs.values())
 
     def list_dir(self, prefix: str) -> Children:
-        blobs, names = super().list_dir(prefix)
-        if not self._has_logs(prefix) or prefix == _INTENTS[:-1]:
+        blobs, names = self._list_folder(prefix)
+        if not self._may_log(prefix):
             return blobs, names
         self._flush()
         self._refresh()
@@ -391,7 +394,7 @@ class LoggedBackend(LocalBackend):
         return [found[key] for key in sorted(found)], sorted({*names, *more})
 
     def paths(self) -> Iterator[str]:
-        if not self._has_logs(FOLDER):
+        if not self._logs.is_on:
             yield from super().paths()
             return
         files = {path for path in super().paths() if not self._logs.is_ours(path)}
@@ -401,7 +404,7 @@ class LoggedBackend(LocalBackend):
 
     def sweep(self, older_than_s: float) -> int:
         freed = super().sweep(older_than_s)
-        if self._has_logs(FOLDER):
+        if self._logs.is_on:
             self._flush()
             with _translated("sweep", FOLDER):
                 freed += self._logs.tidy()
@@ -409,19 +412,16 @@ class LoggedBackend(LocalBackend):
 
     # ---
 
-    def _has_logs(self, key: str) -> bool:
-        check_key(key)
-        if key in _IN_FILES or not self._logs.is_on:
-            return False
-        _check_no_link(self._logs.folder, key)
-        return True
+    def _may_log(self, key: str) -> bool:
+        """Tell whether a blob, or blobs below a prefix, may lie in a log."""
+        return not _is_in_files(check_key(key)) and self._logs.is_on
 
-    def _changes_logs(self, key: str) -> bool:
+    def _changes_logs(self) -> bool:
         """Tell whether there are logs, and check that this process may change them."""
-        has_logs = self._has_logs(key)
-        if has_logs:
+        is_on = self._logs.is_on
+        if is_on:
             self._check_may_change()
-        return has_logs
+        return is_on
 
     def _check_may_change(self) -> None:
         if not self._is_local:
@@ -440,6 +440,10 @@ class LoggedBackend(LocalBackend):
             self._flush()
         self._refresh()
         return self._logs.find(check_key(key))
+
+
+def _is_in_files(key: str) -> bool:
+    return key.partition("/")[0] in _IN_FILES
 
 
 def _info(entry: Entry) -> BlobInfo:

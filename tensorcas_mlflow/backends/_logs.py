@@ -33,7 +33,7 @@ from tensorcas_mlflow.backends._log_records import (
 from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.base.files import Settled, sync_folder
 from tensorcas_mlflow.base.threads import Lock
-from tensorcas_mlflow.errors import CorruptError, FormatError
+from tensorcas_mlflow.errors import CorruptError, FormatError, RefusedError
 
 if os.name == "posix":
     import fcntl
@@ -55,6 +55,10 @@ _KEPT_BYTES = 1024
 _MAX_METAS = 32
 _READ_LOG = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _WRITE_LOG = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+
+
+_Generation = tuple[int, int, int]
+"""Device, inode and size of the file of that name."""
 
 
 class LockedFile:
@@ -176,11 +180,16 @@ class Logs:
         self._metas: OrderedDict[tuple[str, int], bytes] = OrderedDict()
         self._settled = Settled()
         self._damage: FormatError | None = None
+        self._is_on = False
+        self._listed: _Generation | None = None
+        """Generation at which the logs were last listed."""
 
     @property
     def is_on(self) -> bool:
         """Whether the store has logs."""
-        return os.path.isdir(self.folder)
+        if not self._is_on:
+            self._is_on = os.path.isdir(self.folder)
+        return self._is_on
 
     def path(self, log: str) -> str:
         """Return the path of a log."""
@@ -213,31 +222,52 @@ class Logs:
                 pass
 
     def _refresh(self) -> bool:
+        """Read everything that others have added; return False if the logs have to be listed again."""
         generation = self._generation()
+        # Every log with a record is in the last listing: a log changes the generation before it gets its first record.
+        if generation is None or generation != self._listed:
+            self._list()
+            # A log may be rewritten during the listing, and the listing may miss the old one and the new one.
+            if self._generation() != generation:
+                return False
+            self._listed = generation
+        self._damage = None
+        # All tombstones before all records: otherwise a deletion meanwhile may show a blob that was replaced long ago.
+        for log in self._logs.values():
+            with self._noting_damage():
+                self._read_dead(log)
+        try:
+            for log in self._logs.values():
+                with self._noting_damage():
+                    self._read_log(log)
+                    self._check_end(log)
+        except FileNotFoundError:  # removed since the listing
+            self._listed = None
+            return False
+        return True
+
+    def _list(self) -> None:
+        if os.path.islink(self.folder):
+            raise RefusedError(
+                "use", FOLDER, f"{self.folder!r} is a symbolic link, and nothing of a store lies behind one"
+            )
         try:
             names = os.listdir(self.folder)
         except FileNotFoundError:
+            self._is_on = False
             names = []
         listed = {name[:-4] for name in names if name.endswith(".log") and _NAME.fullmatch(name[:-4])}
         for log in self._logs.keys() - listed:
             self._forget(log)
-        dead = {name[:-5] for name in names if name.endswith(".dead")}
-        self._damage = None
-        for log in listed:
-            known = self._logs.setdefault(log, _Log(log))
-            try:
-                self._read_log(known)
-                if log in dead:
-                    self._read_dead(known)
-                    if known.end < known.closed_at:
-                        self._read_log(known)  # closed since
-                        self._check_end(known)
-            except FileNotFoundError:
-                return False  # removed since the listing
-            except CorruptError as error:
-                self._damage = error
-        # A log may be rewritten during the listing, and the listing may miss the old one and the new one.
-        return self._generation() == generation
+        for log in listed - self._logs.keys():
+            self._logs[log] = _Log(log)
+
+    @contextlib.contextmanager
+    def _noting_damage(self) -> Iterator[None]:
+        try:
+            yield
+        except CorruptError as error:
+            self._damage = error
 
     def check(self) -> None:
         """Refuse to say that a blob is absent while a log is damaged.
@@ -281,11 +311,21 @@ class Logs:
             blobs = [max(self._entries[key], key=_version) for key in self._blobs_in.get(prefix, ())]
             return blobs, set(self._names_in.get(prefix, ()))
 
-    def _generation(self) -> int:
+    def _generation(self) -> _Generation | None:
         try:
-            return os.stat(f"{self.folder}{os.sep}{_GENERATION}").st_size
+            found = os.stat(f"{self.folder}{os.sep}{_GENERATION}")
         except FileNotFoundError:
-            return 0
+            return None
+        return found.st_dev, found.st_ino, found.st_size
+
+    def begin_generation(self) -> None:
+        """Make every process list the logs again."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
+        descriptor = os.open(f"{self.folder}{os.sep}{_GENERATION}", flags, 0o666)
+        try:
+            _write_all(descriptor, b".")
+        finally:
+            os.close(descriptor)
 
     def _read_log(self, log: _Log) -> None:
         path = self.path(log.id)
@@ -311,10 +351,13 @@ class Logs:
 
     def _read_dead(self, log: _Log) -> None:
         path = self.dead_path(log.id)
-        size = os.stat(path).st_size
-        if size == log.n_dead_bytes:
+        try:
+            size = os.stat(path).st_size
+            if size == log.n_dead_bytes:
+                return
+            descriptor = os.open(path, _READ_LOG)
+        except FileNotFoundError:  # if it was removed, its log was removed before
             return
-        descriptor = os.open(path, _READ_LOG)
         try:
             data = os.pread(descriptor, size - log.n_dead_bytes, log.n_dead_bytes)
         finally:
@@ -441,8 +484,9 @@ class Logs:
         while True:
             writer = writer_of(self)
             with writer.lock:
-                if not writer.is_current():
-                    continue  # another thread has just filled or closed it
+                if not writer.is_current():  # filled or closed by another thread, or removed
+                    writer.is_usable = False
+                    continue
                 record = writer.append(blobs, consumed, syncs=syncs)
                 with self._lock:
                     log = self._logs.setdefault(writer.id, _Log(writer.id))
@@ -602,13 +646,7 @@ class Logs:
         return end
 
     def _remove_files(self, log: str) -> None:
-        # Grows, so that whoever lists the logs meanwhile lists them again.
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
-        descriptor = os.open(f"{self.folder}{os.sep}{_GENERATION}", flags, 0o666)
-        try:
-            _write_all(descriptor, b".")
-        finally:
-            os.close(descriptor)
+        self.begin_generation()
         os.unlink(self.path(log))
         # Durably: without its tombstones the log would come back to life.
         sync_folder(self.folder)
@@ -623,6 +661,7 @@ def create_log(logs: Logs) -> tuple[str, int, int]:
     try:
         LockedFile.lock(descriptor)
         _write_all(descriptor, header(log))
+        logs.begin_generation()
     except BaseException:
         LockedFile.release(descriptor)
         raise
@@ -774,7 +813,7 @@ def writer_of(logs: Logs) -> LogWriter:
     with _writers_lock:
         writer = _writers.get(logs.folder)
         if writer is not None:
-            if writer.is_current():
+            if writer.is_usable and writer.end < _FULL_BYTES:
                 _writers.move_to_end(logs.folder)
                 return writer
             _writers.pop(logs.folder).close()

@@ -56,7 +56,7 @@ def test_a_small_save_appends_one_record_and_syncs_one_file(tmp_path: Path, monk
     monkeypatch.setattr(os, "fsync", note)
     commit(backend, "b")
 
-    (log,) = files(backend)
+    log, _ = files(backend)
     assert synced == [os.path.basename(log)]
 
 
@@ -147,7 +147,7 @@ def test_the_next_process_appends_to_the_log_of_the_last_one(tmp_path: Path) -> 
         commit(backend, str(number))
         _logs.close_writer(backend._logs)
 
-    assert len(files(backend)) == 1
+    assert [path.partition(".")[2] for path in files(backend)] == ["log", ""]
     assert len(list(backend.list("refs"))) == 5
 
 
@@ -163,3 +163,36 @@ def test_a_store_with_logs_is_not_changed_on_a_network_file_system(
         commit(backend, "b")
     with pytest.raises(RefusedError, match="not on a local disk"):
         LoggedBackend(tmp_path / "new").make_logs()
+
+
+def test_a_look_lists_the_folder_only_if_a_log_was_created_or_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = made(tmp_path)
+    commit(one, "a")
+    other = LoggedBackend(tmp_path)
+    for backend in (one, other):
+        backend.stat("refs/@a")
+    listed: list[str] = []
+    listdir = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: listed.append(path) or listdir(path))
+    commit(one, "b")
+
+    assert other.stat("refs/@b") is not None
+    assert not listed
+    one._logs.tidy()
+    commit(one, "c")
+    assert other.stat("refs/@c") is not None
+
+
+def test_a_blob_of_a_collection_is_a_file_in_a_store_with_logs(tmp_path: Path) -> None:
+    backend = made(tmp_path)
+    for number in range(2):
+        token = backend.put_new(f"intents/{number}", [b"x"], durable=False)
+        backend.put_all([(f"packs/{number}", [b"held"])])
+        backend.promote(f"intents/{number}", "condemned/@generation", b"%d" % number, token=token, replace=True)
+
+    assert "condemned/@generation" in files(backend)
+    assert LoggedBackend(tmp_path).get("condemned/@generation") == b"1"
+    assert LoggedBackend(tmp_path).get("packs/0") == b"held"
+    assert list(backend.list("intents")) == []

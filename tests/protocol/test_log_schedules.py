@@ -54,6 +54,39 @@ def survey(backend: LoggedBackend) -> tuple[list[str], list[str]]:
     return intents, [info.key for info in backend.list("refs")]
 
 
+def survey_again(backend: LoggedBackend) -> tuple[list[str], list[str]]:
+    """Survey with a view of the logs that is older than the survey."""
+    list(backend.list("refs"))
+    return survey(backend)
+
+
+def read_ref(backend: LoggedBackend) -> str:
+    try:
+        return backend.get(REF).decode()
+    except BlobNotFoundError:
+        return ""
+
+
+def delete_ref(backend: LoggedBackend) -> None:
+    backend.delete(REF)
+
+
+def replaced(folder: Path) -> None:
+    """Make a store with a ref in each of two logs, the later one in place of the earlier one."""
+    backend = LoggedBackend(folder)
+    backend.make_logs()
+    committed(backend, "old")
+    # An open writer in another process would hold the log, and the next commit would create one.
+    log, descriptor, _ = _logs.create_log(backend._logs)
+    _logs.close_writer(backend._logs)
+    (folder / "logs" / f"{log}.log").touch()
+    first = next(path for path in (folder / "logs").glob("*.log") if path.stem != log)
+    with _logs.LockedFile.alone_in(str(first)):
+        _logs.LockedFile.release(descriptor)
+        committed(backend, "new")
+    _logs.close_writer(backend._logs)
+
+
 def committed(backend: LoggedBackend, name: str, ref: str = REF) -> None:
     """Commit as a process that is gone afterwards."""
     key = f"intents/{name}"
@@ -201,6 +234,12 @@ CASTS = {
     "a save in place of a step, and a withdrawal of that step": Cast(
         prepared("a", saved=["old"]), {"save": save("a"), "withdraw": withdraw_old}, check_replaced
     ),
+    "a save into a new log, and a survey with an earlier view": Cast(
+        prepared("a"), {"save": save("a"), "survey": survey_again}, check_survey
+    ),
+    "a deletion of a ref in two logs and a reader": Cast(
+        replaced, {"read": read_ref, "delete": delete_ref}, lambda run: check_not_old(run)
+    ),
     "a save and a survey": Cast(prepared("a"), {"save": save("a"), "survey": survey}, check_survey),
     "two saves after an idle log": Cast(
         prepared("a", "b", saved=["old"], refs=True),
@@ -232,6 +271,10 @@ CASTS = {
     ),
     "two rewritings": Cast(IDLE, {"tidy": tidied, "read": tidied}, lambda run: check_tidied_twice(run)),
 }
+
+
+def check_not_old(run: Run) -> None:
+    assert run.said("read") in ("new", "")
 
 
 def check_tidied_twice(run: Run) -> None:
@@ -289,6 +332,24 @@ def intent_goes_before_the_append(patch: pytest.MonkeyPatch) -> None:
 
 def no_generation(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(_logs.Logs, "_generation", lambda self: 0)
+
+
+def log_is_not_announced(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(_logs.Logs, "begin_generation", lambda self: None)
+    generation = _logs.Logs._generation
+    # As if a log had been created and announced before.
+    patch.setattr(_logs.Logs, "_generation", lambda self: generation(self) or (0, 0, 0))
+
+
+def records_before_tombstones(patch: pytest.MonkeyPatch) -> None:
+    read_log, read_dead = _logs.Logs._read_log, _logs.Logs._read_dead
+
+    def read_both(self: _logs.Logs, log: Any) -> None:
+        read_log(self, log)
+        read_dead(self, log)
+
+    patch.setattr(_logs.Logs, "_read_log", read_both)
+    patch.setattr(_logs.Logs, "_read_dead", lambda self, log: None)
 
 
 def append_behind_a_torn_record(patch: pytest.MonkeyPatch) -> None:
@@ -352,6 +413,14 @@ RULES: dict[str, tuple[Patch, str]] = {
         "a rewriting and a deletion",
     ),
     "a reader lists the logs again": (no_generation, "a rewriting and a reader"),
+    "a log is announced before its first record": (
+        log_is_not_announced,
+        "a save into a new log, and a survey with an earlier view",
+    ),
+    "tombstones are read before records": (
+        records_before_tombstones,
+        "a deletion of a ref in two logs and a reader",
+    ),
     "one process at a time rewrites logs": (without_lock(two_rewrite_at_once), "two rewritings"),
 }
 
